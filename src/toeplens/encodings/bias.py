@@ -1,0 +1,144 @@
+"""Fixed and learned biases on the logits: functions of the offset alone, so exactly Toeplitz."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from toeplens.encodings.base import PositionalEncoding, Positions, offsets_between
+from toeplens.ground import InputError, choose
+
+
+class OffsetBias(PositionalEncoding):
+    """A bias that is a function of the offset i - j alone: a subclass gives `kernel`, the rest follows."""
+
+    coupling = "bias"
+
+    def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
+        offsets = offsets_between(q_positions, k_positions)
+        values = self.kernel(offsets.flatten()).unflatten(-1, offsets.shape)
+        return values if offsets.ndim == 2 else values.movedim(0, 1)
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
+        raise NotImplementedError
+
+
+class ALiBi(OffsetBias):
+    """A penalty linear in the distance, -m_h |i - j|, with a fixed slope a head (Press et al. 2022, section 3).
+
+    Under a causal mask |i - j| is the published i - j; without one it is the usual symmetric form.
+
+    Arguments
+        slopes  ``geometric``: m_h = 2^(-8h/H), h = 1..H, with the published interleaving where H is no power of two;
+                ``exponential``: m_h = e^(-h/H), h = 0..H-1, as in the released program of arXiv 2505.13027
+    """
+
+    citation = "Press et al. 2022, arXiv 2108.12409"
+
+    def __init__(self, *, slopes: Literal["geometric", "exponential"] = "geometric", **sizes: int) -> None:
+        super().__init__(**sizes)
+        rule = choose("slopes", slopes, ("geometric", "exponential"))
+        values = geometric_slopes(self.num_heads) if rule == "geometric" else exponential_slopes(self.num_heads)
+        self.register_exact("slopes", values)
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
+        return (-self.slopes.unsqueeze(-1) * offsets.abs()).to(torch.get_default_dtype())
+
+
+def geometric_slopes(num_heads: int) -> Float[Tensor, "H"]:
+    """2^(-8h/H) for a power of two; else the nearest lower power's slopes, then every second one of the next power's."""
+
+    def powers(n: int) -> list[float]:
+        return [2.0 ** (-8.0 * h / n) for h in range(1, n + 1)]
+
+    lower = 2 ** int(math.log2(num_heads))
+    values = powers(lower) + powers(2 * lower)[0::2][: num_heads - lower]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def exponential_slopes(num_heads: int) -> Float[Tensor, "H"]:
+    """e^(-h/H), h = 0..H-1."""
+    return torch.exp(-torch.arange(num_heads, dtype=torch.float64) / num_heads)
+
+
+class T5(OffsetBias):
+    """One learned value a head and distance bucket, shared by all layers (Raffel et al. 2020, section 2.1).
+
+    Half of the buckets are exact distances, the others grow logarithmically to ``max_distance``, and everything
+    beyond shares the last. T5 itself also leaves out the 1/sqrt(d) scale: set the model's ``attention_scale`` to 1.
+
+    Arguments
+        num_buckets    number of buckets (both directions together)
+        max_distance   distance from which on all share the last bucket
+        bidirectional  half of the buckets for keys after the query, as in T5's encoder; else those share bucket 0
+    """
+
+    citation = "Raffel et al. 2020, arXiv 1910.10683"
+
+    def __init__(
+        self, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False, **sizes: int
+    ) -> None:
+        super().__init__(**sizes)
+        directions = 2 if bidirectional else 1
+        if num_buckets % (2 * directions) or num_buckets < 2 * directions:
+            raise InputError(f"num_buckets: {num_buckets} was given; it must be a positive multiple of {2 * directions}.")
+        if max_distance <= num_buckets // (2 * directions):
+            raise InputError(
+                f"max_distance: {max_distance} was given; it must be over the {num_buckets // (2 * directions)} exact distances."
+            )
+        self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
+        self.weight = nn.Parameter(torch.randn(num_buckets, self.num_heads) * 0.02)
+
+    def buckets(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
+        """The bucket of each offset i - j."""
+        count = self.num_buckets
+        start = torch.zeros_like(offsets)
+        if self.bidirectional:
+            count //= 2
+            start = (offsets < 0).to(offsets.dtype) * count
+            distance = offsets.abs()
+        else:
+            distance = offsets.clamp(min=0)
+        exact = count // 2
+        ratio = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        far = (exact + (ratio * (count - exact)).to(offsets.dtype)).clamp(max=count - 1)
+        return start + torch.where(distance < exact, distance, far)
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
+        return nn.functional.embedding(self.buckets(offsets), self.weight).transpose(0, 1)
+
+
+class RelativeTable(OffsetBias):
+    """One learned value a head and signed distance, no buckets (the released program's "relative", arXiv 2505.13027).
+
+    Distances of ``max_len`` and more share the value of the last one.
+
+    Arguments
+        shared    one table for all layers; else each layer has its own, as in the released program
+        init_std  standard deviation of the initial table
+    """
+
+    citation = "Gu et al. 2025, arXiv 2505.13027, released program"
+
+    def __init__(self, *, shared: bool = False, init_std: float = 0.02, **sizes: int) -> None:
+        super().__init__(**sizes)
+        if not (math.isfinite(init_std) and init_std >= 0):
+            raise InputError(f"init_std: {init_std} was given; it must be finite and not negative.")
+        self.shared, self.init_std = shared, init_std
+        self.weight = nn.Parameter(torch.randn(2 * self.max_len - 1, self.num_heads) * init_std)
+
+    def for_layer(self, layer: int) -> PositionalEncoding:
+        if self.shared or layer == 0:
+            return self
+        own = copy.deepcopy(self)
+        nn.init.normal_(own.weight, std=self.init_std)
+        return own
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
+        edge = self.max_len - 1
+        return nn.functional.embedding(offsets.clamp(-edge, edge) + edge, self.weight).transpose(0, 1)

@@ -1,0 +1,79 @@
+"""The names of the encodings, ours and those that other packages bring by the entry point ``toeplens.encodings``."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from toeplens.encodings.absolute import Learned, RandomTable, Sinusoidal
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.bias import ALiBi, RelativeTable, T5
+from toeplens.encodings.latent import MLA
+from toeplens.encodings.nope import NoPE
+from toeplens.encodings.rotary import PartialRoPE, RoPE, RoPEAbsolute
+from toeplens.ground import InputError, choose
+
+_OURS: dict[str, type[PositionalEncoding]] = {
+    "nope": NoPE,
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "random-fixed": RandomTable,
+    "t5": T5,
+    "relative-table": RelativeTable,
+    "alibi": ALiBi,
+    "rope": RoPE,
+    "partial-rope": PartialRoPE,
+    "rope-absolute": RoPEAbsolute,
+    "mla": MLA,
+}
+_SIZES = ("d_model", "num_heads", "head_dim", "max_len")
+
+
+@cache
+def _all() -> dict[str, type[PositionalEncoding]]:
+    found = dict(_OURS)
+    for entry in entry_points(group="toeplens.encodings"):
+        if entry.name not in found:
+            found[entry.name] = entry.load()
+    return found
+
+
+def names() -> tuple[str, ...]:
+    """The names of all encodings that can be built."""
+    return tuple(_all())
+
+
+def get(name: str) -> type[PositionalEncoding]:
+    """The class behind ``name``; an unknown name raises an `InputError` that lists the nearest ones."""
+    return _all()[choose("encoding", name, _all())]
+
+
+def options(name: str) -> dict[str, inspect.Parameter]:
+    """The options that ``build(name, ...)`` takes beside the sizes, with their defaults."""
+    parameters = inspect.signature(get(name).__init__).parameters
+    return {n: p for n, p in parameters.items() if n not in _SIZES and p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def build(
+    name: str, *, d_model: int, num_heads: int, head_dim: int, max_len: int, **options_given: Any
+) -> PositionalEncoding:
+    """Build the encoding ``name``.
+
+    Arguments
+        d_model    width of the residual stream
+        num_heads  heads of one attention layer
+        head_dim   dimensions of one head (for ``mla``: of its content part)
+        max_len    number of positions that a table must hold
+        options    the encoding's own options; ``toeplens encodings`` lists them
+
+    Raises `InputError` for an unknown name or option, or sizes that the encoding cannot take.
+    """
+    kind = get(name)
+    for option in options_given:
+        choose(f"option of encoding {name!r}", option, options(name))
+    try:
+        return kind(d_model=d_model, num_heads=num_heads, head_dim=head_dim, max_len=max_len, **options_given)
+    except TypeError as error:
+        raise InputError(f"encoding {name!r} cannot be built from {options_given}: {error}.") from error

@@ -1,0 +1,182 @@
+"""Rotary encodings: queries and keys are turned, pair of dimensions by pair, by angles proportional to position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor
+
+from toeplens.encodings.absolute import Sinusoidal
+from toeplens.encodings.base import PositionalEncoding, Positions, require_even
+from toeplens.encodings.nope import NoPE
+from toeplens.ground import InputError, choose
+
+Pairing = Literal["interleaved", "half"]
+
+
+def rotary_frequencies(rotary_dim: int, base: float) -> Float[Tensor, "n"]:
+    """theta_t = base^(-2t/rotary_dim), t = 0..rotary_dim/2 - 1, in float64 (Su et al. 2021, eq. 15)."""
+    if not base > 0:
+        raise InputError(f"base: {base} was given; it must be positive.")
+    return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
+
+
+def turn(
+    x: Float[Tensor, "B H N d"], cos: Float[Tensor, "*B H N n"], sin: Float[Tensor, "*B H N n"], pairing: Pairing
+) -> Float[Tensor, "B H N d"]:
+    """Rotate the pairs of ``x`` (d = 2n) by the angles whose cosines and sines are given, in the tables' precision."""
+    wide = x.to(cos.dtype)
+    if pairing == "interleaved" and not torch.compiler.is_compiling():
+        pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2).to(x.dtype)
+    if pairing == "half":
+        a, b = wide.chunk(2, dim=-1)
+        turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+    else:
+        a, b = wide.unflatten(-1, (-1, 2)).unbind(-1)
+        turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
+    return turned.to(x.dtype)
+
+
+class Rotary(PositionalEncoding):
+    """The rotation itself: ``frequencies`` [H or 1, n] turn dimensions ``first`` to ``first + 2n`` of each head.
+
+    Phases i theta_t are formed element by element in float64 and their cosines and sines are applied in float32
+    (float64 for float64 input), whatever the model's dtype: bfloat16 holds no integer over 256 exactly.
+    """
+
+    coupling = "rotation"
+    frequencies: Tensor
+
+    def __init__(self, frequencies: Float[Tensor, "H n"], *, pairing: Pairing, first: int = 0, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.pairing: Pairing = choose("pairing", pairing, ("interleaved", "half"))  # type: ignore[assignment]
+        self.first = first
+        self.register_exact("frequencies", frequencies)
+
+    def phases(self, positions: Positions) -> Float[Tensor, "*B H N n"]:
+        """The angles i theta_t: [H or 1, N, n], or [B, H or 1, N, n] for positions by sequence."""
+        return positions.to(torch.float64)[..., None, :, None] * self.frequencies.unsqueeze(-2)
+
+    def tables(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the phases, in float32 or, for float64 input, float64."""
+        phases = self.phases(positions)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        return phases.cos().to(wide), phases.sin().to(wide)
+
+    def _turn(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        width = 2 * self.frequencies.shape[-1]
+        if width == x.shape[-1]:
+            return turn(x, *tables, self.pairing)
+        before, middle, after = x.split((self.first, width, x.shape[-1] - self.first - width), dim=-1)
+        return torch.cat((before, turn(middle, *tables, self.pairing), after), dim=-1)
+
+    def rotate(
+        self, q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B H Nk d"], q_positions: Positions, k_positions: Positions
+    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+        k_tables = self.tables(k_positions, k.dtype)
+        q_tables = k_tables if q_positions is k_positions else self.tables(q_positions, q.dtype)
+        return self._turn(q, q_tables), self._turn(k, k_tables)
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H n D"]:
+        """e^(i delta theta_t), so that a logit is Re sum_t q_t conj(k_t) kernel_t; a pair that is not turned has 1."""
+        phases = self.frequencies.unsqueeze(-1) * offsets.to(torch.float64)
+        return torch.polar(torch.ones_like(phases), phases)
+
+
+class RoPE(Rotary):
+    """Rotary position embedding (Su et al. 2021, eq. 14-16).
+
+    Arguments
+        base     theta_t = base^(-2t/d)
+        pairing  ``interleaved`` (the paper: dimensions 2t and 2t+1) or ``half`` (Llama, NeoX: t and t + d/2); the same
+                 up to a fixed permutation of the dimensions
+    """
+
+    citation = "Su et al. 2021, arXiv 2104.09864"
+
+    def __init__(self, *, base: float = 10000.0, pairing: Pairing = "interleaved", **sizes: int) -> None:
+        require_even("head_dim", sizes["head_dim"], "a rotation takes dimensions in pairs")
+        super().__init__(rotary_frequencies(sizes["head_dim"], base).unsqueeze(0), pairing=pairing, **sizes)
+
+
+class PartialRoPE(Rotary):
+    """RoPE on some of the dimensions, heads or layers, and nothing on the rest.
+
+    Arguments
+        rotary_pct  share of each head's dimensions that is rotated, from the first on (GPT-NeoX, Pythia: 0.25)
+        heads       how many heads, from the first on, or a list of heads (from 0); all by default
+        layers      a list of layers (from 0); all by default
+        base, pairing  as in RoPE; the frequencies are spread over the rotated dimensions
+    """
+
+    citation = "Black et al. 2022, arXiv 2204.06745; Gu et al. 2025, arXiv 2505.13027, section 5.1"
+
+    def __init__(
+        self,
+        *,
+        rotary_pct: float = 1.0,
+        heads: int | Sequence[int] | None = None,
+        layers: Sequence[int] | None = None,
+        base: float = 10000.0,
+        pairing: Pairing = "interleaved",
+        **sizes: int,
+    ) -> None:
+        head_dim, num_heads = sizes["head_dim"], sizes["num_heads"]
+        require_even("head_dim", head_dim, "a rotation takes dimensions in pairs")
+        if not 0 < rotary_pct <= 1:
+            raise InputError(f"rotary_pct: {rotary_pct} was given; it must be over 0 and at most 1.")
+        rotary_dim = int(head_dim * rotary_pct)
+        require_even("rotary_pct", rotary_dim, f"{rotary_pct} of head_dim {head_dim} gives the rotated dimensions")
+        chosen = _chosen("heads", heads, num_heads)
+        on = torch.zeros(num_heads, 1, dtype=torch.float64)
+        on[chosen] = 1
+        frequencies = rotary_frequencies(rotary_dim, base) * on
+        super().__init__(frequencies, pairing=pairing, **sizes)
+        if layers is not None and (not all(isinstance(l, int) and l >= 0 for l in layers) or len(set(layers)) != len(layers)):
+            raise InputError(f"layers: {list(layers)} was given; it must be a list of different layers, counted from 0.")
+        self.layers = None if layers is None else frozenset(layers)
+
+    def for_layer(self, layer: int) -> PositionalEncoding:
+        if self.layers is None or layer in self.layers:
+            return self
+        return NoPE(d_model=self.d_model, num_heads=self.num_heads, head_dim=self.head_dim, max_len=self.max_len)
+
+
+def _chosen(field: str, value: int | Sequence[int] | None, count: int) -> list[int]:
+    """Indices named by a count (the first ones), by a list, or by None (all)."""
+    if value is None:
+        return list(range(count))
+    chosen = list(range(value)) if isinstance(value, int) else list(value)
+    if (isinstance(value, int) and not 0 <= value <= count) or any(not 0 <= c < count for c in chosen):
+        raise InputError(f"{field}: {value} was given; it must be a number from 0 to {count} or a list of indices under {count}.")
+    return chosen
+
+
+class RoPEAbsolute(RoPE):
+    """RoPE inside and a sinusoid added at the input (arXiv 2505.13027, section 5.2; its released program's "rope").
+
+    Arguments
+        layout         the sinusoid's layout (see `Sinusoidal`)
+        base, pairing  as in RoPE
+    """
+
+    citation = "Gu et al. 2025, arXiv 2505.13027, section 5.2"
+    toeplitz = False
+
+    def __init__(
+        self,
+        *,
+        layout: Literal["interleaved", "halves"] = "interleaved",
+        base: float = 10000.0,
+        pairing: Pairing = "interleaved",
+        **sizes: int,
+    ) -> None:
+        super().__init__(base=base, pairing=pairing, **sizes)
+        self.sinusoid = Sinusoidal(base=base, layout=layout, **sizes)
+
+    def embed(self, x: Float[Tensor, "B N d_model"], positions: Positions) -> Float[Tensor, "B N d_model"]:
+        return self.sinusoid.embed(x, positions)

@@ -1,0 +1,48 @@
+"""Errors a user can act on: one sentence each, with the exit code the command line gives them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from pydantic import ValidationError
+
+
+class ToeplensError(Exception):
+    """Base of the errors that are the user's to mend; the message is one clear sentence."""
+
+    exit_code = 2
+
+
+class InputError(ToeplensError, ValueError):
+    """A field has a value that is not allowed: names the field, the value, and what is allowed."""
+
+
+class EnvironmentFailure(ToeplensError):
+    """The machine, not the input, is at fault: a full disk, a missing right, a missing package."""
+
+    exit_code = 3
+
+
+def choose(field: str, name: str, allowed: Iterable[str]) -> str:
+    """Return ``name`` if it is allowed, else raise an `InputError` that lists the nearest names first."""
+    allowed = list(allowed)
+    if name in allowed:
+        return name
+    near = difflib.get_close_matches(str(name), allowed, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(repr(n) for n in near)}? Known" if near else "known"
+    raise InputError(f"{field}: there is no {name!r}; {hint}: {', '.join(sorted(allowed))}.")
+
+
+def sentence(error: ValidationError) -> str:
+    """The first problem of a pydantic `ValidationError` as one sentence that names the field."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = "no such field"
+    elif first["type"] != "value_error":
+        message = f"{message[:1].lower()}{message[1:]} (given: {first['input']!r})"
+    elif not field or message.startswith(field):
+        return message
+    return f"{field}: {message}" if field else message

@@ -1,0 +1,111 @@
+"""Files that are either whole or not there: written under a temporary name, fsynced, renamed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from toeplens.ground.errors import EnvironmentFailure, InputError
+
+_MACHINE_ERRORS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "this user may not write there",
+    errno.EPERM: "this user may not write there",
+    errno.EFBIG: "the file would be larger than the system allows",
+    errno.EIO: "the disk reported an input/output error",
+}
+
+
+def environment_failure(error: OSError, path: Path | str) -> EnvironmentFailure:
+    """The operating system's refusal to write ``path``, as one sentence."""
+    reason = _MACHINE_ERRORS.get(error.errno or 0, (error.strerror or str(error)).lower())
+    return EnvironmentFailure(
+        f"cannot write {path}: {reason}; nothing was left half-written, and what was finished before is kept."
+    )
+
+
+def make_directory(path: Path) -> Path:
+    """Create ``path`` and its parents; a file in the way or a refusing file system is one sentence."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise InputError(f"out: {path} is (or lies under) a file; a directory is needed.") from None
+    except OSError as error:
+        raise environment_failure(error, path) from None
+    return path
+
+
+def write_with(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, then put it in place in one step."""
+    path = Path(path)
+    temporary = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        os.fchmod(descriptor, 0o666 & ~_umask())
+        with os.fdopen(descriptor, "wb") as stream:
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+        temporary = None
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise environment_failure(error, path) from None
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write ``content`` to ``path`` atomically."""
+    write_with(path, lambda stream: stream.write(content))
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write ``content`` to ``path`` atomically, as UTF-8."""
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` to ``path`` atomically; NaN and infinities are written as null."""
+    write_text(path, json.dumps(finite(content), indent=1, allow_nan=False, sort_keys=True) + "\n")
+
+
+def finite(content: Any) -> Any:
+    """``content`` with every float that JSON cannot hold (NaN, infinities) replaced by None."""
+    if isinstance(content, float):
+        return content if content - content == 0 else None
+    if isinstance(content, dict):
+        return {key: finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [finite(value) for value in content]
+    return content
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON from ``path``; a missing or damaged file is one sentence."""
+    try:
+        return json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise InputError(f"there is no {path}.") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is damaged: it is not JSON ({error}).") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None

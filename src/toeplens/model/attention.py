@@ -1,0 +1,187 @@
+"""Attention with any encoding: a fused path wherever the encoding allows, and an explicit one that gives the same numbers."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from toeplens.encodings import PositionalEncoding, Positions
+from toeplens.model.config import DecoderConfig
+
+
+def attend(
+    q: Float[Tensor, "B H Nq d"],
+    k: Float[Tensor, "B H Nk d"],
+    v: Float[Tensor, "B H Nk dv"],
+    *,
+    encoding: PositionalEncoding,
+    q_positions: Positions,
+    k_positions: Positions,
+    bias: Float[Tensor, "*H_Nq_Nk"] | None,
+    mask: Bool[Tensor, "*B_1_Nq_Nk"] | None,
+    causal: bool,
+    scale: float,
+    dropout: float,
+    fused: bool,
+) -> Float[Tensor, "B H Nq dv"]:
+    """softmax(scale q k^T + bias) v over the visible pairs, for queries and keys that are already rotated.
+
+    ``mask`` is True where a key is visible; ``causal`` stands for the plain lower triangle, where ``mask`` need not be
+    formed. ``fused`` takes torch's scaled_dot_product_attention if the encoding leaves logits and weights alone.
+    """
+    if fused and encoding.fusable:
+        if bias is None and mask is None:
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, scale=scale)
+        visible = _with_triangle(mask, causal, q, k)
+        added = visible
+        if bias is not None:
+            added = bias.to(q.dtype)
+            if visible is not None:
+                added = added.masked_fill(~visible, float("-inf"))
+            if added.ndim == 3:
+                added = added.unsqueeze(0)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=scale)
+    weights = attention_weights(
+        q, k, encoding=encoding, q_positions=q_positions, k_positions=k_positions, bias=bias, mask=mask, causal=causal, scale=scale
+    )
+    return F.dropout(weights, dropout) @ v
+
+
+def attention_weights(
+    q: Float[Tensor, "B H Nq d"],
+    k: Float[Tensor, "B H Nk d"],
+    *,
+    encoding: PositionalEncoding,
+    q_positions: Positions,
+    k_positions: Positions,
+    bias: Float[Tensor, "*H_Nq_Nk"] | None,
+    mask: Bool[Tensor, "*B_1_Nq_Nk"] | None,
+    causal: bool,
+    scale: float,
+) -> Float[Tensor, "B H Nq Nk"]:
+    """The attention weights, formed explicitly; the mask is minus infinity."""
+    logits = (q @ k.transpose(-2, -1)) * scale
+    if bias is not None:
+        logits = logits + bias.to(logits.dtype)
+    logits = encoding.transform_logits(logits, q_positions, k_positions)
+    visible = _with_triangle(mask, causal, q, k)
+    if visible is not None:
+        logits = logits.masked_fill(~visible, float("-inf"))
+    return encoding.transform_weights(logits.softmax(-1), q_positions, k_positions)
+
+
+def _with_triangle(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Tensor | None:
+    if not causal:
+        return mask
+    triangle = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    return triangle if mask is None else mask & triangle
+
+
+class _Heads(nn.Module):
+    """What every attention layer shares: its place in the model, and the way from head outputs to the residual stream."""
+
+    def __init__(self, config: DecoderConfig, encoding: PositionalEncoding, *, linear_bias: bool, key_dim: int) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.encoding = encoding
+        self.causal = config.causal
+        self.dropout = config.dropout if "weights" in config.dropout_on else 0.0
+        self.scale = config.attention_scale or key_dim**-0.5
+        self.out = nn.Linear(config.d_model, config.d_model, bias=linear_bias)
+
+    def heads(
+        self,
+        queries: Float[Tensor, "B Nq d_model"],
+        context: Float[Tensor, "B Nk d_model"],
+        *,
+        q_positions: Positions,
+        k_positions: Positions,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        single: bool,
+        fused: bool = True,
+    ) -> Float[Tensor, "B Nq H head_dim"]:
+        """Each head's output, before the output projection.
+
+        ``queries`` may be fewer positions than ``context`` (``single``: one query a sequence, whose visible keys
+        ``mask`` says), so that a layer whose output is read in one place does only that place's work.
+        """
+        q, k, v = self.project(queries, context)
+        q, k = self.encoding.rotate(q, k, q_positions, k_positions)
+        z = attend(
+            q,
+            k,
+            v,
+            encoding=self.encoding,
+            q_positions=q_positions,
+            k_positions=k_positions,
+            bias=bias,
+            mask=mask,
+            causal=self.causal and not single,
+            scale=self.scale,
+            dropout=self.dropout if self.training else 0.0,
+            fused=fused,
+        )
+        return z.transpose(1, 2)
+
+    def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v as [B, H, N, dimensions], before rotation."""
+        raise NotImplementedError
+
+    def merge(self, z: Float[Tensor, "B Nq H head_dim"]) -> Float[Tensor, "B Nq d_model"]:
+        """The output projection of the head outputs: a head lives in its input, not in its output."""
+        return self.out(z.flatten(-2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+class Attention(_Heads):
+    """Standard multi-head attention with biases everywhere (protocols of arXiv 2505.13027)."""
+
+    def __init__(self, config: DecoderConfig, encoding: PositionalEncoding) -> None:
+        super().__init__(config, encoding, linear_bias=True, key_dim=config.head_dim)
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
+
+    def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        width = self.out.in_features
+        if queries is context:
+            q, k, v = self.qkv(queries).split(width, dim=-1)
+        else:
+            q = F.linear(queries, self.qkv.weight[:width], self.qkv.bias[:width])
+            k, v = F.linear(context, self.qkv.weight[width:], self.qkv.bias[width:]).split(width, dim=-1)
+        return self._split(q), self._split(k), self._split(v)
+
+
+class LatentAttention(_Heads):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, eq. 9-19; seed eq. 11): see `toeplens.encodings` ``mla``."""
+
+    def __init__(self, config: DecoderConfig, encoding: PositionalEncoding) -> None:
+        rotary, latent = encoding.rotary_dim, encoding.d_compress
+        super().__init__(config, encoding, linear_bias=False, key_dim=config.head_dim + rotary)
+        d_model, heads = config.d_model, config.num_heads
+        self.shared_query = encoding.rotary_query == "shared"
+        self.rotary_dim = rotary
+        self.down_q = nn.Linear(d_model, latent, bias=False)
+        self.down_kv = nn.Linear(d_model, latent, bias=False)
+        self.norm_q = nn.RMSNorm(latent) if encoding.latent_norm else nn.Identity()
+        self.norm_kv = nn.RMSNorm(latent) if encoding.latent_norm else nn.Identity()
+        self.up_q = nn.Linear(latent, d_model, bias=False)
+        self.up_kv = nn.Linear(latent, 2 * d_model, bias=False)
+        self.rotary_q = nn.Linear(latent, rotary if self.shared_query else heads * rotary, bias=False)
+        self.rotary_k = nn.Linear(d_model, rotary, bias=False)
+
+    def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        c_q = self.norm_q(self.down_q(queries))
+        c_kv = self.norm_kv(self.down_kv(context))
+        k_content, v = self.up_kv(c_kv).chunk(2, dim=-1)
+        turned_q = self.rotary_q(c_q)
+        turned_q = self._share(turned_q) if self.shared_query else self._split(turned_q)
+        q = torch.cat((self._split(self.up_q(c_q)), turned_q), dim=-1)
+        k = torch.cat((self._split(k_content), self._share(self.rotary_k(context))), dim=-1)
+        return q, k, self._split(v)
+
+    def _share(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(1).expand(-1, self.num_heads, -1, -1)

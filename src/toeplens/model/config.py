@@ -1,0 +1,165 @@
+"""The decoder's configuration: every difference between the paper and its released program is a field of its own."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from toeplens import encodings
+from toeplens.ground import InputError, sentence
+
+Protocol = Literal["paper", "released"]
+DropoutPlace = Literal["weights", "attention", "ffn-hidden", "ffn"]
+
+_PAPER: dict[str, Any] = {
+    "causal": True,
+    "pad_mask": True,
+    "key_value_source": "layer",
+    "input_encoding": None,
+    "input_encoding_options": {},
+    "readout": "last",
+    "final_norm": True,
+    "activation": "relu",
+    "dropout_on": ("weights", "attention", "ffn"),
+}
+_RELEASED: dict[str, Any] = {
+    **_PAPER,
+    "causal": False,
+    "pad_mask": False,
+    "key_value_source": "embeddings",
+    "readout": "mean",
+    "final_norm": False,
+}
+_RELEASED_ROPE: dict[str, Any] = {
+    **_RELEASED,
+    "input_encoding": "sinusoidal",
+    "input_encoding_options": {"layout": "halves"},
+}
+_RELEASED_MLA: dict[str, Any] = {
+    **_RELEASED,
+    "pad_mask": True,
+    "key_value_source": "layer",
+    "input_encoding": "learned",
+    "input_encoding_options": {"init_std": 0.0},
+    "readout": "masked-mean",
+    "final_norm": True,
+    "activation": "gelu",
+    "dropout_on": ("ffn-hidden", "ffn"),
+}
+
+
+def protocol_switches(protocol: Protocol, encoding: str) -> dict[str, Any]:
+    """The switches that ``protocol`` sets for a model with ``encoding`` (protocols of arXiv 2505.13027)."""
+    if protocol == "paper":
+        return _PAPER
+    return {"rope": _RELEASED_ROPE, "mla": _RELEASED_MLA}.get(encoding, _RELEASED)
+
+
+class DecoderConfig(BaseModel):
+    """A decoder, from its sizes, its encoding and its switches. Frozen, and validated on construction.
+
+    A switch that is not given takes its value from ``protocol``: ``paper`` is what the text of arXiv 2505.13027
+    describes, ``released`` what its program runs (its RoPE and MLA models have switches of their own).
+
+    Sizes
+        vocab_size, num_classes  input tokens and output classes (num_classes: vocab_size unless given, as in both)
+        d_model, d_ff, num_layers, num_heads, max_len
+    Encoding
+        encoding, encoding_options              see `toeplens.encodings.names` and `options`
+        input_encoding, input_encoding_options  a second encoding, added at the input alone
+    Switches
+        causal            keys after the query are hidden
+        pad_mask          padding is hidden from attention
+        key_value_source  keys and values from the ``layer``'s own normalised input, or, in every layer, from the raw
+                          input ``embeddings``
+        readout           the ``last`` token's state, the ``mean`` over all positions (padding included), or the
+                          ``masked-mean`` over tokens
+        final_norm        LayerNorm before the readout
+        activation        ``relu`` or ``gelu``
+        dropout           rate; ``dropout_on`` says where: attention ``weights``, the ``attention`` branch's output,
+                          the FFN's hidden layer (``ffn-hidden``), the ``ffn`` branch's output
+        attention_scale   factor of q . k; 1/sqrt(dimensions of q) unless given
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    protocol: Protocol = "paper"
+    vocab_size: int = Field(574, ge=2)
+    num_classes: int = Field(0, ge=0, validate_default=True)
+    d_model: int = Field(256, ge=1)
+    d_ff: int = Field(512, ge=1)
+    num_layers: int = Field(6, ge=1)
+    num_heads: int = Field(16, ge=1)
+    max_len: int = Field(128, ge=1)
+    encoding: str = "rope"
+    encoding_options: dict[str, Any] = {}
+    input_encoding: str | None
+    input_encoding_options: dict[str, Any]
+    causal: bool
+    pad_mask: bool
+    key_value_source: Literal["layer", "embeddings"]
+    readout: Literal["last", "mean", "masked-mean"]
+    final_norm: bool
+    activation: Literal["relu", "gelu"]
+    dropout: float = Field(0.1, ge=0, lt=1)
+    dropout_on: tuple[DropoutPlace, ...]
+    attention_scale: float | None = Field(None, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _switches_of_protocol(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("protocol", "paper") in ("paper", "released"):
+            return protocol_switches(given.get("protocol", "paper"), given.get("encoding", "rope")) | given
+        return given
+
+    @field_validator("num_classes")
+    @classmethod
+    def _as_many_classes_as_tokens(cls, value: int, info: Any) -> int:
+        return value or info.data.get("vocab_size", 0)
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> DecoderConfig:
+        if self.d_model % self.num_heads:
+            raise ValueError(f"d_model: {self.d_model} was given; it must be divisible by num_heads ({self.num_heads}).")
+        self.build_encoding()
+        if self.input_encoding is not None:
+            added = self.build_input_encoding()
+            if added is not None and added.coupling != "input":
+                raise ValueError(
+                    f"input_encoding: {self.input_encoding!r} acts by {added.coupling}; one that is added at the input is needed."
+                )
+        if self.encoding_is_latent and self.key_value_source == "embeddings":
+            raise ValueError("key_value_source: 'embeddings' was given; latent attention takes 'layer' only.")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        """Dimensions of one head (of its content part, for latent attention)."""
+        return self.d_model // self.num_heads
+
+    @property
+    def encoding_is_latent(self) -> bool:
+        """Whether the encoding asks for latent attention (a rotary part concatenated to a content part)."""
+        return encodings.get(self.encoding).coupling == "concatenation"
+
+    def build_encoding(self) -> encodings.PositionalEncoding:
+        """A new instance of the encoding."""
+        return self._build(self.encoding, self.encoding_options)
+
+    def build_input_encoding(self) -> encodings.PositionalEncoding | None:
+        """A new instance of the encoding added at the input, or None."""
+        return None if self.input_encoding is None else self._build(self.input_encoding, self.input_encoding_options)
+
+    def _build(self, name: str, options: dict[str, Any]) -> encodings.PositionalEncoding:
+        return encodings.build(
+            name, d_model=self.d_model, num_heads=self.num_heads, head_dim=self.head_dim, max_len=self.max_len, **options
+        )
+
+
+def decoder_config(**fields: Any) -> DecoderConfig:
+    """A `DecoderConfig`; wrong fields raise an `InputError` of one sentence."""
+    try:
+        return DecoderConfig(**fields)
+    except ValidationError as error:
+        raise InputError(sentence(error)) from None

@@ -1,0 +1,181 @@
+"""The decoder: embeddings, pre-norm blocks, a readout; any encoding, every switch of the two protocols."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from toeplens.encodings import PositionalEncoding, Positions
+from toeplens.ground import InputError
+from toeplens.model.attention import Attention, LatentAttention
+from toeplens.model.config import DecoderConfig
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all layers of one pass share.
+
+    positions    [N] or [B, N]
+    lengths      [B], tokens before the padding; None if nothing is padded
+    embeddings   the raw input embeddings [B, N, d_model], for protocols whose keys and values come from them; else None
+    key_mask     True where a key may be seen: [B, 1, 1, N]; None if all may
+    """
+
+    positions: Positions
+    lengths: Int[Tensor, "B"] | None
+    embeddings: Float[Tensor, "B N d_model"] | None
+    key_mask: Tensor | None
+
+    def repeat(self, times: int) -> Context:
+        """The context of the batch repeated ``times`` times, copy after copy."""
+
+        def again(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.repeat(times, *[1] * (x.ndim - 1))
+
+        positions = self.positions if self.positions.ndim == 1 else self.positions.repeat(times, 1)
+        return replace(
+            self, positions=positions, lengths=again(self.lengths), embeddings=again(self.embeddings), key_mask=again(self.key_mask)
+        )
+
+
+class Block(nn.Module):
+    """One pre-norm layer: attention and a feed-forward network, each added to the residual stream."""
+
+    def __init__(self, config: DecoderConfig, encoding: PositionalEncoding) -> None:
+        super().__init__()
+        rate = {place: config.dropout if place in config.dropout_on else 0.0 for place in ("attention", "ffn-hidden", "ffn")}
+        self.norm_attention = nn.LayerNorm(config.d_model)
+        self.attention = (LatentAttention if config.encoding_is_latent else Attention)(config, encoding)
+        self.norm_ffn = nn.LayerNorm(config.d_model)
+        self.ffn = nn.Sequential(
+            nn.Linear(config.d_model, config.d_ff),
+            nn.ReLU() if config.activation == "relu" else nn.GELU(),
+            nn.Dropout(rate["ffn-hidden"]),
+            nn.Linear(config.d_ff, config.d_model),
+            nn.Dropout(rate["ffn"]),
+        )
+        self.drop_attention = nn.Dropout(rate["attention"])
+
+    def heads(
+        self, x: Float[Tensor, "B N d_model"], context: Context, *, read: Tensor | None, fused: bool
+    ) -> tuple[Float[Tensor, "B Nq d_model"], Float[Tensor, "B Nq H head_dim"]]:
+        """The residual stream at the positions asked for, and each head's output there.
+
+        ``read`` is None for all positions, or [B]: the one position of each sequence that is needed.
+        """
+        normed = self.norm_attention(x)
+        keys = normed if context.embeddings is None else context.embeddings
+        mask, q_positions, queries = context.key_mask, context.positions, normed
+        if read is not None:
+            rows = torch.arange(x.shape[0], device=x.device)
+            x, queries = x[rows, read].unsqueeze(1), normed[rows, read].unsqueeze(1)
+            q_positions = (
+                context.positions[read] if context.positions.ndim == 1 else context.positions[rows, read]
+            ).unsqueeze(1)
+            if self.attention.causal:
+                seen = (torch.arange(keys.shape[1], device=x.device) <= read.unsqueeze(1))[:, None, None, :]
+                mask = seen if mask is None else mask & seen
+        z = self.attention.heads(
+            queries,
+            keys,
+            q_positions=q_positions,
+            k_positions=context.positions,
+            bias=self.attention.encoding.bias(q_positions, context.positions),
+            mask=mask,
+            single=read is not None,
+            fused=fused,
+        )
+        return x, z
+
+    def finish(self, x: Float[Tensor, "B Nq d_model"], z: Float[Tensor, "B Nq H head_dim"]) -> Float[Tensor, "B Nq d_model"]:
+        """The layer's output, from the residual stream and the (possibly changed) head outputs."""
+        x = x + self.drop_attention(self.attention.merge(z))
+        return x + self.ffn(self.norm_ffn(x))
+
+
+class Decoder(nn.Module):
+    """A small decoder that classifies a sequence, built from a `DecoderConfig`.
+
+    Where one position is read out, the last layer computes only that position's query, head outputs and FFN.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.encoding = config.build_encoding()
+        self.input_encoding = config.build_input_encoding()
+        self.blocks = nn.ModuleList(Block(config, self.encoding.for_layer(layer)) for layer in range(config.num_layers))
+        self.final_norm = nn.LayerNorm(config.d_model) if config.final_norm else nn.Identity()
+        self.readout = nn.Linear(config.d_model, config.num_classes)
+
+    def begin(
+        self, tokens: Int[Tensor, "B N"], lengths: Int[Tensor, "B"] | None = None, positions: Positions | None = None
+    ) -> tuple[Float[Tensor, "B N d_model"], Context]:
+        """The input embeddings and the context of a pass.
+
+        Arguments
+            tokens     token ids
+            lengths    tokens of each sequence before its padding; None if nothing is padded
+            positions  any positions, [N] or [B, N]; 0, 1, 2, ... unless given
+        """
+        config = self.config
+        if positions is None:
+            if tokens.shape[1] > config.max_len:
+                raise InputError(f"max_len: a sequence of {tokens.shape[1]} tokens was given; this model takes {config.max_len}.")
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.encoding.embed(self.embedding(tokens), positions)
+        if self.input_encoding is not None:
+            x = self.input_encoding.embed(x, positions)
+        key_mask = None
+        if config.pad_mask and lengths is not None:
+            key_mask = (torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1))[:, None, None, :]
+        raw = x if config.key_value_source == "embeddings" else None
+        return x, Context(positions, lengths, raw, key_mask)
+
+    def read_position(self, layer: int, tokens_shape: torch.Size, context: Context) -> Int[Tensor, "B"] | None:
+        """The one position of each sequence that ``layer`` must compute, or None for all."""
+        if self.config.readout != "last" or layer != self.config.num_layers - 1:
+            return None
+        if context.lengths is not None:
+            return context.lengths - 1
+        return torch.full((tokens_shape[0],), tokens_shape[1] - 1, device=self.readout.weight.device)
+
+    def layer_heads(
+        self, layer: int, x: Float[Tensor, "B N d_model"], context: Context, *, fused: bool = True
+    ) -> tuple[Tensor, Float[Tensor, "B Nq H head_dim"]]:
+        """The residual stream where layer ``layer`` needs it, and its head outputs there."""
+        return self.blocks[layer].heads(x, context, read=self.read_position(layer, x.shape[:2], context), fused=fused)
+
+    def end(self, x: Float[Tensor, "B Nq d_model"], context: Context) -> Float[Tensor, "B C"]:
+        """Class logits from the last layer's output."""
+        x = self.final_norm(x)
+        if self.config.readout == "last":
+            return self.readout(x.squeeze(1))
+        if self.config.readout == "masked-mean" and context.lengths is not None:
+            kept = (torch.arange(x.shape[1], device=x.device) < context.lengths.unsqueeze(1)).unsqueeze(-1).to(x.dtype)
+            return self.readout((x * kept).sum(1) / kept.sum(1))
+        return self.readout(x.mean(1))
+
+    def replay(
+        self, layer: int, x: Float[Tensor, "B N d_model"], context: Context, *, fused: bool = True
+    ) -> Float[Tensor, "B C"]:
+        """Class logits from the input of layer ``layer`` on."""
+        for index in range(layer, self.config.num_layers):
+            x = self.blocks[index].finish(*self.layer_heads(index, x, context, fused=fused))
+        return self.end(x, context)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B N"],
+        lengths: Int[Tensor, "B"] | None = None,
+        positions: Positions | None = None,
+        *,
+        fused: bool = True,
+    ) -> Float[Tensor, "B C"]:
+        """Class logits of a batch of sequences; ``fused=False`` takes the explicit path."""
+        x, context = self.begin(tokens, lengths, positions)
+        return self.replay(0, x, context, fused=fused)

@@ -1,0 +1,40 @@
+"""Synthetic tasks: `names()`, `build(name, **options)`; deterministic from a seed, streamed, train and test disjoint."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from toeplens.ground import InputError, choose
+from toeplens.tasks.base import PAD, Examples, Split, Task, fingerprint, in_test
+from toeplens.tasks.triggers import TriggerCount, TriggerDistance
+
+_TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (TriggerDistance, TriggerCount)}
+
+
+def names() -> tuple[str, ...]:
+    """The names of all tasks."""
+    return tuple(_TASKS)
+
+
+def get(name: str) -> type[Task]:
+    """The class behind ``name``; an unknown name raises an `InputError` that lists the nearest ones."""
+    return _TASKS[choose("task", name, _TASKS)]
+
+
+def options(name: str) -> dict[str, inspect.Parameter]:
+    """The options of ``build(name, ...)`` with their defaults."""
+    return {n: p for n, p in inspect.signature(get(name).__init__).parameters.items() if n != "self"}
+
+
+def build(name: str, **options_given: Any) -> Task:
+    """Build the task ``name``; raises `InputError` for an unknown name or option, or triggers that don't fit."""
+    for option in options_given:
+        choose(f"option of task {name!r}", option, options(name))
+    try:
+        return get(name)(**options_given)
+    except TypeError as error:
+        raise InputError(f"task {name!r} cannot be built from {options_given}: {error}.") from error
+
+
+__all__ = ["PAD", "Examples", "Split", "Task", "TriggerCount", "TriggerDistance", "build", "fingerprint", "get", "in_test", "names", "options"]

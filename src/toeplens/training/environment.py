@@ -1,0 +1,89 @@
+"""What a run was carried out with: recorded beside every result."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy
+import torch
+
+import toeplens
+from toeplens.ground import EnvironmentFailure, InputError, choose
+
+CompileMode = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a run is executed on this machine: device, precision, compiled or not, and why."""
+
+    device: torch.device
+    bf16: bool
+    compiled: bool
+    why: str
+
+    def describe(self) -> str:
+        """One line for people."""
+        mode = "torch.compile" if self.compiled else "eager"
+        return f"{self.device.type}, {'bfloat16 products' if self.bf16 else 'float32'}, {mode} ({self.why})"
+
+
+def plan_execution(device: str, compile_mode: CompileMode, precision: str) -> Execution:
+    """Decide device, precision and compilation.
+
+    On a GPU compiling pays for small models, which are bound by launches; on a CPU it was measured slower than eager
+    code at the laptop scale and hardly faster at the paper's (benchmarks/training.py prints both), so there it is
+    taken only on request.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"device: {device!r} was given; it must be auto, cpu, cuda or cuda:N.") from None
+    choose("device", chosen.type, ("cpu", "cuda"))
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise EnvironmentFailure("device: 'cuda' was given, but this machine has no usable GPU.")
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compile_mode == "off":
+        compiled, why = False, "asked for"
+    elif compile_mode == "on":
+        if compiler is None:
+            raise EnvironmentFailure("compile: 'on' was given, but this machine has no C++ compiler.")
+        compiled, why = True, "asked for"
+    elif chosen.type == "cuda":
+        compiled, why = compiler is not None, "a GPU and a compiler" if compiler else "no C++ compiler"
+    else:
+        compiled, why = False, "compiling does not pay on a CPU at these sizes"
+    bf16 = precision == "bf16" or (precision == "auto" and chosen.type == "cuda")
+    return Execution(chosen, bf16, compiled, why)
+
+
+def environment(execution: Execution | None = None) -> dict[str, Any]:
+    """Versions, machine and command: what someone needs to run the same again."""
+    return {
+        "toeplens": toeplens.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "execution": execution.describe() if execution else None,
+        "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,292 @@
+"""Fit one run: AdamW, warm-up and cosine, metrics an epoch, checkpoints, exact resume."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from toeplens.ground import write_json
+from toeplens.model import Decoder
+from toeplens.tasks import Examples
+from toeplens.training import run as store
+from toeplens.training.environment import CompileMode, Execution, environment, plan_execution
+from toeplens.training.run import Run, Status
+from toeplens.training.spec import RunSpec
+
+_IGNORED = -100
+Progress = Callable[[int, int, dict[str, Any] | None], None]
+
+
+def cosine_with_warmup(warmup_steps: int, total_steps: int) -> Callable[[int], float]:
+    """Learning-rate factor by step: linear from 0 over the warm-up, then a half cosine to 0."""
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return step / warmup_steps
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, total_steps - warmup_steps)))
+
+    return factor
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A data set on a device; ``lengths`` is None where nothing is padded."""
+
+    tokens: Int[Tensor, "n length"]
+    labels: Int[Tensor, "n"]
+    lengths: Int[Tensor, "n"] | None
+
+    @classmethod
+    def of(cls, examples: Examples, device: torch.device, ignore_label: int | None = None) -> Batches:
+        """Tensors of ``examples``; labels equal to ``ignore_label`` become the ignored class."""
+        labels = torch.from_numpy(examples.labels)
+        if ignore_label is not None:
+            labels = labels.masked_fill(labels == ignore_label, _IGNORED)
+        padded = bool((examples.lengths < examples.tokens.shape[1]).any())
+        lengths = torch.from_numpy(examples.lengths).to(device) if padded else None
+        return cls(torch.from_numpy(examples.tokens).to(device), labels.to(device), lengths)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Int[Tensor, "b"]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Tokens, labels and lengths of ``rows``."""
+        return self.tokens[rows], self.labels[rows], None if self.lengths is None else self.lengths[rows]
+
+    def split(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """All examples in order, ``size`` at a time."""
+        for start in range(0, len(self), size):
+            rows = slice(start, start + size)
+            yield self.tokens[rows], self.labels[rows], None if self.lengths is None else self.lengths[rows]
+
+
+def correct(logits: Float[Tensor, "b C"], labels: Int[Tensor, "b"]) -> Bool[Tensor, "b"]:
+    """Which examples are answered right (False for ignored ones)."""
+    return logits.argmax(-1) == labels
+
+
+@torch.no_grad()
+def evaluate(model: Decoder, data: Batches, batch_size: int, amp: Callable[[], Any] = nullcontext) -> tuple[float, float]:
+    """Mean loss and accuracy over the examples that count."""
+    model.eval()
+    loss = right = count = 0.0
+    for tokens, labels, lengths in data.split(batch_size):
+        with amp():
+            logits = model(tokens, lengths).float()
+        loss += F.cross_entropy(logits, labels, ignore_index=_IGNORED, reduction="sum").item()
+        right += correct(logits, labels).sum().item()
+        count += (labels != _IGNORED).sum().item()
+    return loss / max(count, 1), right / max(count, 1)
+
+
+def train(
+    spec: RunSpec,
+    out: Path | str,
+    *,
+    device: str = "auto",
+    compile: CompileMode = "auto",
+    checkpoint_seconds: float = 30.0,
+    deadline: float | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    on_progress: Progress | None = None,
+) -> Run:
+    """Carry out ``spec`` in ``out``/``spec.name``: start it, go on with it, or return it if it is done.
+
+    Arguments
+        device              ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
+        compile             ``auto``, ``on`` or ``off``
+        checkpoint_seconds  how much work a kill may cost at most
+        deadline            `time.time()` at which to write a checkpoint and stop
+        should_stop         asked after every step; True stops likewise
+        on_progress         called about five times a second with (step, total steps, last epoch's metrics)
+
+    On a CPU a run that was stopped or killed anywhere and started again ends bit-identical to one that was not, on
+    the same machine, thread count and versions.
+    """
+    directory = Path(out) / spec.name
+    store.prepare(directory, spec)
+    with store.locked(directory):
+        finished = Run.open(directory)
+        if finished.status != "stopped":
+            return finished
+        execution = plan_execution(device, compile, spec.precision)
+        devices = [execution.device] if execution.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            session = _Session(spec, directory, execution)
+            status = session.fit(checkpoint_seconds, deadline, should_stop or (lambda: False), on_progress)
+        if status != "stopped":
+            session.finish(status)
+    return Run.open(directory)
+
+
+class _Session:
+    """The moving parts of a run while it is being fitted; all of them are in its checkpoint."""
+
+    def __init__(self, spec: RunSpec, directory: Path, execution: Execution) -> None:
+        self.spec, self.directory, self.execution = spec, directory, execution
+        task, device = spec.build_task(), execution.device
+        self.train = Batches.of(task.dataset("train", spec.train_examples, spec.data_seed), device, spec.ignore_label)
+        self.test = Batches.of(task.dataset("test", spec.test_examples, spec.data_seed), device, spec.ignore_label)
+        torch.manual_seed(spec.seed)
+        self.model = Decoder(spec.model).to(device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=True
+        )
+        schedule = cosine_with_warmup(int(spec.warmup * spec.total_steps), spec.total_steps)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, schedule)
+        self.loss = torch.compile(self._loss, dynamic=False) if execution.compiled else self._loss
+        self.step = 0
+        self.seconds = 0.0
+        self.rows: list[dict[str, Any]] = []
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self._resume()
+        write_json(directory / store.ENVIRONMENT, environment(execution))
+
+    def amp(self) -> Any:
+        """bfloat16 matrix products where the run asks for them."""
+        return torch.autocast(self.execution.device.type, torch.bfloat16) if self.execution.bf16 else nullcontext()
+
+    def _loss(self, tokens: Tensor, labels: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        with self.amp():
+            logits = self.model(tokens, lengths)
+        logits = logits.float()
+        return F.cross_entropy(logits, labels, ignore_index=_IGNORED), correct(logits.detach(), labels).sum()
+
+    def _rows(self, epoch: int) -> np.ndarray:
+        order = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.spec.seed, epoch))))
+        return order.permutation(self.spec.train_examples)
+
+    def fit(
+        self, checkpoint_seconds: float, deadline: float | None, should_stop: Callable[[], bool], on_progress: Progress | None
+    ) -> Status:
+        spec, size = self.spec, self.spec.batch_size
+        saved = shown = started = time.monotonic()
+        before = self.seconds
+        while self.step < spec.total_steps:
+            epoch, place = divmod(self.step, spec.steps_per_epoch)
+            rows = torch.from_numpy(self._rows(epoch)).to(self.execution.device)
+            self.model.train()
+            for index in range(place, spec.steps_per_epoch):
+                self._step(rows[index * size : (index + 1) * size])
+                now = time.monotonic()
+                self.seconds = before + now - started
+                if on_progress and now - shown > 0.2:
+                    shown = now
+                    on_progress(self.step, spec.total_steps, self.rows[-1] if self.rows else None)
+                last = index == spec.steps_per_epoch - 1
+                if not last and (should_stop() or (deadline is not None and time.time() >= deadline)):
+                    self._save()
+                    return "stopped"
+                if not last and now - saved >= checkpoint_seconds:
+                    self._save()
+                    saved = time.monotonic()
+            if not self._end_epoch(epoch):
+                return "diverged"
+            self.seconds = before + time.monotonic() - started
+            if self.step < spec.total_steps and (
+                should_stop() or (deadline is not None and time.time() >= deadline) or time.monotonic() - saved >= checkpoint_seconds
+            ):
+                self._save()
+                saved = time.monotonic()
+                if should_stop() or (deadline is not None and time.time() >= deadline):
+                    return "stopped"
+        return "complete"
+
+    def _step(self, rows: Tensor) -> None:
+        tokens, labels, lengths = self.train.take(rows)
+        missing = self.spec.batch_size - len(rows)
+        if missing and self.execution.compiled:  # one shape for the compiler; the added rows count nowhere
+            tokens, lengths = _pad_rows(tokens, missing), None if lengths is None else _pad_rows(lengths, missing)
+            labels = F.pad(labels, (0, missing), value=_IGNORED)
+        self.optimizer.zero_grad()
+        loss, right = self.loss(tokens, labels, lengths)
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        counted = (labels != _IGNORED).sum()
+        self.sums += torch.stack((loss.detach().double() * counted, right.double(), counted.double()))
+        self.step += 1
+
+    def _end_epoch(self, epoch: int) -> bool:
+        loss, right, count = self.sums.tolist()
+        self.sums.zero_()
+        test_loss, test_accuracy = evaluate(self.model, self.test, self.spec.batch_size, self.amp)
+        self.rows.append(
+            {
+                "epoch": epoch + 1,
+                "step": self.step,
+                "train_loss": _number(loss / max(count, 1)),
+                "train_accuracy": right / max(count, 1),
+                "test_loss": _number(test_loss),
+                "test_accuracy": test_accuracy,
+                "lr": self.scheduler.get_last_lr()[0],
+                "seconds": round(self.seconds, 3),
+            }
+        )
+        store.write_metrics(self.directory, self.rows)
+        return math.isfinite(loss) and math.isfinite(test_loss)
+
+    def _save(self) -> None:
+        state = {
+            "model": store.own_state(self.model),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": {"last_epoch": self.scheduler.last_epoch},
+            "step": self.step,
+            "seconds": self.seconds,
+            "rows": self.rows,
+            "sums": self.sums,
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.execution.device) if self.execution.device.type == "cuda" else None,
+        }
+        store.save_checkpoint(self.directory, state)
+
+    def _resume(self) -> None:
+        state = store.load_checkpoint(self.directory)
+        if state is None:
+            return
+        with torch.no_grad():
+            for name, tensor in store.own_state(self.model).items():
+                tensor.copy_(state["model"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.last_epoch = state["scheduler"]["last_epoch"]
+        self.scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        self.step, self.seconds, self.rows = state["step"], state["seconds"], state["rows"]
+        self.sums.copy_(state["sums"])
+        torch.set_rng_state(state["rng"])
+        if state["cuda_rng"] is not None and self.execution.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"], self.execution.device)
+
+    def finish(self, status: Status) -> None:
+        """Write the weights, then the result; the checkpoint is not needed any more."""
+        store.save_weights(self.directory, self.model)
+        store.write_metrics(self.directory, self.rows)
+        last = self.rows[-1]
+        tokens = self.step * self.spec.batch_size * self.train.tokens.shape[1]
+        result = {
+            "status": status,
+            "steps": self.step,
+            "seconds": round(self.seconds, 3),
+            "tokens_per_second": round(tokens / max(self.seconds, 1e-9)),
+            **{key: last[key] for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")},
+        }
+        write_json(self.directory / store.RESULT, result)
+        (self.directory / store.CHECKPOINT).unlink(missing_ok=True)
+
+
+def _pad_rows(x: Tensor, count: int) -> Tensor:
+    return torch.cat((x, x[:1].expand(count, *x.shape[1:])))
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

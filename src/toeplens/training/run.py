@@ -1,0 +1,164 @@
+"""A run's directory: spec, metrics, weights, checkpoint. Complete or resumable, never half-written."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from toeplens.ground import InputError, read_json, write_bytes, write_json, write_text
+from toeplens.ground.files import environment_failure, make_directory
+from toeplens.model import Decoder
+from toeplens.training.spec import RunSpec, run_spec
+
+SPEC, METRICS, WEIGHTS, CHECKPOINT = "spec.json", "metrics.jsonl", "model.safetensors", "checkpoint.pt"
+RESULT, ENVIRONMENT, _LOCK = "result.json", "environment.json", ".lock"
+_FORMAT = 1
+
+Status = Literal["complete", "diverged", "stopped"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk.
+
+    status   ``complete``; ``diverged`` (the loss became NaN or infinite: recorded, and not continued); or
+             ``stopped`` (a checkpoint is there, and `train` goes on from it)
+    metrics  one row an epoch: losses, accuracies, learning rate, seconds
+    result   the final figures; empty while stopped
+    """
+
+    directory: Path
+    spec: RunSpec
+    status: Status
+    metrics: list[dict[str, Any]]
+    result: dict[str, Any]
+
+    @classmethod
+    def open(cls, directory: Path | str) -> Run:
+        """Read a run directory; raises `InputError` if it is none, or is damaged."""
+        directory = Path(directory)
+        if not directory.is_dir():
+            raise InputError(f"run: there is no directory {directory}.")
+        if not (directory / SPEC).is_file():
+            what = "empty" if not any(directory.iterdir()) else "not a run directory"
+            raise InputError(f"run: {directory} is {what} (no {SPEC}); give a directory that 'toeplens train' wrote.")
+        content = read_json(directory / SPEC)
+        if not isinstance(content, dict):
+            raise InputError(f"run: {directory / SPEC} is damaged: it is not a spec.")
+        spec = run_spec(**content)
+        result = read_json(directory / RESULT) if (directory / RESULT).exists() else {}
+        return cls(directory, spec, result.get("status", "stopped"), read_metrics(directory), result)
+
+    def model(self) -> Decoder:
+        """The trained model, on the CPU, in evaluation mode."""
+        if self.status == "stopped":
+            raise InputError(f"run: {self.directory} is not finished; run the same command again to go on with it.")
+        model = Decoder(self.spec.model)
+        path = self.directory / WEIGHTS
+        try:
+            saved = safetensors.torch.load_file(path)
+            own = own_state(model)
+            if saved.keys() != own.keys() or any(saved[name].shape != own[name].shape for name in own):
+                raise InputError(f"run: {path} does not hold the weights of this spec.")
+            with torch.no_grad():
+                for name, tensor in own.items():
+                    tensor.copy_(saved[name])
+        except FileNotFoundError:
+            raise InputError(f"run: {path} is missing.") from None
+        except safetensors.SafetensorError as error:
+            raise InputError(f"run: {path} is damaged ({error}).") from None
+        return model.eval()
+
+
+def own_state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name, each tensor once, however many modules share it."""
+    state = model.state_dict()
+    seen: set[int] = set()
+    unique = {}
+    for name, tensor in state.items():
+        if tensor.data_ptr() not in seen or tensor.numel() == 0:
+            seen.add(tensor.data_ptr())
+            unique[name] = tensor
+    return unique
+
+
+def read_metrics(directory: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics; empty if none is finished."""
+    path = directory / METRICS
+    if not path.exists():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"run: {path} is damaged ({error}).") from None
+
+
+def write_metrics(directory: Path, rows: list[dict[str, Any]]) -> None:
+    """Write all rows, atomically."""
+    write_text(directory / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def prepare(directory: Path, spec: RunSpec) -> None:
+    """Make ``directory`` the run's, or check that it is; refuses a directory that holds something else."""
+    make_directory(directory)
+    if (directory / SPEC).exists():
+        if read_json(directory / SPEC) != spec.model_dump(mode="json"):
+            raise InputError(f"run: {directory} holds another run; give another directory.")
+    elif any(child.name != _LOCK for child in directory.iterdir()):
+        raise InputError(f"run: {directory} holds files that are not a run's; give an empty or new directory.")
+    else:
+        write_json(directory / SPEC, spec.model_dump(mode="json"))
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the run directory; a second process that wants it is refused in one sentence."""
+    try:
+        stream = open(directory / _LOCK, "w")
+    except OSError as error:
+        raise environment_failure(error, directory / _LOCK) from None
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"run: {directory} is being worked on by another process.") from None
+        yield
+
+
+def save_weights(directory: Path, model: nn.Module) -> None:
+    """Write the weights as safetensors, atomically."""
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in own_state(model).items()}
+    write_bytes(directory / WEIGHTS, safetensors.torch.save(state))
+
+
+def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint, atomically."""
+    content = io.BytesIO()
+    torch.save({"format": _FORMAT, **state}, content)
+    write_bytes(directory / CHECKPOINT, content.getvalue())
+
+
+def load_checkpoint(directory: Path) -> dict[str, Any] | None:
+    """The checkpoint, or None if there is none; a damaged one raises `InputError`."""
+    path = directory / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a damaged archive, all with the same meaning here
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        raise InputError(f"checkpoint: {path} is damaged ({reason[:120]}); delete it to start this run over.") from None
+    if not isinstance(state, dict) or state.get("format") != _FORMAT:
+        raise InputError(f"checkpoint: {path} was written by another version; delete it to start this run over.")
+    return state

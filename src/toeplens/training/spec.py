@@ -1,0 +1,97 @@
+"""What one run is: task, model, optimiser, seed. Frozen and validated; its content hash is the run's name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from toeplens import tasks
+from toeplens.ground import InputError, sentence
+from toeplens.model import DecoderConfig
+
+Precision = Literal["auto", "float32", "bf16"]
+
+
+class RunSpec(BaseModel):
+    """Everything that decides a run's result. The defaults are the papers' settings (arXiv 2505.13027, Table 3).
+
+    Arguments
+        task, task_options  see `toeplens.tasks`
+        model               the decoder
+        train_examples, test_examples  sizes of the two disjoint sets
+        epochs, batch_size
+        lr, betas, weight_decay  of AdamW (the betas in the papers' odd order)
+        warmup              share of the steps with a linearly rising learning rate; then a cosine to 0
+        ignore_label        a label that neither loss nor accuracy count (the released program's Task 2: 0)
+        seed                of the weights, the dropout and the order of the examples
+        data_seed           of the examples
+        precision           ``auto``: bfloat16 matrix products on a GPU, float32 on a CPU
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: str = "trigger-distance"
+    task_options: dict[str, Any] = {}
+    model: DecoderConfig
+    train_examples: int = Field(70_000, ge=1)
+    test_examples: int = Field(30_000, ge=1)
+    epochs: int = Field(100, ge=1)
+    batch_size: int = Field(512, ge=1)
+    lr: float = Field(1e-4, gt=0)
+    betas: tuple[float, float] = (0.98, 0.9)
+    weight_decay: float = Field(1e-5, ge=0)
+    warmup: float = Field(0.06, ge=0, lt=1)
+    ignore_label: int | None = None
+    seed: int = Field(42, ge=0)
+    data_seed: int = Field(42, ge=0)
+    precision: Precision = "auto"
+
+    @model_validator(mode="after")
+    def _task_fits_model(self) -> RunSpec:
+        task = self.build_task()
+        if task.length > self.model.max_len:
+            raise ValueError(f"max_len: {self.model.max_len} was given; the task's sequences have {task.length} tokens.")
+        if task.vocab_size > self.model.vocab_size:
+            raise ValueError(f"vocab_size: {self.model.vocab_size} was given; the task uses {task.vocab_size} token ids.")
+        if max(task.labels) >= self.model.num_classes:
+            raise ValueError(
+                f"num_classes: {self.model.num_classes} was given; the task's labels go up to {max(task.labels)}, "
+                f"so at least {max(task.labels) + 1} are needed."
+            )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas: {self.betas} was given; both must be from 0 to under 1.")
+        return self
+
+    def build_task(self) -> tasks.Task:
+        """A new instance of the task."""
+        return tasks.build(self.task, **self.task_options)
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of the best constant guess."""
+        return self.build_task().chance(self.ignore_label)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.train_examples // self.batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        return self.epochs * self.steps_per_epoch
+
+    @property
+    def name(self) -> str:
+        """The run's name: the first 16 hexadecimal digits of the SHA-256 of its content."""
+        content = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def run_spec(**fields: Any) -> RunSpec:
+    """A `RunSpec`; wrong fields raise an `InputError` of one sentence."""
+    try:
+        return RunSpec(**fields)
+    except ValidationError as error:
+        raise InputError(sentence(error)) from None
