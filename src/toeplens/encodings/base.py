@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from toeplens.ground import InputError
 
 Coupling = Literal["none", "input", "bias", "rotation", "concatenation", "logits", "weights", "accumulated"]
-Positions = Int[Tensor, "N"] | Int[Tensor, "B N"]
+Positions = Int[Tensor, "_"] | Int[Tensor, "B _"]  # unnamed: queries and keys may differ in number
 
 
 class PositionalEncoding(nn.Module):

@@ -25,11 +25,13 @@ def rotary_frequencies(rotary_dim: int, base: float) -> Float[Tensor, "n"]:
 
 
 def turn(
-    x: Float[Tensor, "B H N d"], cos: Float[Tensor, "*B H N n"], sin: Float[Tensor, "*B H N n"], pairing: Pairing
+    x: Float[Tensor, "B H N d"], cos: Float[Tensor, "*#B #H N n"], sin: Float[Tensor, "*#B #H N n"], pairing: Pairing
 ) -> Float[Tensor, "B H N d"]:
     """Rotate the pairs of ``x`` (d = 2n) by the angles whose cosines and sines are given, in the tables' precision."""
     wide = x.to(cos.dtype)
     if pairing == "interleaved" and not torch.compiler.is_compiling():
+        if wide.stride(-1) != 1 or any(step % 2 for step in (*wide.stride()[:-1], wide.storage_offset())):
+            wide = wide.clone(memory_format=torch.contiguous_format)  # a complex view needs its pairs side by side
         pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2).to(x.dtype)
     if pairing == "half":

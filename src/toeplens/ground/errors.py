@@ -41,6 +41,8 @@ def sentence(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         message = "no such field"
+    elif first["type"] == "missing":
+        message = "it is missing"
     elif first["type"] != "value_error":
         message = f"{message[:1].lower()}{message[1:]} (given: {first['input']!r})"
     elif not field or message.startswith(field):

@@ -68,7 +68,8 @@ class TriggerDistance(Task):
         self.max_between, self.max_side, self.cut = max_between, max_side, min(cut, length)
         if self.form == "paper":
             self.max_distance = length - 1 if max_distance is None else max_distance
-            if not 1 <= self.max_distance < length:
+            _at_least(1, max_distance=self.max_distance)
+            if self.max_distance >= length:
                 raise InputError(
                     f"max_distance: {max_distance} was given; two triggers in {length} tokens are 1 to {length - 1} apart."
                 )
@@ -184,10 +185,12 @@ class TriggerCount(Task):
         _at_least(self.num_triggers + 2, vocab_size=vocab_size)
         self.length, self.vocab_size = length, vocab_size
         self.words = (min(120, length) if released else length) if words is None else words
-        if not 1 <= self.words <= length:
+        _at_least(1, words=self.words)
+        if self.words > length:
             raise InputError(f"words: {self.words} was given; it must be from 1 to length ({length}).")
         self.max_count = min(100, self.words) if max_count is None else max_count
-        if not 1 <= self.max_count <= self.words:
+        _at_least(1, max_count=self.max_count)
+        if self.max_count > self.words:
             raise InputError(f"max_count: {self.max_count} was given; the triggers must fit the {self.words} words.")
 
     @property

@@ -40,6 +40,8 @@ def plan_execution(device: str, compile_mode: CompileMode, precision: str) -> Ex
     code at the laptop scale and hardly faster at the paper's (benchmarks/training.py prints both), so there it is
     taken only on request.
     """
+    choose("compile", compile_mode, ("auto", "on", "off"))
+    choose("precision", precision, ("auto", "float32", "bf16"))
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -48,7 +50,9 @@ def plan_execution(device: str, compile_mode: CompileMode, precision: str) -> Ex
         raise InputError(f"device: {device!r} was given; it must be auto, cpu, cuda or cuda:N.") from None
     choose("device", chosen.type, ("cpu", "cuda"))
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise EnvironmentFailure("device: 'cuda' was given, but this machine has no usable GPU.")
+        raise EnvironmentFailure(f"device: {device!r} was given, but this machine has no usable GPU.")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise EnvironmentFailure(f"device: {device!r} was given, but this machine has {torch.cuda.device_count()} GPU.")
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compile_mode == "off":
         compiled, why = False, "asked for"

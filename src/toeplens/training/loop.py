@@ -122,9 +122,13 @@ def train(
             return finished
         execution = plan_execution(device, compile, spec.precision)
         devices = [execution.device] if execution.device.type == "cuda" else []
+
+        def stop() -> bool:
+            return bool(should_stop and should_stop()) or (deadline is not None and time.time() >= deadline)
+
         with torch.random.fork_rng(devices=devices):
             session = _Session(spec, directory, execution)
-            status = session.fit(checkpoint_seconds, deadline, should_stop or (lambda: False), on_progress)
+            status = session.fit(checkpoint_seconds, stop, on_progress)
         if status != "stopped":
             session.finish(status)
     return Run.open(directory)
@@ -167,9 +171,7 @@ class _Session:
         order = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.spec.seed, epoch))))
         return order.permutation(self.spec.train_examples)
 
-    def fit(
-        self, checkpoint_seconds: float, deadline: float | None, should_stop: Callable[[], bool], on_progress: Progress | None
-    ) -> Status:
+    def fit(self, checkpoint_seconds: float, stop: Callable[[], bool], on_progress: Progress | None) -> Status:
         spec, size = self.spec, self.spec.batch_size
         saved = shown = started = time.monotonic()
         before = self.seconds
@@ -185,7 +187,7 @@ class _Session:
                     shown = now
                     on_progress(self.step, spec.total_steps, self.rows[-1] if self.rows else None)
                 last = index == spec.steps_per_epoch - 1
-                if not last and (should_stop() or (deadline is not None and time.time() >= deadline)):
+                if not last and stop():
                     self._save()
                     return "stopped"
                 if not last and now - saved >= checkpoint_seconds:
@@ -194,12 +196,12 @@ class _Session:
             if not self._end_epoch(epoch):
                 return "diverged"
             self.seconds = before + time.monotonic() - started
-            if self.step < spec.total_steps and (
-                should_stop() or (deadline is not None and time.time() >= deadline) or time.monotonic() - saved >= checkpoint_seconds
-            ):
-                self._save()
-                saved = time.monotonic()
-                if should_stop() or (deadline is not None and time.time() >= deadline):
+            if self.step < spec.total_steps:
+                stopping = stop()
+                if stopping or time.monotonic() - saved >= checkpoint_seconds:
+                    self._save()
+                    saved = time.monotonic()
+                if stopping:
                     return "stopped"
         return "complete"
 
@@ -215,7 +217,8 @@ class _Session:
         self.optimizer.step()
         self.scheduler.step()
         counted = (labels != _IGNORED).sum()
-        self.sums += torch.stack((loss.detach().double() * counted, right.double(), counted.double()))
+        total = torch.where(counted > 0, loss.detach().double() * counted, 0.0)  # a mean over no example is NaN
+        self.sums += torch.stack((total, right.double(), counted.double()))
         self.step += 1
 
     def _end_epoch(self, epoch: int) -> bool:
@@ -239,6 +242,7 @@ class _Session:
 
     def _save(self) -> None:
         state = {
+            "run": self.spec.name,
             "model": store.own_state(self.model),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": {"last_epoch": self.scheduler.last_epoch},
@@ -252,7 +256,7 @@ class _Session:
         store.save_checkpoint(self.directory, state)
 
     def _resume(self) -> None:
-        state = store.load_checkpoint(self.directory)
+        state = store.load_checkpoint(self.directory, self.spec)
         if state is None:
             return
         with torch.no_grad():

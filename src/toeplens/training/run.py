@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,15 +57,22 @@ class Run:
         content = read_json(directory / SPEC)
         if not isinstance(content, dict):
             raise InputError(f"run: {directory / SPEC} is damaged: it is not a spec.")
-        spec = run_spec(**content)
+        try:
+            with torch.random.fork_rng(devices=[]):  # checking a spec builds its encoding, which may be a random table
+                spec = run_spec(**content)
+        except InputError as error:
+            raise InputError(f"run: {directory / SPEC} holds no valid spec ({str(error).rstrip('.')}).") from None
         result = read_json(directory / RESULT) if (directory / RESULT).exists() else {}
+        if not isinstance(result, dict) or (result and result.get("status") not in ("complete", "diverged")):
+            raise InputError(f"run: {directory / RESULT} is damaged: it is not a result.")
         return cls(directory, spec, result.get("status", "stopped"), read_metrics(directory), result)
 
     def model(self) -> Decoder:
         """The trained model, on the CPU, in evaluation mode."""
         if self.status == "stopped":
             raise InputError(f"run: {self.directory} is not finished; run the same command again to go on with it.")
-        model = Decoder(self.spec.model)
+        with torch.random.fork_rng(devices=[]):
+            model = Decoder(self.spec.model)
         path = self.directory / WEIGHTS
         try:
             saved = safetensors.torch.load_file(path)
@@ -99,9 +107,12 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(f"run: {path} is damaged ({error}).") from None
+    if not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"run: {path} is damaged: its lines are not rows of metrics.")
+    return rows
 
 
 def write_metrics(directory: Path, rows: list[dict[str, Any]]) -> None:
@@ -115,15 +126,21 @@ def prepare(directory: Path, spec: RunSpec) -> None:
     if (directory / SPEC).exists():
         if read_json(directory / SPEC) != spec.model_dump(mode="json"):
             raise InputError(f"run: {directory} holds another run; give another directory.")
-    elif any(child.name != _LOCK for child in directory.iterdir()):
+    elif any(child.name != _LOCK and not _is_leftover(child) for child in directory.iterdir()):
         raise InputError(f"run: {directory} holds files that are not a run's; give an empty or new directory.")
     else:
         write_json(directory / SPEC, spec.model_dump(mode="json"))
 
 
+def _is_leftover(path: Path) -> bool:
+    """Whether ``path`` is a temporary file of ours, left by a process that was killed while it wrote."""
+    ours = (SPEC, METRICS, WEIGHTS, CHECKPOINT, RESULT, ENVIRONMENT)
+    return path.suffix == ".tmp" and path.name.startswith(tuple(f".{name}." for name in ours))
+
+
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the run directory; a second process that wants it is refused in one sentence."""
+    """Hold the run directory, tidied; a second process that wants it is refused in one sentence."""
     try:
         stream = open(directory / _LOCK, "w")
     except OSError as error:
@@ -133,6 +150,8 @@ def locked(directory: Path) -> Iterator[None]:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise InputError(f"run: {directory} is being worked on by another process.") from None
+        for leftover in filter(_is_leftover, directory.iterdir()):
+            leftover.unlink(missing_ok=True)
         yield
 
 
@@ -149,16 +168,22 @@ def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
     write_bytes(directory / CHECKPOINT, content.getvalue())
 
 
-def load_checkpoint(directory: Path) -> dict[str, Any] | None:
-    """The checkpoint, or None if there is none; a damaged one raises `InputError`."""
+def load_checkpoint(directory: Path, spec: RunSpec) -> dict[str, Any] | None:
+    """The checkpoint, or None if there is none; a damaged one, or another run's, raises `InputError`."""
     path = directory / CHECKPOINT
     if not path.exists():
         return None
     try:
+        with zipfile.ZipFile(path) as archive:  # torch writes checksums, but does not look at them
+            broken = archive.testzip()
+        if broken is not None:
+            raise ValueError(f"the checksum of {broken} is wrong")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged archive, all with the same meaning here
         reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         raise InputError(f"checkpoint: {path} is damaged ({reason[:120]}); delete it to start this run over.") from None
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise InputError(f"checkpoint: {path} was written by another version; delete it to start this run over.")
+    if state.get("run") != spec.name:
+        raise InputError(f"checkpoint: {path} belongs to another run; delete it to start this run over.")
     return state

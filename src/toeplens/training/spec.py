@@ -31,7 +31,7 @@ class RunSpec(BaseModel):
         precision           ``auto``: bfloat16 matrix products on a GPU, float32 on a CPU
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     task: str = "trigger-distance"
     task_options: dict[str, Any] = {}

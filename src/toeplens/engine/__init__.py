@@ -1,0 +1,6 @@
+"""How many runs are carried out: jobs (train, then ablate), several at a time on this machine."""
+
+from toeplens.engine.jobs import Job, Limits, ablate_run, carry_out, read_ablation
+from toeplens.engine.local import Event, plan_workers, run_local
+
+__all__ = ["Event", "Job", "Limits", "ablate_run", "carry_out", "plan_workers", "read_ablation", "run_local"]

@@ -1,0 +1,20 @@
+"""Measures: on tensors or on sources, so usable without our training."""
+
+from toeplens.lens.ablate import Batch, HeadAblation, Memory, Replayable, ablate_heads
+from toeplens.lens.bootstrap import Estimate, bootstrap_means, over_seeds
+from toeplens.lens.deposit import THRESHOLDS, LayerDeposit, deposit, gini
+
+__all__ = [
+    "THRESHOLDS",
+    "Batch",
+    "Estimate",
+    "HeadAblation",
+    "LayerDeposit",
+    "Memory",
+    "Replayable",
+    "ablate_heads",
+    "bootstrap_means",
+    "deposit",
+    "gini",
+    "over_seeds",
+]

@@ -1,0 +1,60 @@
+"""Intervals: a paired bootstrap over examples, and Student's t over seeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+
+from toeplens.ground import InputError
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval and the count of observations behind it."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def bootstrap_means(
+    values: Float[np.ndarray, "n k"], *, samples: int = 1000, level: float = 0.95, seed: int = 0
+) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "k"]]:
+    """Percentile intervals of the column means, rows resampled together (so paired columns stay paired).
+
+    Arguments
+        values   [n, k] one row an example
+        samples  resamples
+        level    coverage
+        seed     of the resampling
+    """
+    count = len(values)
+    if count == 0:
+        raise InputError("values: no examples were given; at least one is needed.")
+    rng = np.random.Generator(np.random.Philox(seed))
+    means = np.empty((samples, values.shape[1]))
+    chunk = max(1, 2**24 // count)
+    for start in range(0, samples, chunk):
+        size = min(chunk, samples - start)
+        means[start : start + size] = rng.multinomial(count, np.full(count, 1 / count), size=size) @ values / count
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return low, high
+
+
+def over_seeds(values: Float[np.ndarray, "s"], *, level: float = 0.95) -> Estimate:
+    """Mean over seeds with Student's t interval; with one seed the interval is unbounded (nothing is known of it)."""
+    values = np.asarray(values, dtype=float)
+    if len(values) == 0:
+        raise InputError("values: no seeds were given; at least one is needed.")
+    mean = float(values.mean())
+    if len(values) == 1:
+        return Estimate(mean, -np.inf, np.inf, 1)
+    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    return Estimate(mean, mean - half, mean + half, len(values))

@@ -1,0 +1,5 @@
+"""Where attention comes from: sources that can run a model and run it again from a layer with heads changed."""
+
+from toeplens.sources.decoder import DecoderSource
+
+__all__ = ["DecoderSource"]

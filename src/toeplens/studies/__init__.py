@@ -1,0 +1,23 @@
+"""Studies: a grid of runs, measures on them, tables, and claims with verdicts."""
+
+from toeplens.studies.claims import Claim, Entry, judge
+from toeplens.studies.results import CellResult, Key, Results
+from toeplens.studies.verdicts import MIN_SEEDS, RULE, Finding, Verdict, above, below, combine, opposite, seen
+
+__all__ = [
+    "MIN_SEEDS",
+    "RULE",
+    "CellResult",
+    "Claim",
+    "Entry",
+    "Finding",
+    "Key",
+    "Results",
+    "Verdict",
+    "above",
+    "below",
+    "combine",
+    "judge",
+    "opposite",
+    "seen",
+]

@@ -1,0 +1,61 @@
+"""The ledger: every claim is data, a rule written before its data, and a function from results to a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toeplens.model import Protocol
+from toeplens.studies.results import Results
+from toeplens.studies.verdicts import Finding, Verdict, combine
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the papers, as an executable check.
+
+    id         short name
+    source     which paper and section
+    statement  what it says
+    rule       what would decide it, fixed before the data
+    check      the findings on its parts, from the results of one protocol
+    """
+
+    id: str
+    source: str
+    statement: str
+    rule: str
+    check: Callable[[Results], Sequence[Finding]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A claim's verdict under one protocol, with its evidence."""
+
+    claim: Claim
+    protocol: Protocol
+    verdict: Verdict
+    evidence: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain text, for JSON."""
+        return {
+            "id": self.claim.id,
+            "source": self.claim.source,
+            "statement": self.claim.statement,
+            "rule": self.claim.rule,
+            "protocol": self.protocol,
+            "verdict": self.verdict,
+            "evidence": self.evidence,
+        }
+
+
+def judge(claims: Sequence[Claim], results: Results, protocols: Sequence[Protocol]) -> list[Entry]:
+    """Every claim under every protocol."""
+    entries = []
+    for claim in claims:
+        for protocol in protocols:
+            findings = list(claim.check(results.under(protocol)))
+            entries.append(Entry(claim, protocol, combine(findings), [f.evidence for f in findings]))
+    return entries

@@ -1,0 +1,27 @@
+"""The papers' central experiment: encodings x tasks x protocols, head ablation, and the claims about them."""
+
+from toeplens.studies.reproduce.cells import PROTOCOLS, Cell, grid, title
+from toeplens.studies.reproduce.claims import CLAIMS
+from toeplens.studies.reproduce.scales import COUNT, DISTANCE, SCALES, Scale
+from toeplens.studies.reproduce.study import Plan, Reproduction, gather, limits_for, reproduce
+from toeplens.studies.reproduce.tables import PAPER_TABLE_1, Row, accuracy_table
+
+__all__ = [
+    "CLAIMS",
+    "COUNT",
+    "DISTANCE",
+    "PAPER_TABLE_1",
+    "PROTOCOLS",
+    "SCALES",
+    "Cell",
+    "Plan",
+    "Reproduction",
+    "Row",
+    "Scale",
+    "accuracy_table",
+    "gather",
+    "grid",
+    "limits_for",
+    "reproduce",
+    "title",
+]

@@ -1,0 +1,200 @@
+"""The reproduction as a whole: carry out the grid, gather what is finished, judge the claims, write it down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from toeplens.engine import Limits, read_ablation, run_local
+from toeplens.engine.local import OnEvent
+from toeplens.ground import InputError, choose, read_json, write_json
+from toeplens.ground.files import make_directory
+from toeplens.model import Decoder, Protocol
+from toeplens.studies.claims import Entry, judge
+from toeplens.studies.reproduce.cells import PROTOCOLS, Cell, grid
+from toeplens.studies.reproduce.claims import CLAIMS
+from toeplens.studies.reproduce.scales import SCALES
+from toeplens.studies.reproduce.tables import Row, accuracy_table
+from toeplens.studies.results import CellResult, Results
+from toeplens.training import Run, environment
+from toeplens.training.run import ENVIRONMENT
+
+STUDY, RESULTS, CLAIMS_FILE, RUNS = "study.json", "results.json", "claims.json", "runs"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for."""
+
+    scale: str
+    protocols: tuple[Protocol, ...]
+    seeds: int
+
+    def cells(self) -> list[Cell]:
+        """The grid."""
+        return grid(self.scale, self.protocols, self.seeds)
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A study's state on disk: what is finished, and what it says.
+
+    share        share of all training steps that is done
+    environment  what it was carried out with
+    """
+
+    directory: Path
+    plan: Plan
+    results: Results
+    entries: list[Entry]
+    table: list[Row]
+    finished: int
+    total: int
+    share: float
+    environment: dict[str, Any]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell is finished."""
+        return self.finished == self.total
+
+
+def reproduce(
+    out: Path | str,
+    *,
+    scale: str = "laptop",
+    protocols: Sequence[Protocol] = PROTOCOLS,
+    seeds: int = 1,
+    limits: Limits | None = None,
+    workers: int | None = None,
+    on_event: OnEvent | None = None,
+) -> Reproduction:
+    """Carry out the papers' central experiment in ``out``, or go on with it; returns what is finished so far.
+
+    Arguments
+        scale      ``smoke``, ``laptop`` or ``paper``
+        protocols  ``paper``, ``released``, or both
+        seeds      trained models a cell
+        limits     device, deadline, compilation
+        workers    processes; one a core unless given
+        on_event   told of every step and every finished cell, by the cell's place in `Plan.cells`
+    """
+    choose("scale", scale, SCALES)
+    plan = Plan(scale, tuple(protocols), seeds)
+    cells = plan.cells()
+    directory = _claim(Path(out), plan)
+    started = time.time()
+    try:
+        run_local([cell.job for cell in cells], directory / RUNS, limits or Limits(), workers=workers, on_event=on_event)
+    finally:
+        _note_time(directory, time.time() - started)
+        state = gather(directory)
+    return state
+
+
+def _claim(directory: Path, plan: Plan) -> Path:
+    """Make ``directory`` the study's, or check that it is a study's whose scale is the same."""
+    make_directory(directory)
+    wanted = {"scale": plan.scale, "protocols": list(plan.protocols), "seeds": plan.seeds}
+    path = directory / STUDY
+    seconds = 0.0
+    if path.exists():
+        had = read_json(path)
+        if not isinstance(had, dict) or had.get("scale") != plan.scale:
+            raise InputError(f"out: {directory} holds a study at scale {had.get('scale')!r}; give another directory.")
+        seconds = float(had.get("seconds", 0.0))
+    elif any(directory.iterdir()):
+        raise InputError(f"out: {directory} holds files that are not a study's; give an empty or new directory.")
+    write_json(path, {**wanted, "seconds": seconds, "environment": environment()})
+    make_directory(directory / RUNS)
+    return directory
+
+
+def _note_time(directory: Path, seconds: float) -> None:
+    content = read_json(directory / STUDY)
+    write_json(directory / STUDY, {**content, "seconds": round(content["seconds"] + seconds, 1)})
+
+
+def gather(directory: Path | str) -> Reproduction:
+    """Read what a study has finished, judge the claims on it, and write both down (results.json, claims.json)."""
+    directory = Path(directory)
+    plan, about = _read_plan(directory)
+    cells = plan.cells()
+    found: list[CellResult] = []
+    done = total = 0
+    for cell in cells:
+        total += cell.job.spec.total_steps
+        run_directory = directory / RUNS / cell.job.spec.name
+        if not (run_directory / "spec.json").exists():
+            continue
+        run = Run.open(run_directory)
+        ablation = read_ablation(run_directory)
+        ready = run.status == "diverged" or (run.status == "complete" and ablation is not None)
+        done += cell.job.spec.total_steps if run.status != "stopped" else (run.metrics[-1]["step"] if run.metrics else 0)
+        if ready:
+            if (run_directory / ENVIRONMENT).exists():
+                about = {**about, "execution": read_json(run_directory / ENVIRONMENT).get("execution")}
+            found.append(_result(cell, run, ablation))
+    results = Results(found)
+    entries = judge(CLAIMS, results, plan.protocols)
+    state = Reproduction(
+        directory, plan, results, entries, accuracy_table(results, plan.protocols), len(found), len(cells), done / total, about
+    )
+    if found:
+        _write(state)
+    return state
+
+
+def _result(cell: Cell, run: Run, ablation: Any) -> CellResult:
+    task = cell.job.spec.build_task()
+    model = Decoder(cell.job.spec.model)
+    return CellResult(
+        key=cell.key,
+        run=cell.job.spec.name,
+        status=run.status,
+        chance=cell.job.spec.chance,
+        length_chance=max(task.length_chance(), cell.job.spec.chance),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        epochs=run.metrics,
+        result=run.result,
+        ablation=ablation,
+    )
+
+
+def _read_plan(directory: Path) -> tuple[Plan, dict[str, Any]]:
+    if not directory.is_dir() or not (directory / STUDY).exists():
+        raise InputError(f"study: {directory} is not a study's directory (no {STUDY}); give one that 'toeplens reproduce' wrote.")
+    content = read_json(directory / STUDY)
+    try:
+        plan = Plan(choose("scale", content["scale"], SCALES), tuple(content["protocols"]), int(content["seeds"]))
+        return plan, {**content["environment"], "seconds": content["seconds"]}
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"study: {directory / STUDY} is damaged ({error}).") from None
+
+
+def _write(state: Reproduction) -> None:
+    head = {
+        "study": "reproduce",
+        "scale": state.plan.scale,
+        "protocols": list(state.plan.protocols),
+        "seeds": state.plan.seeds,
+        "finished": state.finished,
+        "total": state.total,
+        "environment": state.environment,
+    }
+    cells = [cell.to_dict() for cell in state.results.cells]
+    write_json(state.directory / RESULTS, {**head, "table": [row.to_dict() for row in state.table], "cells": cells})
+    write_json(state.directory / CLAIMS_FILE, {**head, "claims": [entry.to_dict() for entry in state.entries]})
+
+
+def limits_for(time_budget: float | None, limits: Limits) -> Limits:
+    """``limits`` with a deadline ``time_budget`` seconds from now, less what writing everything down takes."""
+    if time_budget is None:
+        return limits
+    reserve = min(20.0, 0.25 * time_budget)
+    return replace(limits, deadline=time.time() + time_budget - reserve)

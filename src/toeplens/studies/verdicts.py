@@ -1,0 +1,88 @@
+"""Verdicts: how comparisons over seeds become holds, holds in part, fails, or undecided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from toeplens.lens import over_seeds
+
+Verdict = Literal["holds", "holds in part", "fails", "undecided"]
+
+MIN_SEEDS = 3
+DECISIVE = 0.10
+RULE = (
+    f"A comparison over {MIN_SEEDS} or more seeds is decided by the 95% Student interval of its mean: it holds if the "
+    f"interval lies above the bar, fails if below, and is undecided else. With fewer seeds the spread between seeds is "
+    f"unknown, and a comparison is decided only if every seed lies more than {DECISIVE:g} above or below the bar. "
+    f"A claim of several parts holds if all hold, fails if all fail, holds in part if some hold and some fail, "
+    f"and is undecided else."
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One part of a claim: its verdict, and the sentence that says why."""
+
+    verdict: Verdict
+    evidence: str
+
+
+def above(what: str, values: Sequence[float] | np.ndarray, bar: float, *, unit: str = "") -> Finding:
+    """Is ``values`` (one a seed) above ``bar``? Decided by `RULE`."""
+    values = np.asarray(values, dtype=float)
+    if len(values) == 0:
+        return Finding("undecided", f"{what}: no finished run that counts")
+    if not np.isfinite(values).all():
+        return Finding("undecided", f"{what}: a run diverged or has no value")
+    estimate = over_seeds(values)
+    if len(values) >= MIN_SEEDS:
+        low, high = estimate.low, estimate.high
+        text = f"{what}: {estimate.value:.3f}{unit} [{low:.3f}, {high:.3f}] over {len(values)} seeds, bar {bar:.3g}"
+        if low == high == bar:
+            return Finding("undecided", text)
+        return Finding("holds" if low > bar else "fails" if high < bar else "undecided", text)
+    seeds = f"{len(values)} seed{'s' if len(values) > 1 else ''}"
+    text = f"{what}: {', '.join(f'{v:.3f}{unit}' for v in values)} ({seeds}), bar {bar:.3g}"
+    if (values > bar + DECISIVE).all():
+        return Finding("holds", text)
+    return Finding("fails" if (values < bar - DECISIVE).all() else "undecided", text)
+
+
+def below(what: str, values: Sequence[float] | np.ndarray, bar: float, *, unit: str = "") -> Finding:
+    """Is ``values`` (one a seed) below ``bar``? Decided by `RULE`."""
+    return opposite(above(what, values, bar, unit=unit))
+
+
+def opposite(finding: Finding) -> Finding:
+    """The finding on the opposite statement, on the same evidence."""
+    swapped: dict[Verdict, Verdict] = {"holds": "fails", "fails": "holds"}
+    return Finding(swapped.get(finding.verdict, finding.verdict), finding.evidence)
+
+
+def seen(what: str, yes: Sequence[bool]) -> Finding:
+    """Does a yes-or-no property hold for the model? In all seeds: holds; in none: fails; in some: holds in part.
+
+    A property with a threshold of its own can be decided by one trained model, so one seed is enough here; how many
+    there were is part of the evidence.
+    """
+    if len(yes) == 0:
+        return Finding("undecided", f"{what}: no finished run that counts")
+    count = sum(bool(y) for y in yes)
+    text = f"{what}: in {count} of {len(yes)} seed{'s' if len(yes) > 1 else ''}"
+    return Finding("holds" if count == len(yes) else "fails" if count == 0 else "holds in part", text)
+
+
+def combine(findings: Sequence[Finding]) -> Verdict:
+    """One verdict from the parts of a claim, by `RULE`."""
+    kinds = {finding.verdict for finding in findings}
+    if not kinds:
+        return "undecided"
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    if "holds in part" in kinds or {"holds", "fails"} <= kinds:
+        return "holds in part"
+    return "undecided"

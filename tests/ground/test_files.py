@@ -1,0 +1,238 @@
+"""A file is whole or not there, whatever interrupts its writing; a machine that refuses says so in one sentence."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toeplens.ground import EnvironmentFailure, InputError, read_json, write_bytes, write_json, write_text
+from toeplens.ground.files import environment_failure, finite, make_directory, write_with
+
+OLD = b"what was finished before"
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A finished file, alone in its directory."""
+    path = tmp_path / "result.json"
+    path.write_bytes(OLD)
+    return path
+
+
+def only(path: Path) -> bool:
+    """Whether ``path`` is all that its directory holds."""
+    return list(path.parent.iterdir()) == [path]
+
+
+def refusing(code: int) -> Callable[..., Any]:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
+
+
+# ---- whole or not there ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path):
+    write_bytes(tmp_path / "bytes", b"\x00\xff")
+    write_text(tmp_path / "text", "θ = 10000^(-2t/d)\n")
+    assert (tmp_path / "bytes").read_bytes() == b"\x00\xff"
+    assert (tmp_path / "text").read_text(encoding="utf-8") == "θ = 10000^(-2t/d)\n"
+
+
+def test_a_write_replaces_the_old_content(old: Path):
+    write_bytes(old, b"new")
+    assert old.read_bytes() == b"new"
+    assert only(old)
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt(), SystemExit(1)], ids=repr)
+def test_old_content_survives_a_writer_that_fails_half_way(old: Path, error: BaseException):
+    def fail(stream: Any) -> None:
+        stream.write(b"half")
+        raise error
+
+    with pytest.raises(type(error)):
+        write_with(old, fail)
+    assert old.read_bytes() == OLD
+    assert only(old)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "fchmod", "fdopen"])
+def test_old_content_survives_a_full_disk_at_any_call(old: Path, monkeypatch: pytest.MonkeyPatch, call: str):
+    monkeypatch.setattr(os, call, refusing(errno.ENOSPC))
+    with pytest.raises(EnvironmentFailure, match="the disk is full"):
+        write_bytes(old, b"new")
+    assert old.read_bytes() == OLD
+    assert only(old)
+
+
+def test_a_failed_first_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "replace", refusing(errno.EIO))
+    with pytest.raises(EnvironmentFailure):
+        write_bytes(tmp_path / "new", b"new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_content_reaches_the_disk_before_its_name_does(old: Path, monkeypatch: pytest.MonkeyPatch):
+    calls: list[str] = []
+    for name in ("fsync", "replace"):
+        original = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, name=name, original=original: (calls.append(name), original(*a))[1])
+    write_bytes(old, b"new")
+    assert calls == ["fsync", "replace", "fsync"]  # the file, its name, the directory that holds the name
+
+
+def test_a_reader_never_sees_half_a_file(old: Path):
+    def slowly(stream: Any) -> None:
+        for _ in range(3):
+            stream.write(b"new")
+            stream.flush()
+            assert old.read_bytes() == OLD
+
+    write_with(old, slowly)
+    assert old.read_bytes() == b"new" * 3
+
+
+def test_a_path_may_be_a_string(tmp_path: Path):
+    write_json(str(tmp_path / "a.json"), 1)
+    assert read_json(str(tmp_path / "a.json")) == 1
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_permissions_follow_the_umask(tmp_path: Path, mask: int, mode: int):
+    before = os.umask(mask)
+    try:
+        write_bytes(tmp_path / "file", b"")
+        left = os.umask(mask)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+    assert left == mask
+
+
+# ---- a machine that refuses --------------------------------------------------------------------------------------------
+
+REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "this user may not write there",
+    errno.EPERM: "this user may not write there",
+    errno.EFBIG: "the file would be larger than the system allows",
+    errno.EIO: "the disk reported an input/output error",
+    errno.EMFILE: "too many open files",
+}
+
+
+@pytest.mark.parametrize("code", REASONS, ids=errno.errorcode.get)
+def test_a_refusal_is_one_sentence_that_names_the_file(old: Path, monkeypatch: pytest.MonkeyPatch, code: int):
+    monkeypatch.setattr(os, "fsync", refusing(code))
+    with pytest.raises(EnvironmentFailure) as caught:
+        write_bytes(old, b"new")
+    message = str(caught.value)
+    assert message.startswith(f"cannot write {old}: {REASONS[code]}; ")
+    assert message.endswith(".")
+    assert "\n" not in message
+    assert caught.value.exit_code == 3
+
+
+def test_an_error_without_a_number_still_has_its_words():
+    assert "cannot write x: odd" in str(environment_failure(OSError("Odd"), "x"))
+
+
+def test_a_missing_directory_is_one_sentence(tmp_path: Path):
+    with pytest.raises(EnvironmentFailure, match="no such file or directory"):
+        write_bytes(tmp_path / "nowhere" / "file", b"")
+
+
+def test_make_directory_makes_parents_and_accepts_what_is_there(tmp_path: Path):
+    path = tmp_path / "a" / "b"
+    assert make_directory(path) == path
+    assert make_directory(path) == path
+    assert path.is_dir()
+
+
+@pytest.mark.parametrize("below", ["", "deeper", "deeper/still"])
+def test_a_file_in_the_way_of_a_directory_is_an_input_error(old: Path, below: str):
+    with pytest.raises(InputError, match=r"^out: .* is \(or lies under\) a file; a directory is needed\.$"):
+        make_directory(old / below)
+    assert old.read_bytes() == OLD
+
+
+def test_a_directory_that_cannot_be_made_is_the_machines_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "mkdir", refusing(errno.EROFS))
+    with pytest.raises(EnvironmentFailure, match="read-only"):
+        make_directory(tmp_path / "new")
+
+
+# ---- JSON --------------------------------------------------------------------------------------------------------------
+
+scalars = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
+
+
+@given(content=values)
+def test_json_comes_back_as_it_went(tmp_path_factory: pytest.TempPathFactory, content: Any):
+    path = tmp_path_factory.mktemp("json") / "content.json"
+    write_json(path, content)
+    assert read_json(path) == content
+
+
+def test_what_json_cannot_hold_is_null(tmp_path: Path):
+    write_json(tmp_path / "a.json", {"loss": math.nan, "rows": [math.inf, (-math.inf, 1.5)], "n": 3})
+    assert read_json(tmp_path / "a.json") == {"loss": None, "rows": [None, [None, 1.5]], "n": 3}
+    assert "NaN" not in (tmp_path / "a.json").read_text()
+
+
+@pytest.mark.parametrize("kind", [float, np.float64])
+def test_finite_replaces_only_what_is_not_finite(kind: type):
+    assert finite(kind("nan")) is None
+    assert finite(kind("-inf")) is None
+    assert finite(kind(1e308)) == 1e308
+    assert finite(True) is True
+
+
+def test_json_is_the_same_bytes_whatever_the_order_of_keys(tmp_path: Path):
+    write_json(tmp_path / "a", {"b": 1, "a": 2})
+    write_json(tmp_path / "b", {"a": 2, "b": 1})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_what_is_no_json_at_all_leaves_the_old_file(old: Path):
+    with pytest.raises(TypeError):
+        write_json(old, {"a": object()})
+    assert old.read_bytes() == OLD
+    assert only(old)
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path):
+    with pytest.raises(InputError) as caught:
+        read_json(tmp_path / "absent.json")
+    assert str(caught.value) == f"there is no {tmp_path / 'absent.json'}."
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": ', b"\xff\xfe\x00", json.dumps([1]).encode()[:-1]])
+def test_a_damaged_file_is_one_sentence_that_names_it(old: Path, content: bytes):
+    old.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        read_json(old)
+    assert str(caught.value).startswith(f"{old} is damaged: it is not JSON")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_in_a_files_place_is_one_sentence(tmp_path: Path):
+    with pytest.raises(InputError, match="cannot be read: is a directory"):
+        read_json(tmp_path)
