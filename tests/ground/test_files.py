@@ -42,7 +42,7 @@ def refusing(code: int) -> Callable[..., Any]:
     return refuse
 
 
-# ---- whole or not there ------------------------------------------------------------------------------------------------
+# ---- whole or not there -------------------------------------------------------------------------------------------
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path):
@@ -123,7 +123,7 @@ def test_permissions_follow_the_umask(tmp_path: Path, mask: int, mode: int):
     assert left == mask
 
 
-# ---- a machine that refuses --------------------------------------------------------------------------------------------
+# ---- a machine that refuses ---------------------------------------------------------------------------------------
 
 REASONS = {
     errno.ENOSPC: "the disk is full",
@@ -178,10 +178,18 @@ def test_a_directory_that_cannot_be_made_is_the_machines_fault(tmp_path: Path, m
         make_directory(tmp_path / "new")
 
 
-# ---- JSON --------------------------------------------------------------------------------------------------------------
+# ---- JSON ---------------------------------------------------------------------------------------------------------
 
-scalars = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+)
 
 
 @given(content=values)

@@ -24,6 +24,7 @@ class Sinusoidal(PositionalEncoding):
 
     coupling = "input"
     citation = "Vaswani et al. 2017, arXiv 1706.03762"
+    frequencies: Tensor
 
     def __init__(
         self, *, base: float = 10000.0, layout: Literal["interleaved", "halves"] = "interleaved", **sizes: int

@@ -37,11 +37,18 @@ class PositionalEncoding(nn.Module):
 
     def __init__(self, *, d_model: int, num_heads: int, head_dim: int, max_len: int) -> None:
         super().__init__()
-        for field, value in (("d_model", d_model), ("num_heads", num_heads), ("head_dim", head_dim), ("max_len", max_len)):
+        for field, value in (
+            ("d_model", d_model),
+            ("num_heads", num_heads),
+            ("head_dim", head_dim),
+            ("max_len", max_len),
+        ):
             if value < 1:
                 raise InputError(f"{field}: {value} was given; it must be at least 1.")
         if self.coupling not in get_args(Coupling):
-            raise InputError(f"coupling: {self.coupling!r} was declared; it must be one of {', '.join(get_args(Coupling))}.")
+            raise InputError(
+                f"coupling: {self.coupling!r} was declared; it must be one of {', '.join(get_args(Coupling))}."
+            )
         self.d_model, self.num_heads, self.head_dim, self.max_len = d_model, num_heads, head_dim, max_len
         self._exact: set[str] = set()
 
@@ -62,7 +69,7 @@ class PositionalEncoding(nn.Module):
         return q, k
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"] | None:
-        """A term added to the scaled logits: [H, Nq, Nk], or [B, H, Nq, Nk] for positions by sequence; None for none."""
+        """A term added to the scaled logits: [H, Nq, Nk], or [B, H, Nq, Nk] for positions by sequence; or None."""
         return None
 
     def transform_logits(
@@ -78,7 +85,7 @@ class PositionalEncoding(nn.Module):
         return weights
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"] | Complex[Tensor, "H n D"] | None:
-        """The position kernel at offsets i - j: real [H, D] for a bias or an input, complex [H or 1, n, D] for a rotation.
+        """The position kernel at offsets i - j: real [H, D] for a bias, complex [H or 1, n, D] for a rotation.
 
         None where position has no kernel that is a function of the offset alone.
         """
@@ -124,7 +131,8 @@ class PositionalEncoding(nn.Module):
         super()._apply(fn, recurse)
         for name, value in kept.items():
             moved = self._buffers[name]
-            assert value is not None and moved is not None
+            assert value is not None
+            assert moved is not None
             self._buffers[name] = value.to(moved.device)
         return self
 

@@ -39,6 +39,7 @@ class ALiBi(OffsetBias):
     """
 
     citation = "Press et al. 2022, arXiv 2108.12409"
+    slopes: Tensor
 
     def __init__(self, *, slopes: Literal["geometric", "exponential"] = "geometric", **sizes: int) -> None:
         super().__init__(**sizes)
@@ -51,7 +52,7 @@ class ALiBi(OffsetBias):
 
 
 def geometric_slopes(num_heads: int) -> Float[Tensor, "H"]:
-    """2^(-8h/H) for a power of two; else the nearest lower power's slopes, then every second one of the next power's."""
+    """2^(-8h/H) for a power of two; else the next lower power's slopes, then every second one of the next higher's."""
 
     def powers(n: int) -> list[float]:
         return [2.0 ** (-8.0 * h / n) for h in range(1, n + 1)]
@@ -86,10 +87,13 @@ class T5(OffsetBias):
         super().__init__(**sizes)
         directions = 2 if bidirectional else 1
         if num_buckets % (2 * directions) or num_buckets < 2 * directions:
-            raise InputError(f"num_buckets: {num_buckets} was given; it must be a positive multiple of {2 * directions}.")
+            raise InputError(
+                f"num_buckets: {num_buckets} was given; it must be a positive multiple of {2 * directions}."
+            )
         if max_distance <= num_buckets // (2 * directions):
             raise InputError(
-                f"max_distance: {max_distance} was given; it must be over the {num_buckets // (2 * directions)} exact distances."
+                f"max_distance: {max_distance} was given; "
+                f"it must be over the {num_buckets // (2 * directions)} exact distances."
             )
         self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
         self.weight = nn.Parameter(torch.randn(num_buckets, self.num_heads) * 0.02)

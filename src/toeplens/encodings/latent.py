@@ -14,7 +14,7 @@ from toeplens.ground import InputError, choose
 
 
 class MLA(Rotary):
-    """DeepSeek's decoupled RoPE: q = [q_content ; R_i q_rotary], k = [k_content ; R_j k_rotary] (DeepSeek-V2, eq. 14-19).
+    """DeepSeek's decoupled RoPE: q = [q_content ; R_i q_rotary], k = [k_content ; R_j k_rotary] (V2, eq. 14-19).
 
     Acts on heads of ``head_dim + rotary_dim`` dimensions and turns the last ``rotary_dim`` of them; the rotary key is
     one for all heads. The projections to and from the latent vectors belong to the attention that uses it.

@@ -9,7 +9,7 @@ from typing import Any
 
 from toeplens.encodings.absolute import Learned, RandomTable, Sinusoidal
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.bias import ALiBi, RelativeTable, T5
+from toeplens.encodings.bias import T5, ALiBi, RelativeTable
 from toeplens.encodings.latent import MLA
 from toeplens.encodings.nope import NoPE
 from toeplens.encodings.rotary import PartialRoPE, RoPE, RoPEAbsolute

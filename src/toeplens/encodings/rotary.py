@@ -138,8 +138,12 @@ class PartialRoPE(Rotary):
         on[chosen] = 1
         frequencies = rotary_frequencies(rotary_dim, base) * on
         super().__init__(frequencies, pairing=pairing, **sizes)
-        if layers is not None and (not all(isinstance(l, int) and l >= 0 for l in layers) or len(set(layers)) != len(layers)):
-            raise InputError(f"layers: {list(layers)} was given; it must be a list of different layers, counted from 0.")
+        if layers is not None and (
+            not all(isinstance(layer, int) and layer >= 0 for layer in layers) or len(set(layers)) != len(layers)
+        ):
+            raise InputError(
+                f"layers: {list(layers)} was given; it must be a list of different layers, counted from 0."
+            )
         self.layers = None if layers is None else frozenset(layers)
 
     def for_layer(self, layer: int) -> PositionalEncoding:
@@ -154,7 +158,9 @@ def _chosen(field: str, value: int | Sequence[int] | None, count: int) -> list[i
         return list(range(count))
     chosen = list(range(value)) if isinstance(value, int) else list(value)
     if (isinstance(value, int) and not 0 <= value <= count) or any(not 0 <= c < count for c in chosen):
-        raise InputError(f"{field}: {value} was given; it must be a number from 0 to {count} or a list of indices under {count}.")
+        raise InputError(
+            f"{field}: {value} was given; it must be a number from 0 to {count} or a list of indices under {count}."
+        )
     return chosen
 
 

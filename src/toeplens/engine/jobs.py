@@ -112,7 +112,9 @@ def _batches(spec: RunSpec, examples: int, split: Split, device: torch.device) -
     else:
         test = min(max(1, round(0.3 * examples)), spec.test_examples)
         train = min(max(1, examples - test), spec.train_examples)
-        chosen = Examples.join([task.dataset("train", train, spec.data_seed), task.dataset("test", test, spec.data_seed)])
+        chosen = Examples.join(
+            [task.dataset("train", train, spec.data_seed), task.dataset("test", test, spec.data_seed)]
+        )
     size = max(1, _REPLAYED_TOKENS // (spec.model.num_heads + 1) // task.length)
     yield from Batches.of(chosen, device, spec.ignore_label).split(size)
 

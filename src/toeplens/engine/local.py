@@ -35,7 +35,7 @@ OnEvent = Callable[[Event], None]
 
 
 def plan_workers(jobs: int, device: str, workers: int | None) -> tuple[int, int]:
-    """Processes, and threads in each: small models use cores best one run a core; a GPU is given to one run at a time."""
+    """Processes, and threads in each: small models use cores best one run a core; a GPU is for one run at a time."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     count = workers if workers is not None else (1 if on_gpu else cores)
@@ -107,8 +107,8 @@ def run_local(
         raise failure
     if failure is not None:
         raise EnvironmentFailure(
-            f"a worker process ended unexpectedly ({type(failure).__name__}: {failure}); what was finished is kept, and the "
-            f"same command goes on; if memory is short, lower --workers."
+            f"a worker process ended unexpectedly ({type(failure).__name__}: {failure}); what was finished is kept, "
+            f"and the same command goes on; if memory is short, lower --workers."
         ) from failure
     return statuses
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -24,11 +25,15 @@ class EnvironmentFailure(ToeplensError):
     exit_code = 3
 
 
-def choose(field: str, name: str, allowed: Iterable[str]) -> str:
+Name = TypeVar("Name", bound=str)
+
+
+def choose(field: str, name: str, allowed: Iterable[Name]) -> Name:
     """Return ``name`` if it is allowed, else raise an `InputError` that lists the nearest names first."""
     allowed = list(allowed)
-    if name in allowed:
-        return name
+    for known in allowed:
+        if known == name:
+            return known
     near = difflib.get_close_matches(str(name), allowed, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}? Known" if near else "known"
     raise InputError(f"{field}: there is no {name!r}; {hint}: {', '.join(sorted(allowed))}.")

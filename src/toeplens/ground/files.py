@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -91,7 +92,7 @@ def write_json(path: Path, content: Any) -> None:
 def finite(content: Any) -> Any:
     """``content`` with every float that JSON cannot hold (NaN, infinities) replaced by None."""
     if isinstance(content, float):
-        return content if content - content == 0 else None
+        return content if math.isfinite(content) else None
     if isinstance(content, dict):
         return {key: finite(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):

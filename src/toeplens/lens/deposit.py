@@ -17,7 +17,7 @@ SECOND = 0.5
 LOST = 0.5
 SKILL = 0.05
 THRESHOLDS = (
-    f"single-head: the largest drop is at least {PEAK:g} of the skill and the second at most {SECOND:g} of the largest; "
+    f"single-head: the largest drop is at least {PEAK:g} of the skill and the second at most {SECOND:g} of it; "
     f"few-head: silencing max(2, a quarter) of the heads, most important first, costs at least {LOST:g} of the skill; "
     f"distributed: only silencing more of them does; redundant: not even silencing the whole layer does; "
     f"no-skill: accuracy less than {SKILL:g} over chance"
@@ -58,7 +58,9 @@ def deposit(ablation: HeadAblation) -> list[LayerDeposit]:
     ]
 
 
-def _layer(drops: Float[np.ndarray, "H"], curve: Float[np.ndarray, "H1"], accuracy: float, chance: float) -> LayerDeposit:
+def _layer(
+    drops: Float[np.ndarray, "H"], curve: Float[np.ndarray, "H1"], accuracy: float, chance: float
+) -> LayerDeposit:
     skill = accuracy - chance
     clipped = np.clip(drops, 0, None)
     order = np.argsort(-clipped, kind="stable")

@@ -1,4 +1,4 @@
-"""Attention with any encoding: a fused path wherever the encoding allows, and an explicit one that gives the same numbers."""
+"""Attention with any encoding: fused wherever the encoding allows, and an explicit path that gives the same numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings import PositionalEncoding, Positions
+from toeplens.encodings import MLA, PositionalEncoding, Positions
 from toeplens.model.config import DecoderConfig
 
 
@@ -44,7 +44,15 @@ def attend(
                 added = added.unsqueeze(0)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=scale)
     weights = attention_weights(
-        q, k, encoding=encoding, q_positions=q_positions, k_positions=k_positions, bias=bias, mask=mask, causal=causal, scale=scale
+        q,
+        k,
+        encoding=encoding,
+        q_positions=q_positions,
+        k_positions=k_positions,
+        bias=bias,
+        mask=mask,
+        causal=causal,
+        scale=scale,
     )
     return F.dropout(weights, dropout) @ v
 
@@ -80,7 +88,7 @@ def _with_triangle(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> T
 
 
 class _Heads(nn.Module):
-    """What every attention layer shares: its place in the model, and the way from head outputs to the residual stream."""
+    """What every attention layer shares: its place in the model, and the way from heads to the residual stream."""
 
     def __init__(self, config: DecoderConfig, encoding: PositionalEncoding, *, linear_bias: bool, key_dim: int) -> None:
         super().__init__()
@@ -156,9 +164,9 @@ class Attention(_Heads):
 
 
 class LatentAttention(_Heads):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, eq. 9-19; seed eq. 11): see `toeplens.encodings` ``mla``."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, eq. 9-19), with the sizes of the encoding `MLA`."""
 
-    def __init__(self, config: DecoderConfig, encoding: PositionalEncoding) -> None:
+    def __init__(self, config: DecoderConfig, encoding: MLA) -> None:
         rotary, latent = encoding.rotary_dim, encoding.d_compress
         super().__init__(config, encoding, linear_bias=False, key_dim=config.head_dim + rotary)
         d_model, heads = config.d_model, config.num_heads

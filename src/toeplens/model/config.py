@@ -121,13 +121,16 @@ class DecoderConfig(BaseModel):
     @model_validator(mode="after")
     def _sizes_fit(self) -> DecoderConfig:
         if self.d_model % self.num_heads:
-            raise ValueError(f"d_model: {self.d_model} was given; it must be divisible by num_heads ({self.num_heads}).")
+            raise ValueError(
+                f"d_model: {self.d_model} was given; it must be divisible by num_heads ({self.num_heads})."
+            )
         self.build_encoding()
         if self.input_encoding is not None:
             added = self.build_input_encoding()
             if added is not None and added.coupling != "input":
                 raise ValueError(
-                    f"input_encoding: {self.input_encoding!r} acts by {added.coupling}; one that is added at the input is needed."
+                    f"input_encoding: {self.input_encoding!r} acts by {added.coupling}; "
+                    f"one that is added at the input is needed."
                 )
         if self.encoding_is_latent and self.key_value_source == "embeddings":
             raise ValueError("key_value_source: 'embeddings' was given; latent attention takes 'layer' only.")
@@ -140,8 +143,8 @@ class DecoderConfig(BaseModel):
 
     @property
     def encoding_is_latent(self) -> bool:
-        """Whether the encoding asks for latent attention (a rotary part concatenated to a content part)."""
-        return encodings.get(self.encoding).coupling == "concatenation"
+        """Whether the encoding is (a kind of) `MLA`, which asks for latent attention."""
+        return issubclass(encodings.get(self.encoding), encodings.MLA)
 
     def build_encoding(self) -> encodings.PositionalEncoding:
         """A new instance of the encoding."""
@@ -153,7 +156,12 @@ class DecoderConfig(BaseModel):
 
     def _build(self, name: str, options: dict[str, Any]) -> encodings.PositionalEncoding:
         return encodings.build(
-            name, d_model=self.d_model, num_heads=self.num_heads, head_dim=self.head_dim, max_len=self.max_len, **options
+            name,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            max_len=self.max_len,
+            **options,
         )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from toeplens.encodings import PositionalEncoding, Positions
+from toeplens.encodings import MLA, PositionalEncoding, Positions
 from toeplens.ground import InputError
 from toeplens.model.attention import Attention, LatentAttention
 from toeplens.model.config import DecoderConfig
@@ -37,7 +38,11 @@ class Context:
 
         positions = self.positions if self.positions.ndim == 1 else self.positions.repeat(times, 1)
         return replace(
-            self, positions=positions, lengths=again(self.lengths), embeddings=again(self.embeddings), key_mask=again(self.key_mask)
+            self,
+            positions=positions,
+            lengths=again(self.lengths),
+            embeddings=again(self.embeddings),
+            key_mask=again(self.key_mask),
         )
 
 
@@ -46,9 +51,12 @@ class Block(nn.Module):
 
     def __init__(self, config: DecoderConfig, encoding: PositionalEncoding) -> None:
         super().__init__()
-        rate = {place: config.dropout if place in config.dropout_on else 0.0 for place in ("attention", "ffn-hidden", "ffn")}
+        rate = {
+            place: config.dropout if place in config.dropout_on else 0.0 for place in ("attention", "ffn-hidden", "ffn")
+        }
         self.norm_attention = nn.LayerNorm(config.d_model)
-        self.attention = (LatentAttention if config.encoding_is_latent else Attention)(config, encoding)
+        latent = isinstance(encoding, MLA)
+        self.attention = LatentAttention(config, encoding) if latent else Attention(config, encoding)
         self.norm_ffn = nn.LayerNorm(config.d_model)
         self.ffn = nn.Sequential(
             nn.Linear(config.d_model, config.d_ff),
@@ -90,7 +98,9 @@ class Block(nn.Module):
         )
         return x, z
 
-    def finish(self, x: Float[Tensor, "B Nq d_model"], z: Float[Tensor, "B Nq H head_dim"]) -> Float[Tensor, "B Nq d_model"]:
+    def finish(
+        self, x: Float[Tensor, "B Nq d_model"], z: Float[Tensor, "B Nq H head_dim"]
+    ) -> Float[Tensor, "B Nq d_model"]:
         """The layer's output, from the residual stream and the (possibly changed) head outputs."""
         x = x + self.drop_attention(self.attention.merge(z))
         return x + self.ffn(self.norm_ffn(x))
@@ -112,6 +122,10 @@ class Decoder(nn.Module):
         self.final_norm = nn.LayerNorm(config.d_model) if config.final_norm else nn.Identity()
         self.readout = nn.Linear(config.d_model, config.num_classes)
 
+    def block(self, layer: int) -> Block:
+        """Layer ``layer``, from 0."""
+        return cast(Block, self.blocks[layer])
+
     def begin(
         self, tokens: Int[Tensor, "B N"], lengths: Int[Tensor, "B"] | None = None, positions: Positions | None = None
     ) -> tuple[Float[Tensor, "B N d_model"], Context]:
@@ -125,7 +139,9 @@ class Decoder(nn.Module):
         config = self.config
         if positions is None:
             if tokens.shape[1] > config.max_len:
-                raise InputError(f"max_len: a sequence of {tokens.shape[1]} tokens was given; this model takes {config.max_len}.")
+                raise InputError(
+                    f"max_len: a sequence of {tokens.shape[1]} tokens was given; this model takes {config.max_len}."
+                )
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.encoding.embed(self.embedding(tokens), positions)
         if self.input_encoding is not None:
@@ -148,7 +164,7 @@ class Decoder(nn.Module):
         self, layer: int, x: Float[Tensor, "B N d_model"], context: Context, *, fused: bool = True
     ) -> tuple[Tensor, Float[Tensor, "B Nq H head_dim"]]:
         """The residual stream where layer ``layer`` needs it, and its head outputs there."""
-        return self.blocks[layer].heads(x, context, read=self.read_position(layer, x.shape[:2], context), fused=fused)
+        return self.block(layer).heads(x, context, read=self.read_position(layer, x.shape[:2], context), fused=fused)
 
     def end(self, x: Float[Tensor, "B Nq d_model"], context: Context) -> Float[Tensor, "B C"]:
         """Class logits from the last layer's output."""
@@ -165,7 +181,7 @@ class Decoder(nn.Module):
     ) -> Float[Tensor, "B C"]:
         """Class logits from the input of layer ``layer`` on."""
         for index in range(layer, self.config.num_layers):
-            x = self.blocks[index].finish(*self.layer_heads(index, x, context, fused=fused))
+            x = self.block(index).finish(*self.layer_heads(index, x, context, fused=fused))
         return self.end(x, context)
 
     def forward(

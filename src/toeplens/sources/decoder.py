@@ -37,7 +37,7 @@ class DecoderSource:
             residual, heads = self.model.layer_heads(layer, x, context)
             yield LayerState(layer, residual, heads, context)
             if layer < self.num_layers - 1:
-                x = self.model.blocks[layer].finish(residual, heads)
+                x = self.model.block(layer).finish(residual, heads)
 
     @torch.no_grad()
     def replay(self, state: LayerState, gains: Float[Tensor, "V H"]) -> Float[Tensor, "V b C"]:
@@ -46,5 +46,5 @@ class DecoderSource:
         heads = (state.heads.unsqueeze(0) * gains.to(state.heads.dtype)[:, None, None, :, None]).flatten(0, 1)
         residual = state.residual.repeat(variants, 1, 1)
         context = state.context.repeat(variants)
-        x = self.model.blocks[state.layer].finish(residual, heads)
+        x = self.model.block(state.layer).finish(residual, heads)
         return self.model.replay(state.layer + 1, x, context).unflatten(0, (variants, batch))

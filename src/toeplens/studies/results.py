@@ -111,7 +111,9 @@ class Results:
 
     def speed_difference(self, task: str, first: str, second: str) -> np.ndarray:
         """Mean test accuracy over the epochs (the area under the curve), ``first`` minus ``second``, paired by seed."""
-        return self._paired(task, first, second, lambda cell: float(np.mean([row["test_accuracy"] for row in cell.epochs])))
+        return self._paired(
+            task, first, second, lambda cell: float(np.mean([row["test_accuracy"] for row in cell.epochs]))
+        )
 
     def _paired(self, task: str, first: str, second: str, figure: Any) -> np.ndarray:
         other = {cell.key.seed: cell for cell in self.of(task, second)}

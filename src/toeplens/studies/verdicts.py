@@ -78,7 +78,7 @@ def seen(what: str, yes: Sequence[bool]) -> Finding:
 
 def combine(findings: Sequence[Finding]) -> Verdict:
     """One verdict from the parts of a claim, by `RULE`."""
-    kinds = {finding.verdict for finding in findings}
+    kinds: set[Verdict] = {finding.verdict for finding in findings}
     if not kinds:
         return "undecided"
     if len(kinds) == 1:

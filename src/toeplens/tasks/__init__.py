@@ -1,4 +1,4 @@
-"""Synthetic tasks: `names()`, `build(name, **options)`; deterministic from a seed, streamed, train and test disjoint."""
+"""Synthetic tasks: `names()`, `build(name, **options)`; deterministic, streamed, train and test disjoint."""
 
 from __future__ import annotations
 
@@ -37,4 +37,17 @@ def build(name: str, **options_given: Any) -> Task:
         raise InputError(f"task {name!r} cannot be built from {options_given}: {error}.") from error
 
 
-__all__ = ["PAD", "Examples", "Split", "Task", "TriggerCount", "TriggerDistance", "build", "fingerprint", "get", "in_test", "names", "options"]
+__all__ = [
+    "PAD",
+    "Examples",
+    "Split",
+    "Task",
+    "TriggerCount",
+    "TriggerDistance",
+    "build",
+    "fingerprint",
+    "get",
+    "in_test",
+    "names",
+    "options",
+]

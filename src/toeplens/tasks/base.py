@@ -111,7 +111,7 @@ class Task(ABC):
             if have >= size:
                 return Examples.join(parts)[:size]
         raise InputError(
-            f"{split}_examples: {size} was given, but {self.name} at this size has only about {have} different ones for {split}."
+            f"{split}_examples: {size} was given, but {self.name} at this size has only about {have} different ones."
         )
 
 

@@ -20,7 +20,9 @@ def _at_least(low: int, **values: int) -> None:
 
 def _words(vocab_size: int, num_triggers: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """The data set's trigger words and its other words; id 0 is the padding."""
-    shuffled = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, 2**32 - 1)))).permutation(vocab_size - 1) + 1
+    shuffled = (
+        np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, 2**32 - 1)))).permutation(vocab_size - 1) + 1
+    )
     return shuffled[:num_triggers], np.sort(shuffled[num_triggers:])
 
 
@@ -71,7 +73,8 @@ class TriggerDistance(Task):
             _at_least(1, max_distance=self.max_distance)
             if self.max_distance >= length:
                 raise InputError(
-                    f"max_distance: {max_distance} was given; two triggers in {length} tokens are 1 to {length - 1} apart."
+                    f"max_distance: {max_distance} was given; "
+                    f"two triggers in {length} tokens are 1 to {length - 1} apart."
                 )
         else:
             self.max_distance = max_between + 1
@@ -79,7 +82,8 @@ class TriggerDistance(Task):
                 raise InputError(f"num_triggers: {num_triggers} was given; the released form has one fixed pair, so 2.")
             if max(max_between, max_side) > vocab_size - 1:
                 raise InputError(
-                    f"vocab_size: {vocab_size} was given; a segment of {max(max_between, max_side)} different words needs more."
+                    f"vocab_size: {vocab_size} was given; "
+                    f"a segment of {max(max_between, max_side)} different words needs more."
                 )
             if max_side + 1 + max_between + 1 > self.cut:
                 raise InputError(

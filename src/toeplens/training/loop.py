@@ -77,7 +77,9 @@ def correct(logits: Float[Tensor, "b C"], labels: Int[Tensor, "b"]) -> Bool[Tens
 
 
 @torch.no_grad()
-def evaluate(model: Decoder, data: Batches, batch_size: int, amp: Callable[[], Any] = nullcontext) -> tuple[float, float]:
+def evaluate(
+    model: Decoder, data: Batches, batch_size: int, amp: Callable[[], Any] = nullcontext
+) -> tuple[float, float]:
     """Mean loss and accuracy over the examples that count."""
     model.eval()
     loss = right = count = 0.0
@@ -251,7 +253,9 @@ class _Session:
             "rows": self.rows,
             "sums": self.sums,
             "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state(self.execution.device) if self.execution.device.type == "cuda" else None,
+            "cuda_rng": torch.cuda.get_rng_state(self.execution.device)
+            if self.execution.device.type == "cuda"
+            else None,
         }
         store.save_checkpoint(self.directory, state)
 

@@ -142,7 +142,7 @@ def _is_leftover(path: Path) -> bool:
 def locked(directory: Path) -> Iterator[None]:
     """Hold the run directory, tidied; a second process that wants it is refused in one sentence."""
     try:
-        stream = open(directory / _LOCK, "w")
+        stream = (directory / _LOCK).open("w")
     except OSError as error:
         raise environment_failure(error, directory / _LOCK) from None
     with stream:

@@ -53,9 +53,13 @@ class RunSpec(BaseModel):
     def _task_fits_model(self) -> RunSpec:
         task = self.build_task()
         if task.length > self.model.max_len:
-            raise ValueError(f"max_len: {self.model.max_len} was given; the task's sequences have {task.length} tokens.")
+            raise ValueError(
+                f"max_len: {self.model.max_len} was given; the task's sequences have {task.length} tokens."
+            )
         if task.vocab_size > self.model.vocab_size:
-            raise ValueError(f"vocab_size: {self.model.vocab_size} was given; the task uses {task.vocab_size} token ids.")
+            raise ValueError(
+                f"vocab_size: {self.model.vocab_size} was given; the task uses {task.vocab_size} token ids."
+            )
         if max(task.labels) >= self.model.num_classes:
             raise ValueError(
                 f"num_classes: {self.model.num_classes} was given; the task's labels go up to {max(task.labels)}, "

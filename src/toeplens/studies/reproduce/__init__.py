@@ -1,6 +1,6 @@
 """The papers' central experiment: encodings x tasks x protocols, head ablation, and the claims about them."""
 
-from toeplens.studies.reproduce.cells import PROTOCOLS, Cell, grid, title
+from toeplens.studies.reproduce.cells import PROTOCOLS, Cell, grid, starting_spec, title
 from toeplens.studies.reproduce.claims import CLAIMS
 from toeplens.studies.reproduce.scales import COUNT, DISTANCE, SCALES, Scale
 from toeplens.studies.reproduce.study import Plan, Reproduction, gather, limits_for, reproduce
@@ -23,5 +23,6 @@ __all__ = [
     "grid",
     "limits_for",
     "reproduce",
+    "starting_spec",
     "title",
 ]

@@ -48,7 +48,7 @@ class Cell:
 
 
 def encoding_of(protocol: Protocol, label: str) -> dict[str, Any]:
-    """The model fields behind a label: the paper's words and the released program's code mean different things by them."""
+    """The model fields behind a label: the paper and its released program mean different things by the same word."""
     if label.startswith("partial-"):
         return {"encoding": "partial-rope", "encoding_options": {"heads": int(label.removeprefix("partial-"))}}
     fields: dict[str, Any]
@@ -75,7 +75,7 @@ def encoding_of(protocol: Protocol, label: str) -> dict[str, Any]:
 
 
 def labels_of(scale: Scale, protocol: Protocol, task: str) -> list[str]:
-    """The labels of a task; in the released protocol "RoPE + sinusoid" is what its RoPE is, so RoPE alone takes its place."""
+    """The labels of a task; the released protocol's RoPE is RoPE + sinusoid, so there RoPE alone takes that place."""
     swap = {"rope-absolute": "rope-alone"} if protocol == "released" else {}
     labels = [swap.get(label, label) for label in scale.labels[task]]
     return labels + [f"partial-{count}" for count in scale.partial_heads[task]]
@@ -83,33 +83,19 @@ def labels_of(scale: Scale, protocol: Protocol, task: str) -> list[str]:
 
 def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int) -> Cell:
     """The run of one place in the grid."""
-    size = scale.tasks[task]
-    model = scale.model | encoding_of(protocol, label)
+    start = starting_spec(scale.name, protocol, task, label, seed)
+    model = start["model"] | encoding_of(protocol, label)
     if protocol == "released" and label == "mla":
         head_dim = model["d_model"] // model["num_heads"]
         model["encoding_options"] = model["encoding_options"] | {"rotary_dim": head_dim}
-    training = dict(scale.optimiser)
-    epochs = size.epochs
     if scale.name == "paper" and label == "mla":  # Table 4 says "16 heads (8 in fact)"; the program runs 16, 150 epochs
-        training["batch_size"] = 1024
+        start["batch_size"] = 1024
         if protocol == "released":
-            epochs = 150
+            start["epochs"] = 150
         else:
             model["num_heads"] //= 2
     skips_zero = protocol == "released" and task == COUNT and label != "mla"
-    options = size.paper if protocol == "paper" else size.released
-    spec: RunSpec = run_spec(
-        task=task,
-        task_options={"form": protocol, "vocab_size": model["vocab_size"], **options},
-        model=decoder_config(protocol=protocol, **model),
-        train_examples=size.train_examples,
-        test_examples=size.test_examples,
-        epochs=epochs,
-        ignore_label=0 if skips_zero else None,
-        seed=seed,
-        data_seed=seed,
-        **training,
-    )
+    spec: RunSpec = run_spec(**start | {"model": decoder_config(**model), "ignore_label": 0 if skips_zero else None})
     split = "test" if protocol == "paper" else "train+test"
     name = f"{protocol} · {'distance' if task == DISTANCE else 'count'} · {title(label)} · seed {seed}"
     return Cell(Key(protocol, task, label, seed), Job(spec, name, scale.ablation_examples, split))
@@ -122,7 +108,7 @@ def grid(scale_name: str, protocols: Sequence[Protocol], seeds: int) -> list[Cel
     scale = SCALES[choose("scale", scale_name, SCALES)]
     for protocol in protocols:
         choose("protocol", protocol, PROTOCOLS)
-    places = [
+    places: list[tuple[Protocol, str, str]] = [
         (protocol, task, label)
         for protocol in protocols
         for task in (DISTANCE, COUNT)
@@ -130,3 +116,25 @@ def grid(scale_name: str, protocols: Sequence[Protocol], seeds: int) -> list[Cel
     ]
     places.sort(key=lambda place: place[2] not in ("rope", "mla", "nope"))
     return [cell(scale, *place, seed) for seed in range(42, 42 + seeds) for place in places]
+
+
+def starting_spec(scale_name: str, protocol_name: str, task: str, encoding: str, seed: int) -> dict[str, Any]:
+    """A spec for any encoding at a scale's sizes, as plain fields: what ``toeplens train`` starts from.
+
+    The model's protocol switches are left out, so that they follow the encoding and the protocol.
+    """
+    scale = SCALES[choose("scale", scale_name, SCALES)]
+    protocol = choose("protocol", protocol_name, PROTOCOLS)
+    size = scale.tasks[choose("task", task, scale.tasks)]
+    options = size.paper if protocol == "paper" else size.released
+    return {
+        "task": task,
+        "task_options": {"form": protocol, "vocab_size": scale.model["vocab_size"], **options},
+        "model": {"protocol": protocol, "encoding": encoding, **scale.model},
+        "train_examples": size.train_examples,
+        "test_examples": size.test_examples,
+        "epochs": size.epochs,
+        "seed": seed,
+        "data_seed": seed,
+        **scale.optimiser,
+    }

@@ -47,7 +47,11 @@ def _rope_best(results: Results) -> list[Finding]:
 
 def _rope_fastest(results: Results) -> list[Finding]:
     return [
-        above(f"mean accuracy over the epochs, RoPE - {title(other)}", results.speed_difference(DISTANCE, "rope", other), 0.0)
+        above(
+            f"mean accuracy over the epochs, RoPE - {title(other)}",
+            results.speed_difference(DISTANCE, "rope", other),
+            0.0,
+        )
         for other in ("absolute", "relative", "alibi", "nope", "random")
         if _expected(results, DISTANCE, other)
     ]
@@ -102,7 +106,12 @@ def _first_layer_deposit(results: Results) -> list[Finding]:
 def _shallow_deposit(results: Results) -> list[Finding]:
     cells = _skilled(results.of(DISTANCE, "rope"))
     half = max((len(cell.deposits()) for cell in cells), default=0) // 2
-    return [seen("a layer in RoPE's first half is single-head", [_single_head(cell, slice(0, max(1, half))) for cell in cells])]
+    return [
+        seen(
+            "a layer in RoPE's first half is single-head",
+            [_single_head(cell, slice(0, max(1, half))) for cell in cells],
+        )
+    ]
 
 
 def _only_rope(results: Results) -> list[Finding]:
@@ -111,7 +120,9 @@ def _only_rope(results: Results) -> list[Finding]:
         cells = results.of(DISTANCE, label)
         skilled = _skilled(cells)
         if skilled:
-            findings.append(opposite(seen(f"{title(label)} has a single-head layer", [_single_head(c) for c in skilled])))
+            findings.append(
+                opposite(seen(f"{title(label)} has a single-head layer", [_single_head(c) for c in skilled]))
+            )
         else:
             why = "learned too little for its heads to matter" if cells else "has no finished run"
             findings.append(Finding("undecided", f"{title(label)} {why}"))
@@ -134,7 +145,9 @@ def _displaced(results: Results) -> list[Finding]:
     first = [float(cell.ablation.drops[0].max()) for cell in cells if cell.ablation]
     return [
         below("RoPE + sinusoid: largest drop in the first layer", first, 0.1),
-        seen("RoPE + sinusoid: a layer after the first is single-head", [_single_head(c, slice(1, None)) for c in cells]),
+        seen(
+            "RoPE + sinusoid: a layer after the first is single-head", [_single_head(c, slice(1, None)) for c in cells]
+        ),
     ]
 
 
@@ -208,7 +221,7 @@ CLAIMS: tuple[Claim, ...] = (
         "deposit-first-layer",
         f"{_FINAL}, 5",
         "Removing one first-layer head of RoPE costs about 60 points on Task 1; other heads have little effect.",
-        "RoPE's first layer is single-head (kinds of the deposit page), its largest drop over 0.5, and the next largest "
+        "RoPE's first layer is single-head, its largest drop over 0.5, and the next largest "
         "drop of any head in any layer under 0.25. Only models with skill of at least 0.25 count.",
         _first_layer_deposit,
     ),

@@ -65,7 +65,15 @@ SMOKE = Scale(
 LAPTOP = Scale(
     name="laptop",
     about="small models and short texts that still show the differences, in under 10 minutes on 2 cores",
-    model={"vocab_size": 64, "d_model": 64, "d_ff": 128, "num_layers": 3, "num_heads": 4, "max_len": 24, "dropout": 0.0},
+    model={
+        "vocab_size": 64,
+        "d_model": 64,
+        "d_ff": 128,
+        "num_layers": 3,
+        "num_heads": 4,
+        "max_len": 24,
+        "dropout": 0.0,
+    },
     optimiser={"lr": 3e-3, "betas": (0.9, 0.98), "batch_size": 128},
     tasks={
         DISTANCE: TaskSize(
@@ -91,7 +99,15 @@ LAPTOP = Scale(
 PAPER = Scale(
     name="paper",
     about="the sizes and settings of the paper's Tables 3 and 4; hours on one GPU, in pieces",
-    model={"vocab_size": 574, "d_model": 256, "d_ff": 512, "num_layers": 6, "num_heads": 16, "max_len": 128, "dropout": 0.1},
+    model={
+        "vocab_size": 574,
+        "d_model": 256,
+        "d_ff": 512,
+        "num_layers": 6,
+        "num_heads": 16,
+        "max_len": 128,
+        "dropout": 0.1,
+    },
     optimiser={"lr": 1e-4, "betas": (0.98, 0.9), "batch_size": 512},
     tasks={
         DISTANCE: TaskSize(

@@ -88,7 +88,9 @@ def reproduce(
     directory = _claim(Path(out), plan)
     started = time.time()
     try:
-        run_local([cell.job for cell in cells], directory / RUNS, limits or Limits(), workers=workers, on_event=on_event)
+        run_local(
+            [cell.job for cell in cells], directory / RUNS, limits or Limits(), workers=workers, on_event=on_event
+        )
     finally:
         _note_time(directory, time.time() - started)
         state = gather(directory)
@@ -133,7 +135,9 @@ def gather(directory: Path | str) -> Reproduction:
         run = Run.open(run_directory)
         ablation = read_ablation(run_directory)
         ready = run.status == "diverged" or (run.status == "complete" and ablation is not None)
-        done += cell.job.spec.total_steps if run.status != "stopped" else (run.metrics[-1]["step"] if run.metrics else 0)
+        done += (
+            cell.job.spec.total_steps if run.status != "stopped" else (run.metrics[-1]["step"] if run.metrics else 0)
+        )
         if ready:
             if (run_directory / ENVIRONMENT).exists():
                 about = {**about, "execution": read_json(run_directory / ENVIRONMENT).get("execution")}
@@ -141,7 +145,15 @@ def gather(directory: Path | str) -> Reproduction:
     results = Results(found)
     entries = judge(CLAIMS, results, plan.protocols)
     state = Reproduction(
-        directory, plan, results, entries, accuracy_table(results, plan.protocols), len(found), len(cells), done / total, about
+        directory,
+        plan,
+        results,
+        entries,
+        accuracy_table(results, plan.protocols),
+        len(found),
+        len(cells),
+        done / total,
+        about,
     )
     if found:
         _write(state)
@@ -166,7 +178,9 @@ def _result(cell: Cell, run: Run, ablation: Any) -> CellResult:
 
 def _read_plan(directory: Path) -> tuple[Plan, dict[str, Any]]:
     if not directory.is_dir() or not (directory / STUDY).exists():
-        raise InputError(f"study: {directory} is not a study's directory (no {STUDY}); give one that 'toeplens reproduce' wrote.")
+        raise InputError(
+            f"study: {directory} is not a study's directory (no {STUDY}); give one that 'toeplens reproduce' wrote."
+        )
     content = read_json(directory / STUDY)
     try:
         plan = Plan(choose("scale", content["scale"], SCALES), tuple(content["protocols"]), int(content["seeds"]))

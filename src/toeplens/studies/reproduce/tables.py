@@ -68,7 +68,9 @@ def _row(results: Results, protocol: Protocol, task: str, label: str) -> Row:
         drops = np.mean([ablation.drops.max() for ablation in ablated])
         largest = float(drops)
         places = [np.unravel_index(ablation.drops.argmax(), ablation.drops.shape) for ablation in ablated]
-        where = ", ".join(f"layer {layer + 1} head {head + 1}" for layer, head in places[:3]) + (" …" if len(places) > 3 else "")
+        where = ", ".join(f"layer {layer + 1} head {head + 1}" for layer, head in places[:3]) + (
+            " …" if len(places) > 3 else ""
+        )
     kinds = [layer.kind for layer in finished[0].deposits()] if finished else []
     return Row(
         protocol=protocol,

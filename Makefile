@@ -1,0 +1,59 @@
+# Two commands: `make demo` and `make test`. Both set up their own environment in .venv.
+PYTHON ?= python3
+SCALE ?= laptop
+SEEDS ?= 1
+OUT ?= demo/$(SCALE)
+PIP = .venv/bin/python -m pip --quiet --disable-pip-version-check
+WORKERS ?= 2
+
+.PHONY: demo test test-heavy check format docs bench clean
+
+demo: .venv/.run
+	.venv/bin/toeplens reproduce --scale $(SCALE) --seeds $(SEEDS) --out $(OUT)
+
+test: .venv/.test .venv/.browser
+	.venv/bin/python -m pytest -m "not heavy" -n $(WORKERS)
+
+test-heavy: .venv/.test .venv/.browser
+	.venv/bin/python -m pytest -m heavy
+
+check: .venv/.dev
+	.venv/bin/ruff format --check src tests benchmarks
+	.venv/bin/ruff check src tests benchmarks
+	.venv/bin/pyright
+	$(MAKE) test
+
+format: .venv/.dev
+	.venv/bin/ruff format src tests benchmarks
+	.venv/bin/ruff check --fix src tests benchmarks
+
+docs: .venv/.dev
+	.venv/bin/mkdocs build --strict
+
+bench: .venv/.test
+	.venv/bin/python benchmarks/training.py
+	.venv/bin/python benchmarks/ablation.py
+
+clean:
+	rm -rf .venv demo site .pytest_cache .ruff_cache .hypothesis
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "toeplens needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv .venv || { tools/system-packages python3-venv && $(PYTHON) -m venv .venv; }
+
+.venv/.run: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+.venv/.test: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) install -c constraints.txt -e ".[test]"
+	@touch $@ .venv/.run
+
+.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) install -c constraints.txt -e ".[test,lint,docs]"
+	@touch $@ .venv/.test .venv/.run
+
+# the browser in which the tests open the page
+.venv/.browser: | .venv/bin/python
+	command -v chromium >/dev/null || tools/system-packages chromium
+	@touch $@

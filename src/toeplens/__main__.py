@@ -1,0 +1,5 @@
+"""``python -m toeplens`` is the command line."""
+
+from toeplens.cli import main
+
+main()

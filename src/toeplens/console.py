@@ -1,0 +1,166 @@
+"""What the command line prints: tables, progress, JSON, and one-sentence errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from toeplens.engine import Event
+from toeplens.ground.files import finite
+from toeplens.lens import HeadAblation, deposit
+from toeplens.studies import Entry
+from toeplens.studies.reproduce import Cell, Row
+
+out = Console()
+err = Console(stderr=True)
+
+_COLOURS = {"holds": "green", "holds in part": "yellow", "fails": "red", "undecided": "dim"}
+
+
+def print_json(content: Any) -> None:
+    """Machine-readable output: JSON on standard output, and nothing else there."""
+    sys.stdout.write(json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
+
+
+def per_cent(value: float | None) -> str:
+    """A share as per cent, or a dash."""
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+class StudyProgress:
+    """A live bar over a study's training steps with a time estimate; plain lines where there is no terminal."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self.cells = cells
+        self.steps = [0] * len(cells)
+        self.totals = [cell.job.spec.total_steps for cell in cells]
+        self.started = time.monotonic()
+        self.finished = 0
+        self.live = err.is_terminal
+        self.bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            console=err,
+            disable=not self.live,
+        )
+        self.whole = self.bar.add_task(f"0/{len(cells)} cells", total=sum(self.totals))
+        self.running: dict[int, Any] = {}
+
+    def __enter__(self) -> StudyProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Take note of a step or of a finished cell."""
+        label = self.cells[event.job].job.label
+        if event.status is None:
+            self.steps[event.job] = event.step
+            if event.job not in self.running:
+                self.running[event.job] = self.bar.add_task(f"  {label}", total=event.total)
+            text = f"  {label}" + (f"  accuracy {event.accuracy:.3f}" if event.accuracy is not None else "")
+            self.bar.update(self.running[event.job], completed=event.step, description=text)
+        else:
+            self.finished += 1
+            self.steps[event.job] = self.totals[event.job]
+            if event.job in self.running:
+                self.bar.remove_task(self.running.pop(event.job))
+            if not self.live:
+                minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
+                err.print(
+                    f"[{self.finished}/{len(self.cells)}] {minutes}:{seconds:02d} {label}: {event.status}",
+                    highlight=False,
+                    markup=False,
+                )
+        self.bar.update(self.whole, completed=sum(self.steps), description=f"{self.finished}/{len(self.cells)} cells")
+
+
+class RunProgress:
+    """A live bar over one run's steps."""
+
+    def __init__(self, label: str) -> None:
+        self.bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=err,
+            disable=not err.is_terminal,
+        )
+        self.label = label
+        self.task = self.bar.add_task(label, total=None)
+
+    def __enter__(self) -> RunProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, step: int, total: int, row: dict[str, Any] | None) -> None:
+        """Take note of a step."""
+        text = self.label + (f"  test accuracy {row['test_accuracy']:.3f}" if row else "")
+        self.bar.update(self.task, completed=step, total=total, description=text)
+
+
+def claims_table(entries: Sequence[Entry]) -> Table:
+    """The ledger: a line a claim, a column a protocol."""
+    protocols = list(dict.fromkeys(entry.protocol for entry in entries))
+    table = Table(
+        "claim", "statement", *(f"{protocol} protocol" for protocol in protocols), show_lines=True, title="Claims"
+    )
+    for claim in dict.fromkeys(entry.claim for entry in entries):
+        verdicts = {entry.protocol: entry.verdict for entry in entries if entry.claim is claim}
+        pills = [f"[{_COLOURS[verdicts[p]]}]{verdicts[p]}[/]" for p in protocols]
+        table.add_row(claim.id, f"{claim.statement}\n[dim]{claim.source}[/]", *pills)
+    return table
+
+
+def accuracy_table(rows: Sequence[Row]) -> Table:
+    """Accuracy by protocol, task and encoding, the paper's beside ours."""
+    columns = ("protocol", "task", "encoding", "paper %", "ours %", "seeds", "largest head drop", "kinds by layer")
+    table = Table(*columns, title="Test accuracy")
+    last: tuple[str, str] | None = None
+    for row in rows:
+        if last not in (None, (row.protocol, row.task)):
+            table.add_section()
+        last = (row.protocol, row.task)
+        paper = "–" if row.paper is None else f"{row.paper:.1f}"
+        spread = f" ({per_cent(row.lowest)}–{per_cent(row.highest)})" if row.seeds > 1 else ""
+        drop = "–" if row.largest_drop is None else f"{100 * row.largest_drop:.0f} ({row.where})"
+        diverged = f", {row.diverged} diverged" if row.diverged else ""
+        ours = per_cent(row.accuracy) + spread
+        table.add_row(
+            row.protocol, row.task, row.title, paper, ours, f"{row.seeds}{diverged}", drop, ", ".join(row.kinds)
+        )
+    return table
+
+
+def ablation_tables(ablation: HeadAblation) -> list[Table]:
+    """The drop of every head with its interval, and each layer's deposit."""
+    heads = ablation.drops.shape[1]
+    drops = Table("layer", *(f"head {h + 1}" for h in range(heads)), title="Accuracy lost without the head (points)")
+    for layer, (d, low, high) in enumerate(zip(ablation.drops, ablation.low, ablation.high, strict=True), start=1):
+        drops.add_row(
+            str(layer),
+            *(f"{100 * x:.1f} [dim]{100 * a:.1f}..{100 * b:.1f}[/]" for x, a, b in zip(d, low, high, strict=True)),
+        )
+    kinds = Table("layer", "kind", "peak", "second", "top share", "effective heads", "Gini", title="Deposit")
+    for layer, row in enumerate(deposit(ablation), start=1):
+        figures = (row.peak, row.second, row.top_share, row.effective_heads, row.gini)
+        kinds.add_row(str(layer), row.kind, *(f"{x:.2f}" for x in figures))
+    return [drops, kinds]

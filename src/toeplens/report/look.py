@@ -1,0 +1,83 @@
+"""How the report looks and names things: one colour and one marker an encoding, everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import isfinite
+
+from toeplens.model import Protocol
+from toeplens.studies.reproduce import COUNT, DISTANCE, title
+
+TASKS: dict[str, str] = {DISTANCE: "Task 1 · distance", COUNT: "Task 2 · count"}
+PROTOCOL_NAMES: dict[Protocol, str] = {"paper": "paper protocol", "released": "released protocol"}
+
+# label: colour (readable on white and on near-black), plotly marker, the same marker as a character
+_LOOKS: dict[str, tuple[str, str, str]] = {
+    "rope": ("#2f6fe0", "circle", "●"),
+    "rope-alone": ("#0e9bb5", "triangle-down", "▼"),
+    "rope-absolute": ("#8456d8", "diamond", "◆"),
+    "partial-1": ("#6f8fc4", "circle-open", "○"),
+    "partial-2": ("#5d86cc", "circle-open", "○"),
+    "partial-4": ("#4c7ed4", "circle-open", "○"),
+    "partial-8": ("#3e77da", "circle-open", "○"),
+    "mla": ("#de7a00", "square", "■"),
+    "absolute": ("#c8479f", "triangle-up", "▲"),
+    "relative": ("#1d9a5b", "cross", "✚"),
+    "alibi": ("#d2453d", "x", "✖"),
+    "random": ("#9c7430", "star", "★"),
+    "nope": ("#858b95", "star-diamond", "✦"),
+}
+_OTHER = ("#858b95", "circle-open", "○")
+
+# a drop of nothing is the page's ground, a loss is warm, a gain is cool
+HEAT = {"light": ("#2b6cb0", "#f4f4f1", "#b3311b"), "dark": ("#58a6ff", "#262b33", "#ff7a52")}
+
+
+def colour(label: str) -> str:
+    """The encoding's colour."""
+    return _LOOKS.get(label, _OTHER)[0]
+
+
+def marker(label: str) -> str:
+    """The encoding's marker, by plotly's name."""
+    return _LOOKS.get(label, _OTHER)[1]
+
+
+def glyph(label: str) -> str:
+    """The encoding's marker, as a character."""
+    return _LOOKS.get(label, _OTHER)[2]
+
+
+def ordered(labels: Iterable[str]) -> list[str]:
+    """Labels in the report's order: the RoPE family, MLA, then the others."""
+    places = list(_LOOKS)
+    return sorted(set(labels), key=lambda label: (places.index(label) if label in places else len(places), label))
+
+
+def name(protocol: Protocol, label: str) -> str:
+    """What the encoding is called; the released program's RoPE has a sinusoid that the paper does not mention."""
+    return "RoPE (with sinusoid)" if (protocol, label) == ("released", "rope") else title(label)
+
+
+def percent(value: float | None, *, sign: bool = True) -> str:
+    """A share as per cent; a dash if there is none."""
+    return "–" if value is None or not isfinite(value) else f"{100 * value:.1f}{' %' if sign else ''}"
+
+
+def points(value: float) -> str:
+    """A difference of shares, in percentage points; a true minus sign."""
+    rounded = round(100 * value, 1) + 0.0
+    return f"{rounded:.1f}".replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.1f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+
+
+def listed(items: Iterable[str]) -> str:
+    """Items as a list in a sentence."""
+    items = list(items)
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"

@@ -1,0 +1,308 @@
+"""The same numbers as public implementations: transformers, x-transformers, rotary-embedding-torch.
+
+Where a public implementation forms its phases in float32, its own error at position i is i times 2^-24 of each factor
+and product, so agreement is asked to 2e-5 at positions under 128; where it can be given float64 tables, to 1e-12.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rotary_embedding_torch import RotaryEmbedding
+from torch import Tensor
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    T5Config,
+)
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
+from transformers.models.fsmt.modeling_fsmt import SinusoidalPositionalEmbedding as FSMTSinusoidal
+from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox
+from transformers.models.gptj import modeling_gptj as gptj
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.roformer.modeling_roformer import RoFormerSinusoidalPositionalEmbedding
+from transformers.models.t5.modeling_t5 import T5Attention
+from transformers.models.xlm.modeling_xlm import create_sinusoidal_embeddings
+from x_transformers import x_transformers
+
+from toeplens import encodings
+from toeplens.encodings import PositionalEncoding
+from toeplens.model import DecoderConfig, LatentAttention
+
+B, H, D, N = 2, 4, 16, 128
+POSITIONS = torch.arange(N)
+
+
+def build(name: str, *, num_heads: int = H, head_dim: int = D, **options: Any) -> PositionalEncoding:
+    d_model = num_heads * head_dim
+    return encodings.build(name, d_model=d_model, num_heads=num_heads, head_dim=head_dim, max_len=512, **options)
+
+
+def queries_and_keys(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(B, H, N, D, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2))
+    return q, k
+
+
+def angles(rotary_dim: int = D, base: float = 10000.0) -> np.ndarray:
+    """i base^(-2t/d), written once more without torch."""
+    return np.outer(np.arange(N), base ** -(np.arange(0, rotary_dim, 2) / rotary_dim))
+
+
+def agree(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+    assert ours.shape == theirs.shape
+    assert ours.dtype == theirs.dtype
+    assert float((ours - theirs).detach().abs().max()) <= tolerance
+
+
+# ---- rotary ---------------------------------------------------------------------------------------------------------
+
+
+def test_rope_in_halves_is_llamas() -> None:
+    ours = build("rope", pairing="half")
+    config = LlamaConfig(hidden_size=H * D, num_attention_heads=H)
+    q, k = queries_and_keys(torch.float32)
+    cos, sin = llama.LlamaRotaryEmbedding(config)(q, POSITIONS.unsqueeze(0))
+    theirs = llama.apply_rotary_pos_emb(q, k, cos, sin)
+    for a, b in zip(ours.rotate(q, k, POSITIONS, POSITIONS), theirs, strict=True):
+        agree(a, b, 2e-5)
+    q, k = queries_and_keys(torch.float64)
+    table = torch.from_numpy(np.concatenate([angles(), angles()], axis=-1)).unsqueeze(0)
+    theirs = llama.apply_rotary_pos_emb(q, k, table.cos(), table.sin())
+    for a, b in zip(ours.rotate(q, k, POSITIONS, POSITIONS), theirs, strict=True):
+        agree(a, b, 1e-12)
+
+
+def test_interleaved_rope_is_gpt_js() -> None:
+    ours = build("rope")
+    q, k = queries_and_keys(torch.float32)
+    sin, cos = gptj.create_sinusoidal_positions(N, D).unsqueeze(0).chunk(2, dim=-1)
+    for a, x in zip(ours.rotate(q, k, POSITIONS, POSITIONS), (q, k), strict=True):
+        agree(a, gptj.apply_rotary_pos_emb(x.transpose(1, 2), sin, cos).transpose(1, 2), 2e-5)
+    q, k = queries_and_keys(torch.float64)
+    table = torch.from_numpy(angles()).unsqueeze(0)
+    for a, x in zip(ours.rotate(q, k, POSITIONS, POSITIONS), (q, k), strict=True):
+        agree(a, gptj.apply_rotary_pos_emb(x.transpose(1, 2), table.sin(), table.cos()).transpose(1, 2), 1e-12)
+
+
+def test_partial_rope_on_a_quarter_is_gpt_neoxs() -> None:
+    ours = build("partial-rope", rotary_pct=0.25, pairing="half")
+    config = GPTNeoXConfig(hidden_size=H * D, num_attention_heads=H, rotary_pct=0.25)
+    q, k = queries_and_keys(torch.float32)
+    cos, sin = gpt_neox.GPTNeoXRotaryEmbedding(config)(q, POSITIONS.unsqueeze(0))
+    assert cos.shape[-1] == D // 4
+    theirs = gpt_neox.apply_rotary_pos_emb(q, k, cos, sin)
+    for a, b in zip(ours.rotate(q, k, POSITIONS, POSITIONS), theirs, strict=True):
+        agree(a, b, 2e-5)
+    q, k = queries_and_keys(torch.float64)
+    table = torch.from_numpy(np.concatenate([angles(D // 4), angles(D // 4)], axis=-1)).unsqueeze(0)
+    theirs = gpt_neox.apply_rotary_pos_emb(q, k, table.cos(), table.sin())
+    for a, b in zip(ours.rotate(q, k, POSITIONS, POSITIONS), theirs, strict=True):
+        agree(a, b, 1e-12)
+
+
+@pytest.mark.parametrize("base", [10000.0, 500000.0])
+def test_interleaved_rope_is_rotary_embedding_torchs(base: float) -> None:
+    ours, theirs = build("rope", base=base), RotaryEmbedding(D, theta=base)
+    q, k = queries_and_keys(torch.float32)
+    for a, x in zip(ours.rotate(q, k, POSITIONS, POSITIONS), (q, k), strict=True):
+        agree(a, theirs.rotate_queries_or_keys(x), 2e-5)
+    later = ours.rotate(q, k, POSITIONS + 300, POSITIONS)[0]
+    agree(later, theirs.rotate_queries_or_keys(q, offset=300), 1e-4)
+
+
+def test_interleaved_rope_is_x_transformers() -> None:
+    freqs, scale = x_transformers.RotaryEmbedding(D)(POSITIONS)
+    q, k = queries_and_keys(torch.float32)
+    for a, x in zip(build("rope").rotate(q, k, POSITIONS, POSITIONS), (q, k), strict=True):
+        agree(a, x_transformers.apply_rotary_pos_emb(x, freqs, scale), 2e-5)
+
+
+# ---- biases ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_heads", [4, 6, 8, 12, 16])
+def test_alibi_is_blooms(num_heads: int) -> None:
+    """Bloom adds m_h j, which a softmax over keys cannot tell from -m_h (i - j): its value at j less that at i."""
+    at_key = build_alibi_tensor(torch.ones(1, N), num_heads, torch.float32).double()
+    theirs = at_key - at_key.transpose(1, 2)
+    ours = build("alibi", num_heads=num_heads, head_dim=4).bias(POSITIONS, POSITIONS)
+    causal = torch.ones(N, N).tril()
+    agree(ours.double() * causal, theirs * causal, 2e-5)
+    agree(build("alibi", num_heads=num_heads, head_dim=4).slopes, at_key[:, 0, 1], 1e-7)
+
+
+@pytest.mark.parametrize("num_heads", [4, 6, 8, 12, 16])
+def test_alibi_is_x_transformers(num_heads: int) -> None:
+    ours = build("alibi", num_heads=num_heads, head_dim=4)
+    theirs = x_transformers.AlibiPositionalBias(num_heads)
+    agree(ours.bias(POSITIONS, POSITIONS), theirs(N, N), 1e-5)
+    agree(ours.bias(POSITIONS[-5:], POSITIONS), theirs(5, N), 1e-5)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (16, 64), (8, 300)])
+def test_t5_buckets_are_t5s(bidirectional: bool, num_buckets: int, max_distance: int) -> None:
+    """Our offset is query minus key, T5's relative position key minus query."""
+    offsets = torch.arange(-300, 301)
+    ours = build("t5", bidirectional=bidirectional, num_buckets=num_buckets, max_distance=max_distance)
+    theirs = T5Attention._relative_position_bucket(-offsets, bidirectional, num_buckets, max_distance)
+    assert torch.equal(ours.buckets(offsets), theirs)
+    also = x_transformers.RelativePositionBias._relative_position_bucket(
+        -offsets, causal=not bidirectional, num_buckets=num_buckets, max_distance=max_distance
+    )
+    assert torch.equal(ours.buckets(offsets), also)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_the_t5_bias_is_t5s(bidirectional: bool) -> None:
+    ours = build("t5", bidirectional=bidirectional)
+    config = T5Config(d_model=H * D, d_kv=D, num_heads=H, is_decoder=not bidirectional)
+    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    also = x_transformers.RelativePositionBias(scale=1.0, causal=not bidirectional, heads=H)
+    with torch.no_grad():
+        theirs.relative_attention_bias.weight.copy_(ours.weight)
+        also.relative_attention_bias.weight.copy_(ours.weight)
+    bias = ours.bias(POSITIONS, POSITIONS)
+    agree(bias, theirs.compute_bias(N, N)[0], 0.0)
+    agree(bias, also(N, N), 0.0)
+    agree(bias[:, -3:], theirs.compute_bias(3, N, past_seen_tokens=N - 3)[0], 0.0)
+
+
+# ---- sinusoids ------------------------------------------------------------------------------------------------------
+
+
+def table(layout: str, base: float = 10000.0) -> Tensor:
+    return build("sinusoidal", layout=layout, base=base).table(POSITIONS).float()
+
+
+@pytest.mark.parametrize("public", [MarianSinusoidalPositionalEmbedding, RoFormerSinusoidalPositionalEmbedding])
+def test_the_sinusoid_in_halves_is_marians_and_roformers(public: type) -> None:
+    agree(table("halves"), public(N, H * D).create_weight(), 1e-7)
+
+
+def test_the_sinusoid_in_halves_is_gpt_js_and_x_transformers() -> None:
+    agree(table("halves"), gptj.create_sinusoidal_positions(N, H * D), 1e-5)
+    scaled = x_transformers.ScaledSinusoidalEmbedding(H * D)
+    with torch.no_grad():
+        scaled.scale.fill_(1.0)
+        agree(table("halves"), scaled(torch.empty(1, N)), 1e-5)
+
+
+def test_the_interleaved_sinusoid_is_xlms() -> None:
+    agree(table("interleaved"), create_sinusoidal_embeddings(N, H * D, torch.empty(N, H * D)), 1e-7)
+
+
+def test_tensor2tensors_sinusoid_has_our_layout_and_a_last_wavelength_of_exactly_the_base() -> None:
+    """Its frequencies are 10000^(-t/(d/2 - 1)) where the paper's are 10000^(-2t/d): the paper's with another base."""
+    theirs = FSMTSinusoidal.get_embedding(N, H * D, None)
+    half = H * D // 2
+    agree(table("halves", base=10000 ** (half / (half - 1))), theirs, 2e-5)
+    assert float((table("halves") - theirs).abs().max()) > 0.1
+
+
+# ---- multi-head latent attention ------------------------------------------------------------------------------------
+
+CONTENT, ROTARY, LATENT, WIDTH = 8, 4, 16, H * 8
+
+
+def copy_weights(ours: LatentAttention, theirs: torch.nn.Module) -> None:
+    """DeepSeek keeps a head's content and rotary query side by side, its key beside its value, and W_DKV above W_KR."""
+    with torch.no_grad():
+        theirs.q_a_proj.weight.copy_(ours.down_q.weight)
+        theirs.q_a_layernorm.weight.copy_(ours.norm_q.weight)
+        up = (ours.up_q.weight.unflatten(0, (H, CONTENT)), ours.rotary_q.weight.unflatten(0, (H, ROTARY)))
+        theirs.q_b_proj.weight.copy_(torch.cat(up, dim=1).flatten(0, 1))
+        theirs.kv_a_proj_with_mqa.weight.copy_(torch.cat((ours.down_kv.weight, ours.rotary_k.weight)))
+        theirs.kv_a_layernorm.weight.copy_(ours.norm_kv.weight)
+        keys, values = (part.unflatten(0, (H, CONTENT)) for part in ours.up_kv.weight.chunk(2))
+        theirs.kv_b_proj.weight.copy_(torch.cat((keys, values), dim=1).flatten(0, 1))
+        theirs.o_proj.weight.copy_(ours.out.weight)
+
+
+def our_latent_attention(pairing: str) -> LatentAttention:
+    torch.manual_seed(0)
+    options = {"rotary_dim": ROTARY, "d_compress": LATENT, "pairing": pairing}
+    config = DecoderConfig(d_model=WIDTH, num_heads=H, encoding="mla", encoding_options=options)
+    ours = LatentAttention(config, config.build_encoding())
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.normal_(std=0.5)
+        ours.norm_q.weight.add_(1.0)
+        ours.norm_kv.weight.add_(1.0)
+    ours.norm_q.eps = ours.norm_kv.eps = 1e-6  # DeepSeek's; torch's own default is 2^-23
+    return ours.eval()
+
+
+def deepseek_sizes(attention: str, **more: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": WIDTH,
+        "num_attention_heads": H,
+        "num_key_value_heads": H,
+        "q_lora_rank": LATENT,
+        "kv_lora_rank": LATENT,
+        "qk_nope_head_dim": CONTENT,
+        "qk_rope_head_dim": ROTARY,
+        "v_head_dim": CONTENT,
+        "attn_implementation": attention,
+        **more,
+    }
+
+
+def our_output(ours: LatentAttention, x: Tensor, positions: Tensor) -> Tensor:
+    z = ours.heads(x, x, q_positions=positions, k_positions=positions, bias=None, mask=None, single=False)
+    return ours.merge(z)
+
+
+def causal_mask(length: int, dtype: torch.dtype) -> Tensor:
+    return torch.full((length, length), float("-inf"), dtype=dtype).triu(1)[None, None]
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_latent_attention_is_deepseek_v3s(interleaved: bool) -> None:
+    ours = our_latent_attention("interleaved" if interleaved else "half")
+    config = DeepseekV3Config(**deepseek_sizes("eager", rope_interleave=interleaved))
+    theirs = deepseek_v3.DeepseekV3Attention(config, layer_idx=0)
+    copy_weights(ours, theirs)
+    x, positions = torch.randn(B, 12, WIDTH), torch.arange(12)
+    tables = deepseek_v3.DeepseekV3RotaryEmbedding(config)(x, positions.unsqueeze(0))
+    out, weights = theirs(x, tables, causal_mask(12, x.dtype))
+    assert weights.shape == (B, H, 12, 12)
+    scale = float(out.detach().abs().max())
+    agree(our_output(ours, x, positions) / scale, out / scale, 2e-6)
+
+
+def test_latent_attention_is_deepseek_v3s_in_float64() -> None:
+    """The reference forms RMSNorm's factor and the tables in float32; with its latents already of norm one, and float64
+    tables, what is left is the attention itself."""
+    ours = our_latent_attention("interleaved").double()
+    theirs = deepseek_v3.DeepseekV3Attention(DeepseekV3Config(**deepseek_sizes("sdpa")), layer_idx=0).double()
+    copy_weights(ours, theirs)
+    for norm in ("norm_q", "norm_kv"):
+        setattr(ours, norm, torch.nn.Identity())
+    theirs.q_a_layernorm = theirs.kv_a_layernorm = torch.nn.Identity()
+    x, positions = torch.randn(B, 12, WIDTH, dtype=torch.float64), torch.arange(12)
+    phases = torch.from_numpy(np.tile(angles(ROTARY)[:12], 2)).unsqueeze(0)
+    out, _ = theirs(x, (phases.cos(), phases.sin()), causal_mask(12, x.dtype))
+    scale = float(out.detach().abs().max())
+    agree(our_output(ours, x, positions) / scale, out / scale, 1e-12)
+
+
+def test_latent_attention_is_deepseek_v2s() -> None:
+    ours = our_latent_attention("interleaved")
+    config = DeepseekV2Config(**deepseek_sizes("eager"))
+    theirs = deepseek_v2.DeepseekV2Attention(config, layer_idx=0)
+    copy_weights(ours, theirs)
+    x, positions = torch.randn(B, 12, WIDTH), torch.arange(12)
+    turns = deepseek_v2.DeepseekV2RotaryEmbedding(config)(x, positions.unsqueeze(0))
+    out, _ = theirs(x, causal_mask(12, x.dtype), position_embeddings=turns)
+    scale = float(out.detach().abs().max())
+    agree(our_output(ours, x, positions) / scale, out / scale, 2e-6)

@@ -1,0 +1,683 @@
+"""What every encoding must keep to, and what each one is: statements about shapes, offsets, kernels and precision."""
+
+from __future__ import annotations
+
+import copy
+from importlib.metadata import EntryPoint
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.encodings import Coupling, OffsetBias, PositionalEncoding, Rotary, offsets_between, registry
+from toeplens.encodings.nope import NoPE
+from toeplens.encodings.rotary import turn
+from toeplens.ground import InputError
+
+SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
+B, N = 2, 12
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("sinusoidal", {"layout": "halves"}),
+    ("sinusoidal", {"base": 100}),
+    ("learned", {"init_std": 1.0}),
+    ("random-fixed", {"trainable": True}),
+    ("random-fixed", {"std": 0.1}),
+    ("t5", {"bidirectional": True}),
+    ("t5", {"num_buckets": 8, "max_distance": 20}),
+    ("relative-table", {"shared": True}),
+    ("relative-table", {"init_std": 1.0}),
+    ("alibi", {"slopes": "exponential"}),
+    ("rope", {"pairing": "half"}),
+    ("rope", {"base": 500000.0}),
+    ("partial-rope", {"rotary_pct": 0.25}),
+    ("partial-rope", {"rotary_pct": 0.5, "pairing": "half"}),
+    ("partial-rope", {"heads": 1}),
+    ("partial-rope", {"heads": [0, 2], "rotary_pct": 0.5}),
+    ("partial-rope", {"layers": [0, 2]}),
+    ("rope-absolute", {"layout": "halves"}),
+    ("rope-absolute", {"pairing": "half"}),
+    ("mla", {"pairing": "half"}),
+    ("mla", {"rotary_dim": 8, "rotary_query": "shared", "latent_norm": False}),
+    ("mla", {"phase_table": "released"}),
+]
+CASES = [(name, {}) for name in encodings.names()] + OPTIONS
+
+
+def label(case: tuple[str, dict[str, Any]]) -> str:
+    return case[0] + "".join(f"-{key}={value}" for key, value in case[1].items())
+
+
+every_encoding = pytest.mark.parametrize(("name", "options"), CASES, ids=[label(case) for case in CASES])
+
+
+def build(name: str, options: dict[str, Any], *, seed: int = 0, **sizes: int) -> PositionalEncoding:
+    torch.manual_seed(seed)
+    return encodings.build(name, **{**SIZES, **sizes}, **options)
+
+
+def head_width(encoding: PositionalEncoding) -> int:
+    """Dimensions of the queries that the encoding acts on: a concatenated rotary part comes on top of head_dim."""
+    return encoding.head_dim + (encoding.rotary_dim if encoding.coupling == "concatenation" else 0)
+
+
+def queries_and_keys(encoding: PositionalEncoding, length: int = N, dtype: torch.dtype = torch.float64) -> tuple:
+    shape = (B, encoding.num_heads, length, head_width(encoding))
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2))
+
+
+def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    """What attention sees before its mask: the turned inner product, the bias, and what the encoding makes of them."""
+    turned_q, turned_k = encoding.rotate(q, k, q_positions, k_positions)
+    result = turned_q @ turned_k.transpose(-1, -2)
+    bias = encoding.bias(q_positions, k_positions)
+    if bias is not None:
+        result = result + bias.to(result.dtype)
+    return encoding.transform_logits(result, q_positions, k_positions)
+
+
+def toeplitz_defect(matrix: Tensor) -> float:
+    """How far the diagonals are from constant, relative to the largest entry: 0 exactly for a Toeplitz matrix."""
+    along = (matrix[..., 1:, 1:] - matrix[..., :-1, :-1]).detach()
+    return float(along.abs().max() / matrix.detach().abs().max().clamp(min=1e-300))
+
+
+def randomised(encoding: PositionalEncoding) -> PositionalEncoding:
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.normal_()
+    return encoding
+
+
+def acts_between_positions(encoding: PositionalEncoding) -> bool:
+    """Whether the encoding has a kernel of the offset that acts on the logits themselves, not through the input."""
+    return encoding.coupling != "input" and encoding.kernel(torch.arange(2)) is not None
+
+
+# ---- shapes, names, options, errors ---------------------------------------------------------------------------------
+
+
+@every_encoding
+def test_every_hook_keeps_the_shape_of_what_it_is_given(name: str, options: dict) -> None:
+    encoding = build(name, options)
+    positions, offsets = torch.arange(N), torch.arange(-5, 6)
+    q, k = queries_and_keys(encoding, dtype=torch.float32)
+    q, later = q[:, :, -3:], positions[-3:]
+    x = torch.randn(B, N, encoding.d_model)
+    assert encoding.embed(x, positions).shape == x.shape
+    turned_q, turned_k = encoding.rotate(q, k, later, positions)
+    assert (turned_q.shape, turned_k.shape) == (q.shape, k.shape)
+    assert (turned_q.dtype, turned_k.dtype) == (q.dtype, k.dtype)
+    square = torch.randn(B, encoding.num_heads, 3, N)
+    assert encoding.transform_logits(square, later, positions).shape == square.shape
+    assert encoding.transform_weights(square, later, positions).shape == square.shape
+    bias, kernel = encoding.bias(later, positions), encoding.kernel(offsets)
+    assert bias is None or bias.shape == (encoding.num_heads, 3, N)
+    if kernel is not None and kernel.is_complex():
+        assert kernel.ndim == 3
+        assert kernel.shape[0] in (1, encoding.num_heads)
+        assert kernel.shape[2] == len(offsets)
+    elif kernel is not None:
+        assert kernel.shape in ((encoding.num_heads, len(offsets)), (1, len(offsets)))
+
+
+@every_encoding
+def test_its_facts_are_declared(name: str, options: dict) -> None:
+    encoding = build(name, options)
+    assert encoding.coupling in get_args(Coupling)
+    for fact in (encoding.data_dependent, encoding.toeplitz, encoding.bounded):
+        assert isinstance(fact, bool)
+    assert encoding.citation.strip()
+    assert (type(encoding).__doc__ or "").strip()
+    assert isinstance(encoding, encodings.get(name))
+    assert set(options) <= set(encodings.options(name))
+
+
+def test_an_unknown_name_lists_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"^encoding: there is no 'roep'; did you mean .*'rope'.*\.$") as caught:
+        encodings.get("roep")
+    assert caught.value.exit_code == 2
+    with pytest.raises(InputError, match=r"known: .*alibi.*rope"):
+        encodings.build("??", **SIZES)
+
+
+@every_encoding
+def test_an_unknown_option_is_refused_by_name(name: str, options: dict) -> None:
+    with pytest.raises(InputError, match=f"^option of encoding '{name}': there is no 'flavour'; (did you|known)"):
+        build(name, {**options, "flavour": 1})
+
+
+@pytest.mark.parametrize("size", list(SIZES))
+@every_encoding
+def test_a_size_of_zero_is_refused_by_name(name: str, options: dict, size: str) -> None:
+    with pytest.raises(InputError, match=rf"^({size}|rotary_pct|heads): .*\.$") as caught:
+        build(name, options, **{size: 0})
+    assert "\n" not in str(caught.value)
+
+
+REFUSED = [
+    ("rope", {}, {"head_dim": 7}, "head_dim"),
+    ("rope-absolute", {}, {"head_dim": 7}, "head_dim"),
+    ("partial-rope", {}, {"head_dim": 7}, "head_dim"),
+    ("sinusoidal", {}, {"d_model": 25}, "d_model"),
+    ("rope-absolute", {}, {"d_model": 25}, "d_model"),
+    ("mla", {"rotary_dim": 3}, {}, "rotary_dim"),
+    ("mla", {"rotary_dim": 0}, {}, "rotary_dim"),
+    ("mla", {"rotary_dim": 6, "phase_table": "released"}, {}, "rotary_dim"),
+    ("mla", {"d_compress": 0}, {}, "d_compress"),
+    ("mla", {"rotary_query": "both"}, {}, "rotary_query"),
+    ("mla", {"phase_table": "none"}, {}, "phase_table"),
+    ("rope", {"base": 0.0}, {}, "base"),
+    ("rope", {"base": float("nan")}, {}, "base"),
+    ("rope", {"pairing": "thirds"}, {}, "pairing"),
+    ("sinusoidal", {"base": -1.0}, {}, "base"),
+    ("sinusoidal", {"layout": "thirds"}, {}, "layout"),
+    ("partial-rope", {"rotary_pct": 0.0}, {}, "rotary_pct"),
+    ("partial-rope", {"rotary_pct": 1.5}, {}, "rotary_pct"),
+    ("partial-rope", {"rotary_pct": 0.4}, {}, "rotary_pct"),
+    ("partial-rope", {"rotary_pct": 0.1}, {}, "rotary_pct"),
+    ("partial-rope", {"heads": 4}, {}, "heads"),
+    ("partial-rope", {"heads": [3]}, {}, "heads"),
+    ("partial-rope", {"heads": [-1]}, {}, "heads"),
+    ("partial-rope", {"layers": [-1]}, {}, "layers"),
+    ("partial-rope", {"layers": [1, 1]}, {}, "layers"),
+    ("alibi", {"slopes": "steep"}, {}, "slopes"),
+    ("t5", {"num_buckets": 5}, {}, "num_buckets"),
+    ("t5", {"num_buckets": 0}, {}, "num_buckets"),
+    ("t5", {"num_buckets": 6, "bidirectional": True}, {}, "num_buckets"),
+    ("t5", {"max_distance": 16}, {}, "max_distance"),
+    ("relative-table", {"init_std": -0.1}, {}, "init_std"),
+    ("learned", {"init_std": float("inf")}, {}, "init_std"),
+    ("random-fixed", {"std": 0.0}, {}, "std"),
+]
+
+
+def test_a_wrong_value_is_refused_in_one_sentence_that_names_its_field() -> None:
+    for name, options, sizes, field in REFUSED:
+        with pytest.raises(InputError) as caught:
+            build(name, options, **sizes)
+        message = str(caught.value)
+        assert message.startswith(f"{field}: "), (name, options, message)
+        assert message.endswith(".")
+        assert "\n" not in message
+        assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("rope", {"base": "large"}), ("partial-rope", {"heads": "first"}), ("learned", {"init_std": "small"})],
+)
+def test_an_option_of_the_wrong_kind_is_an_input_error(name: str, options: dict) -> None:
+    with pytest.raises(InputError, match=f"^encoding '{name}' cannot be built from "):
+        build(name, options)
+
+
+def test_an_encoding_that_declares_an_unknown_coupling_is_refused() -> None:
+    class Telepathic(PositionalEncoding):
+        coupling = "telepathy"
+
+    with pytest.raises(InputError, match=r"^coupling: 'telepathy' was declared; it must be one of .*\.$"):
+        Telepathic(**SIZES)
+
+
+class Distance(OffsetBias):
+    """Minus the distance: a plugin author's whole encoding."""
+
+    citation = "this test"
+
+    def kernel(self, offsets: Tensor) -> Tensor:
+        return -offsets.abs().float().expand(self.num_heads, -1)
+
+
+def test_another_package_adds_an_encoding_by_entry_point_and_takes_no_name_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = encodings.get("rope")
+    here = f"{__name__}:Distance"
+    found = [EntryPoint(name=n, value=here, group="toeplens.encodings") for n in ("distance", "rope")]
+    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    registry._all.cache_clear()
+    try:
+        assert "distance" in encodings.names()
+        assert isinstance(encodings.build("distance", **SIZES), Distance)
+        assert encodings.options("distance") == {}
+        assert encodings.get("rope") is ours
+    finally:
+        monkeypatch.undo()
+        registry._all.cache_clear()
+
+
+# ---- positions ------------------------------------------------------------------------------------------------------
+
+
+@every_encoding
+def test_positions_given_once_or_for_each_sequence_are_the_same_positions(name: str, options: dict) -> None:
+    encoding = randomised(build(name, options))
+    one = torch.arange(3, 3 + N)
+    each = one.expand(B, N)
+    q, k = queries_and_keys(encoding)
+    x = torch.randn(B, N, encoding.d_model, dtype=torch.float64)
+    assert torch.equal(encoding.embed(x, one), encoding.embed(x, each))
+    for a, b in zip(encoding.rotate(q, k, one, one), encoding.rotate(q, k, each, each), strict=True):
+        assert torch.equal(a, b)
+    bias = encoding.bias(one, one)
+    for mixed in ((each, each), (one, each), (each, one)):
+        by_sequence = encoding.bias(*mixed)
+        if bias is None:
+            assert by_sequence is None
+        else:
+            assert by_sequence.shape == (B, encoding.num_heads, N, N)
+            assert torch.equal(by_sequence, bias.expand_as(by_sequence))
+
+
+@every_encoding
+def test_every_sequence_has_its_own_positions(name: str, options: dict) -> None:
+    encoding = randomised(build(name, options))
+    rows = torch.stack([torch.arange(N), torch.arange(N).flip(0) * 2 + 1])
+    q, k = queries_and_keys(encoding)
+    together = logits(encoding, q, k, rows, rows)
+    x = torch.randn(B, N, encoding.d_model, dtype=torch.float64)
+    for b, row in enumerate(rows):
+        alone = logits(encoding, q[b : b + 1], k[b : b + 1], row, row)
+        assert torch.allclose(together[b : b + 1], alone, rtol=0, atol=1e-12)
+        assert torch.equal(encoding.embed(x, rows)[b], encoding.embed(x[b : b + 1], row)[0])
+
+
+@every_encoding
+def test_a_window_of_queries_is_a_slice_of_the_whole(name: str, options: dict) -> None:
+    """What decoding with a key cache needs: the query at place n sees keys 0..n as it would in a pass over all."""
+    encoding = randomised(build(name, options))
+    positions = torch.arange(N)
+    q, k = queries_and_keys(encoding)
+    whole = logits(encoding, q, k, positions, positions)
+    for window, past in ((slice(5, 9), slice(0, 9)), (slice(11, 12), slice(0, 12)), (slice(0, 1), slice(3, 7))):
+        part = logits(encoding, q[:, :, window], k[:, :, past], positions[window], positions[past])
+        assert torch.allclose(part, whole[:, :, window, past], rtol=0, atol=1e-12)
+
+
+@every_encoding
+def test_moving_all_positions_changes_no_logit(name: str, options: dict) -> None:
+    """Rotations and biases know offsets alone, so a shift by 1000 changes nothing but rounding."""
+    encoding = randomised(build(name, options))
+    if not acts_between_positions(encoding):
+        return
+    here, there = torch.arange(N), torch.arange(N) + 1000
+    q, k = queries_and_keys(encoding)
+    assert torch.allclose(logits(encoding, q, k, here, here), logits(encoding, q, k, there, there), rtol=0, atol=1e-9)
+    before, after = encoding.bias(here, here), encoding.bias(there, there)
+    assert (before is None) == (after is None)
+    assert before is None or torch.equal(before, after)
+    # In float32 a turned coordinate carries at most 4 roundings (cosine or sine, product, sum) and an inner product of
+    # d terms d more, each of 2^-24 of |q||k|; the bias adds one; both sides carry them, hence the factor of 2.
+    single_q, single_k = q.float(), k.float()
+    largest_bias = 0 if before is None else before.detach().abs().max()
+    size = float(single_q.norm(dim=-1).max() * single_k.norm(dim=-1).max() + largest_bias)
+    bound = 2 * (head_width(encoding) + 9) * 2**-24 * size
+    difference = logits(encoding, single_q, single_k, here, here) - logits(encoding, single_q, single_k, there, there)
+    assert float(difference.detach().abs().max()) <= bound
+
+
+@pytest.mark.parametrize("name", ["rope", "partial-rope", "mla", "t5", "alibi", "relative-table"])
+@given(shift=st.integers(-(10**6), 10**6), stretch=st.integers(1, 40))
+def test_logits_depend_on_offsets_alone(name: str, shift: int, stretch: int) -> None:
+    encoding = randomised(build(name, {}))
+    positions = torch.arange(N) * stretch
+    q, k = queries_and_keys(encoding)
+    # a phase of 10^6 is known to 10^6 2^-53 = 1e-10
+    assert torch.allclose(
+        logits(encoding, q, k, positions, positions),
+        logits(encoding, q, k, positions + shift, positions + shift),
+        rtol=0,
+        atol=1e-7,
+    )
+
+
+@pytest.mark.parametrize("name", ["learned", "random-fixed"])
+@pytest.mark.parametrize("positions", [[0, 64], [-1, 3], [[0, 1], [2, 1000]]])
+def test_a_table_holds_no_position_beyond_its_rows(name: str, positions: list) -> None:
+    encoding = build(name, {})
+    x = torch.zeros(2, 2, encoding.d_model)
+    with pytest.raises(InputError, match=r"^max_len: position (64|-1|1000) was asked for; .* positions 0 to 63\.$"):
+        encoding.embed(x, torch.tensor(positions))
+    assert encoding.embed(x, torch.tensor([0, 63])).shape == x.shape
+    assert encoding.embed(x[:, :0], torch.arange(0)).shape == (2, 0, encoding.d_model)
+
+
+# ---- kernels and the Toeplitz property ------------------------------------------------------------------------------
+
+
+@every_encoding
+def test_the_declared_toeplitz_property_is_the_measured_one(name: str, options: dict) -> None:
+    """Content is the same at every place, so whatever varies is position: is it a function of i - j alone?"""
+    encoding = randomised(build(name, options))
+    if encoding.data_dependent:
+        return
+    positions = torch.arange(24)
+    if encoding.coupling == "input":
+        rows = encoding.embed(torch.zeros(1, 24, encoding.d_model, dtype=torch.float64), positions)
+        matrix = rows @ rows.transpose(-1, -2)
+    else:
+        generator = torch.Generator().manual_seed(2)
+        content = torch.randn(encoding.d_model, generator=generator, dtype=torch.float64)
+        x = encoding.embed(content.expand(1, 24, -1), positions)
+        shape = (encoding.num_heads, encoding.d_model, head_width(encoding))
+        to_q, to_k = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+        matrix = logits(encoding, x.unsqueeze(1) @ to_q, x.unsqueeze(1) @ to_k, positions, positions)
+    if encoding.toeplitz:
+        assert toeplitz_defect(matrix) < 1e-12
+    else:
+        assert toeplitz_defect(matrix) > 1e-2
+
+
+def test_which_encodings_are_declared_not_toeplitz() -> None:
+    declared_not = {label(case) for case in CASES if not build(*case).toeplitz}
+    expected = {"learned", "random-fixed", "rope-absolute", "mla-phase_table=released"}
+    assert {name for name in declared_not if name.split("-init")[0].split("-std")[0] in expected} >= expected
+    assert not any(label(case) in declared_not for case in CASES if case[0] in ("rope", "partial-rope", "t5", "alibi"))
+
+
+@every_encoding
+def test_the_kernel_is_what_the_encoding_does(name: str, options: dict) -> None:
+    encoding = randomised(build(name, options))
+    positions = torch.arange(0, 3 * N, 3)
+    offsets = offsets_between(positions, positions)
+    kernel = encoding.kernel(offsets.flatten())
+    q, k = queries_and_keys(encoding)
+    if kernel is None:
+        assert not encoding.toeplitz
+    elif kernel.is_complex():
+        turned = logits(encoding, q, k, positions, positions)
+        assert torch.allclose(turned, by_complex_pairs(encoding, q, k, positions), rtol=0, atol=1e-12)
+    elif encoding.coupling == "input":
+        rows = encoding.embed(torch.zeros(1, N, encoding.d_model, dtype=torch.float64), positions)[0]
+        # the kernel is given in float32: one rounding of a sum of d/2 cosines
+        assert torch.allclose(kernel.double(), (rows @ rows.T).flatten().unsqueeze(0), rtol=0, atol=12 * 2**-24)
+    else:
+        bias = encoding.bias(positions, positions)
+        values = kernel.unflatten(-1, offsets.shape)
+        assert torch.equal(values, torch.zeros_like(values) if bias is None else bias)
+
+
+def by_complex_pairs(encoding: Rotary, q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
+    """Re sum over pairs t of q_t conj(k_t) e^(i (i - j) theta_t), and the plain product of what is not turned."""
+    width = 2 * encoding.frequencies.shape[-1]
+    turned = slice(encoding.first, encoding.first + width)
+    rest = [d for d in range(q.shape[-1]) if not turned.start <= d < turned.stop]
+    kernel = encoding.kernel(offsets_between(positions, positions).flatten())
+    kernel = kernel.unflatten(-1, (len(positions), len(positions)))
+    pairs_q, pairs_k = complex_pairs(q[..., turned], encoding.pairing), complex_pairs(k[..., turned], encoding.pairing)
+    products = torch.einsum("bhit,bhjt->bhtij", pairs_q, pairs_k.conj())
+    return (products * kernel).sum(2).real + q[..., rest] @ k[..., rest].transpose(-1, -2)
+
+
+def complex_pairs(x: Tensor, pairing: str) -> Tensor:
+    half = x.shape[-1] // 2
+    real, imaginary = (x[..., 0::2], x[..., 1::2]) if pairing == "interleaved" else (x[..., :half], x[..., half:])
+    return torch.complex(real.contiguous(), imaginary.contiguous())
+
+
+@every_encoding
+def test_a_rotation_keeps_lengths_and_turns_back(name: str, options: dict) -> None:
+    encoding = build(name, options)
+    q, k = queries_and_keys(encoding)
+    positions = torch.arange(N) * 7
+    turned, _ = encoding.rotate(q, k, positions, positions)
+    if options.get("phase_table") == "released":
+        assert not torch.allclose(turned.norm(dim=-1), q.norm(dim=-1), rtol=1e-2)  # no rotation at all
+        return
+    back, _ = encoding.rotate(turned, k, -positions, positions)
+    assert torch.allclose(turned.norm(dim=-1), q.norm(dim=-1), rtol=0, atol=1e-12)
+    assert torch.allclose(back, q, rtol=0, atol=1e-12)
+
+
+# ---- precision ------------------------------------------------------------------------------------------------------
+
+
+def exact_buffers(encoding: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in encoding.named_buffers() if value.dtype == torch.float64}
+
+
+def casts(module: torch.nn.Module) -> list[torch.nn.Module]:
+    kinds = (torch.float16, torch.bfloat16, torch.float64, torch.float32)
+    return [
+        copy.deepcopy(module).half(),
+        copy.deepcopy(module).double(),
+        copy.deepcopy(module).half().float(),
+        *(copy.deepcopy(module).to(kind) for kind in kinds),
+    ]
+
+
+@every_encoding
+def test_casting_the_model_touches_no_frequency(name: str, options: dict) -> None:
+    encoding = build(name, options)
+    kept = exact_buffers(encoding)
+    assert bool(kept) == (isinstance(encoding, Rotary) or name in ("sinusoidal", "alibi"))
+    positions = torch.arange(N) + 5000
+    q, k = queries_and_keys(encoding, dtype=torch.float32)
+    x = torch.randn(B, N, encoding.d_model)
+    for cast in casts(encoding):
+        now = exact_buffers(cast)
+        assert now.keys() >= kept.keys()
+        assert all(torch.equal(now[buffer], kept[buffer]) for buffer in kept)
+        for a, b in zip(
+            encoding.rotate(q, k, positions, positions), cast.rotate(q, k, positions, positions), strict=True
+        ):
+            assert torch.equal(a, b)
+        if kept:
+            assert torch.equal(encoding.embed(x, positions), cast.embed(x, positions))
+            bias = encoding.bias(positions, positions)
+            assert bias is None or torch.equal(bias, cast.bias(positions, positions))
+
+
+@every_encoding
+def test_bfloat16_far_out_is_wrong_by_its_own_rounding_alone(name: str, options: dict) -> None:
+    """At position 2^20 a float32 phase is off by 0.06 and a bfloat16 one by anything; the output's rounding is 2^-8."""
+    encoding = build(name, options).to(torch.bfloat16)
+    q, k = queries_and_keys(encoding, dtype=torch.bfloat16)
+    far = torch.arange(N) + 1_048_576
+    turned = encoding.rotate(q, k, far, far)
+    truth = encoding.rotate(q.double(), k.double(), far, far)
+    for ours, exact, given_ in zip(turned, truth, (q, k), strict=True):
+        assert ours.dtype == torch.bfloat16
+        # one rounding to 8 bits, and the float32 arithmetic before it
+        bound = 2**-8 * exact.abs() + 2**-22 * given_.double().abs().amax(-1, keepdim=True)
+        assert bool(((ours.double() - exact).abs() <= bound).all())
+    if name == "sinusoidal":
+        rows = encoding.embed(torch.zeros(1, N, encoding.d_model, dtype=torch.bfloat16), far)
+        exact = encoding.embed(torch.zeros(1, N, encoding.d_model, dtype=torch.float64), far)
+        assert bool(((rows.double() - exact).abs() <= 2**-8 * exact.abs()).all())
+
+
+def test_the_compiled_form_of_a_rotation_is_the_same_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding = build("rope", {})
+    q, k = queries_and_keys(encoding)
+    positions = torch.arange(N)
+    eager = encoding.rotate(q, k, positions, positions)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    for a, b in zip(eager, encoding.rotate(q, k, positions, positions), strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+def test_a_rotation_takes_any_memory_layout(pairing: str) -> None:
+    """A head cut out of a wider tensor, at an odd place or with its dimensions far apart, is still a head."""
+    wide = torch.randn(2, 3, N, 9, dtype=torch.float64)
+    phases = torch.rand(1, N, 4, dtype=torch.float64)
+    for x in (wide[..., 1:], wide[..., :8], wide.transpose(1, 2)[:, :N, :, 1:].transpose(1, 2)):
+        layouts = (x, x.transpose(-1, -2).contiguous().transpose(-1, -2))
+        for same in layouts:
+            assert torch.equal(
+                turn(same, phases.cos(), phases.sin(), pairing), turn(x.clone(), phases.cos(), phases.sin(), pairing)
+            )
+
+
+def test_latent_attention_takes_an_odd_content_part() -> None:
+    encoding = build("mla", {"rotary_dim": 4}, head_dim=5, d_model=15)
+    q, k = queries_and_keys(encoding)
+    positions = torch.arange(N)
+    turned, _ = encoding.rotate(q, k, positions, positions)
+    assert torch.equal(turned[..., :5], q[..., :5])
+
+
+# ---- state, randomness, gradients -----------------------------------------------------------------------------------
+
+
+@every_encoding
+def test_the_state_dict_is_the_whole_state(name: str, options: dict) -> None:
+    first, second = build(name, options, seed=0), build(name, options, seed=1)
+    state = first.state_dict()
+    assert not any(value.dtype == torch.float64 for value in state.values())  # derived from the options: never saved
+    second.load_state_dict(state)
+    q, k = queries_and_keys(first)
+    x = torch.randn(B, N, first.d_model, dtype=torch.float64)
+    positions = torch.arange(N)
+    assert torch.equal(first.embed(x, positions), second.embed(x, positions))
+    assert torch.equal(logits(first, q, k, positions, positions), logits(second, q, k, positions, positions))
+
+
+@every_encoding
+def test_the_seed_decides_every_random_start(name: str, options: dict) -> None:
+    one, same, other = (build(name, options, seed=seed).state_dict() for seed in (3, 3, 4))
+    assert one.keys() == same.keys()
+    assert all(torch.equal(one[key], same[key]) for key in one)
+    assert not any(torch.equal(one[key], other[key]) for key in one)
+
+
+@every_encoding
+def test_every_parameter_is_learned_from(name: str, options: dict) -> None:
+    encoding = randomised(build(name, options))
+    q, k = (x.requires_grad_() for x in queries_and_keys(encoding))
+    positions = torch.arange(N)
+    x = encoding.embed(torch.zeros(B, N, encoding.d_model, dtype=torch.float64), positions)
+    seen = logits(encoding, q, k, positions, positions)
+    ((x * torch.randn_like(x)).sum() + (seen * torch.randn_like(seen)).sum()).backward()
+    for parameter in (*encoding.parameters(), q, k):
+        assert bool(parameter.grad.isfinite().all())
+        assert bool(parameter.grad.any())
+
+
+# ---- what single encodings are --------------------------------------------------------------------------------------
+
+
+def test_no_encoding_does_nothing() -> None:
+    encoding = build("nope", {})
+    q, k = queries_and_keys(encoding)
+    positions = torch.arange(N)
+    assert encoding.rotate(q, k, positions, positions) == (q, k)
+    assert encoding.bias(positions, positions) is None
+    assert not encoding.kernel(torch.arange(-3, 4)).any()
+
+
+def test_the_two_pairings_differ_by_a_permutation_of_the_dimensions() -> None:
+    interleaved, half = build("rope", {}), build("rope", {"pairing": "half"})
+    order = torch.cat((torch.arange(0, 8, 2), torch.arange(1, 8, 2)))
+    q, k = queries_and_keys(interleaved)
+    positions = torch.arange(N)
+    a, _ = interleaved.rotate(q, k, positions, positions)
+    b, _ = half.rotate(q[..., order], k[..., order], positions, positions)
+    assert torch.allclose(a[..., order], b, rtol=0, atol=1e-15)
+
+
+def test_partial_rope_turns_only_what_was_chosen() -> None:
+    q, k = queries_and_keys(build("rope", {}))
+    positions = torch.arange(1, N + 1)
+    whole, _ = build("rope", {}).rotate(q, k, positions, positions)
+    everything, _ = build("partial-rope", {}).rotate(q, k, positions, positions)
+    assert torch.equal(everything, whole)
+    quarter, _ = build("partial-rope", {"rotary_pct": 0.25}).rotate(q, k, positions, positions)
+    assert torch.equal(quarter[..., 2:], q[..., 2:])
+    assert not torch.isclose(quarter[..., :2], q[..., :2]).any()
+    for heads, chosen in ((1, [0]), ([0, 2], [0, 2]), (0, []), ([], [])):
+        some, _ = build("partial-rope", {"heads": heads}).rotate(q, k, positions, positions)
+        for head in range(3):
+            assert torch.equal(some[:, head], whole[:, head] if head in chosen else q[:, head])
+
+
+def test_partial_rope_by_layers_is_no_encoding_in_the_others() -> None:
+    encoding = build("partial-rope", {"layers": [0, 2]})
+    assert encoding.for_layer(0) is encoding
+    assert isinstance(encoding.for_layer(1), NoPE)
+    assert encoding.for_layer(2) is encoding
+    assert build("partial-rope", {}).for_layer(5).coupling == "rotation"
+
+
+def test_a_relative_table_is_one_a_layer_unless_it_is_shared() -> None:
+    own, shared = build("relative-table", {}), build("relative-table", {"shared": True})
+    assert shared.for_layer(3) is shared
+    assert own.for_layer(0) is own
+    assert not torch.equal(own.for_layer(1).weight, own.weight)
+    assert own.for_layer(1).weight.shape == own.weight.shape == (127, 3)
+
+
+def test_a_relative_table_tells_sides_apart_and_ends_at_its_edges() -> None:
+    kernel = build("relative-table", {}).kernel(torch.tensor([-5000, -63, -1, 0, 1, 63, 64]))
+    assert torch.equal(kernel[:, 0], kernel[:, 1])
+    assert torch.equal(kernel[:, -1], kernel[:, -2])
+    assert not torch.equal(kernel[:, 2], kernel[:, 4])
+
+
+def test_alibi_is_the_published_penalty() -> None:
+    assert torch.equal(build("alibi", {}, num_heads=8).slopes, 2.0 ** -torch.arange(1.0, 9.0, dtype=torch.float64))
+    released = build("alibi", {"slopes": "exponential"}, num_heads=4)
+    assert torch.allclose(released.slopes, torch.exp(-torch.arange(4, dtype=torch.float64) / 4))
+    kernel = released.kernel(torch.arange(-4, 5))
+    assert torch.equal(kernel, kernel.flip(-1))
+    assert torch.allclose(kernel[:, 0], -4 * released.slopes.float())
+
+
+def test_t5_gives_keys_after_the_query_a_bucket_of_their_own_or_the_first() -> None:
+    offsets = torch.arange(-200, 201)
+    causal, both = build("t5", {}).buckets(offsets), build("t5", {"bidirectional": True}).buckets(offsets)
+    assert not causal[offsets <= 0].any()
+    assert causal.max() == both.max() == 31
+    assert set(both[offsets < 0].tolist()).isdisjoint(both[offsets >= 0].tolist())
+    assert torch.equal(causal[200:216], torch.arange(16))
+
+
+def test_rope_absolute_is_rope_with_a_sinusoid() -> None:
+    both, rope, sinusoid = (build(name, {}) for name in ("rope-absolute", "rope", "sinusoidal"))
+    q, k = queries_and_keys(rope)
+    positions = torch.arange(N)
+    x = torch.randn(B, N, both.d_model)
+    assert torch.equal(both.embed(x, positions), sinusoid.embed(x, positions))
+    assert torch.equal(both.rotate(q, k, positions, positions)[0], rope.rotate(q, k, positions, positions)[0])
+
+
+def test_a_sinusoid_is_sines_and_cosines_in_the_declared_order() -> None:
+    positions = torch.arange(N)
+    interleaved = build("sinusoidal", {}).table(positions)
+    halves = build("sinusoidal", {"layout": "halves"}).table(positions)
+    for t in range(12):
+        phase = positions.double() / 10000 ** (2 * t / 24)
+        for sine, cosine in ((interleaved[:, 2 * t], interleaved[:, 2 * t + 1]), (halves[:, t], halves[:, 12 + t])):
+            assert torch.allclose(sine, phase.sin(), rtol=0, atol=1e-14)
+            assert torch.allclose(cosine, phase.cos(), rtol=0, atol=1e-14)
+
+
+def test_latent_attention_turns_its_last_dimensions_alone() -> None:
+    encoding = build("mla", {"rotary_dim": 4})
+    rope = build("rope", {}, head_dim=4)
+    q, k = queries_and_keys(encoding)
+    positions = torch.arange(N)
+    turned = encoding.rotate(q, k, positions, positions)
+    rotary = rope.rotate(q[..., 8:].contiguous(), k[..., 8:].contiguous(), positions, positions)
+    for x, whole, part in zip((q, k), turned, rotary, strict=True):
+        assert torch.equal(whole[..., :8], x[..., :8])
+        assert torch.allclose(whole[..., 8:], part, rtol=0, atol=1e-15)
+
+
+def test_the_released_phase_table_reads_halves_as_if_they_were_interleaved() -> None:
+    encoding = build("mla", {"rotary_dim": 4, "phase_table": "released"})
+    q, k = queries_and_keys(encoding)
+    positions = torch.arange(N)
+    turned, _ = encoding.rotate(q, k, positions, positions)
+    phases = positions.double().unsqueeze(-1) * torch.tensor([1.0, 0.01], dtype=torch.float64)
+    table = torch.cat((phases.sin(), phases.cos()), dim=-1)  # s0 s1 c0 c1
+    sin, cos = table[:, 0::2], table[:, 1::2]  # s0 c0, s1 c1
+    a, b = q[..., 8::2], q[..., 9::2]
+    assert torch.allclose(turned[..., 8::2], a * cos - b * sin, rtol=0, atol=1e-14)
+    assert torch.allclose(turned[..., 9::2], a * sin + b * cos, rtol=0, atol=1e-14)

@@ -1,0 +1,579 @@
+"""The two trigger tasks, in both forms, against readers that count tokens one by one."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from toeplens import tasks
+from toeplens.ground import InputError
+from toeplens.tasks import PAD, Examples, Task, build, fingerprint, in_test
+
+SAFE = 1e-4  # every draw here is seeded, so a statistic passes always or never
+
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "distance-paper": ("trigger-distance", {"length": 9, "vocab_size": 20, "num_triggers": 3}),
+    "distance-released": (
+        "trigger-distance",
+        {"form": "released", "length": 20, "vocab_size": 40, "max_between": 6, "max_side": 4, "cut": 15},
+    ),
+    "count-paper": ("trigger-count", {"length": 9, "vocab_size": 20, "num_triggers": 5}),
+    "count-released": ("trigger-count", {"form": "released", "length": 12, "words": 9, "vocab_size": 50}),
+}
+each_small = pytest.mark.parametrize("which", SMALL)
+each_split = pytest.mark.parametrize("split", ["train", "test"])
+
+
+def small(which: str) -> Task:
+    name, options = SMALL[which]
+    return build(name, **options)
+
+
+def draw(task: Task, count: int, seed: int = 0) -> Examples:
+    return task.draw(np.random.default_rng(seed), count, seed)
+
+
+def rows(examples: Examples) -> set[tuple[int, ...]]:
+    return {tuple(row) for row in examples.tokens.tolist()}
+
+
+def same(a: Examples, b: Examples) -> bool:
+    return all(np.array_equal(getattr(a, f), getattr(b, f)) for f in ("tokens", "labels", "lengths"))
+
+
+def uniform(values: np.ndarray, support: range) -> bool:
+    """Whether ``values`` are all in ``support``, and uniform on it by a chi-square test."""
+    counts = Counter(values.tolist())
+    return set(counts) <= set(support) and stats.chisquare([counts[v] for v in support]).pvalue > SAFE
+
+
+def distance_words(seed: int, **options: Any) -> list[int]:
+    """The trigger words of a paper-form data set: a text of two tokens is two triggers."""
+    return np.unique(
+        draw(build("trigger-distance", **options | {"length": 2, "max_distance": 1}), 500, seed).tokens
+    ).tolist()
+
+
+def count_words(task: Task, seed: int) -> list[int]:
+    """The trigger words of a counting data set: what never stands in a text that has none."""
+    examples = draw(task, 4000, seed)
+    without = set(examples.tokens[examples.labels == 0].flat)
+    return sorted(set(examples.tokens.flat) - without - {PAD})
+
+
+def released_pair(task: Any, seed: int) -> tuple[int, int]:
+    """The released form's two words: with sides of one word, they are the second and the last but one."""
+    narrow = build(
+        "trigger-distance",
+        form="released",
+        length=task.max_between + 4,
+        vocab_size=task.vocab_size,
+        max_between=task.max_between,
+        max_side=1,
+    )
+    examples = draw(narrow, 200, seed)
+    first = set(examples.tokens[:, 1].tolist())
+    second = set(examples.tokens[np.arange(200), examples.lengths - 2].tolist())
+    assert len(first) == len(second) == 1
+    return first.pop(), second.pop()
+
+
+def released_readings(row: list[int], length: int, pair: tuple[int, int], task: Any) -> list[tuple[int, int]]:
+    """Every (left, between) that explains a sequence of the released form."""
+    found = []
+    for left, second in itertools.combinations(range(length), 2):
+        between, right = second - left - 1, length - second - 1
+        if (row[left], row[second]) != pair or not (1 <= left <= task.max_side and 1 <= between <= task.max_between):
+            continue
+        segments = (row[:left], row[left + 1 : second], row[second + 1 : length])
+        if (
+            right <= task.max_side
+            and (right >= 1 or length == task.cut)
+            and all(len(set(s)) == len(s) for s in segments)
+        ):
+            found.append((left, between))
+    return found
+
+
+# ---- the same for the same seed -----------------------------------------------------------------------------------
+
+
+@each_small
+@each_split
+def test_a_data_set_is_a_function_of_its_seed(which: str, split: tasks.Split):
+    once = small(which).dataset(split, 100, seed=3)
+    assert same(once, small(which).dataset(split, 100, seed=3))
+    assert not np.array_equal(once.tokens, small(which).dataset(split, 100, seed=4).tokens)
+
+
+@given(
+    which=st.sampled_from(sorted(SMALL)),
+    split=st.sampled_from(["train", "test"]),
+    sizes=st.tuples(st.integers(1, 6000), st.integers(1, 6000)),
+)
+def test_a_smaller_data_set_is_the_beginning_of_a_larger_one(which: str, split: tasks.Split, sizes: tuple[int, int]):
+    few, many = sorted(sizes)
+    task = small(which)
+    assert same(task.dataset(split, many, seed=1)[:few], task.dataset(split, few, seed=1))
+
+
+def test_the_global_random_states_are_neither_read_nor_moved():
+    task = small("distance-paper")
+    np.random.seed(0)
+    before = np.random.get_state()[1].copy()
+    once = task.dataset("train", 50, seed=0)
+    assert np.array_equal(before, np.random.get_state()[1])
+    np.random.seed(1)
+    assert same(once, task.dataset("train", 50, seed=0))
+
+
+# ---- train and test -----------------------------------------------------------------------------------------------
+
+
+@each_small
+def test_examples_are_all_different_and_train_and_test_have_none_in_common(which: str):
+    train, test = (small(which).dataset(split, 5000, seed=0) for split in ("train", "test"))
+    assert len(rows(train)) == len(rows(test)) == 5000
+    assert not rows(train) & rows(test)
+
+
+@each_small
+def test_train_and_test_are_disjoint_across_seeds_too(which: str):
+    assert not rows(small(which).dataset("train", 3000, seed=0)) & rows(small(which).dataset("test", 3000, seed=1))
+
+
+@given(length=st.integers(2, 6), vocab_size=st.integers(4, 6), seed=st.integers(0, 5))
+def test_train_and_test_are_disjoint_even_where_both_are_exhausted(length: int, vocab_size: int, seed: int):
+    task = build("trigger-distance", length=length, vocab_size=vocab_size)
+    parts = {split: list(itertools.islice(task.stream(split, seed), 3)) for split in ("train", "test")}
+    train, test = ([tuple(r) for part in parts[split] for r in part.tokens.tolist()] for split in ("train", "test"))
+    assert len(set(train)) == len(train)
+    assert len(set(test)) == len(test)
+    assert not set(train) & set(test)
+
+
+@each_small
+def test_thirty_percent_of_all_examples_are_for_testing(which: str):
+    share = in_test(fingerprint(draw(small(which), 20_000).tokens)).mean()
+    assert abs(share - 0.3) < 0.02
+
+
+def test_the_split_of_random_sequences_is_seventy_to_thirty():
+    tokens = np.random.default_rng(0).integers(0, 574, size=(100_000, 32))
+    assert stats.binomtest(int(in_test(fingerprint(tokens)).sum()), 100_000, 0.3).pvalue > SAFE
+
+
+def test_every_sequence_of_a_small_space_has_a_fingerprint_of_its_own():
+    tokens = np.array(list(itertools.product(range(7), repeat=6)))
+    assert len(np.unique(fingerprint(tokens))) == 7**6
+
+
+def test_the_fingerprint_of_a_sequence_does_not_depend_on_its_neighbours():
+    tokens = draw(small("count-paper"), 50).tokens
+    assert np.array_equal(fingerprint(tokens)[::-1], fingerprint(tokens[::-1]))
+    assert np.array_equal(fingerprint(tokens)[7:8], fingerprint(tokens[7:8]))
+
+
+def test_the_split_of_a_known_sequence_never_changes():
+    """A split that moved between versions would leak test examples into the training of a resumed study."""
+    known = fingerprint(np.array([[1, 2, 3], [3, 2, 1]]))
+    assert known.tolist() == [278516695507079181, 14168652546099060852]
+    assert in_test(known).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("spare", [1, 50])
+def test_asking_for_more_examples_than_there_are_is_refused(spare: int):
+    task = build("trigger-distance", length=2, vocab_size=4)  # two sequences: the two triggers in either order
+    have = {split: sum(len(part) for part in task.stream(split, 0)) for split in ("train", "test")}
+    assert sum(have.values()) == 2
+    for split, count in have.items():
+        with pytest.raises(
+            InputError,
+            match=rf"^{split}_examples: {count + spare} was given, but trigger-distance .* {count} different",
+        ):
+            task.dataset(split, count + spare, seed=0)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+@each_split
+def test_an_empty_data_set_is_refused(split: tasks.Split, size: int):
+    with pytest.raises(InputError, match=f"^{split}_examples: {size} was given; it must be at least 1"):
+        small("distance-paper").dataset(split, size, seed=0)
+
+
+# ---- shapes and ids -----------------------------------------------------------------------------------------------
+
+
+def assert_well_formed(task: Task, examples: Examples) -> None:
+    assert examples.tokens.shape == (len(examples), task.length)
+    assert examples.labels.shape == examples.lengths.shape == (len(examples),)
+    assert {examples.tokens.dtype, examples.labels.dtype, examples.lengths.dtype} == {np.dtype(np.int64)}
+    inside = np.arange(task.length) < examples.lengths[:, None]
+    assert (examples.tokens[~inside] == PAD).all()
+    assert (examples.tokens[inside] > PAD).all()
+    assert (examples.tokens < task.vocab_size).all()
+    assert np.isin(examples.labels, list(task.labels)).all()
+
+
+@each_small
+@each_split
+def test_padding_is_on_the_right_and_is_the_only_zero(which: str, split: tasks.Split):
+    assert_well_formed(small(which), small(which).dataset(split, 2000, seed=0))
+
+
+@given(data=st.data())
+def test_paper_distance_reads_as_labelled_at_any_size(data: st.DataObject):
+    length = data.draw(st.integers(2, 12))
+    num_triggers = data.draw(st.integers(2, 5))
+    options = {
+        "length": length,
+        "num_triggers": num_triggers,
+        "vocab_size": data.draw(st.integers(num_triggers + 2, 30)),
+        "max_distance": data.draw(st.none() | st.integers(1, length - 1)),
+        "ordered": data.draw(st.booleans()),
+    }
+    seed = data.draw(st.integers(0, 10))
+    task = build("trigger-distance", **options)
+    words = distance_words(seed, **options)
+    assert len(words) == num_triggers
+    examples = draw(task, 60, seed)
+    assert_well_formed(task, examples)
+    assert (examples.lengths == length).all()
+    assert task.labels == range(1, (options["max_distance"] or length - 1) + 1)
+    for row, label in zip(examples.tokens.tolist(), examples.labels.tolist(), strict=True):
+        at = [place for place, word in enumerate(row) if word in words]
+        assert len(at) == 2
+        assert row[at[0]] != row[at[1]]
+        assert at[1] - at[0] == label
+
+
+@given(data=st.data())
+def test_count_reads_as_labelled_at_any_size(data: st.DataObject):
+    length = data.draw(st.integers(1, 12))
+    words = data.draw(st.none() | st.integers(1, length))
+    num_triggers = data.draw(st.integers(1, 6))
+    form = data.draw(st.sampled_from(["paper", "released"]))
+    max_count = data.draw(st.none() | st.integers(1, words or length))
+    task: Any = build(
+        "trigger-count",
+        form=form,
+        length=length,
+        words=words,
+        num_triggers=num_triggers,
+        vocab_size=data.draw(st.integers(num_triggers + 2, 12)),
+        max_count=max_count,
+    )
+    seed = data.draw(st.integers(0, 10))
+    triggers = count_words(task, seed)
+    assert len(triggers) == num_triggers
+    examples = draw(task, 60, seed)
+    assert_well_formed(task, examples)
+    assert (examples.lengths == (words or length)).all()
+    assert task.labels == range((max_count or words or length) + 1)
+    for row, label in zip(examples.tokens.tolist(), examples.labels.tolist(), strict=True):
+        assert sum(row.count(word) for word in triggers) == label
+
+
+@given(data=st.data())
+def test_released_distance_reads_as_labelled_at_any_size(data: st.DataObject):
+    max_between, max_side = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 5))
+    length = data.draw(st.integers(max_side + max_between + 2, 24))
+    cut = data.draw(st.integers(max_side + max_between + 2, 24))
+    task: Any = build(
+        "trigger-distance",
+        form="released",
+        length=length,
+        cut=cut,
+        vocab_size=data.draw(st.integers(max(4, max_between + 1, max_side + 1), 30)),
+        max_between=max_between,
+        max_side=max_side,
+    )
+    seed = data.draw(st.integers(0, 10))
+    pair = released_pair(task, seed)
+    examples = draw(task, 40, seed)
+    assert_well_formed(task, examples)
+    assert examples.lengths.max() <= min(cut, length)
+    for row, label, length in zip(
+        examples.tokens.tolist(), examples.labels.tolist(), examples.lengths.tolist(), strict=True
+    ):
+        assert label in {between + 1 for _, between in released_readings(row, length, pair, task)}
+
+
+# ---- the papers' facts --------------------------------------------------------------------------------------------
+
+
+def test_the_papers_distance_is_uniform_on_all_distances_of_128_tokens():
+    task = build("trigger-distance")
+    assert (task.length, task.vocab_size, task.labels) == (128, 574, range(1, 128))
+    assert uniform(task.dataset("train", 20_000, seed=0).labels, task.labels)
+
+
+def test_given_the_distance_every_place_for_the_first_trigger_is_as_likely():
+    examples = draw(build("trigger-distance", length=8, vocab_size=30), 20_000)
+    words = distance_words(0, vocab_size=30)
+    first = np.isin(examples.tokens, words).argmax(axis=1)
+    for distance in range(1, 8):
+        chosen = first[examples.labels == distance]
+        assert uniform(chosen, range(8 - distance)) if distance < 7 else (chosen == 0).all()
+
+
+@pytest.mark.parametrize("num_triggers", [2, 4])
+def test_either_order_of_the_triggers_is_as_likely_unless_ordered(num_triggers: int):
+    options = {"length": 6, "vocab_size": 30, "num_triggers": num_triggers}
+    words = distance_words(0, **options)
+    pairs = [
+        tuple(w for w in row if w in words) for row in draw(build("trigger-distance", **options), 5000).tokens.tolist()
+    ]
+    ordered = [
+        tuple(w for w in row if w in words)
+        for row in draw(build("trigger-distance", **options, ordered=True), 5000).tokens.tolist()
+    ]
+    assert set(pairs) == set(itertools.permutations(words, 2))
+    assert stats.chisquare(list(Counter(pairs).values())).pvalue > SAFE
+    assert len(set(ordered)) == num_triggers * (num_triggers - 1) // 2
+    assert not set(ordered) & {(b, a) for a, b in ordered}
+
+
+def test_the_trigger_words_are_fixed_for_a_data_set_and_chosen_by_its_seed():
+    task = build("trigger-count", length=9, vocab_size=20, num_triggers=5)
+    assert count_words(task, 0) == count_words(task, 0)
+    assert len({tuple(count_words(task, seed)) for seed in range(5)}) > 1
+
+
+def test_train_and_test_have_the_same_trigger_words():
+    task = small("distance-paper")
+    words = distance_words(0, vocab_size=20, num_triggers=3)
+    for split in ("train", "test"):
+        assert (np.isin(task.dataset(split, 500, seed=0).tokens, words).sum(axis=1) == 2).all()
+
+
+def test_the_released_distance_is_as_the_program_draws_it():
+    """Sides of 1-25 words, 1-70 between, cut at 120, padded to 128 with 0; label = between + 1, 2..71."""
+    task: Any = build("trigger-distance", form="released")
+    assert (task.length, task.cut, task.vocab_size, task.labels) == (128, 120, 574, range(2, 72))
+    examples = draw(task, 12_000)
+    assert_well_formed(task, examples)
+    pair = released_pair(task, 0)
+    assert uniform(examples.labels, range(2, 72))
+    assert examples.lengths.min() >= 1 + 1 + 1 + 1 + 1
+    assert examples.lengths.max() == 120
+    padded = np.pad(examples.tokens, ((0, 0), (0, 80)))[
+        np.arange(12_000)[:, None], np.arange(26) + examples.labels[:, None]
+    ]
+    starts = (examples.tokens[:, :26] == pair[0]) & (padded == pair[1])
+    assert starts[:, 1:].any(axis=1).all()
+    sure = starts.sum(axis=1) == 1  # by chance, fillers may form the pair too
+    assert sure.mean() > 0.99
+    left = starts.argmax(axis=1)
+    assert uniform(left[sure], range(1, 26))
+    right = examples.lengths - left - examples.labels - 1
+    whole = sure & (left + examples.labels < 95)  # of these none reaches the cut
+    assert uniform(right[whole], range(1, 26))
+    for row in np.flatnonzero(sure)[:1000]:
+        second = left[row] + examples.labels[row]
+        tokens = examples.tokens[row].tolist()
+        for segment in (
+            tokens[: left[row]],
+            tokens[left[row] + 1 : second],
+            tokens[second + 1 : examples.lengths[row]],
+        ):
+            assert len(set(segment)) == len(segment)
+
+
+def test_the_released_fillers_come_from_the_whole_vocabulary_triggers_included():
+    task = build("trigger-distance", form="released")
+    examples = draw(task, 4096)
+    counts = np.bincount(examples.tokens.ravel(), minlength=574)
+    pair = released_pair(task, 0)
+    others = np.setdiff1d(np.arange(1, 574), pair)
+    assert stats.chisquare(counts[others]).pvalue > SAFE
+    expected = counts[others].mean()
+    for word in pair:
+        assert abs(counts[word] - len(examples) - expected) < 5 * expected**0.5
+
+
+def test_the_released_pair_is_ordered():
+    task: Any = small("distance-released")
+    first, second = released_pair(task, 0)
+    assert first != second
+    assert released_pair(task, 0) == (first, second)
+
+
+def test_a_word_may_recur_in_another_segment_of_the_released_form():
+    examples = draw(small("distance-released"), 500)
+    assert any(len(set(r[:n])) < n for r, n in zip(examples.tokens.tolist(), examples.lengths.tolist(), strict=True))
+
+
+def test_the_released_form_cuts_at_its_length_if_that_is_shorter():
+    options = {"form": "released", "vocab_size": 40, "max_between": 6, "max_side": 4}
+    long, short = (draw(build("trigger-distance", **options, length=n, cut=99), 500) for n in (30, 13))
+    assert np.array_equal(long.tokens[:, :13], short.tokens)
+    assert np.array_equal(np.minimum(long.lengths, 13), short.lengths)
+    assert long.lengths.max() == 16
+
+
+@pytest.mark.parametrize(("form", "words", "num_triggers"), [("paper", 128, 20), ("released", 120, 30)])
+def test_the_papers_counts(form: str, words: int, num_triggers: int):
+    task: Any = build("trigger-count", form=form)
+    assert (task.length, task.vocab_size, task.labels) == (128, 574, range(101))
+    examples = task.dataset("train", 10_000, seed=0)
+    assert_well_formed(task, examples)
+    assert (examples.lengths == words).all()
+    assert uniform(examples.labels, range(101))
+    triggers = count_words(task, 0)
+    assert len(triggers) == num_triggers
+    is_trigger = np.isin(examples.tokens, triggers)
+    assert np.array_equal(is_trigger.sum(axis=1), examples.labels)
+    assert stats.chisquare(is_trigger[:, :words].sum(axis=0)).pvalue > SAFE  # their order is shuffled
+    for group in (examples.tokens[is_trigger], examples.tokens[~is_trigger & (examples.tokens != PAD)]):
+        assert stats.chisquare(np.unique(group, return_counts=True)[1]).pvalue > SAFE
+
+
+# ---- chance -------------------------------------------------------------------------------------------------------
+
+
+@each_small
+def test_chance_is_what_the_best_constant_guess_gets(which: str):
+    task = small(which)
+    shares = np.bincount(draw(task, 40_000).labels)[list(task.labels)] / 40_000
+    error = (task.chance() / 40_000) ** 0.5
+    assert np.abs(shares - task.chance()).max() < 5 * error
+
+
+@each_small
+def test_a_label_that_does_not_count_is_no_part_of_chance(which: str):
+    task = small(which)
+    assert task.chance(ignore_label=max(task.labels)) == 1 / (len(task.labels) - 1)
+    assert task.chance(ignore_label=-1) == 1 / len(task.labels)
+
+
+def test_chance_of_the_papers_first_task_as_released_is_one_in_seventy():
+    assert build("trigger-distance", form="released").chance() == pytest.approx(1 / 70)
+
+
+def best_guess_from_length(max_between: int, max_side: int, cut: int) -> Fraction:
+    """By counting every equally likely (left, between, right)."""
+    ways: Counter[tuple[int, int]] = Counter()
+    for between in range(1, max_between + 1):
+        for left, right in itertools.product(range(1, max_side + 1), repeat=2):
+            ways[min(left + between + right + 2, cut), between] += 1
+    best = {total: max(n for (t, _), n in ways.items() if t == total) for total in {t for t, _ in ways}}
+    return Fraction(sum(best.values()), ways.total())
+
+
+@given(max_between=st.integers(1, 12), max_side=st.integers(1, 6), spare=st.integers(0, 10))
+def test_length_chance_is_the_count_over_all_cases(max_between: int, max_side: int, spare: int):
+    cut = max_between + max_side + 2 + spare
+    sizes = {"max_between": max_between, "max_side": max_side, "cut": cut}
+    task = build("trigger-distance", form="released", length=128, **sizes)
+    assert task.length_chance() == pytest.approx(float(best_guess_from_length(**sizes)), rel=1e-12)
+
+
+def test_length_alone_tells_a_little_in_the_released_form():
+    task = build("trigger-distance", form="released")
+    assert task.length_chance() == pytest.approx(float(best_guess_from_length(70, 25, 120)), rel=1e-12)
+    assert task.chance() < task.length_chance() < 0.06
+
+
+def test_length_chance_is_what_the_best_guess_from_drawn_lengths_gets():
+    task = small("distance-released")
+    learn, check = draw(task, 20_000, 0), draw(task, 20_000, 1)
+    best = {
+        n: Counter(learn.labels[learn.lengths == n].tolist()).most_common(1)[0][0] for n in np.unique(learn.lengths)
+    }
+    hits = np.mean([best[n] == label for n, label in zip(check.lengths, check.labels, strict=True)])
+    assert abs(hits - task.length_chance()) < 0.02
+
+
+@pytest.mark.parametrize("which", ["distance-paper", "count-paper", "count-released"])
+def test_length_tells_nothing_where_it_never_changes(which: str):
+    task = small(which)
+    assert len(np.unique(draw(task, 500).lengths)) == 1
+    assert task.length_chance() == task.chance()
+
+
+# ---- options ------------------------------------------------------------------------------------------------------
+
+REFUSED = [
+    ("trigger-distance", {"length": 1}, "length: 1 was given; it must be a whole number of at least 2."),
+    ("trigger-distance", {"length": 12.0}, "length: 12.0 was given"),
+    ("trigger-distance", {"length": True}, "length: True was given"),
+    ("trigger-distance", {"num_triggers": 1}, "num_triggers: 1 was given"),
+    (
+        "trigger-distance",
+        {"length": 8, "max_distance": 8},
+        "max_distance: 8 was given; two triggers in 8 tokens are 1 to 7 apart.",
+    ),
+    ("trigger-distance", {"length": 8, "max_distance": 0}, "max_distance: 0 was given"),
+    ("trigger-distance", {"length": 8, "max_distance": 2.5}, "max_distance: 2.5 was given"),
+    ("trigger-distance", {"vocab_size": 3}, "vocab_size: 3 was given; it must be a whole number of at least 4."),
+    ("trigger-distance", {"vocab_size": 7, "num_triggers": 6}, "vocab_size: 7 was given"),
+    ("trigger-distance", {"form": "released", "num_triggers": 3}, "num_triggers: 3 was given; the released form"),
+    ("trigger-distance", {"form": "released", "vocab_size": 70}, "vocab_size: 70 was given; a segment of 70"),
+    ("trigger-distance", {"form": "released", "length": 96}, "length: the triggers don't fit: 25 + 1 + 70 + 1 tokens"),
+    ("trigger-distance", {"form": "released", "cut": 96}, "length: the triggers don't fit"),
+    ("trigger-distance", {"form": "released", "max_side": 0}, "max_side: 0 was given"),
+    ("trigger-distance", {"form": "relased"}, "form: there is no 'relased'; did you mean 'released'?"),
+    ("trigger-distance", {"max_distanc": 4}, "there is no 'max_distanc'; did you mean 'max_distance'"),
+    ("trigger-distance", {"words": 4}, "option of task 'trigger-distance': there is no 'words'"),
+    ("trigger-count", {"length": 8, "words": 9}, "words: 9 was given; it must be from 1 to length (8)."),
+    ("trigger-count", {"length": 8, "words": 0}, "words: 0 was given"),
+    ("trigger-count", {"length": 8, "words": 7.5}, "words: 7.5 was given"),
+    ("trigger-count", {"length": 8, "max_count": 9}, "max_count: 9 was given; the triggers must fit the 8 words."),
+    ("trigger-count", {"length": 8, "max_count": 0}, "max_count: 0 was given"),
+    ("trigger-count", {"length": 8, "max_count": 2.5}, "max_count: 2.5 was given"),
+    ("trigger-count", {"num_triggers": 0}, "num_triggers: 0 was given"),
+    ("trigger-count", {"vocab_size": 21}, "vocab_size: 21 was given; it must be a whole number of at least 22."),
+    ("trigger-count", {"form": "released", "vocab_size": 31}, "vocab_size: 31 was given"),
+    ("trigger-count", {"form": "papr"}, "did you mean 'paper'?"),
+    ("trigger-distanse", {}, "task: there is no 'trigger-distanse'; did you mean 'trigger-distance'"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), REFUSED)
+def test_options_that_do_not_fit_are_refused_in_one_sentence(name: str, options: dict[str, Any], message: str):
+    with pytest.raises(InputError) as caught:
+        build(name, **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_least_that_fits_is_accepted():
+    assert_well_formed(task := build("trigger-distance", length=2, vocab_size=4), draw(task, 10))
+    assert_well_formed(task := build("trigger-count", length=1, vocab_size=3, num_triggers=1), draw(task, 10))
+    least = {"form": "released", "length": 97, "vocab_size": 71}
+    assert_well_formed(task := build("trigger-distance", **least), draw(task, 10))
+
+
+def test_tasks_are_known_by_name():
+    assert tasks.names() == ("trigger-distance", "trigger-count")
+    for name in tasks.names():
+        assert build(name).name == name
+        assert isinstance(build(name), tasks.get(name))
+        assert "self" not in tasks.options(name)
+        assert {"form", "length", "vocab_size"} <= set(tasks.options(name))
+
+
+def test_what_the_answer_depends_on_is_said():
+    assert build("trigger-distance").answer == "both"
+    assert build("trigger-count").answer == "content"
+
+
+# ---- sets of examples ---------------------------------------------------------------------------------------------
+
+
+def test_examples_are_joined_and_cut_together():
+    whole = draw(small("distance-released"), 30)
+    assert len(whole) == 30
+    assert same(Examples.join([whole[:10], whole[10:]]), whole)
+    chosen = np.array([4, 2])
+    assert np.array_equal(whole[chosen].labels, whole.labels[chosen])
+    assert np.array_equal(whole[chosen].tokens, whole.tokens[chosen])

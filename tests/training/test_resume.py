@@ -1,0 +1,697 @@
+"""A run that was stopped, killed or refused anywhere, and started again, ends bit-identical to one that was not."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import math
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.training import Run, RunSpec, loop, run_spec, train
+from toeplens.training import run as store
+
+LAST_STEP = 9  # 3 epochs of 3 steps, the third one partial
+ENCODINGS = ["rope", "relative-table", "mla"]
+each_encoding = pytest.mark.parametrize("encoding", ENCODINGS)
+
+
+def tiny(encoding: str = "rope", **changes: Any) -> RunSpec:
+    model = {
+        "encoding": encoding,
+        "vocab_size": 12,
+        "d_model": 16,
+        "d_ff": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "max_len": 8,
+    }
+    fields: dict[str, Any] = {
+        "task_options": {"length": 8, "vocab_size": 12},
+        "model": model | {"dropout": 0.3},
+        "train_examples": 40,
+        "test_examples": 16,
+        "epochs": 3,
+        "batch_size": 16,
+        "lr": 1e-2,
+    }
+    return run_spec(**fields | changes)
+
+
+class After:
+    """Says stop once, after ``steps`` steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+
+def outcome(run: Run) -> tuple[Any, ...]:
+    """All that a run is for: its status, its weights bit by bit, its metrics; not the time it took."""
+    timed = ("seconds", "tokens_per_second")
+    rows = [{key: value for key, value in row.items() if key not in timed} for row in run.metrics]
+    result = {key: value for key, value in run.result.items() if key not in timed}
+    return run.status, (run.directory / store.WEIGHTS).read_bytes(), rows, result
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """Every file below ``directory`` with its content, the lock apart."""
+    return {
+        str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file() and p.name != ".lock"
+    }
+
+
+def stopped(out: Path, spec: RunSpec | None = None, steps: int = 4) -> Run:
+    run = train(spec or tiny(), out, should_stop=After(steps))
+    assert run.status == "stopped"
+    return run
+
+
+def saved_step(run: Run) -> int:
+    state = store.load_checkpoint(run.directory, run.spec)
+    assert state is not None
+    return state["step"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Runs that nothing interrupted, one a spec."""
+    out, done = tmp_path_factory.mktemp("whole"), {}
+
+    def run(spec: RunSpec | None = None) -> Run:
+        spec = spec or tiny()
+        if spec.name not in done:
+            done[spec.name] = train(spec, out, checkpoint_seconds=math.inf)
+            assert done[spec.name].status == "complete"
+        return done[spec.name]
+
+    return run
+
+
+# ---- stopped and started again -----------------------------------------------------------------------------------------
+
+
+@each_encoding
+@pytest.mark.parametrize("steps", range(1, LAST_STEP))
+def test_stopped_after_any_step_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any, encoding: str, steps: int):
+    spec = tiny(encoding)
+    first = stopped(tmp_path, spec, steps)
+    assert saved_step(first) == steps
+    assert len(first.metrics) == steps // spec.steps_per_epoch
+    assert outcome(train(spec, tmp_path)) == outcome(whole(spec))
+
+
+@each_encoding
+def test_stopped_after_every_step_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any, encoding: str):
+    spec = tiny(encoding)
+    for steps in range(1, LAST_STEP):
+        assert saved_step(train(spec, tmp_path, deadline=0.0)) == steps
+    assert outcome(train(spec, tmp_path, deadline=0.0)) == outcome(whole(spec))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"encoding": "t5", "protocol": "released"}},
+        {"model": {"encoding": "learned", "dropout_on": ("ffn-hidden",)}},
+        {"model": {"encoding": "random-fixed"}},
+        {"ignore_label": 1},
+        {"train_examples": 5},
+        {"warmup": 0.5, "betas": (0.0, 0.0), "weight_decay": 0.1},
+        {"precision": "bf16"},
+    ],
+    ids=str,
+)
+def test_so_it_does_with_other_settings(tmp_path: Path, whole: Any, changes: dict[str, Any]):
+    sizes = {"vocab_size": 12, "d_model": 16, "d_ff": 16, "num_layers": 2, "num_heads": 2, "max_len": 8, "dropout": 0.3}
+    changes = changes | {"model": sizes | changes.get("model", {"encoding": "rope"})}
+    spec = tiny(**changes)
+    stopped(tmp_path, spec, 2)
+    assert outcome(train(spec, tmp_path)) == outcome(whole(spec))
+
+
+def test_checkpoints_on_the_way_change_nothing(tmp_path: Path, whole: Any):
+    assert outcome(train(tiny(), tmp_path, checkpoint_seconds=0)) == outcome(whole())
+
+
+def test_these_runs_depend_on_dropout_and_on_the_order_of_the_examples(whole: Any):
+    """Else the tests above could not see a random state that was not restored."""
+    calm = tiny(model=tiny().model.model_dump() | {"dropout": 0.0})
+    assert outcome(whole(calm))[2] != outcome(whole())[2]
+    assert outcome(whole(tiny(seed=43)))[2] != outcome(whole())[2]
+
+
+def test_the_callers_random_state_does_not_matter(tmp_path: Path, whole: Any):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(99)
+        assert outcome(train(tiny(), tmp_path)) == outcome(whole())
+
+
+@each_encoding
+def test_the_callers_random_states_are_untouched(tmp_path: Path, encoding: str):
+    spec = tiny(encoding)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    stopped(tmp_path, spec)
+    train(spec, tmp_path).model()
+    train(spec, tmp_path)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    assert np.array_equal(before[2], np.random.get_state()[1])
+
+
+def test_a_deadline_in_the_past_leaves_a_checkpoint_after_one_step(tmp_path: Path):
+    run = train(tiny(), tmp_path, deadline=time.time() - 60)
+    assert run.status == "stopped"
+    assert saved_step(run) == 1
+    assert (run.metrics, run.result) == ([], {})
+
+
+def test_a_deadline_to_come_stops_nothing(tmp_path: Path, whole: Any):
+    assert outcome(train(tiny(), tmp_path, deadline=time.time() + 3600)) == outcome(whole())
+
+
+def test_should_stop_is_asked_once_a_step_and_not_after_the_last(tmp_path: Path):
+    asked = []
+    train(tiny(), tmp_path, should_stop=lambda: bool(asked.append(0)))
+    assert len(asked) == LAST_STEP - 1
+
+
+def test_a_run_of_one_step_is_complete_at_once(tmp_path: Path):
+    spec = tiny(train_examples=4, epochs=1)
+    assert train(spec, tmp_path, deadline=0.0).status == "complete"
+
+
+def test_a_complete_run_is_returned_and_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = train(tiny(), tmp_path)
+    before = files(tmp_path)
+    monkeypatch.setattr(loop, "_Session", None)
+    again = train(tiny(), tmp_path)
+    assert again == run
+    assert files(tmp_path) == before
+
+
+def test_a_complete_run_is_whole_and_holds_no_checkpoint(tmp_path: Path):
+    run = train(tiny(), tmp_path, checkpoint_seconds=0)
+    names = {"spec.json", "metrics.jsonl", "model.safetensors", "result.json", "environment.json", ".lock"}
+    assert {path.name for path in run.directory.iterdir()} == names
+    assert run == Run.open(run.directory) == Run.open(str(run.directory))
+    assert run.directory == tmp_path / tiny().name
+    assert [row["step"] for row in run.metrics] == [3, 6, 9]
+    assert run.result["status"] == run.status == "complete"
+    assert run.result["steps"] == LAST_STEP
+
+
+def test_a_stopped_run_has_no_model_yet(tmp_path: Path):
+    with pytest.raises(InputError, match="is not finished; run the same command again"):
+        stopped(tmp_path).model()
+
+
+def test_progress_is_told_about_five_times_a_second_and_only_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ticks = iter(range(10**6))
+    clock = SimpleNamespace(monotonic=lambda: next(ticks) * 0.03, time=lambda: 0.0)
+    monkeypatch.setattr(loop, "time", clock)
+    told: list[tuple[int, int, Any]] = []
+    spec = tiny(epochs=20)
+    run = train(spec, tmp_path, checkpoint_seconds=math.inf, on_progress=lambda *given: told.append(given))
+    steps = [step for step, _, _ in told]
+    assert steps == sorted(set(steps))
+    assert 0 < steps[0]
+    assert steps[-1] <= spec.total_steps
+    assert {total for _, total, _ in told} == {spec.total_steps}
+    assert 3 <= len(told) <= 5 * next(ticks) * 0.03
+    for step, _, row in told:
+        epochs = (step - 1) // spec.steps_per_epoch  # those that had ended when the step was taken
+        assert row == (run.metrics[epochs - 1] if epochs else None)
+
+
+def test_checkpoints_are_as_far_apart_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+    saves = []
+    monkeypatch.setattr(store, "save_checkpoint", lambda _, state: saves.append(state["step"]))
+
+    def one_second_a_step() -> bool:
+        now[0] += 1
+        return False
+
+    train(tiny(epochs=4), tmp_path, checkpoint_seconds=2, should_stop=one_second_a_step)
+    assert all(2 <= b - a <= 3 for a, b in zip([0, *saves], saves, strict=False))
+    assert len(saves) >= 3
+
+
+# ---- killed ------------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import json, resource, signal, sys
+import torch
+from toeplens.ground import ToeplensError
+from toeplens.training import run_spec, train
+given = json.loads(sys.argv[1])
+torch.set_num_threads(given["threads"])
+if given["largest_file"]:
+    assert signal.getsignal(signal.SIGXFSZ) is signal.SIG_IGN
+    resource.setrlimit(resource.RLIMIT_FSIZE, (given["largest_file"], given["largest_file"]))
+try:
+    train(run_spec(**given["spec"]), given["out"], checkpoint_seconds=0)
+except ToeplensError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+def start(spec: RunSpec, out: Path, largest_file: int = 0) -> subprocess.Popen[str]:
+    fields = {"spec": spec.model_dump(mode="json"), "out": str(out), "largest_file": largest_file}
+    given = json.dumps(fields | {"threads": torch.get_num_threads()})
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, given], stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_checkpoints(process: subprocess.Popen[str], path: Path, count: int) -> None:
+    seen: set[int] = set()
+    give_up = time.monotonic() + 60
+    while len(seen) <= count:
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < give_up
+        if path.exists():
+            seen.add(path.stat().st_mtime_ns)
+        time.sleep(0.0005)
+
+
+def test_killed_at_any_moment_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any):
+    spec = tiny(epochs=100)
+    directory = tmp_path / spec.name
+    before = 0
+    for count, pause in ((1, 0.0), (25, 0.0013), (40, 0.0037)):
+        with start(spec, tmp_path) as process:
+            wait_for_checkpoints(process, directory / store.CHECKPOINT, count)
+            with pytest.raises(InputError, match="is being worked on by another process"):
+                train(spec, tmp_path)
+            time.sleep(pause)
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+        run = Run.open(directory)
+        assert run.status == "stopped"
+        assert saved_step(run) > before
+        before = saved_step(run)
+    assert outcome(train(spec, tmp_path)) == outcome(whole(spec))
+    assert not list(directory.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize("name", ["spec.json", "checkpoint.pt", "metrics.jsonl", "model.safetensors", "result.json"])
+@pytest.mark.parametrize("began", [False, True])
+def test_what_a_kill_left_half_written_is_swept_away(tmp_path: Path, whole: Any, name: str, began: bool):
+    if began:
+        stopped(tmp_path)
+    leftover = tmp_path / tiny().name / f".{name}.abcd_123.tmp"
+    leftover.parent.mkdir(exist_ok=True)
+    leftover.write_bytes(b"half")
+    run = train(tiny(), tmp_path)
+    assert not leftover.exists()
+    assert outcome(run) == outcome(whole())
+
+
+class Crash(BaseException):
+    """The end of the process, as far as the code under test can tell."""
+
+
+def few_writes(**changes: Any) -> RunSpec:
+    return tiny(train_examples=32, epochs=2, **changes)
+
+
+@pytest.fixture(scope="module")
+def writes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The names of the files that `few_writes` puts in place, in order."""
+    names: list[str] = []
+    original = os.replace
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", lambda a, b: (names.append(Path(b).name), original(a, b)))
+        train(few_writes(), tmp_path_factory.mktemp("writes"), checkpoint_seconds=0)
+    return names
+
+
+def test_a_run_writes_its_spec_first_and_its_result_last(writes: list[str]):
+    assert writes[:2] == ["spec.json", "environment.json"]
+    assert writes[-3:] == ["model.safetensors", "metrics.jsonl", "result.json"]
+    assert writes.count("checkpoint.pt") == few_writes().total_steps - 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_crash_at_any_write_costs_nothing_but_time(
+    tmp_path: Path, whole: Any, writes: list[str], when: str, monkeypatch: pytest.MonkeyPatch
+):
+    original = os.replace
+    for crash_at in range(len(writes)):
+        out = tmp_path / str(crash_at)
+        count = iter(range(10**6))
+
+        def replace(a: Any, b: Any, *, count: Any = count, crash_at: int = crash_at) -> None:
+            crashes = next(count) == crash_at
+            if crashes and when == "before":
+                raise Crash
+            original(a, b)
+            if crashes:
+                raise Crash
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", replace)
+            with pytest.raises(Crash):
+                train(few_writes(), out, checkpoint_seconds=0)
+        assert outcome(train(few_writes(), out)) == outcome(whole(few_writes()))
+
+
+# ---- a full disk -------------------------------------------------------------------------------------------------------
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_disk_that_fills_keeps_the_last_checkpoint(
+    tmp_path: Path, whole: Any, call: str, monkeypatch: pytest.MonkeyPatch
+):
+    spec = tiny()
+    directory = stopped(tmp_path, spec).directory
+    before = files(directory)
+
+    def fill() -> bool:
+        monkeypatch.setattr(os, call, full)
+        return False
+
+    with pytest.raises(EnvironmentFailure) as caught:
+        train(spec, tmp_path, checkpoint_seconds=0, should_stop=fill)
+    assert str(caught.value).startswith(f"cannot write {directory / store.CHECKPOINT}: the disk is full;")
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 3
+    assert files(directory) == before
+    monkeypatch.undo()
+    assert outcome(train(spec, tmp_path)) == outcome(whole(spec))
+
+
+def test_a_disk_that_is_full_at_any_write_costs_nothing_but_time(
+    tmp_path: Path, whole: Any, writes: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    original = os.replace
+    for full_at, name in enumerate(writes):
+        out = tmp_path / str(full_at)
+        count = iter(range(10**6))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", lambda a, b, c=count, n=full_at: full() if next(c) >= n else original(a, b))
+            with pytest.raises(EnvironmentFailure, match=f"{name}: the disk is full"):
+                train(few_writes(), out, checkpoint_seconds=0)
+        assert not list(out.rglob("*.tmp"))
+        assert outcome(train(few_writes(), out)) == outcome(whole(few_writes()))
+
+
+def test_a_file_larger_than_the_system_allows_is_the_machines_fault(tmp_path: Path, whole: Any):
+    """A real refusal by the kernel (RLIMIT_FSIZE), half-way through a checkpoint."""
+    spec = tiny()
+    run = stopped(tmp_path, spec)
+    path = run.directory / store.CHECKPOINT
+    before = path.read_bytes()
+    with start(spec, tmp_path, largest_file=len(before) // 2) as process:
+        message = process.communicate()[1]
+    assert process.returncode == 3
+    assert message.startswith(f"cannot write {path}: the file would be larger than the system allows;")
+    assert message.count("\n") == 1
+    assert path.read_bytes() == before
+    assert not list(run.directory.glob(".*.tmp"))
+    assert outcome(train(spec, tmp_path)) == outcome(whole(spec))
+
+
+def test_a_directory_that_cannot_be_made_is_the_machines_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(EnvironmentFailure, match="the disk is full"):
+        train(tiny(), tmp_path / "new")
+
+
+# ---- diverged ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lr", [1e20, 1e38])
+def test_a_run_that_diverges_is_recorded_and_not_continued(tmp_path: Path, lr: float, monkeypatch: pytest.MonkeyPatch):
+    run = train(tiny(lr=lr, epochs=50), tmp_path)
+    assert run.status == run.result["status"] == "diverged"
+    assert run.result["steps"] < run.spec.total_steps
+    assert len(run.metrics) < 50
+    assert run.metrics[-1]["train_loss"] is None or run.metrics[-1]["test_loss"] is None
+    text = (run.directory / store.METRICS).read_text() + (run.directory / store.RESULT).read_text()
+    assert "null" in text
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert not (run.directory / store.CHECKPOINT).exists()
+    monkeypatch.setattr(loop, "_Session", None)
+    assert train(run.spec, tmp_path) == run
+
+
+def test_a_diverging_run_diverges_the_same_when_resumed(tmp_path: Path):
+    spec = tiny(lr=1e38, epochs=50)
+    once = train(spec, tmp_path / "once")
+    stopped(tmp_path / "twice", spec, 1)
+    again = train(spec, tmp_path / "twice")
+    assert (again.status, len(again.metrics)) == (once.status, len(once.metrics))
+
+
+# ---- damaged -----------------------------------------------------------------------------------------------------------
+
+
+class Hostile:
+    """A pickle that would make a directory when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def archive(content: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(content, stream)
+    return stream.getvalue()
+
+
+def noise(size: int) -> bytes:
+    return np.random.default_rng(0).bytes(size)
+
+
+CHECKPOINTS: dict[str, Callable[[bytes, Path], bytes]] = {
+    "truncated": lambda old, _: old[: len(old) // 2],
+    "a byte short": lambda old, _: old[:-1],
+    "random bytes": lambda old, _: noise(len(old)),
+    "random bytes in the middle": lambda old, _: old[:2000] + noise(len(old) - 4000) + old[-2000:],
+    "empty": lambda old, _: b"",
+    "zeros": lambda old, _: bytes(len(old)),
+    "a foreign pickle": lambda old, _: pickle.dumps({"format": 1}),
+    "a hostile pickle": lambda old, path: pickle.dumps(Hostile(path)),
+    "a hostile archive": lambda old, path: archive({"format": 1, "run": tiny().name, "model": Hostile(path)}),
+    "a foreign archive": lambda old, _: archive([1, 2, 3]),
+    "another version": lambda old, _: archive({"format": 99}),
+    "no run's": lambda old, _: archive({"format": 1}),
+    "text": lambda old, _: b"not a checkpoint\nat all\n",
+}
+
+
+def refused_and_untouched(out: Path, spec: RunSpec | None = None) -> str:
+    """The sentence with which `train` refuses, having changed nothing on disk."""
+    before = files(out)
+    with pytest.raises(InputError) as caught:
+        train(spec or tiny(), out)
+    assert files(out) == before
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("damage", CHECKPOINTS)
+def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path, whole: Any, damage: str):
+    run = stopped(tmp_path / "out")
+    path = run.directory / store.CHECKPOINT
+    path.write_bytes(CHECKPOINTS[damage](path.read_bytes(), tmp_path / "hostile"))
+    message = refused_and_untouched(tmp_path / "out")
+    assert message.startswith(f"checkpoint: {path} ")
+    assert message.endswith("; delete it to start this run over.")
+    assert not (tmp_path / "hostile").exists()
+    path.unlink()
+    assert outcome(train(tiny(), tmp_path / "out")) == outcome(whole())
+
+
+def test_one_wrong_byte_anywhere_in_a_checkpoints_content_is_seen(tmp_path: Path):
+    run = stopped(tmp_path)
+    path = run.directory / store.CHECKPOINT
+    whole = path.read_bytes()
+    with zipfile.ZipFile(path) as content:
+        entries = [(entry.header_offset, len(content.read(entry)), content.read(entry)) for entry in content.infolist()]
+    assert len(entries) > 20
+    for offset, size, data in entries:
+        place = whole.index(data, offset) + size // 2
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(InputError, match=r"is damaged \(the checksum of .* is wrong\)"):
+            store.load_checkpoint(run.directory, run.spec)
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"encoding": "mla"}, {"batch_size": 8}], ids=str)
+def test_another_runs_checkpoint_is_refused(tmp_path: Path, other: dict[str, Any]):
+    run, foreign = stopped(tmp_path / "a"), stopped(tmp_path / "b", tiny(**other))
+    shutil.copy(foreign.directory / store.CHECKPOINT, run.directory)
+    assert "belongs to another run" in refused_and_untouched(tmp_path / "a")
+
+
+def test_a_directory_in_the_checkpoints_place_is_refused(tmp_path: Path):
+    run = stopped(tmp_path)
+    (run.directory / store.CHECKPOINT).unlink()
+    (run.directory / store.CHECKPOINT).mkdir()
+    assert "checkpoint: " in refused_and_untouched(tmp_path)
+
+
+def other_weights(_: bytes) -> bytes:
+    import safetensors.torch
+
+    return safetensors.torch.save({"readout.weight": torch.zeros(2)})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda old: old[: len(old) // 2],
+        lambda old: old[:-1],
+        lambda old: noise(len(old)),
+        lambda old: b"",
+        other_weights,
+    ],
+    ids=["truncated", "a byte short", "random", "empty", "other weights"],
+)
+def test_damaged_weights_are_refused_in_one_line(tmp_path: Path, damage: Callable[[bytes], bytes]):
+    run = train(tiny(), tmp_path)
+    path = run.directory / store.WEIGHTS
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(InputError) as caught:
+        run.model()
+    assert str(caught.value).startswith(f"run: {path} ")
+    assert "\n" not in str(caught.value)
+
+
+def test_another_models_weights_are_refused(tmp_path: Path):
+    run, other = train(tiny(), tmp_path), train(tiny("relative-table"), tmp_path)
+    shutil.copy(other.directory / store.WEIGHTS, run.directory)
+    with pytest.raises(InputError, match="does not hold the weights of this spec"):
+        run.model()
+
+
+def test_missing_weights_are_one_sentence(tmp_path: Path):
+    run = train(tiny(), tmp_path)
+    (run.directory / store.WEIGHTS).unlink()
+    with pytest.raises(InputError, match=rf"run: {run.directory / store.WEIGHTS} is missing"):
+        run.model()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("spec.json", b""),
+        ("spec.json", b"{}"),
+        ("spec.json", b"[1]"),
+        ("spec.json", b"null"),
+        ("spec.json", b"\xff\xfe"),
+        ("spec.json", b'{"task": "trigger-dist", "model": {}}'),
+        ("metrics.jsonl", b'{"epoch": 1, "st'),
+        ("metrics.jsonl", b"\xff\xfe\n"),
+        ("metrics.jsonl", b"3\n"),
+        ("metrics.jsonl", b"[]\n"),
+        ("result.json", b""),
+        ("result.json", b"[1]"),
+        ("result.json", b'{"status": "compl'),
+        ("result.json", b'{"status": "fine"}'),
+    ],
+)
+def test_damaged_records_are_refused_in_one_line(tmp_path: Path, name: str, content: bytes):
+    run = train(tiny(), tmp_path)
+    (run.directory / name).write_bytes(content)
+    refused_and_untouched(tmp_path)
+    with pytest.raises(InputError) as caught:
+        Run.open(run.directory)
+    assert str(run.directory / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ---- directories that are no run's -------------------------------------------------------------------------------------
+
+
+def test_what_is_no_run_cannot_be_opened(tmp_path: Path):
+    with pytest.raises(InputError, match="there is no directory"):
+        Run.open(tmp_path / "absent")
+    with pytest.raises(InputError, match="is empty"):
+        Run.open(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"is not a run directory \(no spec.json\)"):
+        Run.open(tmp_path)
+    with pytest.raises(InputError, match="there is no directory"):
+        Run.open(tmp_path / "notes.txt")
+
+
+def test_an_empty_directory_may_become_a_run(tmp_path: Path, whole: Any):
+    (tmp_path / tiny().name).mkdir()
+    assert outcome(train(tiny(), tmp_path)) == outcome(whole())
+
+
+@pytest.mark.parametrize("name", ["notes.txt", ".hidden.tmp", "checkpoint.pt", "deeper/notes.txt"])
+def test_a_directory_that_holds_something_else_is_refused_and_untouched(tmp_path: Path, name: str):
+    foreign = tmp_path / tiny().name / name
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("mine")
+    assert "holds files that are not a run's" in refused_and_untouched(tmp_path)
+    assert foreign.read_text() == "mine"
+
+
+def test_the_directory_of_another_run_is_refused_and_untouched(tmp_path: Path):
+    other = train(tiny(seed=1), tmp_path)
+    other.directory.rename(tmp_path / tiny().name)
+    assert "holds another run; give another directory" in refused_and_untouched(tmp_path)
+
+
+def test_two_specs_have_two_directories(tmp_path: Path, whole: Any):
+    assert train(tiny(seed=1), tmp_path).directory != train(tiny(), tmp_path).directory
+    assert outcome(train(tiny(), tmp_path)) == outcome(whole())
+
+
+def test_a_file_in_the_way_is_refused_and_untouched(tmp_path: Path):
+    (tmp_path / tiny().name).write_text("mine")
+    assert "a directory is needed" in refused_and_untouched(tmp_path)
+    with pytest.raises(InputError, match="a directory is needed"):
+        train(tiny(), tmp_path / tiny().name)
+    assert files(tmp_path) == {tiny().name: b"mine"}
+
+
+def test_a_run_that_is_being_worked_on_is_refused(tmp_path: Path, whole: Any):
+    run = stopped(tmp_path)
+    with store.locked(run.directory):
+        assert "is being worked on by another process" in refused_and_untouched(tmp_path)
+    assert outcome(train(tiny(), tmp_path)) == outcome(whole())
+
+
+def test_the_lock_is_given_back_when_training_fails(tmp_path: Path, whole: Any):
+    def fail(*_: object) -> bool:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(tiny(), tmp_path, should_stop=fail)
+    assert outcome(train(tiny(), tmp_path)) == outcome(whole())

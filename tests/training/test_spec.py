@@ -1,0 +1,258 @@
+"""A run's name is a hash of all that decides its result, and of nothing else; what cannot be run is refused at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from toeplens.ground import InputError, write_json
+from toeplens.model import DecoderConfig
+from toeplens.training import RunSpec, run_spec
+
+MODEL: dict[str, Any] = {
+    "vocab_size": 12,
+    "num_classes": 12,
+    "d_model": 16,
+    "d_ff": 16,
+    "num_layers": 2,
+    "num_heads": 2,
+    "max_len": 8,
+}
+FIELDS: dict[str, Any] = {
+    "task": "trigger-distance",
+    "task_options": {"length": 8, "vocab_size": 12, "num_triggers": 2},
+    "model": MODEL,
+    "train_examples": 40,
+    "test_examples": 16,
+    "epochs": 3,
+    "batch_size": 16,
+}
+OTHER_FIELDS: dict[str, Any] = {
+    "task": "trigger-count",
+    "task_options": {"length": 7, "vocab_size": 12, "num_triggers": 2},
+    "model": MODEL | {"encoding": "alibi"},
+    "train_examples": 41,
+    "test_examples": 17,
+    "epochs": 4,
+    "batch_size": 17,
+    "lr": 2e-4,
+    "betas": (0.9, 0.98),
+    "weight_decay": 2e-5,
+    "warmup": 0.07,
+    "ignore_label": 1,
+    "seed": 43,
+    "data_seed": 43,
+    "precision": "float32",
+}
+OTHER_MODEL: dict[str, Any] = {
+    "protocol": "released",
+    "vocab_size": 13,
+    "num_classes": 13,
+    "d_model": 32,
+    "d_ff": 17,
+    "num_layers": 3,
+    "num_heads": 4,
+    "max_len": 9,
+    "encoding": "alibi",
+    "encoding_options": {"base": 500.0},
+    "input_encoding": "sinusoidal",
+    "input_encoding_options": {"base": 500.0},
+    "causal": False,
+    "pad_mask": False,
+    "key_value_source": "embeddings",
+    "readout": "mean",
+    "final_norm": False,
+    "activation": "gelu",
+    "dropout": 0.2,
+    "dropout_on": ("ffn",),
+    "attention_scale": 1.0,
+}
+
+
+def spec(**changes: Any) -> RunSpec:
+    return run_spec(**FIELDS | changes)
+
+
+def refusal(**changes: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        spec(**changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- the name -----------------------------------------------------------------------------------------------------
+
+
+def test_a_name_is_sixteen_hexadecimal_digits():
+    assert len(spec().name) == 16
+    assert set(spec().name) <= set("0123456789abcdef")
+
+
+def test_equal_specs_have_one_name():
+    assert spec() == spec()
+    assert spec().name == spec().name
+
+
+def test_the_order_in_which_fields_are_given_does_not_matter():
+    assert run_spec(**dict(reversed(FIELDS.items()))).name == spec().name
+    assert spec(task_options={"vocab_size": 12, "num_triggers": 2, "length": 8}).name == spec().name
+
+
+def test_a_default_that_is_written_out_changes_nothing():
+    assert spec(lr=1e-4, betas=[0.98, 0.9], precision="auto").name == spec().name
+    assert spec(model=MODEL | {"causal": True, "protocol": "paper"}).name == spec().name
+
+
+def test_every_field_has_another_value_to_try():
+    assert set(OTHER_FIELDS) == set(RunSpec.model_fields)
+    assert set(OTHER_MODEL) == set(DecoderConfig.model_fields)
+
+
+@pytest.mark.parametrize("field", OTHER_FIELDS)
+def test_every_field_changes_the_name(field: str):
+    assert spec(**{field: OTHER_FIELDS[field]}).name != spec().name
+
+
+@pytest.mark.parametrize("field", OTHER_MODEL)
+def test_every_field_of_the_model_changes_the_name(field: str):
+    base = MODEL | ({"input_encoding": "sinusoidal"} if field == "input_encoding_options" else {})
+    assert spec(model=base | {field: OTHER_MODEL[field]}).name != spec(model=base).name
+
+
+def test_no_two_of_these_specs_share_a_name():
+    names = [spec(**{field: value}).name for field, value in OTHER_FIELDS.items()]
+    assert len(set(names)) == len(names)
+
+
+def test_a_name_survives_json():
+    given_tuples = spec(
+        model=MODEL | {"encoding": "partial-rope", "encoding_options": {"heads": (0,), "layers": (0, 1)}}
+    )
+    for one in (spec(), given_tuples, spec(betas=(0.5, 0.1), lr=1 / 3)):
+        back = run_spec(**json.loads(json.dumps(one.model_dump(mode="json"))))
+        assert back.name == one.name
+
+
+@given(lr=st.floats(1e-12, 1e6), weight_decay=st.floats(0, 1e6), warmup=st.floats(0, 0.99), seed=st.integers(0, 2**63))
+def test_a_spec_read_back_is_the_spec_that_was_written(
+    tmp_path_factory: pytest.TempPathFactory, lr: float, weight_decay: float, warmup: float, seed: int
+):
+    one = spec(lr=lr, weight_decay=weight_decay, warmup=warmup, seed=seed)
+    path = tmp_path_factory.mktemp("spec") / "spec.json"
+    write_json(path, one.model_dump(mode="json"))
+    assert run_spec(**json.loads(path.read_text())) == one
+
+
+def test_a_name_is_the_same_in_another_process():
+    code = f"from toeplens.training import run_spec; print(run_spec(**{FIELDS!r}).name)"
+    environment = os.environ | {"PYTHONHASHSEED": "123"}
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert other.stdout.strip() == spec().name
+
+
+def test_a_spec_is_frozen():
+    with pytest.raises(ValidationError, match="frozen"):
+        spec().seed = 1  # type: ignore[misc]
+
+
+# ---- the papers' settings -----------------------------------------------------------------------------------------
+
+
+def test_the_defaults_are_table_3():
+    paper = run_spec(model={})
+    assert (paper.lr, paper.betas, paper.weight_decay, paper.warmup) == (1e-4, (0.98, 0.9), 1e-5, 0.06)
+    assert (paper.epochs, paper.batch_size, paper.seed, paper.data_seed) == (100, 512, 42, 42)
+    assert (paper.train_examples, paper.test_examples) == (70_000, 30_000)
+    assert (paper.task, paper.ignore_label) == ("trigger-distance", None)
+    model = paper.model
+    assert (model.vocab_size, model.num_classes, model.max_len) == (574, 574, 128)
+    assert (model.d_model, model.d_ff, model.num_heads, model.num_layers) == (256, 512, 16, 6)
+    assert (model.protocol, model.encoding, model.dropout) == ("paper", "rope", 0.1)
+
+
+def test_the_default_task_is_the_papers_size():
+    task = run_spec(model={}).build_task()
+    assert (task.length, task.vocab_size) == (128, 574)
+
+
+@pytest.mark.parametrize(("examples", "batch", "steps"), [(40, 16, 3), (48, 16, 3), (49, 16, 4), (5, 16, 1), (1, 1, 1)])
+def test_an_epoch_has_a_step_for_the_last_partial_batch(examples: int, batch: int, steps: int):
+    one = spec(train_examples=examples, batch_size=batch, epochs=7)
+    assert one.steps_per_epoch == steps
+    assert one.total_steps == 7 * steps
+
+
+def test_chance_leaves_the_ignored_label_out():
+    assert spec().chance == 1 / 7
+    assert spec(ignore_label=1).chance == 1 / 6
+
+
+# ---- what cannot be run -------------------------------------------------------------------------------------------
+
+
+def test_sequences_must_fit_the_model():
+    assert refusal(model=MODEL | {"max_len": 7}) == "max_len: 7 was given; the task's sequences have 8 tokens."
+
+
+def test_token_ids_must_fit_the_model():
+    message = refusal(model=MODEL | {"vocab_size": 11})
+    assert message == "vocab_size: 11 was given; the task uses 12 token ids."
+
+
+def test_labels_must_fit_the_model():
+    message = refusal(model=MODEL | {"num_classes": 7})
+    assert message == "num_classes: 7 was given; the task's labels go up to 7, so at least 8 are needed."
+    assert spec(model=MODEL | {"num_classes": 8}).model.num_classes == 8
+
+
+@pytest.mark.parametrize("betas", [(1.0, 0.9), (0.9, 1.0), (-0.1, 0.9), (0.9, 2.0)])
+def test_betas_are_from_zero_to_under_one(betas: tuple[float, float]):
+    assert refusal(betas=betas).startswith(f"betas: {betas} was given; both must be from 0 to under 1")
+    assert spec(betas=(0.0, 0.0)).betas == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "start"),
+    [
+        ({"epochs": 0}, "epochs: "),
+        ({"batch_size": 0}, "batch_size: "),
+        ({"train_examples": 0}, "train_examples: "),
+        ({"test_examples": -1}, "test_examples: "),
+        ({"lr": 0}, "lr: "),
+        ({"lr": float("inf")}, "lr: input should be a finite number"),
+        ({"lr": float("nan")}, "lr: "),
+        ({"weight_decay": -1e-9}, "weight_decay: "),
+        ({"weight_decay": float("inf")}, "weight_decay: "),
+        ({"warmup": 1.0}, "warmup: "),
+        ({"warmup": -0.1}, "warmup: "),
+        ({"seed": -1}, "seed: "),
+        ({"data_seed": 1.5}, "data_seed: "),
+        ({"betas": (0.9,)}, "betas"),
+        ({"precision": "fp16"}, "precision: "),
+        ({"learning_rate": 1e-3}, "learning_rate: no such field"),
+        ({"model": MODEL | {"d_mode": 3}}, "model.d_mode: no such field"),
+        ({"model": MODEL | {"num_heads": 3}}, "model: d_model: 16 was given; it must be divisible by num_heads (3)."),
+        ({"model": MODEL | {"encoding": "rop"}}, "model: encoding: there is no 'rop'; did you mean 'rope'"),
+        ({"task": "trigger"}, "task: there is no 'trigger'; did you mean"),
+        (
+            {"task_options": {"lenght": 8}},
+            "option of task 'trigger-distance': there is no 'lenght'; did you mean 'length'",
+        ),
+        ({"task_options": {"length": 8, "vocab_size": 12, "max_distance": 8}}, "max_distance: 8 was given"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(changes: dict[str, Any], start: str):
+    assert refusal(**changes).startswith(start)
+
+
+def test_a_missing_model_is_named():
+    with pytest.raises(InputError, match=r"^model: it is missing$"):
+        run_spec(task="trigger-count")
