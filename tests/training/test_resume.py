@@ -108,7 +108,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     return run
 
 
-# ---- stopped and started again -----------------------------------------------------------------------------------------
+# ---- stopped and started again ------------------------------------------------------------------------------------
 
 
 @each_encoding
@@ -235,7 +235,7 @@ def test_progress_is_told_about_five_times_a_second_and_only_grows(tmp_path: Pat
     run = train(spec, tmp_path, checkpoint_seconds=math.inf, on_progress=lambda *given: told.append(given))
     steps = [step for step, _, _ in told]
     assert steps == sorted(set(steps))
-    assert 0 < steps[0]
+    assert steps[0] > 0
     assert steps[-1] <= spec.total_steps
     assert {total for _, total, _ in told} == {spec.total_steps}
     assert 3 <= len(told) <= 5 * next(ticks) * 0.03
@@ -259,7 +259,7 @@ def test_checkpoints_are_as_far_apart_as_asked(tmp_path: Path, monkeypatch: pyte
     assert len(saves) >= 3
 
 
-# ---- killed ------------------------------------------------------------------------------------------------------------
+# ---- killed -------------------------------------------------------------------------------------------------------
 
 SCRIPT = """
 import json, resource, signal, sys
@@ -293,14 +293,14 @@ def wait_for_checkpoints(process: subprocess.Popen[str], path: Path, count: int)
         assert time.monotonic() < give_up
         if path.exists():
             seen.add(path.stat().st_mtime_ns)
-        time.sleep(0.0005)
+        time.sleep(0.001 if seen else 0.02)
 
 
 def test_killed_at_any_moment_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any):
-    spec = tiny(epochs=100)
+    spec = tiny(epochs=40)
     directory = tmp_path / spec.name
     before = 0
-    for count, pause in ((1, 0.0), (25, 0.0013), (40, 0.0037)):
+    for count, pause in ((1, 0.0), (12, 0.0013), (20, 0.0037)):
         with start(spec, tmp_path) as process:
             wait_for_checkpoints(process, directory / store.CHECKPOINT, count)
             with pytest.raises(InputError, match="is being worked on by another process"):
@@ -378,7 +378,7 @@ def test_a_crash_at_any_write_costs_nothing_but_time(
         assert outcome(train(few_writes(), out)) == outcome(whole(few_writes()))
 
 
-# ---- a full disk -------------------------------------------------------------------------------------------------------
+# ---- a full disk --------------------------------------------------------------------------------------------------
 
 
 def full(*_: object) -> None:
@@ -444,7 +444,7 @@ def test_a_directory_that_cannot_be_made_is_the_machines_fault(tmp_path: Path, m
         train(tiny(), tmp_path / "new")
 
 
-# ---- diverged ----------------------------------------------------------------------------------------------------------
+# ---- diverged -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lr", [1e20, 1e38])
@@ -471,7 +471,7 @@ def test_a_diverging_run_diverges_the_same_when_resumed(tmp_path: Path):
     assert (again.status, len(again.metrics)) == (once.status, len(once.metrics))
 
 
-# ---- damaged -----------------------------------------------------------------------------------------------------------
+# ---- damaged ------------------------------------------------------------------------------------------------------
 
 
 class Hostile:
@@ -633,7 +633,7 @@ def test_damaged_records_are_refused_in_one_line(tmp_path: Path, name: str, cont
     assert "\n" not in str(caught.value)
 
 
-# ---- directories that are no run's -------------------------------------------------------------------------------------
+# ---- directories that are no run's --------------------------------------------------------------------------------
 
 
 def test_what_is_no_run_cannot_be_opened(tmp_path: Path):

@@ -88,7 +88,7 @@ def refusal(**changes: Any) -> str:
     return str(caught.value)
 
 
-# ---- the name -----------------------------------------------------------------------------------------------------
+# ---- the name ------------------------------------------------------------------------------------------------
 
 
 def test_a_name_is_sixteen_hexadecimal_digits():
@@ -163,7 +163,7 @@ def test_a_spec_is_frozen():
         spec().seed = 1  # type: ignore[misc]
 
 
-# ---- the papers' settings -----------------------------------------------------------------------------------------
+# ---- the papers' settings ------------------------------------------------------------------------------------
 
 
 def test_the_defaults_are_table_3():
@@ -195,7 +195,7 @@ def test_chance_leaves_the_ignored_label_out():
     assert spec(ignore_label=1).chance == 1 / 6
 
 
-# ---- what cannot be run -------------------------------------------------------------------------------------------
+# ---- what cannot be run --------------------------------------------------------------------------------------
 
 
 def test_sequences_must_fit_the_model():

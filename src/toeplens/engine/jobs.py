@@ -5,25 +5,24 @@ from __future__ import annotations
 import io
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from toeplens.ground import InputError, read_json, write_bytes, write_json
 from toeplens.ground.files import make_directory
-from toeplens.lens import Batch, HeadAblation, ablate_heads
+from toeplens.lens import HeadAblation, ablate_heads
 from toeplens.sources import DecoderSource
-from toeplens.tasks import Examples
+from toeplens.tasks import TEST_SHARE, Examples
 from toeplens.training import Batches, Run, RunSpec, plan_execution, train
 from toeplens.training.environment import CompileMode
 
 ABLATION, _PARTS = "ablation.json", "ablation-parts"
 Split = Literal["test", "train+test"]
-_REPLAYED_TOKENS = 2**18
+_REPLAYED_TOKENS = {"cpu": 2**16, "cuda": 2**20}
 
 
 class Stopped(Exception):
@@ -56,9 +55,9 @@ class Limits:
     deadline: float | None = None
     should_stop: Callable[[], bool] = lambda: False
 
-    def over(self) -> bool:
-        """Whether it is time to stop."""
-        return self.should_stop() or (self.deadline is not None and time.time() >= self.deadline)
+    def over(self, ahead: float = 0.0) -> bool:
+        """Whether it is time to stop, if the next piece of work takes ``ahead`` seconds."""
+        return self.should_stop() or (self.deadline is not None and time.time() + ahead >= self.deadline)
 
 
 def carry_out(
@@ -96,27 +95,24 @@ def ablate_run(run: Run, *, examples: int, split: Split = "test", limits: Limits
     limits = limits or Limits()
     device = plan_execution(limits.device, "off", "float32").device
     source = DecoderSource(run.model().to(device))
-    parts = run.directory / f"{_PARTS}-{split}-{examples}"
-    batches = list(_batches(run.spec, examples, split, device))
+    chosen = _examples(run.spec, examples, split)
+    size = max(1, _REPLAYED_TOKENS[device.type] // (run.spec.model.num_heads + 1) // chosen.tokens.shape[1])
+    batches = list(Batches.of(chosen, device, run.spec.ignore_label).split(size))
+    parts = run.directory / f"{_PARTS}-{split}-{len(chosen)}-by-{size}"
     ablation = ablate_heads(source, batches, chance=run.spec.chance, memory=_Parts(parts, limits))
     write_json(run.directory / ABLATION, {**ablation.to_dict(), "split": split})
     shutil.rmtree(parts, ignore_errors=True)
     return ablation
 
 
-def _batches(spec: RunSpec, examples: int, split: Split, device: torch.device) -> Iterator[Batch]:
+def _examples(spec: RunSpec, examples: int, split: Split) -> Examples:
     task = spec.build_task()
-    test = min(examples, spec.test_examples)
     if split == "test":
-        chosen = task.dataset("test", test, spec.data_seed)
-    else:
-        test = min(max(1, round(0.3 * examples)), spec.test_examples)
-        train = min(max(1, examples - test), spec.train_examples)
-        chosen = Examples.join(
-            [task.dataset("train", train, spec.data_seed), task.dataset("test", test, spec.data_seed)]
-        )
-    size = max(1, _REPLAYED_TOKENS // (spec.model.num_heads + 1) // task.length)
-    yield from Batches.of(chosen, device, spec.ignore_label).split(size)
+        return task.dataset("test", min(examples, spec.test_examples), spec.data_seed)
+    test = min(max(1, round(TEST_SHARE * examples)), spec.test_examples)
+    train = min(max(1, examples - test), spec.train_examples)
+    parts = [task.dataset("train", train, spec.data_seed), task.dataset("test", test, spec.data_seed)]
+    return Examples.join(parts)
 
 
 class _Parts:
@@ -125,16 +121,21 @@ class _Parts:
     def __init__(self, directory: Path, limits: Limits) -> None:
         self.directory = make_directory(directory)
         self.limits = limits
+        self.slowest = 0.0
+        self.begun: float | None = None
 
     def get(self, key: str) -> np.ndarray | None:
         path = self.directory / f"{key}.npy"
         if path.exists():
             return np.load(path, allow_pickle=False)
-        if self.limits.over():
+        if self.limits.over(self.slowest):
             raise Stopped
+        self.begun = time.monotonic()
         return None
 
     def put(self, key: str, right: np.ndarray) -> None:
+        if self.begun is not None:
+            self.slowest = max(self.slowest, time.monotonic() - self.begun)
         content = io.BytesIO()
         np.save(content, right, allow_pickle=False)
         write_bytes(self.directory / f"{key}.npy", content.getvalue())

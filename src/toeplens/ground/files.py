@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -86,7 +87,12 @@ def write_text(path: Path, content: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` to ``path`` atomically; NaN and infinities are written as null."""
-    write_text(path, json.dumps(finite(content), indent=1, allow_nan=False, sort_keys=True) + "\n")
+    text = json.dumps(finite(content), indent=1, allow_nan=False, sort_keys=True)
+    write_text(path, re.sub(r"\[\n([^\[\]{}\"]*?)\n *\]", _one_line, text) + "\n")
+
+
+def _one_line(match: re.Match[str]) -> str:
+    return "[" + " ".join(match[1].split()) + "]"
 
 
 def finite(content: Any) -> Any:

@@ -10,15 +10,13 @@ import numpy as np
 import plotly.graph_objects as go
 
 from toeplens.model import Protocol
+from toeplens.report.canvas import GUESS, blank, faded, guesses, level, number, or_none, percent_axis
 from toeplens.report.look import HEAT, TASKS, colour, marker, name, ordered, percent, points
 from toeplens.studies import CellResult, Results
 from toeplens.studies.reproduce import Row
 
 Split = Literal["train", "test"]
 
-_GRID = "rgba(128, 136, 150, 0.22)"
-_GUESS = "rgba(128, 136, 150, 0.95)"
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _LAYERS = ("#2f6fe0", "#de7a00", "#1d9a5b", "#c8479f", "#858b95", "#8456d8", "#d2453d", "#0e9bb5")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
@@ -32,15 +30,15 @@ def convergence(results: Results, protocol: Protocol, task: str, split: Split, t
         top            upper end of the accuracy axis, so that panels can share it
     """
     under = results.under(protocol)
-    figure = _figure(300)
+    figure = blank(300)
     for label in ordered(under.labels(task)):
         if label.startswith("partial-"):
             continue
-        curves = [[_number(row.get(f"{split}_accuracy")) for row in cell.epochs] for cell in under.of(task, label)]
+        curves = [[number(row.get(f"{split}_accuracy")) for row in cell.epochs] for cell in under.of(task, label)]
         _add_curve(figure, curves, label, name(protocol, label))
-    _guesses(figure, under, task)
+    guesses(figure, under, task)
     figure.update_xaxes(title_text="epoch", tickformat="d", rangemode="tozero")
-    _percent_axis(figure, top, f"{split} accuracy")
+    percent_axis(figure, top, f"{split} accuracy")
     return figure
 
 
@@ -56,7 +54,7 @@ def _add_curve(figure: go.Figure, curves: list[list[float]], label: str, text: s
         high = [max(column, default=None) for column in columns]
         edge: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "meta": label}
         figure.add_scatter(x=epochs, y=low, **edge)
-        figure.add_scatter(x=epochs, y=high, fill="tonexty", fillcolor=_faded(colour(label), 0.15), **edge)
+        figure.add_scatter(x=epochs, y=high, fill="tonexty", fillcolor=faded(colour(label), 0.15), **edge)
     means = [sum(column) / len(column) if column else None for column in columns]
     ranges = [f"{percent(min(c))} to {percent(max(c))}, {len(c)} seeds" if len(c) > 1 else "one seed" for c in columns]
     figure.add_scatter(
@@ -74,7 +72,7 @@ def _add_curve(figure: go.Figure, curves: list[list[float]], label: str, text: s
 
 def accuracies(rows: Sequence[Row], results: Results, top: float = 1.0) -> go.Figure:
     """Final test accuracies of one protocol and task: a large marker the mean, small ones the seeds, best on top."""
-    figure = _figure(64 + 30 * max(1, len(rows)))
+    figure = blank(64 + 30 * max(1, len(rows)))
     names = [name(row.protocol, row.label) for row in rows]
     for row, text in zip(rows, names, strict=True):
         _add_accuracy(figure, row, text, results)
@@ -84,20 +82,26 @@ def accuracies(rows: Sequence[Row], results: Results, top: float = 1.0) -> go.Fi
             x=[value for value, _ in told],
             y=[text for _, text in told],
             mode="markers",
-            marker={"symbol": "line-ns-open", "size": 15, "color": _GUESS, "line": {"width": 2.5}},
+            marker={"symbol": "line-ns-open", "size": 15, "color": GUESS, "line": {"width": 2.5}},
             hovertemplate="<b>%{y}</b><br>the paper's Table 1: %{x:.2%}<extra></extra>",
         )
     if rows:
-        _guesses(figure, results.under(rows[0].protocol), rows[0].task, vertical=True)
-    figure.update_yaxes(categoryorder="array", categoryarray=names[::-1], automargin=True, showgrid=False, range=[-0.6, len(rows) - 0.1])
-    figure.update_xaxes(range=[0, max(top * 1.13, max((value for value, _ in told), default=0) * 1.05)], tickformat=".0%")
+        guesses(figure, results.under(rows[0].protocol), rows[0].task, vertical=True)
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=names[::-1], automargin=True, showgrid=False, range=[-0.6, len(rows) - 0.1]
+    )
+    figure.update_xaxes(
+        range=[0, max(top * 1.13, max((value for value, _ in told), default=0) * 1.05)], tickformat=".0%"
+    )
     return figure
 
 
 def _add_accuracy(figure: go.Figure, row: Row, text: str, results: Results) -> None:
     cells = [cell for cell in results.under(row.protocol).of(row.task, row.label) if cell.status == "complete"]
     if row.accuracy is None:
-        figure.add_scatter(x=[0], y=[text], mode="text", text=["  diverged"], textposition="middle right", hoverinfo="skip")
+        figure.add_scatter(
+            x=[0], y=[text], mode="text", text=["  diverged"], textposition="middle right", hoverinfo="skip"
+        )
         return
     seeds = f"{percent(row.lowest)} to {percent(row.highest)} over {len(cells)} seeds" if len(cells) > 1 else "one seed"
     if len(cells) > 1:
@@ -134,7 +138,7 @@ def heatmap(cell: CellResult, limit: float) -> go.Figure:
         ]
         for layer in range(layers)
     ]
-    figure = _figure(46 + 32 * layers)
+    figure = blank(46 + 32 * layers)
     figure.add_heatmap(
         z=ablation.drops.tolist(),
         x=list(range(1, heads + 1)),
@@ -162,7 +166,7 @@ def heatmap(cell: CellResult, limit: float) -> go.Figure:
 
 def drops_by_layer(cells: Sequence[CellResult], low: float, high: float) -> go.Figure:
     """The drops of all heads of all seeds, a violin a layer, every head a point (the papers' form of Figs. 4, 7, 8)."""
-    figure = _figure(190)
+    figure = blank(190)
     ablated = [cell for cell in cells if cell.ablation is not None]
     layers = max((len(cell.ablation.drops) for cell in ablated if cell.ablation), default=0)
     for layer in range(layers):
@@ -171,7 +175,9 @@ def drops_by_layer(cells: Sequence[CellResult], low: float, high: float) -> go.F
             assert cell.ablation is not None
             for head, drop in enumerate(cell.ablation.drops[layer]):
                 drops.append(float(drop))
-                texts.append(f"layer {layer + 1}, head {head + 1}, seed {cell.key.seed}<br><b>{points(drop)} points lost</b>")
+                texts.append(
+                    f"layer {layer + 1}, head {head + 1}, seed {cell.key.seed}<br><b>{points(drop)} points lost</b>"
+                )
         tint = colour(ablated[0].key.label)
         figure.add_violin(
             x=[layer + 1] * len(drops),
@@ -186,7 +192,7 @@ def drops_by_layer(cells: Sequence[CellResult], low: float, high: float) -> go.F
             scalemode="width",
             width=0.8,
             line={"color": tint, "width": 1},
-            fillcolor=_faded(tint, 0.16),
+            fillcolor=faded(tint, 0.16),
             marker={"color": tint, "size": 6, "opacity": 0.75},
         )
     figure.update_layout(margin={"l": 44, "r": 4, "t": 4, "b": 34})
@@ -196,20 +202,20 @@ def drops_by_layer(cells: Sequence[CellResult], low: float, high: float) -> go.F
 
 
 def cumulative(cells: Sequence[CellResult], top: float = 1.0) -> go.Figure:
-    """Accuracy with a layer's heads silenced one after the other, most important first: a line a layer, mean over seeds."""
-    figure = _figure(190)
+    """Accuracy with a layer's heads silenced one by one, most important first: a line a layer, the mean over seeds."""
+    figure = blank(190)
     ablations = [cell.ablation for cell in cells if cell.ablation is not None]
     if ablations:
         curves = np.mean([ablation.cumulative for ablation in ablations], axis=0)
         baseline = float(np.mean([ablation.baseline for ablation in ablations]))
         chance = ablations[0].chance
         if baseline > chance:
-            _level(figure, (baseline + chance) / 2, "half")
-        _level(figure, chance, "chance")
+            level(figure, (baseline + chance) / 2, "half")
+        level(figure, chance, "chance")
         for layer, curve in enumerate(curves):
             figure.add_scatter(
                 x=list(range(len(curve))),
-                y=[_none(value) for value in curve.tolist()],
+                y=[or_none(value) for value in curve.tolist()],
                 mode="lines+markers",
                 line={"color": _LAYERS[layer % len(_LAYERS)], "width": 2, "dash": _DASHES[layer % len(_DASHES)]},
                 marker={"size": 5},
@@ -217,7 +223,9 @@ def cumulative(cells: Sequence[CellResult], top: float = 1.0) -> go.Figure:
                 hovertemplate=f"layer {layer + 1}, %{{x}} heads silenced: %{{y:.1%}}<extra></extra>",
             )
     figure.update_layout(margin={"l": 44, "r": 4, "t": 4, "b": 34})
-    figure.update_xaxes(title_text="heads silenced", dtick=1 if not ablations or ablations[0].drops.shape[1] <= 8 else 4)
+    figure.update_xaxes(
+        title_text="heads silenced", dtick=1 if not ablations or ablations[0].drops.shape[1] <= 8 else 4
+    )
     figure.update_yaxes(range=[0, top * 1.04], tickformat=".0%")
     return figure
 
@@ -230,9 +238,9 @@ def layer_look(layer: int) -> tuple[str, str]:
 def partial_rope(results: Results, protocol: Protocol, task: str, heads: int, top: float = 1.0) -> go.Figure:
     """Accuracy by the number of heads that rotate (Fig. 5): none is NoPE, all is RoPE without a sinusoid."""
     under = results.under(protocol)
-    figure = _figure(270)
+    figure = blank(270)
     counts, means = [], []
-    for count, label in rotated_heads(under, task, heads):
+    for count, label in rotated_heads(results, protocol, task, heads):
         values = [float(value) for value in under.accuracy(task, label) if isfinite(value)]
         if not values:
             continue
@@ -245,10 +253,10 @@ def partial_rope(results: Results, protocol: Protocol, task: str, heads: int, to
             marker={"symbol": marker(label), "size": 10, "color": colour(label)},
             hovertemplate=f"<b>{name(protocol, label)}</b><br>{count} of {heads} heads: %{{y:.1%}}<extra></extra>",
         )
-    line = {"color": _faded(colour("rope"), 0.6), "width": 2}
+    line = {"color": faded(colour("rope"), 0.6), "width": 2}
     figure.add_scatter(x=counts, y=means, mode="lines", line=line, hoverinfo="skip")
     figure.data = (figure.data[-1], *figure.data[:-1])
-    _guesses(figure, under, task)
+    guesses(figure, under, task)
     shown = sorted(set(counts))
     ends = {0: "0<br>NoPE", heads: f"{heads}<br>RoPE"}
     figure.update_xaxes(
@@ -257,31 +265,29 @@ def partial_rope(results: Results, protocol: Protocol, task: str, heads: int, to
         ticktext=[ends.get(count, str(count)) for count in shown],
         range=[-0.06 * heads, 1.06 * heads],
     )
-    _percent_axis(figure, top, "test accuracy")
+    percent_axis(figure, top, "test accuracy")
     figure.update_layout(margin={"b": 56})
     return figure
 
 
-def rotated_heads(results: Results, task: str, heads: int) -> list[tuple[int, str]]:
-    """Number of rotating heads and label of Fig. 5's models that are finished, of one protocol."""
-    labels = results.labels(task)
+def rotated_heads(results: Results, protocol: Protocol, task: str, heads: int) -> list[tuple[int, str]]:
+    """Number of rotating heads and label of Fig. 5's finished models; the released program's "rope" is not among them."""
+    full = "rope-alone" if protocol == "released" else "rope"
+    labels = results.under(protocol).labels(task)
     counts = {int(label.removeprefix("partial-")): label for label in labels if label.startswith("partial-")}
     if "nope" in labels:
         counts[0] = "nope"
-    counts |= {heads: label for label in ("rope", "rope-alone") if label in labels and under_full(results, label)}
+    if full in labels:
+        counts[heads] = full
     return sorted(counts.items())
-
-
-def under_full(results: Results, label: str) -> bool:
-    """Whether ``label`` is RoPE on every head and nothing else: in the released protocol its "rope" is not."""
-    released = any(cell.key.protocol == "released" for cell in results.cells)
-    return label == ("rope-alone" if released else "rope")
 
 
 def skill_and_drop(results: Results, protocol: Protocol) -> go.Figure:
     """Each model's accuracy against the most that one of its heads carries; filled Task 1, open Task 2."""
-    figure = _figure(330)
-    figure.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line={"color": _GUESS, "width": 1, "dash": "dot"}, hoverinfo="skip")
+    figure = blank(330)
+    figure.add_scatter(
+        x=[0, 1], y=[0, 1], mode="lines", line={"color": GUESS, "width": 1, "dash": "dot"}, hoverinfo="skip"
+    )
     for cell in results.under(protocol).cells:
         if cell.ablation is None or cell.status != "complete":
             continue
@@ -293,7 +299,12 @@ def skill_and_drop(results: Results, protocol: Protocol) -> go.Figure:
             x=[cell.ablation.baseline],
             y=[drop],
             mode="markers",
-            marker={"symbol": symbol if first else f"{symbol}-open", "size": 11, "color": tint, "line": {"width": 1.5, "color": tint}},
+            marker={
+                "symbol": symbol if first else f"{symbol}-open",
+                "size": 11,
+                "color": tint,
+                "line": {"width": 1.5, "color": tint},
+            },
             meta=cell.key.label,
             hovertemplate=f"<b>{text}</b>, {TASKS[cell.key.task]}, seed {cell.key.seed}<br>accuracy %{{x:.1%}}<br>"
             f"largest drop {points(drop)} points<extra></extra>",
@@ -301,60 +312,3 @@ def skill_and_drop(results: Results, protocol: Protocol) -> go.Figure:
     figure.update_xaxes(title_text="accuracy of the intact model", range=[0, 1.04], tickformat=".0%")
     figure.update_yaxes(title_text="largest drop by one head", range=[-0.03, 1.04], tickformat=".0%")
     return figure
-
-
-def _figure(height: int) -> go.Figure:
-    figure = go.Figure(layout={"template": go.layout.Template()})
-    figure.update_layout(
-        height=height,
-        margin={"l": 56, "r": 10, "t": 8, "b": 42},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": _FONT, "size": 12, "color": "#4a525e"},
-        showlegend=False,
-        hovermode="closest",
-        dragmode=False,
-    )
-    axis = {"gridcolor": _GRID, "zeroline": False, "fixedrange": True, "linecolor": _GRID}
-    figure.update_xaxes(**axis, title_standoff=6)
-    figure.update_yaxes(**axis, title_standoff=6)
-    return figure
-
-
-def _percent_axis(figure: go.Figure, top: float, text: str) -> None:
-    figure.update_yaxes(title_text=text, range=[0, top * 1.05], tickformat=".0%")
-
-
-def _guesses(figure: go.Figure, results: Results, task: str, *, vertical: bool = False) -> None:
-    """Lines at what a constant guess and a guess from the length alone would score."""
-    cell = next((cell for cell in results.cells if cell.key.task == task), None)
-    if cell is None:
-        return
-    same = cell.length_chance <= cell.chance * 1.02
-    _level(figure, cell.chance, "chance" if not same or vertical else "chance (and length only)", vertical=vertical)
-    if not same:
-        _level(figure, cell.length_chance, "length only", vertical=vertical)
-
-
-def _level(figure: go.Figure, at: float, text: str, *, vertical: bool = False) -> None:
-    line = {"color": _GUESS, "width": 1, "dash": "dot" if text.startswith("chance") else "dash"}
-    note: dict[str, Any] = {"text": text, "showarrow": False, "font": {"size": 10}, "opacity": 0.9}
-    if vertical:
-        figure.add_vline(at, line=line)
-        figure.add_annotation(**note, x=at, yref="paper", y=1, xanchor="left", yanchor="middle", xshift=2)
-    else:
-        figure.add_hline(at, line=line)
-        figure.add_annotation(**note, xref="paper", x=1, y=at, xanchor="right", yanchor="bottom", yshift=-1)
-
-
-def _faded(hexadecimal: str, alpha: float) -> str:
-    red, green, blue = (int(hexadecimal[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red}, {green}, {blue}, {alpha:g})"
-
-
-def _number(value: Any) -> float:
-    return float("nan") if value is None else float(value)
-
-
-def _none(value: float) -> float | None:
-    return value if isfinite(value) else None

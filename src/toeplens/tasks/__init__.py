@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from toeplens.ground import InputError, choose
-from toeplens.tasks.base import PAD, Examples, Split, Task, fingerprint, in_test
+from toeplens.tasks.base import PAD, TEST_SHARE, Examples, Split, Task, fingerprint, in_test
 from toeplens.tasks.triggers import TriggerCount, TriggerDistance
 
 _TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (TriggerDistance, TriggerCount)}
@@ -39,6 +39,7 @@ def build(name: str, **options_given: Any) -> Task:
 
 __all__ = [
     "PAD",
+    "TEST_SHARE",
     "Examples",
     "Split",
     "Task",

@@ -64,11 +64,15 @@ class Batches:
         """Tokens, labels and lengths of ``rows``."""
         return self.tokens[rows], self.labels[rows], None if self.lengths is None else self.lengths[rows]
 
+    def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Tokens, labels and lengths of the examples from ``start`` to before ``stop``."""
+        lengths = None if self.lengths is None else self.lengths[start:stop]
+        return self.tokens[start:stop], self.labels[start:stop], lengths
+
     def split(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """All examples in order, ``size`` at a time."""
         for start in range(0, len(self), size):
-            rows = slice(start, start + size)
-            yield self.tokens[rows], self.labels[rows], None if self.lengths is None else self.lengths[rows]
+            yield self.slice(start, start + size)
 
 
 def correct(logits: Float[Tensor, "b C"], labels: Int[Tensor, "b"]) -> Bool[Tensor, "b"]:
@@ -77,18 +81,21 @@ def correct(logits: Float[Tensor, "b C"], labels: Int[Tensor, "b"]) -> Bool[Tens
 
 
 @torch.no_grad()
-def evaluate(
-    model: Decoder, data: Batches, batch_size: int, amp: Callable[[], Any] = nullcontext
-) -> tuple[float, float]:
-    """Mean loss and accuracy over the examples that count."""
+def answer(
+    model: Decoder, batch: tuple[Tensor, Tensor, Tensor | None], amp: Callable[[], Any] = nullcontext
+) -> Float[Tensor, "3"]:
+    """Sum of losses, right answers, and examples that count, of one batch, with dropout off."""
+    tokens, labels, lengths = batch
     model.eval()
-    loss = right = count = 0.0
-    for tokens, labels, lengths in data.split(batch_size):
-        with amp():
-            logits = model(tokens, lengths).float()
-        loss += F.cross_entropy(logits, labels, ignore_index=_IGNORED, reduction="sum").item()
-        right += correct(logits, labels).sum().item()
-        count += (labels != _IGNORED).sum().item()
+    with amp():
+        logits = model(tokens, lengths).float()
+    loss = F.cross_entropy(logits, labels, ignore_index=_IGNORED, reduction="sum")
+    return torch.stack((loss, correct(logits, labels).sum(), (labels != _IGNORED).sum())).double()
+
+
+def evaluate(model: Decoder, data: Batches, batch_size: int) -> tuple[float, float]:
+    """Mean loss and accuracy over the examples that count."""
+    loss, right, count = torch.stack([answer(model, batch) for batch in data.split(batch_size)]).sum(0).tolist()
     return loss / max(count, 1), right / max(count, 1)
 
 
@@ -109,8 +116,8 @@ def train(
         device              ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
         compile             ``auto``, ``on`` or ``off``
         checkpoint_seconds  how much work a kill may cost at most
-        deadline            `time.time()` at which to write a checkpoint and stop
-        should_stop         asked after every step; True stops likewise
+        deadline            `time.time()` by which to have written a checkpoint and stopped (after one step at least)
+        should_stop         asked before every step; True stops likewise
         on_progress         called about five times a second with (step, total steps, last epoch's metrics)
 
     On a CPU a run that was stopped or killed anywhere and started again ends bit-identical to one that was not, on
@@ -124,13 +131,9 @@ def train(
             return finished
         execution = plan_execution(device, compile, spec.precision)
         devices = [execution.device] if execution.device.type == "cuda" else []
-
-        def stop() -> bool:
-            return bool(should_stop and should_stop()) or (deadline is not None and time.time() >= deadline)
-
         with torch.random.fork_rng(devices=devices):
             session = _Session(spec, directory, execution)
-            status = session.fit(checkpoint_seconds, stop, on_progress)
+            status = session.fit(checkpoint_seconds, deadline, should_stop or (lambda: False), on_progress)
         if status != "stopped":
             session.finish(status)
     return Run.open(directory)
@@ -155,7 +158,11 @@ class _Session:
         self.step = 0
         self.seconds = 0.0
         self.rows: list[dict[str, Any]] = []
+        self.order: tuple[int, Tensor] | None = None
+        self.tested = 0
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self.test_sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self.diverged = self.worked = False
         self._resume()
         write_json(directory / store.ENVIRONMENT, environment(execution))
 
@@ -169,78 +176,95 @@ class _Session:
         logits = logits.float()
         return F.cross_entropy(logits, labels, ignore_index=_IGNORED), correct(logits.detach(), labels).sum()
 
-    def _rows(self, epoch: int) -> np.ndarray:
-        order = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.spec.seed, epoch))))
-        return order.permutation(self.spec.train_examples)
+    @property
+    def owes_evaluation(self) -> bool:
+        """Whether an epoch's training is done but its row is not written yet."""
+        return len(self.rows) < self.step // self.spec.steps_per_epoch
 
-    def fit(self, checkpoint_seconds: float, stop: Callable[[], bool], on_progress: Progress | None) -> Status:
-        spec, size = self.spec, self.spec.batch_size
-        saved = shown = started = time.monotonic()
-        before = self.seconds
-        while self.step < spec.total_steps:
-            epoch, place = divmod(self.step, spec.steps_per_epoch)
-            rows = torch.from_numpy(self._rows(epoch)).to(self.execution.device)
-            self.model.train()
-            for index in range(place, spec.steps_per_epoch):
-                self._step(rows[index * size : (index + 1) * size])
-                now = time.monotonic()
-                self.seconds = before + now - started
-                if on_progress and now - shown > 0.2:
-                    shown = now
-                    on_progress(self.step, spec.total_steps, self.rows[-1] if self.rows else None)
-                last = index == spec.steps_per_epoch - 1
-                if not last and stop():
-                    self._save()
-                    return "stopped"
-                if not last and now - saved >= checkpoint_seconds:
-                    self._save()
-                    saved = time.monotonic()
-            if not self._end_epoch(epoch):
-                return "diverged"
-            self.seconds = before + time.monotonic() - started
-            if self.step < spec.total_steps:
-                stopping = stop()
-                if stopping or time.monotonic() - saved >= checkpoint_seconds:
-                    self._save()
-                    saved = time.monotonic()
-                if stopping:
-                    return "stopped"
+    def fit(
+        self,
+        checkpoint_seconds: float,
+        deadline: float | None,
+        should_stop: Callable[[], bool],
+        on_progress: Progress | None,
+    ) -> Status:
+        """Work in units (a training step, or a batch of the epoch's evaluation) until done or told to stop."""
+        saved = shown = begun = time.monotonic()
+        slowest = 0.0
+        while len(self.rows) < self.spec.epochs:
+            if should_stop() or (deadline is not None and self.worked and time.time() + slowest >= deadline):
+                self._save()
+                return "stopped"
+            if self.owes_evaluation:
+                self._evaluate_batch()
+                if self.diverged:
+                    return "diverged"
+            else:
+                self._step()
+            self.worked = True
+            now = time.monotonic()
+            slowest, self.seconds, begun = max(slowest, now - begun), self.seconds + now - begun, now
+            if on_progress and now - shown > 0.2:
+                on_progress(self.step, self.spec.total_steps, self.rows[-1] if self.rows else None)
+                shown = now
+            if now - saved >= checkpoint_seconds and len(self.rows) < self.spec.epochs:
+                self._save()
+                saved = begun = time.monotonic()
         return "complete"
 
-    def _step(self, rows: Tensor) -> None:
+    def _rows(self) -> Tensor:
+        """The rows of the next step: each epoch has its own order, made from the seed."""
+        epoch, place = divmod(self.step, self.spec.steps_per_epoch)
+        if self.order is None or self.order[0] != epoch:
+            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.spec.seed, epoch))))
+            self.order = epoch, torch.from_numpy(rng.permutation(self.spec.train_examples)).to(self.execution.device)
+        size = self.spec.batch_size
+        return self.order[1][place * size : (place + 1) * size]
+
+    def _step(self) -> None:
+        rows = self._rows()
         tokens, labels, lengths = self.train.take(rows)
         missing = self.spec.batch_size - len(rows)
         if missing and self.execution.compiled:  # one shape for the compiler; the added rows count nowhere
             tokens, lengths = _pad_rows(tokens, missing), None if lengths is None else _pad_rows(lengths, missing)
             labels = F.pad(labels, (0, missing), value=_IGNORED)
+        self.model.train()
         self.optimizer.zero_grad()
         loss, right = self.loss(tokens, labels, lengths)
         loss.backward()
         self.optimizer.step()
         self.scheduler.step()
         counted = (labels != _IGNORED).sum()
-        total = torch.where(counted > 0, loss.detach().double() * counted, 0.0)  # a mean over no example is NaN
-        self.sums += torch.stack((total, right.double(), counted.double()))
+        self.sums += torch.stack((loss.detach().double() * counted, right.double(), counted.double()))
         self.step += 1
 
-    def _end_epoch(self, epoch: int) -> bool:
+    def _evaluate_batch(self) -> None:
+        size = self.spec.batch_size
+        self.test_sums += answer(self.model, self.test.slice(self.tested, self.tested + size), self.amp)
+        self.tested += size
+        if self.tested >= len(self.test):
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
         loss, right, count = self.sums.tolist()
+        test_loss, test_right, test_count = self.test_sums.tolist()
         self.sums.zero_()
-        test_loss, test_accuracy = evaluate(self.model, self.test, self.spec.batch_size, self.amp)
+        self.test_sums.zero_()
+        self.tested = 0
+        self.diverged = not (math.isfinite(loss) and math.isfinite(test_loss))
         self.rows.append(
             {
-                "epoch": epoch + 1,
+                "epoch": len(self.rows) + 1,
                 "step": self.step,
-                "train_loss": _number(loss / max(count, 1)),
-                "train_accuracy": right / max(count, 1),
-                "test_loss": _number(test_loss),
-                "test_accuracy": test_accuracy,
+                "train_loss": _mean(loss, count),
+                "train_accuracy": _mean(right, count),
+                "test_loss": _mean(test_loss, test_count),
+                "test_accuracy": _mean(test_right, test_count),
                 "lr": self.scheduler.get_last_lr()[0],
                 "seconds": round(self.seconds, 3),
             }
         )
         store.write_metrics(self.directory, self.rows)
-        return math.isfinite(loss) and math.isfinite(test_loss)
 
     def _save(self) -> None:
         state = {
@@ -252,12 +276,15 @@ class _Session:
             "seconds": self.seconds,
             "rows": self.rows,
             "sums": self.sums,
+            "tested": self.tested,
+            "test_sums": self.test_sums,
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.execution.device)
             if self.execution.device.type == "cuda"
             else None,
         }
         store.save_checkpoint(self.directory, state)
+        write_json(self.directory / store.PROGRESS, {"step": self.step, "of": self.spec.total_steps})
 
     def _resume(self) -> None:
         state = store.load_checkpoint(self.directory, self.spec)
@@ -270,7 +297,9 @@ class _Session:
         self.scheduler.last_epoch = state["scheduler"]["last_epoch"]
         self.scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
         self.step, self.seconds, self.rows = state["step"], state["seconds"], state["rows"]
+        self.tested = state["tested"]
         self.sums.copy_(state["sums"])
+        self.test_sums.copy_(state["test_sums"])
         torch.set_rng_state(state["rng"])
         if state["cuda_rng"] is not None and self.execution.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"], self.execution.device)
@@ -290,11 +319,13 @@ class _Session:
         }
         write_json(self.directory / store.RESULT, result)
         (self.directory / store.CHECKPOINT).unlink(missing_ok=True)
+        (self.directory / store.PROGRESS).unlink(missing_ok=True)
 
 
 def _pad_rows(x: Tensor, count: int) -> Tensor:
     return torch.cat((x, x[:1].expand(count, *x.shape[1:])))
 
 
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _mean(total: float, count: float) -> float | None:
+    """A mean; None where it is not a finite number (a diverged run), or where nothing counted."""
+    return total / count if count and math.isfinite(total) else None

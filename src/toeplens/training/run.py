@@ -23,7 +23,7 @@ from toeplens.model import Decoder
 from toeplens.training.spec import RunSpec, run_spec
 
 SPEC, METRICS, WEIGHTS, CHECKPOINT = "spec.json", "metrics.jsonl", "model.safetensors", "checkpoint.pt"
-RESULT, ENVIRONMENT, _LOCK = "result.json", "environment.json", ".lock"
+RESULT, ENVIRONMENT, PROGRESS, _LOCK = "result.json", "environment.json", "progress.json", ".lock"
 _FORMAT = 1
 
 Status = Literal["complete", "diverged", "stopped"]
@@ -66,6 +66,14 @@ class Run:
         if not isinstance(result, dict) or (result and result.get("status") not in ("complete", "diverged")):
             raise InputError(f"run: {directory / RESULT} is damaged: it is not a result.")
         return cls(directory, spec, result.get("status", "stopped"), read_metrics(directory), result)
+
+    @property
+    def step(self) -> int:
+        """Training steps done (and safe)."""
+        if self.result:
+            return int(self.result["steps"])
+        path = self.directory / PROGRESS
+        return int(read_json(path)["step"]) if path.exists() else 0
 
     def model(self) -> Decoder:
         """The trained model, on the CPU, in evaluation mode."""

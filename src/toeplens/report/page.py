@@ -1,0 +1,92 @@
+"""The page: one HTML file that needs nothing else, no network, no server, no fonts."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from toeplens.ground import write_text
+from toeplens.lens import THRESHOLDS
+from toeplens.report import look, tables, words
+from toeplens.report.blocks import Block, blocks
+from toeplens.studies import RULE
+from toeplens.studies.reproduce import SCALES, Reproduction
+
+PAGE = "report.html"
+
+
+def write_page(state: Reproduction) -> Path:
+    """Write the study's report to ``report.html`` in its directory, whole or not at all; returns its path."""
+    path = state.directory / PAGE
+    write_text(path, render(state))
+    return path
+
+
+def render(state: Reproduction) -> str:
+    """The report as one self-contained HTML document; the same state gives the same document."""
+    shown = blocks(state)
+    return _template().render(
+        state=state,
+        scale=SCALES[state.plan.scale],
+        blocks=shown,
+        headline=words.headline(state),
+        answers=words.answers(state),
+        tallies=words.tallies(state),
+        seeds_note=words.seeds_note(state),
+        seeds=sorted({cell.key.seed for cell in state.plan.cells()}),
+        largest=words.largest_drop(state.results.cells),
+        diverged=[cell for cell in state.results.cells if cell.status == "diverged"],
+        claims=tables.claim_rows(state),
+        accuracy=tables.accuracy_tables(state),
+        deposits=tables.deposit_tables(state),
+        settings=tables.settings(state),
+        models=tables.model_rows(state),
+        thresholds=THRESHOLDS.split("; "),
+        rule=RULE,
+        figures=_script_json(shown),
+        plotly=Markup(_inline(get_plotlyjs())),  # noqa: S704
+    )
+
+
+@cache
+def _template() -> Any:
+    loader = PackageLoader("toeplens.report", "")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.globals |= {"look": look, "asset": _asset}
+    environment.filters |= {"percent": look.percent, "points": look.points, "duration": look.duration}
+    return environment.get_template("page.html.j2")
+
+
+def _asset(file: str) -> Markup:
+    """A style sheet or a script of this package, as it is."""
+    return Markup(_inline((Path(__file__).parent / file).read_text()))  # noqa: S704
+
+
+def _inline(script: str) -> str:
+    """A script that cannot end its own element."""
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _script_json(shown: dict[str, Block]) -> Markup:
+    """All plots by the id of their place, as JSON in which nothing can end the element that holds it."""
+    plots = {place: panel.figure.to_plotly_json() for block in shown.values() for place, panel in places(block)}
+    text = json.dumps(plots, separators=(",", ":"), allow_nan=False, default=list)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704
+
+
+def places(block: Block) -> list[tuple[str, Any]]:
+    """The panels of a figure with the ids of their places on the page."""
+    return [
+        (f"{block.id}-{v}-{g}-{p}", panel)
+        for v, view in enumerate(block.views)
+        for g, group in enumerate(view.groups)
+        for p, panel in enumerate(group.panels)
+    ]

@@ -1,0 +1,660 @@
+"""The decoder computes what its definition says: both paths, both protocols, every switch, and a plain reference."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+from importlib.metadata import EntryPoint
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from toeplens import encodings
+from toeplens.encodings import PositionalEncoding, registry
+from toeplens.ground import InputError
+from toeplens.model import Attention, Decoder, DecoderConfig, Protocol, attention_weights, decoder_config
+from toeplens.model import protocol_switches as switches_of
+
+SMALL = {
+    "vocab_size": 11,
+    "num_classes": 5,
+    "d_model": 16,
+    "d_ff": 12,
+    "num_layers": 2,
+    "num_heads": 2,
+    "max_len": 16,
+}
+B, N = 3, 9
+LENGTHS = torch.tensor([4, 9, 6])
+PROTOCOLS = get_args(Protocol)
+
+every_encoding = pytest.mark.parametrize("encoding", encodings.names())
+both_protocols = pytest.mark.parametrize("protocol", PROTOCOLS)
+
+
+def config(encoding: str, protocol: str = "paper", **fields: Any) -> DecoderConfig:
+    return decoder_config(protocol=protocol, encoding=encoding, **{**SMALL, **fields})
+
+
+def model(encoding: str, protocol: str = "paper", *, dtype: torch.dtype = torch.float64, **fields: Any) -> Decoder:
+    """A decoder with no weight left at its start."""
+    torch.manual_seed(0)
+    return scrambled(Decoder(config(encoding, protocol, **fields))).to(dtype).eval()
+
+
+def scrambled(decoder: Decoder) -> Decoder:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                parameter.add_(0.2 * noise)
+            elif parameter.ndim == 2 and "encoding" not in name and "embedding" not in name:
+                parameter.copy_(1.5 * noise / parameter.shape[1] ** 0.5)
+            else:
+                parameter.copy_(noise)
+    return decoder
+
+
+def tokens_like(shape: tuple[int, int] = (B, N), seed: int = 0) -> Tensor:
+    return torch.randint(0, SMALL["vocab_size"], shape, generator=torch.Generator().manual_seed(seed))
+
+
+def differ(a: Tensor, b: Tensor) -> float:
+    return float((a - b).detach().abs().max())
+
+
+def latent(encoding: str) -> bool:
+    return encodings.get(encoding).coupling == "concatenation"
+
+
+# ---- the two paths --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@both_protocols
+@every_encoding
+def test_fused_and_explicit_attention_are_the_same_function(
+    encoding: str, protocol: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    tokens = tokens_like()
+    switches = [*itertools.product(("last", "mean"), (True, False), (True, False)), ("masked-mean", False, True)]
+    for readout, causal, pad_mask in switches:
+        decoder = model(encoding, protocol, dtype=dtype, readout=readout, causal=causal, pad_mask=pad_mask)
+        for lengths in (None, LENGTHS):
+            with torch.no_grad():
+                fused, explicit = decoder(tokens, lengths), decoder(tokens, lengths, fused=False)
+            assert fused.shape == (B, SMALL["num_classes"])
+            assert fused.dtype == dtype
+            assert bool(fused.isfinite().all())
+            assert differ(fused, explicit) <= tolerance * max(1.0, float(explicit.abs().max()))
+
+
+def compute_everywhere(decoder: Decoder, tokens: Tensor, lengths: Tensor | None, positions: Tensor | None) -> Tensor:
+    """The states of all positions after the final norm, by the explicit path."""
+    x, context = decoder.begin(tokens, lengths, positions)
+    for block in decoder.blocks:
+        x = block.finish(*block.heads(x, context, read=None, fused=False))
+    return decoder.final_norm(x)
+
+
+@both_protocols
+@every_encoding
+def test_the_one_position_that_is_read_is_what_a_pass_over_all_positions_gives_there(
+    encoding: str, protocol: str
+) -> None:
+    tokens, rows = tokens_like(), torch.arange(B)
+    # under a causal mask positions only say how far apart; the triangle goes by place in the sequence
+    scattered = torch.stack([torch.arange(N), torch.arange(N) + 5, torch.arange(N).flip(0)])
+    for causal, pad_mask in itertools.product((True, False), (True, False)):
+        decoder = model(encoding, protocol, readout="last", causal=causal, pad_mask=pad_mask)
+        for lengths, positions in itertools.product((None, LENGTHS), (None, scattered)):
+            everywhere = compute_everywhere(decoder, tokens, lengths, positions)
+            place = torch.full((B,), N - 1) if lengths is None else lengths - 1
+            expected = decoder.readout(everywhere[rows, place])
+            for fused in (True, False):
+                assert differ(decoder(tokens, lengths, positions, fused=fused), expected) <= 1e-10
+
+
+@both_protocols
+@every_encoding
+def test_the_mean_readouts_are_means(encoding: str, protocol: str) -> None:
+    tokens = tokens_like()
+    decoder = model(encoding, protocol, readout="mean")
+    states = compute_everywhere(decoder, tokens, LENGTHS, None)
+    assert differ(decoder(tokens, LENGTHS), decoder.readout(states.mean(1))) <= 1e-10
+    decoder = model(encoding, protocol, readout="masked-mean")
+    states = compute_everywhere(decoder, tokens, LENGTHS, None)
+    by_hand = torch.stack([state[:length].mean(0) for state, length in zip(states, LENGTHS, strict=True)])
+    assert differ(decoder(tokens, LENGTHS), decoder.readout(by_hand)) <= 1e-10
+    assert differ(decoder(tokens), model(encoding, protocol, readout="mean")(tokens)) <= 1e-10
+
+
+@both_protocols
+@every_encoding
+def test_a_pass_can_be_taken_up_at_any_layer(encoding: str, protocol: str) -> None:
+    tokens = tokens_like()
+    decoder = model(encoding, protocol, num_layers=3)
+    whole = decoder(tokens, LENGTHS)
+    x, context = decoder.begin(tokens, LENGTHS)
+    for layer in range(3):
+        assert differ(decoder.replay(layer, x, context), whole) <= 1e-10
+        x, z = decoder.layer_heads(layer, x, context)
+        x = decoder.blocks[layer].finish(x, z)
+    assert differ(decoder.end(x, context), whole) <= 1e-10
+
+
+@both_protocols
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "mla", "learned"])
+def test_a_repeated_context_is_the_context_of_the_repeated_batch(encoding: str, protocol: str) -> None:
+    tokens = tokens_like()
+    decoder = model(encoding, protocol)
+    for lengths, positions in itertools.product((None, LENGTHS), (None, torch.arange(B * N).reshape(B, N) % 16)):
+        x, context = decoder.begin(tokens, lengths, positions)
+        repeated = decoder.replay(0, x.repeat(3, 1, 1), context.repeat(3))
+        once = decoder(tokens, lengths, positions)
+        assert differ(repeated, once.repeat(3, 1)) <= 1e-12
+
+
+# ---- what may be seen -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["layer", "embeddings"])
+@every_encoding
+def test_a_causal_decoder_does_not_see_later_tokens(encoding: str, source: str) -> None:
+    if latent(encoding) and source == "embeddings":
+        return  # latent attention takes its keys and values from the layer alone, and says so
+    tokens = tokens_like()
+    changed = tokens.clone()
+    changed[:, 6:] = (tokens[:, 6:] + 1) % SMALL["vocab_size"]
+    read_at_5 = torch.full((B,), 6)
+    for causal in (True, False):
+        decoder = model(
+            encoding, causal=causal, key_value_source=source, readout="last", pad_mask=False, input_encoding=None
+        )
+        difference = differ(decoder(tokens, read_at_5), decoder(changed, read_at_5))
+        assert difference == 0.0 if causal else difference > 1e-3
+        states, after = (compute_everywhere(decoder, t, None, None) for t in (tokens, changed))
+        assert (differ(states[:, :6], after[:, :6]) == 0.0) == causal
+
+
+@both_protocols
+@every_encoding
+def test_what_stands_in_the_padding_matters_only_without_a_pad_mask(encoding: str, protocol: str) -> None:
+    tokens = tokens_like()
+    padding = torch.arange(N) >= LENGTHS.unsqueeze(1)
+    other = torch.where(padding, (tokens + 3) % SMALL["vocab_size"], tokens)
+    padded = [0, 2]  # the second sequence fills its row
+    for readout, causal in itertools.product(("last", "masked-mean"), (True, False)):
+        decoder = model(encoding, protocol, readout=readout, causal=causal, pad_mask=True)
+        assert differ(decoder(tokens, LENGTHS), decoder(other, LENGTHS)) == 0.0
+        for row, length in enumerate(LENGTHS.tolist()):
+            alone = decoder(tokens[row : row + 1, :length])
+            assert differ(decoder(tokens, LENGTHS)[row : row + 1], alone) <= 1e-10
+    open_to_padding = model(encoding, protocol, readout="last", causal=False, pad_mask=False)
+    difference = (open_to_padding(tokens, LENGTHS) - open_to_padding(other, LENGTHS)).abs().amax(-1)
+    assert bool((difference[padded] > 1e-3).all())
+    read_as_well = model(encoding, protocol, readout="mean", pad_mask=True)
+    difference = (read_as_well(tokens, LENGTHS) - read_as_well(other, LENGTHS)).abs().amax(-1)
+    assert bool((difference[padded] > 1e-3).all())
+
+
+def test_the_released_nope_is_a_function_of_the_multiset_of_tokens_and_the_causal_one_is_not() -> None:
+    """No mask, no position, a mean: exactly permutation-invariant, so it cannot learn the distance of Task 1."""
+    tokens = tokens_like()
+    released, causal = model("nope", "released"), model("nope", "paper", readout="mean")
+    for seed in range(5):
+        order = torch.randperm(N, generator=torch.Generator().manual_seed(seed))
+        assert differ(released(tokens), released(tokens[:, order])) <= 1e-12
+        assert differ(causal(tokens), causal(tokens[:, order])) > 1e-3
+
+
+@both_protocols
+@pytest.mark.parametrize("encoding", [name for name in encodings.names() if name != "nope"])
+def test_every_encoding_lets_the_order_of_the_tokens_matter(encoding: str, protocol: str) -> None:
+    decoder, tokens = model(encoding, protocol), tokens_like()
+    assert differ(decoder(tokens), decoder(tokens.roll(3, 1))) > 1e-3
+
+
+def test_a_symmetric_bias_without_a_mask_does_not_tell_a_sequence_from_its_reverse() -> None:
+    tokens = tokens_like()
+    released, causal = model("alibi", "released"), model("alibi", "paper", readout="mean")
+    assert differ(released(tokens), released(tokens.flip(1))) <= 1e-12
+    assert differ(causal(tokens), causal(tokens.flip(1))) > 1e-3
+
+
+# ---- symmetries -----------------------------------------------------------------------------------------------------
+
+few_examples = settings(max_examples=8)
+shared_model = cache(model)
+
+
+@both_protocols
+@every_encoding
+@few_examples
+@given(order=st.permutations(range(B)), seed=st.integers(0, 99))
+def test_sequences_of_a_batch_do_not_see_each_other(encoding: str, protocol: str, order: list[int], seed: int) -> None:
+    decoder, tokens = shared_model(encoding, protocol), tokens_like(seed=seed)
+    assert differ(decoder(tokens, LENGTHS)[order], decoder(tokens[order], LENGTHS[order])) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("encoding", "protocol"),
+    [
+        *itertools.product(["nope", "rope", "partial-rope", "mla", "alibi", "t5", "relative-table"], ["paper"]),
+        *itertools.product(["nope", "partial-rope", "alibi", "t5", "relative-table"], ["released"]),
+    ],
+)
+@few_examples
+@given(shift=st.integers(-2000, 5000), seed=st.integers(0, 99))
+def test_a_relative_encoding_does_not_see_where_the_sequence_starts(
+    encoding: str, protocol: str, shift: int, seed: int
+) -> None:
+    decoder, tokens, positions = shared_model(encoding, protocol), tokens_like(seed=seed), torch.arange(N)
+    assert differ(decoder(tokens, LENGTHS), decoder(tokens, LENGTHS, positions + shift)) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    ("encoding", "protocol"),
+    [
+        *itertools.product(["sinusoidal", "learned", "random-fixed", "rope-absolute"], ["paper"]),
+        *itertools.product(["rope", "mla"], ["released"]),
+    ],
+)
+def test_an_absolute_encoding_does(encoding: str, protocol: str) -> None:
+    """Among them the released program's RoPE and MLA, for what those add at the input."""
+    decoder, tokens, positions = shared_model(encoding, protocol), tokens_like(), torch.arange(N)
+    assert differ(decoder(tokens), decoder(tokens, positions=positions + 3)) > 1e-3
+
+
+# ---- an independent reference ---------------------------------------------------------------------------------------
+
+
+def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * weight + bias
+
+
+def rotation(position: int, dimensions: int) -> np.ndarray:
+    """The block-diagonal matrix R_i of Su et al. 2021, eq. 15."""
+    matrix = np.zeros((dimensions, dimensions))
+    for t in range(dimensions // 2):
+        angle = position / 10000 ** (2 * t / dimensions)
+        block = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+        matrix[2 * t : 2 * t + 2, 2 * t : 2 * t + 2] = block
+    return matrix
+
+
+def sinusoid_in_halves(length: int, d_model: int) -> np.ndarray:
+    table = np.zeros((length, d_model))
+    for i, t in itertools.product(range(length), range(d_model // 2)):
+        angle = i / 10000 ** (2 * t / d_model)
+        table[i, t], table[i, d_model // 2 + t] = math.sin(angle), math.cos(angle)
+    return table
+
+
+def reference(decoder: Decoder, tokens: Tensor, lengths: Tensor, *, released: bool) -> np.ndarray:
+    """RoPE by the text (causal, keys from the layer, last token) or by the program, one sequence and pair at a time."""
+    w = {name: value.detach().numpy() for name, value in decoder.state_dict().items()}
+    heads, d_model = SMALL["num_heads"], SMALL["d_model"]
+    size = d_model // heads
+    results = []
+    for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True):
+        x = w["embedding.weight"][row]
+        if released:
+            x = x + sinusoid_in_halves(len(row), d_model)
+        raw = x
+        for layer in range(SMALL["num_layers"]):
+            p = f"blocks.{layer}."
+            normed = layer_norm(x, w[p + "norm_attention.weight"], w[p + "norm_attention.bias"])
+            source = raw if released else normed
+            to_q, to_k, to_v = np.split(w[p + "attention.qkv.weight"], 3)
+            plus_q, plus_k, plus_v = np.split(w[p + "attention.qkv.bias"], 3)
+            q, k, v = normed @ to_q.T + plus_q, source @ to_k.T + plus_k, source @ to_v.T + plus_v
+            outputs = np.zeros_like(x)
+            for head in range(heads):
+                part = slice(head * size, (head + 1) * size)
+                for i in range(len(row)):
+                    visible = range(len(row)) if released else range(min(i + 1, length))
+                    turned = rotation(i, size) @ q[i, part]
+                    logits = [turned @ rotation(j, size) @ k[j, part] / math.sqrt(size) for j in visible]
+                    weights = np.exp(logits) / np.exp(logits).sum()
+                    outputs[i, part] = sum(weight * v[j, part] for weight, j in zip(weights, visible, strict=True))
+            x = x + outputs @ w[p + "attention.out.weight"].T + w[p + "attention.out.bias"]
+            normed = layer_norm(x, w[p + "norm_ffn.weight"], w[p + "norm_ffn.bias"])
+            hidden = np.maximum(normed @ w[p + "ffn.0.weight"].T + w[p + "ffn.0.bias"], 0)
+            x = x + hidden @ w[p + "ffn.3.weight"].T + w[p + "ffn.3.bias"]
+        read = x.mean(0) if released else layer_norm(x, w["final_norm.weight"], w["final_norm.bias"])[length - 1]
+        results.append(w["readout.weight"] @ read + w["readout.bias"])
+    return np.stack(results)
+
+
+@both_protocols
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_decoder_is_its_definition(protocol: str, fused: bool) -> None:
+    decoder, tokens = model("rope", protocol), tokens_like()
+    ours = decoder(tokens, LENGTHS, fused=fused).detach().numpy()
+    assert np.abs(ours - reference(decoder, tokens, LENGTHS, released=protocol == "released")).max() <= 1e-10
+
+
+# ---- encodings that take the explicit path --------------------------------------------------------------------------
+
+
+class Steep(PositionalEncoding):
+    """An ALiBi written as a change of the logits, which fused attention cannot carry."""
+
+    coupling = "logits"
+    citation = "this test"
+
+    def transform_logits(self, logits: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        slopes = 2.0 ** (-8 * torch.arange(1, self.num_heads + 1, dtype=logits.dtype) / self.num_heads)
+        distances = encodings.offsets_between(q_positions, k_positions).abs().to(logits.dtype)
+        distances = distances.unsqueeze(-3)
+        return logits - slopes[:, None, None] * distances
+
+
+class Mute(PositionalEncoding):
+    """Weights times a number a head: 0 for the first head, 1 for the others."""
+
+    coupling = "weights"
+    citation = "this test"
+
+    def transform_weights(self, weights: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        return weights * (torch.arange(self.num_heads) > 0).to(weights.dtype)[:, None, None]
+
+
+@pytest.fixture
+def with_toys(monkeypatch: pytest.MonkeyPatch) -> Any:
+    found = [
+        EntryPoint(name=kind.__name__.lower(), value=f"{__name__}:{kind.__name__}", group="toeplens.encodings")
+        for kind in (Steep, Mute)
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    registry._all.cache_clear()
+    yield
+    monkeypatch.undo()
+    registry._all.cache_clear()
+
+
+@both_protocols
+@pytest.mark.usefixtures("with_toys")
+def test_an_encoding_that_changes_logits_is_honoured_on_either_path(protocol: str) -> None:
+    steep, alibi, tokens = model("steep", protocol), model("alibi", protocol), tokens_like()
+    assert not steep.encoding.fusable
+    assert alibi.encoding.fusable
+    assert steep.load_state_dict(alibi.state_dict())
+    for lengths, positions in itertools.product((None, LENGTHS), (None, torch.arange(B * N).reshape(B, N) % 7)):
+        expected = alibi(tokens, lengths, positions)
+        for fused in (True, False):
+            assert differ(steep(tokens, lengths, positions, fused=fused), expected) <= 1e-10
+
+
+@both_protocols
+@pytest.mark.usefixtures("with_toys")
+def test_an_encoding_that_changes_weights_is_honoured_on_either_path(protocol: str) -> None:
+    decoder, tokens = model("mute", protocol), tokens_like()
+    plain = model("nope", protocol)
+    plain.load_state_dict(decoder.state_dict())
+    with torch.no_grad():
+        for block in plain.blocks:  # a head with weights of zero is a head whose output is not read
+            block.attention.out.weight[:, : decoder.config.head_dim] = 0.0
+    for lengths, fused in itertools.product((None, LENGTHS), (True, False)):
+        assert differ(decoder(tokens, lengths, fused=fused), plain(tokens, lengths)) <= 1e-12
+    x, context = decoder.begin(tokens)
+    _, z = decoder.layer_heads(0, x, context)
+    assert not z[:, :, 0].any()
+    assert z[:, :, 1].all()
+
+
+@pytest.mark.parametrize("encoding", [name for name in encodings.names() if not latent(name)])
+def test_explicit_weights_are_a_distribution_over_the_visible_keys(encoding: str) -> None:
+    attention = model(encoding).blocks[0].attention
+    assert isinstance(attention, Attention)
+    x, positions = torch.randn(B, N, SMALL["d_model"], dtype=torch.float64), torch.arange(N)
+    q, k, _ = attention.project(x, x)
+    q, k = attention.encoding.rotate(q, k, positions, positions)
+    mask = (positions < LENGTHS.unsqueeze(1))[:, None, None, :]
+    weights = attention_weights(
+        q,
+        k,
+        encoding=attention.encoding,
+        q_positions=positions,
+        k_positions=positions,
+        bias=attention.encoding.bias(positions, positions),
+        mask=mask,
+        causal=True,
+        scale=attention.scale,
+    )
+    visible = (mask & torch.ones(N, N, dtype=torch.bool).tril()).expand_as(weights)
+    assert not weights[~visible].any()
+    assert bool((weights[visible] > 0).all())
+    assert differ(weights.sum(-1), torch.ones(B, SMALL["num_heads"], N, dtype=torch.float64)) <= 1e-12
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+
+@both_protocols
+@every_encoding
+def test_every_parameter_receives_a_finite_gradient_that_is_not_zero(encoding: str, protocol: str) -> None:
+    decoder = model(encoding, protocol)
+    nn.functional.cross_entropy(decoder(tokens_like(), LENGTHS), torch.tensor([0, 3, 4])).backward()
+    for name, parameter in decoder.named_parameters():
+        assert parameter.grad is not None, name
+        assert bool(parameter.grad.isfinite().all()), name
+        assert bool(parameter.grad.any()), name
+
+
+@both_protocols
+@every_encoding
+def test_the_seed_decides_the_model(encoding: str, protocol: str) -> None:
+    chosen = config(encoding, protocol)
+    states = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        states.append(Decoder(chosen).state_dict())
+    one, same, other = states
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["embedding.weight"], other["embedding.weight"])
+    reloaded = Decoder(chosen)
+    reloaded.load_state_dict(one)
+    first = Decoder(chosen)
+    first.load_state_dict(same)
+    assert torch.equal(first.eval()(tokens_like()), reloaded.eval()(tokens_like()))
+
+
+@pytest.mark.parametrize("encoding", ["rope", "mla"])
+@pytest.mark.parametrize("place", ["weights", "attention", "ffn-hidden", "ffn"])
+def test_dropout_acts_where_it_is_asked_for_in_training_alone(encoding: str, place: str) -> None:
+    tokens = tokens_like()
+    decoder = model(encoding, dropout=0.5, dropout_on=(place,))
+    quiet = model(encoding, dropout=0.5, dropout_on=())
+    assert differ(decoder(tokens), quiet(tokens)) == 0.0
+    decoder.train()
+    quiet.train()
+    for fused in (True, False):
+        assert differ(decoder(tokens, fused=fused), decoder(tokens, fused=fused)) > 1e-3
+    assert differ(quiet(tokens), quiet(tokens)) == 0.0
+    rates = {name: module.p for name, module in decoder.blocks[0].named_modules() if isinstance(module, nn.Dropout)}
+    rates["weights"] = decoder.blocks[0].attention.dropout
+    expected = {"drop_attention": "attention", "ffn.2": "ffn-hidden", "ffn.4": "ffn", "weights": "weights"}
+    assert rates == {name: 0.5 if where == place else 0.0 for name, where in expected.items()}
+
+
+# ---- switches and protocols -----------------------------------------------------------------------------------------
+
+PAPER = {
+    "causal": True,
+    "pad_mask": True,
+    "key_value_source": "layer",
+    "input_encoding": None,
+    "input_encoding_options": {},
+    "readout": "last",
+    "final_norm": True,
+    "activation": "relu",
+    "dropout_on": ("weights", "attention", "ffn"),
+}
+RELEASED = {
+    **PAPER,
+    "causal": False,
+    "pad_mask": False,
+    "key_value_source": "embeddings",
+    "readout": "mean",
+    "final_norm": False,
+}
+RELEASED_ROPE = {**RELEASED, "input_encoding": "sinusoidal", "input_encoding_options": {"layout": "halves"}}
+RELEASED_MLA = {
+    "causal": False,
+    "pad_mask": True,
+    "key_value_source": "layer",
+    "input_encoding": "learned",
+    "input_encoding_options": {"init_std": 0.0},
+    "readout": "masked-mean",
+    "final_norm": True,
+    "activation": "gelu",
+    "dropout_on": ("ffn-hidden", "ffn"),
+}
+OTHER_VALUES: dict[str, list[Any]] = {
+    "causal": [True, False],
+    "pad_mask": [True, False],
+    "key_value_source": ["layer"],
+    "input_encoding": [None, "learned", "sinusoidal", "random-fixed"],
+    "input_encoding_options": [{}],
+    "readout": ["last", "mean", "masked-mean"],
+    "final_norm": [True, False],
+    "activation": ["relu", "gelu"],
+    "dropout_on": [(), ("weights",), ("attention", "ffn"), ("ffn-hidden",)],
+}
+
+
+@every_encoding
+def test_the_protocols_set_the_switches_of_their_table(encoding: str) -> None:
+    assert switches_of("paper", encoding) == PAPER
+    released = {"rope": RELEASED_ROPE, "mla": RELEASED_MLA}.get(encoding, RELEASED)
+    assert switches_of("released", encoding) == released
+    for protocol, expected in (("paper", PAPER), ("released", released)):
+        chosen = config(encoding, protocol)
+        assert {name: getattr(chosen, name) for name in expected} == expected
+
+
+@both_protocols
+@every_encoding
+def test_every_switch_can_be_set_against_the_protocol(encoding: str, protocol: str) -> None:
+    preset = switches_of(protocol, encoding)
+    assert set(OTHER_VALUES) == set(preset)
+    for switch, values in OTHER_VALUES.items():
+        for value in values:
+            given_ = {switch: value}
+            if switch == "input_encoding":
+                given_["input_encoding_options"] = {}
+            chosen = config(encoding, protocol, **given_)
+            assert {name: getattr(chosen, name) for name in preset} == {**preset, **given_}
+    if not latent(encoding):
+        assert config(encoding, protocol, key_value_source="embeddings").key_value_source == "embeddings"
+
+
+@both_protocols
+@every_encoding
+def test_a_configuration_survives_json_and_cannot_be_changed(encoding: str, protocol: str) -> None:
+    chosen = config(encoding, protocol)
+    assert DecoderConfig(**chosen.model_dump(mode="json")) == chosen
+    assert DecoderConfig.model_validate_json(chosen.model_dump_json()) == chosen
+    with pytest.raises(ValidationError, match="frozen"):
+        chosen.d_model = 32
+
+
+def test_the_published_sizes_are_the_defaults() -> None:
+    chosen = DecoderConfig()
+    sizes = ("vocab_size", "num_classes", "d_model", "d_ff", "num_heads", "num_layers", "max_len", "dropout")
+    assert [getattr(chosen, size) for size in sizes] == [574, 574, 256, 512, 16, 6, 128, 0.1]
+    assert chosen.head_dim == 16
+    assert DecoderConfig(vocab_size=20).num_classes == 20
+    assert DecoderConfig(vocab_size=20, num_classes=3).num_classes == 3
+    assert DecoderConfig(encoding="mla").build_encoding().d_compress == 128
+    assert DecoderConfig(protocol="released", encoding="mla").encoding_is_latent
+
+
+@every_encoding
+def test_the_scale_of_the_logits_is_one_over_the_root_of_the_dimensions_unless_it_is_given(encoding: str) -> None:
+    decoder, tokens = model(encoding), tokens_like()
+    head_dim = decoder.config.head_dim + (decoder.encoding.rotary_dim if latent(encoding) else 0)
+    assert differ(decoder(tokens), model(encoding, attention_scale=head_dim**-0.5)(tokens)) <= 1e-12
+    assert differ(decoder(tokens), model(encoding, attention_scale=1.0)(tokens)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("switch", "value"), [("final_norm", False), ("activation", "gelu"), ("input_encoding", "sinusoidal")]
+)
+def test_a_switch_changes_the_function(switch: str, value: Any) -> None:
+    assert differ(model("rope")(tokens_like()), model("rope", **{switch: value})(tokens_like())) > 1e-3
+
+
+def test_an_input_encoding_is_added_once_to_the_embeddings() -> None:
+    decoder, tokens = model("rope", "released"), tokens_like()
+    x, context = decoder.begin(tokens)
+    expected = decoder.embedding(tokens) + torch.from_numpy(sinusoid_in_halves(N, SMALL["d_model"]))
+    assert differ(x, expected) <= 1e-12
+    assert context.embeddings is x
+
+
+def test_layers_have_encodings_of_their_own_where_the_encoding_says_so() -> None:
+    decoder = model("partial-rope", encoding_options={"layers": [1]}, num_layers=3)
+    assert [block.attention.encoding.coupling for block in decoder.blocks] == ["none", "rotation", "none"]
+    own, shared = (model("relative-table", encoding_options={"shared": s}) for s in (False, True))
+    assert own.blocks[0].attention.encoding.weight is not own.blocks[1].attention.encoding.weight
+    assert shared.blocks[0].attention.encoding.weight is shared.blocks[1].attention.encoding.weight
+
+
+REFUSED = [
+    ({"d_model": 18, "num_heads": 4}, "d_model: 18 was given; it must be divisible by num_heads (4)."),
+    ({"d_model": 6, "num_heads": 2}, "head_dim: 3 was given; "),
+    ({"d_model": 0}, "d_model: "),
+    ({"num_layers": 0}, "num_layers: "),
+    ({"vocab_size": 1}, "vocab_size: "),
+    ({"dropout": 1.0}, "dropout: "),
+    ({"dropout_on": ("everywhere",)}, "dropout_on.0: "),
+    ({"attention_scale": 0.0}, "attention_scale: "),
+    ({"readout": "first"}, "readout: "),
+    ({"activation": "tanh"}, "activation: "),
+    ({"protocol": "published"}, "protocol: "),
+    ({"encoding": "roep"}, "encoding: there is no 'roep'; did you mean 'rope'"),
+    ({"encoding_options": {"bass": 2.0}}, "option of encoding 'rope': there is no 'bass'; did you mean 'base'"),
+    ({"encoding_options": {"base": -1.0}}, "base: -1.0 was given; "),
+    ({"layers": 3}, "layers: no such field"),
+    ({"input_encoding": "alibi"}, "input_encoding: 'alibi' acts by bias; "),
+    ({"input_encoding": "rope-absolute"}, "input_encoding: 'rope-absolute' acts by rotation; "),
+    ({"input_encoding": "nope"}, "input_encoding: 'nope' acts by none; "),
+    ({"input_encoding": "sinus"}, "encoding: there is no 'sinus'; did you mean 'sinusoidal'"),
+    ({"input_encoding": "learned", "input_encoding_options": {"layout": "halves"}}, "option of encoding 'learned': "),
+    ({"encoding": "mla", "key_value_source": "embeddings"}, "key_value_source: 'embeddings' was given; "),
+]
+
+
+@pytest.mark.parametrize(("fields", "start"), REFUSED)
+def test_a_wrong_configuration_is_refused_in_one_sentence(fields: dict, start: str) -> None:
+    with pytest.raises(InputError) as caught:
+        decoder_config(**fields)
+    message = str(caught.value)
+    assert message.startswith(start)
+    assert "\n" not in message
+    assert caught.value.exit_code == 2
+
+
+def test_a_sequence_longer_than_the_model_is_refused() -> None:
+    decoder = model("rope")
+    assert decoder(tokens_like((1, 16))).shape == (1, 5)
+    with pytest.raises(InputError, match=r"^max_len: a sequence of 17 tokens was given; this model takes 16\.$"):
+        decoder(tokens_like((1, 17)))
+    assert decoder(tokens_like((1, 17)), positions=torch.arange(17)).shape == (
+        1,
+        5,
+    )  # positions say how far a model goes
+    with pytest.raises(InputError, match=r"^max_len: position 16 was asked for"):
+        model("learned")(tokens_like((1, 17)), positions=torch.arange(17))

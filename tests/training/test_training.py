@@ -1,0 +1,437 @@
+"""One epoch is what a hand computation says it is; the schedule is transformers'; and a small model learns."""
+
+from __future__ import annotations
+
+import copy
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+from transformers import get_cosine_schedule_with_warmup
+
+from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.model import Decoder
+from toeplens.tasks import Examples
+from toeplens.training import (
+    Batches,
+    RunSpec,
+    correct,
+    cosine_with_warmup,
+    environment,
+    evaluate,
+    plan_execution,
+    run_spec,
+    train,
+)
+
+CPU = torch.device("cpu")
+SIZES: dict[str, Any] = {"d_model": 16, "d_ff": 16, "num_layers": 2, "num_heads": 2, "dropout": 0.0}
+DISTANCE: dict[str, Any] = {
+    "task_options": {"length": 8, "vocab_size": 12},
+    "model": SIZES | {"vocab_size": 12, "max_len": 8},
+}
+PADDED: dict[str, Any] = {
+    "task_options": {"form": "released", "length": 14, "vocab_size": 12, "max_between": 4, "max_side": 3},
+    "model": SIZES | {"vocab_size": 12, "max_len": 14},
+}
+COUNT: dict[str, Any] = {
+    "task": "trigger-count",
+    "task_options": {"length": 8, "vocab_size": 12, "num_triggers": 4},
+    "model": SIZES | {"vocab_size": 12, "max_len": 8},
+}
+each_task = pytest.mark.parametrize("fields", [DISTANCE, PADDED, COUNT], ids=["distance", "padded", "count"])
+
+
+def tiny(fields: dict[str, Any] = DISTANCE, **changes: Any) -> RunSpec:
+    small = {"train_examples": 40, "test_examples": 19, "epochs": 2, "batch_size": 16, "lr": 1e-3}
+    return run_spec(**small | fields | changes)
+
+
+def initial_model(spec: RunSpec) -> Decoder:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.seed)
+        return Decoder(spec.model)
+
+
+def examples(spec: RunSpec, split: Any) -> Examples:
+    return spec.build_task().dataset(
+        split, spec.train_examples if split == "train" else spec.test_examples, spec.data_seed
+    )
+
+
+def by_hand(model: Decoder, data: Examples, ignore_label: int | None = None) -> tuple[float, float]:
+    """Mean loss and accuracy, example by example, in Python numbers."""
+    losses, rights = [], []
+    for tokens, label, length in zip(data.tokens, data.labels, data.lengths, strict=True):
+        if label == ignore_label:
+            continue
+        with torch.no_grad():
+            logits = model.eval()(torch.tensor(tokens[None]), torch.tensor([length]))[0].double().tolist()
+        top = max(logits)
+        losses.append(top + math.log(sum(math.exp(value - top) for value in logits)) - logits[label])
+        rights.append(logits.index(top) == label)
+    return sum(losses) / len(losses), sum(rights) / len(rights)
+
+
+# ---- the schedule -------------------------------------------------------------------------------------------------
+
+
+@given(total=st.integers(1, 300), share=st.floats(0, 0.99))
+def test_the_schedule_is_that_of_transformers(total: int, share: float):
+    warmup = int(share * total)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    theirs = get_cosine_schedule_with_warmup(optimizer, warmup, total)
+    ours = cosine_with_warmup(warmup, total)
+    for step in range(total + 1):
+        assert ours(step) == pytest.approx(theirs.lr_lambdas[0](step), abs=1e-12)
+
+
+@given(total=st.integers(2, 300), share=st.floats(0, 0.99))
+def test_the_schedule_rises_linearly_from_zero_and_falls_as_a_half_cosine_to_zero(total: int, share: float):
+    warmup = int(share * total)
+    factor = cosine_with_warmup(warmup, total)
+    for step in range(warmup):
+        assert factor(step) == pytest.approx(step / warmup)
+    assert factor(warmup) == 1
+    for step in range(warmup, total + 1):
+        assert factor(step) == pytest.approx(math.cos(math.pi / 2 * (step - warmup) / (total - warmup)) ** 2, abs=1e-12)
+    assert factor(total) == pytest.approx(0, abs=1e-12)
+
+
+def test_a_run_follows_the_schedule(tmp_path: Path):
+    spec = tiny(epochs=5, warmup=0.4)
+    factor = cosine_with_warmup(6, 15)
+    rates = [row["lr"] for row in train(spec, tmp_path).metrics]
+    assert rates == pytest.approx([spec.lr * factor(3 * epoch) for epoch in range(1, 6)], abs=1e-12)
+
+
+# ---- batches ------------------------------------------------------------------------------------------------------
+
+
+def test_lengths_are_kept_only_where_something_is_padded():
+    assert Batches.of(examples(tiny(), "train"), CPU).lengths is None
+    padded = examples(tiny(PADDED), "train")
+    kept = Batches.of(padded, CPU).lengths
+    assert kept is not None
+    assert kept.tolist() == padded.lengths.tolist()
+
+
+@pytest.mark.parametrize("fields", [DISTANCE, PADDED], ids=["distance", "padded"])
+@pytest.mark.parametrize("size", [1, 7, 16, 19, 100])
+def test_a_split_is_all_examples_in_order_the_last_batch_partial(fields: dict[str, Any], size: int):
+    data = Batches.of(examples(tiny(fields), "test"), CPU)
+    parts = list(data.split(size))
+    assert [len(tokens) for tokens, _, _ in parts] == [size] * (19 // size) + [19 % size] * (19 % size > 0)
+    assert torch.equal(torch.cat([tokens for tokens, _, _ in parts]), data.tokens)
+    assert torch.equal(torch.cat([labels for _, labels, _ in parts]), data.labels)
+    if data.lengths is not None:
+        assert torch.equal(torch.cat([lengths for _, _, lengths in parts]), data.lengths)  # type: ignore[arg-type]
+
+
+def test_rows_are_taken_together():
+    data = Batches.of(examples(tiny(PADDED), "train"), CPU)
+    tokens, labels, lengths = data.take(torch.tensor([5, 0, 5]))
+    assert lengths is not None
+    assert data.lengths is not None
+    for place, row in enumerate([5, 0, 5]):
+        assert torch.equal(tokens[place], data.tokens[row])
+        assert (labels[place], lengths[place]) == (data.labels[row], data.lengths[row])
+
+
+def test_correct_is_the_largest_logit_and_never_an_ignored_example():
+    logits = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]])
+    assert correct(logits, torch.tensor([1, 1, -100])).tolist() == [True, False, False]
+
+
+# ---- evaluation ---------------------------------------------------------------------------------------------------
+
+
+@each_task
+@pytest.mark.parametrize("size", [1, 7, 19, 64])
+def test_evaluation_is_the_mean_over_examples_whatever_the_batches(fields: dict[str, Any], size: int):
+    spec = tiny(fields)
+    model, data = initial_model(spec), examples(spec, "test")
+    assert evaluate(model, Batches.of(data, CPU), size) == pytest.approx(by_hand(model, data), rel=1e-5)
+
+
+@pytest.mark.parametrize("label", [0, 3])
+def test_an_ignored_label_counts_neither_in_loss_nor_in_accuracy(label: int):
+    spec = tiny(COUNT)
+    model, data = initial_model(spec), examples(spec, "train")
+    assert 0 < (data.labels == label).sum() < len(data)
+    kept = data[data.labels != label]
+    ignoring = evaluate(model, Batches.of(data, CPU, ignore_label=label), 16)
+    assert ignoring == pytest.approx(by_hand(model, data, label), rel=1e-5)
+    assert ignoring == pytest.approx(evaluate(model, Batches.of(kept, CPU), 16), rel=1e-5)
+
+
+def test_a_model_that_always_answers_the_ignored_label_has_accuracy_zero():
+    spec = tiny(COUNT)
+    model = initial_model(spec)
+    with torch.no_grad():
+        model.readout.weight.zero_()
+        model.readout.bias.copy_(F.one_hot(torch.tensor(0), 12) * 10.0)
+    data = examples(spec, "train")
+    assert evaluate(model, Batches.of(data, CPU), 16)[1] == np.mean(data.labels == 0) > 0
+    assert evaluate(model, Batches.of(data, CPU, ignore_label=0), 16)[1] == 0
+
+
+def test_nothing_to_count_is_zero_and_not_a_division_by_it():
+    spec = tiny(COUNT)
+    data = examples(spec, "train")
+    only = Batches.of(data[data.labels == 3], CPU, ignore_label=3)
+    assert evaluate(initial_model(spec), only, 16) == (0, 0)
+
+
+def test_evaluation_uses_no_dropout_and_leaves_no_gradient():
+    spec = tiny(model=DISTANCE["model"] | {"dropout": 0.9})
+    model, data = initial_model(spec).train(), Batches.of(examples(spec, "test"), CPU)
+    assert evaluate(model, data, 16) == evaluate(model, data, 16)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# ---- an epoch -----------------------------------------------------------------------------------------------------
+
+
+@each_task
+def test_an_epoch_at_a_learning_rate_of_next_to_nothing_reports_the_initial_model(
+    fields: dict[str, Any], tmp_path: Path
+):
+    spec = tiny(fields, lr=1e-20, weight_decay=0.0)
+    run = train(spec, tmp_path)
+    model = initial_model(spec)
+    loss, accuracy = by_hand(model, examples(spec, "train"))
+    test_loss, test_accuracy = by_hand(model, examples(spec, "test"))
+    assert len(run.metrics) == 2
+    for row in run.metrics:
+        assert row["train_loss"] == pytest.approx(loss, rel=1e-5)
+        assert row["train_accuracy"] == pytest.approx(accuracy)
+        assert row["test_loss"] == pytest.approx(test_loss, rel=1e-5)
+        assert row["test_accuracy"] == pytest.approx(test_accuracy)
+
+
+@pytest.mark.parametrize("label", [0, 3])
+def test_an_ignored_label_counts_nowhere_in_training(tmp_path: Path, label: int):
+    spec = tiny(COUNT, lr=1e-20, weight_decay=0.0, ignore_label=label)
+    row = train(spec, tmp_path).metrics[0]
+    loss, accuracy = by_hand(initial_model(spec), examples(spec, "train"), label)
+    test_loss, test_accuracy = by_hand(initial_model(spec), examples(spec, "test"), label)
+    assert (row["train_loss"], row["test_loss"]) == pytest.approx((loss, test_loss), rel=1e-5)
+    assert (row["train_accuracy"], row["test_accuracy"]) == pytest.approx((accuracy, test_accuracy))
+
+
+def test_a_batch_of_ignored_examples_alone_is_no_divergence(tmp_path: Path):
+    """Its mean loss is 0/0."""
+    spec = tiny(COUNT, batch_size=1, ignore_label=0, epochs=1)
+    assert (examples(spec, "train").labels == 0).any()
+    run = train(spec, tmp_path)
+    assert run.status == "complete"
+    assert all(math.isfinite(run.metrics[0][key]) for key in ("train_loss", "test_loss"))
+
+
+def adamw_by_hand(spec: RunSpec) -> tuple[Decoder, list[float]]:
+    """The run without our loop: torch's plain AdamW, every batch's gradient from single examples."""
+    model = initial_model(spec).train()
+    data = examples(spec, "train")
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, foreach=False
+    )
+    factor = cosine_with_warmup(int(spec.warmup * spec.total_steps), spec.total_steps)
+    losses, step = [], 0
+    for epoch in range(spec.epochs):
+        order = np.random.Generator(np.random.Philox(np.random.SeedSequence((spec.seed, epoch)))).permutation(len(data))
+        sums = []
+        for start in range(0, len(data), spec.batch_size):
+            rows = order[start : start + spec.batch_size]
+            optimizer.param_groups[0]["lr"] = spec.lr * factor(step)
+            optimizer.zero_grad()
+            each = [
+                F.cross_entropy(
+                    model(torch.tensor(data.tokens[[row]]), torch.tensor(data.lengths[[row]])),
+                    torch.tensor(data.labels[[row]]),
+                )
+                for row in rows
+            ]
+            torch.stack(each).mean().backward()
+            optimizer.step()
+            sums += [loss.item() for loss in each]
+            step += 1
+        losses.append(sum(sums) / len(sums))
+    return model, losses
+
+
+@pytest.mark.parametrize("fields", [DISTANCE, PADDED], ids=["distance", "padded"])
+def test_a_run_is_adamw_on_the_mean_loss_of_each_batch_the_partial_last_one_included(
+    fields: dict[str, Any], tmp_path: Path
+):
+    spec = tiny(fields, lr=1e-2, weight_decay=0.1)
+    assert spec.train_examples % spec.batch_size
+    run = train(spec, tmp_path)
+    model, losses = adamw_by_hand(spec)
+    assert [row["train_loss"] for row in run.metrics] == pytest.approx(losses, rel=1e-4)
+    for ours, theirs in zip(run.model().parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_a_batch_larger_than_the_data_set_is_the_data_set(tmp_path: Path):
+    whole, larger = (train(tiny(batch_size=size), tmp_path) for size in (40, 1000))
+    assert [row["train_loss"] for row in whole.metrics] == [row["train_loss"] for row in larger.metrics]
+    assert larger.spec.steps_per_epoch == 1
+
+
+def test_the_order_of_the_examples_changes_every_epoch_and_with_the_seed(tmp_path: Path):
+    rows = train(tiny(epochs=2), tmp_path).metrics
+    others = train(tiny(epochs=2, seed=43), tmp_path).metrics
+    assert rows[0]["train_loss"] != rows[1]["train_loss"] != others[1]["train_loss"]
+
+
+def test_the_data_seed_changes_the_data_and_not_the_weights(tmp_path: Path):
+    specs = [tiny(data_seed=seed, lr=1e-20, weight_decay=0.0) for seed in (0, 1)]
+    models = [train(spec, tmp_path).model() for spec in specs]
+    assert all(torch.allclose(a, b) for a, b in zip(*(m.parameters() for m in models), strict=True))
+    assert not np.array_equal(examples(specs[0], "train").tokens, examples(specs[1], "train").tokens)
+
+
+def test_the_weights_on_disk_are_those_that_were_evaluated_last(tmp_path: Path):
+    spec = tiny(PADDED, lr=1e-2)
+    run = train(spec, tmp_path)
+    model = run.model()
+    assert not model.training
+    loss, accuracy = evaluate(model, Batches.of(examples(spec, "test"), CPU), 16)
+    assert (loss, accuracy) == (run.result["test_loss"], run.result["test_accuracy"])
+    assert (loss, accuracy) == (run.metrics[-1]["test_loss"], run.metrics[-1]["test_accuracy"])
+
+
+def test_a_small_model_learns_a_small_task(tmp_path: Path):
+    model = {"vocab_size": 8, "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "max_len": 8, "dropout": 0.0}
+    spec = run_spec(
+        task_options={"length": 8, "vocab_size": 8},
+        model=model,
+        train_examples=2000,
+        test_examples=500,
+        epochs=10,
+        batch_size=64,
+        lr=6e-3,
+    )
+    result = train(spec, tmp_path).result
+    assert result["test_accuracy"] > 0.9 > 6 * spec.chance
+    assert result["train_accuracy"] > 0.9
+
+
+# ---- how a run is executed ----------------------------------------------------------------------------------------
+
+
+def test_a_cpu_runs_eager_float32_code_unless_asked():
+    plan = plan_execution("cpu", "auto", "auto")
+    assert (plan.device.type, plan.bf16, plan.compiled) == ("cpu", False, False)
+    assert plan.describe() == "cpu, float32, eager (compiling does not pay on a CPU at these sizes)"
+
+
+def test_what_is_asked_for_is_done_and_said():
+    assert plan_execution("cpu", "on", "bf16").describe() == "cpu, bfloat16 products, torch.compile (asked for)"
+    assert plan_execution("cpu", "off", "float32").describe() == "cpu, float32, eager (asked for)"
+
+
+def test_auto_takes_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert plan_execution("auto", "auto", "auto").device.type == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    plan = plan_execution("auto", "auto", "auto")
+    assert (plan.device.type, plan.bf16, plan.compiled) == ("cuda", True, True)
+    assert plan.why == "a GPU and a compiler"
+    assert not plan_execution("cuda:0", "off", "float32").bf16
+    with pytest.raises(EnvironmentFailure, match="device: 'cuda:1' was given, but this machine has 1 GPU"):
+        plan_execution("cuda:1", "auto", "auto")
+
+
+def test_a_machine_without_a_compiler_runs_eager_code_or_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert plan_execution("cuda", "auto", "auto").why == "no C++ compiler"
+    assert not plan_execution("cuda", "auto", "auto").compiled
+    with pytest.raises(EnvironmentFailure, match="compile: 'on' was given, but this machine has no C") as caught:
+        plan_execution("cpu", "on", "auto")
+    assert caught.value.exit_code == 3
+
+
+def test_a_gpu_that_is_not_there_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(EnvironmentFailure, match="device: 'cuda' was given, but this machine has no usable GPU"):
+        plan_execution("cuda", "auto", "auto")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("gpu", "auto", "auto"), "device: 'gpu' was given; it must be auto, cpu, cuda or cuda:N"),
+        (("", "auto", "auto"), "device: '' was given"),
+        (("meta", "auto", "auto"), "device: there is no 'meta'; known: cpu, cuda"),
+        (("cpu", "of", "auto"), "compile: there is no 'of'; did you mean 'off'"),
+        (("cpu", "auto", "fp16"), "precision: there is no 'fp16'"),
+    ],
+)
+def test_an_execution_that_does_not_exist_is_refused(given: tuple[Any, Any, Any], message: str):
+    with pytest.raises(InputError) as caught:
+        plan_execution(*given)
+    assert message in str(caught.value)
+
+
+def test_a_refused_execution_leaves_a_run_that_can_be_started(tmp_path: Path):
+    with pytest.raises(InputError):
+        train(tiny(), tmp_path, device="gpu")
+    assert train(tiny(), tmp_path).status == "complete"
+
+
+def test_the_environment_says_what_a_run_was_carried_out_with(tmp_path: Path):
+    here = environment(plan_execution("cpu", "auto", "auto"))
+    assert here["torch"] == torch.__version__
+    assert here["numpy"] == np.__version__
+    assert here["threads"] == torch.get_num_threads()
+    assert here["execution"].startswith("cpu, float32, eager")
+    assert environment()["execution"] is None
+    run = train(tiny(), tmp_path)
+    assert (run.directory / "environment.json").is_file()
+
+
+def test_bfloat16_products_change_the_numbers_a_little(tmp_path: Path):
+    exact, rough = (train(tiny(precision=p, lr=1e-20), tmp_path).result["test_loss"] for p in ("float32", "bf16"))
+    assert exact != rough
+    assert exact == pytest.approx(rough, rel=0.02)
+
+
+@pytest.mark.heavy
+@each_task
+def test_compiled_code_gives_the_losses_of_eager_code(fields: dict[str, Any], tmp_path: Path):
+    """The last batch is partial, so the compiled run pads it with rows that count nowhere."""
+    spec = tiny(fields, epochs=3, lr=1e-2, ignore_label=3)
+    eager, compiled = (train(spec, tmp_path / mode, device="cpu", compile=mode) for mode in ("off", "on"))
+    for a, b in zip(eager.metrics, compiled.metrics, strict=True):
+        for key in ("train_loss", "test_loss", "train_accuracy", "test_accuracy"):
+            assert a[key] == pytest.approx(b[key], rel=1e-3)
+
+
+@pytest.mark.heavy
+def test_a_compiled_run_goes_on_where_it_was_stopped(tmp_path: Path):
+    spec = tiny(lr=1e-2)
+    whole = train(spec, tmp_path / "whole", device="cpu", compile="on")
+    train(spec, tmp_path / "parts", device="cpu", compile="on", deadline=0.0)
+    parts = train(spec, tmp_path / "parts", device="cpu", compile="on")
+    assert [row["test_loss"] for row in parts.metrics] == pytest.approx([row["test_loss"] for row in whole.metrics])
+
+
+def test_the_same_model_object_trains_alike_whether_or_not_it_was_evaluated_before():
+    """Evaluation leaves nothing behind in a model."""
+    spec = tiny()
+    model = initial_model(spec)
+    before = copy.deepcopy(model.state_dict())
+    evaluate(model, Batches.of(examples(spec, "test"), CPU), 16)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
