@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from toeplens import __version__, console, encodings, report, tasks
-from toeplens.engine import Limits, ablate_run
+from toeplens.engine import Limits, ablate_run, stop_on_signals
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, choose, read_json
 from toeplens.lens import THRESHOLDS, deposit
 from toeplens.model import Protocol
@@ -41,7 +40,7 @@ def _main(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     if version:
-        console.out.print(f"toeplens {__version__}", highlight=False)
+        console.say(f"toeplens {__version__}")
         raise typer.Exit
 
 
@@ -68,21 +67,17 @@ def reproduce(
     plan = study.Plan(scale, protocols, seeds)
     execution = plan_execution(device, _compile(compile), "auto")
     cells = plan.cells()
-    console.err.print(
-        f"{len(cells)} cells at scale {scale} ({study.SCALES[scale].about}) on {execution.describe()}", highlight=False
+    console.say(
+        f"{len(cells)} cells at scale {scale} ({study.SCALES[scale].about}) on {execution.describe()}", aside=True
     )
-    limits = study.limits_for(budget, Limits(device=device, compile=_compile(compile)))
-    with console.StudyProgress(cells) as progress:
-        try:
-            state = study.reproduce(
-                out, scale=scale, protocols=protocols, seeds=seeds, limits=limits, workers=workers, on_event=progress
-            )
-        except KeyboardInterrupt:
-            progress.bar.stop()
-            _print_state(study.gather(out), as_json)
-            console.err.print("Stopped; every run has its checkpoint. The same command goes on from here.")
-            raise typer.Exit(130) from None
+    with stop_on_signals() as stopped, console.StudyProgress(cells) as progress:
+        limits = study.limits_for(budget, Limits(device=device, compile=_compile(compile), should_stop=stopped))
+        state = study.reproduce(
+            out, scale=scale, protocols=protocols, seeds=seeds, limits=limits, workers=workers, on_event=progress
+        )
     _print_state(state, as_json)
+    if stopped():
+        raise typer.Exit(130)
 
 
 def _print_state(state: study.Reproduction, as_json: bool) -> None:
@@ -99,14 +94,13 @@ def _print_state(state: study.Reproduction, as_json: bool) -> None:
             }
         )
         return
-    console.out.print(console.accuracy_table(state.table))
+    for table in console.accuracy_tables(state.table):
+        console.out.print(table)
     console.out.print(console.claims_table(state.entries))
     if not state.complete:
-        console.out.print(
-            f"{state.finished} of {state.total} cells are finished ({100 * state.share:.1f} % of all training steps); "
-            f"the same command goes on."
-        )
-    console.out.print(f"page: {page.resolve()}", soft_wrap=True, highlight=False)
+        share = f"{100 * state.share:.1f} % of all training steps"
+        console.say(f"{state.finished} of {state.total} cells are finished ({share}); the same command goes on.")
+    console.say(f"page: {page.resolve()}")
 
 
 @app.command("train")
@@ -141,14 +135,18 @@ def train_command(
         content = study.starting_spec(scale, protocol, task, encoding, seed)
     wanted = run_spec(**_changed(content, set_ or []))
     execution = plan_execution(device, _compile(compile), wanted.precision)
-    console.err.print(
-        f"{wanted.task}, {wanted.model.encoding}, {wanted.model.protocol} protocol on {execution.describe()}",
-        highlight=False,
-    )
+    about = f"{wanted.task}, {wanted.model.encoding}, {wanted.model.protocol} protocol"
+    console.say(f"{about} on {execution.describe()}", aside=True)
     limits = study.limits_for(_seconds(time_budget), Limits())
-    with console.RunProgress(wanted.name) as progress:
+    with stop_on_signals() as stopped, console.RunProgress(wanted.name) as progress:
         run = train(
-            wanted, out, device=device, compile=_compile(compile), deadline=limits.deadline, on_progress=progress
+            wanted,
+            out,
+            device=device,
+            compile=_compile(compile),
+            deadline=limits.deadline,
+            should_stop=stopped,
+            on_progress=progress,
         )
     if as_json:
         console.print_json(
@@ -156,7 +154,7 @@ def train_command(
         )
         return
     reached = f", test accuracy {run.result['test_accuracy']:.4f} (chance {wanted.chance:.4f})" if run.result else ""
-    console.out.print(f"{run.status}{reached}\nrun: {run.directory}", soft_wrap=True, highlight=False)
+    console.say(f"{run.status}{reached}\nrun: {run.directory}")
 
 
 @app.command()
@@ -174,10 +172,10 @@ def ablate(
     if as_json:
         console.print_json({**ablation.to_dict(), "deposit": [asdict(layer) for layer in deposit(ablation)]})
         return
-    console.out.print(f"intact: {ablation.baseline:.4f} on {ablation.examples} examples, chance {ablation.chance:.4f}")
+    console.say(f"intact: {ablation.baseline:.4f} on {ablation.examples} examples, chance {ablation.chance:.4f}")
     for table in console.ablation_tables(ablation):
         console.out.print(table)
-    console.out.print(f"[dim]{THRESHOLDS}[/]")
+    console.say(THRESHOLDS)
 
 
 @app.command("report")
@@ -187,9 +185,10 @@ def report_command(
 ) -> None:
     """Write a study's page again from what is finished."""
     page = report.write_page(study.gather(directory))
-    console.print_json({"page": str(page)}) if as_json else console.out.print(
-        f"page: {page.resolve()}", soft_wrap=True, highlight=False
-    )
+    if as_json:
+        console.print_json({"page": str(page)})
+    else:
+        console.say(f"page: {page.resolve()}")
 
 
 @app.command()
@@ -206,10 +205,10 @@ def claims(
     console.out.print(console.claims_table(state.entries))
     if evidence:
         for entry in state.entries:
-            console.out.print(f"[bold]{entry.claim.id}[/], {entry.protocol}: {entry.verdict}")
+            console.say(f"{entry.claim.id}, {entry.protocol}: {entry.verdict}")
             for line in entry.evidence:
-                console.out.print(f"  {line}", markup=False, highlight=False)
-    console.out.print(f"[dim]{RULE}[/]")
+                console.say(f"  {line}")
+    console.say(RULE)
 
 
 @app.command("encodings")
@@ -224,9 +223,9 @@ def encodings_command(as_json: Json = False) -> None:
     if as_json:
         console.print_json(rows)
         return
-    table = Table("encoding", "enters by", "Toeplitz", "options (defaults)", "citation")
+    table = console.table(None, "encoding", "enters by", "Toeplitz", "options (defaults)", "citation")
     for row in rows:
-        options = ", ".join(f"{n}={v}" for n, v in row["options"].items())
+        options = "\n".join(f"{n}={v}" for n, v in row["options"].items())
         table.add_row(row["name"], row["coupling"], "yes" if row["toeplitz"] else "no", options, row["citation"])
     console.out.print(table)
 
@@ -250,9 +249,9 @@ def tasks_command(as_json: Json = False) -> None:
     if as_json:
         console.print_json(rows)
         return
-    table = Table("task", "answer depends on", "chance (defaults)", "options (defaults)", "about")
+    table = console.table(None, "task", "answer depends on", "chance (defaults)", "options (defaults)", "about")
     for row in rows:
-        options = ", ".join(f"{n}={v}" for n, v in row["options"].items())
+        options = "\n".join(f"{n}={v}" for n, v in row["options"].items())
         table.add_row(row["name"], row["answer"], f"{row['chance']:.4f}", options, row["about"].splitlines()[0])
     console.out.print(table)
 
@@ -305,7 +304,7 @@ def main() -> None:
         _fail(str(error), error.exit_code)
     except typer.TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            console.out.print(error.format_message(), highlight=False)
+            console.say(error.format_message())
             sys.exit(2)
         _fail(error.format_message(), 2)
     except (typer.Abort, KeyboardInterrupt):

@@ -29,9 +29,22 @@ def print_json(content: Any) -> None:
     sys.stdout.write(json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
 
 
+def say(text: str, *, aside: bool = False) -> None:
+    """A plain line on standard output, or, ``aside``, on standard error; never wrapped or coloured."""
+    (err if aside else out).print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 def per_cent(value: float | None) -> str:
     """A share as per cent, or a dash."""
     return "–" if value is None else f"{100 * value:.1f}"
+
+
+def table(title: str | None, *columns: str, lines: bool = False) -> Table:
+    """A table whose first column stays whole and whose long words wrap rather than being cut."""
+    made = Table(title=title, show_lines=lines)
+    for index, column in enumerate(columns):
+        made.add_column(column, overflow="fold", no_wrap=index == 0)
+    return made
 
 
 class StudyProgress:
@@ -120,46 +133,45 @@ class RunProgress:
 def claims_table(entries: Sequence[Entry]) -> Table:
     """The ledger: a line a claim, a column a protocol."""
     protocols = list(dict.fromkeys(entry.protocol for entry in entries))
-    table = Table(
-        "claim", "statement", *(f"{protocol} protocol" for protocol in protocols), show_lines=True, title="Claims"
-    )
+    made = table("Claims", "claim", "statement", *(f"{protocol} protocol" for protocol in protocols), lines=True)
     for claim in dict.fromkeys(entry.claim for entry in entries):
         verdicts = {entry.protocol: entry.verdict for entry in entries if entry.claim is claim}
         pills = [f"[{_COLOURS[verdicts[p]]}]{verdicts[p]}[/]" for p in protocols]
-        table.add_row(claim.id, f"{claim.statement}\n[dim]{claim.source}[/]", *pills)
-    return table
+        made.add_row(claim.id, f"{claim.statement}\n[dim]{claim.source}[/]", *pills)
+    return made
 
 
-def accuracy_table(rows: Sequence[Row]) -> Table:
-    """Accuracy by protocol, task and encoding, the paper's beside ours."""
-    columns = ("protocol", "task", "encoding", "paper %", "ours %", "seeds", "largest head drop", "kinds by layer")
-    table = Table(*columns, title="Test accuracy")
-    last: tuple[str, str] | None = None
+def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
+    """Accuracy by encoding, the paper's beside ours: a table a protocol and task."""
+    tables: dict[tuple[str, str], Table] = {}
     for row in rows:
-        if last not in (None, (row.protocol, row.task)):
-            table.add_section()
-        last = (row.protocol, row.task)
-        paper = "–" if row.paper is None else f"{row.paper:.1f}"
-        spread = f" ({per_cent(row.lowest)}–{per_cent(row.highest)})" if row.seeds > 1 else ""
-        drop = "–" if row.largest_drop is None else f"{100 * row.largest_drop:.0f} ({row.where})"
-        diverged = f", {row.diverged} diverged" if row.diverged else ""
-        ours = per_cent(row.accuracy) + spread
-        table.add_row(
-            row.protocol, row.task, row.title, paper, ours, f"{row.seeds}{diverged}", drop, ", ".join(row.kinds)
+        place = (row.protocol, row.task)
+        if place not in tables:
+            heading = f"{row.task}, {row.protocol} protocol: test accuracy in % (chance {per_cent(row.chance)})"
+            tables[place] = table(
+                heading, "encoding", "paper", "ours", "range over seeds", "largest head drop", "where"
+            )
+        tables[place].add_row(
+            row.title,
+            "–" if row.paper is None else f"{row.paper:.1f}",
+            per_cent(row.accuracy) + (f" ({row.diverged} diverged)" if row.diverged else ""),
+            f"{per_cent(row.lowest)}–{per_cent(row.highest)}" if row.seeds > 1 else "one seed",
+            per_cent(row.largest_drop),
+            row.where or "–",
         )
-    return table
+    return list(tables.values())
 
 
 def ablation_tables(ablation: HeadAblation) -> list[Table]:
     """The drop of every head with its interval, and each layer's deposit."""
     heads = ablation.drops.shape[1]
-    drops = Table("layer", *(f"head {h + 1}" for h in range(heads)), title="Accuracy lost without the head (points)")
+    drops = table("Accuracy lost without the head (points)", "layer", *(f"head {h + 1}" for h in range(heads)))
     for layer, (d, low, high) in enumerate(zip(ablation.drops, ablation.low, ablation.high, strict=True), start=1):
         drops.add_row(
             str(layer),
             *(f"{100 * x:.1f} [dim]{100 * a:.1f}..{100 * b:.1f}[/]" for x, a, b in zip(d, low, high, strict=True)),
         )
-    kinds = Table("layer", "kind", "peak", "second", "top share", "effective heads", "Gini", title="Deposit")
+    kinds = table("Deposit", "layer", "kind", "peak", "second", "top share", "effective heads", "Gini")
     for layer, row in enumerate(deposit(ablation), start=1):
         figures = (row.peak, row.second, row.top_share, row.effective_heads, row.gini)
         kinds.add_row(str(layer), row.kind, *(f"{x:.2f}" for x in figures))

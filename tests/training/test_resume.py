@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import json
 import math
 import os
@@ -29,6 +30,7 @@ from toeplens.training import Run, RunSpec, loop, run_spec, train
 from toeplens.training import run as store
 
 LAST_STEP = 9  # 3 epochs of 3 steps, the third one partial
+UNITS = 15  # and of 2 batches of evaluation, the second one partial: a run can be stopped between any two of them
 ENCODINGS = ["rope", "relative-table", "mla"]
 each_encoding = pytest.mark.parametrize("encoding", ENCODINGS)
 
@@ -47,7 +49,7 @@ def tiny(encoding: str = "rope", **changes: Any) -> RunSpec:
         "task_options": {"length": 8, "vocab_size": 12},
         "model": model | {"dropout": 0.3},
         "train_examples": 40,
-        "test_examples": 16,
+        "test_examples": 20,
         "epochs": 3,
         "batch_size": 16,
         "lr": 1e-2,
@@ -56,14 +58,14 @@ def tiny(encoding: str = "rope", **changes: Any) -> RunSpec:
 
 
 class After:
-    """Says stop once, after ``steps`` steps."""
+    """Says stop once, after ``units`` steps and batches of evaluation."""
 
-    def __init__(self, steps: int) -> None:
-        self.left = steps
+    def __init__(self, units: int) -> None:
+        self.left = units
 
     def __call__(self) -> bool:
         self.left -= 1
-        return self.left == 0
+        return self.left == -1
 
 
 def outcome(run: Run) -> tuple[Any, ...]:
@@ -81,8 +83,8 @@ def files(directory: Path) -> dict[str, bytes]:
     }
 
 
-def stopped(out: Path, spec: RunSpec | None = None, steps: int = 4) -> Run:
-    run = train(spec or tiny(), out, should_stop=After(steps))
+def stopped(out: Path, spec: RunSpec | None = None, units: int = 4) -> Run:
+    run = train(spec or tiny(), out, should_stop=After(units))
     assert run.status == "stopped"
     return run
 
@@ -112,20 +114,21 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
 
 
 @each_encoding
-@pytest.mark.parametrize("steps", range(1, LAST_STEP))
-def test_stopped_after_any_step_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any, encoding: str, steps: int):
+@pytest.mark.parametrize("units", range(UNITS))
+def test_stopped_anywhere_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any, encoding: str, units: int):
     spec = tiny(encoding)
-    first = stopped(tmp_path, spec, steps)
-    assert saved_step(first) == steps
-    assert len(first.metrics) == steps // spec.steps_per_epoch
+    first = stopped(tmp_path, spec, units)
+    epochs, place = divmod(units, 5)
+    assert saved_step(first) == first.step == 3 * epochs + min(place, 3)
+    assert len(first.metrics) == epochs
     assert outcome(train(spec, tmp_path)) == outcome(whole(spec))
 
 
 @each_encoding
-def test_stopped_after_every_step_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any, encoding: str):
+def test_stopped_everywhere_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any, encoding: str):
     spec = tiny(encoding)
-    for steps in range(1, LAST_STEP):
-        assert saved_step(train(spec, tmp_path, deadline=0.0)) == steps
+    for _ in range(UNITS - 1):
+        assert train(spec, tmp_path, deadline=0.0).status == "stopped"
     assert outcome(train(spec, tmp_path, deadline=0.0)) == outcome(whole(spec))
 
 
@@ -182,7 +185,7 @@ def test_the_callers_random_states_are_untouched(tmp_path: Path, encoding: str):
 def test_a_deadline_in_the_past_leaves_a_checkpoint_after_one_step(tmp_path: Path):
     run = train(tiny(), tmp_path, deadline=time.time() - 60)
     assert run.status == "stopped"
-    assert saved_step(run) == 1
+    assert saved_step(run) == run.step == 1
     assert (run.metrics, run.result) == ([], {})
 
 
@@ -190,15 +193,24 @@ def test_a_deadline_to_come_stops_nothing(tmp_path: Path, whole: Any):
     assert outcome(train(tiny(), tmp_path, deadline=time.time() + 3600)) == outcome(whole())
 
 
-def test_should_stop_is_asked_once_a_step_and_not_after_the_last(tmp_path: Path):
+def test_a_deadline_is_kept_by_not_beginning_what_would_pass_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
+    step = loop._Session._step
+
+    def slow(session: Any) -> None:
+        now[0] += 10
+        step(session)
+
+    monkeypatch.setattr(loop._Session, "_step", slow)
+    assert train(tiny(), tmp_path, deadline=25.0).step == 2
+    assert now[0] <= 25
+
+
+def test_should_stop_is_asked_once_before_each_unit_of_work(tmp_path: Path):
     asked = []
     train(tiny(), tmp_path, should_stop=lambda: bool(asked.append(0)))
-    assert len(asked) == LAST_STEP - 1
-
-
-def test_a_run_of_one_step_is_complete_at_once(tmp_path: Path):
-    spec = tiny(train_examples=4, epochs=1)
-    assert train(spec, tmp_path, deadline=0.0).status == "complete"
+    assert len(asked) == UNITS
 
 
 def test_a_complete_run_is_returned_and_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -218,7 +230,7 @@ def test_a_complete_run_is_whole_and_holds_no_checkpoint(tmp_path: Path):
     assert run.directory == tmp_path / tiny().name
     assert [row["step"] for row in run.metrics] == [3, 6, 9]
     assert run.result["status"] == run.status == "complete"
-    assert run.result["steps"] == LAST_STEP
+    assert run.result["steps"] == run.step == LAST_STEP
 
 
 def test_a_stopped_run_has_no_model_yet(tmp_path: Path):
@@ -228,35 +240,36 @@ def test_a_stopped_run_has_no_model_yet(tmp_path: Path):
 
 def test_progress_is_told_about_five_times_a_second_and_only_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ticks = iter(range(10**6))
-    clock = SimpleNamespace(monotonic=lambda: next(ticks) * 0.03, time=lambda: 0.0)
+    clock = SimpleNamespace(monotonic=lambda: next(ticks) * 0.07, time=lambda: 0.0)
     monkeypatch.setattr(loop, "time", clock)
     told: list[tuple[int, int, Any]] = []
-    spec = tiny(epochs=20)
+    spec = tiny(epochs=10)
     run = train(spec, tmp_path, checkpoint_seconds=math.inf, on_progress=lambda *given: told.append(given))
     steps = [step for step, _, _ in told]
-    assert steps == sorted(set(steps))
+    assert steps == sorted(steps)
     assert steps[0] > 0
     assert steps[-1] <= spec.total_steps
     assert {total for _, total, _ in told} == {spec.total_steps}
-    assert 3 <= len(told) <= 5 * next(ticks) * 0.03
-    for step, _, row in told:
-        epochs = (step - 1) // spec.steps_per_epoch  # those that had ended when the step was taken
-        assert row == (run.metrics[epochs - 1] if epochs else None)
+    assert 5 <= len(told) <= 5 * next(ticks) * 0.07
+    epochs = [row["epoch"] if row else 0 for _, _, row in told]
+    assert epochs == sorted(epochs)
+    assert all(row is None or row == run.metrics[row["epoch"] - 1] for _, _, row in told)
+    assert all(0 <= step - 3 * epoch <= 3 for step, epoch in zip(steps, epochs, strict=True))
 
 
 def test_checkpoints_are_as_far_apart_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
-    saves = []
-    monkeypatch.setattr(store, "save_checkpoint", lambda _, state: saves.append(state["step"]))
+    saves = [0.0]
+    monkeypatch.setattr(store, "save_checkpoint", lambda *_: saves.append(now[0]))
 
-    def one_second_a_step() -> bool:
+    def one_second_a_unit() -> bool:
         now[0] += 1
         return False
 
-    train(tiny(epochs=4), tmp_path, checkpoint_seconds=2, should_stop=one_second_a_step)
-    assert all(2 <= b - a <= 3 for a, b in zip([0, *saves], saves, strict=False))
-    assert len(saves) >= 3
+    train(tiny(), tmp_path, checkpoint_seconds=2, should_stop=one_second_a_unit)
+    assert {b - a for a, b in itertools.pairwise(saves)} == {2}
+    assert UNITS - saves[-1] <= 2
 
 
 # ---- killed -------------------------------------------------------------------------------------------------------
@@ -297,10 +310,10 @@ def wait_for_checkpoints(process: subprocess.Popen[str], path: Path, count: int)
 
 
 def test_killed_at_any_moment_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any):
-    spec = tiny(epochs=40)
+    spec = tiny(epochs=30)
     directory = tmp_path / spec.name
     before = 0
-    for count, pause in ((1, 0.0), (12, 0.0013), (20, 0.0037)):
+    for count, pause in ((1, 0.0), (9, 0.0013), (15, 0.0037)):
         with start(spec, tmp_path) as process:
             wait_for_checkpoints(process, directory / store.CHECKPOINT, count)
             with pytest.raises(InputError, match="is being worked on by another process"):
@@ -316,7 +329,7 @@ def test_killed_at_any_moment_it_ends_as_if_it_had_not(tmp_path: Path, whole: An
     assert not list(directory.glob(".*.tmp"))
 
 
-@pytest.mark.parametrize("name", ["spec.json", "checkpoint.pt", "metrics.jsonl", "model.safetensors", "result.json"])
+@pytest.mark.parametrize("name", ["spec.json", "checkpoint.pt", "progress.json", "model.safetensors", "result.json"])
 @pytest.mark.parametrize("began", [False, True])
 def test_what_a_kill_left_half_written_is_swept_away(tmp_path: Path, whole: Any, name: str, began: bool):
     if began:
@@ -333,8 +346,8 @@ class Crash(BaseException):
     """The end of the process, as far as the code under test can tell."""
 
 
-def few_writes(**changes: Any) -> RunSpec:
-    return tiny(train_examples=32, epochs=2, **changes)
+def few_writes() -> RunSpec:
+    return tiny(train_examples=16, test_examples=16, epochs=2)
 
 
 @pytest.fixture(scope="module")
@@ -351,7 +364,7 @@ def writes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_a_run_writes_its_spec_first_and_its_result_last(writes: list[str]):
     assert writes[:2] == ["spec.json", "environment.json"]
     assert writes[-3:] == ["model.safetensors", "metrics.jsonl", "result.json"]
-    assert writes.count("checkpoint.pt") == few_writes().total_steps - 1
+    assert writes.count("checkpoint.pt") == 3  # after every unit but the last
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -390,7 +403,7 @@ def test_a_disk_that_fills_keeps_the_last_checkpoint(
     tmp_path: Path, whole: Any, call: str, monkeypatch: pytest.MonkeyPatch
 ):
     spec = tiny()
-    directory = stopped(tmp_path, spec).directory
+    directory = stopped(tmp_path, spec, 1).directory
     before = files(directory)
 
     def fill() -> bool:

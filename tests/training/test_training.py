@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -316,9 +319,10 @@ def test_a_small_model_learns_a_small_task(tmp_path: Path):
         model=model,
         train_examples=2000,
         test_examples=500,
-        epochs=10,
+        epochs=12,
         batch_size=64,
-        lr=6e-3,
+        lr=5e-3,
+        seed=1,
     )
     result = train(spec, tmp_path).result
     assert result["test_accuracy"] > 0.9 > 6 * spec.chance
@@ -408,24 +412,36 @@ def test_bfloat16_products_change_the_numbers_a_little(tmp_path: Path):
     assert exact == pytest.approx(rough, rel=0.02)
 
 
+COMPILED = """
+import json, sys
+import torch
+from toeplens.training import run_spec, train
+given = json.loads(sys.argv[1])
+torch.set_num_threads(1)
+spec, out, on = run_spec(**given["spec"]), given["out"], {"device": "cpu", "compile": "on"}
+runs = [train(spec, out + "/eager", device="cpu", compile="off"), train(spec, out + "/compiled", **on)]
+train(spec, out + "/parts", deadline=0.0, **on)
+runs.append(train(spec, out + "/parts", **on))
+print(json.dumps([run.metrics for run in runs]))
+"""
+
+
 @pytest.mark.heavy
 @each_task
 def test_compiled_code_gives_the_losses_of_eager_code(fields: dict[str, Any], tmp_path: Path):
-    """The last batch is partial, so the compiled run pads it with rows that count nowhere."""
+    """The last batch is partial, so the compiled run pads it with rows that count nowhere.
+
+    In a process of its own: torch.compile cannot see through the shape checks that these tests run under.
+    """
     spec = tiny(fields, epochs=3, lr=1e-2, ignore_label=3)
-    eager, compiled = (train(spec, tmp_path / mode, device="cpu", compile=mode) for mode in ("off", "on"))
-    for a, b in zip(eager.metrics, compiled.metrics, strict=True):
+    given = json.dumps({"spec": spec.model_dump(mode="json"), "out": str(tmp_path)})
+    done = subprocess.run([sys.executable, "-c", COMPILED, given], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    eager, compiled, parts = json.loads(done.stdout)
+    for a, b, c in zip(eager, compiled, parts, strict=True):
         for key in ("train_loss", "test_loss", "train_accuracy", "test_accuracy"):
-            assert a[key] == pytest.approx(b[key], rel=1e-3)
-
-
-@pytest.mark.heavy
-def test_a_compiled_run_goes_on_where_it_was_stopped(tmp_path: Path):
-    spec = tiny(lr=1e-2)
-    whole = train(spec, tmp_path / "whole", device="cpu", compile="on")
-    train(spec, tmp_path / "parts", device="cpu", compile="on", deadline=0.0)
-    parts = train(spec, tmp_path / "parts", device="cpu", compile="on")
-    assert [row["test_loss"] for row in parts.metrics] == pytest.approx([row["test_loss"] for row in whole.metrics])
+            assert b[key] == pytest.approx(a[key], rel=1e-3)
+            assert c[key] == pytest.approx(b[key])
 
 
 def test_the_same_model_object_trains_alike_whether_or_not_it_was_evaluated_before():

@@ -2,5 +2,16 @@
 
 from toeplens.engine.jobs import Job, Limits, ablate_run, carry_out, read_ablation
 from toeplens.engine.local import Event, plan_workers, run_local
+from toeplens.engine.signals import stop_on_signals
 
-__all__ = ["Event", "Job", "Limits", "ablate_run", "carry_out", "plan_workers", "read_ablation", "run_local"]
+__all__ = [
+    "Event",
+    "Job",
+    "Limits",
+    "ablate_run",
+    "carry_out",
+    "plan_workers",
+    "read_ablation",
+    "run_local",
+    "stop_on_signals",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,10 +14,12 @@ from torch import Tensor
 from toeplens.ground import InputError, choose
 from toeplens.lens.bootstrap import bootstrap_means
 
-Batch = tuple[Int[Tensor, "b N"], Int[Tensor, "b"], Int[Tensor, "b"] | None]
+# tokens [b, N], labels [b], lengths [b]: not named, because b may differ from batch to batch
+Batch = tuple[Int[Tensor, "_ _"], Int[Tensor, "_"], Int[Tensor, "_"] | None]
 Metric = Literal["accuracy"]
 
 
+@runtime_checkable
 class Replayable(Protocol):
     """What ablation needs of a source: run once, then go on from a layer with some heads' outputs scaled."""
 
@@ -33,6 +35,7 @@ class Replayable(Protocol):
         ...
 
 
+@runtime_checkable
 class Memory(Protocol):
     """Where an ablation keeps what it has answered; `get` may raise to stop it between two batches."""
 
@@ -68,8 +71,8 @@ class HeadAblation:
         return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in vars(self).items()}
 
     @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> HeadAblation:
-        """The inverse of `to_dict`."""
+    def from_dict(cls, content: Any) -> HeadAblation:
+        """The inverse of `to_dict`; what is no such record raises `InputError`."""
         try:
             arrays = {key: np.asarray(content[key], dtype=float) for key in ("drops", "low", "high", "cumulative")}
             rest = {key: content[key] for key in ("baseline", "examples", "chance", "metric", "intervention")}
@@ -111,13 +114,13 @@ def ablate_heads(
     choose("intervention", intervention, ("zero",))
     choose("method", method, ("exact",))
     kept = list(batches)
+    if not any((labels >= 0).any() for _, labels, _ in kept):
+        raise InputError("batches: no examples that count were given; at least one is needed.")
     layers, heads = source.num_layers, source.num_heads
     single = 1 - torch.eye(heads)
     rows = [torch.cat((torch.ones(1, heads), single)) for _ in range(layers)]
     right = _right(source, kept, rows, memory, "single")  # per layer [1 + H, n]
     count = right[0].shape[1]
-    if count == 0:
-        raise InputError("batches: no examples that count were given; at least one is needed.")
     intact = right[0][0]
     drops = np.stack([(intact[None] - layer[1:]).mean(1) for layer in right])
     paired = np.concatenate([intact[None] - layer[1:] for layer in right]).T

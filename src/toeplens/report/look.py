@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from math import isfinite
 
 from toeplens.model import Protocol
-from toeplens.studies.reproduce import COUNT, DISTANCE, title
+from toeplens.studies import Key
+from toeplens.studies.reproduce import COUNT, DISTANCE, Cell, Plan, title
 
-TASKS: dict[str, str] = {DISTANCE: "Task 1 · distance", COUNT: "Task 2 · count"}
+TASKS: dict[str, str] = {DISTANCE: "Task 1 (distance)", COUNT: "Task 2 (count)"}
 PROTOCOL_NAMES: dict[Protocol, str] = {"paper": "paper protocol", "released": "released protocol"}
 
 # label: colour (readable on white and on near-black), plotly marker, the same marker as a character
@@ -17,9 +19,9 @@ _LOOKS: dict[str, tuple[str, str, str]] = {
     "rope-alone": ("#0e9bb5", "triangle-down", "▼"),
     "rope-absolute": ("#8456d8", "diamond", "◆"),
     "partial-1": ("#6f8fc4", "circle-open", "○"),
-    "partial-2": ("#5d86cc", "circle-open", "○"),
-    "partial-4": ("#4c7ed4", "circle-open", "○"),
-    "partial-8": ("#3e77da", "circle-open", "○"),
+    "partial-2": ("#5d86cc", "circle-open-dot", "◉"),
+    "partial-4": ("#4c7ed4", "diamond-open", "◇"),
+    "partial-8": ("#3e77da", "square-open", "□"),
     "mla": ("#de7a00", "square", "■"),
     "absolute": ("#c8479f", "triangle-up", "▲"),
     "relative": ("#1d9a5b", "cross", "✚"),
@@ -29,8 +31,28 @@ _LOOKS: dict[str, tuple[str, str, str]] = {
 }
 _OTHER = ("#858b95", "circle-open", "○")
 
+_LAYERS = (
+    ("#2f6fe0", "solid"),
+    ("#de7a00", "dash"),
+    ("#1d9a5b", "dot"),
+    ("#c8479f", "dashdot"),
+    ("#858b95", "longdash"),
+    ("#8456d8", "longdashdot"),
+)
+
 # a drop of nothing is the page's ground, a loss is warm, a gain is cool
 HEAT = {"light": ("#2b6cb0", "#f4f4f1", "#b3311b"), "dark": ("#58a6ff", "#262b33", "#ff7a52")}
+
+
+@lru_cache(maxsize=2)
+def planned_cells(plan: Plan) -> tuple[Cell, ...]:
+    """The study's grid; making it takes a moment, and many parts of the page ask for it."""
+    return tuple(plan.cells())
+
+
+def planned(plan: Plan) -> tuple[Key, ...]:
+    """The places of the study's grid."""
+    return tuple(cell.key for cell in planned_cells(plan))
 
 
 def colour(label: str) -> str:
@@ -48,6 +70,11 @@ def glyph(label: str) -> str:
     return _LOOKS.get(label, _OTHER)[2]
 
 
+def layer_look(layer: int) -> tuple[str, str]:
+    """Colour and dash of a layer, counted from 0."""
+    return _LAYERS[layer % len(_LAYERS)]
+
+
 def ordered(labels: Iterable[str]) -> list[str]:
     """Labels in the report's order: the RoPE family, MLA, then the others."""
     places = list(_LOOKS)
@@ -61,7 +88,7 @@ def name(protocol: Protocol, label: str) -> str:
 
 def percent(value: float | None, *, sign: bool = True) -> str:
     """A share as per cent; a dash if there is none."""
-    return "–" if value is None or not isfinite(value) else f"{100 * value:.1f}{' %' if sign else ''}"
+    return "–" if value is None or not isfinite(value) else f"{100 * value:.1f}{'%' if sign else ''}"
 
 
 def points(value: float) -> str:
@@ -78,6 +105,8 @@ def duration(seconds: float) -> str:
 
 
 def listed(items: Iterable[str]) -> str:
-    """Items as a list in a sentence."""
+    """Items as a list in a sentence; with semicolons where an item has a comma of its own."""
     items = list(items)
+    if any("," in item for item in items):
+        return "; ".join(items)
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"

@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 
 from toeplens.ground import write_text
 from toeplens.lens import THRESHOLDS
-from toeplens.report import look, tables, words
+from toeplens.report import glossary, look, tables, words
 from toeplens.report.blocks import Block, blocks
 from toeplens.studies import RULE
 from toeplens.studies.reproduce import SCALES, Reproduction
@@ -35,13 +35,15 @@ def render(state: Reproduction) -> str:
         state=state,
         scale=SCALES[state.plan.scale],
         blocks=shown,
+        many_heads=SCALES[state.plan.scale].model["num_heads"] > 8,
         headline=words.headline(state),
         answers=words.answers(state),
         tallies=words.tallies(state),
         seeds_note=words.seeds_note(state),
-        seeds=sorted({cell.key.seed for cell in state.plan.cells()}),
+        seeds=sorted({key.seed for key in look.planned(state.plan)}),
         largest=words.largest_drop(state.results.cells),
         diverged=[cell for cell in state.results.cells if cell.status == "diverged"],
+        glossary=glossary.terms(state),
         claims=tables.claim_rows(state),
         accuracy=tables.accuracy_tables(state),
         deposits=tables.deposit_tables(state),
@@ -50,14 +52,16 @@ def render(state: Reproduction) -> str:
         thresholds=THRESHOLDS.split("; "),
         rule=RULE,
         figures=_script_json(shown),
-        plotly=Markup(_inline(get_plotlyjs())),  # noqa: S704
+        plotly=Markup(_inline(get_plotlyjs())),
     )
 
 
 @cache
 def _template() -> Any:
     loader = PackageLoader("toeplens.report", "")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.globals |= {"look": look, "asset": _asset}
     environment.filters |= {"percent": look.percent, "points": look.points, "duration": look.duration}
     return environment.get_template("page.html.j2")
@@ -65,7 +69,7 @@ def _template() -> Any:
 
 def _asset(file: str) -> Markup:
     """A style sheet or a script of this package, as it is."""
-    return Markup(_inline((Path(__file__).parent / file).read_text()))  # noqa: S704
+    return Markup(_inline((Path(__file__).parent / file).read_text()))
 
 
 def _inline(script: str) -> str:
@@ -79,7 +83,7 @@ def _script_json(shown: dict[str, Block]) -> Markup:
     text = json.dumps(plots, separators=(",", ":"), allow_nan=False, default=list)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)  # noqa: S704
+    return Markup(text)
 
 
 def places(block: Block) -> list[tuple[str, Any]]:

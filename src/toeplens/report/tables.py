@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from toeplens import tasks
 from toeplens.lens import LayerDeposit
 from toeplens.model import Protocol
-from toeplens.report.look import PROTOCOL_NAMES, TASKS, colour, glyph, name, ordered, percent, points
+from toeplens.report.look import (
+    PROTOCOL_NAMES,
+    TASKS,
+    colour,
+    glyph,
+    name,
+    ordered,
+    percent,
+    planned,
+    planned_cells,
+    points,
+)
 from toeplens.studies import Entry, Key
 from toeplens.studies.reproduce import COUNT, SCALES, Reproduction, Row, Scale, title
 from toeplens.studies.reproduce.tables import PAPER_TABLE_1
@@ -63,7 +75,7 @@ class AccuracyRow:
 
 @dataclass(frozen=True)
 class AccuracyTable:
-    """Table 1 for one task. ``chance`` and ``length``: what a constant guess and one from the length get, by protocol."""
+    """Table 1 for one task. ``chance``, ``length``: what a constant guess and one from the length get, by protocol."""
 
     task: str
     rows: list[AccuracyRow]
@@ -73,11 +85,11 @@ class AccuracyTable:
 
 def accuracy_tables(state: Reproduction) -> list[AccuracyTable]:
     """The papers' Table 1 beside ours, a table a task, in per cent."""
-    keys = [cell.key for cell in state.plan.cells()]
+    keys = planned(state.plan)
     return [_accuracy_table(state, keys, task) for task in TASKS]
 
 
-def _accuracy_table(state: Reproduction, keys: list[Key], task: str) -> AccuracyTable:
+def _accuracy_table(state: Reproduction, keys: Sequence[Key], task: str) -> AccuracyTable:
     found = {(row.protocol, row.label): row for row in state.table if row.task == task}
     planned = {(key.protocol, key.label) for key in keys if key.task == task}
     rows = []
@@ -209,6 +221,8 @@ def settings(state: Reproduction) -> list[Setting]:
 
 def _settings(scale: Scale, state: Reproduction) -> dict[str, Any]:
     found = {_SETTING_NAMES.get(field, field): value for field, value in {**scale.model, **scale.optimiser}.items()}
+    spec = planned_cells(state.plan)[0].job.spec  # what no scale changes
+    found |= {"weight decay": spec.weight_decay, "share of steps that warm up": spec.warmup}
     options = ("length", "num_triggers", "max_count")
     for task, size in scale.tasks.items():
         for protocol in state.plan.protocols:
@@ -225,7 +239,7 @@ def _settings(scale: Scale, state: Reproduction) -> dict[str, Any]:
 
 def _shown(value: Any) -> str:
     if isinstance(value, int):
-        return f"{value:,}".replace(",", "\u202f")
+        return f"{value:,}"
     return "–" if value is None else ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
 
 
@@ -247,16 +261,16 @@ def model_rows(state: Reproduction) -> list[ModelRow]:
     """Every cell of the grid, finished or not."""
     found = {cell.key: cell for cell in state.results.cells}
     rows = []
-    for planned in state.plan.cells():
-        cell = found.get(planned.key)
-        text = name(planned.key.protocol, planned.key.label)
+    for place in planned_cells(state.plan):
+        cell = found.get(place.key)
+        text = name(place.key.protocol, place.key.label)
         if cell is None:
-            rows.append(ModelRow(planned.key, text, planned.job.spec.name, "not finished", "–", "–", "–", "–"))
+            rows.append(ModelRow(place.key, text, place.job.spec.name, "not finished", "–", "–", "–", "–"))
             continue
         train, test = (percent(cell.result.get(f"{split}_accuracy"), sign=False) for split in ("train", "test"))
         if cell.status == "diverged":
             train = test = "–"
         seconds = cell.result.get("seconds")
         took = "–" if seconds is None else f"{seconds:.0f}"
-        rows.append(ModelRow(planned.key, text, cell.run, cell.status, _shown(cell.parameters), train, test, took))
+        rows.append(ModelRow(place.key, text, cell.run, cell.status, _shown(cell.parameters), train, test, took))
     return rows

@@ -44,11 +44,13 @@ class Drop:
     head: int
 
     def __str__(self) -> str:
-        low, high = (getattr(self.cell.ablation, end)[self.layer, self.head] for end in ("low", "high"))
+        key, ablation = self.cell.key, self.cell.ablation
+        assert ablation is not None
+        low, high = (float(end[self.layer, self.head]) for end in (ablation.low, ablation.high))
         return (
             f"{points(self.value)} points [{points(low)}, {points(high)}], by silencing head {self.head + 1} of layer "
-            f"{self.layer + 1} in {name(self.cell.key.protocol, self.cell.key.label)} (seed {self.cell.key.seed}, "
-            f"{TASKS[self.cell.key.task]}; intact accuracy {percent(self.cell.ablation.baseline if self.cell.ablation else None)})"
+            f"{self.layer + 1} in {name(key.protocol, key.label)} (seed {key.seed}, {TASKS[key.task]}; intact accuracy "
+            f"{percent(ablation.baseline)})"
         )
 
 
@@ -65,16 +67,17 @@ def headline(state: Reproduction) -> str:
     """The answer in one sentence."""
     if not state.finished:
         return "No model is finished yet, so nothing has come out so far."
-    counts = tallies(state)
     parts = [
-        f"{tally.counts['holds']} {_verb(tally.counts['holds'])} under the {PROTOCOL_NAMES[tally.protocol]}"
-        for tally in counts
+        f"under the {PROTOCOL_NAMES[tally.protocol]} {_count(tally, 'holds')} and {_count(tally, 'fails')}"
+        for tally in tallies(state)
     ]
-    return f"Of the {counts[0].total} claims checked, {listed(parts)}." if counts else "No protocol was asked for."
+    total = max(tally.total for tally in tallies(state))
+    return f"Of the {total} claims checked, {'; '.join(parts)}. The others hold in part or are undecided."
 
 
-def _verb(count: int) -> str:
-    return "holds" if count == 1 else "hold"
+def _count(tally: Tally, verdict: Verdict) -> str:
+    count = tally.counts[verdict]
+    return f"{count or 'none'} {verdict if count in (0, 1) else verdict.removesuffix('s')}"
 
 
 def answers(state: Reproduction) -> list[Answer]:
@@ -100,14 +103,18 @@ def _winners(state: Reproduction, task: str) -> list[str]:
 
 def _guess(row: Row) -> str:
     known = (
-        f", {percent(row.length_chance)} if it knows the text's length" if row.length_chance > row.chance * 1.02 else ""
+        f", {percent(row.length_chance)} if it knows the text’s length" if row.length_chance > row.chance * 1.02 else ""
     )
     return f"a constant guess gets {percent(row.chance)}{known}"
 
 
 def _losses(state: Reproduction) -> list[str]:
-    largest = [(protocol, largest_drop(state.results.under(protocol).cells)) for protocol in state.plan.protocols]
-    return [f"{_under(protocol)}: {drop}." for protocol, drop in largest if drop]
+    sentences = []
+    for protocol in state.plan.protocols:
+        drop = largest_drop(state.results.under(protocol).cells)
+        if drop:
+            sentences.append(f"{_under(protocol)}: {drop}.")
+    return sentences
 
 
 def largest_drop(cells: Sequence[CellResult]) -> Drop | None:
@@ -128,7 +135,11 @@ def _deposits(state: Reproduction) -> list[str]:
         single = [cell for cell in able if any(layer.kind == "single-head" for layer in cell.deposits())]
         if cells:
             names = listed(name(protocol, label) for label in ordered(cell.key.label for cell in single))
-            sentences.append(f"{_under(protocol)}: {names}; {len(single)} of the {len(able)} models with any skill.")
+            rope = "rope" in {cell.key.label for cell in able} - {cell.key.label for cell in single}
+            without = f" {name(protocol, 'rope')} is not among them." if rope else ""
+            sentences.append(
+                f"{_under(protocol)}: {names}. That is {len(single)} of the {len(able)} models with any skill.{without}"
+            )
     return sentences
 
 
@@ -141,7 +152,7 @@ def seeds_note(state: Reproduction) -> str:
     count = state.plan.seeds
     if count < MIN_SEEDS:
         many = "one model" if count == 1 else f"{count} models"
-        return f"Each encoding was trained as {many}: small differences between encodings may be luck, and are left undecided."
+        return f"Each encoding was trained as {many}: small differences may be luck, and are left undecided."
     return f"Each encoding was trained as {count} models with different seeds."
 
 

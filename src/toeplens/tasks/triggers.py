@@ -27,7 +27,7 @@ def _words(vocab_size: int, num_triggers: int, seed: int) -> tuple[np.ndarray, n
 
 
 class TriggerDistance(Task):
-    """Task 1: how far apart are the two trigger words? (arXiv 2505.13027, section 4.1; Kazemnejad-style classification)
+    """Task 1: how far apart are the two trigger words? (arXiv 2505.13027, section 4.1)
 
     ``paper``     two different triggers (of ``num_triggers`` words, fixed for the data set) stand in a text of other
                   words of exactly ``length`` tokens; the label is their distance, uniform on 1..``max_distance``

@@ -235,7 +235,8 @@ class _Session:
         self.optimizer.step()
         self.scheduler.step()
         counted = (labels != _IGNORED).sum()
-        self.sums += torch.stack((loss.detach().double() * counted, right.double(), counted.double()))
+        total = torch.where(counted > 0, loss.detach().double() * counted, 0.0)  # a mean over no example is NaN
+        self.sums += torch.stack((total, right.double(), counted.double()))
         self.step += 1
 
     def _evaluate_batch(self) -> None:

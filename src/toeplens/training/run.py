@@ -73,7 +73,10 @@ class Run:
         if self.result:
             return int(self.result["steps"])
         path = self.directory / PROGRESS
-        return int(read_json(path)["step"]) if path.exists() else 0
+        progress = read_json(path) if path.exists() else {"step": 0}
+        if not isinstance(progress, dict) or not isinstance(progress.get("step"), int):
+            raise InputError(f"run: {path} is damaged: it does not say how many steps are done.")
+        return progress["step"]
 
     def model(self) -> Decoder:
         """The trained model, on the CPU, in evaluation mode."""
@@ -142,7 +145,7 @@ def prepare(directory: Path, spec: RunSpec) -> None:
 
 def _is_leftover(path: Path) -> bool:
     """Whether ``path`` is a temporary file of ours, left by a process that was killed while it wrote."""
-    ours = (SPEC, METRICS, WEIGHTS, CHECKPOINT, RESULT, ENVIRONMENT)
+    ours = (SPEC, METRICS, WEIGHTS, CHECKPOINT, RESULT, ENVIRONMENT, PROGRESS)
     return path.suffix == ".tmp" and path.name.startswith(tuple(f".{name}." for name in ours))
 
 

@@ -1,0 +1,80 @@
+// Draws each plot when it comes near the window, in the colours of the page; switches views and legend entries.
+(() => {
+  "use strict";
+  const plots = JSON.parse(document.getElementById("figures").textContent);
+  const config = { displayModeBar: false, responsive: true };
+  const drawn = new Set();
+
+  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  function theme(layout) {
+    layout.font.color = style("--ink-2");
+    layout.hoverlabel = { bgcolor: style("--panel"), bordercolor: style("--line"), font: { color: style("--ink") }, align: "left" };
+    if (layout.coloraxis) {
+      layout.coloraxis.colorscale = [[0, style("--heat-low")], [0.5, style("--heat-mid")], [1, style("--heat-high")]];
+    }
+    return layout;
+  }
+
+  function hidden(place) {
+    const legend = place.closest("figure").querySelector(".legend");
+    if (!legend) return new Set();
+    return new Set([...legend.querySelectorAll('[aria-pressed="false"]')].map((entry) => entry.dataset.key));
+  }
+
+  function draw(place) {
+    if (drawn.has(place.id)) return;
+    drawn.add(place.id);
+    const plot = plots[place.id];
+    const off = hidden(place);
+    for (const trace of plot.data) if (trace.meta) trace.visible = !off.has(trace.meta);
+    Plotly.newPlot(place, plot.data, theme(plot.layout), config);
+  }
+
+  const watcher = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (entry.isIntersecting) {
+        watcher.unobserve(entry.target);
+        draw(entry.target);
+      }
+    }
+  }, { rootMargin: "900px 0px" });
+  const places = [...document.querySelectorAll(".plot")];
+  places.forEach((place) => watcher.observe(place));
+
+  document.querySelectorAll("select[data-views]").forEach((menu) => {
+    const show = () => {
+      const views = menu.closest("figure").querySelectorAll(".view");
+      views.forEach((view, index) => { view.hidden = index !== Number(menu.value); });
+      window.dispatchEvent(new Event("resize"));
+    };
+    menu.addEventListener("change", show);
+    show();
+  });
+
+  document.querySelectorAll(".legend button").forEach((entry) => {
+    entry.addEventListener("click", () => {
+      const on = entry.getAttribute("aria-pressed") !== "true";
+      entry.setAttribute("aria-pressed", String(on));
+      entry.closest("figure").querySelectorAll(".plot").forEach((place) => {
+        if (!drawn.has(place.id)) return;
+        const which = plots[place.id].data.flatMap((trace, index) => (trace.meta === entry.dataset.key ? [index] : []));
+        if (which.length) Plotly.restyle(place, { visible: on }, which);
+      });
+    });
+  });
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    places.filter((place) => drawn.has(place.id)).forEach((place) => Plotly.react(place, plots[place.id].data, theme(plots[place.id].layout), config));
+  });
+
+  const reveal = () => {
+    const aim = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const details = aim && aim.querySelector("details");
+    if (details) details.open = true;
+  };
+  addEventListener("hashchange", reveal);
+  reveal();
+
+  addEventListener("beforeprint", () => places.filter((place) => place.offsetParent).forEach(draw));
+})();

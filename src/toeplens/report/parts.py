@@ -1,0 +1,115 @@
+"""What the report's numbered figures are made of, and what several of them need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import plotly.graph_objects as go
+
+from toeplens.model import Protocol
+from toeplens.report import figures
+from toeplens.report.look import PROTOCOL_NAMES, colour, glyph, name, ordered
+from toeplens.report.words import describe_drops
+from toeplens.studies import CellResult
+from toeplens.studies.reproduce import Reproduction, title
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot: its its figure, and the same in words."""
+
+    title: str
+    figure: go.Figure
+    words: str
+    tint: str = ""
+    glyph: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Panels that stand together under a heading; ``note`` says what is missing."""
+
+    title: str
+    panels: list[Panel]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    """One of the choices of a figure's menu."""
+
+    title: str
+    groups: list[Group]
+
+
+@dataclass(frozen=True)
+class Sign:
+    """An entry of a legend: a glyph or a dash. ``key`` is its traces' meta; empty where nothing can be switched."""
+
+    key: str
+    title: str
+    tint: str = ""
+    glyph: str = ""
+    dash: str = ""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A numbered figure.
+
+    width   ``wide`` or ``small`` panels
+    legend  shown above; entries with a key switch their traces off and on
+    heat    end of the colour scale, for heat maps
+    """
+
+    id: str
+    number: int
+    title: str
+    caption: str
+    views: list[View]
+    width: str = "wide"
+    legend: list[Sign] = field(default_factory=list)
+    heat: float | None = None
+
+
+def model_panel(cell: CellResult, figure: go.Figure, words: str) -> Panel:
+    """A panel that shows one model, or one encoding's models."""
+    label = cell.key.label
+    return Panel(name(cell.key.protocol, label), figure, words, colour(label), glyph(label))
+
+
+def heat_panel(cell: CellResult, limit: float) -> Panel:
+    """A model's heat map."""
+    return model_panel(cell, figures.heatmap(cell, limit), describe_drops(cell))
+
+
+def legend(state: Reproduction, labels: Iterable[str]) -> list[Sign]:
+    """A legend of encodings."""
+    return [Sign(label, _legend_title(state, label), colour(label), glyph(label)) for label in ordered(labels)]
+
+
+def _legend_title(state: Reproduction, label: str) -> str:
+    hidden = label == "rope" and "released" in state.plan.protocols
+    return "RoPE (released: with sinusoid)" if hidden else title(label)
+
+
+def protocol_title(protocol: Protocol) -> str:
+    """A protocol's name, as a heading."""
+    return PROTOCOL_NAMES[protocol].capitalize()
+
+
+def accuracy_top(state: Reproduction, task: str) -> float:
+    """Upper end of the accuracy axes of a task's panels: 1, unless every accuracy is low."""
+    cells = [cell for cell in state.results.cells if cell.key.task == task]
+    values = [row.get(f"{split}_accuracy") for cell in cells for row in cell.epochs for split in ("train", "test")]
+    values += [cell.accuracy for cell in cells]
+    largest = max((value for value in values if value is not None and math.isfinite(value)), default=1.0)
+    return 1.0 if largest > 0.75 else max(0.1, math.ceil(largest * 10) / 10)
+
+
+def drop_limit(state: Reproduction) -> float:
+    """End of the colour scale of all heat maps: the largest loss or gain in the study, rounded up to 5 points."""
+    drops = [float(abs(cell.ablation.drops).max()) for cell in state.results.cells if cell.ablation is not None]
+    return max(0.05, math.ceil(max(drops, default=0.05) * 20 - 1e-9) / 20)

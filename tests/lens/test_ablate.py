@@ -1,0 +1,515 @@
+"""Head ablation is what a plain program finds that silences a head inside the whole model and runs it anew."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import config
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.ground import InputError
+from toeplens.lens import Batch, HeadAblation, ablate_heads, bootstrap_means, deposit
+from toeplens.model import Decoder, LatentAttention, decoder_config
+from toeplens.sources import DecoderSource
+
+LAYERS, HEADS, LENGTH, CLASSES = 3, 4, 9, 5
+COUNT = 60
+SIZES = {
+    "vocab_size": 11,
+    "num_classes": CLASSES,
+    "d_model": 32,
+    "d_ff": 24,
+    "num_layers": LAYERS,
+    "num_heads": HEADS,
+    "max_len": 12,
+}
+READOUTS = ("last", "mean", "masked-mean")
+# the released phase table is no rotation and the shared query is another projection
+VARIANTS: dict[str, dict[str, Any]] = {name: {"encoding": name} for name in encodings.names()} | {
+    "mla-released": {
+        "encoding": "mla",
+        "encoding_options": {"rotary_query": "shared", "latent_norm": False, "phase_table": "released"},
+    },
+    "partial-rope-2": {"encoding": "partial-rope", "encoding_options": {"heads": 2}},
+}
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+both_protocols = pytest.mark.parametrize("protocol", ["paper", "released"])
+
+
+def decoder(variant: str = "rope", protocol: str = "paper", seed: int = 0, **fields: Any) -> Decoder:
+    """A decoder in float64 with large random weights everywhere, so that every head does something."""
+    torch.manual_seed(seed)
+    fields = {**SIZES, "protocol": protocol, **VARIANTS[variant], **fields}
+    model = Decoder(decoder_config(**fields)).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "embedding" not in name and "encoding" not in name:
+                parameter.copy_(1.5 * torch.randn(parameter.shape) / parameter.shape[1] ** 0.5)
+            else:
+                parameter.add_(0.2 * torch.randn(parameter.shape))
+    return model
+
+
+def examples(model: Decoder, *, padded: bool = True, ignored: int = 7, count: int = COUNT, seed: int = 1) -> Batch:
+    """Random texts; two labels in three are what the model answers, some do not count."""
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(1, SIZES["vocab_size"], (count, LENGTH), generator=draw)
+    lengths = torch.randint(2, LENGTH + 1, (count,), generator=draw) if padded else None
+    if lengths is not None:
+        tokens = tokens.masked_fill(torch.arange(LENGTH) >= lengths[:, None], 0)
+    with torch.no_grad():
+        labels = model(tokens, lengths).argmax(-1)
+    changed = torch.rand(count, generator=draw) < 1 / 3
+    labels[changed] = torch.randint(0, CLASSES, (int(changed.sum()),), generator=draw)
+    labels[torch.randperm(count, generator=draw)[:ignored]] = -100
+    return tokens, labels, lengths
+
+
+def split(batch: Batch, size: int) -> list[Batch]:
+    tokens, labels, lengths = batch
+    cuts = range(0, len(tokens), size)
+    return [
+        (tokens[i : i + size], labels[i : i + size], None if lengths is None else lengths[i : i + size]) for i in cuts
+    ]
+
+
+# ---- the plain program ----------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def logits_without(model: Decoder, batch: Batch, silent: Iterable[tuple[int, int]]) -> Tensor:
+    """The whole model run anew; hooks zero the heads' slices of the INPUT of each output projection."""
+    tokens, _, lengths = batch
+    width = model.config.head_dim
+    handles = []
+    for layer, head in silent:
+
+        def silence(_: Any, given: tuple[Tensor], start: int = head * width) -> tuple[Tensor]:
+            changed = given[0].clone()
+            changed[..., start : start + width] = 0
+            return (changed,)
+
+        handles.append(model.block(layer).attention.out.register_forward_pre_hook(silence))
+    try:
+        return model(tokens, lengths)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def right_without(model: Decoder, batch: Batch, silent: Iterable[tuple[int, int]]) -> np.ndarray:
+    return right(logits_without(model, batch, silent), batch[1])
+
+
+def right(logits: Tensor, labels: Tensor) -> np.ndarray:
+    return (logits.argmax(-1) == labels)[labels >= 0].double().numpy()
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """No shape checks inside: what runs there runs checked elsewhere, and is slow a thousand times over."""
+    config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        config.update("jaxtyping_disable", False)
+
+
+def check(model: Decoder, batch: Batch) -> HeadAblation:
+    """Drops, cumulative accuracies and every logit behind them are those of the whole model run anew."""
+    source = DecoderSource(model)
+    found = ablate_heads(source, split(batch, 25), bootstrap=20)
+    layers, heads, labels = model.config.num_layers, model.config.num_heads, batch[1]
+    with unchecked():
+        intact = logits_without(model, batch, [])
+        for layer, state in enumerate(source.states(batch[0], batch[2])):
+            single = [logits_without(model, batch, [(layer, head)]) for head in range(heads)]
+            drops = [(right(intact, labels) - right(logits, labels)).mean() for logits in single]
+            order = sorted(range(heads), key=lambda head: -drops[head])
+            silent = [[(layer, head) for head in order[:k]] for k in range(2, heads + 1)]
+            together = [logits_without(model, batch, places) for places in silent]
+            growing = [intact, single[order[0]], *together]
+            assert found.drops[layer].tolist() == drops
+            assert found.cumulative[layer].tolist() == [right(logits, labels).mean() for logits in growing]
+            gains = torch.ones(2 * heads + 1, heads)
+            for head in range(heads):
+                gains[head, head] = 0
+                gains[heads + head + 1, order[: head + 1]] = 0
+            replayed = source.replay(state, gains)
+            torch.testing.assert_close(replayed, torch.stack([*single, *growing]), rtol=0, atol=1e-10)
+    assert found.baseline == right(intact, labels).mean()
+    assert found.examples == int((labels >= 0).sum())
+    return found
+
+
+@every_variant
+@both_protocols
+def test_drops_and_logits_are_what_running_the_whole_model_anew_gives(variant: str, protocol: str):
+    model = decoder(variant, protocol)
+    found = check(model, examples(model))
+    assert len(np.unique(found.drops)) > 3  # else the test could not see anything
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("encoding", ["rope", "relative-table", "mla"])
+def test_so_they_are_with_every_readout(readout: str, padded: bool, encoding: str):
+    model = decoder(encoding, readout=readout)
+    check(model, examples(model, padded=padded))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_so_they_are_with_other_numbers_of_heads_and_layers(heads: int, layers: int):
+    model = decoder(num_heads=heads, num_layers=layers)
+    found = check(model, examples(model))
+    assert found.drops.shape == found.low.shape == found.high.shape == (layers, heads)
+    assert found.cumulative.shape == (layers, heads + 1)
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+def test_a_gain_between_scales_the_head(readout: str):
+    model = decoder(readout=readout)
+    batch = examples(model, count=8)
+    gains = torch.tensor([[0.5, 1.0, -2.0, 0.25]])
+    with torch.no_grad():
+        for layer, state in enumerate(DecoderSource(model).states(batch[0], batch[2])):
+            weight = model.block(layer).attention.out.weight
+            kept = weight.clone()
+            replayed = DecoderSource(model).replay(state, gains)[0]
+            weight.mul_(gains[0].repeat_interleave(model.config.head_dim))
+            torch.testing.assert_close(replayed, model(batch[0], batch[2]), rtol=0, atol=1e-10)
+            weight.copy_(kept)
+
+
+def test_zeroing_the_projections_output_is_another_thing():
+    """Where people go wrong: a head's slice of the projection's output belongs to no head."""
+    model = decoder()
+    batch = examples(model, count=8)
+    width = model.config.head_dim
+
+    def silence(_: Any, __: Any, given: Tensor) -> Tensor:
+        return torch.cat((torch.zeros_like(given[..., :width]), given[..., width:]), dim=-1)
+
+    handle = model.block(0).attention.out.register_forward_hook(silence)
+    with torch.no_grad():
+        wrong = model(batch[0], batch[2])
+    handle.remove()
+    assert not torch.allclose(wrong, logits_without(model, batch, [(0, 0)]), atol=1e-3)
+
+
+def test_dropout_is_off():
+    model = decoder(dropout=0.5).train()
+    batch = examples(decoder(dropout=0.5))
+    first, second = (ablate_heads(DecoderSource(model), [batch], bootstrap=5) for _ in range(2))
+    assert first.to_dict() == second.to_dict()
+    assert not model.training
+
+
+def test_nothing_stays_changed_in_the_model():
+    model = decoder()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ablate_heads(DecoderSource(model), [examples(model)], bootstrap=5)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+# ---- which examples, in which order, in which batches ---------------------------------------------------------------
+
+
+@cache
+def standing(variant: str = "rope") -> tuple[Decoder, Batch]:
+    model = decoder(variant)
+    return model, examples(model)
+
+
+def facts(ablation: HeadAblation) -> dict[str, Any]:
+    """What does not come from resampling examples in their order."""
+    return {key: value for key, value in ablation.to_dict().items() if key not in ("low", "high")}
+
+
+def test_ignored_labels_count_nowhere():
+    model, (tokens, labels, lengths) = standing()
+    counted = labels >= 0
+    assert 0 < counted.sum() < len(labels)
+    alone = (tokens[counted], labels[counted], lengths[counted])
+    with_ignored = ablate_heads(DecoderSource(model), [(tokens, labels, lengths)])
+    assert with_ignored.to_dict() == ablate_heads(DecoderSource(model), [alone]).to_dict()
+    assert with_ignored.examples == counted.sum()
+    renamed = (tokens, labels.masked_fill(~counted, -1), lengths)
+    assert ablate_heads(DecoderSource(model), [renamed]).to_dict() == with_ignored.to_dict()
+
+
+def test_a_batch_of_ignored_examples_adds_nothing():
+    model, batch = standing()
+    tokens, labels, lengths = batch
+    empty = (tokens, torch.full_like(labels, -100), lengths)
+    whole = ablate_heads(DecoderSource(model), [batch]).to_dict()
+    assert ablate_heads(DecoderSource(model), [empty, batch, empty]).to_dict() == whole
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 1000])
+@pytest.mark.parametrize("variant", ["rope", "mla"])
+def test_how_the_examples_are_split_does_not_matter(size: int, variant: str):
+    model, batch = standing(variant)
+    batch = split(batch, 16)[0]
+    whole = ablate_heads(DecoderSource(model), [batch])
+    with unchecked():
+        assert ablate_heads(DecoderSource(model), iter(split(batch, size))).to_dict() == whole.to_dict()
+
+
+@settings(max_examples=15)
+@given(st.permutations(range(COUNT)))
+def test_the_order_of_the_examples_does_not_matter(order: list[int]):
+    model, batch = standing()
+    moved = tuple(None if part is None else part[order] for part in batch)
+    with unchecked():
+        found, whole = (ablate_heads(DecoderSource(model), [b], bootstrap=5) for b in (moved, batch))
+    assert facts(found) == facts(whole)
+
+
+# ---- heads have no names --------------------------------------------------------------------------------------------
+
+NAMELESS = ("rope", "nope", "sinusoidal", "mla", "relative-table")  # ALiBi's slopes, say, belong to numbered heads
+
+
+def permuted(model: Decoder, order: list[int]) -> Decoder:
+    """The same function with its heads in another order: new head h is old head order[h]."""
+    twin = decoder_of(model)
+    heads = len(order)
+
+    def rows(x: Tensor, parts: int = 1) -> Tensor:
+        return x.unflatten(0, (parts, heads, -1))[:, order].flatten(0, 2)
+
+    with torch.no_grad():
+        for index in range(model.config.num_layers):
+            old, new = model.block(index).attention, twin.block(index).attention
+            new.out.weight.copy_(old.out.weight.unflatten(1, (heads, -1))[:, order].flatten(1))
+            if isinstance(old, LatentAttention):
+                new.up_q.weight.copy_(rows(old.up_q.weight))
+                new.up_kv.weight.copy_(rows(old.up_kv.weight, 2))
+                new.rotary_q.weight.copy_(rows(old.rotary_q.weight))
+            else:
+                new.qkv.weight.copy_(rows(old.qkv.weight, 3))
+                new.qkv.bias.copy_(rows(old.qkv.bias, 3))
+            if model.config.encoding == "relative-table":
+                new.encoding.weight.copy_(old.encoding.weight[:, order])
+    return twin
+
+
+def decoder_of(model: Decoder) -> Decoder:
+    twin = Decoder(model.config).double().eval()
+    twin.load_state_dict(model.state_dict())
+    return twin
+
+
+@pytest.mark.parametrize("variant", NAMELESS)
+@settings(max_examples=8)
+@given(order=st.permutations(range(HEADS)).filter(lambda order: order != sorted(order)))
+def test_permuting_the_heads_permutes_the_drops(variant: str, order: list[int]):
+    model, batch = standing(variant)
+    twin = permuted(model, order)
+    with torch.no_grad(), unchecked():
+        torch.testing.assert_close(twin(batch[0], batch[2]), model(batch[0], batch[2]), rtol=0, atol=1e-10)
+        found, moved = (ablate_heads(DecoderSource(m), [batch], bootstrap=50) for m in (model, twin))
+    assert np.array_equal(moved.drops, found.drops[:, order])
+    np.testing.assert_allclose(moved.low, found.low[:, order], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(moved.high, found.high[:, order], rtol=0, atol=1e-12)
+    assert moved.baseline == found.baseline
+    assert np.array_equal(moved.cumulative[:, [0, 1, -1]], found.cumulative[:, [0, 1, -1]])
+    for layer in range(LAYERS):
+        if len(np.unique(found.drops[layer])) == HEADS:  # equal drops may be silenced in either order
+            assert np.array_equal(moved.cumulative[layer], found.cumulative[layer])
+
+
+# ---- what is known beforehand ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+@pytest.mark.parametrize("head", [0, HEADS - 1])
+@pytest.mark.parametrize("variant", ["rope", "mla"])
+def test_a_planted_head_is_found_and_is_a_single_head_deposit(layer: int, head: int, variant: str):
+    """All output projections but one head's are nothing, and that head's is loud."""
+    model = decoder(variant, readout="mean")
+    width = model.config.head_dim
+    with torch.no_grad():
+        for index in range(LAYERS):
+            out = model.block(index).attention.out
+            loud = out.weight[:, head * width : (head + 1) * width].clone()
+            out.weight.zero_()
+            if out.bias is not None:
+                out.bias.zero_()
+            if index == layer:
+                out.weight[:, head * width : (head + 1) * width] = 20 * loud
+    tokens, _, lengths = examples(model, count=300, ignored=0)
+    with torch.no_grad():
+        labels = model(tokens, lengths).argmax(-1)
+    found = ablate_heads(DecoderSource(model), [(tokens, labels, lengths)], chance=1 / CLASSES, bootstrap=200)
+    assert found.baseline == 1.0
+    assert np.flatnonzero(found.drops).tolist() == [layer * HEADS + head]
+    assert found.low[layer, head] > 0.3
+    others = np.delete(found.low.ravel(), layer * HEADS + head), np.delete(found.high.ravel(), layer * HEADS + head)
+    assert not np.any(others)
+    assert found.cumulative[layer, 1:] == pytest.approx(np.full(HEADS, 1 - found.drops[layer, head]))
+    layers = deposit(found)
+    assert [d.kind for d in layers] == ["single-head" if index == layer else "redundant" for index in range(LAYERS)]
+    assert layers[layer].head == head
+    assert layers[layer].half_at == 1
+    assert layers[layer].top_share == layers[layer].effective_heads == 1.0
+
+
+def test_heads_that_do_nothing_drop_nothing():
+    model = decoder()
+    with torch.no_grad():
+        for layer in range(LAYERS):
+            model.block(layer).attention.out.weight.zero_()
+    found = ablate_heads(DecoderSource(model), [examples(model)])
+    for nothing in (found.drops, found.low, found.high, found.cumulative - found.baseline):
+        assert not np.any(nothing)
+
+
+def test_intervals_are_the_paired_bootstrap_of_the_answers():
+    model, batch = standing()
+    found = ablate_heads(DecoderSource(model), split(batch, 13), bootstrap=300)
+    intact = right_without(model, batch, [])
+    paired = [intact - right_without(model, batch, [place]) for place in itertools.product(range(LAYERS), range(HEADS))]
+    low, high = bootstrap_means(np.stack(paired, axis=1), samples=300)
+    assert np.array_equal(found.low.ravel(), low)
+    assert np.array_equal(found.high.ravel(), high)
+    assert (found.low <= found.drops).all()
+    assert (found.drops <= found.high).all()
+
+
+def test_without_the_cumulative_part_the_rest_is_the_same():
+    model, batch = standing()
+    short, whole = (ablate_heads(DecoderSource(model), [batch], cumulative=c) for c in (False, True))
+    assert np.isnan(short.cumulative).all()
+    assert short.cumulative.shape == whole.cumulative.shape
+    assert np.array_equal(short.drops, whole.drops)
+    assert short.baseline == whole.baseline
+
+
+# ---- stopped and gone on with ---------------------------------------------------------------------------------------
+
+
+class Stop(Exception):
+    pass
+
+
+class Book:
+    """A memory that says stop at the ``stop_at``-th question it cannot answer."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.kept: dict[str, np.ndarray] = {}
+        self.stop_at = stop_at
+
+    def get(self, key: str) -> np.ndarray | None:
+        if key not in self.kept and self.stop_at is not None:
+            self.stop_at -= 1
+            if self.stop_at < 0:
+                raise Stop
+        return self.kept.get(key)
+
+    def put(self, key: str, right: np.ndarray) -> None:
+        assert key not in self.kept
+        self.kept[key] = right.copy()
+
+
+class Counting(DecoderSource):
+    """Counts its passes."""
+
+    passes = 0
+
+    def states(self, *given: Any) -> Any:
+        self.passes += 1
+        return super().states(*given)
+
+
+BATCHES = 4
+
+
+@pytest.mark.parametrize("stop_at", range(2 * BATCHES + 1))
+def test_stopped_between_two_batches_and_gone_on_with_it_ends_the_same(stop_at: int):
+    model, batch = standing()
+    batches = split(batch, COUNT // BATCHES)
+    whole = ablate_heads(DecoderSource(model), batches)
+    book = Book(stop_at)
+    before = Counting(model)
+    if stop_at < 2 * BATCHES:
+        with pytest.raises(Stop):
+            ablate_heads(before, batches, memory=book)
+    assert before.passes == len(book.kept) == (stop_at if stop_at < 2 * BATCHES else 0)
+    book.stop_at = None
+    after = Counting(model)
+    assert ablate_heads(after, batches, memory=book).to_dict() == whole.to_dict()
+    assert before.passes + after.passes == 2 * BATCHES
+
+
+def test_a_memory_that_knows_everything_needs_no_model():
+    model, batch = standing()
+    book = Book()
+    whole = ablate_heads(DecoderSource(model), [batch], memory=book)
+    again = Counting(decoder(seed=5))
+    assert ablate_heads(again, [batch], memory=book).to_dict() == whole.to_dict()
+    assert again.passes == 0
+    assert {right.dtype for right in book.kept.values()} == {np.dtype(bool)}
+
+
+# ---- records and refusals -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cumulative", [True, False])
+def test_a_record_reads_back_as_it_was(cumulative: bool):
+    model, batch = standing()
+    found = ablate_heads(DecoderSource(model), [batch], chance=0.2, cumulative=cumulative)
+    again = HeadAblation.from_dict(found.to_dict())
+    for name in ("drops", "low", "high", "cumulative"):
+        assert np.array_equal(getattr(again, name), getattr(found, name), equal_nan=True)
+    for name in ("baseline", "examples", "chance", "metric", "intervention"):
+        assert getattr(again, name) == getattr(found, name)
+    assert found.chance == 0.2
+    assert (found.metric, found.intervention) == ("accuracy", "zero")
+
+
+@pytest.mark.parametrize("field", ["drops", "low", "high", "cumulative", "baseline", "examples", "chance", "metric"])
+def test_a_record_without_a_field_is_refused(field: str):
+    model, batch = standing()
+    content = ablate_heads(DecoderSource(model), [batch], bootstrap=5).to_dict()
+    del content[field]
+    with pytest.raises(InputError, match=f"ablation: the record is damaged .*{field}"):
+        HeadAblation.from_dict(content)
+
+
+@pytest.mark.parametrize("content", [[], 3, None, {"drops": "many"}, {"drops": [[1.0], [1.0, 2.0]]}], ids=str)
+def test_what_is_no_record_is_refused(content: Any):
+    with pytest.raises(InputError, match="ablation: the record is damaged"):
+        HeadAblation.from_dict(content)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "near"),
+    [("metric", "acuracy", "accuracy"), ("intervention", "zeros", "zero"), ("method", "exat", "exact")],
+)
+def test_an_unknown_choice_is_refused_with_the_nearest_named(field: str, value: str, near: str):
+    model, batch = standing()
+    bare = inspect.unwrap(ablate_heads)  # the tests' type checker would refuse it first
+    with pytest.raises(InputError, match=f"^{field}: there is no '{value}'; did you mean '{near}'"):
+        bare(DecoderSource(model), [batch], **{field: value})
+
+
+def test_no_examples_are_refused():
+    model, (tokens, labels, lengths) = standing()
+    with pytest.raises(InputError, match="no examples that count"):
+        ablate_heads(DecoderSource(model), [(tokens, torch.full_like(labels, -100), lengths)])
+    with pytest.raises(InputError, match="no examples that count"):
+        ablate_heads(DecoderSource(model), [])

@@ -1,0 +1,151 @@
+"""The house's rules, read off its source: who may import whom, how long a file may be, what must be explained."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import toeplens
+
+SOURCE = Path(toeplens.__file__).parent
+# Each floor may import from itself and from those before it in this list.
+FLOORS = [
+    "ground",
+    "encodings",
+    "model",
+    "tasks",
+    "training",
+    "lens",
+    "sources",
+    "engine",
+    "studies",
+    "report",
+    "console",
+    "cli",
+]
+TOP = {"__main__"}  # stands above all of them; ``toeplens`` itself stands below
+EXCEPTIONS: set[tuple[str, str]] = set()  # (module, what it imports), each with its reason in docs/decisions
+LONGEST = 400
+
+FILES = sorted(SOURCE.rglob("*.py"))
+PACKAGES = [floor for floor in FLOORS if (SOURCE / floor / "__init__.py").is_file()]
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def floor_of(module: str) -> str | None:
+    """The floor that ``module`` is on; None for the package itself and for what is not ours."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "toeplens" and len(parts) > 1 and parts[1] in {*FLOORS, *TOP} else None
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and full name of all that is imported anywhere in a file, inside functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, f"{'.' * node.level}{node.module or ''}.{alias.name}") for alias in node.names)
+
+
+def allowed(module: str, imported: str) -> bool:
+    here, there = floor_of(module), floor_of(imported)
+    if imported.split(".")[0] != "toeplens" or here in TOP or (module, imported) in EXCEPTIONS:
+        return True
+    if there is None:  # the package itself, which holds its version and nothing else
+        return imported in ("toeplens", "toeplens.__version__")
+    return here is not None and there not in TOP and FLOORS.index(there) <= FLOORS.index(here)
+
+
+def broken(paths: list[Path]) -> list[str]:
+    return [
+        f"{path.relative_to(SOURCE)}:{line} imports {name}"
+        for path in paths
+        for line, name in imports(ast.parse(path.read_text()))
+        if not allowed(module_of(path), name)
+    ]
+
+
+def test_the_reader_of_imports_sees_all_kinds():
+    code = "import a.b as c\nfrom d import e, f\nfrom . import g\ndef h():\n    from toeplens import lens\n"
+    assert [name for _, name in imports(ast.parse(code))] == ["a.b", "d.e", "d.f", "..g", "toeplens.lens"]
+
+
+def test_the_rule_tells_up_from_down():
+    assert allowed("toeplens.model.decoder", "toeplens.encodings.build")
+    assert allowed("toeplens.model.decoder", "toeplens.model.config.DecoderConfig")
+    assert allowed("toeplens.report.page", "toeplens.studies.load")
+    assert allowed("toeplens.training.environment", "toeplens")
+    assert allowed("toeplens.cli", "toeplens.report")
+    assert allowed("toeplens.__main__", "toeplens.cli.main")
+    assert allowed("toeplens.ground.files", "torch.nn")
+    assert not allowed("toeplens.encodings.bias", "toeplens.model.Decoder")
+    assert not allowed("toeplens.lens.ablate", "toeplens.sources")
+    assert not allowed("toeplens.report", "toeplens.cli")
+    assert not allowed("toeplens", "toeplens.model.Decoder")
+    assert not allowed("toeplens.model.decoder", "toeplens.helpers")
+
+
+def test_everything_stands_on_a_floor():
+    assert PACKAGES[:5] == FLOORS[:5]
+    assert [str(p) for p in FILES if p.parent != SOURCE and floor_of(module_of(p)) is None] == []
+    assert {p.stem for p in SOURCE.glob("*.py")} <= {"__init__", "__main__", "console", "cli"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_a_file_imports_only_from_its_own_floor_and_those_below(path: Path):
+    assert broken([path]) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_imports_are_absolute_and_name_what_they_take(path: Path):
+    names = [name for _, name in imports(ast.parse(path.read_text()))]
+    assert [name for name in names if name.startswith(".") or name.endswith(".*")] == []
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "encodings").glob("*.py")), ids=module_of)
+def test_encodings_need_torch_and_nothing_else(path: Path):
+    roots = {name.split(".")[0] for _, name in imports(ast.parse(path.read_text()))}
+    assert roots <= {"torch", "jaxtyping", "toeplens", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_no_file_is_over_400_lines(path: Path):
+    assert len(path.read_text().splitlines()) <= LONGEST
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_every_file_says_what_it_is_for(path: Path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_has_a_table_of_contents_and_all_of_it_exists(name: str):
+    package = importlib.import_module(f"toeplens.{name}")
+    assert package.__all__
+    assert len(set(package.__all__)) == len(package.__all__)
+    assert [entry for entry in package.__all__ if not hasattr(package, entry)] == []
+    assert [entry for entry in package.__all__ if entry.startswith("_")] == []
+
+
+def explained(entry: object) -> bool:
+    """Whether a function or class has a docstring of its own; a dataclass's made-up signature is none."""
+    text = inspect.cleandoc(getattr(entry, "__doc__", None) or "")
+    return bool(text) and not text.startswith(f"{getattr(entry, '__name__', '')}(")
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_everything_public_is_explained(name: str):
+    package = importlib.import_module(f"toeplens.{name}")
+    public = {entry: getattr(package, entry) for entry in package.__all__}
+    code = {entry: value for entry, value in public.items() if inspect.isclass(value) or inspect.isfunction(value)}
+    assert [entry for entry, value in code.items() if not explained(value)] == []
