@@ -130,7 +130,7 @@ def check(model: Decoder, batch: Batch) -> HeadAblation:
     """Drops, cumulative accuracies and every logit behind them are those of the whole model run anew."""
     source = DecoderSource(model)
     found = ablate_heads(source, split(batch, 25), bootstrap=20)
-    layers, heads, labels = model.config.num_layers, model.config.num_heads, batch[1]
+    heads, labels = model.config.num_heads, batch[1]
     with unchecked():
         intact = logits_without(model, batch, [])
         for layer, state in enumerate(source.states(batch[0], batch[2])):
@@ -435,23 +435,22 @@ class Counting(DecoderSource):
         return super().states(*given)
 
 
-BATCHES = 4
+BATCHES = 3
 
 
 @pytest.mark.parametrize("stop_at", range(2 * BATCHES + 1))
 def test_stopped_between_two_batches_and_gone_on_with_it_ends_the_same(stop_at: int):
     model, batch = standing()
     batches = split(batch, COUNT // BATCHES)
-    whole = ablate_heads(DecoderSource(model), batches)
-    book = Book(stop_at)
-    before = Counting(model)
-    if stop_at < 2 * BATCHES:
-        with pytest.raises(Stop):
-            ablate_heads(before, batches, memory=book)
-    assert before.passes == len(book.kept) == (stop_at if stop_at < 2 * BATCHES else 0)
-    book.stop_at = None
-    after = Counting(model)
-    assert ablate_heads(after, batches, memory=book).to_dict() == whole.to_dict()
+    book, before, after = Book(stop_at), Counting(model), Counting(model)
+    with unchecked():
+        whole = ablate_heads(DecoderSource(model), batches)
+        if stop_at < 2 * BATCHES:
+            with pytest.raises(Stop):
+                ablate_heads(before, batches, memory=book)
+            assert before.passes == len(book.kept) == stop_at
+        book.stop_at = None
+        assert ablate_heads(after, batches, memory=book).to_dict() == whole.to_dict()
     assert before.passes + after.passes == 2 * BATCHES
 
 

@@ -48,7 +48,7 @@ def cell_result(cell: Cell, *, diverged: bool = False) -> CellResult:
     ]
     result = {"test_accuracy": accuracy, "train_accuracy": accuracy * 0.95, "seconds": 1.5, "status": "complete"}
     if diverged:
-        epochs = [{"epoch": 1, "train_accuracy": 0.1, "test_accuracy": float("nan")}]
+        epochs = [{"epoch": 1, "train_accuracy": 0.1, "test_accuracy": 0.05}]
         result = {"status": "diverged", "seconds": 1.5, "test_accuracy": None, "train_accuracy": None}
     return CellResult(
         key=cell.key,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from plotly.offline import get_plotlyjs
 
 from toeplens.report import figures, render, write_page
@@ -35,7 +35,7 @@ class _Text(HTMLParser):
         self.words: list[str] = []
         self.tables: dict[str, list[list[str]]] = {}
         self.attributes: list[tuple[str, str, str | None]] = []
-        self.label, self.skip, self.rows = "", False, []
+        self.label, self.skip, self.in_cell, self.rows = "", False, False, []
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -49,14 +49,17 @@ class _Text(HTMLParser):
             self.rows.append([])
         elif tag in ("td", "th") and self.rows:
             self.rows[-1].append("")
+            self.in_cell = True
 
     def handle_endtag(self, tag: str) -> None:
         self.skip = False
+        if tag in ("td", "th", "table"):
+            self.in_cell = False
 
     def handle_data(self, data: str) -> None:
         if not self.skip:
             self.words.append(data)
-            if self.rows and self.rows[-1]:
+            if self.in_cell:
                 self.rows[-1][-1] += data
 
     @property
@@ -201,7 +204,16 @@ def test_a_diverged_run_is_shown_as_such(make_study: Make, tmp_path: Path) -> No
     assert "Diverged: RoPE (seed 42)" in reader.text
     models = [row for row in reader.tables["Models"] if row[0] == "RoPE" and row[4] == "diverged"]
     assert len(models) == 1
-    assert models[0][6:8] == ["–", "–"]
+    assert models[0][6:8] == ["–", "–"], "no accuracy is claimed for it"
+
+
+def test_a_diverged_seed_is_left_out_of_the_mean_curve(make_study: Make, tmp_path: Path) -> None:
+    gone = Key("paper", DISTANCE, "rope", 43)
+    state = make_study(tmp_path, protocols=("paper",), seeds=2, diverged={gone})
+    figure = figures.convergence(state.results, "paper", DISTANCE, "test")
+    (line,) = (trace for trace in figure.data if trace.meta == "rope")
+    (kept,) = (cell for cell in state.results.of(DISTANCE, "rope") if cell.status == "complete")
+    assert list(line.y) == [row["test_accuracy"] for row in kept.epochs]
 
 
 def test_only_diverged_runs_render(make_study: Make, tmp_path: Path) -> None:
@@ -228,7 +240,7 @@ def test_hostile_text_is_escaped_everywhere(make_study: Make, tmp_path: Path) ->
     assert HOSTILE not in page
     assert "<script>alert" not in page
     assert "<img" not in page
-    assert str(html.escape(HOSTILE)).replace("&quot;", "&#34;") in page
+    assert str(escape(HOSTILE)) in page
     assert not [value for _, key, value in _Text(page).attributes if key.startswith("on")]
 
 

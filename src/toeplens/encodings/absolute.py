@@ -19,7 +19,7 @@ class Sinusoidal(PositionalEncoding):
     Arguments
         base    the longest wavelength is 2 pi base
         layout  ``interleaved`` (the paper: sin, cos, sin, cos, ...) or ``halves`` (all sines, then all cosines, as in
-                tensor2tensor and in the hidden sinusoid of the released program's RoPE)
+                Marian and in the hidden sinusoid of the released program's RoPE)
     """
 
     coupling = "input"
@@ -31,8 +31,8 @@ class Sinusoidal(PositionalEncoding):
     ) -> None:
         super().__init__(**sizes)
         require_even("d_model", self.d_model, "a sinusoid takes dimensions in pairs of sine and cosine")
-        if not base > 0:
-            raise InputError(f"base: {base} was given; it must be positive.")
+        if not 0 < base < math.inf:
+            raise InputError(f"base: {base} was given; it must be positive and finite.")
         self.layout = choose("layout", layout, ("interleaved", "halves"))
         exponents = torch.arange(0, self.d_model, 2, dtype=torch.float64) / self.d_model
         self.register_exact("frequencies", base**-exponents)
@@ -49,7 +49,8 @@ class Sinusoidal(PositionalEncoding):
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "1 D"]:
         """p_i . p_j = sum over t of cos((i - j) theta_t): the input vectors' own Gram matrix is Toeplitz."""
-        return (offsets.to(torch.float64).unsqueeze(-1) * self.frequencies).cos().sum(-1).unsqueeze(0).float()
+        phases = offsets.to(torch.float64).unsqueeze(-1) * self.frequencies
+        return phases.cos().sum(-1).unsqueeze(0).to(torch.get_default_dtype())
 
 
 class _Table(PositionalEncoding):

@@ -27,6 +27,7 @@ class PositionalEncoding(nn.Module):
         toeplitz        whether the position part is a function of the offset i - j alone
         bounded         whether positions must stay under ``max_len``
         citation        where the scheme was published
+        layers          the layers on which it acts, counted from 0; None for all
     """
 
     coupling: ClassVar[Coupling] = "none"
@@ -34,6 +35,7 @@ class PositionalEncoding(nn.Module):
     toeplitz: bool = True
     bounded: ClassVar[bool] = False
     citation: ClassVar[str] = ""
+    layers: frozenset[int] | None = None
 
     def __init__(self, *, d_model: int, num_heads: int, head_dim: int, max_len: int) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -19,8 +20,8 @@ Pairing = Literal["interleaved", "half"]
 
 def rotary_frequencies(rotary_dim: int, base: float) -> Float[Tensor, "n"]:
     """theta_t = base^(-2t/rotary_dim), t = 0..rotary_dim/2 - 1, in float64 (Su et al. 2021, eq. 15)."""
-    if not base > 0:
-        raise InputError(f"base: {base} was given; it must be positive.")
+    if not 0 < base < math.inf:
+        raise InputError(f"base: {base} was given; it must be positive and finite.")
     return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
 
 

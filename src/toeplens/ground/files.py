@@ -95,6 +95,14 @@ def _one_line(match: re.Match[str]) -> str:
     return "[" + " ".join(match[1].split()) + "]"
 
 
+def plain(content: Any) -> Any:
+    """``content`` as JSON gives it back (tuples become lists); what JSON cannot hold raises `InputError`."""
+    try:
+        return json.loads(json.dumps(content, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"options: {content!r} was given; only what JSON can hold is allowed ({error}).") from None
+
+
 def finite(content: Any) -> Any:
     """``content`` with every float that JSON cannot hold (NaN, infinities) replaced by None."""
     if isinstance(content, float):

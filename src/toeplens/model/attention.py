@@ -174,8 +174,8 @@ class LatentAttention(_Heads):
         self.rotary_dim = rotary
         self.down_q = nn.Linear(d_model, latent, bias=False)
         self.down_kv = nn.Linear(d_model, latent, bias=False)
-        self.norm_q = nn.RMSNorm(latent) if encoding.latent_norm else nn.Identity()
-        self.norm_kv = nn.RMSNorm(latent) if encoding.latent_norm else nn.Identity()
+        self.norm_q = nn.RMSNorm(latent, eps=1e-6) if encoding.latent_norm else nn.Identity()
+        self.norm_kv = nn.RMSNorm(latent, eps=1e-6) if encoding.latent_norm else nn.Identity()
         self.up_q = nn.Linear(latent, d_model, bias=False)
         self.up_kv = nn.Linear(latent, 2 * d_model, bias=False)
         self.rotary_q = nn.Linear(latent, rotary if self.shared_query else heads * rotary, bias=False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from toeplens import encodings
-from toeplens.ground import InputError, sentence
+from toeplens.ground import InputError, choose, plain, sentence
 
 Protocol = Literal["paper", "released"]
 DropoutPlace = Literal["weights", "attention", "ffn-hidden", "ffn"]
@@ -51,16 +52,17 @@ _RELEASED_MLA: dict[str, Any] = {
 
 def protocol_switches(protocol: Protocol, encoding: str) -> dict[str, Any]:
     """The switches that ``protocol`` sets for a model with ``encoding`` (protocols of arXiv 2505.13027)."""
-    if protocol == "paper":
-        return _PAPER
-    return {"rope": _RELEASED_ROPE, "mla": _RELEASED_MLA}.get(encoding, _RELEASED)
+    if choose("protocol", protocol, get_args(Protocol)) == "paper":
+        return dict(_PAPER)
+    return dict({"rope": _RELEASED_ROPE, "mla": _RELEASED_MLA}.get(encoding, _RELEASED))
 
 
 class DecoderConfig(BaseModel):
     """A decoder, from its sizes, its encoding and its switches. Frozen, and validated on construction.
 
     A switch that is not given takes its value from ``protocol``: ``paper`` is what the text of arXiv 2505.13027
-    describes, ``released`` what its program runs (its RoPE and MLA models have switches of their own).
+    describes, ``released`` what its program runs (its RoPE and MLA models have switches of their own). A protocol does
+    not touch the encoding's own options: `toeplens.studies.reproduce` says which ones each protocol uses.
 
     Sizes
         vocab_size, num_classes  input tokens and output classes (num_classes: vocab_size unless given, as in both)
@@ -109,9 +111,15 @@ class DecoderConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _switches_of_protocol(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("protocol", "paper") in ("paper", "released"):
-            return protocol_switches(given.get("protocol", "paper"), given.get("encoding", "rope")) | given
+        protocol, encoding = given.get("protocol", "paper"), given.get("encoding", "rope")
+        if protocol in get_args(Protocol) and isinstance(encoding, str):
+            return protocol_switches(protocol, encoding) | given
         return given
+
+    @field_validator("encoding_options", "input_encoding_options", mode="after")
+    @classmethod
+    def _options_are_json(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return plain(value)
 
     @field_validator("num_classes")
     @classmethod
@@ -124,14 +132,18 @@ class DecoderConfig(BaseModel):
             raise ValueError(
                 f"d_model: {self.d_model} was given; it must be divisible by num_heads ({self.num_heads})."
             )
-        self.build_encoding()
-        if self.input_encoding is not None:
-            added = self.build_input_encoding()
-            if added is not None and added.coupling != "input":
-                raise ValueError(
-                    f"input_encoding: {self.input_encoding!r} acts by {added.coupling}; "
-                    f"one that is added at the input is needed."
-                )
+        with torch.random.fork_rng(devices=[]):  # built only to have the options checked
+            encoding, added = self.build_encoding(), self.build_input_encoding()
+        if encoding.layers is not None and max(encoding.layers, default=0) >= self.num_layers:
+            raise ValueError(
+                f"encoding_options: layer {max(encoding.layers)} was given; "
+                f"the model has layers 0 to {self.num_layers - 1}."
+            )
+        if added is not None and added.coupling != "input":
+            raise ValueError(
+                f"input_encoding: {self.input_encoding!r} acts by {added.coupling}; "
+                f"one that is added at the input is needed."
+            )
         if self.encoding_is_latent and self.key_value_source == "embeddings":
             raise ValueError("key_value_source: 'embeddings' was given; latent attention takes 'layer' only.")
         return self

@@ -143,6 +143,7 @@ class Decoder(nn.Module):
                     f"max_len: a sequence of {tokens.shape[1]} tokens was given; this model takes {config.max_len}."
                 )
             positions = torch.arange(tokens.shape[1], device=tokens.device)
+        _check_lengths(lengths, tokens.shape[1])
         x = self.encoding.embed(self.embedding(tokens), positions)
         if self.input_encoding is not None:
             x = self.input_encoding.embed(x, positions)
@@ -195,3 +196,11 @@ class Decoder(nn.Module):
         """Class logits of a batch of sequences; ``fused=False`` takes the explicit path."""
         x, context = self.begin(tokens, lengths, positions)
         return self.replay(0, x, context, fused=fused)
+
+
+def _check_lengths(lengths: Tensor | None, most: int) -> None:
+    """Refuse impossible lengths, where looking costs nothing (not on a GPU, which would have to be waited for)."""
+    if lengths is None or lengths.device.type != "cpu" or torch.compiler.is_compiling() or lengths.numel() == 0:
+        return
+    if int(lengths.min()) < 1 or int(lengths.max()) > most:
+        raise InputError(f"lengths: {lengths.tolist()[:8]} were given; each must be from 1 to {most}.")

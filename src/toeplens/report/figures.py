@@ -21,6 +21,8 @@ Split = Literal["train", "test"]
 def convergence(results: Results, protocol: Protocol, task: str, split: Split, top: float = 1.0) -> go.Figure:
     """Accuracy by epoch, a line an encoding; with several seeds the mean, and the range as a band (Figs. 2 and 3).
 
+    Diverged runs are shown, up to where they diverged, only for an encoding that has no other.
+
     Arguments
         results                the study's finished cells
         protocol, task, split  what the panel shows
@@ -32,8 +34,11 @@ def convergence(results: Results, protocol: Protocol, task: str, split: Split, t
     for label in ordered(under.labels(task)):
         if label.startswith("partial-"):
             continue
-        curves = [[number(row.get(f"{split}_accuracy")) for row in cell.epochs] for cell in under.of(task, label)]
-        longest = max(longest, _add_curve(canvas, curves, label, name(protocol, label)))
+        cells = under.of(task, label)
+        whole = [cell for cell in cells if cell.status == "complete"]
+        text = name(protocol, label) if whole else f"{name(protocol, label)} (diverged)"
+        curves = [[number(row.get(f"{split}_accuracy")) for row in cell.epochs] for cell in whole or cells]
+        longest = max(longest, _add_curve(canvas, curves, label, text))
     guesses_across(canvas, guess_levels(under, task), top)
     room = max(0.25, 0.02 * longest)
     canvas.x("epoch", tickformat="d", range=[1 - room, longest + room], **({"dtick": 1} if longest <= 12 else {}))

@@ -6,10 +6,10 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from toeplens import tasks
-from toeplens.ground import InputError, sentence
+from toeplens.ground import InputError, plain, sentence
 from toeplens.model import DecoderConfig
 
 Precision = Literal["auto", "float32", "bf16"]
@@ -48,6 +48,11 @@ class RunSpec(BaseModel):
     seed: int = Field(42, ge=0)
     data_seed: int = Field(42, ge=0)
     precision: Precision = "auto"
+
+    @field_validator("task_options", mode="after")
+    @classmethod
+    def _options_are_json(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return plain(value)
 
     @model_validator(mode="after")
     def _task_fits_model(self) -> RunSpec:

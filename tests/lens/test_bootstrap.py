@@ -1,0 +1,168 @@
+"""Intervals cover what they say they cover; pairs stay paired; the same seed gives the same interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from toeplens.ground import InputError
+from toeplens.lens import Estimate, bootstrap_means, over_seeds
+
+Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
+KNOWN: dict[str, tuple[float, Draw]] = {
+    "fair coin": (0.5, lambda rng, shape: (rng.random(shape) < 0.5).astype(float)),
+    "rare coin": (0.1, lambda rng, shape: (rng.random(shape) < 0.1).astype(float)),
+    "normal": (-2.0, lambda rng, shape: rng.normal(-2.0, 3.0, shape)),
+    "exponential": (1.0, lambda rng, shape: rng.exponential(1.0, shape)),
+    "paired drop": (0.3, lambda rng, shape: rng.choice([-1.0, 0.0, 1.0], p=[0.1, 0.5, 0.4], size=shape)),
+}
+
+
+def coverage(name: str, level: float) -> float:
+    """The share of intervals that hold the true mean, over 40 samples of 300 rows and 25 independent columns."""
+    mean, draw = KNOWN[name]
+    rng = np.random.default_rng(7)
+    inside = []
+    for seed in range(40):
+        low, high = bootstrap_means(draw(rng, (300, 25)), samples=400, level=level, seed=seed)
+        inside.append((low <= mean) & (mean <= high))
+    return float(np.mean(inside))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_intervals_cover_the_true_mean_as_often_as_they_say(name: str):
+    assert 0.91 < coverage(name, 0.95) < 0.975
+
+
+@pytest.mark.parametrize(("level", "least", "most"), [(0.5, 0.43, 0.57), (0.8, 0.74, 0.85)])
+def test_so_they_do_at_other_levels(level: float, least: float, most: float):
+    assert least < coverage("normal", level) < most
+
+
+def test_they_are_as_wide_as_theory_says():
+    values = np.random.default_rng(0).normal(size=(1000, 4))
+    low, high = bootstrap_means(values, samples=4000)
+    assert (high - low) / 2 == pytest.approx(1.96 * values.std(0) / 1000**0.5, rel=0.08)
+    assert (low + high) / 2 == pytest.approx(values.mean(0), abs=0.003)
+
+
+def test_the_same_seed_gives_the_same_interval():
+    values = np.random.default_rng(0).random((50, 3))
+    first, again = bootstrap_means(values, seed=3), bootstrap_means(values, seed=3)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, bootstrap_means(values, seed=4))
+    assert np.array_equal(bootstrap_means(values), bootstrap_means(values, seed=0))
+
+
+def test_the_callers_random_state_neither_matters_nor_changes():
+    values = np.random.default_rng(0).random((50, 3))
+    before = np.random.get_state()[1].copy()
+    first = bootstrap_means(values)
+    assert np.array_equal(before, np.random.get_state()[1])
+    np.random.seed(9)  # noqa: NPY002
+    assert np.array_equal(first, bootstrap_means(values))
+
+
+def test_a_constant_difference_has_an_interval_without_width():
+    """Rows are resampled together: two columns that always differ by the same amount differ by it in every resample."""
+    noisy = np.random.default_rng(0).normal(size=200)
+    low, high = bootstrap_means(((noisy + 0.25) - noisy)[:, None])
+    assert low == pytest.approx(0.25, abs=1e-12)
+    assert high == pytest.approx(0.25, abs=1e-12)
+    both = np.stack([noisy, noisy + 0.25], axis=1)
+    low, high = bootstrap_means(both)
+    assert low[1] - low[0] == pytest.approx(0.25, abs=1e-12)
+    assert high[1] - high[0] == pytest.approx(0.25, abs=1e-12)
+    assert high[0] - low[0] > 0.1
+
+
+@given(st.permutations(range(5)))
+def test_columns_are_treated_alike(order: list[int]):
+    values = np.random.default_rng(0).random((30, 5))
+    low, high = bootstrap_means(values, samples=50)
+    moved_low, moved_high = bootstrap_means(values[:, order], samples=50)
+    np.testing.assert_allclose(moved_low, low[order], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(moved_high, high[order], rtol=0, atol=1e-12)
+
+
+@given(st.floats(-3, 3), st.floats(0.1, 10))
+def test_intervals_move_and_stretch_with_the_values(shift: float, scale: float):
+    values = np.random.default_rng(0).random((30, 2))
+    low, high = bootstrap_means(values, samples=50)
+    moved_low, moved_high = bootstrap_means(scale * values + shift, samples=50)
+    np.testing.assert_allclose(moved_low, scale * low + shift, atol=1e-9)
+    np.testing.assert_allclose(moved_high, scale * high + shift, atol=1e-9)
+
+
+def test_a_higher_level_is_wider():
+    values = np.random.default_rng(0).random((40, 1))
+    widths = [float(np.diff(np.concatenate(bootstrap_means(values, level=level)))[0]) for level in (0.5, 0.8, 0.95)]
+    assert widths == sorted(widths)
+    assert widths[0] > 0
+
+
+def test_resampling_in_pieces_is_resampling(monkeypatch: pytest.MonkeyPatch):
+    """So many rows that the resamples are drawn in several pieces."""
+    values = np.random.default_rng(0).random((2**21, 1))
+    low, high = bootstrap_means(values, samples=12)
+    assert low < values.mean() < high
+    assert high - low < 0.002
+
+
+def test_one_example_is_its_own_interval():
+    low, high = bootstrap_means(np.array([[0.5, 1.0]]))
+    assert low.tolist() == high.tolist() == [0.5, 1.0]
+
+
+def test_no_examples_are_refused():
+    with pytest.raises(InputError, match="no examples"):
+        bootstrap_means(np.empty((0, 3)))
+
+
+# ---- over seeds -----------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=12), st.sampled_from([0.8, 0.95, 0.99]))
+def test_over_seeds_is_students_interval(values: list[float], level: float):
+    found = over_seeds(np.array(values), level=level)
+    assert found.value == pytest.approx(np.mean(values), abs=1e-12)
+    assert found.count == len(values)
+    error = stats.sem(values)
+    expected = stats.t.interval(level, len(values) - 1, loc=np.mean(values), scale=error) if error else None
+    low, high = expected or (np.mean(values), np.mean(values))
+    assert found.low == pytest.approx(low, abs=1e-9)
+    assert found.high == pytest.approx(high, abs=1e-9)
+
+
+def test_over_three_seeds_worked_out_by_hand():
+    """Mean 0.5, standard deviation 0.1, t(0.975, 2) = 4.302653."""
+    found = over_seeds(np.array([0.4, 0.5, 0.6]))
+    assert (found.low, found.high) == pytest.approx((0.5 - 4.302653 * 0.1 / 3**0.5, 0.5 + 4.302653 * 0.1 / 3**0.5))
+
+
+def test_over_seeds_covers_the_true_mean_as_often_as_it_says():
+    draws = np.random.default_rng(5).normal(0.3, 1.0, (1500, 4))
+    inside = [e.low <= 0.3 <= e.high for e in map(over_seeds, draws)]
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.015)
+
+
+def test_of_one_seeds_spread_nothing_is_known():
+    assert over_seeds(np.array([0.7])) == Estimate(0.7, -np.inf, np.inf, 1)
+
+
+def test_equal_seeds_have_an_interval_without_width():
+    assert over_seeds(np.array([0.25, 0.25, 0.25])) == Estimate(0.25, 0.25, 0.25, 3)
+
+
+def test_no_seeds_are_refused():
+    with pytest.raises(InputError, match="no seeds"):
+        over_seeds(np.array([]))
+
+
+def test_an_estimate_reads_as_people_write_it():
+    assert str(Estimate(0.5, 0.25, 0.75, 3)) == "0.500 [0.250, 0.750]"

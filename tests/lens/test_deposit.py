@@ -1,0 +1,254 @@
+"""The deposit's statistics are their definitions, and its kinds are what their thresholds say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from toeplens.lens import THRESHOLDS, HeadAblation, LayerDeposit, deposit, gini
+
+CHANCE = 0.1
+# multiples of 1/1024: sums, differences and doublings of them are exact
+drop = st.integers(-512, 1024).map(lambda n: n / 1024)
+drops_of_a_layer = st.lists(drop, min_size=1, max_size=9)
+
+
+def ablation(
+    *layers: list[float], accuracy: float = 0.9, chance: float = CHANCE, curves: list[list[float]] | None = None
+) -> HeadAblation:
+    """An ablation with these drops; without curves, drops of one layer add up as far as accuracy 0."""
+    drops = np.array(layers, dtype=float)
+    if curves is None:
+        ordered = -np.sort(-drops, axis=1)
+        lost = np.concatenate((np.zeros((len(drops), 1)), np.cumsum(ordered, axis=1)), axis=1)
+        cumulative = np.clip(accuracy - lost, 0, 1)
+    else:
+        cumulative = np.array(curves, dtype=float)
+    return HeadAblation(drops, drops, drops, accuracy, cumulative, 1000, chance)
+
+
+def one(drops: list[float], **given: Any) -> LayerDeposit:
+    return deposit(ablation(drops, **given))[0]
+
+
+# ---- each statistic against its definition --------------------------------------------------------------------------
+
+
+def gini_of_pairs(values: list[float]) -> float:
+    """Half the relative mean absolute difference, over all pairs."""
+    count, total = len(values), sum(values)
+    return sum(abs(a - b) for a in values for b in values) / (2 * count * total) if total else 0.0
+
+
+@given(drops_of_a_layer)
+def test_gini_is_half_the_relative_mean_difference_over_all_pairs(values: list[float]):
+    clipped = [max(v, 0.0) for v in values]
+    assert gini(np.array(clipped)) == pytest.approx(gini_of_pairs(clipped), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, 1, 1, 1], 0),
+        ([0, 0, 0, 1], 3 / 4),
+        ([0, 0, 5], 2 / 3),
+        ([0, 1], 1 / 2),
+        ([1, 3], 1 / 4),
+        ([0, 1, 2], 4 / 9),
+        ([2], 0),
+        ([0, 0], 0),
+    ],
+)
+def test_gini_of_values_worked_out_by_hand(values: list[float], expected: float):
+    assert gini(np.array(values, dtype=float)) == pytest.approx(expected, abs=1e-15)
+
+
+@given(drops_of_a_layer)
+def test_every_statistic_is_its_definition(drops: list[float]):
+    found = one(drops)
+    skill = 0.9 - CHANCE
+    d = [max(x, 0.0) for x in drops]
+    first, second = sorted([*d, 0.0], reverse=True)[:2]
+    assert found.peak == pytest.approx(first / skill, rel=1e-12)
+    assert found.second == pytest.approx(second / skill, rel=1e-12)
+    assert found.lead == pytest.approx((first - second) / skill, rel=1e-12, abs=1e-15)
+    assert found.head == d.index(first)
+    assert found.gini == pytest.approx(gini_of_pairs(d), abs=1e-12)
+    if sum(d):
+        assert found.top_share == pytest.approx(first / sum(d), rel=1e-12)
+        assert found.effective_heads == pytest.approx(sum(d) ** 2 / sum(x * x for x in d), rel=1e-12)
+    else:
+        assert found.top_share == found.effective_heads == 0.0
+
+
+def test_the_statistics_of_a_layer_worked_out_by_hand():
+    found = one([0.4, -0.3, 0.2, 0.2])
+    assert found.peak == pytest.approx(0.4 / 0.8)
+    assert found.second == pytest.approx(0.2 / 0.8)
+    assert found.lead == pytest.approx(0.25)
+    assert found.head == 0
+    assert found.top_share == pytest.approx(0.5)
+    assert found.effective_heads == pytest.approx(0.64 / 0.24)
+    assert found.gini == pytest.approx((2 * (0.4 + 0.2 + 0.2 + 0.2 + 0.2 + 0.2)) / (2 * 4 * 0.8))
+    assert found.half_at == 1
+
+
+@given(drops_of_a_layer)
+def test_the_statistics_stay_in_their_bounds(drops: list[float]):
+    found = one(drops)
+    heads = len(drops)
+    assert 0 <= found.second <= found.peak
+    assert found.lead == found.peak - found.second
+    assert -1e-12 <= found.gini <= 1 - 1 / heads + 1e-12
+    if max(drops) > 0:
+        assert 1 - 1e-12 <= found.effective_heads <= heads + 1e-12
+        assert 1 / heads - 1e-12 <= found.top_share <= 1
+        assert found.effective_heads <= 1 / found.top_share**2 + 1e-9
+
+
+def test_equal_heads_and_a_single_one_are_the_two_ends():
+    equal, single = one([0.25] * 4), one([0.0, 0.0, 0.5, 0.0])
+    assert (equal.effective_heads, equal.top_share, equal.gini, equal.lead) == (4, 0.25, 0, 0)
+    assert (single.effective_heads, single.top_share, single.gini, single.head) == (1, 1, 0.75, 2)
+
+
+def test_a_head_whose_silence_helps_counts_as_nothing():
+    assert one([0.5, -0.4, 0.1]) == one([0.5, 0.0, 0.1], curves=ablation([0.5, -0.4, 0.1]).cumulative.tolist())
+
+
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        ([0.9, 0.51, 0.49, 0.2], 2),
+        ([0.9, 0.9, 0.9, 0.3], 3),
+        ([0.9, 0.1, 0.9, 0.9], 1),
+        ([0.9, 0.9, 0.9, 0.9], None),
+        ([0.9, 0.6, 0.6, 0.51], None),
+        ([math.nan] * 4, None),
+    ],
+)
+def test_half_of_the_skill_is_gone_at_the_first_such_number_of_heads(curve: list[float], expected: int | None):
+    """Skill is 0.9 - 0.1, so half of it is gone at an accuracy of 0.5."""
+    assert one([0.1, 0.1, 0.1], curves=[curve]).half_at == expected
+
+
+def test_each_layer_has_its_own():
+    found = deposit(ablation([0.8, 0.0], [0.0, 0.1]))
+    assert [layer.head for layer in found] == [0, 1]
+    assert found == [one([0.8, 0.0]), one([0.0, 0.1])]
+
+
+# ---- kinds ----------------------------------------------------------------------------------------------------------
+
+
+def curve(heads: int, gone_at: int | None, accuracy: float = 0.9) -> list[float]:
+    """Accuracy with 0, 1, ... heads silenced: chance from ``gone_at`` on."""
+    return [CHANCE if gone_at is not None and k >= gone_at else accuracy for k in range(heads + 1)]
+
+
+KINDS = [
+    # one head carries it
+    ("single-head", [0.8, 0.0, 0.0, 0.0], 1),
+    ("single-head", [0.0, 0.4, 0.2, 0.1], 1),  # just half of the skill, and the second just half of that
+    ("single-head", [0.41, 0.0, 0.0, 0.0], None),
+    # two heads carry it
+    ("few-head", [0.4, 0.4, 0.0, 0.0], 1),
+    ("few-head", [0.1, 0.1, 0.0, 0.0], 2),
+    ("few-head", [0.0] * 16, 4),
+    ("few-head", [0.39, 0.0, 0.0, 0.0], 2),  # one head, but less than half of the skill
+    ("few-head", [0.8, 0.41, 0.0, 0.0], 1),  # the second is more than half of the first
+    # many together carry it
+    ("distributed", [0.1] * 4, 3),
+    ("distributed", [0.0] * 4, 4),
+    ("distributed", [0.0] * 16, 5),
+    ("distributed", [0.39] * 4, 3),
+    # the layer can be spared
+    ("redundant", [0.0] * 4, None),
+    ("redundant", [0.1, 0.05, 0.0, 0.0], None),
+    ("redundant", [-0.1] * 4, None),
+    ("redundant", [0.0], None),
+    ("single-head", [0.7], 1),
+]
+
+
+@pytest.mark.parametrize(("kind", "drops", "gone_at"), KINDS)
+def test_kinds_are_what_the_thresholds_say(kind: str, drops: list[float], gone_at: int | None):
+    assert one(drops, curves=[curve(len(drops), gone_at)]).kind == kind
+
+
+@given(drops_of_a_layer, st.floats(-0.5, 0.0499), st.booleans())
+def test_a_model_without_skill_has_no_deposit(drops: list[float], over: float, flat: bool):
+    curves = [curve(len(drops), None if flat else 1, accuracy=0.5 + over)]
+    assert one(drops, accuracy=0.5 + over, chance=0.5, curves=curves).kind == "no-skill"
+
+
+def test_with_a_little_more_skill_it_has():
+    assert one([0.06, 0.0], accuracy=0.16, curves=[[0.16, 0.1, 0.1]]).kind == "single-head"
+
+
+def test_at_or_below_chance_nothing_is_a_share_of_the_skill():
+    for accuracy in (CHANCE, CHANCE / 2):
+        found = one([0.05, 0.02], accuracy=accuracy)
+        assert (found.peak, found.second, found.lead, found.half_at) == (0, 0, 0, None)
+        assert found.top_share == pytest.approx(5 / 7)
+
+
+def test_the_thresholds_are_printed_as_they_are_applied():
+    for kind in ("single-head", "few-head", "distributed", "redundant", "no-skill"):
+        assert f"{kind}:" in THRESHOLDS
+    assert "at least 0.5 of the skill" in THRESHOLDS
+    assert "less than 0.05 over chance" in THRESHOLDS
+
+
+# ---- what must not matter -------------------------------------------------------------------------------------------
+
+
+def same(a: LayerDeposit, b: LayerDeposit) -> None:
+    assert (a.kind, a.half_at, a.head) == (b.kind, b.half_at, b.head)
+    for name in ("peak", "second", "top_share", "effective_heads", "gini", "lead"):
+        assert getattr(a, name) == pytest.approx(getattr(b, name), rel=1e-12, abs=1e-12)
+
+
+@given(drops_of_a_layer, st.sampled_from([1 / 4, 1 / 2]))
+def test_drops_and_skill_scaled_together_change_nothing(drops: list[float], factor: float):
+    """All that is said of a model with skill is said in shares of it."""
+    accuracy, chance = 0.75, 0.25
+    base = ablation(drops, accuracy=accuracy, chance=chance)
+    smaller = ablation(
+        [factor * d for d in drops],
+        accuracy=chance + factor * (accuracy - chance),
+        chance=chance,
+        curves=[[chance + factor * (a - chance) for a in base.cumulative[0]]],
+    )
+    same(deposit(smaller)[0], deposit(base)[0])
+
+
+@given(drops_of_a_layer, st.integers(-6, 6))
+def test_shares_among_the_heads_do_not_depend_on_the_scale(drops: list[float], power: int):
+    scaled = one([d * 2.0**power for d in drops])
+    base = one(drops)
+    for name in ("top_share", "effective_heads", "gini", "head"):
+        assert getattr(scaled, name) == pytest.approx(getattr(base, name), rel=1e-12)
+
+
+@given(st.data())
+def test_the_order_of_the_heads_does_not_matter(data: st.DataObject):
+    drops = data.draw(drops_of_a_layer)
+    order = data.draw(st.permutations(range(len(drops))))
+    moved, base = one([drops[h] for h in order]), one(drops)
+    assert drops[order[moved.head]] == max(drops) or max(drops) <= 0
+    assume(sorted(drops)[-2:-1] != [max(drops)] and max(drops) > 0)  # else which head is named is a matter of order
+    same(LayerDeposit(**{**vars(moved), "head": order[moved.head]}), base)
+
+
+@given(drops_of_a_layer)
+def test_heads_that_do_nothing_change_no_share_but_gini(drops: list[float]):
+    more, base = one([*drops, 0.0]), one(drops)
+    for name in ("peak", "second", "top_share", "effective_heads", "lead"):
+        assert getattr(more, name) == pytest.approx(getattr(base, name), rel=1e-12)
+    assert more.gini >= base.gini - 1e-12
