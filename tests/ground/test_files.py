@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toeplens.ground import EnvironmentFailure, InputError, read_json, write_bytes, write_json, write_text
+from toeplens.ground import EnvironmentFailure, InputError, plain, read_json, write_bytes, write_json, write_text
 from toeplens.ground.files import environment_failure, finite, make_directory, write_with
 
 OLD = b"what was finished before"
@@ -211,6 +211,33 @@ def test_finite_replaces_only_what_is_not_finite(kind: type):
     assert finite(kind("-inf")) is None
     assert finite(kind(1e308)) == 1e308
     assert finite(True) is True
+
+
+@given(content=values)
+def test_plain_content_is_what_json_gives_back(content: Any):
+    assert plain(content) == json.loads(json.dumps(content)) == content
+    assert plain(plain(content)) == plain(content)
+
+
+def test_plain_content_has_lists_for_tuples():
+    assert plain({"heads": (0, 1), "rows": [(2,)]}) == {"heads": [0, 1], "rows": [[2]]}
+
+
+@pytest.mark.parametrize(
+    "content", [{"base": math.inf}, {"base": [math.nan]}, {"heads": {1}}, {"path": Path("x")}], ids=str
+)
+def test_what_json_cannot_hold_is_no_plain_content(content: Any):
+    with pytest.raises(InputError, match="only what JSON can hold is allowed"):
+        plain(content)
+
+
+@given(rows=st.lists(st.lists(st.integers(-9, 9) | st.floats(-1, 1) | st.none() | st.booleans())))
+def test_rows_of_numbers_are_written_one_a_line(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]):
+    path = tmp_path_factory.mktemp("json") / "rows.json"
+    write_json(path, {"name": "[\n 1,\n 2\n]", "rows": rows})
+    assert read_json(path) == {"name": "[\n 1,\n 2\n]", "rows": rows}
+    if any(rows):
+        assert len(path.read_text().splitlines()) == 5 + len(rows)
 
 
 def test_json_is_the_same_bytes_whatever_the_order_of_keys(tmp_path: Path):

@@ -24,12 +24,12 @@ KNOWN: dict[str, tuple[float, Draw]] = {
 
 
 def coverage(name: str, level: float) -> float:
-    """The share of intervals that hold the true mean, over 40 samples of 300 rows and 25 independent columns."""
+    """The share of intervals that hold the true mean, over 40 samples of 150 rows and 25 independent columns."""
     mean, draw = KNOWN[name]
     rng = np.random.default_rng(7)
     inside = []
     for seed in range(40):
-        low, high = bootstrap_means(draw(rng, (300, 25)), samples=400, level=level, seed=seed)
+        low, high = bootstrap_means(draw(rng, (150, 25)), samples=300, level=level, seed=seed)
         inside.append((low <= mean) & (mean <= high))
     return float(np.mean(inside))
 
@@ -64,7 +64,7 @@ def test_the_callers_random_state_neither_matters_nor_changes():
     before = np.random.get_state()[1].copy()
     first = bootstrap_means(values)
     assert np.array_equal(before, np.random.get_state()[1])
-    np.random.seed(9)  # noqa: NPY002
+    np.random.seed(9)
     assert np.array_equal(first, bootstrap_means(values))
 
 
@@ -106,12 +106,12 @@ def test_a_higher_level_is_wider():
     assert widths[0] > 0
 
 
-def test_resampling_in_pieces_is_resampling(monkeypatch: pytest.MonkeyPatch):
+def test_resampling_in_pieces_is_resampling():
     """So many rows that the resamples are drawn in several pieces."""
-    values = np.random.default_rng(0).random((2**21, 1))
-    low, high = bootstrap_means(values, samples=12)
+    values = np.random.default_rng(0).random((2**20, 1))
+    low, high = bootstrap_means(values, samples=20)
     assert low < values.mean() < high
-    assert high - low < 0.002
+    assert high - low < 0.003
 
 
 def test_one_example_is_its_own_interval():

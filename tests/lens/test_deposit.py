@@ -94,7 +94,7 @@ def test_the_statistics_of_a_layer_worked_out_by_hand():
     assert found.head == 0
     assert found.top_share == pytest.approx(0.5)
     assert found.effective_heads == pytest.approx(0.64 / 0.24)
-    assert found.gini == pytest.approx((2 * (0.4 + 0.2 + 0.2 + 0.2 + 0.2 + 0.2)) / (2 * 4 * 0.8))
+    assert found.gini == pytest.approx(2 * (0.4 + 0.2 + 0.2 + 0.2 + 0.2 + 0.0) / (2 * 4 * 0.8))
     assert found.half_at == 1
 
 

@@ -113,8 +113,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
 # ---- stopped and started again ------------------------------------------------------------------------------------
 
 
-@each_encoding
-@pytest.mark.parametrize("units", range(UNITS))
+STOPS = [("rope", units) for units in range(UNITS)]
+STOPS += [(encoding, units) for encoding in ENCODINGS[1:] for units in (2, 4, 5, 8, 10, 14)]
+
+
+@pytest.mark.parametrize(("encoding", "units"), STOPS)
 def test_stopped_anywhere_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any, encoding: str, units: int):
     spec = tiny(encoding)
     first = stopped(tmp_path, spec, units)
@@ -644,6 +647,15 @@ def test_damaged_records_are_refused_in_one_line(tmp_path: Path, name: str, cont
         Run.open(run.directory)
     assert str(run.directory / name) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"step": "many"}', b'{"step": 1'])
+def test_damaged_progress_is_one_line_and_costs_nothing(tmp_path: Path, whole: Any, content: bytes):
+    run = stopped(tmp_path)
+    (run.directory / store.PROGRESS).write_bytes(content)
+    with pytest.raises(InputError, match=f"{store.PROGRESS} is damaged"):
+        _ = run.step
+    assert outcome(train(tiny(), tmp_path)) == outcome(whole())
 
 
 # ---- directories that are no run's --------------------------------------------------------------------------------

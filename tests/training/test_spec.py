@@ -9,12 +9,13 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from toeplens.ground import InputError, write_json
-from toeplens.model import DecoderConfig
+from toeplens.model import DecoderConfig, decoder_config
 from toeplens.training import RunSpec, run_spec
 
 MODEL: dict[str, Any] = {
@@ -158,6 +159,17 @@ def test_a_name_is_the_same_in_another_process():
     assert other.stdout.strip() == spec().name
 
 
+def test_a_spec_draws_no_random_numbers():
+    before = torch.get_rng_state()
+    for encoding in ("relative-table", "learned", "random-fixed", "mla"):
+        spec(model=MODEL | {"encoding": encoding}).build_task()
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_model_may_be_given_as_a_configuration():
+    assert spec(model=decoder_config(**MODEL)).name == spec().name
+
+
 def test_a_spec_is_frozen():
     with pytest.raises(ValidationError, match="frozen"):
         spec().seed = 1  # type: ignore[misc]
@@ -241,6 +253,10 @@ def test_betas_are_from_zero_to_under_one(betas: tuple[float, float]):
         ({"model": MODEL | {"d_mode": 3}}, "model.d_mode: no such field"),
         ({"model": MODEL | {"num_heads": 3}}, "model: d_model: 16 was given; it must be divisible by num_heads (3)."),
         ({"model": MODEL | {"encoding": "rop"}}, "model: encoding: there is no 'rop'; did you mean 'rope'"),
+        ({"model": MODEL | {"encoding_options": {"base": float("inf")}}}, "model.encoding_options: "),
+        ({"model": MODEL | {"encoding": ["rope"], "protocol": "released"}}, "model.encoding: "),
+        ({"task_options": {"length": float("nan")}}, "task_options: "),
+        ({"task_options": 3}, "task_options: input should be a valid dictionary (given: 3)"),
         ({"task": "trigger"}, "task: there is no 'trigger'; did you mean"),
         (
             {"task_options": {"lenght": 8}},

@@ -6,6 +6,7 @@ import io
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -127,7 +128,8 @@ class _Parts:
     def get(self, key: str) -> np.ndarray | None:
         path = self.directory / f"{key}.npy"
         if path.exists():
-            return np.load(path, allow_pickle=False)
+            with suppress(EOFError, ValueError):  # a damaged one is worked out again
+                return np.load(path, allow_pickle=False)
         if self.limits.over(self.slowest):
             raise Stopped
         self.begun = time.monotonic()

@@ -46,7 +46,8 @@ def accuracy(state: Reproduction, number: int) -> Block:
 def _convergence(state: Reproduction, number: int, task: str, paper: int) -> Block:
     groups = []
     for protocol in state.plan.protocols:
-        cells = [cell for cell in state.results.under(protocol).cells if cell.key.task == task and cell.epochs]
+        whole = [cell for cell in state.results.under(protocol).cells if not cell.key.label.startswith("partial-")]
+        cells = [cell for cell in whole if cell.key.task == task and cell.epochs]
         panels = []
         for split in get_args(figures.Split):
             if cells:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from math import isfinite
 from typing import Any, Literal
@@ -55,7 +56,7 @@ def _add_curve(canvas: Canvas, curves: list[list[float]], label: str, text: str)
         edge: dict[str, Any] = {"x": epochs, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "meta": label}
         canvas.add("scatter", y=[min(column, default=None) for column in columns], **edge)
         high = [max(column, default=None) for column in columns]
-        canvas.add("scatter", y=high, fill="tonexty", fillcolor=faded(colour(label), 0.15), **edge)
+        canvas.add("scatter", y=high, fill="tonexty", fillcolor=faded(colour(label), 0.1), **edge)
     canvas.add(
         "scatter",
         x=epochs,
@@ -75,7 +76,7 @@ def _add_curve(canvas: Canvas, curves: list[list[float]], label: str, text: str)
 
 def accuracies(rows: Sequence[Row], results: Results, top: float = 1.0) -> go.Figure:
     """Final test accuracies of one protocol and task: a large marker the mean, small ones the seeds, best on top."""
-    canvas = Canvas(66 + 28 * max(1, len(rows)), right=54, top=32, bottom=26, left=20)
+    canvas = Canvas(66 + 28 * max(1, len(rows)), right=60, top=32, bottom=26, left=20)
     names = [name(row.protocol, row.label) for row in rows]
     for row, text in zip(rows, names, strict=True):
         _add_accuracy(canvas, row, text, results)
@@ -91,7 +92,7 @@ def accuracies(rows: Sequence[Row], results: Results, top: float = 1.0) -> go.Fi
     )
     if rows:
         guesses_down(canvas, guess_levels(results.under(rows[0].protocol), rows[0].task))
-    end = max([top, *(value for value, _ in told)])
+    end = max([top, *(math.ceil(10 * value) / 10 for value, _ in told)])
     order = {"categoryorder": "array", "categoryarray": names[::-1], "range": [-0.6, len(rows) - 0.4]}
     canvas.y(**order, automargin=True, showgrid=False)
     ticks = [end * quarter / 4 for quarter in range(5)]

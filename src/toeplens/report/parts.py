@@ -101,10 +101,10 @@ def protocol_title(protocol: Protocol) -> str:
 
 
 def accuracy_top(state: Reproduction, task: str) -> float:
-    """Upper end of the accuracy axes of a task's panels: 1, unless every accuracy is low."""
+    """Upper end of the accuracy axes of a task's panels: 1, unless every accuracy (and guess) is low."""
     cells = [cell for cell in state.results.cells if cell.key.task == task]
     values = [row.get(f"{split}_accuracy") for cell in cells for row in cell.epochs for split in ("train", "test")]
-    values += [cell.accuracy for cell in cells]
+    values += [value for cell in cells for value in (cell.accuracy, cell.length_chance)]
     largest = max((value for value in values if value is not None and math.isfinite(value)), default=1.0)
     return 1.0 if largest > 0.75 else max(0.1, math.ceil(largest * 10) / 10)
 

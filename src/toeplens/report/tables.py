@@ -53,10 +53,11 @@ def claim_rows(state: Reproduction) -> list[ClaimRow]:
 class Outcome:
     """An encoding's result under one protocol: numbers, or why there are none."""
 
-    mean: str
-    spread: str
-    drop: str
-    where: str
+    mean: str = ""
+    spread: str = ""
+    seeds: str = ""
+    drop: str = ""
+    where: str = ""
     missing: str = ""
 
 
@@ -108,19 +109,15 @@ def _accuracy_table(state: Reproduction, keys: Sequence[Key], task: str) -> Accu
 
 def _outcome(row: Row | None, planned: bool) -> Outcome:
     if row is None:
-        return Outcome("", "", "", "", missing="not finished" if planned else "not part of it")
+        return Outcome(missing="not finished" if planned else "not part of it")
     if row.accuracy is None:
-        return Outcome("", "", "", "", missing=f"diverged ({row.diverged} of {row.seeds})")
-    seeds = row.seeds - row.diverged
-    spread = (
-        f"{percent(row.lowest, sign=False)}–{percent(row.highest, sign=False)}, {seeds} seeds"
-        if seeds > 1
-        else "1 seed"
-    )
-    if row.diverged:
-        spread += f", {row.diverged} diverged"
+        return Outcome(missing=f"diverged ({row.diverged} of {row.seeds})")
+    count = row.seeds - row.diverged
+    spread = f"{percent(row.lowest, sign=False)}–{percent(row.highest, sign=False)}" if count > 1 else ""
+    seeds = f"{count} seed{'s' if count > 1 else ''}" + (f", {row.diverged} diverged" if row.diverged else "")
     drop = "–" if row.largest_drop is None else points(row.largest_drop)
-    return Outcome(percent(row.accuracy, sign=False), spread, drop, row.where or "")
+    where = (row.where or "").replace("layer ", "L").replace(" head ", "\u00a0H")
+    return Outcome(percent(row.accuracy, sign=False), spread, seeds, drop, where)
 
 
 @dataclass(frozen=True)
@@ -167,9 +164,7 @@ def _deposit_table(state: Reproduction, protocol: Protocol, task: str) -> Deposi
         count = len(cells[0][1])
         most = max(most, count)
         by_layer = [Counter(str(layers[index].kind) for _, layers in cells).most_common() for index in range(count)]
-        counted = [
-            [(kind, f"{n} of {len(cells)}" if len(cells) > 1 else "") for kind, n in layer] for layer in by_layer
-        ]
+        counted = [[(kind, f"{n}/{len(cells)}" if len(cells) > 1 else "") for kind, n in layer] for layer in by_layer]
         kinds.append((name(protocol, label), glyph(label), colour(label), counted))
         for cell, layers in cells:
             for index, layer in enumerate(layers):

@@ -96,7 +96,7 @@ def _winners(state: Reproduction, task: str) -> list[str]:
         rows = [row for row in state.table if (row.protocol, row.task) == (protocol, task) and row.accuracy is not None]
         if rows:
             first, *rest = [f"{name(protocol, row.label)} ({percent(row.accuracy)})" for row in rows]
-            then = f", then {listed(rest[:2])}" if rest else ", the only one finished"
+            then = f", then {' and '.join(rest[:2])}" if rest else ", the only one finished"
             sentences.append(f"{_under(protocol)}: {first}{then}; {_guess(rows[0])}.")
     return sentences
 

@@ -48,6 +48,12 @@ class CellResult:
         """Final test accuracy; NaN for a run that diverged."""
         return float("nan") if self.status == "diverged" else float(self.result["test_accuracy"])
 
+    def mean_accuracy(self) -> float:
+        """Mean test accuracy over the epochs, the area under the learning curve; NaN for a run that diverged."""
+        return (
+            float("nan") if self.status == "diverged" else float(np.mean([row["test_accuracy"] for row in self.epochs]))
+        )
+
     @property
     def skill(self) -> float:
         """Test accuracy over the best guess from the length alone, as a share of what there is to learn."""
@@ -111,9 +117,7 @@ class Results:
 
     def speed_difference(self, task: str, first: str, second: str) -> np.ndarray:
         """Mean test accuracy over the epochs (the area under the curve), ``first`` minus ``second``, paired by seed."""
-        return self._paired(
-            task, first, second, lambda cell: float(np.mean([row["test_accuracy"] for row in cell.epochs]))
-        )
+        return self._paired(task, first, second, CellResult.mean_accuracy)
 
     def _paired(self, task: str, first: str, second: str, figure: Any) -> np.ndarray:
         other = {cell.key.seed: cell for cell in self.of(task, second)}

@@ -1,0 +1,296 @@
+"""A job trains a run and silences its heads; stopped anywhere in either and carried out again, it ends the same."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import config
+
+from toeplens.engine import Job, Limits, ablate_run, carry_out, jobs, read_ablation
+from toeplens.ground import InputError, read_json
+from toeplens.lens import ablate_heads
+from toeplens.sources import DecoderSource
+from toeplens.tasks import Examples
+from toeplens.training import Batches, Run, RunSpec, run_spec, train
+
+HEADS, TEST, TRAIN = 2, 30, 48
+UNITS = 3 * (3 + 2)  # epochs of training steps and batches of evaluation
+
+
+def tiny(**changes: Any) -> RunSpec:
+    sizes = {"vocab_size": 12, "d_model": 16, "d_ff": 16, "num_layers": 2, "num_heads": HEADS, "max_len": 8}
+    fields: dict[str, Any] = {
+        "task_options": {"length": 8, "vocab_size": 12},
+        "model": sizes | {"dropout": 0.1} | changes.pop("model", {}),
+        "train_examples": TRAIN,
+        "test_examples": TEST,
+        "epochs": 3,
+        "batch_size": 16,
+        "lr": 1e-2,
+    }
+    return run_spec(**fields | changes)
+
+
+def job(examples: int = TEST, **changes: Any) -> Job:
+    split = changes.pop("split", "test")
+    return Job(tiny(**changes), "a job", examples, split)
+
+
+class After:
+    """Says stop once, at the ``count``-th question."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+
+@pytest.fixture(autouse=True)
+def _unchecked() -> Iterator[None]:
+    """No shape checks: what jobs are made of runs checked in its own tests, and workers run unchecked."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(autouse=True)
+def _several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of 8 examples of 8 tokens, with 2 heads and the intact model side by side."""
+    monkeypatch.setitem(jobs._REPLAYED_TOKENS, "cpu", 8 * 8 * (HEADS + 1))
+
+
+BATCHES = 4  # 30 examples by 8
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(tiny(), tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture
+def run(trained: Run, tmp_path: Path) -> Run:
+    """A trained run of one's own, not ablated yet."""
+    shutil.copytree(trained.directory, tmp_path / trained.spec.name)
+    return Run.open(tmp_path / trained.spec.name)
+
+
+def parts(run: Run) -> list[Path]:
+    return [path for path in run.directory.iterdir() if path.name.startswith("ablation-parts")]
+
+
+def by_hand(run: Run, examples: Examples) -> dict[str, Any]:
+    """The ablation as a plain call of the measure, in one batch."""
+    batch = Batches.of(examples, torch.device("cpu"), run.spec.ignore_label)
+    return ablate_heads(DecoderSource(run.model()), [batch.slice(0, len(batch))], chance=run.spec.chance).to_dict()
+
+
+# ---- trained, then ablated ------------------------------------------------------------------------------------------
+
+
+def test_a_job_trains_then_silences_each_head(tmp_path: Path):
+    run = carry_out(job(), tmp_path, Limits())
+    assert run.status == "complete"
+    assert run.directory == tmp_path / tiny().name
+    recorded = read_json(run.directory / "ablation.json")
+    assert recorded.pop("split") == "test"
+    test = run.spec.build_task().dataset("test", TEST, run.spec.data_seed)
+    assert recorded == by_hand(run, test)
+    assert recorded["baseline"] == pytest.approx(run.result["test_accuracy"])
+    assert recorded["examples"] == TEST
+    assert recorded["chance"] == run.spec.chance
+    assert parts(run) == []
+    found = read_ablation(run.directory)
+    assert found is not None
+    assert found.to_dict() == recorded
+    assert found.drops.shape == (2, HEADS)
+
+
+def test_the_job_trains_the_same_run_as_training_alone(tmp_path: Path, trained: Run):
+    run = carry_out(job(), tmp_path, Limits())
+    assert (run.directory / "model.safetensors").read_bytes() == (trained.directory / "model.safetensors").read_bytes()
+
+
+def test_no_examples_no_ablation(tmp_path: Path):
+    run = carry_out(job(0), tmp_path, Limits())
+    assert run.status == "complete"
+    assert read_ablation(run.directory) is None
+
+
+@pytest.mark.parametrize(("examples", "test", "train"), [(20, 6, 14), (40, 12, 28), (10_000, TEST, TRAIN), (1, 1, 1)])
+def test_train_and_test_together_are_taken_as_seventy_to_thirty(run: Run, examples: int, test: int, train: int):
+    found = ablate_run(run, examples=examples, split="train+test").to_dict()
+    task, seed = run.spec.build_task(), run.spec.data_seed
+    both = [task.dataset("train", train, seed), task.dataset("test", test, seed)]
+    assert found == by_hand(run, Examples.join(both))
+    assert found["examples"] == test + train
+    assert read_json(run.directory / "ablation.json")["split"] == "train+test"
+
+
+@pytest.mark.parametrize(("asked", "counted"), [(7, 7), (TEST, TEST), (10_000, TEST)])
+def test_no_more_examples_than_the_test_set_has(run: Run, asked: int, counted: int):
+    assert ablate_run(run, examples=asked).examples == counted
+
+
+def test_a_label_that_training_ignores_counts_nowhere(tmp_path: Path):
+    count = job(task="trigger-count", task_options={"length": 8, "vocab_size": 12, "num_triggers": 3}, ignore_label=0)
+    run = carry_out(count, tmp_path, Limits())
+    test = run.spec.build_task().dataset("test", TEST, run.spec.data_seed)
+    found = read_ablation(run.directory)
+    assert found is not None
+    assert found.examples == (test.labels != 0).sum() < TEST
+    assert found.baseline == pytest.approx(run.result["test_accuracy"])
+    assert found.chance == 1 / 8
+
+
+def test_padded_texts_keep_their_lengths(tmp_path: Path):
+    released = {"form": "released", "length": 8, "vocab_size": 12, "max_between": 3, "max_side": 2}
+    run = carry_out(job(task_options=released), tmp_path, Limits())
+    test = run.spec.build_task().dataset("test", TEST, run.spec.data_seed)
+    assert test.lengths.min() < 8
+    found = read_ablation(run.directory)
+    assert found is not None
+    assert found.to_dict() == by_hand(run, test)
+
+
+def test_a_run_that_diverged_is_not_ablated(tmp_path: Path):
+    run = carry_out(job(lr=1e30), tmp_path, Limits())
+    assert run.status == "diverged"
+    assert read_ablation(run.directory) is None
+    again = carry_out(job(lr=1e30), tmp_path, Limits())
+    assert again == run
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = carry_out(job(), tmp_path, Limits())
+    before = {path: path.stat().st_mtime_ns for path in run.directory.iterdir() if path.name != ".lock"}
+    monkeypatch.setattr(jobs, "ablate_run", None)
+    assert carry_out(job(), tmp_path, Limits()) == run
+    assert {path: path.stat().st_mtime_ns for path in run.directory.iterdir() if path.name != ".lock"} == before
+
+
+def test_progress_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ticks = iter(range(10**6))
+    clock = SimpleNamespace(monotonic=lambda: float(next(ticks)), time=lambda: 0.0)
+    monkeypatch.setattr("toeplens.training.loop.time", clock)
+    told: list[tuple[int, int]] = []
+    carry_out(job(0), tmp_path, Limits(), lambda step, total, row: told.append((step, total)))
+    assert told[-1] == (9, 9)
+
+
+# ---- stopped and gone on with ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 4, UNITS - 1, UNITS])
+def test_stopped_in_training_it_ends_as_if_it_had_not(tmp_path: Path, run: Run, count: int):
+    ablate_run(run, examples=TEST)
+    out = tmp_path / "again"
+    stopped = carry_out(job(), out, Limits(should_stop=After(count)))
+    assert stopped.status == "stopped"
+    assert read_ablation(stopped.directory) is None
+    done = carry_out(job(), out, Limits())
+    for name in ("model.safetensors", "ablation.json"):
+        assert (done.directory / name).read_bytes() == (run.directory / name).read_bytes()
+
+
+@pytest.mark.parametrize("count", range(1, 2 * BATCHES + 1))
+def test_stopped_between_any_two_batches_of_the_ablation_it_ends_as_if_it_had_not(
+    tmp_path: Path, run: Run, trained: Run, count: int
+):
+    ablate_run(run, examples=TEST)
+    shutil.copytree(trained.directory, tmp_path / "again" / trained.spec.name)
+    stopped = carry_out(job(), tmp_path / "again", Limits(should_stop=After(count)))
+    assert stopped.status == "stopped"
+    assert not (stopped.directory / "ablation.json").exists()
+    assert sum(len(list(directory.iterdir())) for directory in parts(stopped)) == count - 1
+    assert Run.open(stopped.directory).status == "complete"  # the training is
+    asked = After(-1)
+    done = carry_out(job(), tmp_path / "again", Limits(should_stop=asked))
+    assert done.status == "complete"
+    assert -1 - asked.left == 2 * BATCHES - (count - 1)  # only what was missing
+    assert (done.directory / "ablation.json").read_bytes() == (run.directory / "ablation.json").read_bytes()
+    assert parts(done) == []
+
+
+def test_a_deadline_that_is_over_stops_the_ablation_too(run: Run):
+    with pytest.raises(jobs.Stopped):
+        ablate_run(run, examples=TEST, limits=Limits(deadline=0.0))
+    assert carry_out(job(), run.directory.parent, Limits(deadline=0.0)).status == "stopped"
+    assert carry_out(job(), run.directory.parent, Limits()).status == "complete"
+
+
+def test_a_batch_that_would_pass_the_deadline_is_not_begun(run: Run, monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
+    states = DecoderSource.states
+
+    def slow(*given: Any) -> Any:
+        now[0] += 10
+        return states(*given)
+
+    monkeypatch.setattr(DecoderSource, "states", slow)
+    with pytest.raises(jobs.Stopped):
+        ablate_run(run, examples=TEST, limits=Limits(deadline=35.0))
+    assert now[0] == 30
+    ablate_run(run, examples=TEST, limits=Limits(deadline=1000.0))
+    assert now[0] == 10 * 2 * BATCHES
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY garbage", b"not an array"])
+def test_a_damaged_part_is_worked_out_again(run: Run, damage: bytes):
+    with pytest.raises(jobs.Stopped):
+        ablate_run(run, examples=TEST, limits=Limits(should_stop=After(4)))
+    part = sorted(parts(run)[0].iterdir())[0]
+    part.write_bytes(damage)
+    ablate_run(run, examples=TEST)
+    test = run.spec.build_task().dataset("test", TEST, run.spec.data_seed)
+    found = read_ablation(run.directory)
+    assert found is not None
+    assert found.to_dict() == by_hand(run, test)
+
+
+def test_parts_of_another_choice_of_examples_are_not_taken(run: Run):
+    for asked in ({"examples": 20}, {"examples": TEST, "split": "train+test"}):
+        with pytest.raises(jobs.Stopped):
+            ablate_run(run, **asked, limits=Limits(should_stop=After(3)))
+    found = ablate_run(run, examples=TEST)
+    assert found.to_dict() == by_hand(run, run.spec.build_task().dataset("test", TEST, run.spec.data_seed))
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("examples", [0, -3])
+def test_an_ablation_needs_examples(run: Run, examples: int):
+    with pytest.raises(InputError, match=f"^examples: {examples} was given; it must be at least 1"):
+        ablate_run(run, examples=examples)
+
+
+def test_an_unfinished_run_has_no_heads_to_silence(tmp_path: Path):
+    run = train(tiny(), tmp_path, should_stop=After(3))
+    with pytest.raises(InputError, match="is not finished"):
+        ablate_run(run, examples=TEST)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "null", '{"drops": 3}', "\x00"])
+def test_a_damaged_record_of_an_ablation_is_one_sentence(run: Run, content: str):
+    (run.directory / "ablation.json").write_text(content)
+    with pytest.raises(InputError, match="damaged"):
+        read_ablation(run.directory)
+
+
+def test_limits_are_over_when_someone_says_so_or_time_is_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(time=lambda: 100.0))
+    assert not Limits().over()
+    assert not Limits().over(1e9)
+    assert Limits(should_stop=lambda: True).over()
+    assert Limits(deadline=100.0).over()
+    assert not Limits(deadline=101.0).over()
+    assert Limits(deadline=101.0).over(ahead=1.0)

@@ -1,0 +1,251 @@
+"""Several jobs at a time: the same results as one after another, stoppable as a whole, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import config
+
+from toeplens.engine import Event, Job, Limits, carry_out, local, plan_workers, run_local
+from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.training import Run, RunSpec, run_spec, train
+from toeplens.training import run as store
+
+EXAMPLES = 20
+
+
+def tiny(seed: int, epochs: int = 3) -> RunSpec:
+    return run_spec(
+        task_options={"length": 8, "vocab_size": 12},
+        model={
+            "vocab_size": 12,
+            "d_model": 16,
+            "d_ff": 16,
+            "num_layers": 2,
+            "num_heads": 2,
+            "max_len": 8,
+            "dropout": 0.1,
+        },
+        train_examples=48,
+        test_examples=EXAMPLES,
+        epochs=epochs,
+        batch_size=16,
+        lr=1e-2,
+        seed=seed,
+    )
+
+
+def jobs(*epochs: int, examples: int = EXAMPLES) -> list[Job]:
+    return [Job(tiny(42 + index, count), f"job {index}", examples) for index, count in enumerate(epochs)]
+
+
+LONG = 60  # epochs; with the start of a process, more than a second on any machine
+
+
+def outcome(directory: Path) -> tuple[Any, ...]:
+    """All that a job is for, bit by bit; not the time it took."""
+    run = Run.open(directory)
+    rows = [{key: value for key, value in row.items() if key != "seconds"} for row in run.metrics]
+    ablation = directory / "ablation.json"
+    kept = ablation.read_bytes() if ablation.exists() else None
+    return run.status, (directory / store.WEIGHTS).read_bytes(), rows, kept
+
+
+@pytest.fixture(autouse=True)
+def _unchecked() -> Iterator[None]:
+    """No shape checks: what jobs are made of runs checked in its own tests, and workers run unchecked."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many threads in a worker as in these tests: only then are sums added in the same order."""
+    monkeypatch.setattr(local, "plan_workers", lambda *given: (plan_workers(*given)[0], torch.get_num_threads()))
+
+
+def test_workers_give_bit_for_bit_what_one_process_gives(tmp_path: Path):
+    told: list[Event] = []
+    wanted = jobs(3, 2, 4)
+    assert run_local(wanted, tmp_path / "many", Limits(), workers=2, on_event=told.append) == ["complete"] * 3
+    for job in wanted:
+        carry_out(job, tmp_path / "one", Limits())
+        name = job.spec.name
+        assert outcome(tmp_path / "many" / name) == outcome(tmp_path / "one" / name)
+        assert outcome(tmp_path / "many" / name)[3] is not None
+    assert sorted(event.job for event in told if event.status == "complete") == [0, 1, 2]
+    for event in told:
+        assert event.status in (None, "complete")
+        assert 0 <= event.step <= event.total
+
+
+def test_a_deadline_stops_everything_and_a_second_call_completes_it(tmp_path: Path):
+    wanted = jobs(LONG, LONG, 1)
+    began = time.monotonic()
+    statuses = run_local(wanted, tmp_path, Limits(deadline=time.time() + 1), workers=2)
+    assert statuses == ["stopped"] * 3
+    assert time.monotonic() - began < 60
+    assert (tmp_path / wanted[0].spec.name).exists()
+    for job in wanted:
+        directory = tmp_path / job.spec.name
+        if directory.exists():  # begun before time was up
+            run = Run.open(directory)
+            assert run.status == "stopped"
+            assert run.step < job.spec.total_steps
+            assert store.load_checkpoint(directory, job.spec) is not None
+    assert not (tmp_path / wanted[2].spec.name).exists()
+    assert run_local(wanted, tmp_path, Limits(), workers=1) == ["complete"] * 3
+    carry_out(wanted[0], tmp_path / "one", Limits())
+    assert outcome(tmp_path / wanted[0].spec.name) == outcome(tmp_path / "one" / wanted[0].spec.name)
+
+
+def test_an_error_in_one_job_stops_the_others_and_is_raised(tmp_path: Path):
+    wanted = jobs(10**6, 1, 1)
+    foreign = tmp_path / wanted[1].spec.name
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds files that are not a run's"):
+        run_local(wanted, tmp_path, Limits(), workers=2)
+    assert [path.name for path in foreign.iterdir()] == ["thesis.txt"]
+    first = Run.open(tmp_path / wanted[0].spec.name)
+    assert first.status == "stopped"
+    assert store.load_checkpoint(first.directory, first.spec) is not None
+    assert not (tmp_path / wanted[2].spec.name).exists()
+
+
+def test_time_that_is_up_before_the_start_begins_nothing(tmp_path: Path):
+    assert run_local(jobs(1, 1), tmp_path, Limits(deadline=0.0), workers=2) == ["stopped"] * 2
+    assert list(tmp_path.iterdir()) == []
+    assert run_local(jobs(1), tmp_path, Limits(should_stop=lambda: True)) == ["stopped"]
+    assert run_local([], tmp_path, Limits()) == []
+
+
+def test_a_worker_that_is_killed_is_one_sentence(tmp_path: Path):
+    """As when the machine's memory is used up."""
+
+    def kill(event: Event) -> None:
+        for child in descendants(os.getpid(), depth=1):
+            if "resource_tracker" not in Path(f"/proc/{child}/cmdline").read_text():
+                os.kill(child, signal.SIGKILL)
+
+    with pytest.raises(EnvironmentFailure, match=r"a worker process ended unexpectedly .* the same command goes on"):
+        run_local(jobs(10**6), tmp_path, Limits(checkpoint_seconds=0.0), workers=1, on_event=kill)
+    run = train(tiny(42, 10**6), tmp_path, deadline=0.0)
+    assert run.step > 1
+
+
+# ---- how many -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cores", "count", "device", "workers", "expected"),
+    [
+        (8, 3, "cpu", None, (3, 2)),
+        (8, 20, "cpu", None, (8, 1)),
+        (2, 26, "cpu", None, (2, 1)),
+        (8, 20, "cpu", 2, (2, 4)),
+        (2, 20, "cpu", 6, (6, 1)),
+        (8, 1, "cpu", 4, (1, 8)),
+        (8, 0, "cpu", None, (1, 8)),
+        (1, 5, "cpu", None, (1, 1)),
+        (8, 20, "cuda", None, (1, 8)),
+        (8, 20, "cuda:1", None, (1, 8)),
+        (8, 20, "cuda", 3, (3, 2)),
+        (8, 20, "auto", None, (8, 1)),
+    ],
+)
+def test_one_run_a_core_on_a_cpu_and_one_at_a_time_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    count: int,
+    device: str,
+    workers: int | None,
+    expected: tuple[int, int],
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert plan_workers(count, device, workers) == expected
+
+
+def test_a_gpu_that_is_there_is_taken(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert plan_workers(20, "auto", None)[0] == 1
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_no_workers_are_refused(tmp_path: Path, workers: int):
+    with pytest.raises(InputError, match=f"^workers: {workers} was given; it must be at least 1"):
+        run_local(jobs(1), tmp_path, Limits(), workers=workers)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- killed ---------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from toeplens.engine import Job, Limits, run_local
+from toeplens.training import run_spec
+given = json.loads(sys.argv[1])
+jobs = [Job(run_spec(**spec), "a job", 20) for spec in given["specs"]]
+run_local(jobs, Path(given["out"]), Limits(checkpoint_seconds=0.1), workers=2)
+"""
+
+
+def alive(process: int) -> bool:
+    """Whether a process runs; one that is dead and not yet collected does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def descendants(parent: int, depth: int = 9) -> set[int]:
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    found, edge = set(), {parent}
+    while edge and depth:
+        edge = {child for child, of in parents.items() if of in edge}
+        found, depth = found | edge, depth - 1
+    return found
+
+
+def wait_until(true: Any, seconds: float = 60) -> None:
+    give_up = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def test_killing_the_parent_leaves_no_workers_behind_and_loses_no_checkpoint(tmp_path: Path):
+    specs = [tiny(seed, 10**6) for seed in (1, 2)]
+    given = {"specs": [spec.model_dump(mode="json") for spec in specs], "out": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", SCRIPT, json.dumps(given)]) as parent:
+        checkpoints = [tmp_path / spec.name / store.CHECKPOINT for spec in specs]
+        wait_until(lambda: parent.poll() is not None or all(path.exists() for path in checkpoints))
+        children = descendants(parent.pid)
+        parent.send_signal(signal.SIGKILL)
+    assert parent.returncode == -signal.SIGKILL
+    assert len(children) >= 2
+    wait_until(lambda: not any(map(alive, children)), seconds=20)
+    for spec in specs:
+        before = Run.open(tmp_path / spec.name)
+        assert before.status == "stopped"
+        assert before.step > 0
+        after = train(spec, tmp_path, deadline=0.0)
+        assert after.step in (before.step, before.step + 1)  # the lock is free and the checkpoint whole
