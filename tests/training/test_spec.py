@@ -256,6 +256,11 @@ def test_betas_are_from_zero_to_under_one(betas: tuple[float, float]):
         ({"model": MODEL | {"encoding_options": {"base": float("inf")}}}, "model.encoding_options: "),
         ({"model": MODEL | {"encoding": ["rope"], "protocol": "released"}}, "model.encoding: "),
         ({"task_options": {"length": float("nan")}}, "task_options: "),
+        ({"model": 3}, "model: "),
+        (
+            {"task_options": {"length": 8, "vocab_size": 12, "max_distance": 1}, "ignore_label": 1},
+            "ignore_label: 1 was given; it is the task's only label",
+        ),
         ({"task_options": 3}, "task_options: input should be a valid dictionary (given: 3)"),
         ({"task": "trigger"}, "task: there is no 'trigger'; did you mean"),
         (

@@ -111,6 +111,8 @@ class DecoderConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _switches_of_protocol(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
         protocol, encoding = given.get("protocol", "paper"), given.get("encoding", "rope")
         if protocol in get_args(Protocol) and isinstance(encoding, str):
             return protocol_switches(protocol, encoding) | given

@@ -201,9 +201,12 @@ class _Session:
                     return "diverged"
             else:
                 self._step()
-            self.worked = True
             now = time.monotonic()
-            slowest, self.seconds, begun = max(slowest, now - begun), self.seconds + now - begun, now
+            took, begun = now - begun, now
+            self.seconds += took
+            if self.worked or not self.execution.compiled:  # a compiled run's first unit is mostly the compiler's
+                slowest = max(slowest, took)
+            self.worked = True
             if on_progress and now - shown > 0.2:
                 on_progress(self.step, self.spec.total_steps, self.rows[-1] if self.rows else None)
                 shown = now

@@ -70,6 +70,8 @@ class RunSpec(BaseModel):
                 f"num_classes: {self.model.num_classes} was given; the task's labels go up to {max(task.labels)}, "
                 f"so at least {max(task.labels) + 1} are needed."
             )
+        if set(task.labels) == {self.ignore_label}:
+            raise ValueError(f"ignore_label: {self.ignore_label} was given; it is the task's only label.")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas: {self.betas} was given; both must be from 0 to under 1.")
         return self
