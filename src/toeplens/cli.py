@@ -35,13 +35,20 @@ Compile = Annotated[str, typer.Option(help="torch.compile: auto (where it pays),
 Budget = Annotated[str | None, typer.Option(help="Stop within this time, e.g. 90s, 9m, 2h; the same command goes on.")]
 
 
-@app.callback()
-def _main(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         console.say(f"toeplens {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -152,9 +159,12 @@ def train_command(
         console.print_json(
             {"directory": str(run.directory), "status": run.status, **run.result, "metrics": run.metrics}
         )
-        return
-    reached = f", test accuracy {run.result['test_accuracy']:.4f} (chance {wanted.chance:.4f})" if run.result else ""
-    console.say(f"{run.status}{reached}\nrun: {run.directory}")
+    else:
+        accuracy = run.result.get("test_accuracy")  # None where no example counted
+        reached = "" if accuracy is None else f", test accuracy {accuracy:.4f} (chance {wanted.chance:.4f})"
+        console.say(f"{run.status}{reached}\nrun: {run.directory}")
+    if stopped():
+        raise typer.Exit(130)
 
 
 @app.command()
@@ -299,6 +309,7 @@ def main() -> None:
     """Run the command line; errors are one line, exit code 2 for bad input and 3 for the machine's failures."""
     try:
         code = app(standalone_mode=False)
+        print(end="", flush=True)
         sys.exit(code if isinstance(code, int) else 0)
     except ToeplensError as error:
         _fail(str(error), error.exit_code)
@@ -310,7 +321,11 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         _fail("stopped; what was finished is kept, and the same command goes on.", 130)
     except BrokenPipeError:
+        sys.stdout = None  # else Python would try again at its end
         sys.exit(0)
+    except OSError as error:  # a full disk behind standard output, say
+        sys.stdout = None
+        _fail(f"{error.filename or 'standard output'}: {(error.strerror or str(error)).lower()}.", 3)
     except MemoryError:
         _fail(str(EnvironmentFailure("the machine's memory is used up; lower --workers or the sizes.")), 3)
 

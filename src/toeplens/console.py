@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +25,7 @@ _COLOURS = {"holds": "green", "holds in part": "yellow", "fails": "red", "undeci
 
 def print_json(content: Any) -> None:
     """Machine-readable output: JSON on standard output, and nothing else there."""
-    sys.stdout.write(json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
+    print(json.dumps(finite(content), indent=1, allow_nan=False))
 
 
 def say(text: str, *, aside: bool = False) -> None:
@@ -133,11 +132,14 @@ class RunProgress:
 def claims_table(entries: Sequence[Entry]) -> Table:
     """The ledger: a line a claim, a column a protocol."""
     protocols = list(dict.fromkeys(entry.protocol for entry in entries))
-    made = table("Claims", "claim", "statement", *(f"{protocol} protocol" for protocol in protocols), lines=True)
+    made = Table(title="Claims", show_lines=True)
+    made.add_column("claim", overflow="fold")
+    for protocol in protocols:
+        made.add_column(f"{protocol} protocol", no_wrap=True)
     for claim in dict.fromkeys(entry.claim for entry in entries):
         verdicts = {entry.protocol: entry.verdict for entry in entries if entry.claim is claim}
         pills = [f"[{_COLOURS[verdicts[p]]}]{verdicts[p]}[/]" for p in protocols]
-        made.add_row(claim.id, f"{claim.statement}\n[dim]{claim.source}[/]", *pills)
+        made.add_row(f"[bold]{claim.id}[/]\n{claim.statement} [dim]({claim.source})[/]", *pills)
     return made
 
 
@@ -157,7 +159,7 @@ def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
             per_cent(row.accuracy) + (f" ({row.diverged} diverged)" if row.diverged else ""),
             f"{per_cent(row.lowest)}–{per_cent(row.highest)}" if row.seeds > 1 else "one seed",
             per_cent(row.largest_drop),
-            row.where or "–",
+            "–" if row.where is None else row.where.replace("layer ", "L").replace(" head ", " H"),
         )
     return list(tables.values())
 

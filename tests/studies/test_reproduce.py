@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from jaxtyping import config
 
 from toeplens.engine import Job, Limits, carry_out
 from toeplens.ground import InputError, read_json
-from toeplens.studies import CellResult
+from toeplens.studies import CellResult, Results, judge
 from toeplens.studies.reproduce import (
     CLAIMS,
     COUNT,
@@ -80,8 +82,8 @@ def test_the_paper_scale_runs_every_encoding_on_both_tasks():
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_smoke_scale_does_everything_once(protocol: str):
-    assert TABLE_1 <= cells("smoke", protocol, DISTANCE).keys()
-    assert TABLE_1 <= cells("smoke", protocol, COUNT).keys()
+    assert cells("smoke", protocol, DISTANCE).keys() >= TABLE_1
+    assert cells("smoke", protocol, COUNT).keys() >= TABLE_1
     assert any(label.startswith("partial-") for label in cells("smoke", protocol, DISTANCE))
 
 
@@ -287,90 +289,399 @@ def test_a_starting_spec_follows_scale_protocol_task_and_encoding():
 
 # ---- carried out ----------------------------------------------------------------------------------------------------
 
-
-@pytest.fixture(autouse=True)
-def _unchecked() -> Iterator[None]:
-    """No shape checks: what a study is made of runs checked in its own tests."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
-
-
-@pytest.fixture(autouse=True)
-def micro(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smoke scale made as small as can be: 1 epoch on 32 examples, 4 cells a protocol."""
-    smoke = SCALES["smoke"]
-    tasks = {
-        name: replace(size, train_examples=32, test_examples=16, epochs=1 if name == COUNT else 2)
-        for name, size in smoke.tasks.items()
-    }
-    monkeypatch.setitem(
-        SCALES,
-        "smoke",
-        replace(
-            smoke,
-            model=smoke.model | {"d_model": 16, "d_ff": 16, "num_heads": 2},
-            optimiser=smoke.optimiser | {"batch_size": 16},
-            tasks=tasks,
-            labels={DISTANCE: ("rope", "mla", "rope-absolute"), COUNT: ("nope",)},
-            partial_heads={DISTANCE: (), COUNT: ()},
-            ablation_examples=12,
-        ),
-    )
-
-
 CELLS = 8
 
 
+def shrink(monkeypatch: pytest.MonkeyPatch, **optimiser: Any) -> None:
+    """The smoke scale made as small as can be: an epoch or two on 32 examples, 4 cells a protocol."""
+    smoke = SCALES["smoke"]
+    sizes = {
+        name: replace(size, train_examples=32, test_examples=16, epochs=2 if name == DISTANCE else 1)
+        for name, size in smoke.tasks.items()
+    }
+    small = replace(
+        smoke,
+        model=smoke.model | {"d_model": 16, "d_ff": 16, "num_heads": 2},
+        optimiser=smoke.optimiser | {"batch_size": 16} | optimiser,
+        tasks=sizes,
+        labels={DISTANCE: ("rope", "mla", "rope-absolute"), COUNT: ("nope",)},
+        partial_heads={DISTANCE: (), COUNT: ()},
+        ablation_examples=12,
+    )
+    monkeypatch.setitem(SCALES, "smoke", small)
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """No shape checks inside: what a study is made of runs checked in its own tests."""
+    config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study that two workers carried out; not to be changed."""
+    out = tmp_path_factory.mktemp("finished") / "study"
+    with pytest.MonkeyPatch.context() as patch, unchecked():
+        shrink(patch)
+        state = reproduce(out, scale="smoke", workers=2)
+    assert state.complete
+    return out
+
+
 class Here:
-    """`run_local` in this process, one job after another; counts what it is given to do."""
+    """Stands for `run_local`: in this process, one job after another, stopped after some."""
 
-    def __init__(self, stop_after: int | None = None) -> None:
-        self.stop_after = stop_after
-        self.carried_out: list[str] = []
+    def __init__(self) -> None:
+        self.stop_after = 10**6
+        self.done: list[str] = []
 
-    def __call__(self, jobs: Sequence[Job], out: Path, limits: Limits, **_: Any) -> list[str]:
-        statuses = []
+    def __call__(self, jobs: Sequence[Job], out: Path, limits: Limits, **_: Any) -> None:
         for job in jobs:
-            before = (out / job.spec.name / "ablation.json").exists()
-            if self.stop_after is not None and len(self.carried_out) >= self.stop_after:
-                limits = replace(limits, should_stop=lambda: True)
-            statuses.append(carry_out(job, out, limits).status)
-            if not before:
-                self.carried_out.append(job.spec.name)
-        return statuses
+            over = replace(limits, should_stop=lambda: len(self.done) >= self.stop_after)
+            if (out / job.spec.name / "ablation.json").exists():
+                over = limits
+            elif carry_out(job, out, over).status != "stopped":
+                self.done.append(job.spec.name)
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Here:
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+    """The micro scale, in this process."""
     made = Here()
     monkeypatch.setattr(study, "run_local", made)
-    return made
+    shrink(monkeypatch)
+    with unchecked():
+        yield made
 
 
-def run_files(directory: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file of the runs, with its content and time."""
-    return {
-        str(path.relative_to(directory)): (path.read_bytes(), path.stat().st_mtime_ns)
-        for path in (directory / "runs").rglob("*")
-        if path.is_file() and path.name != ".lock"
-    }
+@pytest.fixture
+def copy(finished: Path, here: Here, tmp_path: Path) -> Path:
+    """The finished study as one's own."""
+    return shutil.copytree(finished, tmp_path / "copy")
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def told(state: Reproduction) -> dict[str, Any]:
     """What a study found, without the time it took."""
     found = [cell.to_dict() for cell in state.results.cells]
     for cell in found:
-        for row in cell["epochs"]:
-            row.pop("seconds")
-        for name in ("seconds", "tokens_per_second"):
-            cell["result"].pop(name)
+        cell["epochs"] = [{name: row[name] for name in row if name != "seconds"} for row in cell["epochs"]]
+        cell["result"] = {n: x for n, x in cell["result"].items() if n not in ("seconds", "tokens_per_second")}
     return {"cells": found, "claims": [entry.to_dict() for entry in state.entries]}
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A study that two workers carried out."""
-    with pytest.MonkeyPatch.context() as patch:
-        micro.__wrapped__(patch) if hasattr(micro, "__wrapped__") else None
-        yield tmp_path_factory.mktemp("finished") / "study"
+def test_workers_carry_out_every_cell_and_write_it_down(copy: Path):
+    state = gather(copy)
+    assert (state.finished, state.total, state.share, state.complete) == (CELLS, CELLS, 1.0, True)
+    assert [cell.key for cell in state.results.cells] == sorted(cell.key for cell in state.plan.cells())
+    found, claims = read_json(copy / "results.json"), read_json(copy / "claims.json")
+    for written in (found, claims):
+        assert written["study"] == "reproduce"
+        assert written["scale"] == "smoke"
+        assert written["protocols"] == list(PROTOCOLS)
+        assert (written["seeds"], written["finished"], written["total"]) == (1, CELLS, CELLS)
+        assert {"torch", "seconds", "execution"} <= written["environment"].keys()
+    assert len(found["cells"]) == len(found["table"]) == CELLS
+    assert [(c["id"], c["protocol"]) for c in claims["claims"]] == [(c.id, p) for c in CLAIMS for p in PROTOCOLS]
+
+
+def test_each_cell_is_its_run(copy: Path):
+    state = gather(copy)
+    by_key = {cell.key: cell for cell in state.plan.cells()}
+    for cell in state.results.cells:
+        job = by_key[cell.key].job
+        run = Run.open(copy / "runs" / cell.run)
+        assert run.spec == job.spec
+        assert cell.accuracy == run.result["test_accuracy"]
+        assert cell.epochs == run.metrics
+        assert cell.parameters == sum(p.numel() for p in run.model().parameters())
+        assert cell.ablation is not None
+        assert cell.ablation.examples <= 12
+        assert cell.chance == job.spec.chance == cell.ablation.chance
+        padded = (cell.key.protocol, cell.key.task) == (RELEASED, DISTANCE)
+        assert (cell.length_chance > cell.chance) == padded
+
+
+def test_workers_find_what_one_process_finds(finished: Path, here: Here, tmp_path: Path):
+    with_workers = gather(shutil.copytree(finished, tmp_path / "copy"))
+    alone = reproduce(tmp_path / "alone", scale="smoke")
+    assert len(here.done) == CELLS
+    assert told(alone) == told(with_workers)
+
+
+def test_gathering_twice_writes_the_same_bytes(copy: Path):
+    gather(copy)
+    before = files(copy)
+    gather(copy)
+    assert files(copy) == before
+    (copy / "results.json").unlink()
+    (copy / "claims.json").unlink()
+    gather(copy)
+    assert files(copy) == before
+
+
+def test_a_second_call_does_nothing_and_is_quick(copy: Path, here: Here):
+    before = {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*")}
+    found = told(gather(copy))
+    began = time.monotonic()
+    state = reproduce(copy, scale="smoke")
+    assert time.monotonic() - began < 5
+    assert here.done == []
+    assert {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*")} == before
+    assert told(state) == found
+
+
+def test_results_read_back_from_json_judge_the_same(copy: Path):
+    state = gather(copy)
+    written = read_json(copy / "results.json")["cells"]
+    read = [CellResult.from_dict(cell) for cell in written]
+    assert json.loads(json.dumps([cell.to_dict() for cell in read])) == written
+    entries = judge(CLAIMS, Results(read), PROTOCOLS)
+    assert [entry.to_dict() for entry in entries] == [entry.to_dict() for entry in state.entries]
+    assert [row.to_dict() for row in accuracy_table(Results(read), PROTOCOLS)] == read_json(copy / "results.json")[
+        "table"
+    ]
+
+
+def test_stopped_and_gone_on_with_it_finds_the_same(finished: Path, here: Here, tmp_path: Path):
+    out = tmp_path / "study"
+    here.stop_after = 0
+    begun = reproduce(out, scale="smoke")
+    assert (begun.finished, begun.share, begun.complete) == (0, 0.0, False)
+    assert {entry.verdict for entry in begun.entries} == {"undecided"}
+    assert not (out / "results.json").exists()
+    here.stop_after = 3
+    part = reproduce(out, scale="smoke")
+    assert (part.finished, part.total) == (3, CELLS)
+    assert 0 < part.share < 1
+    assert len(read_json(out / "results.json")["cells"]) == 3
+    assert gather(out).finished == 3
+    here.stop_after = 10**6
+    whole = reproduce(out, scale="smoke")
+    assert whole.complete
+    assert len(here.done) == CELLS
+    assert told(whole) == told(gather(shutil.copytree(finished, tmp_path / "copy")))
+
+
+def test_seeds_can_be_raised_later(copy: Path, here: Here):
+    before = told(gather(copy))["cells"]
+    state = reproduce(copy, scale="smoke", seeds=2)
+    assert (state.finished, state.total) == (2 * CELLS, 2 * CELLS)
+    assert len(here.done) == CELLS
+    assert [cell for cell in told(state)["cells"] if cell["key"]["seed"] == 42] == before
+    assert {row.seeds for row in state.table} == {2}
+    assert gather(copy).total == 2 * CELLS
+
+
+def test_one_protocol_can_be_asked_for_alone(copy: Path, here: Here):
+    state = reproduce(copy, scale="smoke", protocols=[RELEASED])
+    assert (state.finished, state.total) == (CELLS // 2, CELLS // 2)
+    assert {entry.protocol for entry in state.entries} == {RELEASED}
+    assert reproduce(copy, scale="smoke").finished == CELLS
+    assert here.done == []
+
+
+def test_time_adds_up_over_calls(copy: Path):
+    before = gather(copy).environment["seconds"]
+    assert before > 0
+    content = read_json(copy / "study.json")
+    (copy / "study.json").write_text(json.dumps(content | {"seconds": 1000.0}))
+    assert 1000 <= reproduce(copy, scale="smoke").environment["seconds"] < 1060
+
+
+def test_runs_that_diverge_are_finished_and_said_to_have_diverged(
+    here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    shrink(monkeypatch, lr=1e30)
+    state = reproduce(tmp_path / "study", scale="smoke")
+    assert state.complete
+    assert {entry.verdict for entry in state.entries} == {"undecided"}
+    for row in state.table:
+        assert (row.accuracy, row.lowest, row.highest, row.largest_drop, row.kinds) == (None, None, None, None, [])
+        assert row.diverged == row.seeds == 1
+    for cell in read_json(tmp_path / "study" / "results.json")["cells"]:
+        assert CellResult.from_dict(cell).status == "diverged"
+    assert told(reproduce(tmp_path / "study", scale="smoke")) == told(state)
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_numbers_are_those_of_its_table_1():
+    assert {key: PAPER_TABLE_1[key] for key in PAPER_TABLE_1} == {
+        (DISTANCE, "mla"): 88.34,
+        (COUNT, "mla"): 97.41,
+        (DISTANCE, "rope"): 92.64,
+        (COUNT, "rope"): 69.43,
+        (DISTANCE, "nope"): 3.51,
+        (COUNT, "nope"): 77.69,
+    }
+
+
+def test_a_row_says_what_its_cells_say(copy: Path, here: Here):
+    state = reproduce(copy, scale="smoke", seeds=2)
+    for row in state.table:
+        found = state.results.under(row.protocol).of(row.task, row.label)
+        accuracy = [cell.accuracy for cell in found]
+        assert row.accuracy == pytest.approx(np.mean(accuracy))
+        assert (row.lowest, row.highest) == (min(accuracy), max(accuracy))
+        assert row.largest_drop == pytest.approx(np.mean([cell.ablation.drops.max() for cell in found]))
+        layer, head = np.argwhere(found[0].ablation.drops == found[0].ablation.drops.max())[0] + 1
+        assert row.where.split(", ")[0] == f"layer {layer} head {head}"
+        assert row.kinds == [layer.kind for layer in found[0].deposits()]
+        assert row.paper == PAPER_TABLE_1.get((row.task, row.label))
+    places = [(row.protocol, row.task, -row.accuracy) for row in state.table]
+    for place, rows in itertools.groupby(places, key=lambda row: row[:2]):
+        rows = list(rows)
+        assert rows == sorted(rows), place
+
+
+# ---- refused --------------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_holds_something_else_is_left_alone(here: Here, tmp_path: Path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"holds files that are not a study's"):
+        reproduce(tmp_path, scale="smoke")
+    with pytest.raises(InputError, match=r"is not a study's directory \(no study.json\)"):
+        gather(tmp_path)
+    assert files(tmp_path) == {"thesis.txt": b"mine"}
+    with pytest.raises(InputError, match=r"out: .*thesis.txt is \(or lies under\) a file"):
+        reproduce(tmp_path / "thesis.txt", scale="smoke")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_is_no_study_cannot_be_gathered(tmp_path: Path, there: bool):
+    directory = tmp_path / "study"
+    if there:
+        directory.mkdir()
+    with pytest.raises(InputError, match="give one that 'toeplens reproduce' wrote"):
+        gather(directory)
+    assert directory.exists() == there
+
+
+def test_an_empty_directory_will_do(here: Here, tmp_path: Path):
+    here.stop_after = 1
+    assert reproduce(tmp_path, scale="smoke").finished == 1
+    assert reproduce(str(tmp_path), scale="smoke").finished == 1
+
+
+def test_another_scale_in_the_same_directory_is_refused(copy: Path):
+    before = files(copy)
+    with pytest.raises(InputError, match="holds a study at scale 'smoke'; give another directory"):
+        reproduce(copy, scale="laptop")
+    assert files(copy) == before
+
+
+def test_what_cannot_be_asked_for_leaves_nothing_behind(here: Here, tmp_path: Path):
+    for wrong in ({"scale": "smok"}, {"protocols": ["papr"]}, {"seeds": 0}):
+        with pytest.raises(InputError):
+            reproduce(tmp_path / "study", **{"scale": "smoke", **wrong})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_workers_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    shrink(monkeypatch)
+    with pytest.raises(InputError, match="workers: 0 was given"):
+        reproduce(tmp_path / "study", scale="smoke", workers=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kill_before_the_first_file_was_in_place_does_not_lock_the_directory(here: Here, tmp_path: Path):
+    (tmp_path / ".study.json.abcd1234.tmp").write_text("{")
+    here.stop_after = 1
+    assert reproduce(tmp_path, scale="smoke").finished == 1
+
+
+GOOD = {"scale": "smoke", "protocols": ["paper"], "seeds": 1, "seconds": 0.0, "environment": {}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        "[1, 2]",
+        "3",
+        '"smoke"',
+        "{}",
+        json.dumps({name: value for name, value in GOOD.items() if name != "environment"}),
+        json.dumps(GOOD | {"scale": None}),
+        json.dumps(GOOD | {"scale": ["smoke"]}),
+        json.dumps(GOOD | {"seeds": "many"}),
+        json.dumps(GOOD | {"seeds": 0}),
+        json.dumps(GOOD | {"seeds": 1e999}),
+        json.dumps(GOOD | {"seeds": None}),
+        json.dumps(GOOD | {"protocols": "paper"}),
+        json.dumps(GOOD | {"protocols": None}),
+        json.dumps(GOOD | {"protocols": [["paper"]]}),
+        json.dumps(GOOD | {"environment": 3}),
+    ],
+)
+def test_a_damaged_study_is_one_sentence(copy: Path, content: str):
+    (copy / "study.json").write_text(content)
+    with pytest.raises(InputError) as caught:
+        gather(copy)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "3", "null", *(json.dumps(GOOD | {"seconds": x}) for x in ("long", None, [1]))],
+)
+def test_a_damaged_study_is_not_gone_on_with(copy: Path, content: str):
+    (copy / "study.json").write_text(content)
+    with pytest.raises(InputError, match="study"):
+        reproduce(copy, scale="smoke")
+    assert (copy / "study.json").read_text() == content
+
+
+@pytest.mark.parametrize("name", ["spec.json", "result.json", "metrics.jsonl", "ablation.json"])
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_damaged_run_is_one_sentence(copy: Path, name: str, content: str):
+    run = next((copy / "runs").iterdir())
+    (run / name).write_text(content)
+    with pytest.raises(InputError, match=f"{name}|ablation") as caught:
+        gather(copy)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_in_a_cell_keeps_what_is_finished(here: Here, tmp_path: Path):
+    here.stop_after = 2
+    out = tmp_path / "study"
+    first = reproduce(out, scale="smoke")
+    assert first.finished == 2
+    here.stop_after = 10**6
+    unbegun = [c.job.spec.name for c in first.plan.cells() if c.job.spec.name not in here.done][-1]
+    shutil.rmtree(out / "runs" / unbegun)
+    (out / "runs" / unbegun).mkdir()
+    (out / "runs" / unbegun / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds files that are not a run's"):
+        reproduce(out, scale="smoke")
+    assert read_json(out / "results.json")["finished"] == CELLS - 1
+    assert (out / "runs" / unbegun / "thesis.txt").read_text() == "mine"
+
+
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget", "reserve"), [(540, 20), (80, 20), (25, 6.25), (4, 1)])
+def test_a_time_budget_leaves_time_to_write_everything_down(budget: float, reserve: float):
+    now = time.time()
+    limits = limits_for(budget, Limits(device="cpu"))
+    assert limits.deadline == pytest.approx(now + budget - reserve, abs=2)
+    assert limits.device == "cpu"
+
+
+def test_without_a_budget_there_is_no_deadline():
+    limits = Limits()
+    assert limits_for(None, limits) is limits

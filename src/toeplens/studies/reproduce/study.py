@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toeplens.engine import Limits, read_ablation, run_local
+from toeplens.engine import Limits, plan_workers, read_ablation, run_local
 from toeplens.engine.local import OnEvent
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
@@ -85,12 +85,12 @@ def reproduce(
     choose("scale", scale, SCALES)
     plan = Plan(scale, tuple(protocols), seeds)
     cells = plan.cells()
+    limits = limits or Limits()
+    plan_workers(len(cells), limits.device, workers)  # refuses what cannot be before anything is written
     directory = _claim(Path(out), plan)
     started = time.time()
     try:
-        run_local(
-            [cell.job for cell in cells], directory / RUNS, limits or Limits(), workers=workers, on_event=on_event
-        )
+        run_local([cell.job for cell in cells], directory / RUNS, limits, workers=workers, on_event=on_event)
     finally:
         _note_time(directory, time.time() - started)
         state = gather(directory)
@@ -104,15 +104,20 @@ def _claim(directory: Path, plan: Plan) -> Path:
     path = directory / STUDY
     seconds = 0.0
     if path.exists():
-        had = read_json(path)
-        if not isinstance(had, dict) or had.get("scale") != plan.scale:
-            raise InputError(f"out: {directory} holds a study at scale {had.get('scale')!r}; give another directory.")
-        seconds = float(had.get("seconds", 0.0))
-    elif any(directory.iterdir()):
+        had, about = _read_plan(directory)
+        if had.scale != plan.scale:
+            raise InputError(f"out: {directory} holds a study at scale {had.scale!r}; give another directory.")
+        seconds = about["seconds"]
+    elif any(not _is_leftover(child) for child in directory.iterdir()):
         raise InputError(f"out: {directory} holds files that are not a study's; give an empty or new directory.")
     write_json(path, {**wanted, "seconds": seconds, "environment": environment()})
     make_directory(directory / RUNS)
     return directory
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether ``path`` is a temporary file of ours, left by a process that was killed while it wrote the first one."""
+    return path.name.startswith(f".{STUDY}.") and path.suffix == ".tmp"
 
 
 def _note_time(directory: Path, seconds: float) -> None:
@@ -184,10 +189,10 @@ def _read_plan(directory: Path) -> tuple[Plan, dict[str, Any]]:
     content = read_json(directory / STUDY)
     try:
         plan = Plan(choose("scale", content["scale"], SCALES), tuple(content["protocols"]), int(content["seeds"]))
-        return plan, {**content["environment"], "seconds": content["seconds"]}
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
+        return plan, {**content["environment"], "seconds": float(content["seconds"])}
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"study: {directory / STUDY} is damaged ({error}).") from None
 
 
