@@ -25,6 +25,7 @@ from toeplens.training.run import Run, Status
 from toeplens.training.spec import RunSpec
 
 _IGNORED = -100
+_TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**20}  # what attention with dropout needs grows with it: 13 GB at 2**16
 Progress = Callable[[int, int, dict[str, Any] | None], None]
 
 
@@ -171,10 +172,12 @@ class _Session:
         return torch.autocast(self.execution.device.type, torch.bfloat16) if self.execution.bf16 else nullcontext()
 
     def _loss(self, tokens: Tensor, labels: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Sum of the losses, and right answers."""
         with self.amp():
             logits = self.model(tokens, lengths)
         logits = logits.float()
-        return F.cross_entropy(logits, labels, ignore_index=_IGNORED), correct(logits.detach(), labels).sum()
+        loss = F.cross_entropy(logits, labels, ignore_index=_IGNORED, reduction="sum")
+        return loss, correct(logits.detach(), labels).sum()
 
     @property
     def owes_evaluation(self) -> bool:
@@ -233,13 +236,15 @@ class _Session:
             labels = F.pad(labels, (0, missing), value=_IGNORED)
         self.model.train()
         self.optimizer.zero_grad()
-        loss, right = self.loss(tokens, labels, lengths)
-        loss.backward()
+        counted = (labels != _IGNORED).sum()
+        size = max(1, _TOKENS_AT_ONCE[self.execution.device.type] // tokens.shape[1])
+        for part in Batches(tokens, labels, lengths).split(size):  # gradients add up to those of the whole batch
+            loss, right = self.loss(*part)
+            (loss / counted.clamp(min=1)).backward()
+            self.sums[:2] += torch.stack((loss.detach().double(), right.double()))
+        self.sums[2] += counted
         self.optimizer.step()
         self.scheduler.step()
-        counted = (labels != _IGNORED).sum()
-        total = torch.where(counted > 0, loss.detach().double() * counted, 0.0)  # a mean over no example is NaN
-        self.sums += torch.stack((total, right.double(), counted.double()))
         self.step += 1
 
     def _evaluate_batch(self) -> None:
