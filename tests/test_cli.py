@@ -668,20 +668,36 @@ def test_ctrl_c_while_the_workers_start_is_as_clean(tmp_path: Path):
     assert json.loads(out)["finished"] == 0
 
 
-@pytest.mark.heavy
-def test_the_paper_scale_goes_on_in_pieces_within_their_time(tmp_path: Path):
-    budget = 60
-    command = ["reproduce", "--scale", "paper", "--protocol", "paper", "--out", str(tmp_path / "study")]
-    steps = []
+def pieces(command: list[str], budget: float, study_directory: Path) -> list[int]:
+    """All training steps done after each of two calls with a time budget, which they keep."""
+    done = [0]
     for _ in range(2):
         began = time.monotonic()
-        answer = in_a_process(*command, "--time-budget", f"{budget}s", "--workers", "1", timeout=budget + 60)
-        assert time.monotonic() - began < budget + 5
+        answer = in_a_process(*command, "--time-budget", f"{budget:g}s", timeout=budget + 240)
+        took = time.monotonic() - began
         assert answer.code == 0
         assert "the same command goes on" in answer.out
-        (run,) = (tmp_path / "study" / "runs").iterdir()
-        progress = read_json(run / "progress.json")
-        assert (run / store.CHECKPOINT).exists()
-        assert Run.open(run).status == "stopped"
-        steps.append(progress["step"])
-    assert 0 < steps[0] < steps[1] < progress["of"]
+        steps = 0
+        for directory in (study_directory / "runs").iterdir():
+            run = Run.open(directory)
+            steps += run.step
+            assert run.status != "stopped" or read_json(directory / "progress.json")["step"] == run.step
+            assert run.status != "stopped" or store.load_checkpoint(directory, run.spec) is not None
+        done.append(steps)
+        # a slow machine is late by the one step that has to be done, or nothing would ever be
+        assert took < budget + 5 or done[-1] - done[-2] == 1
+    return done
+
+
+@pytest.mark.heavy
+def test_the_paper_scale_goes_on_in_pieces_within_their_time(tmp_path: Path):
+    command = ["reproduce", "--scale", "paper", "--protocol", "paper", "--workers", "1", "--out", str(tmp_path)]
+    done = pieces(command, 40, tmp_path)
+    assert 0 < done[1] < done[2]
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+@pytest.mark.heavy
+def test_the_laptop_scale_goes_on_in_pieces_within_their_time(tmp_path: Path):
+    done = pieces(["reproduce", "--scale", "laptop", "--seeds", "3", "--out", str(tmp_path)], 25, tmp_path)
+    assert 0 < done[1] < done[2]

@@ -105,7 +105,7 @@ def _print_state(state: study.Reproduction, as_json: bool) -> None:
         console.out.print(table)
     console.out.print(console.claims_table(state.entries))
     if not state.complete:
-        share = f"{100 * state.share:.1f} % of all training steps"
+        share = f"{100 * state.share:.3g} % of all training steps"
         console.say(f"{state.finished} of {state.total} cells are finished ({share}); the same command goes on.")
     console.say(f"page: {page.resolve()}")
 

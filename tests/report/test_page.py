@@ -181,7 +181,7 @@ def test_a_complete_study_has_no_banner(page: str) -> None:
 def test_an_unfinished_study_says_so_and_shows_what_there_is(make_study: Make, tmp_path: Path) -> None:
     state = make_study(tmp_path, finished=5)
     text = _Text(_without_plotly(render(state))).text
-    assert f"5 of {state.total} cells are finished ({int(100 * state.share)}% of the steps)" in text
+    assert f"5 of {state.total} cells are finished ({100 * state.share:.3g}% of the steps)" in text
     assert "not finished" in text
     assert "Not finished yet" in text
 

@@ -32,7 +32,9 @@ def test_parts_of_a_batch_give_the_same_run(
     whole = train(spec, tmp_path / "whole")
     monkeypatch.setitem(loop._TOKENS_AT_ONCE, "cpu", tokens_at_once)
     parts = train(spec, tmp_path / "parts")
-    for ours, theirs in zip(parts.model().parameters(), whole.model().parameters(), strict=True):
+    for (name, ours), theirs in zip(parts.model().named_parameters(), whole.model().parameters(), strict=True):
+        if name.endswith("qkv.bias"):  # a bias of the keys moves all logits of a query alike: its gradient is rounding
+            ours, theirs = ours[32:], theirs[32:]
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)  # float32, twelve steps of AdamW
     for ours, theirs in zip(parts.metrics, whole.metrics, strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=1e-5)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +69,7 @@ def run_local(
         count, mp_context=context, initializer=_start_worker, initargs=(stop, events, threads, os.getpid())
     ) as pool:
         waiting: dict[Future[Status], int] = {}
-        upcoming = iter(enumerate(jobs))
+        upcoming: Iterator[tuple[int, Job]] = iter(enumerate(jobs))
         failure: BaseException | None = None
         try:
             while True:
@@ -75,7 +77,8 @@ def run_local(
                     index, job = next(upcoming, (None, None))
                     if job is None or index is None:
                         break
-                    waiting[pool.submit(_work, index, job, out, plain)] = index
+                    with _deaf_to_interrupts():
+                        waiting[pool.submit(_work, index, job, out, plain)] = index
                 if not waiting:
                     break
                 try:
@@ -97,7 +100,9 @@ def run_local(
                         stop.set()
                         failure = failure or error
                         continue
-                    if on_event and statuses[index] != "stopped":
+                    if statuses[index] == "stopped":  # too little time is left to begin another job
+                        upcoming = iter(())
+                    elif on_event:
                         on_event(Event(index, 0, 0, None, statuses[index]))
         except BaseException as error:
             stop.set()
@@ -111,6 +116,16 @@ def run_local(
             f"and the same command goes on; if memory is short, lower --workers."
         ) from failure
     return statuses
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes started within it never hear a Ctrl-C, which a terminal sends to all: it is the parent's to handle."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _never() -> bool:
@@ -134,10 +149,7 @@ _orphaned = threading.Event()
 
 
 def _start_worker(stop: Any, events: Any, threads: int, parent: int) -> None:
-    import signal
-
     global _stop, _events
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks the workers to stop
     torch.set_num_threads(threads)
     _stop, _events = stop, events
     threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()

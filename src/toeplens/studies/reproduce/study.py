@@ -140,9 +140,7 @@ def gather(directory: Path | str) -> Reproduction:
         run = Run.open(run_directory)
         ablation = read_ablation(run_directory)
         ready = run.status == "diverged" or (run.status == "complete" and ablation is not None)
-        done += (
-            cell.job.spec.total_steps if run.status != "stopped" else (run.metrics[-1]["step"] if run.metrics else 0)
-        )
+        done += run.step if run.status == "stopped" else cell.job.spec.total_steps
         if ready:
             if (run_directory / ENVIRONMENT).exists():
                 about = {**about, "execution": read_json(run_directory / ENVIRONMENT).get("execution")}
