@@ -19,7 +19,7 @@ from toeplens.sources import DecoderSource
 
 @torch.no_grad()
 def with_hooks(model: Decoder, tokens: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
-    """The drops [layers, heads] by running the whole model once a head, its slice zeroed before the output projection."""
+    """The drops [layers, heads] by running the whole model once a head, its slice of the projection's input zeroed."""
     config = model.config
     intact = (model(tokens).argmax(-1) == labels).double().mean().item()
     drops = np.zeros((config.num_layers, config.num_heads))
@@ -67,7 +67,8 @@ def main() -> None:
     fast, slow = min(times["ours"]), min(times["hooks"])
     Console().print(
         f"{given.layers} layers x {given.heads} heads, {given.examples} examples, {given.threads} threads: "
-        f"ours {fast:.1f} s, hooks {slow:.1f} s, ratio {slow / fast:.2f}, largest difference {np.abs(ours - hooks).max():.2g}"
+        f"ours {fast:.1f} s, hooks {slow:.1f} s, ratio {slow / fast:.2f}, "
+        f"largest difference {np.abs(ours - hooks).max():.2g}"
     )
 
 

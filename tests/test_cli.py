@@ -608,7 +608,10 @@ def wait_until(true: Callable[[], bool], process: subprocess.Popen[str], seconds
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+both_signals = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+@both_signals
 def test_a_signal_stops_training_at_a_checkpoint(toeplens: Toeplens, tmp_path: Path, number: signal.Signals):
     command = ["train", *TINY, *changes(epochs=100_000), "--out", str(tmp_path), "--json"]
     with subprocess.Popen([*TOEPLENS, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -623,24 +626,27 @@ def test_a_signal_stops_training_at_a_checkpoint(toeplens: Toeplens, tmp_path: P
     assert run.step > 0
 
 
-def group_signalled(command: list[str], ready: Callable[[], bool]) -> tuple[int, str, str, float]:
-    """Ctrl-C as a terminal sends it: to the command and all its workers."""
+def group_signalled(
+    number: signal.Signals, command: list[str], ready: Callable[[], bool]
+) -> tuple[int, str, str, float]:
+    """Ctrl-C as a terminal sends it, termination as `timeout` and schedulers do: to the command and all its workers."""
     process = subprocess.Popen(
         [*TOEPLENS, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     with process:
         wait_until(ready, process)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
         began = time.monotonic()
         out, err = process.communicate(timeout=60)
     return process.returncode, out, err, time.monotonic() - began
 
 
 @pytest.mark.heavy
-def test_ctrl_c_stops_a_study_cleanly_and_the_same_command_completes_it(tmp_path: Path):
+@both_signals
+def test_a_signal_stops_a_study_cleanly_and_the_same_command_completes_it(tmp_path: Path, number: signal.Signals):
     command = ["reproduce", "--scale", "smoke", "--out", str(tmp_path / "study"), "--json"]
     runs = tmp_path / "study" / "runs"
-    code, out, err, seconds = group_signalled(command, lambda: len(list(runs.glob("*/metrics.jsonl"))) >= 3)
+    code, out, err, seconds = group_signalled(number, command, lambda: len(list(runs.glob("*/metrics.jsonl"))) >= 3)
     assert code == 130
     assert seconds < 30
     assert "Traceback" not in err
@@ -659,9 +665,10 @@ def test_ctrl_c_stops_a_study_cleanly_and_the_same_command_completes_it(tmp_path
 
 
 @pytest.mark.heavy
-def test_ctrl_c_while_the_workers_start_is_as_clean(tmp_path: Path):
+@both_signals
+def test_a_signal_while_the_workers_start_is_as_clean(tmp_path: Path, number: signal.Signals):
     command = ["reproduce", "--scale", "smoke", "--out", str(tmp_path / "study"), "--json"]
-    code, out, err, seconds = group_signalled(command, (tmp_path / "study" / "runs").exists)
+    code, out, err, seconds = group_signalled(number, command, (tmp_path / "study" / "runs").exists)
     assert code == 130
     assert seconds < 30
     assert "Traceback" not in err

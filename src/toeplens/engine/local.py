@@ -77,7 +77,7 @@ def run_local(
                     index, job = next(upcoming, (None, None))
                     if job is None or index is None:
                         break
-                    with _deaf_to_interrupts():
+                    with _signals_held():
                         waiting[pool.submit(_work, index, job, out, plain)] = index
                 if not waiting:
                     break
@@ -118,10 +118,16 @@ def run_local(
     return statuses
 
 
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
+
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes started within it never hear a Ctrl-C, which a terminal sends to all: it is the parent's to handle."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _signals_held() -> Iterator[None]:
+    """Processes started within it hold SIGINT and SIGTERM, which terminals and schedulers send to all of a group.
+
+    A SIGINT is the parent's to handle, so workers never hear it; a SIGTERM they take up in `_start_worker`.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
     finally:
@@ -145,22 +151,26 @@ def _drain(events: Any, on_event: OnEvent | None) -> None:
 _stop: Any = None
 _events: Any = None
 _busy = threading.Lock()
-_orphaned = threading.Event()
+_leaving = threading.Event()
 
 
 def _start_worker(stop: Any, events: Any, threads: int, parent: int) -> None:
     global _stop, _events
     torch.set_num_threads(threads)
     _stop, _events = stop, events
+    signal.signal(signal.SIGTERM, lambda *_: _leaving.set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
 
 
 def _watch_parent(parent: int) -> None:
-    """End this worker when its parent is gone, after the job at hand has written its checkpoint."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    _orphaned.set()
+    """End this worker when its parent is gone or it is told to, after the job at hand has written its checkpoint."""
+    while os.getppid() == parent and not _leaving.wait(0.5):
+        pass
+    _leaving.set()
     with _busy:
+        if os.getppid() == parent:
+            time.sleep(2)  # it hears how the job ended, and may end this process itself
         os._exit(1)
 
 
@@ -168,6 +178,8 @@ def _work(index: int, job: Job, out: Path, limits: Limits) -> Status:
     def report(step: int, total: int, row: dict[str, Any] | None) -> None:
         _events.put(Event(index, step, total, row["test_accuracy"] if row else None))
 
+    if _leaving.is_set():
+        return "stopped"
     with _busy:
-        own = replace(limits, should_stop=lambda: _orphaned.is_set() or _stop.is_set())
+        own = replace(limits, should_stop=lambda: _leaving.is_set() or _stop.is_set())
         return carry_out(job, out, own, report).status
