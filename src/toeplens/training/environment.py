@@ -36,9 +36,9 @@ class Execution:
 def plan_execution(device: str, compile_mode: CompileMode, precision: str) -> Execution:
     """Decide device, precision and compilation.
 
-    On a GPU compiling pays for small models, which are bound by launches; on a CPU it was measured slower than eager
-    code at the laptop scale and hardly faster at the paper's (benchmarks/training.py prints both), so there it is
-    taken only on request.
+    On a GPU small models are bound by launches, so they are compiled where a compiler is present. On a CPU compiled
+    code was measured slower than eager at the laptop scale (docs/decisions/005; benchmarks/training.py measures it
+    again), so there it is taken only on request.
     """
     choose("compile", compile_mode, ("auto", "on", "off"))
     choose("precision", precision, ("auto", "float32", "bf16"))
