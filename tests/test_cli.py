@@ -509,6 +509,7 @@ def test_standard_output_that_cannot_be_written(tmp_path: Path):
     assert Answer(done.returncode, "", done.stderr).refusal(3).startswith("error: standard output: no space left")
 
 
+@pytest.mark.heavy
 def test_a_reader_that_goes_away_is_no_error():
     reading, writing = os.pipe()
     os.close(reading)
@@ -611,7 +612,7 @@ def wait_until(true: Callable[[], bool], process: subprocess.Popen[str], seconds
 both_signals = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
-@both_signals
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.heavy)])
 def test_a_signal_stops_training_at_a_checkpoint(toeplens: Toeplens, tmp_path: Path, number: signal.Signals):
     command = ["train", *TINY, *changes(epochs=100_000), "--out", str(tmp_path), "--json"]
     with subprocess.Popen([*TOEPLENS, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -24,7 +24,7 @@ from toeplens.training import run as store
 EXAMPLES = 20
 
 
-def tiny(seed: int, epochs: int = 3) -> RunSpec:
+def tiny(seed: int, epochs: int = 3, examples: int = 48) -> RunSpec:
     return run_spec(
         task_options={"length": 8, "vocab_size": 12},
         model={
@@ -36,7 +36,7 @@ def tiny(seed: int, epochs: int = 3) -> RunSpec:
             "max_len": 8,
             "dropout": 0.1,
         },
-        train_examples=48,
+        train_examples=examples,
         test_examples=EXAMPLES,
         epochs=epochs,
         batch_size=16,
@@ -45,11 +45,8 @@ def tiny(seed: int, epochs: int = 3) -> RunSpec:
     )
 
 
-def jobs(*epochs: int, examples: int = EXAMPLES) -> list[Job]:
-    return [Job(tiny(42 + index, count), f"job {index}", examples) for index, count in enumerate(epochs)]
-
-
-LONG = 60  # epochs; with the start of a process, more than a second on any machine
+def jobs(*epochs: int, **sizes: int) -> list[Job]:
+    return [Job(tiny(42 + index, count, **sizes), f"job {index}", EXAMPLES) for index, count in enumerate(epochs)]
 
 
 def outcome(directory: Path) -> tuple[Any, ...]:
@@ -91,7 +88,7 @@ def test_workers_give_bit_for_bit_what_one_process_gives(tmp_path: Path):
 
 
 def test_a_deadline_stops_everything_and_a_second_call_completes_it(tmp_path: Path):
-    wanted = jobs(LONG, LONG, 1)
+    wanted = jobs(1, 1, 1, examples=3200)  # 200 steps after the start of a process: more than a second anywhere
     began = time.monotonic()
     statuses = run_local(wanted, tmp_path, Limits(deadline=time.time() + 1), workers=2)
     assert statuses == ["stopped"] * 3
@@ -131,6 +128,7 @@ def test_time_that_is_up_before_the_start_begins_nothing(tmp_path: Path):
     assert run_local([], tmp_path, Limits()) == []
 
 
+@pytest.mark.heavy
 def test_a_worker_that_is_killed_is_one_sentence(tmp_path: Path):
     """As when the machine's memory is used up."""
 

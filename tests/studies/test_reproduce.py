@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from jaxtyping import config
 
-from toeplens.engine import Job, Limits, carry_out
+from toeplens.engine import Job, Limits, carry_out, local, run_local
 from toeplens.ground import InputError, read_json
 from toeplens.studies import CellResult, Results, judge
 from toeplens.studies.reproduce import (
@@ -321,17 +322,6 @@ def unchecked() -> Iterator[None]:
         config.update("jaxtyping_disable", False)
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study that two workers carried out; not to be changed."""
-    out = tmp_path_factory.mktemp("finished") / "study"
-    with pytest.MonkeyPatch.context() as patch, unchecked():
-        shrink(patch)
-        state = reproduce(out, scale="smoke", workers=2)
-    assert state.complete
-    return out
-
-
 class Here:
     """Stands for `run_local`: in this process, one job after another, stopped after some."""
 
@@ -346,6 +336,17 @@ class Here:
                 over = limits
             elif carry_out(job, out, over).status != "stopped":
                 self.done.append(job.spec.name)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished study; not to be changed."""
+    out = tmp_path_factory.mktemp("finished") / "study"
+    with pytest.MonkeyPatch.context() as patch, unchecked():
+        shrink(patch)
+        patch.setattr(study, "run_local", Here())
+        assert reproduce(out, scale="smoke").complete
+    return out
 
 
 @pytest.fixture
@@ -377,7 +378,7 @@ def told(state: Reproduction) -> dict[str, Any]:
     return {"cells": found, "claims": [entry.to_dict() for entry in state.entries]}
 
 
-def test_workers_carry_out_every_cell_and_write_it_down(copy: Path):
+def test_every_cell_is_carried_out_and_written_down(copy: Path):
     state = gather(copy)
     assert (state.finished, state.total, state.share, state.complete) == (CELLS, CELLS, 1.0, True)
     assert [cell.key for cell in state.results.cells] == sorted(cell.key for cell in state.plan.cells())
@@ -409,11 +410,13 @@ def test_each_cell_is_its_run(copy: Path):
         assert (cell.length_chance > cell.chance) == padded
 
 
-def test_workers_find_what_one_process_finds(finished: Path, here: Here, tmp_path: Path):
-    with_workers = gather(shutil.copytree(finished, tmp_path / "copy"))
-    alone = reproduce(tmp_path / "alone", scale="smoke")
-    assert len(here.done) == CELLS
-    assert told(alone) == told(with_workers)
+def test_workers_find_what_one_process_finds(copy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The micro scale reaches the workers with their jobs; they know nothing of it themselves."""
+    monkeypatch.setattr(study, "run_local", run_local)
+    monkeypatch.setattr(local, "plan_workers", lambda *_: (2, torch.get_num_threads()))
+    state = reproduce(tmp_path / "study", scale="smoke", workers=2)
+    assert state.complete
+    assert told(state) == told(gather(copy))
 
 
 def test_gathering_twice_writes_the_same_bytes(copy: Path):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
+from scipy.special import stdtrit
 
 from toeplens.ground import InputError
 
@@ -56,5 +56,5 @@ def over_seeds(values: Float[np.ndarray, "s"], *, level: float = 0.95) -> Estima
     mean = float(values.mean())
     if len(values) == 1:
         return Estimate(mean, -np.inf, np.inf, 1)
-    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    half = float(stdtrit(len(values) - 1, (1 + level) / 2) * values.std(ddof=1) / np.sqrt(len(values)))
     return Estimate(mean, mean - half, mean + half, len(values))
