@@ -258,7 +258,7 @@ def deepseek_sizes(attention: str, **more: Any) -> dict[str, Any]:
 
 
 def our_output(ours: LatentAttention, x: Tensor, positions: Tensor) -> Tensor:
-    z = ours.heads(x, x, q_positions=positions, k_positions=positions, bias=None, mask=None, single=False)
+    z = ours.heads(x, x, q_positions=positions, k_positions=positions)
     return ours.merge(z)
 
 

@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from toeplens import encodings
-from toeplens.encodings import PositionalEncoding, registry
+from toeplens.encodings import PositionalEncoding, attention_weights, registry
 from toeplens.ground import InputError
-from toeplens.model import Attention, Decoder, DecoderConfig, Protocol, attention_weights, decoder_config
+from toeplens.model import Attention, Decoder, DecoderConfig, Protocol, decoder_config
 from toeplens.model import protocol_switches as switches_of
 
 SMALL = {
@@ -419,7 +419,6 @@ def test_explicit_weights_are_a_distribution_over_the_visible_keys(encoding: str
     assert isinstance(attention, Attention)
     x, positions = torch.randn(B, N, SMALL["d_model"], dtype=torch.float64), torch.arange(N)
     q, k, _ = attention.project(x, x)
-    q, k = attention.encoding.rotate(q, k, positions, positions)
     mask = (positions < LENGTHS.unsqueeze(1))[:, None, None, :]
     weights = attention_weights(
         q,
@@ -427,7 +426,7 @@ def test_explicit_weights_are_a_distribution_over_the_visible_keys(encoding: str
         encoding=attention.encoding,
         q_positions=positions,
         k_positions=positions,
-        bias=attention.encoding.bias(positions, positions),
+        notes=attention.encoding.note(x),
         mask=mask,
         causal=True,
         scale=attention.scale,

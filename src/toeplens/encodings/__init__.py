@@ -1,19 +1,27 @@
 """Positional encodings under one contract: `names()`, `build(name, ...)`, and the hooks of `PositionalEncoding`."""
 
+from toeplens.encodings.attention import AT_ONCE, attend, attention_logits, attention_weights, fixed_bias
 from toeplens.encodings.base import Coupling, PositionalEncoding, Positions, offsets_between
 from toeplens.encodings.bias import OffsetBias
 from toeplens.encodings.latent import MLA
 from toeplens.encodings.registry import build, get, names, options
 from toeplens.encodings.rotary import Rotary
+from toeplens.encodings.seen import Seen
 
 __all__ = [
+    "AT_ONCE",
     "MLA",
     "Coupling",
     "OffsetBias",
     "PositionalEncoding",
     "Positions",
     "Rotary",
+    "Seen",
+    "attend",
+    "attention_logits",
+    "attention_weights",
     "build",
+    "fixed_bias",
     "get",
     "names",
     "offsets_between",

@@ -102,3 +102,6 @@ class RandomTable(_Table):
             self.weight = nn.Parameter(table)
         else:
             self.register_buffer("weight", table)
+
+
+ENCODINGS = {"sinusoidal": Sinusoidal, "learned": Learned, "random-fixed": RandomTable}

@@ -2,40 +2,67 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
+from toeplens.encodings.seen import Seen
 from toeplens.ground import InputError
 
 Coupling = Literal["none", "input", "bias", "rotation", "concatenation", "logits", "weights", "accumulated"]
-Positions = Int[Tensor, "_"] | Int[Tensor, "B _"]  # unnamed: queries and keys may differ in number
+Positions = Int[Tensor, "_"] | Int[Tensor, "B _"] | Int[Tensor, "*B _ axes"]  # unnamed: queries and keys may differ
+
+HOOKS = ("embed", "rotate", "score", "bias", "transform_logits", "transform_weights", "add_values")
 
 
 class PositionalEncoding(nn.Module):
-    """What position does to attention, through whichever of six hooks an encoding needs.
+    """What position does to attention, through whichever of seven hooks an encoding needs.
 
     A subclass overrides only the hooks through which it acts; the others stay neutral. Every hook takes the
     positions explicitly, as integers of shape [N] (the same for every sequence) or [B, N] (one row a sequence),
-    so offset windows, packed sequences and decoding with a key cache are all the same call.
+    so offset windows, packed sequences and decoding with a key cache are all the same call. Where a position has
+    several coordinates (`axes` > 1: rows and columns, the path in a tree), the last dimension holds them.
+
+    Any hook but `embed` may ask for one more argument, ``seen``: the queries, the keys, the notes (see `note`) and
+    the mask. An encoding whose position part depends on content reads it there.
 
     Class facts
-        coupling        where position enters attention (see `Coupling`)
-        data_dependent  whether the position part depends on the tokens' content
-        toeplitz        whether the position part is a function of the offset i - j alone
-        bounded         whether positions must stay under ``max_len``
-        citation        where the scheme was published
-        layers          the layers on which it acts, counted from 0; None for all
+        coupling          where position enters attention (see `Coupling`)
+        also_couples      further places where it enters, for the few that have two
+        data_dependent    whether the position part depends on the tokens' content: the logit of a query and a key is
+                          then no fixed set of functions of position, weighted by what that query and key say
+        toeplitz          whether the position part is a function of the offset i - j alone; never, if data-dependent
+        bounded           whether positions must stay under ``max_len``
+        length_dependent  whether the largest position seen changes what is done at all of them (dynamic scaling)
+        axes              coordinates of a position
+        shared            whether one instance serves all layers; else each layer has parameters of its own
+        citation          where the scheme was published
+        formula           what it does, in one line of TeX; i is the query's position, j the key's, delta = i - j
+        layers            the layers on which it acts, counted from 0; None for all
     """
 
     coupling: ClassVar[Coupling] = "none"
+    also_couples: ClassVar[tuple[Coupling, ...]] = ()
     data_dependent: ClassVar[bool] = False
     toeplitz: bool = True
     bounded: ClassVar[bool] = False
+    length_dependent: bool = False
+    axes: int = 1
+    shared: bool = True
     citation: ClassVar[str] = ""
+    formula: ClassVar[str] = ""
     layers: frozenset[int] | None = None
+    _seeing: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._seeing = frozenset(hook for hook in HOOKS if "seen" in inspect.signature(getattr(cls, hook)).parameters)
 
     def __init__(self, *, d_model: int, num_heads: int, head_dim: int, max_len: int) -> None:
         super().__init__()
@@ -47,7 +74,7 @@ class PositionalEncoding(nn.Module):
         ):
             if value < 1:
                 raise InputError(f"{field}: {value} was given; it must be at least 1.")
-        if self.coupling not in get_args(Coupling):
+        if not {self.coupling, *self.also_couples} <= set(get_args(Coupling)):
             raise InputError(
                 f"coupling: {self.coupling!r} was declared; it must be one of {', '.join(get_args(Coupling))}."
             )
@@ -60,15 +87,35 @@ class PositionalEncoding(nn.Module):
         """Add position to the token embeddings, once, before the first layer."""
         return x
 
+    def note(
+        self, x: Float[Tensor, "B N d_model"], before: Float[Tensor, "B H M c"] | None = None
+    ) -> Float[Tensor, "B H N c"] | None:
+        """What is kept of each token's content, a row a token beside its key; or None.
+
+        ``x`` is what the layer's keys are made from; ``before`` the notes of earlier tokens, where there are any (a key
+        cache), so that a running sum can go on.
+        """
+        return None
+
     def rotate(
         self,
         q: Float[Tensor, "B H Nq d"],
         k: Float[Tensor, "B H Nk d"],
         q_positions: Positions,
         k_positions: Positions,
-    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+    ) -> tuple[Float[Tensor, "B H Nq e"], Float[Tensor, "B H Nk e"]]:
         """Act on queries and keys before their inner product."""
         return q, k
+
+    def score(
+        self,
+        q: Float[Tensor, "B H Nq e"],
+        k: Float[Tensor, "B H Nk e"],
+        q_positions: Positions,
+        k_positions: Positions,
+    ) -> Float[Tensor, "B H Nq Nk"]:
+        """The product of queries and keys, before its scale. Overriding it takes the explicit path."""
+        return q @ k.transpose(-2, -1)
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"] | None:
         """A term added to the scaled logits: [H, Nq, Nk], or [B, H, Nq, Nk] for positions by sequence; or None."""
@@ -86,6 +133,18 @@ class PositionalEncoding(nn.Module):
         """Change the attention weights after the softmax. Overriding it takes the explicit path."""
         return weights
 
+    def add_values(
+        self, weights: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions
+    ) -> Float[Tensor, "B H Nq d"] | None:
+        """A term added to each head's output, from its weights; or None. Overriding it takes the explicit path."""
+        return None
+
+    def score_mod(
+        self, q_positions: Positions, k_positions: Positions, seen: Seen
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+        """The same bias as a function (score, batch, head, query, key) for flex attention; None if it has none."""
+        return None
+
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"] | Complex[Tensor, "H n D"] | None:
         """The position kernel at offsets i - j: real [H, D] for a bias, complex [H or 1, n, D] for a rotation.
 
@@ -96,17 +155,50 @@ class PositionalEncoding(nn.Module):
     # ---- how a model uses it --------------------------------------------------------------------------------------
 
     def for_layer(self, layer: int) -> PositionalEncoding:
-        """The encoding as layer ``layer`` (from 0) sees it; itself where all layers share it."""
-        return self
+        """The encoding as layer ``layer`` (from 0) sees it: itself where layers share it, else a fresh start."""
+        if self.shared or layer == 0:
+            return self
+        own = copy.deepcopy(self)
+        own.reset_parameters()
+        return own
+
+    def reset_parameters(self) -> None:
+        """Draw the starting values of all parameters again."""
+
+    def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
+        """The positions of running token numbers: themselves, or their coordinates where `axes` > 1."""
+        return tokens
+
+    def by_sequence(self, positions: Positions) -> bool:
+        """Whether positions have a row a sequence."""
+        return positions.ndim - (self.axes > 1) == 2
+
+    def hook(self, name: str, *arguments: Any, seen: Seen) -> Any:
+        """Call a hook, with ``seen`` if it asks for it."""
+        if name in self._seeing:
+            return getattr(self, name)(*arguments, seen=seen)
+        return getattr(self, name)(*arguments)
+
+    def overrides(self, name: str) -> bool:
+        """Whether the encoding acts through the hook ``name``."""
+        return getattr(type(self), name) is not getattr(PositionalEncoding, name)
 
     @property
     def fusable(self) -> bool:
-        """Whether fused attention can carry it: it leaves logits and weights to rotation and bias."""
-        kind = type(self)
-        return (
-            kind.transform_logits is PositionalEncoding.transform_logits
-            and kind.transform_weights is PositionalEncoding.transform_weights
+        """Whether fused attention can carry it: it is a rotation, a bias, or an input vector."""
+        return not any(
+            self.overrides(hook) for hook in ("score", "transform_logits", "transform_weights", "add_values")
         )
+
+    @property
+    def fixed_bias(self) -> bool:
+        """Whether its bias depends on positions alone, so that it can be formed once for all who share it."""
+        return self.overrides("bias") and "bias" not in self._seeing and not self.overrides("transform_logits")
+
+    @property
+    def query_dim(self) -> int:
+        """Dimensions of the queries and keys that `rotate` is given."""
+        return self.head_dim
 
     def check_positions(self, positions: Positions) -> None:
         """Refuse positions that a table of ``max_len`` rows does not hold."""
@@ -148,3 +240,23 @@ def require_even(field: str, value: int, why: str) -> None:
     """Refuse an odd size where dimensions are taken in pairs."""
     if value % 2 or value < 2:
         raise InputError(f"{field}: {value} was given; {why}, so it must be even and at least 2.")
+
+
+def require_number(
+    field: str, value: float, *, over: float = -math.inf, at_least: float = -math.inf, at_most: float = math.inf
+) -> float:
+    """Refuse a number that is not finite or outside its range; the sentence names the range."""
+    if not (math.isfinite(value) and value > over and at_least <= value <= at_most):
+        limits = [
+            words
+            for given, words in (
+                (over > -math.inf, f"over {over:g}"),
+                (at_least > -math.inf, f"at least {at_least:g}"),
+                (at_most < math.inf, f"at most {at_most:g}"),
+            )
+            if given
+        ]
+        raise InputError(
+            f"{field}: {value} was given; it must be finite{' and ' if limits else ''}{', '.join(limits)}."
+        )
+    return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Literal
 
@@ -21,8 +20,17 @@ class OffsetBias(PositionalEncoding):
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
         offsets = offsets_between(q_positions, k_positions)
-        values = self.kernel(offsets.flatten()).unflatten(-1, offsets.shape)
+        values = self._kernel_at(offsets.flatten()).unflatten(-1, offsets.shape)
         return values if offsets.ndim == 2 else values.movedim(0, 1)
+
+    def _kernel_at(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
+        """The kernel, evaluated once for each different offset where looking at them costs nothing."""
+        if offsets.device.type != "cpu" or torch.compiler.is_compiling() or offsets.numel() == 0:
+            return self.kernel(offsets)
+        low, high = int(offsets.min()), int(offsets.max())
+        if 2 * (high - low + 1) > offsets.numel():
+            return self.kernel(offsets)
+        return self.kernel(torch.arange(low, high + 1))[:, offsets - low]
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         raise NotImplementedError
@@ -136,13 +144,12 @@ class RelativeTable(OffsetBias):
         self.shared, self.init_std = shared, init_std
         self.weight = nn.Parameter(torch.randn(2 * self.max_len - 1, self.num_heads) * init_std)
 
-    def for_layer(self, layer: int) -> PositionalEncoding:
-        if self.shared or layer == 0:
-            return self
-        own = copy.deepcopy(self)
-        nn.init.normal_(own.weight, std=self.init_std)
-        return own
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.init_std)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         edge = self.max_len - 1
         return nn.functional.embedding(offsets.clamp(-edge, edge) + edge, self.weight).transpose(0, 1)
+
+
+ENCODINGS = {"t5": T5, "relative-table": RelativeTable, "alibi": ALiBi}

@@ -72,3 +72,6 @@ class MLA(Rotary):
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H n D"] | None:
         """The rotary part's kernel (the content part has none); None for the released table, which has none."""
         return super().kernel(offsets) if self.phase_table == "rotation" else None
+
+
+ENCODINGS = {"mla": MLA}

@@ -18,3 +18,6 @@ class NoPE(PositionalEncoding):
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         """Zero at every offset."""
         return torch.zeros(self.num_heads, offsets.numel(), device=offsets.device)
+
+
+ENCODINGS = {"nope": NoPE}

@@ -7,33 +7,19 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from toeplens.encodings.absolute import Learned, RandomTable, Sinusoidal
+from toeplens.encodings import absolute, bias, latent, nope, rotary
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.bias import T5, ALiBi, RelativeTable
-from toeplens.encodings.latent import MLA
-from toeplens.encodings.nope import NoPE
-from toeplens.encodings.rotary import PartialRoPE, RoPE, RoPEAbsolute
 from toeplens.ground import InputError, choose
 
-_OURS: dict[str, type[PositionalEncoding]] = {
-    "nope": NoPE,
-    "sinusoidal": Sinusoidal,
-    "learned": Learned,
-    "random-fixed": RandomTable,
-    "t5": T5,
-    "relative-table": RelativeTable,
-    "alibi": ALiBi,
-    "rope": RoPE,
-    "partial-rope": PartialRoPE,
-    "rope-absolute": RoPEAbsolute,
-    "mla": MLA,
-}
+_FAMILIES = (nope, absolute, bias, rotary, latent)  # each module's ENCODINGS: name -> class
 _SIZES = ("d_model", "num_heads", "head_dim", "max_len")
 
 
 @cache
 def _all() -> dict[str, type[PositionalEncoding]]:
-    found = dict(_OURS)
+    found: dict[str, type[PositionalEncoding]] = {}
+    for family in _FAMILIES:
+        found.update(family.ENCODINGS)
     for entry in entry_points(group="toeplens.encodings"):
         if entry.name not in found:
             found[entry.name] = entry.load()

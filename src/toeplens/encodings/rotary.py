@@ -189,3 +189,6 @@ class RoPEAbsolute(RoPE):
 
     def embed(self, x: Float[Tensor, "B N d_model"], positions: Positions) -> Float[Tensor, "B N d_model"]:
         return self.sinusoid.embed(x, positions)
+
+
+ENCODINGS = {"rope": RoPE, "partial-rope": PartialRoPE, "rope-absolute": RoPEAbsolute}

@@ -1,6 +1,6 @@
 """The decoder and its attention, built from a configuration and an encoding."""
 
-from toeplens.model.attention import Attention, LatentAttention, attend, attention_weights
+from toeplens.model.attention import Attention, LatentAttention
 from toeplens.model.config import DecoderConfig, Protocol, decoder_config, protocol_switches
 from toeplens.model.decoder import Block, Context, Decoder
 
@@ -12,8 +12,6 @@ __all__ = [
     "DecoderConfig",
     "LatentAttention",
     "Protocol",
-    "attend",
-    "attention_weights",
     "decoder_config",
     "protocol_switches",
 ]

@@ -1,90 +1,14 @@
-"""Attention with any encoding: fused wherever the encoding allows, and an explicit path that gives the same numbers."""
+"""Attention layers: the projections around `toeplens.encodings.attend`, standard and latent."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings import MLA, PositionalEncoding, Positions
+from toeplens.encodings import MLA, PositionalEncoding, Positions, attend
 from toeplens.model.config import DecoderConfig
-
-
-def attend(
-    q: Float[Tensor, "B H Nq d"],
-    k: Float[Tensor, "B H Nk d"],
-    v: Float[Tensor, "B H Nk dv"],
-    *,
-    encoding: PositionalEncoding,
-    q_positions: Positions,
-    k_positions: Positions,
-    bias: Float[Tensor, "*H_Nq_Nk"] | None,
-    mask: Bool[Tensor, "*B_1_Nq_Nk"] | None,
-    causal: bool,
-    scale: float,
-    dropout: float,
-    fused: bool,
-) -> Float[Tensor, "B H Nq dv"]:
-    """softmax(scale q k^T + bias) v over the visible pairs, for queries and keys that are already rotated.
-
-    ``mask`` is True where a key is visible; ``causal`` stands for the plain lower triangle, where ``mask`` need not be
-    formed. ``fused`` takes torch's scaled_dot_product_attention if the encoding leaves logits and weights alone.
-    """
-    if fused and encoding.fusable:
-        if bias is None and mask is None:
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, scale=scale)
-        visible = _with_triangle(mask, causal, q, k)
-        added = visible
-        if bias is not None:
-            added = bias.to(q.dtype)
-            if visible is not None:
-                added = added.masked_fill(~visible, float("-inf"))
-            if added.ndim == 3:
-                added = added.unsqueeze(0)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=scale)
-    weights = attention_weights(
-        q,
-        k,
-        encoding=encoding,
-        q_positions=q_positions,
-        k_positions=k_positions,
-        bias=bias,
-        mask=mask,
-        causal=causal,
-        scale=scale,
-    )
-    return F.dropout(weights, dropout) @ v
-
-
-def attention_weights(
-    q: Float[Tensor, "B H Nq d"],
-    k: Float[Tensor, "B H Nk d"],
-    *,
-    encoding: PositionalEncoding,
-    q_positions: Positions,
-    k_positions: Positions,
-    bias: Float[Tensor, "*H_Nq_Nk"] | None,
-    mask: Bool[Tensor, "*B_1_Nq_Nk"] | None,
-    causal: bool,
-    scale: float,
-) -> Float[Tensor, "B H Nq Nk"]:
-    """The attention weights, formed explicitly; the mask is minus infinity."""
-    logits = (q @ k.transpose(-2, -1)) * scale
-    if bias is not None:
-        logits = logits + bias.to(logits.dtype)
-    logits = encoding.transform_logits(logits, q_positions, k_positions)
-    visible = _with_triangle(mask, causal, q, k)
-    if visible is not None:
-        logits = logits.masked_fill(~visible, float("-inf"))
-    return encoding.transform_weights(logits.softmax(-1), q_positions, k_positions)
-
-
-def _with_triangle(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Tensor | None:
-    if not causal:
-        return mask
-    triangle = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
-    return triangle if mask is None else mask & triangle
 
 
 class _Heads(nn.Module):
@@ -106,18 +30,17 @@ class _Heads(nn.Module):
         *,
         q_positions: Positions,
         k_positions: Positions,
-        bias: Tensor | None,
-        mask: Tensor | None,
-        single: bool,
+        rows: Int[Tensor, "*B Nq"] | None = None,
+        mask: Tensor | None = None,
+        added: Tensor | None = None,
         fused: bool = True,
     ) -> Float[Tensor, "B Nq H head_dim"]:
         """Each head's output, before the output projection.
 
-        ``queries`` may be fewer positions than ``context`` (``single``: one query a sequence, whose visible keys
-        ``mask`` says), so that a layer whose output is read in one place does only that place's work.
+        ``queries`` may be fewer positions than ``context``, whose ``rows`` they are, so that a layer whose output is
+        read in one place does only that place's work. ``added``: the fixed bias, where layers share it.
         """
         q, k, v = self.project(queries, context)
-        q, k = self.encoding.rotate(q, k, q_positions, k_positions)
         z = attend(
             q,
             k,
@@ -125,10 +48,12 @@ class _Heads(nn.Module):
             encoding=self.encoding,
             q_positions=q_positions,
             k_positions=k_positions,
-            bias=bias,
-            mask=mask,
-            causal=self.causal and not single,
             scale=self.scale,
+            rows=rows,
+            notes=self.encoding.note(context),
+            mask=mask,
+            causal=self.causal,
+            added=added,
             dropout=self.dropout if self.training else 0.0,
             fused=fused,
         )

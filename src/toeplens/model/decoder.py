@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding, Positions
 from toeplens.ground import InputError
 from toeplens.model.attention import Attention, LatentAttention
@@ -19,16 +20,20 @@ from toeplens.model.config import DecoderConfig
 class Context:
     """What all layers of one pass share.
 
-    positions    [N] or [B, N]
+    positions    [N] or [B, N], with one more dimension for encodings whose positions have several coordinates
+    by_sequence  whether positions have a row a sequence
     lengths      [B], tokens before the padding; None if nothing is padded
     embeddings   the raw input embeddings [B, N, d_model], for protocols whose keys and values come from them; else None
     key_mask     True where a key may be seen: [B, 1, 1, N]; None if all may
+    added        the bias that all layers share, with the mask in it: [1 or B, H, N, N]; None if there is none
     """
 
     positions: Positions
+    by_sequence: bool
     lengths: Int[Tensor, "B"] | None
     embeddings: Float[Tensor, "B N d_model"] | None
     key_mask: Tensor | None
+    added: Tensor | None = None
 
     def repeat(self, times: int) -> Context:
         """The context of the batch repeated ``times`` times, copy after copy."""
@@ -36,10 +41,11 @@ class Context:
         def again(x: Tensor | None) -> Tensor | None:
             return None if x is None else x.repeat(times, *[1] * (x.ndim - 1))
 
-        positions = self.positions if self.positions.ndim == 1 else self.positions.repeat(times, 1)
+        added = self.added
         return replace(
             self,
-            positions=positions,
+            positions=again(self.positions) if self.by_sequence else self.positions,
+            added=added if added is None or len(added) == 1 else again(added),
             lengths=again(self.lengths),
             embeddings=again(self.embeddings),
             key_mask=again(self.key_mask),
@@ -54,6 +60,7 @@ class Block(nn.Module):
         rate = {
             place: config.dropout if place in config.dropout_on else 0.0 for place in ("attention", "ffn-hidden", "ffn")
         }
+        self.shares_bias = encoding.fixed_bias and encoding.shared
         self.norm_attention = nn.LayerNorm(config.d_model)
         latent = isinstance(encoding, MLA)
         self.attention = LatentAttention(config, encoding) if latent else Attention(config, encoding)
@@ -76,27 +83,28 @@ class Block(nn.Module):
         """
         normed = self.norm_attention(x)
         keys = normed if context.embeddings is None else context.embeddings
-        mask, q_positions, queries = context.key_mask, context.positions, normed
-        if read is not None:
-            rows = torch.arange(x.shape[0], device=x.device)
-            x, queries = x[rows, read].unsqueeze(1), normed[rows, read].unsqueeze(1)
-            q_positions = (
-                context.positions[read] if context.positions.ndim == 1 else context.positions[rows, read]
-            ).unsqueeze(1)
-            if self.attention.causal:
-                seen = (torch.arange(keys.shape[1], device=x.device) <= read.unsqueeze(1))[:, None, None, :]
-                mask = seen if mask is None else mask & seen
+        positions = context.positions
+        if read is None:
+            return x, self.attention.heads(
+                normed,
+                keys,
+                q_positions=positions,
+                k_positions=positions,
+                mask=context.key_mask,
+                added=context.added if self.shares_bias else None,
+                fused=fused,
+            )
+        batch = torch.arange(x.shape[0], device=x.device)
         z = self.attention.heads(
-            queries,
+            normed[batch, read].unsqueeze(1),
             keys,
-            q_positions=q_positions,
-            k_positions=context.positions,
-            bias=self.attention.encoding.bias(q_positions, context.positions),
-            mask=mask,
-            single=read is not None,
+            q_positions=(positions[batch, read] if context.by_sequence else positions[read]).unsqueeze(1),
+            k_positions=positions,
+            rows=read.unsqueeze(1),
+            mask=context.key_mask,
             fused=fused,
         )
-        return x, z
+        return x[batch, read].unsqueeze(1), z
 
     def finish(
         self, x: Float[Tensor, "B Nq d_model"], z: Float[Tensor, "B Nq H head_dim"]
@@ -134,7 +142,8 @@ class Decoder(nn.Module):
         Arguments
             tokens     token ids
             lengths    tokens of each sequence before its padding; None if nothing is padded
-            positions  any positions, [N] or [B, N]; 0, 1, 2, ... unless given
+            positions  any positions, [N] or [B, N], with the coordinates in a last dimension where the encoding's
+                       positions have several; 0, 1, 2, ... unless given
         """
         config = self.config
         if positions is None:
@@ -142,7 +151,8 @@ class Decoder(nn.Module):
                 raise InputError(
                     f"max_len: a sequence of {tokens.shape[1]} tokens was given; this model takes {config.max_len}."
                 )
-            positions = torch.arange(tokens.shape[1], device=tokens.device)
+            positions = self.encoding.place(torch.arange(tokens.shape[1], device=tokens.device))
+        by_sequence = self.encoding.by_sequence(positions)
         _check_lengths(lengths, tokens.shape[1])
         x = self.encoding.embed(self.embedding(tokens), positions)
         if self.input_encoding is not None:
@@ -151,7 +161,21 @@ class Decoder(nn.Module):
         if config.pad_mask and lengths is not None:
             key_mask = (torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1))[:, None, None, :]
         raw = x if config.key_value_source == "embeddings" else None
-        return x, Context(positions, lengths, raw, key_mask)
+        return x, Context(
+            positions, by_sequence, lengths, raw, key_mask, self._shared_bias(x, positions, by_sequence, key_mask)
+        )
+
+    def _shared_bias(
+        self, x: Tensor, positions: Positions, by_sequence: bool, key_mask: Tensor | None
+    ) -> Tensor | None:
+        """The bias of a pass, formed once, where layers share it and it is not too large to be kept."""
+        encoding, config, length = self.encoding, self.config, x.shape[1]
+        if not (encoding.fixed_bias and encoding.shared) or (config.num_layers == 1 and config.readout == "last"):
+            return None
+        rows = x.shape[0] if by_sequence or key_mask is not None else 1
+        if rows * config.num_heads * length**2 > encodings.AT_ONCE:
+            return None
+        return encodings.fixed_bias(encoding, positions, dtype=x.dtype, mask=key_mask, causal=config.causal)
 
     def read_position(self, layer: int, tokens_shape: torch.Size, context: Context) -> Int[Tensor, "B"] | None:
         """The one position of each sequence that ``layer`` must compute, or None for all."""

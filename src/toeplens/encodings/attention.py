@@ -1,0 +1,209 @@
+"""Attention with any encoding: fused wherever the encoding allows, by chunks of queries for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from toeplens.encodings.base import PositionalEncoding, Positions
+from toeplens.encodings.flexible import flex_attend
+from toeplens.encodings.seen import Seen
+
+AT_ONCE = 1 << 24  # query-key pairs, over batch and heads, that are worked at once where logits must be formed
+
+
+def attend(
+    q: Float[Tensor, "B H Nq d"],
+    k: Float[Tensor, "B H Nk d"],
+    v: Float[Tensor, "B H Nk dv"],
+    *,
+    encoding: PositionalEncoding,
+    q_positions: Positions,
+    k_positions: Positions,
+    scale: float,
+    rows: Int[Tensor, "*B Nq"] | None = None,
+    notes: Float[Tensor, "B H Nk c"] | None = None,
+    mask: Bool[Tensor, "*_B _H _Nq Nk"] | None = None,
+    causal: bool = True,
+    added: Float[Tensor, "*_B H Nq Nk"] | None = None,
+    dropout: float = 0.0,
+    fused: bool = True,
+    at_once: int = AT_ONCE,
+) -> Float[Tensor, "B H Nq dv"]:
+    """Each head's output, for queries and keys as they were projected: the encoding does all of its work in here.
+
+    Arguments
+        scale     factor of q . k
+        rows      which key is each query's own token; the last Nq keys unless given (so, decoding with a key cache)
+        notes     the encoding's notes of the keys' tokens (see `PositionalEncoding.note`)
+        mask      True where a key may be seen; all unless given
+        causal    hide the keys after each query's own
+        added     the encoding's fixed bias with the mask in it, from `fixed_bias`, where layers share it
+        dropout   rate, on the attention weights
+        fused     use torch's fused attention (on a GPU, flex attention for biases that depend on content) where the
+                  encoding leaves logits and weights alone; else form the weights. Both give the same numbers.
+        at_once   query-key pairs worked at once where they must be formed: memory is linear in the number of keys
+    """
+    square = rows is None and q.shape[-2] == k.shape[-2]
+    seen = _seen(q, k, rows, notes, mask, causal, scale)
+    q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
+    seen = replace(seen, q=q, k=k)
+    fused = fused and encoding.fusable
+    if fused and added is None and not encoding.overrides("bias"):
+        if mask is None and (square or not causal):
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, scale=scale)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=_four(seen.visible()), dropout_p=dropout, scale=scale)
+    if fused and added is None and square and mask is None and not dropout and q.is_cuda:
+        flexed = flex_attend(v, encoding, q_positions, k_positions, seen)
+        if flexed is not None:
+            return flexed
+    size = max(1, at_once // max(1, k.shape[0] * k.shape[1] * k.shape[2]))
+    starts = range(0, q.shape[-2], size)
+    if len(starts) <= 1:
+        return _some_queries(v, encoding, q_positions, k_positions, seen, added, dropout, fused)
+    parts = []
+    for start in starts:
+        stop = min(start + size, q.shape[-2])
+        arguments = (
+            v,
+            encoding,
+            _between(encoding, q_positions, start, stop),
+            k_positions,
+            seen.chunk(start, stop),
+            None if added is None else added[..., start:stop, :],
+            dropout,
+            fused,
+        )
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            parts.append(checkpoint(_some_queries, *arguments, use_reentrant=False))
+        else:
+            parts.append(_some_queries(*arguments))
+    return torch.cat(parts, dim=-2)
+
+
+def attention_logits(
+    q: Float[Tensor, "B H Nq d"],
+    k: Float[Tensor, "B H Nk d"],
+    *,
+    encoding: PositionalEncoding,
+    q_positions: Positions,
+    k_positions: Positions,
+    scale: float,
+    rows: Int[Tensor, "*B Nq"] | None = None,
+    notes: Float[Tensor, "B H Nk c"] | None = None,
+    mask: Bool[Tensor, "*_B _H _Nq Nk"] | None = None,
+    causal: bool = True,
+) -> Float[Tensor, "B H Nq Nk"]:
+    """The logits before the softmax, formed explicitly; minus infinity where a key is not visible. As `attend`."""
+    seen = _seen(q, k, rows, notes, mask, causal, scale)
+    q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
+    return _logits(encoding, q_positions, k_positions, replace(seen, q=q, k=k), None)
+
+
+def attention_weights(
+    q: Float[Tensor, "B H Nq d"],
+    k: Float[Tensor, "B H Nk d"],
+    *,
+    encoding: PositionalEncoding,
+    q_positions: Positions,
+    k_positions: Positions,
+    scale: float,
+    rows: Int[Tensor, "*B Nq"] | None = None,
+    notes: Float[Tensor, "B H Nk c"] | None = None,
+    mask: Bool[Tensor, "*_B _H _Nq Nk"] | None = None,
+    causal: bool = True,
+) -> Float[Tensor, "B H Nq Nk"]:
+    """The attention weights, formed explicitly; what `attend` weighs the values with."""
+    seen = _seen(q, k, rows, notes, mask, causal, scale)
+    q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
+    seen = replace(seen, q=q, k=k)
+    weights = _logits(encoding, q_positions, k_positions, seen, None).softmax(-1)
+    return encoding.hook("transform_weights", weights, q_positions, k_positions, seen=seen)
+
+
+def fixed_bias(
+    encoding: PositionalEncoding,
+    positions: Positions,
+    *,
+    dtype: torch.dtype,
+    mask: Bool[Tensor, "*_B _H _N N"] | None,
+    causal: bool,
+) -> Float[Tensor, "_ H N N"]:
+    """The bias of an encoding with a `fixed_bias` among all ``positions``, with the mask in it, for `attend`."""
+    bias = encoding.bias(positions, positions)
+    assert bias is not None
+    added = _four(bias.to(dtype))
+    assert added is not None
+    if causal:
+        length = added.shape[-1]
+        future = torch.ones(length, length, dtype=torch.bool, device=added.device).triu(1)
+        added = added.masked_fill(future, float("-inf"))
+    return added if mask is None else added.masked_fill(~mask, float("-inf"))
+
+
+def _seen(
+    q: Tensor,
+    k: Tensor,
+    rows: Tensor | None,
+    notes: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Seen:
+    if rows is None:
+        rows = torch.arange(k.shape[-2] - q.shape[-2], k.shape[-2], device=q.device)
+    return Seen(q, k, rows, notes, mask, causal, scale)
+
+
+def _logits(
+    encoding: PositionalEncoding, q_positions: Positions, k_positions: Positions, seen: Seen, added: Tensor | None
+) -> Tensor:
+    logits = encoding.hook("score", seen.q, seen.k, q_positions, k_positions, seen=seen) * seen.scale
+    if added is not None:
+        return logits + added
+    bias = encoding.hook("bias", q_positions, k_positions, seen=seen)
+    if bias is not None:
+        logits = logits + bias.to(logits.dtype)
+    logits = encoding.hook("transform_logits", logits, q_positions, k_positions, seen=seen)
+    visible = seen.visible()
+    return logits if visible is None else logits.masked_fill(~visible, float("-inf"))
+
+
+def _some_queries(
+    v: Tensor,
+    encoding: PositionalEncoding,
+    q_positions: Positions,
+    k_positions: Positions,
+    seen: Seen,
+    added: Tensor | None,
+    dropout: float,
+    fused: bool,
+) -> Tensor:
+    if fused:
+        if added is None:
+            bias = encoding.hook("bias", q_positions, k_positions, seen=seen)
+            visible, added = seen.visible(), _four(bias.to(seen.q.dtype))
+            assert added is not None
+            if visible is not None:
+                added = added.masked_fill(~visible, float("-inf"))
+        return F.scaled_dot_product_attention(seen.q, seen.k, v, attn_mask=added, dropout_p=dropout, scale=seen.scale)
+    weights = _logits(encoding, q_positions, k_positions, seen, added).softmax(-1)
+    weights = encoding.hook("transform_weights", weights, q_positions, k_positions, seen=seen)
+    weights = F.dropout(weights, dropout)
+    out = weights @ v
+    more = encoding.hook("add_values", weights, q_positions, k_positions, seen=seen)
+    return out if more is None else out + more
+
+
+def _between(encoding: PositionalEncoding, positions: Positions, start: int, stop: int) -> Positions:
+    dim = positions.ndim - 1 - (encoding.axes > 1)
+    return positions.narrow(dim, start, stop - start)
+
+
+def _four(x: Tensor | None) -> Tensor | None:
+    return x if x is None or x.ndim == 4 else x.unsqueeze(0)
