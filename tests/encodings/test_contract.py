@@ -1,10 +1,9 @@
-"""What every encoding must keep to, and what each one is: statements about shapes, offsets, kernels and precision."""
+"""What the simple encodings are, one by one; what every encoding must keep to is in test_conformance.py."""
 
 from __future__ import annotations
 
-import copy
 from importlib.metadata import EntryPoint
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from toeplens import encodings
-from toeplens.encodings import Coupling, OffsetBias, PositionalEncoding, Rotary, offsets_between, registry
+from toeplens.encodings import OffsetBias, PositionalEncoding, Rotary, offsets_between, registry
 from toeplens.encodings.nope import NoPE
 from toeplens.encodings.rotary import turn
 from toeplens.ground import InputError
@@ -44,7 +43,20 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("mla", {"rotary_dim": 8, "rotary_query": "shared", "latent_norm": False}),
     ("mla", {"phase_table": "released"}),
 ]
-CASES = [(name, {}) for name in encodings.names()] + OPTIONS
+SIMPLE = (
+    "nope",
+    "sinusoidal",
+    "learned",
+    "random-fixed",
+    "t5",
+    "relative-table",
+    "alibi",
+    "rope",
+    "partial-rope",
+    "rope-absolute",
+    "mla",
+)  # acting by fixed vectors, biases and rotations alone
+CASES = [(name, {}) for name in SIMPLE] + OPTIONS
 
 
 def label(case: tuple[str, dict[str, Any]]) -> str:
@@ -80,12 +92,6 @@ def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, q_positions: Tens
     return encoding.transform_logits(result, q_positions, k_positions)
 
 
-def toeplitz_defect(matrix: Tensor) -> float:
-    """How far the diagonals are from constant, relative to the largest entry: 0 exactly for a Toeplitz matrix."""
-    along = (matrix[..., 1:, 1:] - matrix[..., :-1, :-1]).detach()
-    return float(along.abs().max() / matrix.detach().abs().max().clamp(min=1e-300))
-
-
 def randomised(encoding: PositionalEncoding) -> PositionalEncoding:
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -99,42 +105,6 @@ def acts_between_positions(encoding: PositionalEncoding) -> bool:
 
 
 # ---- shapes, names, options, errors ---------------------------------------------------------------------------------
-
-
-@every_encoding
-def test_every_hook_keeps_the_shape_of_what_it_is_given(name: str, options: dict) -> None:
-    encoding = build(name, options)
-    positions, offsets = torch.arange(N), torch.arange(-5, 6)
-    q, k = queries_and_keys(encoding, dtype=torch.float32)
-    q, later = q[:, :, -3:], positions[-3:]
-    x = torch.randn(B, N, encoding.d_model)
-    assert encoding.embed(x, positions).shape == x.shape
-    turned_q, turned_k = encoding.rotate(q, k, later, positions)
-    assert (turned_q.shape, turned_k.shape) == (q.shape, k.shape)
-    assert (turned_q.dtype, turned_k.dtype) == (q.dtype, k.dtype)
-    square = torch.randn(B, encoding.num_heads, 3, N)
-    assert encoding.transform_logits(square, later, positions).shape == square.shape
-    assert encoding.transform_weights(square, later, positions).shape == square.shape
-    bias, kernel = encoding.bias(later, positions), encoding.kernel(offsets)
-    assert bias is None or bias.shape == (encoding.num_heads, 3, N)
-    if kernel is not None and kernel.is_complex():
-        assert kernel.ndim == 3
-        assert kernel.shape[0] in (1, encoding.num_heads)
-        assert kernel.shape[2] == len(offsets)
-    elif kernel is not None:
-        assert kernel.shape in ((encoding.num_heads, len(offsets)), (1, len(offsets)))
-
-
-@every_encoding
-def test_its_facts_are_declared(name: str, options: dict) -> None:
-    encoding = build(name, options)
-    assert encoding.coupling in get_args(Coupling)
-    for fact in (encoding.data_dependent, encoding.toeplitz, encoding.bounded):
-        assert isinstance(fact, bool)
-    assert encoding.citation.strip()
-    assert (type(encoding).__doc__ or "").strip()
-    assert isinstance(encoding, encodings.get(name))
-    assert set(options) <= set(encodings.options(name))
 
 
 def test_an_unknown_name_lists_the_nearest() -> None:
@@ -255,51 +225,6 @@ def test_another_package_adds_an_encoding_by_entry_point_and_takes_no_name_of_ou
 
 
 @every_encoding
-def test_positions_given_once_or_for_each_sequence_are_the_same_positions(name: str, options: dict) -> None:
-    encoding = randomised(build(name, options))
-    one = torch.arange(3, 3 + N)
-    each = one.expand(B, N)
-    q, k = queries_and_keys(encoding)
-    x = torch.randn(B, N, encoding.d_model, dtype=torch.float64)
-    assert torch.equal(encoding.embed(x, one), encoding.embed(x, each))
-    for a, b in zip(encoding.rotate(q, k, one, one), encoding.rotate(q, k, each, each), strict=True):
-        assert torch.equal(a, b)
-    bias = encoding.bias(one, one)
-    for mixed in ((each, each), (one, each), (each, one)):
-        by_sequence = encoding.bias(*mixed)
-        if bias is None:
-            assert by_sequence is None
-        else:
-            assert by_sequence.shape == (B, encoding.num_heads, N, N)
-            assert torch.equal(by_sequence, bias.expand_as(by_sequence))
-
-
-@every_encoding
-def test_every_sequence_has_its_own_positions(name: str, options: dict) -> None:
-    encoding = randomised(build(name, options))
-    rows = torch.stack([torch.arange(N), torch.arange(N).flip(0) * 2 + 1])
-    q, k = queries_and_keys(encoding)
-    together = logits(encoding, q, k, rows, rows)
-    x = torch.randn(B, N, encoding.d_model, dtype=torch.float64)
-    for b, row in enumerate(rows):
-        alone = logits(encoding, q[b : b + 1], k[b : b + 1], row, row)
-        assert torch.allclose(together[b : b + 1], alone, rtol=0, atol=1e-12)
-        assert torch.equal(encoding.embed(x, rows)[b], encoding.embed(x[b : b + 1], row)[0])
-
-
-@every_encoding
-def test_a_window_of_queries_is_a_slice_of_the_whole(name: str, options: dict) -> None:
-    """What decoding with a key cache needs: the query at place n sees keys 0..n as it would in a pass over all."""
-    encoding = randomised(build(name, options))
-    positions = torch.arange(N)
-    q, k = queries_and_keys(encoding)
-    whole = logits(encoding, q, k, positions, positions)
-    for window, past in ((slice(5, 9), slice(0, 9)), (slice(11, 12), slice(0, 12)), (slice(0, 1), slice(3, 7))):
-        part = logits(encoding, q[:, :, window], k[:, :, past], positions[window], positions[past])
-        assert torch.allclose(part, whole[:, :, window, past], rtol=0, atol=1e-12)
-
-
-@every_encoding
 def test_moving_all_positions_changes_no_logit(name: str, options: dict) -> None:
     """Rotations and biases know offsets alone, so a shift by 1000 changes nothing but rounding."""
     encoding = randomised(build(name, options))
@@ -348,29 +273,6 @@ def test_a_table_holds_no_position_beyond_its_rows(name: str, positions: list) -
 
 
 # ---- kernels and the Toeplitz property ------------------------------------------------------------------------------
-
-
-@every_encoding
-def test_the_declared_toeplitz_property_is_the_measured_one(name: str, options: dict) -> None:
-    """Content is the same at every place, so whatever varies is position: is it a function of i - j alone?"""
-    encoding = randomised(build(name, options))
-    if encoding.data_dependent:
-        return
-    positions = torch.arange(24)
-    if encoding.coupling == "input":
-        rows = encoding.embed(torch.zeros(1, 24, encoding.d_model, dtype=torch.float64), positions)
-        matrix = rows @ rows.transpose(-1, -2)
-    else:
-        generator = torch.Generator().manual_seed(2)
-        content = torch.randn(encoding.d_model, generator=generator, dtype=torch.float64)
-        x = encoding.embed(content.expand(1, 24, -1), positions)
-        shape = (encoding.num_heads, encoding.d_model, head_width(encoding))
-        to_q, to_k = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
-        matrix = logits(encoding, x.unsqueeze(1) @ to_q, x.unsqueeze(1) @ to_k, positions, positions)
-    if encoding.toeplitz:
-        assert toeplitz_defect(matrix) < 1e-12
-    else:
-        assert toeplitz_defect(matrix) > 1e-2
 
 
 def test_which_encodings_are_declared_not_toeplitz() -> None:
@@ -437,42 +339,6 @@ def test_a_rotation_keeps_lengths_and_turns_back(name: str, options: dict) -> No
 # ---- precision ------------------------------------------------------------------------------------------------------
 
 
-def exact_buffers(encoding: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in encoding.named_buffers() if value.dtype == torch.float64}
-
-
-def casts(module: torch.nn.Module) -> list[torch.nn.Module]:
-    kinds = (torch.float16, torch.bfloat16, torch.float64, torch.float32)
-    return [
-        copy.deepcopy(module).half(),
-        copy.deepcopy(module).double(),
-        copy.deepcopy(module).half().float(),
-        *(copy.deepcopy(module).to(kind) for kind in kinds),
-    ]
-
-
-@every_encoding
-def test_casting_the_model_touches_no_frequency(name: str, options: dict) -> None:
-    encoding = build(name, options)
-    kept = exact_buffers(encoding)
-    assert bool(kept) == (isinstance(encoding, Rotary) or name in ("sinusoidal", "alibi"))
-    positions = torch.arange(N) + 5000
-    q, k = queries_and_keys(encoding, dtype=torch.float32)
-    x = torch.randn(B, N, encoding.d_model)
-    for cast in casts(encoding):
-        now = exact_buffers(cast)
-        assert now.keys() >= kept.keys()
-        assert all(torch.equal(now[buffer], kept[buffer]) for buffer in kept)
-        for a, b in zip(
-            encoding.rotate(q, k, positions, positions), cast.rotate(q, k, positions, positions), strict=True
-        ):
-            assert torch.equal(a, b)
-        if kept:
-            assert torch.equal(encoding.embed(x, positions), cast.embed(x, positions))
-            bias = encoding.bias(positions, positions)
-            assert bias is None or torch.equal(bias, cast.bias(positions, positions))
-
-
 @every_encoding
 def test_bfloat16_far_out_is_wrong_by_its_own_rounding_alone(name: str, options: dict) -> None:
     """At position 2^20 a float32 phase is off by 0.06 and a bfloat16 one by anything; the output's rounding is 2^-8."""
@@ -527,37 +393,11 @@ def test_latent_attention_takes_an_odd_content_part() -> None:
 
 
 @every_encoding
-def test_the_state_dict_is_the_whole_state(name: str, options: dict) -> None:
-    first, second = build(name, options, seed=0), build(name, options, seed=1)
-    state = first.state_dict()
-    assert not any(value.dtype == torch.float64 for value in state.values())  # derived from the options: never saved
-    second.load_state_dict(state)
-    q, k = queries_and_keys(first)
-    x = torch.randn(B, N, first.d_model, dtype=torch.float64)
-    positions = torch.arange(N)
-    assert torch.equal(first.embed(x, positions), second.embed(x, positions))
-    assert torch.equal(logits(first, q, k, positions, positions), logits(second, q, k, positions, positions))
-
-
-@every_encoding
 def test_the_seed_decides_every_random_start(name: str, options: dict) -> None:
     one, same, other = (build(name, options, seed=seed).state_dict() for seed in (3, 3, 4))
     assert one.keys() == same.keys()
     assert all(torch.equal(one[key], same[key]) for key in one)
     assert not any(torch.equal(one[key], other[key]) for key in one)
-
-
-@every_encoding
-def test_every_parameter_is_learned_from(name: str, options: dict) -> None:
-    encoding = randomised(build(name, options))
-    q, k = (x.requires_grad_() for x in queries_and_keys(encoding))
-    positions = torch.arange(N)
-    x = encoding.embed(torch.zeros(B, N, encoding.d_model, dtype=torch.float64), positions)
-    seen = logits(encoding, q, k, positions, positions)
-    ((x * torch.randn_like(x)).sum() + (seen * torch.randn_like(seen)).sum()).backward()
-    for parameter in (*encoding.parameters(), q, k):
-        assert bool(parameter.grad.isfinite().all())
-        assert bool(parameter.grad.any())
 
 
 # ---- what single encodings are --------------------------------------------------------------------------------------

@@ -35,7 +35,25 @@ B, N = 3, 9
 LENGTHS = torch.tensor([4, 9, 6])
 PROTOCOLS = get_args(Protocol)
 
-every_encoding = pytest.mark.parametrize("encoding", encodings.names())
+# one of each kind: what they do is tested with the encodings, here that the decoder carries it
+NAMES = (
+    "nope",
+    "learned",
+    "t5",
+    "relative-table",
+    "alibi",
+    "rope",
+    "rope-absolute",
+    "mla",
+    "fox",
+    "cope",
+    "shaw",
+    "urpe",
+    "dape-v2",
+    "path",
+    "carope",
+)
+every_encoding = pytest.mark.parametrize("encoding", NAMES)
 both_protocols = pytest.mark.parametrize("protocol", PROTOCOLS)
 
 
@@ -217,7 +235,7 @@ def test_the_released_nope_is_a_function_of_the_multiset_of_tokens_and_the_causa
 
 
 @both_protocols
-@pytest.mark.parametrize("encoding", [name for name in encodings.names() if name != "nope"])
+@pytest.mark.parametrize("encoding", [name for name in NAMES if name != "nope"])
 def test_every_encoding_lets_the_order_of_the_tokens_matter(encoding: str, protocol: str) -> None:
     decoder, tokens = model(encoding, protocol), tokens_like()
     assert differ(decoder(tokens), decoder(tokens.roll(3, 1))) > 1e-3
@@ -413,7 +431,7 @@ def test_an_encoding_that_changes_weights_is_honoured_on_either_path(protocol: s
     assert z[:, :, 1].all()
 
 
-@pytest.mark.parametrize("encoding", [name for name in encodings.names() if not latent(name)])
+@pytest.mark.parametrize("encoding", [name for name in NAMES if not latent(name)])
 def test_explicit_weights_are_a_distribution_over_the_visible_keys(encoding: str) -> None:
     attention = model(encoding).blocks[0].attention
     assert isinstance(attention, Attention)

@@ -56,8 +56,8 @@ def attend(
     fused = fused and encoding.fusable
     if fused and added is None and not encoding.overrides("bias"):
         if mask is None and (square or not causal):
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, scale=scale)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=_four(seen.visible()), dropout_p=dropout, scale=scale)
+            return _fused(q, k, v, None, dropout, scale, is_causal=causal)
+        return _fused(q, k, v, _four(seen.visible()), dropout, scale)
     if fused and added is None and square and mask is None and not dropout and q.is_cuda:
         flexed = flex_attend(v, encoding, q_positions, k_positions, seen)
         if flexed is not None:
@@ -191,13 +191,27 @@ def _some_queries(
             assert added is not None
             if visible is not None:
                 added = added.masked_fill(~visible, float("-inf"))
-        return F.scaled_dot_product_attention(seen.q, seen.k, v, attn_mask=added, dropout_p=dropout, scale=seen.scale)
+        return _fused(seen.q, seen.k, v, added, dropout, seen.scale)
     weights = _logits(encoding, q_positions, k_positions, seen, added).softmax(-1)
     weights = encoding.hook("transform_weights", weights, q_positions, k_positions, seen=seen)
     weights = F.dropout(weights, dropout)
     out = weights @ v
     more = encoding.hook("add_values", weights, q_positions, k_positions, seen=seen)
     return out if more is None else out + more
+
+
+def _fused(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scale: float, *, is_causal: bool = False
+) -> Tensor:
+    """Fused attention; its kernels want one width for queries, keys and values, so the narrower ones get zeros."""
+    width = v.shape[-1]
+    missing = q.shape[-1] - width
+    if missing > 0:
+        v = F.pad(v, (0, missing))
+    elif missing < 0:
+        q, k = F.pad(q, (0, -missing)), F.pad(k, (0, -missing))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale)
+    return out[..., :width]
 
 
 def _between(encoding: PositionalEncoding, positions: Positions, start: int, stop: int) -> Positions:

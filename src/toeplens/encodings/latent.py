@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Complex, Int
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from toeplens.encodings.base import Positions, require_even
@@ -62,8 +62,14 @@ class MLA(Rotary):
             if rotary_dim % 4:
                 raise InputError(f"rotary_dim: {rotary_dim} was given; the released phase table needs a multiple of 4.")
 
-    def tables(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        cos, sin = super().tables(positions, dtype)
+    @property
+    def query_dim(self) -> int:
+        return self.head_dim + self.rotary_dim
+
+    def tables(
+        self, positions: Positions, frequencies: Float[Tensor, "*_B H n"], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        cos, sin = super().tables(positions, frequencies, dtype)
         if self.phase_table == "rotation":
             return cos, sin
         both = torch.cat((sin, cos), dim=-1)

@@ -49,10 +49,14 @@ class Rotary(PositionalEncoding):
 
     Phases i theta_t are formed element by element in float64 and their cosines and sines are applied in float32
     (float64 for float64 input), whatever the model's dtype: bfloat16 holds no integer over 256 exactly.
+
+    A subclass whose frequencies change with the length gives them in `frequencies_at`; one that also scales queries
+    and keys sets ``magnitude``, which multiplies both, so that logits carry its square.
     """
 
     coupling = "rotation"
     frequencies: Tensor
+    magnitude: float = 1.0
 
     def __init__(self, frequencies: Float[Tensor, "H n"], *, pairing: Pairing, first: int = 0, **sizes: int) -> None:
         super().__init__(**sizes)
@@ -60,15 +64,21 @@ class Rotary(PositionalEncoding):
         self.first = first
         self.register_exact("frequencies", frequencies)
 
-    def phases(self, positions: Positions) -> Float[Tensor, "*B H N n"]:
-        """The angles i theta_t: [H or 1, N, n], or [B, H or 1, N, n] for positions by sequence."""
-        return positions.to(torch.float64)[..., None, :, None] * self.frequencies.unsqueeze(-2)
+    def frequencies_at(self, k_positions: Positions) -> Float[Tensor, "*B H n"]:
+        """The frequencies of a pass with these keys: [H or 1, n], or [B, H or 1, n] where each sequence has its own."""
+        return self.frequencies
 
-    def tables(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the phases, in float32 or, for float64 input, float64."""
-        phases = self.phases(positions)
+    def phases(self, positions: Positions, frequencies: Float[Tensor, "*_B H n"]) -> Float[Tensor, "*B H N n"]:
+        """The angles i theta_t: [H or 1, N, n], or [B, H or 1, N, n] for positions or frequencies by sequence."""
+        return positions.to(torch.float64)[..., None, :, None] * frequencies.unsqueeze(-2)
+
+    def tables(
+        self, positions: Positions, frequencies: Float[Tensor, "*_B H n"], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the phases, times ``magnitude``, in float32 or, for float64 input, float64."""
+        phases = self.phases(positions, frequencies)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        return phases.cos().to(wide), phases.sin().to(wide)
+        return (phases.cos() * self.magnitude).to(wide), (phases.sin() * self.magnitude).to(wide)
 
     def _turn(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
         width = 2 * self.frequencies.shape[-1]
@@ -80,14 +90,19 @@ class Rotary(PositionalEncoding):
     def rotate(
         self, q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B H Nk d"], q_positions: Positions, k_positions: Positions
     ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
-        k_tables = self.tables(k_positions, k.dtype)
-        q_tables = k_tables if q_positions is k_positions else self.tables(q_positions, q.dtype)
+        frequencies = self.frequencies_at(k_positions)
+        k_tables = self.tables(k_positions, frequencies, k.dtype)
+        q_tables = k_tables if q_positions is k_positions else self.tables(q_positions, frequencies, q.dtype)
         return self._turn(q, q_tables), self._turn(k, k_tables)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H n D"]:
-        """e^(i delta theta_t), so that a logit is Re sum_t q_t conj(k_t) kernel_t; a pair that is not turned has 1."""
-        phases = self.frequencies.unsqueeze(-1) * offsets.to(torch.float64)
-        return torch.polar(torch.ones_like(phases), phases)
+        """e^(i delta theta_t) times the squared magnitude, so that a logit is Re sum_t q_t conj(k_t) kernel_t.
+
+        A frequency of 0 gives 1. Frequencies that depend on the length are those of ``max_len`` positions.
+        """
+        frequencies = self.frequencies_at(torch.tensor([self.max_len - 1], device=self.frequencies.device))
+        phases = frequencies.unsqueeze(-1) * offsets.to(torch.float64)
+        return torch.polar(torch.full_like(phases, self.magnitude**2), phases)
 
 
 class RoPE(Rotary):
@@ -173,6 +188,7 @@ class RoPEAbsolute(RoPE):
         base, pairing  as in RoPE
     """
 
+    also_couples = ("input",)
     citation = "Gu et al. 2025, arXiv 2505.13027, section 5.2"
     toeplitz = False
 

@@ -1,0 +1,165 @@
+"""What an encoding is, measured: where position enters, whether content takes part, whether the offset is all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from toeplens.encodings.attention import attention_logits
+from toeplens.encodings.base import PositionalEncoding, Positions
+from toeplens.encodings.conformance.specimen import Specimen, apart
+from toeplens.encodings.seen import Seen
+from toeplens.ground import InputError
+
+NOTHING = 1e-9  # relative differences of float64 numbers below this are rounding
+LENGTH = 16
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Where position enters, and how, as measured on random input."""
+
+    couplings: frozenset[str]
+    data_dependent: bool
+    toeplitz: bool
+
+
+def measure(specimen: Specimen) -> Facts:
+    """The facts of the specimen's encoding.
+
+    couplings       the hooks that change something (a rotation that leaves a content part alone is a concatenation)
+    data_dependent  for a query and a key that stay what they are, does the logit change with the other tokens, or with
+                    what else is known of the content? And if not: is the logit, over many contents and position pairs,
+                    more than a fixed set of functions of position (a matrix of low rank)? Either makes it dependent.
+    toeplitz        with the same content everywhere, do logits depend on the offset alone? (Vectors added at the
+                    input: their inner products.) Not asked of what depends on data.
+    """
+    couplings = _couplings(specimen)
+    dependent = _depends_on_others(specimen, couplings) or _is_no_kernel_family(specimen, couplings)
+    return Facts(couplings, dependent, not dependent and _is_toeplitz(specimen, couplings))
+
+
+def _seen(specimen: Specimen, length: int) -> tuple[Seen, Positions]:
+    encoding, x = specimen.encoding, specimen.content(2, length)
+    q, k, _ = specimen.project(x)
+    seen = Seen(q, k, torch.arange(length), encoding.note(x), None, True, specimen.scale)
+    return seen, specimen.positions(length)
+
+
+def _couplings(specimen: Specimen) -> frozenset[str]:
+    encoding, found = specimen.encoding, set()
+    seen, p = _seen(specimen, LENGTH)
+    x = specimen.content(2, LENGTH)
+    if apart(encoding.embed(x, p), x) > NOTHING:
+        found.add("input")
+    q, k = encoding.hook("rotate", seen.q, seen.k, p, p, seen=seen)
+    if q.shape != seen.q.shape or apart(q, seen.q) > NOTHING:
+        content = encoding.head_dim
+        beside = encoding.query_dim > content and q.shape == seen.q.shape
+        kept = beside and apart(q[..., :content], seen.q[..., :content]) <= NOTHING
+        found.add("concatenation" if kept else "rotation")
+    plain = q @ k.transpose(-2, -1)
+    if apart(encoding.hook("score", q, k, p, p, seen=seen).tril(), plain.tril()) > NOTHING:
+        found.add("accumulated")
+    bias = encoding.hook("bias", p, p, seen=seen)
+    if bias is not None and float(bias.detach().abs().max()) > NOTHING:
+        found.add("bias")
+    logits = plain * specimen.scale
+    if apart(encoding.hook("transform_logits", logits, p, p, seen=seen).tril(), logits.tril()) > NOTHING:
+        found.add("logits")
+    weights = logits.softmax(-1)
+    if apart(encoding.hook("transform_weights", weights, p, p, seen=seen).tril(), weights.tril()) > NOTHING:
+        found.add("weights")
+    if "logits" not in found and encoding.hook("add_values", weights, p, p, seen=seen) is not None:
+        found.add("logits")
+    return frozenset(found or {"none"})
+
+
+def logits_of(specimen: Specimen, q: Tensor, k: Tensor, x: Tensor, *, causal: bool = True) -> Tensor:
+    """The logits of given queries and keys at positions 0, 1, 2, ..., with the notes of content ``x``."""
+    positions = specimen.positions(q.shape[-2])
+    return attention_logits(
+        q,
+        k,
+        encoding=specimen.encoding,
+        q_positions=positions,
+        k_positions=positions,
+        scale=specimen.scale,
+        notes=specimen.encoding.note(x),
+        causal=causal,
+    )
+
+
+def _depends_on_others(specimen: Specimen, couplings: frozenset[str]) -> bool:
+    encoding, row, column = specimen.encoding, LENGTH - 4, 5
+    positions = specimen.positions(LENGTH)
+    if "input" in couplings:
+        added = [encoding.embed(x, positions) - x for x in (specimen.content(2, LENGTH), specimen.content(2, LENGTH))]
+        if apart(*added) > NOTHING:
+            return True
+    contents = [specimen.content(1, LENGTH) for _ in range(2)]
+    (q, k, _), (other_q, other_k, _) = (specimen.project(x) for x in contents)
+    other_q[..., row, :], other_k[..., column, :] = q[..., row, :], k[..., column, :]
+    results = [logits_of(specimen, q, k, contents[0]), logits_of(specimen, other_q, other_k, contents[1])]
+    results = [logits[..., row, column] for logits in results]
+    if apart(*results) > NOTHING:
+        return True
+    if "weights" not in couplings:
+        return False
+    weights = torch.rand(2, encoding.num_heads, LENGTH, LENGTH, dtype=torch.float64, generator=specimen.generator)
+    made = [
+        encoding.hook("transform_weights", weights, positions, positions, seen=_seen(specimen, LENGTH)[0])
+        for _ in range(2)
+    ]
+    return apart(*made) > NOTHING
+
+
+def _is_no_kernel_family(specimen: Specimen, couplings: frozenset[str]) -> bool:
+    """Whether the logits of one head, as a matrix of contents by position pairs, have no low rank."""
+    if couplings <= {"none", "input"}:
+        return False
+    encoding = specimen.encoding
+    most = 4 * encoding.query_dim + 4  # sums of products of a query, a key and fixed functions stay well under this
+    length = max(LENGTH, int((5 * most) ** 0.5) + 1)
+    length = min(length, encoding.max_len) if encoding.bounded else length
+    past = torch.ones(length, length, dtype=torch.bool).tril()
+    rows = []
+    for _ in range(3 * most):
+        x = specimen.content(1, 1).expand(1, length, -1)
+        q, k, _ = specimen.project(x)
+        rows.append(logits_of(specimen, q, k, x)[0, 0][past])
+    singular = torch.linalg.svdvals(torch.stack(rows).detach())
+    return int((singular > NOTHING * singular[0]).sum()) > most
+
+
+def _is_toeplitz(specimen: Specimen, couplings: frozenset[str]) -> bool:
+    encoding = specimen.encoding
+    positions = specimen.positions(LENGTH)
+    if couplings == {"input"}:
+        rows = encoding.embed(torch.zeros(1, LENGTH, encoding.d_model, dtype=torch.float64), positions)
+        return _constant_diagonals(rows @ rows.transpose(-1, -2))
+    if "weights" in couplings:
+        seen, _ = _seen(specimen, LENGTH)
+        ones = torch.ones(2, encoding.num_heads, LENGTH, LENGTH, dtype=torch.float64)
+        if not _constant_diagonals(encoding.hook("transform_weights", ones, positions, positions, seen=seen)):
+            return False
+    x = specimen.content(1, 1).expand(1, LENGTH, -1)
+    if encoding.axes == 1:
+        return _constant_diagonals(specimen.logits(x, positions, causal=False))
+    scattered = positions[torch.randperm(LENGTH, generator=specimen.generator)]
+    try:
+        moved = specimen.logits(x, scattered + torch.arange(1, encoding.axes + 1), causal=False)
+    except InputError:
+        return False  # these coordinates are no lengths: they cannot be moved
+    return apart(moved, specimen.logits(x, scattered, causal=False)) <= NOTHING
+
+
+def _constant_diagonals(matrix: Tensor) -> bool:
+    return apart(matrix[..., 1:, 1:], matrix[..., :-1, :-1]) <= NOTHING
+
+
+def declared(encoding: PositionalEncoding) -> Facts:
+    """The facts that the encoding states."""
+    return Facts(frozenset({encoding.coupling, *encoding.also_couples}), encoding.data_dependent, encoding.toeplitz)

@@ -1,0 +1,347 @@
+"""Every encoding passes the conformance suite, and every check of the suite can fail."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from toeplens import encodings
+from toeplens.encodings import OffsetBias, PositionalEncoding, conformance, offsets_between
+from toeplens.encodings.bias import T5, ALiBi
+from toeplens.encodings.conformance import CHECKS, NonConformance, check
+from toeplens.encodings.rotary import RoPE
+from toeplens.ground import InputError
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("sinusoidal", {"layout": "halves"}),
+    ("learned", {"init_std": 0.0}),
+    ("random-fixed", {"trainable": True}),
+    ("t5", {"bidirectional": True}),
+    ("t5", {"num_buckets": 8, "max_distance": 20}),
+    ("relative-table", {"shared": True}),
+    ("alibi", {"slopes": "exponential"}),
+    ("rope", {"pairing": "half"}),
+    ("rope", {"base": 500000.0}),
+    ("partial-rope", {"rotary_pct": 0.25}),
+    ("partial-rope", {"rotary_pct": 0.5, "pairing": "half"}),
+    ("partial-rope", {"heads": [0, 2], "rotary_pct": 0.5}),
+    ("rope-absolute", {"layout": "halves"}),
+    ("mla", {"pairing": "half"}),
+    ("mla", {"rotary_dim": 8, "rotary_query": "shared", "latent_norm": False}),
+    ("mla", {"phase_table": "released"}),
+]
+
+
+def label(case: tuple[str, dict[str, Any]]) -> str:
+    return case[0] + "".join(f"-{key}={value}" for key, value in case[1].items())
+
+
+@pytest.mark.parametrize("name", encodings.names())
+def test_every_encoding_conforms(name: str) -> None:
+    report = check(name, skip=["compile"])
+    assert report.passed
+    assert len(report.findings) == len(CHECKS) - 1
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=[label(case) for case in VARIANTS])
+def test_every_variant_conforms(name: str, options: dict[str, Any]) -> None:
+    check(name, skip=["compile"], **options)
+
+
+COMPILED = """
+import sys
+from toeplens import encodings
+from toeplens.encodings.conformance import CHECKS, check
+from toeplens.encodings.rotary import RoPE
+
+class ReadsNumbers(RoPE):
+    "A Python branch on a tensor's value."
+
+    def rotate(self, q, k, q_positions, k_positions):
+        return super().rotate(q, k, q_positions, k_positions) if int(k_positions.max()) else (q, k)
+
+skip = [name for name in CHECKS if name != "compile"]
+for case in (*encodings.names(), ReadsNumbers):
+    report = check(case, strict=False, skip=skip)
+    if not report.passed:
+        print(report)
+"""
+
+
+def test_every_encoding_compiles_in_one_graph_and_a_branch_on_numbers_does_not() -> None:
+    """In a process of its own: what checks shapes in the tests cannot be compiled."""
+    run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert re.findall(r"^conformance of (\S+)", run.stdout, re.MULTILINE) == ["ReadsNumbers"], run.stdout
+
+
+# ---- encodings that are wrong in one way each -----------------------------------------------------------------------
+
+
+class Correct(ALiBi):
+    """Nothing wrong."""
+
+
+class MisshapenBias(PositionalEncoding):
+    """A bias without its heads."""
+
+    coupling, citation = "bias", "this test"
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        return -offsets_between(q_positions, k_positions).abs().double()
+
+
+class WrongCoupling(ALiBi):
+    """A bias that calls itself something else."""
+
+    coupling = "logits"
+
+
+class FalselyDependent(ALiBi):
+    """A fixed bias that says that it reads content."""
+
+    data_dependent = True
+    toeplitz = False
+
+
+class FalselyFixed(PositionalEncoding):
+    """A content-dependent bias that says that it is not."""
+
+    coupling, toeplitz, citation = "bias", False, "this test"
+
+    def note(self, x: Tensor, before: Tensor | None = None) -> Tensor:
+        return x[:, None, :, :1].expand(-1, self.num_heads, -1, -1)
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor, *, seen: Any) -> Tensor:
+        return seen.own_notes() * seen.notes.transpose(-2, -1)
+
+
+class FalselyNonlinear(PositionalEncoding):
+    """Bends each logit by itself, position with content: no fixed set of functions of position."""
+
+    coupling, toeplitz, citation = "logits", False, "this test"
+
+    def transform_logits(self, logits: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        return torch.tanh(logits * (1 + 0.3 * offsets_between(q_positions, k_positions).abs()).to(logits.dtype))
+
+
+class FalselyToeplitz(PositionalEncoding):
+    """Depends on the query's place, and says that it does not."""
+
+    coupling, citation = "bias", "this test"
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        offsets = offsets_between(q_positions, k_positions)
+        return (
+            (offsets / (1 + q_positions.unsqueeze(-1)))
+            .double()
+            .unsqueeze(-3)
+            .expand(*offsets.shape[:-2], self.num_heads, -1, -1)
+        )
+
+
+class FalselyNotToeplitz(RoPE):
+    """A rotation that says that it is not relative."""
+
+    toeplitz = False
+
+
+class WrongKernel(ALiBi):
+    """A bias with another one's kernel."""
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        return super().bias(q_positions, k_positions) * 2
+
+
+class FirstRowOnly(ALiBi):
+    """Reads the first sequence's positions for all."""
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        first = [p[0] if p.ndim == 2 else p for p in (q_positions, k_positions)]
+        return super().bias(*first)
+
+
+class Clairvoyant(PositionalEncoding):
+    """A bias from the mean of all tokens, later ones too."""
+
+    coupling, data_dependent, toeplitz, citation = "bias", True, False, "this test"
+
+    def note(self, x: Tensor, before: Tensor | None = None) -> Tensor:
+        return x.mean(1, keepdim=True)[:, None, :, :1].expand(-1, self.num_heads, x.shape[1], -1)
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor, *, seen: Any) -> Tensor:
+        places = torch.arange(seen.k.shape[2]) % 3
+        return seen.own_notes() * places
+
+
+class ChunkReader(PositionalEncoding):
+    """What a query gets depends on which other queries are asked with it."""
+
+    coupling, data_dependent, toeplitz, citation = "logits", True, False, "this test"
+
+    def transform_logits(self, logits: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        return logits - logits.mean(-2, keepdim=True)
+
+
+class Forgetful(PositionalEncoding):
+    """A running sum that starts again at every call."""
+
+    coupling, data_dependent, toeplitz, citation = "bias", True, False, "this test"
+
+    def note(self, x: Tensor, before: Tensor | None = None) -> Tensor:
+        return x[:, None, :, :1].cumsum(2).expand(-1, self.num_heads, -1, -1)
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor, *, seen: Any) -> Tensor:
+        return seen.own_notes() - seen.notes.transpose(-2, -1)
+
+
+class RoughPhases(RoPE):
+    """Phases formed in float32."""
+
+    def phases(self, positions: Tensor, frequencies: Tensor) -> Tensor:
+        return super().phases(positions.float(), frequencies).float() * 1.0 + 0.0 * positions.float()[:, None]
+
+    def tables(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        phases = positions.to(dtype)[..., None, :, None] * frequencies.to(dtype).unsqueeze(-2)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        return phases.cos().to(wide), phases.sin().to(wide)
+
+
+class CastSlopes(OffsetBias):
+    """Slopes in a buffer that a cast of the model rounds."""
+
+    citation = "this test"
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.register_buffer("slopes", torch.tensor([0.1, 0.3, 0.7]), persistent=False)
+
+    def kernel(self, offsets: Tensor) -> Tensor:
+        return -self.slopes[:, None] * offsets.abs()
+
+
+class Idle(ALiBi):
+    """A parameter that nothing reads."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.idle = nn.Parameter(torch.ones(1))
+
+
+class RootOfZero(T5):
+    """A gradient that is infinite where a value is zero."""
+
+    def kernel(self, offsets: Tensor) -> Tensor:
+        return super().kernel(offsets) * (self.weight[0, 0] * 0).sqrt()
+
+
+class Unsaved(OffsetBias):
+    """Random values that the state dict does not hold."""
+
+    citation = "this test"
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.register_exact("slopes", torch.rand(self.num_heads, dtype=torch.float64))
+
+    def kernel(self, offsets: Tensor) -> Tensor:
+        return (-self.slopes[:, None] * offsets.abs()).float()
+
+
+class Quadratic(RoPE):
+    """A rotation that looks at all pairs of positions."""
+
+    def rotate(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
+        nearest = offsets_between(q_positions, k_positions).abs().amin() * 0
+        return super().rotate(q + nearest, k, q_positions, k_positions)
+
+
+@pytest.mark.parametrize(
+    ("broken", "failing"),
+    [
+        (MisshapenBias, "shapes"),
+        (WrongCoupling, "facts"),
+        (FalselyDependent, "facts"),
+        (FalselyFixed, "facts"),
+        (FalselyNonlinear, "facts"),
+        (FalselyToeplitz, "facts"),
+        (FalselyNotToeplitz, "facts"),
+        (WrongKernel, "kernel"),
+        (FirstRowOnly, "positions"),
+        (Clairvoyant, "causal"),
+        (ChunkReader, "paths"),
+        (Forgetful, "decoding"),
+        (FalselyToeplitz, "shift"),
+        (RoughPhases, "precision"),
+        (CastSlopes, "casts"),
+        (Idle, "gradients"),
+        (RootOfZero, "gradients"),
+        (Unsaved, "state"),
+        (Quadratic, "memory"),
+    ],
+    ids=lambda case: case if isinstance(case, str) else case.__name__,
+)
+def test_a_wrong_encoding_is_found_out(broken: type[PositionalEncoding], failing: str) -> None:
+    others = [name for name in CHECKS if name != failing]
+    report = check(broken, strict=False, skip=others)
+    assert [finding.check for finding in report.findings] == [failing]
+    assert not report.passed, report
+    with pytest.raises(NonConformance, match=f"FAIL {failing}") as caught:
+        check(broken, skip=others)
+    assert caught.value.report == report
+
+
+@pytest.mark.parametrize(
+    ("broken", "sound"),
+    [
+        (RoughPhases, {"facts", "decoding", "state", "gradients"}),
+        (Idle, {"facts", "kernel", "shift", "state"}),
+        (Forgetful, {"facts", "causal", "paths", "state"}),
+        (WrongCoupling, {"kernel", "positions", "shift"}),
+    ],
+    ids=lambda case: case.__name__ if isinstance(case, type) else "",
+)
+def test_what_is_right_about_a_wrong_encoding_is_not_blamed(broken: type, sound: set[str]) -> None:
+    report = check(broken, strict=False, skip=["compile"])
+    assert sound <= {finding.check for finding in report.findings if finding.passed}, report
+
+
+def test_a_report_is_a_table_of_findings() -> None:
+    report = check(Correct, slopes="exponential", skip=["compile"])
+    lines = str(report).splitlines()
+    assert lines[0] == "conformance of Correct (slopes='exponential')"
+    assert [line.split()[:2] for line in lines[1:]] == [["ok", name] for name in CHECKS if name != "compile"]
+
+
+def test_the_suite_leaves_the_random_state_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    check("t5", skip=["compile"])
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_bad_calls_are_refused_in_a_sentence() -> None:
+    with pytest.raises(InputError, match=r"^encoding: there is no 'roep'"):
+        check("roep")
+    with pytest.raises(InputError, match=r"^skip: there is no 'shape'; did you mean 'shapes'"):
+        check("rope", skip=["shape"])
+    with pytest.raises(InputError, match=r"^sizes: there is no 'heads'"):
+        check("rope", sizes={"heads": 4})
+    with pytest.raises(InputError, match=r"^base: -1 was given"):
+        check("rope", base=-1)
+    with pytest.raises(InputError, match=r"subclass of PositionalEncoding\.$"):
+        check(nn.Linear)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_sizes_may_be_chosen(heads: int) -> None:
+    sizes = {"d_model": 32, "num_heads": heads, "head_dim": 16, "max_len": 40}
+    assert check("rope", sizes=sizes, skip=["compile"]).passed
+    assert conformance.check("learned", sizes=sizes, skip=["compile"]).passed
