@@ -18,14 +18,14 @@ test-heavy: .venv/.test .venv/.browser
 	.venv/bin/python -m pytest -m heavy
 
 check: .venv/.dev
-	.venv/bin/ruff format --check src tests benchmarks
-	.venv/bin/ruff check src tests benchmarks
+	.venv/bin/ruff format --check src tests benchmarks examples
+	.venv/bin/ruff check src tests benchmarks examples
 	.venv/bin/pyright
 	$(MAKE) test
 
 format: .venv/.dev
-	.venv/bin/ruff format src tests benchmarks
-	.venv/bin/ruff check --fix src tests benchmarks
+	.venv/bin/ruff format src tests benchmarks examples
+	.venv/bin/ruff check --fix src tests benchmarks examples
 
 docs: .venv/.dev
 	.venv/bin/mkdocs build --strict

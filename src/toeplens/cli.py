@@ -19,6 +19,7 @@ from toeplens.lens import THRESHOLDS, deposit
 from toeplens.model import Protocol
 from toeplens.studies import RULE
 from toeplens.studies import reproduce as study
+from toeplens.studies.card import make_card
 from toeplens.training import Run, plan_execution, run_spec, train
 
 app = typer.Typer(
@@ -238,6 +239,29 @@ def encodings_command(as_json: Json = False) -> None:
         options = "\n".join(f"{n}={v}" for n, v in row["options"].items())
         table.add_row(row["name"], row["coupling"], "yes" if row["toeplitz"] else "no", options, row["citation"])
     console.out.print(table)
+
+
+@app.command()
+def card(
+    out: Annotated[Path, typer.Option(help="The page to write; for all encodings, the directory of their pages.")],
+    name: Annotated[str | None, typer.Argument(help="See 'toeplens encodings'; all of them unless given.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change an option of the encoding, e.g. --set base=500.")
+    ] = None,
+    length: Annotated[int, typer.Option(help="Tokens of the texts that are measured.")] = 512,
+    as_json: Json = False,
+) -> None:
+    """Measure an encoding and write its card: formula, kernel, symbol, class, resolution by dtype, cost."""
+    if name is None and set_:
+        raise InputError("set: an option was given, but no encoding; name the one that it belongs to.")
+    names = encodings.names() if name is None else (choose("encoding", name, encodings.names()),)
+    options = _changed({}, set_ or [])
+    cards = [make_card(each, length=length, **options) for each in console.track(names, "measuring")]
+    page = report.write_card(cards[0], out) if name is not None else report.write_cards(cards, out)
+    if as_json:
+        console.print_json({"page": str(page), "cards": [made.to_dict() for made in cards]})
+    else:
+        console.say(f"page: {page.resolve()}")
 
 
 @app.command("tasks")

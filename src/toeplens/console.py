@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import track as rich_track
 from rich.table import Table
 
 from toeplens.engine import Event
@@ -16,6 +17,8 @@ from toeplens.ground.files import finite
 from toeplens.lens import HeadAblation, deposit
 from toeplens.studies import Entry
 from toeplens.studies.reproduce import Cell, Row
+
+Item = TypeVar("Item")
 
 out = Console()
 err = Console(stderr=True)
@@ -44,6 +47,11 @@ def table(title: str | None, *columns: str, lines: bool = False) -> Table:
     for index, column in enumerate(columns):
         made.add_column(column, overflow="fold", no_wrap=index == 0)
     return made
+
+
+def track(items: Sequence[Item], doing: str) -> Iterable[Item]:
+    """The items in turn, with a bar on standard error where there is a terminal."""
+    return rich_track(items, description=doing, console=err, disable=not err.is_terminal, transient=True)
 
 
 class StudyProgress:

@@ -35,7 +35,20 @@ SIZES = {
 }
 READOUTS = ("last", "mean", "masked-mean")
 # the released phase table is no rotation and the shared query is another projection
-NAMES = ("nope", "learned", "t5", "relative-table", "alibi", "rope", "rope-absolute", "mla", "fox", "urpe", "path")
+NAMES = (
+    "nope",
+    "sinusoidal",
+    "learned",
+    "t5",
+    "relative-table",
+    "alibi",
+    "rope",
+    "rope-absolute",
+    "mla",
+    "fox",
+    "urpe",
+    "path",
+)
 VARIANTS: dict[str, dict[str, Any]] = {name: {"encoding": name} for name in NAMES} | {
     "mla-released": {
         "encoding": "mla",

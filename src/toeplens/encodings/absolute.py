@@ -24,6 +24,7 @@ class Sinusoidal(PositionalEncoding):
 
     coupling = "input"
     citation = "Vaswani et al. 2017, arXiv 1706.03762"
+    formula = r"p_{i,2t} = \sin(i\,\theta_t),\quad p_{i,2t+1} = \cos(i\,\theta_t),\quad \theta_t = b^{-2t/d}"
     frequencies: Tensor
 
     def __init__(
@@ -75,6 +76,7 @@ class Learned(_Table):
     """
 
     citation = "Gehring et al. 2017, arXiv 1705.03122"
+    formula = r"x_i + p_i,\quad p_i \text{ learned}"
 
     def __init__(self, *, init_std: float = 0.02, **sizes: int) -> None:
         super().__init__(**sizes)
@@ -92,6 +94,7 @@ class RandomTable(_Table):
     """
 
     citation = "Gu et al. 2025, arXiv 2505.13027, section 4.1"
+    formula = r"x_i + p_i,\quad p_i \sim N(0, \sigma^2 I)"
 
     def __init__(self, *, trainable: bool = False, std: float = 1.0, **sizes: int) -> None:
         super().__init__(**sizes)

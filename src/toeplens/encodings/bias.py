@@ -47,6 +47,7 @@ class ALiBi(OffsetBias):
     """
 
     citation = "Press et al. 2022, arXiv 2108.12409"
+    formula = r"b_{ij} = -m_h |i - j|,\quad m_h = 2^{-8h/H}"
     slopes: Tensor
 
     def __init__(self, *, slopes: Literal["geometric", "exponential"] = "geometric", **sizes: int) -> None:
@@ -88,6 +89,7 @@ class T5(OffsetBias):
     """
 
     citation = "Raffel et al. 2020, arXiv 1910.10683"
+    formula = r"b_{ij} = w_{h,\,\mathrm{bucket}(i - j)}"
 
     def __init__(
         self, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False, **sizes: int
@@ -136,6 +138,7 @@ class RelativeTable(OffsetBias):
     """
 
     citation = "Gu et al. 2025, arXiv 2505.13027, released program"
+    formula = r"b_{ij} = w_{h,\,i - j}"
 
     def __init__(self, *, shared: bool = False, init_std: float = 0.02, **sizes: int) -> None:
         super().__init__(**sizes)

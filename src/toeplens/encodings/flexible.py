@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from toeplens.encodings.base import PositionalEncoding, Positions
 from toeplens.encodings.seen import Seen
@@ -30,6 +29,8 @@ def flex_attend(
     score_mod = encoding.score_mod(q_positions, k_positions, seen)
     if score_mod is None:
         return None
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # a second's import
+
     block_mask = None
     if seen.causal:
         length = seen.q.shape[-2]
@@ -45,4 +46,6 @@ def _past(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
 @cache
 def _kernel(device: str) -> Callable[..., Any]:
     """Flex attention compiled where there is a kernel for it; its plain form elsewhere."""
+    from torch.nn.attention.flex_attention import flex_attention
+
     return torch.compile(flex_attention, dynamic=False) if device == "cuda" else flex_attention

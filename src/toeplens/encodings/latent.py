@@ -33,6 +33,7 @@ class MLA(Rotary):
 
     coupling = "concatenation"
     citation = "DeepSeek-AI 2024, arXiv 2405.04434"
+    formula = r"q_i = [q^C_i;\, R_i q^R_i],\quad k_j = [k^C_j;\, R_j k^R_j]"
 
     def __init__(
         self,

@@ -7,11 +7,59 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from toeplens.encodings import absolute, bias, latent, nope, rotary
+from toeplens.encodings import (
+    absolute,
+    adaptive,
+    axial,
+    bands,
+    bias,
+    clex,
+    contextual,
+    cumulative,
+    fourier,
+    householder,
+    kernels,
+    latent,
+    nope,
+    polar,
+    relative,
+    rolling,
+    rotary,
+    scaled,
+    scoremap,
+    shifted,
+    tree,
+    untied,
+    xpos,
+)
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.ground import InputError, choose
 
-_FAMILIES = (nope, absolute, bias, rotary, latent)  # each module's ENCODINGS: name -> class
+_FAMILIES = (
+    nope,
+    absolute,
+    bias,
+    rotary,
+    bands,
+    xpos,
+    polar,
+    fourier,
+    axial,
+    rolling,
+    adaptive,
+    latent,
+    kernels,
+    cumulative,
+    relative,
+    untied,
+    contextual,
+    shifted,
+    householder,
+    scoremap,
+    tree,
+    scaled,
+    clex,
+)  # each module's ENCODINGS: name -> class
 _SIZES = ("d_model", "num_heads", "head_dim", "max_len")
 
 

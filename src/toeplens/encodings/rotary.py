@@ -64,7 +64,7 @@ class Rotary(PositionalEncoding):
         self.first = first
         self.register_exact("frequencies", frequencies)
 
-    def frequencies_at(self, k_positions: Positions) -> Float[Tensor, "*B H n"]:
+    def frequencies_at(self, k_positions: Positions) -> Float[Tensor, "*_B H n"]:
         """The frequencies of a pass with these keys: [H or 1, n], or [B, H or 1, n] where each sequence has its own."""
         return self.frequencies
 
@@ -115,6 +115,7 @@ class RoPE(Rotary):
     """
 
     citation = "Su et al. 2021, arXiv 2104.09864"
+    formula = r"L_{ij} = \mathrm{Re} \sum_t q_{i,t}\, \overline{k_{j,t}}\, e^{\mathrm{i}(i - j)\theta_t},\quad \theta_t = b^{-2t/d}"
 
     def __init__(self, *, base: float = 10000.0, pairing: Pairing = "interleaved", **sizes: int) -> None:
         require_even("head_dim", sizes["head_dim"], "a rotation takes dimensions in pairs")
@@ -132,6 +133,7 @@ class PartialRoPE(Rotary):
     """
 
     citation = "Black et al. 2022, arXiv 2204.06745; Gu et al. 2025, arXiv 2505.13027, section 5.1"
+    formula = r"L_{ij} = \mathrm{Re} \sum_{t \in T} q_{i,t}\, \overline{k_{j,t}}\, e^{\mathrm{i}(i - j)\theta_t} + \sum_{s \notin T} q_{i,s} k_{j,s}"
 
     def __init__(
         self,
@@ -190,6 +192,7 @@ class RoPEAbsolute(RoPE):
 
     also_couples = ("input",)
     citation = "Gu et al. 2025, arXiv 2505.13027, section 5.2"
+    formula = r"q_i = R_i W_Q (x_i + p_i),\quad k_j = R_j W_K (x_j + p_j)"
     toeplitz = False
 
     def __init__(

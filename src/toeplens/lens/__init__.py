@@ -3,6 +3,7 @@
 from toeplens.lens.ablate import Batch, HeadAblation, Memory, Replayable, ablate_heads
 from toeplens.lens.bootstrap import Estimate, bootstrap_means, over_seeds
 from toeplens.lens.deposit import THRESHOLDS, LayerDeposit, deposit, gini
+from toeplens.lens.spectrum import symbol
 
 __all__ = [
     "THRESHOLDS",
@@ -17,4 +18,5 @@ __all__ = [
     "deposit",
     "gini",
     "over_seeds",
+    "symbol",
 ]

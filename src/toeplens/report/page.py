@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
@@ -31,55 +32,58 @@ def write_page(state: Reproduction) -> Path:
 def render(state: Reproduction) -> str:
     """The report as one self-contained HTML document; the same state gives the same document."""
     shown = blocks(state)
-    return _template().render(
-        state=state,
-        scale=SCALES[state.plan.scale],
-        blocks=shown,
-        many_heads=SCALES[state.plan.scale].model["num_heads"] > 8,
-        headline=words.headline(state),
-        answers=words.answers(state),
-        tallies=words.tallies(state),
-        seeds_note=words.seeds_note(state),
-        seeds=sorted({key.seed for key in look.planned(state.plan)}),
-        largest=words.largest_drop(state.results.cells),
-        diverged=[cell for cell in state.results.cells if cell.status == "diverged"],
-        glossary=glossary.terms(state),
-        claims=tables.claim_rows(state),
-        accuracy=tables.accuracy_tables(state),
-        deposits=tables.deposit_tables(state),
-        settings=tables.settings(state),
-        models=tables.model_rows(state),
-        thresholds=THRESHOLDS.split("; "),
-        rule=RULE,
-        figures=_script_json(shown),
-        plotly=Markup(_inline(get_plotlyjs())),
+    return (
+        environment()
+        .get_template("page.html.j2")
+        .render(
+            state=state,
+            scale=SCALES[state.plan.scale],
+            blocks=shown,
+            many_heads=SCALES[state.plan.scale].model["num_heads"] > 8,
+            headline=words.headline(state),
+            answers=words.answers(state),
+            tallies=words.tallies(state),
+            seeds_note=words.seeds_note(state),
+            seeds=sorted({key.seed for key in look.planned(state.plan)}),
+            largest=words.largest_drop(state.results.cells),
+            diverged=[cell for cell in state.results.cells if cell.status == "diverged"],
+            glossary=glossary.terms(state),
+            claims=tables.claim_rows(state),
+            accuracy=tables.accuracy_tables(state),
+            deposits=tables.deposit_tables(state),
+            settings=tables.settings(state),
+            models=tables.model_rows(state),
+            thresholds=THRESHOLDS.split("; "),
+            rule=RULE,
+            figures=script_json({place: panel.figure for block in shown.values() for place, panel in places(block)}),
+            plotly=Markup(inline(get_plotlyjs())),
+        )
     )
 
 
 @cache
-def _template() -> Any:
+def environment() -> Environment:
+    """The templates of this package, with what they all call."""
     loader = PackageLoader("toeplens.report", "")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.globals |= {"look": look, "asset": _asset}
-    environment.filters |= {"percent": look.percent, "points": look.points, "duration": look.duration}
-    return environment.get_template("page.html.j2")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.globals |= {"look": look, "asset": _asset}
+    made.filters |= {"percent": look.percent, "points": look.points, "duration": look.duration}
+    return made
 
 
 def _asset(file: str) -> Markup:
     """A style sheet or a script of this package, as it is."""
-    return Markup(_inline((Path(__file__).parent / file).read_text()))
+    return Markup(inline((Path(__file__).parent / file).read_text()))
 
 
-def _inline(script: str) -> str:
+def inline(script: str) -> str:
     """A script that cannot end its own element."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
-def _script_json(shown: dict[str, Block]) -> Markup:
-    """All plots by the id of their place, as JSON in which nothing can end the element that holds it."""
-    plots = {place: panel.figure.to_plotly_json() for block in shown.values() for place, panel in places(block)}
+def script_json(figures: dict[str, go.Figure]) -> Markup:
+    """Plots by the id of their place, as JSON in which nothing can end the element that holds it."""
+    plots = {place: figure.to_plotly_json() for place, figure in figures.items()}
     text = json.dumps(plots, separators=(",", ":"), allow_nan=False, default=list)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

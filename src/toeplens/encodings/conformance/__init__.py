@@ -6,7 +6,19 @@
 runs every check on a small instance and raises `NonConformance`, with all findings in its message, if one fails.
 """
 
-from toeplens.encodings.conformance.facts import Facts, measure
+from toeplens.encodings.conformance.facts import Facts, declared, measure
+from toeplens.encodings.conformance.specimen import SIZES, Specimen
 from toeplens.encodings.conformance.suite import CHECKS, Finding, NonConformance, Report, check
 
-__all__ = ["CHECKS", "Facts", "Finding", "NonConformance", "Report", "check", "measure"]
+__all__ = [
+    "CHECKS",
+    "SIZES",
+    "Facts",
+    "Finding",
+    "NonConformance",
+    "Report",
+    "Specimen",
+    "check",
+    "declared",
+    "measure",
+]

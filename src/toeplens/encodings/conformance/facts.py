@@ -32,7 +32,8 @@ def measure(specimen: Specimen) -> Facts:
     couplings       the hooks that change something (a rotation that leaves a content part alone is a concatenation)
     data_dependent  for a query and a key that stay what they are, does the logit change with the other tokens, or with
                     what else is known of the content? And if not: is the logit, over many contents and position pairs,
-                    more than a fixed set of functions of position (a matrix of low rank)? Either makes it dependent.
+                    more than a fixed set of functions of position (for one query, a matrix of low rank)? Either makes
+                    it dependent.
     toeplitz        with the same content everywhere, do logits depend on the offset alone? (Vectors added at the
                     input: their inner products.) Not asked of what depends on data.
     """
@@ -122,21 +123,26 @@ def _is_no_kernel_family(specimen: Specimen, couplings: frozenset[str]) -> bool:
         return False
     encoding = specimen.encoding
     most = 4 * encoding.query_dim + 4  # sums of products of a query, a key and fixed functions stay well under this
-    length = max(LENGTH, int((5 * most) ** 0.5) + 1)
+    length = 2 * most  # more distances than that
     length = min(length, encoding.max_len) if encoding.bounded else length
-    past = torch.ones(length, length, dtype=torch.bool).tril()
     rows = []
     for _ in range(3 * most):
         x = specimen.content(1, 1).expand(1, length, -1)
         q, k, _ = specimen.project(x)
-        rows.append(logits_of(specimen, q, k, x)[0, 0][past])
+        rows.append(logits_of(specimen, q, k, x)[0, 0, -1])
     singular = torch.linalg.svdvals(torch.stack(rows).detach())
     return int((singular > NOTHING * singular[0]).sum()) > most
 
 
 def _is_toeplitz(specimen: Specimen, couplings: frozenset[str]) -> bool:
     encoding = specimen.encoding
-    positions = specimen.positions(LENGTH)
+    strides = (1,) if encoding.bounded else (1, 397)  # near, and far beyond any threshold
+    return all(_is_toeplitz_at(specimen, couplings, torch.arange(LENGTH) * stride) for stride in strides)
+
+
+def _is_toeplitz_at(specimen: Specimen, couplings: frozenset[str], places: Tensor) -> bool:
+    encoding = specimen.encoding
+    positions = encoding.place(places)
     if couplings == {"input"}:
         rows = encoding.embed(torch.zeros(1, LENGTH, encoding.d_model, dtype=torch.float64), positions)
         return _constant_diagonals(rows @ rows.transpose(-1, -2))

@@ -66,10 +66,10 @@ def _logits(specimen: Specimen, x: Tensor, p: Tensor, like: PositionalEncoding, 
 
 def casts(specimen: Specimen) -> str:
     """`model.half()` and `.to(bfloat16)` round parameters and nothing else: phases and slopes stay what they were."""
-    encoding = specimen.encoding
+    encoding = specimen.like(torch.float32)
     p = specimen.positions(12, 5000)
     x = specimen.content(2, 12, torch.float32)
-    before = specimen.logits(x, p), encoding.kernel(torch.arange(5))
+    before = specimen.logits(x, p, encoding=encoding), encoding.kernel(torch.arange(5))
     state = copy.deepcopy(encoding.state_dict())
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         cast = copy.deepcopy(encoding).to(dtype).float()
@@ -83,8 +83,9 @@ def casts(specimen: Specimen) -> str:
 
 def gradients(specimen: Specimen) -> str:
     """Every parameter, the queries, the keys and the content receive finite gradients that are not all zero."""
-    encoding = copy.deepcopy(specimen.encoding).double().train()
-    p, x = specimen.positions(20), specimen.content(2, 20).requires_grad_()
+    encoding = copy.deepcopy(specimen.encoding).train()
+    start = 4 * encoding.max_len if encoding.length_dependent else 0  # where the length makes a difference
+    p, x = specimen.positions(20, start), specimen.content(2, 20).requires_grad_()
     out = specimen.attend(x, p, encoding=encoding)
     (out * torch.randn_like(out)).sum().backward()
     named = {**dict(encoding.named_parameters()), "the content": x}
@@ -100,7 +101,7 @@ def gradients(specimen: Specimen) -> str:
 def state(specimen: Specimen) -> str:
     """An encoding is its options and its state dict: loaded into another one, it computes the same bits."""
     torch.manual_seed(99)
-    other = randomise(specimen.build(), 98)
+    other = randomise(specimen.build(), 98).double()
     other.load_state_dict(specimen.encoding.state_dict())
     p, x = specimen.positions(12), specimen.content(2, 12)
     demand(torch.equal(specimen.attend(x, p), specimen.attend(x, p, encoding=other)), "the loaded copy differs")

@@ -28,7 +28,7 @@ def randomise(encoding: PositionalEncoding, seed: int) -> PositionalEncoding:
 
 @dataclass
 class Specimen:
-    """An encoding at random parameters, between random projections of the width it needs; all content in float64.
+    """An encoding at random parameters, between random projections of the width it needs; all in float64.
 
     build  makes a new instance, with fresh parameters
     """
@@ -39,7 +39,7 @@ class Specimen:
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.seed)
-        self.encoding = randomise(self.build(), self.seed + 1)
+        self.encoding = randomise(self.build(), self.seed + 1).double()
         generator = torch.Generator().manual_seed(self.seed + 2)
         encoding = self.encoding
         shape = (3, encoding.num_heads, encoding.d_model, encoding.query_dim)

@@ -1,0 +1,188 @@
+"""RoPE with something learned in it: the frequencies, a map before the turning, or steps that tokens choose."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from toeplens.encodings.base import PositionalEncoding, Positions, require_even, require_number
+from toeplens.encodings.rotary import Pairing, RoPE, turn
+from toeplens.encodings.seen import Seen
+from toeplens.ground import choose
+
+
+class RopeLearned(RoPE):
+    """RoPE with learned frequencies (``learned_freq`` of rotary-embedding-torch).
+
+    What is learned is an offset from RoPE's frequencies, which receives the gradient that the frequency would: the
+    frequencies themselves stay in float64, so that casting the model to half precision leaves the start exact, where a
+    frequency kept as a parameter would be rounded.
+
+    Arguments
+        per_head       each head learns its own; else they are the same for all heads, as published
+        shared         one set for all layers, as published; else each layer has its own
+        base, pairing  as in RoPE
+    """
+
+    citation = "Wang, rotary-embedding-torch, learned_freq"
+    formula = r"\mathrm{Re} \sum_t q_t \bar k_t \, e^{\mathrm{i} \delta (\theta_t + \epsilon_t)}"
+
+    def __init__(
+        self,
+        *,
+        per_head: bool = False,
+        shared: bool = True,
+        base: float = 10000.0,
+        pairing: Pairing = "interleaved",
+        **sizes: int,
+    ) -> None:
+        super().__init__(base=base, pairing=pairing, **sizes)
+        self.shared = shared
+        self.offset = nn.Parameter(torch.zeros(self.num_heads if per_head else 1, self.head_dim // 2))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.offset)
+
+    def frequencies_at(self, k_positions: Positions) -> Float[Tensor, "H n"]:
+        return self.frequencies + self.offset.to(torch.float64)
+
+
+class HARoPE(RoPE):
+    """A learned map of each head's queries and keys before they are turned (Li et al. 2025).
+
+    M = U diag(s) V^T with U, V the exponentials of skew-symmetric matrices and s = softplus(sigma) + 10^-6; it starts
+    at (all but 10^-6 of) the unit matrix, so at RoPE. The paper and its program use it with axial RoPE on images; here
+    the positions are those of a sequence. Its `kernel` is the rotation's, between the mapped queries and keys.
+
+    Arguments
+        map            ``inverse``: M on queries and M^-T on keys, as in the released program, so that at offset 0 the
+                       logit is q . k; ``shared``: M on both, as the abstract can be read
+        base, pairing  as in RoPE
+    """
+
+    citation = "Li et al. 2025, arXiv 2510.10489"
+    formula = r"q^\top M^\top R_{j-i} M^{-\top} k, \quad M = U \,\mathrm{diag}(s)\, V^\top"
+    shared = False
+
+    def __init__(
+        self,
+        *,
+        map: Literal["inverse", "shared"] = "inverse",
+        base: float = 10000.0,
+        pairing: Pairing = "interleaved",
+        **sizes: int,
+    ) -> None:
+        super().__init__(base=base, pairing=pairing, **sizes)
+        self.map = choose("map", map, ("inverse", "shared"))
+        self.left = nn.Parameter(torch.empty(self.num_heads, self.head_dim, self.head_dim))
+        self.right = nn.Parameter(torch.empty(self.num_heads, self.head_dim, self.head_dim))
+        self.sigma = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.left)
+        nn.init.zeros_(self.right)
+        nn.init.constant_(self.sigma, math.log(math.e - 1))
+
+    def maps(self, dtype: torch.dtype) -> tuple[Float[Tensor, "H d d"], Float[Tensor, "H d d"]]:
+        """What queries and what keys are multiplied by."""
+        u, v = (torch.matrix_exp(0.5 * (a - a.mT)) for a in (self.left.to(dtype), self.right.to(dtype)))
+        s = (F.softplus(self.sigma.to(dtype)) + 1e-6).unsqueeze(-2)
+        forward = (u * s) @ v.mT
+        return forward, (u / s) @ v.mT if self.map == "inverse" else forward
+
+    def rotate(
+        self, q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B H Nk d"], q_positions: Positions, k_positions: Positions
+    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        on_q, on_k = self.maps(wide)
+        turned_q, turned_k = super().rotate(q.to(wide) @ on_q.mT, k.to(wide) @ on_k.mT, q_positions, k_positions)
+        return turned_q.to(q.dtype), turned_k.to(k.dtype)
+
+
+class CARoPE(PositionalEncoding):
+    """Context-aware RoPE: tokens choose how far each head's angles step (Veisi et al. 2025).
+
+    Each token's step for a head is f = 1/(softplus(x W) + 1), and pair t turns by the sum of f^t over the tokens so
+    far, where RoPE has the sum of theta_1^t: between a query and a key lie the steps of the tokens after the key, up to
+    the query's own. Only the order of tokens counts, not the numbers of their positions. The sums are kept in float64.
+
+    The paper says that it starts as RoPE, but its formula cannot: W = 0 gives f = 0.59. Our W starts at zero with a
+    constant inside the softplus that makes f = theta_1 = base^(-2/d). x is what the layer's keys are made from, so each
+    layer has its own W; the paper says "token embedding", which may mean the first layer's alone. Powers run from
+    t = 0, as RoPE's do.
+
+    Arguments
+        start          ``rope``: with that constant; ``printed``: the formula as printed, without
+        base, pairing  as in RoPE; base over 1
+    """
+
+    coupling = "rotation"
+    data_dependent = True
+    toeplitz = False
+    shared = False
+    citation = "Veisi et al. 2025, arXiv 2507.23083"
+    formula = (
+        r"\mathrm{Re} \sum_t q_t \bar k_t \exp\Big(\mathrm{i} \sum_{m=j+1}^{i} f(x_m)^t\Big),"
+        r" \quad f(x) = \frac{1}{\mathrm{softplus}(x W) + 1}"
+    )
+    start: Tensor
+    powers: Tensor
+
+    def __init__(
+        self,
+        *,
+        start: Literal["rope", "printed"] = "rope",
+        base: float = 10000.0,
+        pairing: Pairing = "interleaved",
+        **sizes: int,
+    ) -> None:
+        super().__init__(**sizes)
+        require_even("head_dim", self.head_dim, "a rotation takes dimensions in pairs")
+        require_number("base", base, over=1)
+        self.pairing: Pairing = choose("pairing", pairing, ("interleaved", "half"))  # type: ignore[assignment]
+        constant = torch.zeros((), dtype=torch.float64)
+        if choose("start", start, ("rope", "printed")) == "rope":
+            softplus = torch.tensor(base, dtype=torch.float64) ** (2 / self.head_dim) - 1
+            constant = softplus + (-torch.expm1(-softplus)).log()
+        self.register_exact("start", constant)
+        self.register_exact("powers", torch.arange(self.head_dim // 2, dtype=torch.float64))
+        self.weight = nn.Parameter(torch.zeros(self.num_heads, self.d_model))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def note(
+        self, x: Float[Tensor, "B N d_model"], before: Float[Tensor, "B H M n"] | None = None
+    ) -> Float[Tensor, "B H N n"]:
+        """The angles of each token: the running sums of f^t, in float64."""
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        chosen = F.linear(x.to(wide), self.weight.to(wide)).transpose(1, 2).unsqueeze(-1)
+        step = 1 / (F.softplus(chosen.to(torch.float64) + self.start, threshold=40) + 1)
+        angles = (step**self.powers).cumsum(-2)
+        return angles if before is None else angles + before[:, :, -1:]
+
+    def rotate(
+        self,
+        q: Float[Tensor, "B H Nq d"],
+        k: Float[Tensor, "B H Nk d"],
+        q_positions: Positions,
+        k_positions: Positions,
+        *,
+        seen: Seen,
+    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+        assert seen.notes is not None
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        turned = [
+            turn(x, angles.cos().to(wide), angles.sin().to(wide), self.pairing)
+            for x, angles in ((q, seen.own_notes()), (k, seen.notes))
+        ]
+        return turned[0], turned[1]
+
+
+ENCODINGS = {"rope-learned": RopeLearned, "harope": HARoPE, "carope": CARoPE}

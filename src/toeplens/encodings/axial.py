@@ -1,0 +1,256 @@
+"""RoPE for positions with several coordinates: rows and columns; time, height and width."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor, nn
+
+from toeplens.encodings.base import Positions, require_even, require_number
+from toeplens.encodings.rotary import Pairing, Rotary, rotary_frequencies
+from toeplens.ground import InputError, choose
+
+
+class _Coordinates(Rotary):
+    """A rotation by angles that are linear in the coordinates of a position: a subclass gives `phases`.
+
+    Hooks take coordinates, [N, axes] or [B, N, axes], or running numbers [N], which `place` turns into coordinates:
+    with a ``grid``, those of a raster (the last axis runs fastest; numbers beyond the grid go on along the first axis);
+    without one, all coordinates are the running number, which is how text is placed among images. By the offset i - j,
+    which decides the logit, the vector of the coordinates' differences is meant.
+    """
+
+    def __init__(
+        self,
+        frequencies: Float[Tensor, "H n"],
+        *,
+        axes: int,
+        grid: Sequence[int] | None,
+        pairing: Pairing,
+        **sizes: int,
+    ) -> None:
+        super().__init__(frequencies, pairing=pairing, **sizes)
+        self.axes = axes
+        if grid is not None and (len(grid) != axes or not all(isinstance(size, int) and size > 0 for size in grid)):
+            raise InputError(f"grid: {list(grid)} was given; it must be {axes} positive sizes.")
+        self.grid = None if grid is None else tuple(grid)
+
+    def place(self, tokens: Int[Tensor, "*B N"]) -> Int[Tensor, "*B N axes"]:
+        if self.grid is None:
+            return tokens.unsqueeze(-1).expand(*tokens.shape, self.axes)
+        coordinates = []
+        for size in reversed(self.grid[1:]):
+            coordinates.append(tokens % size)
+            tokens = tokens // size
+        return torch.stack((tokens, *reversed(coordinates)), dim=-1)
+
+    def coordinates(self, positions: Positions) -> Float[Tensor, "*B N axes"]:
+        """The coordinates in float64, of running numbers too."""
+        return (self.place(positions) if positions.ndim == 1 else positions).to(torch.float64)
+
+    def kernel(self, offsets: Int[Tensor, "D"] | Int[Tensor, "D axes"]) -> Complex[Tensor, "H n D"] | None:
+        """The rotation at offsets [D, axes]; or [D], the same along all axes. With a grid, [D] has no kernel: None."""
+        if offsets.ndim == 1 and self.grid is not None:
+            return None
+        phases = self.phases(offsets, self.frequencies).transpose(-2, -1)
+        return torch.polar(torch.ones_like(phases), phases)
+
+
+class _ByAxis(_Coordinates):
+    """Each pair of dimensions turns with one of the coordinates, ``axis_of[t]``."""
+
+    axis_of: Tensor
+
+    def __init__(
+        self,
+        frequencies: Float[Tensor, "1 n"],
+        axis_of: Sequence[int],
+        *,
+        axes: int,
+        grid: Sequence[int] | None,
+        pairing: Pairing,
+        **sizes: int,
+    ) -> None:
+        super().__init__(frequencies, axes=axes, grid=grid, pairing=pairing, **sizes)
+        self.register_exact("axis_of", torch.tensor(axis_of))
+
+    def phases(self, positions: Positions, frequencies: Float[Tensor, "1 n"]) -> Float[Tensor, "*B 1 N n"]:
+        along = self.coordinates(positions).index_select(-1, self.axis_of)
+        return along.unsqueeze(-3) * frequencies.unsqueeze(-2)
+
+
+class AxialRoPE(_ByAxis):
+    """Axial RoPE: each axis turns its own share of the pairs (Su 2021 blog; Fang et al. 2023, EVA-02; Flux; RoPE-ViT).
+
+    The pairs of axis 0 come first. RoPE-ViT's base is 100, Flux's and EVA-02's 10000. Published programs differ in what
+    they do with class or text tokens (not turned; all coordinates 0): give such tokens the coordinates you want.
+
+    Arguments
+        axes         number of coordinates
+        axes_dims    pairs of dimensions of each axis, together d/2; by default the same, the first ones one more if
+                     d/2 is no multiple
+        grid         sizes of the axes, if running numbers are raster positions
+        frequencies  ``lang``: base^(-2j/d_a), j = 0..d_a/2 - 1, where an axis has d_a dimensions; ``pixel``: pi times
+                     d_a/2 numbers from 1 to max_freq/2, for coordinates that run from -1 to 1 over the grid, which must
+                     be given
+        max_freq     see ``frequencies``
+        base, pairing  as in RoPE
+    """
+
+    citation = "Fang et al. 2023, arXiv 2303.11331; Heo et al. 2024, arXiv 2403.13298"
+    formula = (
+        r"\mathrm{Re} \sum_a \sum_{t \in T_a} q_t \bar k_t \, e^{\mathrm{i} \delta_a \theta_t},"
+        r" \quad \delta_a = i_a - j_a"
+    )
+
+    def __init__(
+        self,
+        *,
+        axes: int = 2,
+        axes_dims: Sequence[int] | None = None,
+        grid: Sequence[int] | None = None,
+        frequencies: Literal["lang", "pixel"] = "lang",
+        max_freq: float = 10.0,
+        base: float = 10000.0,
+        pairing: Pairing = "interleaved",
+        **sizes: int,
+    ) -> None:
+        head_dim = sizes["head_dim"]
+        require_even("head_dim", head_dim, "a rotation takes dimensions in pairs")
+        pairs = head_dim // 2
+        if not 2 <= axes <= pairs:
+            raise InputError(f"axes: {axes} was given; it must be from 2 to {pairs}, one pair of dimensions an axis.")
+        if axes_dims is None:
+            axes_dims = [(pairs + axes - 1 - a) // axes for a in range(axes)]
+        if len(axes_dims) != axes or any(n < 1 for n in axes_dims) or sum(axes_dims) != pairs:
+            raise InputError(
+                f"axes_dims: {list(axes_dims)} was given; it must be {axes} positive numbers, {pairs} pairs together."
+            )
+        if choose("frequencies", frequencies, ("lang", "pixel")) == "lang":
+            spectra = [rotary_frequencies(2 * n, base) for n in axes_dims]
+        else:
+            if grid is None:
+                raise InputError("grid: none was given; 'pixel' frequencies count from edge to edge, so it must be.")
+            require_number("max_freq", max_freq, over=0)
+            spectra = [
+                torch.linspace(1, max_freq / 2, n, dtype=torch.float64) * math.pi * 2 / max(1, size - 1)
+                for n, size in zip(axes_dims, grid, strict=False)
+            ]
+        axis_of = [axis for axis, n in enumerate(axes_dims) for _ in range(n)]
+        super().__init__(torch.cat(spectra).unsqueeze(0), axis_of, axes=axes, grid=grid, pairing=pairing, **sizes)
+
+
+class MRoPE(_ByAxis):
+    """Multimodal RoPE: the head's frequencies shared out among time, height and width (Wang et al. 2024, Qwen2-VL).
+
+    Text has all three coordinates equal, and is then plain RoPE; the coordinates of images and video are the caller's.
+
+    Arguments
+        sections              pairs of time, height and width, together d/2. By default as published: 1/4, 3/8, 3/8
+                              (16, 24, 24 of 64), or interleaved 3/8, 5/16, 5/16 (24, 20, 20 of 64)
+        interleaved_sections  take the axes in turn, from the highest frequency on, as Qwen3-VL: height has pairs 1, 4,
+                              7, ..., width 2, 5, 8, ..., each as many as its section says, time the others. Else
+                              sections follow each other, time with the highest frequencies
+        base, pairing         as in RoPE; the published base is 10^6, in halves
+    """
+
+    citation = "Wang et al. 2024, arXiv 2409.12191"
+    formula = (
+        r"\mathrm{Re} \sum_t q_t \bar k_t \, e^{\mathrm{i} \delta_{a(t)} \theta_t},"
+        r" \quad a(t) \in \{\text{time}, \text{height}, \text{width}\}"
+    )
+
+    def __init__(
+        self,
+        *,
+        sections: Sequence[int] | None = None,
+        interleaved_sections: bool = False,
+        base: float = 1000000.0,
+        pairing: Pairing = "half",
+        **sizes: int,
+    ) -> None:
+        head_dim = sizes["head_dim"]
+        require_even("head_dim", head_dim, "a rotation takes dimensions in pairs")
+        pairs = head_dim // 2
+        if sections is None:
+            sections = _default_sections(pairs, interleaved_sections)
+        if len(sections) != 3 or any(n < 0 for n in sections) or sum(sections) != pairs:
+            raise InputError(
+                f"sections: {list(sections)} was given; it must be the pairs of time, height, width, {pairs} together."
+            )
+        if interleaved_sections:
+            axis_of = [0] * pairs
+            for axis in (1, 2):
+                own = range(axis, pairs, 3)[: sections[axis]]
+                if len(own) < sections[axis]:
+                    raise InputError(
+                        f"sections: {list(sections)} was given; interleaved among {pairs} pairs, "
+                        f"{('height', 'width')[axis - 1]} can have {len(own)}."
+                    )
+                for t in own:
+                    axis_of[t] = axis
+        else:
+            axis_of = [axis for axis, n in enumerate(sections) for _ in range(n)]
+        frequencies = rotary_frequencies(head_dim, base).unsqueeze(0)
+        super().__init__(frequencies, axis_of, axes=3, grid=None, pairing=pairing, **sizes)
+
+
+def _default_sections(pairs: int, interleaved: bool) -> list[int]:
+    if interleaved:
+        side = 5 * pairs // 16
+        return [pairs - 2 * side, side, side]
+    time = pairs // 4
+    return [time, (pairs - time + 1) // 2, (pairs - time) // 2]
+
+
+class RoPEMixed(_Coordinates):
+    """RoPE-Mixed: every pair turns with both coordinates, by frequencies that each head learns (Heo et al. 2024).
+
+    The angle is x . omega_t, omega_t a learned vector. They start at lengths base^(-4t/d), t = 0..d/4 - 1, twice: along
+    a random direction of each head and at a right angle to it. They are plain parameters, which ``model.half()``
+    rounds: queries and keys then turn by the same rounded frequencies, so that the offset still is all that counts.
+
+    Arguments
+        grid           sizes of the two axes, if running numbers are raster positions
+        base, pairing  as in RoPE; the published base is 10
+    """
+
+    citation = "Heo et al. 2024, arXiv 2403.13298"
+    formula = (
+        r"\mathrm{Re} \sum_t q_t \bar k_t \, e^{\mathrm{i}\, \delta \cdot \omega_t}, \quad \omega_t \in \mathbb{R}^2"
+    )
+    shared = False
+
+    def __init__(
+        self,
+        *,
+        grid: Sequence[int] | None = None,
+        base: float = 10.0,
+        pairing: Pairing = "interleaved",
+        **sizes: int,
+    ) -> None:
+        head_dim = sizes["head_dim"]
+        if head_dim % 4 or head_dim < 4:
+            raise InputError(f"head_dim: {head_dim} was given; it must be a multiple of 4: pairs in two directions.")
+        lengths = rotary_frequencies(head_dim // 2, base).repeat(2).unsqueeze(0)
+        super().__init__(lengths, axes=2, grid=grid, pairing=pairing, **sizes)
+        self.omega = nn.Parameter(torch.empty(self.num_heads, head_dim // 2, 2))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        angle = torch.rand(self.num_heads, 1, dtype=torch.float64, device=self.frequencies.device) * 2 * math.pi
+        angle = torch.cat((angle, angle + math.pi / 2), dim=-1).repeat_interleave(self.head_dim // 4, dim=-1)
+        self.omega.copy_(self.frequencies.unsqueeze(-1) * torch.stack((angle.cos(), angle.sin()), dim=-1))
+
+    def phases(self, positions: Positions, frequencies: Float[Tensor, "1 n"]) -> Float[Tensor, "*B H N n"]:
+        rows, columns = self.coordinates(positions)[..., None, :, None, :].unbind(-1)
+        along_rows, along_columns = self.omega.to(torch.float64).unsqueeze(-3).unbind(-1)
+        return rows * along_rows + columns * along_columns
+
+
+ENCODINGS = {"axial-rope": AxialRoPE, "mrope": MRoPE, "rope-mixed": RoPEMixed}

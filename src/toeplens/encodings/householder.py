@@ -1,0 +1,192 @@
+"""Accumulated transformations: between a query and a key stands a product of Householder-like matrices, one a token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from toeplens.encodings.base import PositionalEncoding, Positions
+from toeplens.encodings.seen import Seen
+from toeplens.ground import InputError, choose
+
+BLOCK = 64  # keys whose transformations are applied at once
+EPS = 1e-6  # added to |w|^2 before its root, as in the released program
+
+
+def accumulate(
+    q: Float[Tensor, "B H Nq d"],
+    k: Float[Tensor, "B H Nk d"],
+    w: Float[Tensor, "B H Nk d"],
+    beta: Float[Tensor, "B H Nk"],
+    rows: Int[Tensor, "*B Nq"],
+    *,
+    block: int = BLOCK,
+) -> Float[Tensor, "B H Nq Nk"]:
+    """q_i^T H_i H_{i-1} ... H_{j+1} k_j with H_m = I - beta_m w_m w_m^T, for each query's row i and every key j.
+
+    Blocks of keys are swept from the last to the first, and each query is carried through: once it has passed keys e to
+    s, it is (H_e ... H_s)^T q. Inside a block the products have a closed form, the paper's UT transform: with W
+    the rows w_m, D = diag(beta) and T = (I + strictly lower(D W W^T))^-1 D,
+
+        H_e ... H_s = I - W^T T W  and  [H_e ... H_{j+1} k_j]_j = K^T - W^T T strictly lower(W K^T),
+
+    and the transformations after a query's own row drop out if their columns of q W^T are set to 0. A key after the
+    query is thereby compared as it stands.
+    """
+    count = k.shape[-2]
+    block = min(block, count)
+    blocks = -(-count // block)
+    short = blocks * block - count
+    k, w = (F.pad(x, (0, 0, 0, short)).unflatten(2, (blocks, block)) for x in (k, w))
+    scaled = F.pad(beta, (0, short)).unflatten(2, (blocks, block)).unsqueeze(-1) * w
+    right = torch.cat(((scaled @ k.transpose(-2, -1)).tril(-1), scaled), dim=-1)
+    # only what is strictly below the diagonal of the matrix is read
+    undone = torch.linalg.solve_triangular(scaled @ w.transpose(-2, -1), right, upper=False, unitriangular=True)
+    both = torch.cat((w, k), dim=-2).transpose(-2, -1)
+    passed = torch.arange(blocks * block, device=rows.device) <= rows.unsqueeze(-1)
+    passed = (passed if passed.ndim == 2 else passed.unsqueeze(1)).split(block, dim=-1)
+    scores = []
+    for n in reversed(range(blocks)):
+        along, plain = (q @ both[:, :, n]).split(block, dim=-1)
+        corrections, moved = (along.masked_fill(~passed[n], 0.0) @ undone[:, :, n]).split((block, q.shape[-1]), dim=-1)
+        scores.append(plain - corrections)
+        q = q - moved
+    return torch.cat(scores[::-1], dim=-1)[..., :count]
+
+
+def _linear(layer: nn.Linear, x: Float[Tensor, "B N i"]) -> Float[Tensor, "B N o"]:
+    """The layer, in the content's dtype."""
+    bias = None if layer.bias is None else layer.bias.to(x.dtype)
+    return F.linear(x, layer.weight.to(x.dtype), bias)
+
+
+class PaTH(PositionalEncoding):
+    """Position by accumulated Householder-like transformations (Yang et al. 2025).
+
+    Each token brings H_m = I - beta_m w_m w_m^T, made from its content; a query and a key are compared through the
+    product of those after the key, up to the query's own. The direction w is a low-rank projection of the layer's
+    input, a short causal convolution and a norm of 1; the strength is beta = 2 sigmoid(u . x + b), so that H has
+    eigenvalues in (-1, 1]. The scheme knows the order of the keys, not their positions, and is causal: without a causal
+    mask (ours) keys after the query are compared as they stand.
+
+    What is kept of a token is w before its convolution and beta before its sigmoid, in the model's dtype; convolution,
+    norm and products are formed from the kept rows in float32 or better, so that decoding with a cache repeats the full
+    pass. The released program applies a SiLU after the convolution, of which the paper says nothing. Its projections
+    start from the model's own initialisation; ours from torch's.
+
+    Arguments
+        rank        rank of the projection to w; None for a full matrix
+        conv_size   tokens that the convolution sees; 1 leaves a factor a channel
+        activation  after the convolution: ``silu`` (the released program) or ``none`` (the paper's text)
+    """
+
+    coupling = "accumulated"
+    data_dependent = True
+    toeplitz = False
+    shared = False
+    citation = "Yang et al. 2025, arXiv 2505.16381"
+    formula = r"q_i^\top H_i H_{i-1} \cdots H_{j+1} k_j, \; H_m = I - \beta_m w_m w_m^\top"
+
+    def __init__(
+        self,
+        *,
+        rank: int | None = 32,
+        conv_size: int = 3,
+        activation: Literal["silu", "none"] = "silu",
+        **sizes: int,
+    ) -> None:
+        super().__init__(**sizes)
+        if rank is not None and rank < 1:
+            raise InputError(f"rank: {rank} was given; it must be at least 1, or None for a full matrix.")
+        if conv_size < 1:
+            raise InputError(f"conv_size: {conv_size} was given; it must be at least 1.")
+        self.activation = choose("activation", activation, ("silu", "none"))
+        width = self.num_heads * self.head_dim
+        self.down = None if rank is None else nn.Linear(self.d_model, rank, bias=False)
+        self.up = nn.Linear(self.d_model if rank is None else rank, width, bias=False)
+        self.conv = nn.Conv1d(width, width, conv_size, groups=width, bias=False)
+        self.strength = nn.Linear(self.d_model, self.num_heads)
+
+    def reset_parameters(self) -> None:
+        for module in self.children():
+            if isinstance(module, nn.Linear | nn.Conv1d):
+                module.reset_parameters()
+
+    def note(
+        self, x: Float[Tensor, "B N d_model"], before: Float[Tensor, "B H M c"] | None = None
+    ) -> Float[Tensor, "B H N c"]:
+        low = x if self.down is None else _linear(self.down, x)
+        direction = _linear(self.up, low).unflatten(-1, (self.num_heads, -1))
+        return torch.cat((direction, _linear(self.strength, x).unsqueeze(-1)), dim=-1).transpose(1, 2)
+
+    def transformations(
+        self, notes: Float[Tensor, "B H N c"]
+    ) -> tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N"]]:
+        """w, of norm 1, and beta of every key, in the dtype of the notes."""
+        rows = notes[..., : self.head_dim].transpose(-2, -1).flatten(1, 2)
+        weight = self.conv.weight.to(notes.dtype)
+        mixed = F.conv1d(F.pad(rows, (weight.shape[-1] - 1, 0)), weight, groups=len(weight))
+        if self.activation == "silu":
+            mixed = F.silu(mixed)
+        w = mixed.unflatten(1, (self.num_heads, -1)).transpose(-2, -1)
+        return w * (w.square().sum(-1, keepdim=True) + EPS).rsqrt(), 2 * notes[..., self.head_dim].sigmoid()
+
+    def score(
+        self,
+        q: Float[Tensor, "B H Nq d"],
+        k: Float[Tensor, "B H Nk d"],
+        q_positions: Positions,
+        k_positions: Positions,
+        *,
+        seen: Seen,
+    ) -> Float[Tensor, "B H Nq Nk"]:
+        assert seen.notes is not None
+        wide = torch.promote_types(q.dtype, torch.float32)
+        with torch.autocast(q.device.type, enabled=False):
+            w, beta = self.transformations(seen.notes.to(wide))
+            return accumulate(q.to(wide), k.to(wide), w, beta, seen.rows).to(q.dtype)
+
+
+class PaTHFoX(PaTH):
+    """PaTH and forgetting: the logit also falls by the log gates between key and query (Yang et al. 2025).
+
+    log f_m = log sigmoid(u_f . x_m + b_f) is summed over the tokens after the key up to the query, in float64, and
+    added to the scaled logit as in the forgetting transformer (Lin et al. 2025, arXiv 2503.02130). The released program
+    (fla) multiplies the sum by d^-1/2 too. Without a causal mask (ours) nothing is forgotten of keys after the query.
+
+    Arguments
+        rank, conv_size, activation  as in PaTH
+    """
+
+    also_couples = ("bias",)
+    formula = r"q_i^\top H_i \cdots H_{j+1} k_j / \sqrt{d} + \sum_{m=j+1}^{i} \log f_m"
+
+    def __init__(
+        self,
+        *,
+        rank: int | None = 32,
+        conv_size: int = 3,
+        activation: Literal["silu", "none"] = "silu",
+        **sizes: int,
+    ) -> None:
+        super().__init__(rank=rank, conv_size=conv_size, activation=activation, **sizes)
+        self.gate = nn.Linear(self.d_model, self.num_heads)
+
+    def note(
+        self, x: Float[Tensor, "B N d_model"], before: Float[Tensor, "B H M c"] | None = None
+    ) -> Float[Tensor, "B H N c"]:
+        return torch.cat((super().note(x), _linear(self.gate, x).transpose(1, 2).unsqueeze(-1)), dim=-1)
+
+    def bias(self, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Float[Tensor, "B H Nq Nk"]:
+        assert seen.notes is not None
+        sums = F.logsigmoid(seen.notes[..., -1:].double()).cumsum(dim=-2)
+        own = replace(seen, notes=sums).own_notes()
+        return (own - sums.transpose(-2, -1)).clamp(max=0.0).to(torch.promote_types(seen.notes.dtype, torch.float32))
+
+
+ENCODINGS = {"path": PaTH, "path-fox": PaTHFoX}

@@ -1,0 +1,233 @@
+"""Biases from parametric functions of the distance: KERPLE, Sandwich, the dynamic position bias, FIRE."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from toeplens.encodings.base import PositionalEncoding, Positions, offsets_between, require_even, require_number
+from toeplens.encodings.bias import OffsetBias
+
+SMALLEST = 0.01  # the program's lower bound of KERPLE's parameters, here of their starting values
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64, else float32: bfloat16 holds no distance over 256 exactly."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class KerpleLog(OffsetBias):
+    """The logarithmic kernel -r1 log(1 + r2 |i - j|), r1, r2 > 0 learned for each head (Chi et al. 2022).
+
+    The program keeps r1 and r2 positive by clamping their values to 0.01 and more, out of sight of the gradient; here
+    each is the softplus of a free parameter, so that the gradient reaches it everywhere. They start as in the
+    program: r1 from U(0, 2), r2 from U(0, 1), not under 0.01. Keys after the query, which the program never scores, are
+    penalised by their distance too.
+
+    Arguments
+        shared  one pair (r1, r2) a head for all layers; else each layer has its own, as published
+    """
+
+    citation = "Chi et al. 2022, arXiv 2205.09921"
+    formula = r"-r_1 \log(1 + r_2 |\delta|)"
+
+    def __init__(self, *, shared: bool = False, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.shared = shared
+        self.size = nn.Parameter(torch.empty(self.num_heads))
+        self.rate = nn.Parameter(torch.empty(self.num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.size.copy_(_softplus_inverse(torch.empty_like(self.size).uniform_(SMALLEST, 2.0)))
+            self.rate.copy_(_softplus_inverse(torch.empty_like(self.rate).uniform_(SMALLEST, 1.0)))
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
+        size, rate = (F.softplus(p.to(wide(p.dtype))).unsqueeze(-1) for p in (self.size, self.rate))
+        return -size * torch.log1p(rate * offsets.abs().to(rate.dtype))
+
+
+class KerplePower(OffsetBias):
+    """The power kernel -r1 |i - j|^r2, r1 > 0 and 0 < r2 < 2 learned for each head (Chi et al. 2022).
+
+    The paper allows r2 = 2 as well, and the program clamps both values to their ranges, out of sight of the gradient;
+    here r1 is the softplus of a free parameter and r2 twice the sigmoid of one, which comes as near to 2 as one likes.
+    They start as in the program: r1 from U(0, 1), r2 from U(0, 2), not under 0.01. Keys after the query, which the
+    program never scores, are penalised by their distance too.
+
+    Arguments
+        shared  one pair (r1, r2) a head for all layers; else each layer has its own, as published
+    """
+
+    citation = "Chi et al. 2022, arXiv 2205.09921"
+    formula = r"-r_1 |\delta|^{r_2}"
+
+    def __init__(self, *, shared: bool = False, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.shared = shared
+        self.size = nn.Parameter(torch.empty(self.num_heads))
+        self.power = nn.Parameter(torch.empty(self.num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.size.copy_(_softplus_inverse(torch.empty_like(self.size).uniform_(SMALLEST, 1.0)))
+            self.power.uniform_(SMALLEST / 2, 1 - SMALLEST / 2).logit_()
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
+        size, power = (p.to(wide(p.dtype)).unsqueeze(-1) for p in (self.size, self.power))
+        return -F.softplus(size) * offsets.abs().to(power.dtype) ** (2 * power.sigmoid())
+
+
+def _softplus_inverse(x: Tensor) -> Tensor:
+    return x.expm1().log()
+
+
+class Sandwich(OffsetBias):
+    """The sinusoids' own inner product as a bias, p_i . p_j / c_h, c_h = 8h/H, h = 1..H (Chi et al. 2023).
+
+    p_i . p_j is the sum over t of cos((i - j) / base^(2t/width)), t = 0..width/2 - 1, whatever the model's width. It
+    is even, so keys after the query need no rule of their own. Often written less its largest value, width/2: that is
+    a constant of each row, which a softmax cannot see, and is left out here as in the paper's program.
+
+    Arguments
+        width  dimensions of the sinusoids
+        base   the longest wavelength is 2 pi base
+    """
+
+    citation = "Chi et al. 2023, arXiv 2212.10356"
+    formula = r"\frac{H}{8h} \sum_t \cos(\delta\, b^{-2t/\bar d})"
+    frequencies: Tensor
+    slopes: Tensor
+
+    def __init__(self, *, width: int = 128, base: float = 10000.0, **sizes: int) -> None:
+        super().__init__(**sizes)
+        require_even("width", width, "a sinusoid takes dimensions in pairs of sine and cosine")
+        require_number("base", base, over=0)
+        self.register_exact("frequencies", base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width))
+        heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64)
+        self.register_exact("slopes", self.num_heads / (8 * heads))
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
+        total = torch.zeros(offsets.shape, dtype=torch.float64, device=offsets.device)
+        for frequency in self.frequencies:  # one after the other: memory for the sum alone
+            total = total + (offsets * frequency).cos()
+        return (self.slopes.unsqueeze(-1) * total).to(torch.get_default_dtype())
+
+
+class DynamicBias(OffsetBias):
+    """A small network of the signed distance gives each head its bias (Wang et al. 2022, in one dimension).
+
+    As in x-transformers: Linear(1, hidden), then depth - 1 times Linear(hidden, hidden), each followed by SiLU, then
+    Linear(hidden, heads); one network for all layers. The paper's own is for images: it takes two distances and ReLU.
+
+    Arguments
+        hidden        width of the network; default a quarter of ``d_model``
+        depth         hidden layers
+        log_distance  the network takes sign(i - j) log(1 + |i - j|) in place of i - j
+        norm          LayerNorm before each SiLU, as in the paper
+        shared        one network for all layers; else each layer has its own
+    """
+
+    citation = "Wang et al. 2022, arXiv 2108.00154"
+    formula = r"f_\theta(\delta)_h"
+
+    def __init__(
+        self,
+        *,
+        hidden: int | None = None,
+        depth: int = 2,
+        log_distance: bool = False,
+        norm: bool = False,
+        shared: bool = True,
+        **sizes: int,
+    ) -> None:
+        super().__init__(**sizes)
+        hidden = max(1, self.d_model // 4) if hidden is None else hidden
+        require_number("hidden", hidden, at_least=1)
+        require_number("depth", depth, at_least=1)
+        self.log_distance, self.shared = log_distance, shared
+        self.layers_in = nn.ModuleList(nn.Linear(hidden if n else 1, hidden) for n in range(depth))
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) if norm else nn.Identity() for _ in range(depth))
+        self.layer_out = nn.Linear(hidden, self.num_heads)
+
+    def reset_parameters(self) -> None:
+        for module in (*self.layers_in, *self.norms, self.layer_out):
+            if not isinstance(module, nn.Identity):
+                module.reset_parameters()  # type: ignore[operator]
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
+        x = offsets.to(wide(self.layer_out.weight.dtype)).unsqueeze(-1)
+        if self.log_distance:
+            x = x.sign() * x.abs().log1p()
+        for layer, norm in zip(self.layers_in, self.norms, strict=True):
+            x = _linear(layer, x)
+            if isinstance(norm, nn.LayerNorm):
+                x = F.layer_norm(x, x.shape[-1:], norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
+            x = F.silu(x)
+        return _linear(self.layer_out, x).transpose(0, 1)
+
+
+class FIRE(PositionalEncoding):
+    """f(psi(i - j) / psi(max(i, L))), psi(x) = log(c x + 1): the distance as a share of the query's own position.
+
+    Li et al. 2024: f is a network 1-32-H with one hidden layer and ReLU; c and the threshold L are learned,
+    as |c| and |m| times ``threshold``, m starting at 1, with 10^-6 added to the denominator, as in the paper's listing.
+    The normaliser takes the query's position as a place counted from 0, so the bias is no function of the offset, and
+    moving all positions changes it. Keys after the query take |i - j| with the same normaliser, which is what the
+    listing computes; the paper speaks of causal models alone.
+
+    Arguments
+        threshold  where L starts
+        c          where c starts
+        hidden     width of the network
+        shared     one f, c and L for all layers (the paper's FIRE-S); else each layer has its own
+    """
+
+    coupling = "bias"
+    toeplitz = False
+    citation = "Li et al. 2024, arXiv 2310.04418"
+    formula = r"f_\theta\big(\psi(|\delta|) / \psi(\max(i, L))\big)_h,\ \psi(x) = \log(c x + 1)"
+
+    def __init__(
+        self, *, threshold: float = 512.0, c: float = 0.1, hidden: int = 32, shared: bool = False, **sizes: int
+    ) -> None:
+        super().__init__(**sizes)
+        require_number("hidden", hidden, at_least=1)
+        self.shared = shared
+        self.start_c = require_number("c", c, over=0)
+        self.start_threshold = require_number("threshold", threshold, over=0)
+        self.c, self.multiplier = nn.Parameter(torch.tensor(float(c))), nn.Parameter(torch.tensor(1.0))
+        self.inner, self.outer = nn.Linear(1, hidden), nn.Linear(hidden, self.num_heads)
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.c, self.start_c)
+        nn.init.ones_(self.multiplier)
+        self.inner.reset_parameters()
+        self.outer.reset_parameters()
+
+    def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
+        dtype = wide(self.c.dtype)
+        c, threshold = self.c.to(dtype).abs(), (self.multiplier.to(dtype) * self.start_threshold).abs()
+        distance = torch.log1p(c * offsets_between(q_positions, k_positions).abs().to(dtype))
+        most = torch.log1p(c * torch.maximum(q_positions.to(dtype), threshold)) + 1e-6
+        share = (distance / most.unsqueeze(-1)).unsqueeze(-1)
+        return _linear(self.outer, _linear(self.inner, share).relu()).movedim(-1, -3)
+
+
+def _linear(layer: nn.Module, x: Tensor) -> Tensor:
+    """The layer in the precision of ``x``."""
+    assert isinstance(layer, nn.Linear)
+    return F.linear(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype))
+
+
+ENCODINGS = {
+    "kerple-log": KerpleLog,
+    "kerple-power": KerplePower,
+    "sandwich": Sandwich,
+    "dynamic-bias": DynamicBias,
+    "fire": FIRE,
+}

@@ -1,0 +1,264 @@
+"""Relative positions as vectors: what the offset adds to a logit is weighed by the query, the key, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from toeplens.encodings.base import PositionalEncoding, Positions, offsets_between, require_even, require_number
+from toeplens.encodings.rotary import rotary_frequencies
+from toeplens.encodings.seen import Seen
+from toeplens.ground import InputError, choose
+
+
+def at_each(table: Float[Tensor, "B H N R"], index: Int[Tensor, "*B N M"]) -> Float[Tensor, "B H N M"]:
+    """For every row of ``table``, its entries at that row's indices."""
+    index = index.unsqueeze(-3)  # one for all heads
+    return table.gather(-1, index.expand(*table.shape[:-1], index.shape[-1]))
+
+
+def _indicators(index: Int[Tensor, "D"], count: int) -> Complex[Tensor, "1 n D"]:
+    return F.one_hot(index, count).T.unsqueeze(0).to(torch.complex128)
+
+
+class Shaw(PositionalEncoding):
+    """Relative position vectors for keys, q_i . a^K, and for values, a^V (Shaw et al. 2018, section 3.1-3.2).
+
+    One learned vector for each offset j - i from -k to k, larger ones sharing the last. Both terms of a logit have the
+    factor 1/sqrt(d). The products of a query with the 2k + 1 vectors are formed once and picked from.
+
+    Arguments
+        max_distance  k (the paper's base model: 16, its large one: 8)
+        on_values     with the vectors a^V
+        shared_heads  the same vectors for all heads, as in the paper's large model; else a set a head, as in its base
+                      model
+        shared        one set for all layers; else each layer has its own, as published
+
+    The paper gives no starting values: as in tensor2tensor, Glorot's uniform ones.
+    """
+
+    coupling = "logits"
+    citation = "Shaw et al. 2018, arXiv 1803.02155"
+    formula = r"q_i^\top a^K_{\mathrm{clip}(-\delta, -k, k)} / \sqrt d"
+
+    def __init__(
+        self,
+        *,
+        max_distance: int = 16,
+        on_values: bool = True,
+        shared_heads: bool = True,
+        shared: bool = False,
+        **sizes: int,
+    ) -> None:
+        super().__init__(**sizes)
+        require_number("max_distance", max_distance, at_least=0)
+        self.max_distance, self.shared = max_distance, shared
+        shape = (1 if shared_heads else self.num_heads, 2 * max_distance + 1, self.head_dim)
+        self.keys = nn.Parameter(torch.empty(shape))
+        self.values = nn.Parameter(torch.empty(shape)) if on_values else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for table in (self.keys, self.values):
+            for head in () if table is None else table:
+                nn.init.xavier_uniform_(head)
+
+    def index(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
+        """The row of each offset i - j."""
+        return (-offsets).clamp(-self.max_distance, self.max_distance) + self.max_distance
+
+    def transform_logits(
+        self, logits: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions, seen: Seen
+    ) -> Float[Tensor, "B H Nq Nk"]:
+        products = seen.q @ self.keys.to(seen.q.dtype).transpose(-2, -1)
+        return logits + seen.scale * at_each(products, self.index(offsets_between(q_positions, k_positions)))
+
+    def add_values(
+        self, weights: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions
+    ) -> Float[Tensor, "B H Nq d"] | None:
+        if self.values is None:
+            return None
+        index = self.index(offsets_between(q_positions, k_positions)).unsqueeze(-3).expand(weights.shape)
+        wide = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        sums = wide.new_zeros(*weights.shape[:-1], self.values.shape[-2]).scatter_add(-1, index, wide)
+        return sums.to(weights.dtype) @ self.values.to(weights.dtype)
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
+        """The functions of the offset that queries weigh: 1 where the offset takes a row, 0 elsewhere, a row each."""
+        return _indicators(self.index(offsets), self.keys.shape[-2])
+
+
+class TransformerXL(PositionalEncoding):
+    """Sinusoids of the offset met by the query and by a bias (Dai et al. 2019, section 3.3).
+
+    logit = (q_i . k_j + q_i . W_R r + u . k_j + v . W_R r) / sqrt(d), r the sinusoid of i - j (sines, then cosines) of
+    the model's width; W_R is each layer's own, u and v are one for all layers. As in the program, all four terms
+    have the factor 1/sqrt(d), and everything starts from N(0, 0.02^2); its dropout on r is left out. Keys after the
+    query have negative offsets, as in XLNet.
+
+    The sine and cosine of i - j are taken apart into those of i and of j, so (q_i + v) . W_R r is an inner product of
+    d_model dimensions between a vector of the query and its position and one of the key's position alone. That holds
+    for any positions, forms no vector a pair, and costs d_model products a pair where q . k costs head_dim.
+
+    Arguments
+        base         the longest wavelength is 2 pi base
+        tied_biases  one u and v for all layers, as published; else each layer has its own (as XLNet may)
+    """
+
+    coupling = "logits"
+    shared = False
+    citation = "Dai et al. 2019, arXiv 1901.02860"
+    formula = r"(q_i^\top W_R r_\delta + u^\top k_j + v^\top W_R r_\delta) / \sqrt d"
+    frequencies: Tensor
+
+    def __init__(self, *, base: float = 10000.0, tied_biases: bool = True, **sizes: int) -> None:
+        super().__init__(**sizes)
+        require_even("d_model", self.d_model, "a sinusoid takes dimensions in pairs of sine and cosine")
+        self.register_exact("frequencies", rotary_frequencies(self.d_model, base))
+        self.tied_biases = tied_biases
+        self.weight = nn.Parameter(torch.empty(self.num_heads, self.head_dim, self.d_model))
+        self.u = nn.Parameter(torch.empty(self.num_heads, 1, self.head_dim))
+        self.v = nn.Parameter(torch.empty(self.num_heads, 1, self.head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for parameter in (self.weight, self.u, self.v):
+            nn.init.normal_(parameter, std=0.02)
+
+    def for_layer(self, layer: int) -> PositionalEncoding:
+        own = super().for_layer(layer)
+        if self.tied_biases:
+            assert isinstance(own, TransformerXL)
+            own.u, own.v = self.u, self.v
+        return own
+
+    def transform_logits(
+        self, logits: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions, seen: Seen
+    ) -> Float[Tensor, "B H Nq Nk"]:
+        dtype = torch.promote_types(seen.q.dtype, torch.float32)
+        weight, u, v = (parameter.to(dtype) for parameter in (self.weight, self.u, self.v))
+        on_sin, on_cos = ((seen.q.to(dtype) + v) @ weight).chunk(2, dim=-1)
+        q_sin, q_cos = self._tables(q_positions, dtype)
+        k_sin, k_cos = self._tables(k_positions, dtype)
+        of_query = torch.cat((on_sin * q_sin + on_cos * q_cos, on_cos * q_sin - on_sin * q_cos), dim=-1)
+        of_key = torch.cat((k_cos, k_sin), dim=-1)
+        added = of_query @ of_key.transpose(-2, -1) + u @ seen.k.to(dtype).transpose(-2, -1)
+        return (logits + seen.scale * added).to(logits.dtype)
+
+    def _tables(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        phases = (positions.to(torch.float64).unsqueeze(-1) * self.frequencies).unsqueeze(-3)
+        return phases.sin().to(dtype), phases.cos().to(dtype)
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
+        """e^(i delta theta_t), whose real and imaginary parts are the functions of the offset that content weighs."""
+        phases = self.frequencies.unsqueeze(-1) * offsets.to(torch.float64)
+        return torch.polar(torch.ones_like(phases), phases).unsqueeze(0)
+
+
+class DeBERTa(PositionalEncoding):
+    """Disentangled attention: content to position and position to content (He et al. 2021, section 3.1).
+
+    logit = (q_i . k_j + q_i . Kr[d(i, j)] + k_j . Qr[d(j, i)]) / sqrt(3 d), where Kr = P W_kr and Qr = P W_qr are
+    projections, a layer's own, of one table P of 2k rows that all layers share; d(i, j) = i - j + k, clipped to the
+    table. The added terms have the factor of q . k: for the published one set the model's ``attention_scale`` to
+    1/sqrt(3 d), or 1/sqrt(2 d) with one term. Left out is what lies outside these terms: the absolute positions of
+    DeBERTa's last layers, dropout and LayerNorm on P, the bias of the first program's W_qr; and v2's sharing of the
+    content's own projections with P, which an encoding does not have.
+
+    Arguments
+        max_distance      k; default 512, but at most ``max_len``
+        position_buckets  exact offsets up to half as many, then logarithmic steps to ``max_distance``, as in DeBERTa-v2
+                          and v3 (256 of 512); the table has twice as many rows. None: every offset its own row
+        terms             ``c2p`` (content to position) and ``p2c`` (position to content), or one of them
+        p2c_index         ``paper``: a key meets the row d(j, i), as printed; ``released``: the row d(i, j), which the
+                          released program picks, and transformers with it
+    """
+
+    coupling = "logits"
+    shared = False
+    citation = "He et al. 2021, arXiv 2006.03654"
+    formula = r"(q_i^\top W_{kr} P_{d(i,j)} + k_j^\top W_{qr} P_{d(j,i)}) / \sqrt{3 d}"
+
+    def __init__(
+        self,
+        *,
+        max_distance: int | None = None,
+        position_buckets: int | None = None,
+        terms: Sequence[str] = ("c2p", "p2c"),
+        p2c_index: Literal["paper", "released"] = "paper",
+        **sizes: int,
+    ) -> None:
+        super().__init__(**sizes)
+        self.max_distance = min(512, self.max_len) if max_distance is None else max_distance
+        require_number("max_distance", self.max_distance, at_least=1)
+        self.position_buckets = position_buckets
+        if position_buckets is not None:
+            require_even("position_buckets", position_buckets, "half of them are exact offsets")
+            if position_buckets // 2 >= self.max_distance - 1:
+                raise InputError(
+                    f"position_buckets: {position_buckets} was given; "
+                    f"half of it must be under max_distance - 1, which is {self.max_distance - 1}."
+                )
+        self.terms = tuple(choose("terms", term, ("c2p", "p2c")) for term in terms)
+        if not self.terms or len(set(self.terms)) != len(self.terms):
+            raise InputError(f"terms: {list(terms)} was given; it must be 'c2p', 'p2c', or both, each once.")
+        self.p2c_index = choose("p2c_index", p2c_index, ("paper", "released"))
+        self.span = self.max_distance if position_buckets is None else position_buckets
+        self.table = nn.Parameter(torch.randn(2 * self.span, self.d_model) * 0.02)
+        self.projections = nn.ParameterDict(
+            {term: torch.empty(self.num_heads, self.d_model, self.head_dim) for term in self.terms}
+        )
+        self._reset_projections()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.table, std=0.02)
+        self._reset_projections()
+
+    def _reset_projections(self) -> None:
+        for parameter in self.projections.values():
+            nn.init.normal_(parameter, std=0.02)
+
+    def for_layer(self, layer: int) -> PositionalEncoding:
+        own = super().for_layer(layer)
+        assert isinstance(own, DeBERTa)
+        own.table = self.table
+        return own
+
+    def index(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
+        """The row of each offset."""
+        if self.position_buckets is not None:
+            middle = self.position_buckets // 2
+            distance = offsets.abs().clamp(min=middle).to(torch.float64)
+            steps = torch.log(distance / middle) / torch.tensor((self.max_distance - 1) / middle).double().log()
+            far = offsets.sign() * ((steps * (middle - 1)).ceil().long() + middle)
+            offsets = torch.where(offsets.abs() <= middle, offsets, far)
+        return (offsets + self.span).clamp(0, 2 * self.span - 1)
+
+    def transform_logits(
+        self, logits: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions, seen: Seen
+    ) -> Float[Tensor, "B H Nq Nk"]:
+        if "c2p" in self.terms:
+            products = seen.q @ self._vectors("c2p", seen.q.dtype)
+            logits = logits + seen.scale * at_each(products, self.index(offsets_between(q_positions, k_positions)))
+        if "p2c" in self.terms:
+            products = seen.k @ self._vectors("p2c", seen.k.dtype)
+            back = offsets_between(k_positions, q_positions)
+            picked = at_each(products, self.index(back if self.p2c_index == "paper" else -back))
+            logits = logits + seen.scale * picked.transpose(-2, -1)
+        return logits
+
+    def _vectors(self, term: str, dtype: torch.dtype) -> Float[Tensor, "H d R"]:
+        return (self.table.to(dtype) @ self.projections[term].to(dtype)).transpose(-2, -1)
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
+        """The functions of the offset that content weighs: 1 where an offset or its opposite takes a row, else 0."""
+        both = [_indicators(self.index(side), 2 * self.span) for side in (offsets, -offsets)]
+        return torch.cat(both, dim=1)
+
+
+ENCODINGS = {"shaw": Shaw, "transformer-xl": TransformerXL, "deberta": DeBERTa}

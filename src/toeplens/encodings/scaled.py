@@ -1,0 +1,290 @@
+"""RoPE stretched to longer texts, with the keywords of transformers' rope parameters, so that a model's config fits.
+
+The default pairing is ``half`` in all of this file, the layout of the models whose configs these are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from toeplens.encodings.base import Positions, require_even
+from toeplens.encodings.rotary import Pairing, Rotary
+from toeplens.encodings.scaling import COMMON, RULES, Start, apply, check, keywords, length_of, slowed
+from toeplens.ground import InputError, choose
+
+TURNED = r"\mathrm{Re} \sum_t q_{i,t}\, \overline{k_{j,t}}\, e^{\mathrm{i}\delta\theta'_t}"
+
+
+class ScaledRoPE(Rotary):
+    """RoPE whose frequencies a published rule slows down, so that a longer text fits the angles of a shorter one.
+
+    Takes the keywords of transformers' ``rope_parameters`` (or its older ``rope_scaling``) under their own names, so
+    that ``build("scaled-rope", max_len=config.max_position_embeddings, **sizes, **config.rope_parameters)`` is the
+    encoding of a model. A keyword that the type does not take is refused; None is the same as not given.
+
+    Arguments, for all types
+        rope_type                 ``default`` (RoPE), ``linear``, ``dynamic``, ``yarn``, ``longrope``, ``llama3``,
+                                  ``proportional``; and ``ntk``, which transformers has not
+        type                      the older name of ``rope_type``
+        rope_theta                RoPE's base
+        partial_rotary_factor     share of each head's dimensions, from the first on, that is rotated, over which the
+                                  frequencies are spread; for ``proportional``, share of the frequencies that are kept
+        max_position_embeddings   the longest text, default ``max_len``; for ``dynamic``, the length trained on
+        pairing                   as in RoPE; ``half`` is the layout of the models
+
+    Arguments, for some
+        factor                            how much longer the text gets
+        original_max_position_embeddings  the length trained on (yarn, longrope, llama3)
+        attention_factor                  factor of queries and keys (yarn, longrope), so that logits carry its square
+        beta_fast, beta_slow              pairs that turn more often than this in the original length are kept, less
+                                          often are slowed by ``factor`` (yarn: 32, 1)
+        mscale, mscale_all_dim            weights in yarn's attention factor (DeepSeek; beside it, DeepSeek scales its
+                                          softmax by the square of 0.1 mscale_all_dim ln(factor) + 1, which is the
+                                          attention's business); one alone or 0 changes nothing, as in transformers
+        truncate                          round those two pairs outwards to whole ones (yarn: True)
+        short_factor, long_factor         divisors of the frequencies up to and beyond the original length (longrope)
+        low_freq_factor, high_freq_factor as beta_slow and beta_fast, for llama3
+
+    ``dynamic`` and ``longrope`` depend on the length of the text. It is the largest position of the keys and 1, of
+    each sequence by itself, and nothing is remembered: transformers takes the longest sequence of a batch, and for
+    ``dynamic`` goes on with the longest text it has met. Only without memory does decoding with a cache of keys that
+    are not yet rotated give what a pass over the whole text gives. `kernel` is that of a text of ``max_len`` tokens.
+    """
+
+    citation = "Chen et al. 2023, arXiv 2306.15595; Peng et al. 2023, arXiv 2309.00071"
+    formula = r"L_{ij} = m^2\, " + TURNED
+    beyond: Tensor
+
+    def __init__(
+        self,
+        *,
+        rope_type: str | None = None,
+        type: str | None = None,
+        rope_theta: float | None = 10000.0,
+        partial_rotary_factor: float | None = 1.0,
+        max_position_embeddings: int | None = None,
+        factor: float | None = None,
+        original_max_position_embeddings: int | None = None,
+        attention_factor: float | None = None,
+        beta_fast: float | None = None,
+        beta_slow: float | None = None,
+        mscale: float | None = None,
+        mscale_all_dim: float | None = None,
+        truncate: bool | None = None,
+        short_factor: Sequence[float] | None = None,
+        long_factor: Sequence[float] | None = None,
+        low_freq_factor: float | None = None,
+        high_freq_factor: float | None = None,
+        pairing: Pairing = "half",
+        **sizes: int,
+    ) -> None:
+        chosen = choose("rope_type", _one_type(rope_type, type) or "default", RULES)
+        head_dim = sizes["head_dim"]
+        require_even("head_dim", head_dim, "a rotation takes dimensions in pairs")
+        start = Start(
+            head_dim,
+            base=10000.0 if rope_theta is None else rope_theta,
+            share=1.0 if partial_rotary_factor is None else partial_rotary_factor,
+            longest=max(1, sizes["max_len"]) if max_position_embeddings is None else max_position_embeddings,
+        )
+        options: dict[str, Any] = {
+            "factor": factor,
+            "original_max_position_embeddings": original_max_position_embeddings,
+            "attention_factor": attention_factor,
+            "beta_fast": beta_fast,
+            "beta_slow": beta_slow,
+            "mscale": mscale,
+            "mscale_all_dim": mscale_all_dim,
+            "truncate": truncate,
+            "short_factor": short_factor,
+            "long_factor": long_factor,
+            "low_freq_factor": low_freq_factor,
+            "high_freq_factor": high_freq_factor,
+        }
+        options = {name: value for name, value in options.items() if value is not None}
+        check(chosen, options, start)
+        scaled = apply(chosen, self.complete(options, start), start)
+        super().__init__(scaled.frequencies.unsqueeze(0), pairing=pairing, **sizes)
+        self.rope_type, self.magnitude = chosen, scaled.magnitude
+        self.until, self.growth = scaled.until, scaled.growth
+        self.length_dependent = scaled.growth is not None or scaled.beyond is not None
+        if scaled.beyond is not None:
+            self.register_exact("beyond", scaled.beyond.unsqueeze(0))
+
+    def complete(self, options: dict[str, Any], start: Start) -> dict[str, Any]:
+        """The rule's options, with defaults that follow from the sizes where a subclass has such."""
+        return options
+
+    def frequencies_at(self, k_positions: Positions) -> Float[Tensor, "*B H n"]:
+        if not self.length_dependent:
+            return self.frequencies
+        length = length_of(k_positions).to(torch.float64)[..., None, None]
+        if self.growth is not None:
+            return slowed(self.frequencies, (self.growth * length / self.until - (self.growth - 1)).clamp(min=1))
+        return torch.where(length > self.until, self.beyond, self.frequencies)
+
+
+def _one_type(rope_type: str | None, older: str | None) -> str | None:
+    if rope_type is not None and older is not None and rope_type != older:
+        raise InputError(f"type: {older!r} was given beside rope_type {rope_type!r}; they must be the same.")
+    return older if rope_type is None else rope_type
+
+
+def _published(rope_type: str, **defaults: Any) -> Callable[..., None]:
+    """The constructor of a `ScaledRoPE` of one type: it takes that type's keywords alone, with these defaults."""
+
+    defaults["rope_type"] = rope_type
+    takes = {*COMMON, *keywords(rope_type)}
+    parameters = inspect.signature(ScaledRoPE.__init__).parameters.values()
+
+    def construct(self: ScaledRoPE, **given: Any) -> None:
+        given = {name: value for name, value in given.items() if value is not None}
+        other = _one_type(given.get("rope_type"), given.get("type"))
+        if other not in (None, rope_type):
+            raise InputError(f"rope_type: {other!r} was given; this encoding is of type {rope_type!r}.")
+        ScaledRoPE.__init__(self, **{**defaults, **given})
+
+    construct.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            p.replace(default=defaults.get(p.name, p.default))
+            for p in parameters
+            if p.kind is not p.KEYWORD_ONLY or p.name in takes
+        ]
+    )
+    return construct
+
+
+class LinearRoPE(ScaledRoPE):
+    """Position interpolation: theta_t / s (Chen et al. 2023, section 2.3).
+
+    ``factor`` s is 4 unless given, the paper's step from 2048 to 8192 tokens; the other options as in `ScaledRoPE`.
+    """
+
+    citation = "Chen et al. 2023, arXiv 2306.15595, section 2.3"
+    formula = r"L_{ij} = " + TURNED + r",\ \theta'_t = \theta_t / s"
+    __init__ = _published("linear", factor=4.0)
+
+
+class NTKRoPE(ScaledRoPE):
+    """NTK-aware scaling: base s^(d/(d-2)) for base, which divides theta_t by s^(2t/(d-2)) (Peng et al. 2023, 3.1).
+
+    The first frequency stays, the last is divided by s, those between by a power of it. First described by the user
+    bloc97 on Reddit. ``factor`` s is 4 unless given, which is ours; the other options as in `ScaledRoPE`.
+    """
+
+    citation = "Peng et al. 2023, arXiv 2309.00071, section 3.1"
+    formula = r"L_{ij} = " + TURNED + r",\ \theta'_t = \theta_t s^{-2t/(d-2)}"
+    __init__ = _published("ntk", factor=4.0)
+
+
+class DynamicRoPE(ScaledRoPE):
+    """NTK-aware scaling by the text's own length l: s = a l/N - (a - 1), and 1 for l under N (Peng et al. 2023, 3.3).
+
+    N is ``max_position_embeddings``, the length trained on: ``max_len`` unless given, so that nothing is scaled before
+    texts are longer than that. ``factor`` a is 1 unless given, which is the paper's s = l/N; models in transformers
+    give another. See `ScaledRoPE` for the length, for `kernel` and for the other options.
+    """
+
+    citation = "Peng et al. 2023, arXiv 2309.00071, section 3.3"
+    formula = r"L_{ij} = " + TURNED + r",\ \theta'_t = \theta_t s^{-2t/(d-2)},\ s = \max(1, a\ell/N - a + 1)"
+    length_dependent = True
+    __init__ = _published("dynamic", factor=1.0)
+
+
+class YaRN(ScaledRoPE):
+    """YaRN: pairs with many turns are kept, those with few slowed by s, and logits grow (Peng et al. 2023, 3.2-3.4).
+
+    ``beta_fast`` 32, ``beta_slow`` 1 and queries and keys times 0.1 ln s + 1 are the paper's; between the two numbers
+    of turns the ramp runs over the pair's index, as in the paper's program and in transformers, not over its turns, as
+    in the paper. ``factor`` s is ``max_position_embeddings`` / ``original_max_position_embeddings``: either may be
+    left out, and s is 4 without both, which is ours. The other options as in `ScaledRoPE`.
+    """
+
+    citation = "Peng et al. 2023, arXiv 2309.00071"
+    formula = r"L_{ij} = m^2\, " + TURNED + r",\ \theta'_t = \theta_t (\gamma_t + (1-\gamma_t)/s),\ m = 0.1 \ln s + 1"
+    __init__ = _published("yarn", beta_fast=32.0, beta_slow=1.0, truncate=True)
+
+    def complete(self, options: dict[str, Any], start: Start) -> dict[str, Any]:
+        return {"original_max_position_embeddings": _trained_on(options, start), **options}
+
+
+class LongRoPE(ScaledRoPE):
+    """LongRoPE: a divisor for each frequency, one list up to the original length and one beyond (Ding et al. 2024).
+
+    The lists are found by a search on a trained model, so none is a published default. Ours are: all 1 up to the
+    original length, and beyond it the NTK-aware s^(2t/(d-2)), one of the three lists that the paper's search starts
+    from. ``factor`` and ``original_max_position_embeddings`` as in `YaRN`. Queries and keys are multiplied by
+    sqrt(1 + ln s / ln N) at all lengths, as in Phi-3. The paper also leaves the first tokens unscaled, which neither
+    Phi-3 nor transformers does, nor we. See `ScaledRoPE` for the length, for `kernel` and for the other options.
+    """
+
+    citation = "Ding et al. 2024, arXiv 2402.13753"
+    formula = r"L_{ij} = m^2\, " + TURNED + r",\ \theta'_t = \theta_t / \lambda_t(\ell),\ m^2 = 1 + \ln s / \ln N"
+    length_dependent = True
+    __init__ = _published("longrope")
+
+    def complete(self, options: dict[str, Any], start: Start) -> dict[str, Any]:
+        original = _trained_on(options, start)
+        ones = torch.ones_like(start.frequencies)
+        return {
+            "original_max_position_embeddings": original,
+            "short_factor": ones.tolist(),
+            "long_factor": (1 / slowed(ones, options.get("factor", start.longest / original))).tolist(),
+            **options,
+        }
+
+
+def _trained_on(options: dict[str, Any], start: Start) -> int:
+    """The original length: as given, or such that it gives the longest text when multiplied by the factor."""
+    return options.get("original_max_position_embeddings", max(2, int(start.longest / options.get("factor", 4))))
+
+
+class Llama3RoPE(ScaledRoPE):
+    """Llama 3.1's scaling: pairs with more than 4 turns in 8192 tokens are kept, with less than 1 divided by 8.
+
+    Between them it is a mean of the two. All defaults are Llama 3.1's, its base too; the rest as in `ScaledRoPE`.
+    """
+
+    citation = "Grattafiori et al. 2024, arXiv 2407.21783"
+    formula = (
+        r"L_{ij} = " + TURNED + r",\ \theta'_t = \theta_t (\gamma_t + (1-\gamma_t)/8),"
+        r"\ \gamma_t = \mathrm{clip}\bigl((N\theta_t/2\pi - 1)/(4 - 1), 0, 1\bigr)"
+    )
+    __init__ = _published(
+        "llama3",
+        rope_theta=500000.0,
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    )
+
+
+class ProportionalRoPE(ScaledRoPE):
+    """The highest share of RoPE's frequencies, spread as over the whole head, and 0 for the rest (Barbero et al. 2024).
+
+    Defaults are those of Gemma 4's global layers: ``partial_rotary_factor`` 0.25 and ``rope_theta`` 1,000,000;
+    ``factor`` divides what is left, 1 unless given. The other options as in `ScaledRoPE`.
+    """
+
+    citation = "Barbero et al. 2024, arXiv 2410.06205"
+    formula = r"L_{ij} = " + TURNED + r",\ \theta'_t = \theta_t\, [t < p d/2]"
+    __init__ = _published("proportional", partial_rotary_factor=0.25, rope_theta=1_000_000.0, factor=1.0)
+
+
+ENCODINGS = {
+    "scaled-rope": ScaledRoPE,
+    "rope-linear": LinearRoPE,
+    "rope-ntk": NTKRoPE,
+    "rope-dynamic": DynamicRoPE,
+    "rope-yarn": YaRN,
+    "rope-longrope": LongRoPE,
+    "rope-llama3": Llama3RoPE,
+    "rope-proportional": ProportionalRoPE,
+}

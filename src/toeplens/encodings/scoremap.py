@@ -1,0 +1,177 @@
+"""Encodings that work on the map of scores or weights itself: networks over heads and keys, and learned factors."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from toeplens.encodings.base import PositionalEncoding, Positions, require_number
+from toeplens.encodings.bias import T5, ALiBi, RelativeTable
+from toeplens.encodings.kernels import FIRE, KerpleLog
+from toeplens.encodings.seen import Seen
+from toeplens.ground import InputError, choose
+
+_BASES: dict[str, type[PositionalEncoding] | None] = {
+    "alibi": ALiBi,
+    "kerple-log": KerpleLog,
+    "fire": FIRE,
+    "none": None,
+}
+Base = Literal["alibi", "kerple-log", "fire", "none"]
+
+
+class DAPEv2(PositionalEncoding):
+    """Scores and a base bias, refined by a small convolutional network over heads and keys (Zheng et al. 2024).
+
+    With S the scaled scores and B the base bias of all heads, the logits are S + B + f([S; B]): f is two convolutions
+    along the keys of a query's row, with a LeakyReLU between, over the 2H maps of the two together. S and B are 0 where
+    a key is hidden, before the first convolution, so nothing of the future takes part.
+
+    The released program pads each convolution with zeros at the ends of the map, so that a row's last logits depend on
+    whether later keys exist. Here a row stands between hidden keys on both sides, as far as the convolutions reach,
+    whether they exist or not: decoding with a cache gives what the full pass gives, and padding changes nothing. The
+    two differ in the first and last ``kernel_size // 2`` keys of the map alone.
+
+    Arguments
+        base         the base bias: ``alibi``, ``kerple-log``, ``fire`` (with its own published ReLU; the program's FIRE
+                     has a LeakyReLU), or ``none`` for the scores alone
+        kernel_size  keys that each convolution sees; odd (published: 3)
+        width        channels between the convolutions (published: 32)
+    """
+
+    coupling = "logits"
+    data_dependent = True
+    toeplitz = False
+    shared = False
+    citation = "Zheng et al. 2024, arXiv 2410.04798"
+    formula = r"S + B + f([S; B]), \; S_{ij} = q_i^\top k_j / \sqrt{d}, \; f \text{ convolves along } j"
+
+    def __init__(self, *, base: Base = "alibi", kernel_size: int = 3, width: int = 32, **sizes: int) -> None:
+        super().__init__(**sizes)
+        kind = _BASES[choose("base", base, _BASES)]
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise InputError(f"kernel_size: {kernel_size} was given; it must be odd and at least 1.")
+        if kind is None and kernel_size == 1:
+            raise InputError(
+                "base: 'none' was given with convolutions of one key; it must be a bias, or position enters nowhere."
+            )
+        if width < 1:
+            raise InputError(f"width: {width} was given; it must be at least 1.")
+        self.base = kind and kind(**sizes)
+        maps = self.num_heads * (2 if kind else 1)
+        self.reach = kernel_size - 1  # of both convolutions together, to either side
+        self.inward = nn.Conv2d(maps, width, (1, kernel_size))
+        self.outward = nn.Conv2d(width, self.num_heads, (1, kernel_size))
+
+    def reset_parameters(self) -> None:
+        self.inward.reset_parameters()
+        self.outward.reset_parameters()
+        if self.base is not None:
+            self.base.reset_parameters()
+
+    def transform_logits(
+        self,
+        logits: Float[Tensor, "B H Nq Nk"],
+        q_positions: Positions,
+        k_positions: Positions,
+        *,
+        seen: Seen,
+    ) -> Float[Tensor, "B H Nq Nk"]:
+        parts = [logits]
+        if self.base is not None:
+            bias = self.base.bias(q_positions, k_positions)
+            assert bias is not None
+            parts.append(bias.to(logits.dtype).expand_as(logits))
+        visible = seen.visible()
+        shown = parts if visible is None else [part.masked_fill(~visible, 0.0) for part in parts]
+        maps = F.pad(torch.cat(shown, dim=1), (self.reach, self.reach))
+        refined = _convolve(self.outward, F.leaky_relu(_convolve(self.inward, maps)))
+        return sum(parts, refined.to(logits.dtype))
+
+
+def _convolve(layer: nn.Conv2d, maps: Float[Tensor, "B c Nq m"]) -> Float[Tensor, "B e Nq n"]:
+    """The layer, in the maps' dtype."""
+    assert layer.bias is not None
+    return F.conv2d(maps, layer.weight.to(maps.dtype), layer.bias.to(maps.dtype))
+
+
+class DAPE(DAPEv2):
+    """The first version: the network sees one query and one key at a time (Zheng et al. 2024, NeurIPS, section 3).
+
+    It is `DAPEv2` with convolutions of one key.
+
+    Arguments
+        base, width  as in DAPEv2; without a base bias, position would enter nowhere
+    """
+
+    citation = "Zheng et al. 2024, arXiv 2405.14722"
+    formula = r"S + B + f([S; B]), \; S_{ij} = q_i^\top k_j / \sqrt{d}, \; f \text{ acts on each } (i, j)"
+
+    def __init__(
+        self, *, base: Literal["alibi", "kerple-log", "fire"] = "alibi", width: int = 32, **sizes: int
+    ) -> None:
+        super().__init__(base=base, kernel_size=1, width=width, **sizes)
+
+
+class URPE(PositionalEncoding):
+    """Attention weights times a learned factor of the offset (Luo et al. 2022, eq. 8).
+
+    A_ij = softmax(S + B)_ij c_{i-j}, a factor a head and signed distance; rows are not normalised again and factors may
+    have any sign. The factors are the paper's Toeplitz matrix, one for each distance, those of ``max_len`` and more
+    sharing the last (the released program also has a form with 64 buckets). They start at 1, the released program's
+    recommended start. Factors and biases are shared by all layers, as there.
+
+    Arguments
+        base      the bias B inside the softmax: ``t5`` (as published: buckets, here T5's own causal ones),
+                  ``relative-table`` (a value for each signed distance) or ``none``
+        init_std  standard deviation of the factors' start around 1
+    """
+
+    coupling = "weights"
+    also_couples = ("bias",)
+    citation = "Luo et al. 2022, arXiv 2205.13401"
+    formula = r"\operatorname{softmax}_j(q_i^\top k_j / \sqrt{d} + b_\delta) \, c_\delta"
+
+    def __init__(
+        self, *, base: Literal["t5", "relative-table", "none"] = "t5", init_std: float = 0.0, **sizes: int
+    ) -> None:
+        super().__init__(**sizes)
+        chosen = choose("base", base, ("t5", "relative-table", "none"))
+        self.init_std = require_number("init_std", init_std, at_least=0.0)
+        self.base = None
+        if chosen == "t5":
+            self.base = T5(bidirectional=False, **sizes)
+        elif chosen == "relative-table":
+            self.base = RelativeTable(shared=True, **sizes)
+        else:
+            self.also_couples = ()  # type: ignore[misc]
+        self.factors = RelativeTable(shared=True, **sizes)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.base is not None:
+            self.base.reset_parameters()
+        nn.init.normal_(self.factors.weight, mean=1.0, std=self.init_std)
+
+    @property
+    def fixed_bias(self) -> bool:
+        return self.base is not None
+
+    def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"] | None:
+        return None if self.base is None else self.base.bias(q_positions, k_positions)
+
+    def transform_weights(
+        self, weights: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions
+    ) -> Float[Tensor, "B H Nq Nk"]:
+        return weights * self.factors.bias(q_positions, k_positions).to(weights.dtype)
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"] | None:
+        """The bias inside the softmax; the factors' own kernel is ``factors.kernel``."""
+        return None if self.base is None else self.base.kernel(offsets)
+
+
+ENCODINGS = {"dape-v2": DAPEv2, "dape": DAPE, "urpe": URPE}

@@ -1,0 +1,226 @@
+"""Positions in a tree: a node is the path of branches from the root, and enters at the input or as a bias."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from toeplens.encodings.absolute import Sinusoidal
+from toeplens.encodings.base import PositionalEncoding, Positions, require_number
+from toeplens.ground import InputError, choose
+
+By = Literal["path", "depth"]
+
+
+class TreePositions(PositionalEncoding):
+    """An encoding whose positions are paths: the numbers of the branches from the root, 1 to ``branching``, then 0s.
+
+    A path has ``max_depth`` coordinates; positions are [N, max_depth] or [B, N, max_depth]. A running number i means
+    node i of the complete tree, counted level by level from the root, 0 (`place`).
+    """
+
+    bounded = True
+    toeplitz = False
+
+    def __init__(self, *, branching: int, max_depth: int | None, **sizes: int) -> None:
+        super().__init__(**sizes)
+        if branching < 2:
+            raise InputError(f"branching: {branching} was given; it must be at least 2.")
+        self.branching = branching
+        if max_depth is None:
+            max_depth = 2
+            while self._nodes(max_depth) < self.max_len:
+                max_depth += 1
+        if max_depth < 2:
+            raise InputError(f"max_depth: {max_depth} was given; it must be at least 2.")
+        self.max_depth = self.axes = max_depth
+
+    def _nodes(self, depth: int) -> int:
+        """Nodes of a complete tree down to ``depth``."""
+        return (self.branching ** (depth + 1) - 1) // (self.branching - 1)
+
+    def place(self, tokens: Int[Tensor, "*B N"]) -> Int[Tensor, "*B N axes"]:
+        """The path of node i of the complete tree, counted level by level; node i's parent is (i - 1) // branching."""
+        if not torch.compiler.is_compiling() and tokens.numel():
+            low, high, nodes = int(tokens.min()), int(tokens.max()), self._nodes(self.max_depth)
+            if low < 0 or high >= nodes:
+                raise InputError(
+                    f"max_depth: node {high if high >= nodes else low} was asked for; {self.branching} branches to "
+                    f"depth {self.max_depth} make nodes 0 to {nodes - 1}."
+                )
+        upwards = []
+        for _ in range(self.max_depth):
+            below = tokens > 0
+            upwards.append(torch.where(below, (tokens - 1) % self.branching + 1, 0))
+            tokens = torch.where(below, (tokens - 1) // self.branching, 0)
+        return turned_round(torch.stack(upwards, dim=-1))
+
+    def check_positions(self, positions: Positions) -> None:
+        """Refuse what is no path of this tree."""
+        if positions.shape[-1] != self.max_depth:
+            raise InputError(
+                f"max_depth: paths of {positions.shape[-1]} branches were given; they must have {self.max_depth}, "
+                "with 0s where they end."
+            )
+        if torch.compiler.is_compiling() or positions.numel() == 0:
+            return
+        low, high = int(positions.min()), int(positions.max())
+        if low < 0 or high > self.branching:
+            raise InputError(
+                f"branching: branch {high if high > self.branching else low} was given; it must be from 1 to "
+                f"{self.branching}, or 0 where a path has ended."
+            )
+        if bool(((positions[..., :-1] == 0) & (positions[..., 1:] > 0)).any()):
+            raise InputError("branching: a branch was given after a 0; a path that has ended must have 0s alone.")
+
+    def paths(self, positions: Positions) -> Int[Tensor, "*B N axes"]:
+        """Checked paths; running numbers [N] are placed."""
+        if positions.ndim == 1:
+            return self.place(positions)
+        self.check_positions(positions)
+        return positions
+
+
+def depths(paths: Int[Tensor, "*B N axes"]) -> Int[Tensor, "*B N"]:
+    """How many branches lie between each node and the root."""
+    return (paths > 0).sum(-1)
+
+
+def turned_round(paths: Int[Tensor, "*B N axes"]) -> Int[Tensor, "*B N axes"]:
+    """Paths from the root as paths to the root, or back; the 0s stay behind."""
+    place = torch.arange(paths.shape[-1], device=paths.device)
+    source = depths(paths).unsqueeze(-1) - 1 - place
+    return torch.where(source >= 0, paths.gather(-1, source.clamp(min=0)), 0)
+
+
+def tree_distances(a: Int[Tensor, "*#B Nq axes"], b: Int[Tensor, "*#B Nk axes"]) -> Int[Tensor, "*B Nq Nk"]:
+    """Edges between two nodes, by way of their lowest common ancestor."""
+    distances = depths(a).unsqueeze(-1) + depths(b).unsqueeze(-2)
+    together = torch.ones_like(distances, dtype=torch.bool)
+    for branch_a, branch_b in zip(a.unbind(-1), b.unbind(-1), strict=True):
+        branch_a = branch_a.unsqueeze(-1)
+        together = together & (branch_a == branch_b.unsqueeze(-2)) & (branch_a > 0)
+        distances = distances - 2 * together
+    return distances
+
+
+class Syntactic(TreePositions):
+    """A vector of the node's path, added at the input (Shiv and Quirk 2019, section 3).
+
+    The branches of a path lie on a stack, the latest on top, each as a one-hot vector of width ``branching``. A learned
+    decay p weighs the m-th from the top with p^m, so that a step down or up is one linear map; several decays give as
+    many copies of the stack, each times sqrt((1 - p^2) d_model / 2), a size meant for embeddings that are multiplied
+    by sqrt(d_model). The root is the zero vector. As in the released program p is the tanh of a parameter, which starts
+    from U(0.7, 0.999) as in the ports to torch. There are as many decays as fit into d_model, and the dimensions that
+    remain are 0 (ours: the program appends a dense layer).
+
+    ``by="depth"`` keeps of the path its length alone, as the sinusoid of the depth: the absolute structural position of
+    Wang et al. 2019 (arXiv 1909.00383), without the sequential one that they add.
+
+    Arguments
+        branching  branches of a node (published: 2)
+        max_depth  branches of the longest path; by default what ``max_len`` nodes of a complete tree need
+        by         ``path`` or ``depth``
+    """
+
+    coupling = "input"
+    citation = "Shiv and Quirk 2019, Novel positional encodings to enable tree-based transformers (NeurIPS)"
+    formula = r"x_i + \bigoplus_p \sqrt{(1 - p^2) D / 2} \, [p^0 e_{b_n}; p^1 e_{b_{n-1}}; \dots; p^{n-1} e_{b_1}]"
+
+    def __init__(self, *, branching: int = 2, max_depth: int | None = None, by: By = "path", **sizes: int) -> None:
+        super().__init__(branching=branching, max_depth=max_depth, **sizes)
+        self.by = choose("by", by, ("path", "depth"))
+        if self.by == "depth":
+            self.sinusoid = Sinusoidal(layout="interleaved", **sizes)
+            return
+        copies = self.d_model // (branching * self.max_depth)
+        if copies < 1:
+            raise InputError(
+                f"max_depth: {self.max_depth} was given; one-hot branches of {branching} to that depth do not fit into "
+                f"d_model {self.d_model}."
+            )
+        self.raw_decay = nn.Parameter(torch.empty(copies))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.by == "path":
+            nn.init.uniform_(self.raw_decay, 0.7, 0.999)
+
+    def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
+        """The vectors of paths."""
+        paths = self.paths(positions)
+        if self.by == "depth":
+            return self.sinusoid.table(depths(paths))
+        raw = self.raw_decay.to(torch.promote_types(self.raw_decay.dtype, torch.float32))
+        steps = torch.arange(self.max_depth, device=raw.device).unsqueeze(-1)
+        weights = raw.tanh() ** steps * (math.sqrt(self.d_model / 2) / raw.cosh())  # 1 - tanh^2 = 1 / cosh^2
+        numbers = torch.arange(1, self.branching + 1, device=paths.device)
+        stack = turned_round(paths).unsqueeze(-1) == numbers
+        vectors = (stack.unsqueeze(-1) * weights.unsqueeze(1)).flatten(-3)
+        return nn.functional.pad(vectors, (0, self.d_model - vectors.shape[-1]))
+
+    def embed(self, x: Float[Tensor, "B N d_model"], positions: Positions) -> Float[Tensor, "B N d_model"]:
+        return x + self.table(positions).to(x.dtype)
+
+
+class SyntacticBias(TreePositions):
+    """A learned value a head and distance in the tree, added to the logits (Ying et al. 2021, eq. 6).
+
+    Graphormer's spatial encoding, one value for each length of the shortest path between two nodes and shared by all
+    layers, on a tree: the path leads through the lowest common ancestor.
+
+    ``by="depth"`` takes the signed difference of the two depths instead, the relation of Omote et al. 2019 (Dependency-
+    based relative positional encoding for Transformer NMT, RANLP), who give it vectors as Shaw et al. do, not a bias.
+
+    Arguments
+        branching     branches of a node
+        max_depth     branches of the longest path; by default what ``max_len`` nodes of a complete tree need
+        max_distance  distance from which on all share the last value; by default the longest that there is
+        by            ``path`` or ``depth``
+        init_std      standard deviation of the initial values
+    """
+
+    coupling = "bias"
+    citation = "Ying et al. 2021, arXiv 2106.05234"
+    formula = r"q_i^\top k_j / \sqrt{d} + b_{\mathrm{dist}(i, j)}"
+
+    def __init__(
+        self,
+        *,
+        branching: int = 2,
+        max_depth: int | None = None,
+        max_distance: int | None = None,
+        by: By = "path",
+        init_std: float = 0.02,
+        **sizes: int,
+    ) -> None:
+        super().__init__(branching=branching, max_depth=max_depth, **sizes)
+        self.by = choose("by", by, ("path", "depth"))
+        self.init_std = require_number("init_std", init_std, at_least=0.0)
+        if max_distance is None:
+            max_distance = self.max_depth * (2 if self.by == "path" else 1)
+        if max_distance < 1:
+            raise InputError(f"max_distance: {max_distance} was given; it must be at least 1.")
+        self.max_distance = max_distance
+        values = max_distance + 1 if self.by == "path" else 2 * max_distance + 1
+        self.weight = nn.Parameter(torch.empty(values, self.num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.init_std)
+
+    def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
+        a, b = self.paths(q_positions), self.paths(k_positions)
+        if self.by == "path":
+            rows = tree_distances(a, b).clamp(max=self.max_distance)
+        else:
+            difference = depths(a).unsqueeze(-1) - depths(b).unsqueeze(-2)
+            rows = difference.clamp(-self.max_distance, self.max_distance) + self.max_distance
+        return nn.functional.embedding(rows, self.weight).movedim(-1, -3)
+
+
+ENCODINGS = {"syntactic": Syntactic, "syntactic-bias": SyntacticBias}

@@ -1,0 +1,215 @@
+"""An encoding's card as a page: its formula, its kernel and symbol, its class, its resolution and its cost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from latex2mathml.converter import convert
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from toeplens.ground import write_text
+from toeplens.report.canvas import Canvas, faded
+from toeplens.report.page import environment, inline, script_json
+from toeplens.studies.card import Card, flat
+
+INDEX, PLOTLY = "index.html", "plotly.js"
+_HEADS = ("#2f6fe0", "#0e9bb5", "#1d9a5b", "#9c7430", "#de7a00", "#d2453d", "#c8479f", "#8456d8")
+_MEAN = "#2f6fe0"
+WHERE = {
+    "none": "nowhere: order is known from the mask alone",
+    "input": "a vector added to the tokens' embeddings",
+    "bias": "a bias added to the logits",
+    "rotation": "a map of queries and keys before their product",
+    "concatenation": "a rotary part beside a content part of queries and keys",
+    "logits": "a change of the logits",
+    "weights": "a change of the attention weights",
+    "accumulated": "a product of maps along the way from key to query",
+}
+
+
+def write_card(card: Card, path: Path) -> Path:
+    """Write one card as a self-contained HTML page."""
+    write_text(path, render_card(card))
+    return path
+
+
+def write_cards(cards: Sequence[Card], directory: Path) -> Path:
+    """Write all cards as ``NAME.html`` and their table as ``index.html``; they share one copy of plotly beside them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_text(directory / PLOTLY, get_plotlyjs())
+    for card in cards:
+        write_text(directory / f"{card.name}.html", render_card(card, plotly_file=PLOTLY, back=INDEX))
+    path = directory / INDEX
+    write_text(path, environment().get_template("cards.html.j2").render(cards=cards, where=WHERE, little=_little))
+    return path
+
+
+def render_card(card: Card, *, plotly_file: str = "", back: str = "") -> str:
+    """The card as one HTML document; ``plotly_file`` beside it instead of within, ``back`` a link to the others."""
+    panels = _panels(card)
+    about, *more = card.about.split("\n\n", 1)
+    return (
+        environment()
+        .get_template("card.html.j2")
+        .render(
+            card=card,
+            formula=Markup(convert(card.formula, display="block")) if card.formula else "",
+            about=about,
+            more=more[0] if more else "",
+            where=WHERE,
+            panels=panels,
+            figures=script_json({key: figure for key, _, _, figure in panels}),
+            plotly_file=plotly_file,
+            back=back,
+            plotly=Markup("" if plotly_file else inline(get_plotlyjs())),
+        )
+    )
+
+
+def _panels(card: Card) -> list[tuple[str, str, str, go.Figure]]:
+    """Place, title, words and figure of each plot."""
+    panels = [("attention", "Attention by distance", _attention_words(card), _attention(card))]
+    if card.kernel is None:
+        return panels
+    rotation = card.kernel.ndim == 3
+    title = "Kernel by distance, mean over frequencies" if rotation else "Kernel by distance"
+    first = [("kernel", title, _kernel_words(card), _curves(card, card.offsets, flat(card.kernel), "distance i − j"))]
+    if rotation:
+        first.append(
+            ("frequencies", "Kernel by frequency, real part", "Rows are frequencies, from high to low.", _bands(card))
+        )
+    assert card.angles is not None
+    assert card.symbol is not None
+    words = f"The kernel's Fourier series over {card.sizes['max_len']} positions: what eigenvalues fill (Szegő)."
+    last = ("symbol", "Symbol", words, _symbol(card.angles, card.symbol))
+    return [*first, *panels, last]
+
+
+def _attention_words(card: Card) -> str:
+    near, far = card.profile.mean[:, 0].mean(), card.profile.mean[:, -1].mean()
+    return (
+        f"Contents that resemble one another; 1 is a key's share without position. {near:.2f} at 0, {far:.2f} farthest."
+    )
+
+
+def _kernel_words(card: Card) -> str:
+    assert card.kernel is not None
+    kind = "real part" if card.kernel.ndim == 3 else "one curve a head" if len(card.kernel) > 1 else "one for all heads"
+    return f"At its starting parameters; {kind}."
+
+
+def _tints(count: int) -> list[str]:
+    if count == 1:
+        return [_MEAN]
+    return [_HEADS[round(i * (len(_HEADS) - 1) / (count - 1))] for i in range(count)]
+
+
+def _curves(card: Card, xs: np.ndarray, rows: np.ndarray, title: str) -> go.Figure:
+    canvas = Canvas(250)
+    window = np.abs(xs) <= min(128, card.sizes["max_len"] - 1)
+    for head, (row, tint) in enumerate(zip(rows, _tints(len(rows)), strict=True)):
+        canvas.add(
+            "scatter",
+            x=xs[window].tolist(),
+            y=_round(row[window]),
+            mode="lines",
+            line={"color": tint, "width": 1.4},
+            name=f"head {head}" if len(rows) > 1 else "all heads",
+            hovertemplate="%{x}: %{y:.4g}",
+        )
+    canvas.x(title)
+    canvas.y("")
+    canvas.line_at(0, vertical=True, dash="dot")
+    return canvas.figure()
+
+
+def _bands(card: Card) -> go.Figure:
+    assert card.kernel is not None
+    canvas = Canvas(250)
+    near = (card.offsets >= 0) & (card.offsets <= 128)
+    canvas.add(
+        "heatmap",
+        z=[_round(row) for row in np.real(card.kernel[0][:, near])],
+        x=card.offsets[near].tolist(),
+        coloraxis="coloraxis",
+        hovertemplate="distance %{x}, frequency %{y}: %{z:.3f}<extra></extra>",
+    )
+    canvas.x("distance i − j")
+    canvas.y("frequency", autorange="reversed")
+    limit = max(float(np.abs(card.kernel).max()), 1e-9)
+    return canvas.figure(coloraxis={"cmin": -limit, "cmax": limit, "showscale": False})
+
+
+def _attention(card: Card) -> go.Figure:
+    canvas = Canvas(250)
+    distances, mean = card.profile.distances + 1, card.profile.mean
+    steps = np.unique(np.geomspace(1, len(distances), 60).astype(int)) - 1
+    edges = [*steps.tolist(), len(distances)]
+    blocks = [slice(a, b) for a, b in itertools.pairwise(edges)]
+    smooth = np.stack([mean[:, block].mean(1) for block in blocks], axis=1)
+    xs = [float(distances[block].mean()) for block in blocks]
+    canvas.add(
+        "scatter",
+        x=[*xs, *reversed(xs)],
+        y=_round(np.concatenate((smooth.max(0), smooth.min(0)[::-1]))),
+        mode="lines",
+        fill="toself",
+        fillcolor=faded(_MEAN, 0.15),
+        line={"width": 0},
+        hoverinfo="skip",
+    )
+    canvas.add(
+        "scatter",
+        x=xs,
+        y=_round(smooth.mean(0)),
+        mode="lines",
+        line={"color": _MEAN, "width": 2},
+        hovertemplate="%{x:.0f}: %{y:.3g}<extra></extra>",
+    )
+    canvas.x("distance + 1", type="log")
+    canvas.y("", rangemode="tozero")
+    canvas.line_at(1)
+    return canvas.figure()
+
+
+def _symbol(angles: np.ndarray, rows: np.ndarray) -> go.Figure:
+    canvas = Canvas(250)
+    half = angles >= 0
+    for head, (row, tint) in enumerate(zip(rows, _tints(len(rows)), strict=True)):
+        canvas.add(
+            "scatter",
+            x=_round(angles[half]),
+            y=_round(row[half]),
+            mode="lines",
+            line={"color": tint, "width": 1.2},
+            name=f"head {head}" if len(rows) > 1 else "all heads",
+            hovertemplate="%{x:.3f}: %{y:.4g}",
+        )
+    canvas.x("φ (radians a token)")
+    canvas.y("")
+    return canvas.figure()
+
+
+def _round(values: Any) -> list[float]:
+    return [float(f"{value:.4g}") for value in np.asarray(values, dtype=float).tolist()]
+
+
+def _little(card: Card) -> Markup:
+    """Attention by distance as a drawing of a few pixels."""
+    mean = card.profile.mean.mean(0)
+    steps = np.unique(np.geomspace(1, len(mean), 40).astype(int)) - 1
+    values = np.log2(np.clip(mean[steps], 0.05, 20))
+    xs = np.log(steps + 1) / np.log(len(mean)) * 90 + 3
+    ys = 14 - values * 2.8
+    path = " ".join(f"{'M' if i == 0 else 'L'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(zip(xs, ys, strict=True)))
+    return Markup(
+        '<svg viewBox="0 0 96 28" width="96" height="28" role="img" aria-label="attention by distance">'
+        '<path d="M0 14H96" stroke="currentColor" stroke-width=".5" stroke-dasharray="2 2" opacity=".5"/>'
+        f'<path d="{path}" fill="none" stroke="{_MEAN}" stroke-width="1.6"/></svg>'
+    )

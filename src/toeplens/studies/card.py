@@ -1,0 +1,298 @@
+"""The card of an encoding: what it is by measurement, what its kernel does, how far it resolves, what it costs."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.encodings import PositionalEncoding, attend, attention_weights, conformance
+from toeplens.ground import InputError
+from toeplens.lens.spectrum import symbol
+
+FARTHEST = 1_048_576  # distances looked at for the resolution
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_ROWS = 64  # queries, at the end of the text, over which attention by distance is averaged
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Attention by distance: the weight of a key, times the number of keys a query sees, over random contents.
+
+    Queries and keys have a common part, so that a logit is 2 on average and 1 in spread where there is no position:
+    what a rotation does to contents that resemble one another would not show on contents that have nothing in common.
+
+    distances  [D]
+    mean       [H, D] 1 where position makes no difference
+    """
+
+    distances: Int[np.ndarray, "D"]
+    mean: Float[np.ndarray, "H D"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One layer's attention, relative to no encoding on the same machine in the same minute.
+
+    forward, step  time of a forward pass, and of one with its gradients; 1 is as fast as no encoding
+    kept           bytes kept for the backward pass, relative
+    parameters     learned numbers a layer, and how many of them all layers share
+    """
+
+    forward: float
+    step: float
+    kept: float
+    parameters: int
+    shared: bool
+
+
+@dataclass(frozen=True)
+class Card:
+    """All that a card shows.
+
+    offsets     [D] -(M-1) .. M-1, where the kernel was evaluated; M is ``max_len``
+    kernel      [H or 1, D] real (a bias, the inner products of input vectors), [H or 1, n, D] complex (a rotation: one
+                row a frequency), or None
+    angles      [P] of the symbol, radians
+    symbol      [H or 1, P] of the kernel, averaged over frequencies; None without a kernel
+    profile     attention by distance
+    resolution  by dtype: the first distance (for vectors added at the input: position) d at which d and d + 1 round to
+                the same; None: none up to 1,048,576; and None as a whole where there is nothing fixed to look at
+    """
+
+    name: str
+    options: dict[str, Any]
+    sizes: dict[str, int]
+    citation: str
+    formula: str
+    about: str
+    declared: conformance.Facts
+    measured: conformance.Facts
+    report: conformance.Report
+    offsets: Int[np.ndarray, "D"]
+    kernel: Float[np.ndarray, "H D"] | Complex[np.ndarray, "H n D"] | None
+    angles: Float[np.ndarray, "P"] | None
+    symbol: Float[np.ndarray, "H P"] | None
+    profile: Profile
+    resolution: dict[str, int | None] | None
+    cost: Cost
+
+    def to_dict(self) -> dict[str, Any]:
+        """The card's facts and figures as JSON; curves at distances 0, 1, 2, 4, 8, ..."""
+        far = [d for d in (0, *(2**e for e in range(30))) if d <= int(self.offsets[-1])]
+        middle = len(self.offsets) // 2
+        curve = None if self.kernel is None else flat(self.kernel)[:, [middle + d for d in far]].tolist()
+        return {
+            "name": self.name,
+            "options": self.options,
+            "sizes": self.sizes,
+            "citation": self.citation,
+            "formula": self.formula,
+            "measured": {
+                "couplings": sorted(self.measured.couplings),
+                "data_dependent": self.measured.data_dependent,
+                "toeplitz": self.measured.toeplitz,
+            },
+            "conforms": self.report.passed,
+            "findings": {finding.check: finding.seen for finding in self.report.findings},
+            "distances": far,
+            "kernel": curve,
+            "attention_by_distance": [
+                {"distance": int(d), "mean": float(m)}
+                for d, m in zip(self.profile.distances, self.profile.mean.mean(0), strict=True)
+                if int(d) in far
+            ],
+            "resolution": self.resolution,
+            "cost": {"forward": self.cost.forward, "step": self.cost.step, "kept": self.cost.kept},
+            "parameters": self.cost.parameters,
+        }
+
+
+def flat(kernel: np.ndarray) -> Float[np.ndarray, "H D"]:
+    """A kernel as one curve a head: real as it is, a rotation's as the mean over its frequencies."""
+    return np.real(kernel).mean(1) if kernel.ndim == 3 else kernel
+
+
+def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) -> Card:
+    """Measure an encoding's card: 8 heads of 32 dimensions, ``length`` positions, at its starting parameters.
+
+    ``rounds`` is how often each time is taken, in turn with no encoding's.
+    """
+    if length < 2 * _ROWS:
+        raise InputError(f"length: {length} was given; it must be at least {2 * _ROWS}.")
+    sizes = {"d_model": 256, "num_heads": 8, "head_dim": 32, "max_len": length}
+    kind = encodings.get(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        encoding = encodings.build(name, **sizes, **options).eval()
+        report = conformance.check(name, strict=False, **options)
+        small = conformance.Specimen(lambda: encodings.build(name, **conformance.SIZES, **options))
+        measured, declared = conformance.measure(small), conformance.declared(small.encoding)
+        offsets, kernel = _kernel(encoding)
+        angles = values = None
+        if kernel is not None:
+            angles, complex_values = symbol(flat(kernel).astype(np.float64), 4 * length)
+            values = np.real(complex_values)
+        return Card(
+            name=name,
+            options={**{n: p.default for n, p in encodings.options(name).items()}, **options},
+            sizes=sizes,
+            citation=kind.citation,
+            formula=kind.formula,
+            about=inspect.getdoc(kind) or "",
+            declared=declared,
+            measured=measured,
+            report=report,
+            offsets=offsets,
+            kernel=kernel,
+            angles=angles,
+            symbol=values,
+            profile=_profile(encoding),
+            resolution=_resolution(encoding),
+            cost=_cost(encoding, encodings.build("nope", **sizes), rounds),
+        )
+
+
+def _kernel(encoding: PositionalEncoding) -> tuple[np.ndarray, np.ndarray | None]:
+    offsets = torch.arange(-encoding.max_len + 1, encoding.max_len)
+    with torch.no_grad():
+        kernel = encoding.kernel(offsets) if encoding.axes == 1 else None
+    return offsets.numpy(), None if kernel is None else kernel.numpy()
+
+
+def _project(encoding: PositionalEncoding, batch: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """Random embedded tokens and their queries, keys and values, all of unit variance."""
+    d_model, length = encoding.d_model, encoding.max_len
+    positions = encoding.place(torch.arange(length))
+    x = encoding.embed(torch.randn(batch, length, d_model, dtype=dtype), positions)
+    weights = torch.randn(2, encoding.num_heads, d_model, encoding.query_dim, dtype=dtype) * d_model**-0.5
+    q, k = (x.unsqueeze(1) @ weight for weight in weights)
+    v = torch.randn(batch, encoding.num_heads, length, encoding.head_dim, dtype=dtype)
+    return x, q, k, v, positions
+
+
+@torch.no_grad()
+def _profile(encoding: PositionalEncoding, batch: int = 4, draws: int = 4) -> Profile:
+    length = encoding.max_len
+    rows = torch.arange(length - _ROWS, length)
+    reach = length - _ROWS + 1  # distances that all of these queries have
+    columns = rows.unsqueeze(-1) - torch.arange(reach)
+    total = torch.zeros(encoding.num_heads, reach)
+    common = torch.nn.functional.normalize(torch.randn(encoding.num_heads, 1, encoding.query_dim), dim=-1)
+    common = common * (2 * encoding.query_dim**0.5) ** 0.5
+    for _ in range(draws):
+        x, q, k, _, positions = _project(encoding, batch)
+        weights = attention_weights(
+            q[:, :, -_ROWS:] + common,
+            k + common,
+            encoding=encoding,
+            q_positions=positions[-_ROWS:],
+            k_positions=positions,
+            scale=encoding.query_dim**-0.5,
+            notes=encoding.note(x),
+        )
+        relative = weights * (rows + 1).unsqueeze(-1)
+        total += relative.gather(-1, columns.expand(*relative.shape[:2], -1, -1)).mean((0, 2))
+    return Profile(np.arange(reach), (total / draws).numpy())
+
+
+def _resolution(encoding: PositionalEncoding, chunk: int = 1 << 14) -> dict[str, int | None] | None:
+    """By dtype, the first d at which what distances d and d + 1 (input vectors: positions) give rounds to the same."""
+    if encoding.axes > 1 or encoding.coupling == "none":
+        return None
+    encoding = copy.deepcopy(encoding).double()
+    if encoding.coupling != "input" and encoding.kernel(torch.arange(2)) is None:
+        return None
+    found: dict[str, int | None] = dict.fromkeys(DTYPES)
+    limit = encoding.max_len - 1 if encoding.bounded else FARTHEST
+    for start in range(0, limit, chunk):
+        parts = _values_at(encoding, torch.arange(start, min(start + chunk, limit) + 1))
+        for name in [name for name, distance in found.items() if distance is None]:
+            rounded = parts.to(DTYPES[name])
+            same = (rounded[:, 1:] == rounded[:, :-1]).all(0).nonzero()
+            if len(same):
+                found[name] = start + int(same[0, 0])
+        if None not in found.values():
+            break
+    return found
+
+
+@torch.no_grad()
+def _values_at(encoding: PositionalEncoding, places: Tensor) -> Float[Tensor, "parts D"]:
+    """All numbers by which an encoding tells distances (input vectors: positions) apart."""
+    if encoding.coupling == "input":
+        return encoding.embed(torch.zeros(1, len(places), encoding.d_model, dtype=torch.float64), places)[0].T
+    kernel = encoding.kernel(places)
+    assert kernel is not None
+    parts = torch.view_as_real(kernel).movedim(-1, 0) if kernel.is_complex() else kernel
+    return parts.flatten(0, -2)
+
+
+def _cost(encoding: PositionalEncoding, plain: PositionalEncoding, rounds: int) -> Cost:
+    runs = [_layer(one) for one in (encoding, plain)]
+    times: dict[tuple[int, bool], list[float]] = {(i, grad): [] for i in range(2) for grad in (False, True)}
+    for round_ in range(rounds + 1):
+        for (which, grad), taken in times.items():
+            start = time.perf_counter()
+            with torch.set_grad_enabled(grad):
+                out = runs[which]()
+                if grad:
+                    out.sum().backward()
+            if round_:  # the first one warms up
+                taken.append(time.perf_counter() - start)
+    median = {case: statistics.median(taken) for case, taken in times.items()}
+    kept = [_kept(run) for run in runs]
+    parameters = sum(parameter.numel() for parameter in encoding.parameters() if parameter.requires_grad)
+    return Cost(
+        forward=median[0, False] / median[1, False],
+        step=median[0, True] / median[1, True],
+        kept=kept[0] / kept[1],
+        parameters=parameters,
+        shared=encoding.shared,
+    )
+
+
+def _layer(encoding: PositionalEncoding, batch: int = 4) -> Callable[[], Tensor]:
+    """One layer's attention on fixed random content, as a call."""
+    with torch.no_grad():
+        x, q, k, v, positions = _project(encoding, batch)
+    q, k, v = (part.requires_grad_() for part in (q, k, v))
+
+    def run() -> Tensor:
+        return attend(
+            q,
+            k,
+            v,
+            encoding=encoding,
+            q_positions=positions,
+            k_positions=positions,
+            scale=encoding.query_dim**-0.5,
+            notes=encoding.note(x),
+        )
+
+    return run
+
+
+def _kept(run: Callable[[], Tensor]) -> int:
+    """Bytes of different storages that a pass keeps for its gradients."""
+    sizes: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = run()
+    del result
+    return sum(sizes.values())

@@ -1,0 +1,211 @@
+"""Learned frequencies, learned maps, chosen steps: against plain loops, and that each starts as RoPE."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from typing import Any
+
+import pytest
+import scipy.linalg
+import torch
+from rotary_embedding_torch import RotaryEmbedding
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.encodings import PositionalEncoding, attention_logits
+from toeplens.ground import InputError
+
+H, D, N = 3, 8, 6
+SIZES = {"d_model": 24, "num_heads": H, "head_dim": D, "max_len": 64}
+PLACES = torch.tensor([-5, 0, 1, 9, 300, 12345])
+PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "half"])
+
+
+def build(name: str, *, random: bool = False, **options: Any) -> PositionalEncoding:
+    torch.manual_seed(0)
+    encoding = encodings.build(name, **SIZES, **options)
+    if random:
+        with torch.no_grad():
+            for parameter in encoding.parameters():
+                parameter.normal_(std=0.5)
+    return encoding
+
+
+def vectors(dtype: torch.dtype = torch.float64, length: int = N) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, H, length, D)] * 2 + [(2, length, 24)]
+    q, k, x = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
+    return q, k, x
+
+
+def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, x: Tensor, places: Tensor = PLACES) -> Tensor:
+    notes = encoding.note(x)
+    every = attention_logits(
+        q, k, encoding=encoding, q_positions=places, k_positions=places, scale=1.0, notes=notes, causal=False
+    )
+    return every.detach()
+
+
+def by_hand(q: Tensor, k: Tensor, angle: Any, pairing: str) -> Tensor:
+    """Re sum_t q_t conj(k_t) e^(i angle(b, h, row, column, t))."""
+    result = torch.zeros(2, H, N, N, dtype=torch.float64)
+    for b in range(2):
+        for h in range(H):
+            for row in range(N):
+                for column in range(N):
+                    for t in range(D // 2):
+                        one, two = (t, t + D // 2) if pairing == "half" else (2 * t, 2 * t + 1)
+                        x = complex(q[b, h, row, one], q[b, h, row, two])
+                        y = complex(k[b, h, column, one], k[b, h, column, two])
+                        turn = cmath.exp(1j * angle(b, h, row, column, t))
+                        result[b, h, row, column] += (x * y.conjugate() * turn).real
+    return result
+
+
+@PAIRINGS
+@pytest.mark.parametrize("per_head", [False, True])
+def test_learned_frequencies_turn_by_themselves(per_head: bool, pairing: str) -> None:
+    encoding = build("rope-learned", random=True, per_head=per_head, pairing=pairing)
+    offsets, places = encoding.offset.tolist(), PLACES.tolist()
+
+    def angle(b: int, h: int, row: int, column: int, t: int) -> float:
+        return (places[row] - places[column]) * (10000.0 ** (-2 * t / D) + offsets[h if per_head else 0][t])
+
+    q, k, x = vectors()
+    assert float((logits(encoding, q, k, x) - by_hand(q, k, angle, pairing)).abs().max()) < 1e-10
+
+
+def test_learned_frequencies_are_rotary_embedding_torchs_and_receive_its_gradient() -> None:
+    ours, theirs = build("rope-learned", random=True), RotaryEmbedding(D, learned_freq=True)
+    with torch.no_grad():
+        theirs.freqs.copy_((ours.frequencies + ours.offset)[0])
+    q, k, _ = vectors(torch.float32, 64)
+    places = torch.arange(64)
+    turned_q, turned_k = ours.rotate(q, k, places, places)
+    their_q, their_k = theirs.rotate_queries_or_keys(q), theirs.rotate_queries_or_keys(k)
+    assert float((turned_q - their_q).detach().abs().max()) < 5e-5
+    weights = torch.randn(64, 64).tril()
+    (gradient,) = torch.autograd.grad((turned_q @ turned_k.mT * weights).sum(), ours.offset)
+    (wanted,) = torch.autograd.grad((their_q @ their_k.mT * weights).sum(), theirs.freqs)
+    torch.testing.assert_close(gradient[0], wanted, rtol=1e-4, atol=1e-2)
+
+
+def test_a_start_in_half_precision_is_exact() -> None:
+    ours = build("rope-learned").to(torch.bfloat16)
+    assert ours.offset.dtype == torch.bfloat16
+    assert torch.equal(ours.frequencies_at(PLACES), build("rope").frequencies)
+    far = torch.tensor([0, 1_048_576])
+    q, k, _ = vectors(length=2)
+    for a, b in zip(ours.rotate(q, k, far, far), build("rope").rotate(q, k, far, far), strict=True):
+        assert torch.equal(a, b)
+
+
+@PAIRINGS
+@pytest.mark.parametrize("name", ["rope-learned", "harope", "carope"])
+def test_it_starts_as_rope(name: str, pairing: str) -> None:
+    q, k, x = vectors()
+    places = torch.arange(N) + 3
+    ours = logits(build(name, pairing=pairing), q, k, x, places)
+    assert float((ours - logits(build("rope", pairing=pairing), q, k, x, places)).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("head_dim", [2, 4, 6, 64, 128])
+def test_carope_starts_with_exactly_ropes_steps(head_dim: int) -> None:
+    sizes = {**SIZES, "head_dim": head_dim}
+    notes = encodings.build("carope", **sizes).note(torch.zeros(1, 1, 24))[0, 0, 0].detach()
+    torch.testing.assert_close(notes, encodings.build("rope", **sizes).frequencies[0], rtol=1e-12, atol=0)
+
+
+@PAIRINGS
+@pytest.mark.parametrize("kind", ["inverse", "shared"])
+def test_haropes_logits_are_the_formulas(kind: str, pairing: str) -> None:
+    encoding = build("harope", random=True, map=kind, pairing=pairing)
+    encoding = encoding.double()
+    q, k, x = vectors()
+    mapped_q, mapped_k = torch.empty_like(q), torch.empty_like(k)
+    for h in range(H):
+        u, v = (
+            torch.from_numpy(scipy.linalg.expm(0.5 * (a - a.T)))
+            for a in (encoding.left[h].detach().numpy(), encoding.right[h].detach().numpy())
+        )
+        s = torch.tensor([math.log1p(math.exp(value)) + 1e-6 for value in encoding.sigma[h].tolist()], dtype=u.dtype)
+        on_q = u @ torch.diag(s) @ v.T
+        on_k = torch.linalg.inv(on_q).T if kind == "inverse" else on_q
+        mapped_q[:, h], mapped_k[:, h] = q[:, h] @ on_q.T, k[:, h] @ on_k.T
+    places = PLACES.tolist()
+
+    def angle(b: int, h: int, row: int, column: int, t: int) -> float:
+        return (places[row] - places[column]) * 10000.0 ** (-2 * t / D)
+
+    ours = logits(encoding, q, k, x)
+    assert float((ours - by_hand(mapped_q, mapped_k, angle, pairing)).abs().max()) < 1e-10
+    plain = (q * k).sum(-1)
+    same = ours.diagonal(dim1=-2, dim2=-1)
+    assert torch.allclose(same, plain, rtol=0, atol=1e-10) == (kind == "inverse")
+
+
+@PAIRINGS
+@pytest.mark.parametrize("start", ["rope", "printed"])
+def test_caropes_logits_are_the_formulas(start: str, pairing: str) -> None:
+    encoding = build("carope", random=True, start=start, pairing=pairing).double()
+    q, k, x = vectors()
+    weight = encoding.weight.detach()
+    constant = math.log(math.expm1(10000.0 ** (2 / D) - 1)) if start == "rope" else 0.0
+
+    def angle(b: int, h: int, row: int, column: int, t: int) -> float:
+        low, high = sorted((row, column))
+        total = 0.0
+        for m in range(low + 1, high + 1):
+            z = sum(float(x[b, m, c]) * float(weight[h, c]) for c in range(24)) + constant
+            total += (1 / (math.log1p(math.exp(z)) + 1)) ** t
+        return total if row > column else -total
+
+    ours = logits(encoding, q, k, x)
+    assert float((ours - by_hand(q, k, angle, pairing)).abs().max()) < 1e-10
+
+
+def test_carope_goes_on_from_cached_notes_and_keeps_float64() -> None:
+    encoding = build("carope", random=True).to(torch.bfloat16)
+    x = vectors(torch.bfloat16, 50)[2]
+    whole = encoding.note(x).detach()
+    assert whole.dtype == torch.float64
+    first = encoding.note(x[:, :20])
+    rest = encoding.note(x[:, 20:], first)
+    torch.testing.assert_close(torch.cat((first, rest), dim=2).detach(), whole, rtol=1e-14, atol=0)
+    assert torch.equal(whole[..., 0], torch.arange(1.0, 51).double().expand(2, H, -1))  # f^0 counts the tokens
+
+
+def test_carope_takes_no_notice_of_the_numbers_of_positions() -> None:
+    encoding = build("carope", random=True)
+    q, k, x = vectors()
+    assert torch.equal(logits(encoding, q, k, x), logits(encoding, q, k, x, PLACES * 2 + 7))
+
+
+def test_layers_have_their_own_parameters_where_published_so() -> None:
+    for name, options, own in (
+        ("harope", {}, True),
+        ("carope", {}, True),
+        ("rope-learned", {}, False),
+        ("rope-learned", {"shared": False}, True),
+    ):
+        encoding = build(name, random=True, **options)
+        other = encoding.for_layer(1)
+        assert (other is not encoding) == own
+        if own:
+            fresh = build(name, **options)
+            assert all(torch.equal(a, b) for a, b in zip(other.parameters(), fresh.parameters(), strict=True))
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    for name, options, field in (
+        ("harope", {"map": "both"}, "map"),
+        ("carope", {"start": "zero"}, "start"),
+        ("carope", {"base": 1.0}, "base"),
+        ("carope", {"pairing": "both"}, "pairing"),
+        ("rope-learned", {"base": 0.0}, "base"),
+    ):
+        with pytest.raises(InputError, match=rf"^{field}: .*\.$"):
+            build(name, **options)
+    with pytest.raises(InputError, match=r"^head_dim: 7 .*\.$"):
+        encodings.build("carope", **{**SIZES, "head_dim": 7})

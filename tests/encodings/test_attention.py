@@ -1,0 +1,137 @@
+"""Attention with an encoding: chunks, gradients, widths, memory; what is formed once, and what is not formed at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.encodings import PositionalEncoding, attend, attention_logits, attention_weights
+from toeplens.encodings.attention import AT_ONCE
+
+SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
+B, N = 2, 12
+KINDS = ("nope", "rope", "alibi", "t5", "mla", "fox", "shaw", "cope", "urpe", "dape-v2", "path", "carope")
+
+
+def build(name: str) -> PositionalEncoding:
+    torch.manual_seed(0)
+    encoding = encodings.build(name, **SIZES).double()
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.normal_()
+    return encoding
+
+
+def inputs(encoding: PositionalEncoding, length: int = N) -> dict[str, Any]:
+    torch.manual_seed(1)
+    q, k = (torch.randn(B, 3, length, encoding.query_dim, dtype=torch.float64) for _ in range(2))
+    x = torch.randn(B, length, 24, dtype=torch.float64)
+    positions = torch.arange(length)
+    common = {"encoding": encoding, "q_positions": positions, "k_positions": positions, "scale": 0.4}
+    return {"q": q, "k": k, "notes": encoding.note(x), **common}
+
+
+def values(length: int = N) -> Tensor:
+    return torch.randn(B, 3, length, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_weights_are_the_softmax_of_the_logits_and_carry_the_values(name: str) -> None:
+    given = inputs(build(name))
+    logits, weights = attention_logits(**given), attention_weights(**given)
+    assert logits.isneginf().equal(torch.ones(N, N, dtype=torch.bool).triu(1).expand_as(logits))
+    encoding = given["encoding"]
+    if not encoding.overrides("transform_weights"):
+        assert torch.allclose(weights, logits.softmax(-1), rtol=0, atol=1e-14)
+    if not encoding.overrides("add_values"):
+        for fused in (True, False):
+            assert torch.allclose(attend(v=values(), fused=fused, **given), weights @ values(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_chunks_of_queries_have_the_same_gradients(name: str) -> None:
+    """Chunks are recomputed in the backward pass, so that memory is linear there too: nothing is lost by it."""
+    encoding = build(name)
+    gradients = []
+    for at_once in (AT_ONCE, B * 3 * N * 5):
+        given = inputs(encoding)
+        leaves = [given["q"].requires_grad_(), given["k"].requires_grad_(), values().requires_grad_()]
+        encoding.zero_grad()
+        out = attend(v=leaves[-1], at_once=at_once, **{**given, "notes": inputs(encoding)["notes"]})
+        (out * torch.arange(out.numel()).view_as(out).sin()).sum().backward()
+        gradients.append([leaf.grad for leaf in (*leaves, *encoding.parameters()) if leaf.grad is not None])
+    assert len(gradients[0]) == len(gradients[1])
+    for whole, parts in zip(*gradients, strict=True):
+        assert torch.allclose(whole, parts, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "fox"])
+@pytest.mark.parametrize("width", [4, 20])
+def test_values_may_have_another_width_than_queries(name: str, width: int) -> None:
+    given = inputs(build(name))
+    v = torch.randn(B, 3, N, width, dtype=torch.float64)
+    assert torch.allclose(attend(v=v, **given), attention_weights(**given) @ v, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_dropout_falls_on_the_weights(name: str) -> None:
+    given = inputs(build(name))
+    torch.manual_seed(3)
+    ones = torch.ones(B, 3, N, 8, dtype=torch.float64)
+    if name == "shaw":
+        return  # it adds to the values too
+    out = attend(v=ones, dropout=0.5, **given)
+    assert not torch.allclose(out, attend(v=ones, **given))
+    assert torch.equal(out, out[..., :1].expand_as(out))
+
+
+class Counting(encodings.OffsetBias):
+    """Counts how often its bias is formed."""
+
+    citation = "this test"
+    formed = 0
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        type(self).formed += 1
+        return super().bias(q_positions, k_positions)
+
+    def kernel(self, offsets: Tensor) -> Tensor:
+        return -0.1 * offsets.abs().float().expand(self.num_heads, -1)
+
+
+def test_layers_that_share_a_bias_form_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from toeplens.encodings import registry
+    from toeplens.model import Decoder, decoder_config
+
+    monkeypatch.setitem(registry._all(), "counting", Counting)
+    sizes = {"vocab_size": 11, "d_model": 24, "num_heads": 3, "d_ff": 8, "max_len": 16, "num_layers": 5}
+    tokens = torch.randint(11, (2, 9))
+    for readout, times in (("mean", 1), ("last", 2)):  # the last layer asks for one row alone
+        model = Decoder(decoder_config(encoding="counting", readout=readout, **sizes)).eval()
+        Counting.formed = 0
+        fused = model(tokens)
+        assert Counting.formed == times
+        assert torch.allclose(fused, model(tokens, fused=False), rtol=0, atol=1e-6)
+
+
+def test_a_bias_looks_up_each_distance_once() -> None:
+    seen = []
+
+    class Looking(Counting):
+        """Remembers how many offsets it was asked for."""
+
+        def kernel(self, offsets: Tensor) -> Tensor:
+            seen.append(offsets.numel())
+            return super().kernel(offsets)
+
+    near, scattered = torch.arange(100) + 7, torch.arange(4) ** 9
+    bias = Looking(**SIZES)
+    got = bias.bias(near, near)
+    assert seen == [199]
+    assert torch.allclose(got, -0.1 * (near[:, None] - near).abs().float().expand(3, -1, -1))
+    bias.bias(scattered, scattered)
+    assert seen[1] == 16

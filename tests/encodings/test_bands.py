@@ -1,0 +1,192 @@
+"""RoPE with gains, and p-RoPE: against plain loops, against RoPE itself, and against transformers."""
+
+from __future__ import annotations
+
+import cmath
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from toeplens import encodings
+from toeplens.encodings import PositionalEncoding
+from toeplens.encodings.nope import NoPE
+from toeplens.ground import InputError
+
+H, D, N = 3, 8, 6
+PAIRS = D // 2
+SIZES = {"d_model": 24, "num_heads": H, "head_dim": D, "max_len": 64}
+PLACES = torch.tensor([3, 4, 9, 40, 1000, 12345])
+BY_HEAD = [[1.0, 0.5, 0.0, 0.25], [0.0, 0.0, 1.0, 1.0], [1.0, 0.9, 0.1, 0.0]]
+PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "half"])
+
+
+def build(name: str, **options: Any) -> PositionalEncoding:
+    return encodings.build(name, **SIZES, **json.loads(json.dumps(options)))
+
+
+def vectors(seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(2, H, N, D, generator=generator, dtype=torch.float64) for _ in range(2))
+
+
+def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor = PLACES) -> Tensor:
+    turned_q, turned_k = encoding.rotate(q, k, places, places)
+    return turned_q @ turned_k.mT
+
+
+def pairs_of(x: list[float], pairing: str) -> list[complex]:
+    halves = pairing == "half"
+    return [complex(x[t], x[t + PAIRS]) if halves else complex(x[2 * t], x[2 * t + 1]) for t in range(PAIRS)]
+
+
+def by_hand(q: Tensor, k: Tensor, gains: list[list[float]], off: str, pairing: str) -> Tensor:
+    result = torch.zeros(2, H, N, N, dtype=torch.float64)
+    for b in range(2):
+        for h in range(H):
+            for row, i in enumerate(PLACES.tolist()):
+                for column, j in enumerate(PLACES.tolist()):
+                    total = 0.0
+                    ours = zip(
+                        pairs_of(q[b, h, row].tolist(), pairing),
+                        pairs_of(k[b, h, column].tolist(), pairing),
+                        gains[h],
+                        strict=True,
+                    )
+                    for t, (x, y, g) in enumerate(ours):
+                        turn = cmath.exp(1j * (i - j) * 10000.0 ** (-2 * t / D))
+                        total += (x * y.conjugate() * (g * turn if off == "pair" else 1 - g + g * turn)).real
+                    result[b, h, row, column] = total
+    return result
+
+
+@PAIRINGS
+@pytest.mark.parametrize("off", ["rotation", "pair"])
+@pytest.mark.parametrize("gains", [BY_HEAD, [1.0, 0.5, 0.0, 0.25]])
+def test_logits_are_the_formulas(gains: list, off: str, pairing: str) -> None:
+    q, k = vectors()
+    ours = logits(build("rope-bands", gains=gains, off=off, pairing=pairing), q, k)
+    wanted = by_hand(q, k, gains if isinstance(gains[0], list) else [gains] * H, off, pairing)
+    assert float((ours - wanted).abs().max()) < 1e-10
+
+
+def test_gains_over_one_raise_a_pair() -> None:
+    q, k = vectors()
+    ours = logits(build("rope-bands", gains=[3.0, 1.0, 0.0, 1.5], off="pair"), q, k)
+    assert float((ours - by_hand(q, k, [[3.0, 1.0, 0.0, 1.5]] * H, "pair", "interleaved")).abs().max()) < 1e-10
+
+
+def test_the_published_ramp_scales_the_keys_of_each_pair() -> None:
+    high, low, beta = 0.4, 1.3, 2.0
+    q, k = vectors()
+    scales = torch.tensor([high + (low - high) * (t / (PAIRS - 1)) ** beta for t in range(PAIRS)], dtype=torch.float64)
+    ours = logits(build("rope-bands", ramp=[high, low, beta], off="pair"), q, k)
+    wanted = logits(build("rope"), q, k * scales.repeat_interleave(2))
+    assert float((ours - wanted).abs().max()) < 1e-12
+
+
+@PAIRINGS
+def test_all_on_is_rope_bit_for_bit_and_all_off_is_nothing(pairing: str) -> None:
+    q, k = vectors()
+    rope = build("rope", pairing=pairing).rotate(q, k, PLACES, PLACES)
+    for options in ({}, {"gains": [1] * PAIRS}, {"keep": [3, 0, 1, 2]}, {"off": "pair"}, {"ramp": [1, 1, 1]}):
+        ours = build("rope-bands", pairing=pairing, **options).rotate(q, k, PLACES, PLACES)
+        assert all(torch.equal(a, b) for a, b in zip(ours, rope, strict=True)), options
+    still = build("rope-bands", keep=[], pairing=pairing).rotate(q, k, PLACES, PLACES)
+    assert torch.equal(still[0], q)
+    assert torch.equal(still[1], k)
+    assert not logits(build("rope-bands", keep=[], off="pair", pairing=pairing), q, k).any()
+
+
+@PAIRINGS
+def test_keeping_some_pairs_is_zero_and_one_gains(pairing: str) -> None:
+    q, k = vectors()
+    for off in ("rotation", "pair"):
+        kept = logits(build("rope-bands", keep=[0, 2], off=off, pairing=pairing), q, k)
+        gains = logits(build("rope-bands", gains=[1, 0, 1, 0], off=off, pairing=pairing), q, k)
+        assert torch.equal(kept, gains)
+
+
+def test_only_damped_pairs_are_copied() -> None:
+    q, k = vectors()
+    for gains, width in (([1, 0, 0.5, 1], D + 2), ([0.1] * 4, 2 * D), ([0, 1, 1, 0], D), (BY_HEAD, D + 6)):
+        turned_q, turned_k = build("rope-bands", gains=gains).rotate(q, k, PLACES, PLACES)
+        assert turned_q.shape[-1] == turned_k.shape[-1] == width
+        if width > D:
+            same = (turned_q**2).sum(-1), (q**2).sum(-1)
+            torch.testing.assert_close(*same, rtol=1e-12, atol=0)  # sqrt(g) and sqrt(1-g): norms are kept
+
+
+@given(st.lists(st.floats(0, 1), min_size=PAIRS, max_size=PAIRS), st.integers(-(10**6), 10**6))
+def test_a_damped_kernel_is_one_at_offset_zero_and_never_longer(gains: list[float], offset: int) -> None:
+    kernel = build("rope-bands", gains=gains).kernel(torch.tensor([0, offset]))
+    assert float((kernel[..., 0] - 1).abs().max()) < 1e-12
+    assert float(kernel[..., 1].abs().max()) < 1 + 1e-12
+    pair = build("rope-bands", gains=gains, off="pair").kernel(torch.tensor([offset]))
+    torch.testing.assert_close(pair[0, :, 0].abs(), torch.tensor(gains, dtype=torch.float64))
+
+
+def test_other_layers_have_no_encoding() -> None:
+    encoding = build("rope-bands", keep=[0], layers=[0, 2])
+    assert encoding.for_layer(2) is encoding
+    assert isinstance(encoding.for_layer(1), NoPE)
+    assert encoding.layers == {0, 2}
+
+
+@pytest.mark.parametrize("p", [0.0, 0.25, 0.5, 0.75, 0.9, 1.0])
+def test_p_rope_is_the_proportional_rope_of_transformers(p: float) -> None:
+    config = LlamaConfig(
+        hidden_size=H * D,
+        num_attention_heads=H,
+        rope_parameters={"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": p},
+    )
+    theirs, _ = ROPE_INIT_FUNCTIONS["proportional"](config, torch.device("cpu"))
+    ours = build("p-rope", p=p).frequencies[0]
+    assert float((ours - theirs).abs().max()) < 1e-7
+    assert torch.equal(ours == 0, theirs == 0)
+
+
+@PAIRINGS
+def test_p_rope_keeps_the_highest_frequencies(pairing: str) -> None:
+    q, k = vectors()
+    ours = build("p-rope", pairing=pairing).rotate(q, k, PLACES, PLACES)
+    bands = build("rope-bands", keep=[0, 1, 2], pairing=pairing).rotate(q, k, PLACES, PLACES)
+    assert all(torch.equal(a, b) for a, b in zip(ours, bands, strict=True))
+    assert torch.equal(build("p-rope", p=0.0).rotate(q, k, PLACES, PLACES)[0], q)
+    assert torch.equal(build("p-rope", p=1.0).frequencies, build("rope").frequencies)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "field"),
+    [
+        ("rope-bands", {"gains": [1, 1, 1]}, "gains"),
+        ("rope-bands", {"gains": [[1] * 4] * 2}, "gains"),
+        ("rope-bands", {"gains": [[1] * 4, [1] * 4, 1]}, "gains"),
+        ("rope-bands", {"gains": [[1] * 4, [1] * 4, [1] * 3]}, "gains"),
+        ("rope-bands", {"gains": [1, -0.1, 1, 1]}, "gains"),
+        ("rope-bands", {"gains": [1, float("nan"), 1, 1]}, "gains"),
+        ("rope-bands", {"gains": [1, 1.1, 1, 1]}, "gains"),
+        ("rope-bands", {"ramp": [0.5, 1.5, 2]}, "ramp"),
+        ("rope-bands", {"ramp": [0.5, 1.5], "off": "pair"}, "ramp"),
+        ("rope-bands", {"ramp": [0.5, 1.5, 0], "off": "pair"}, "ramp"),
+        ("rope-bands", {"ramp": [-0.5, 1.5, 1], "off": "pair"}, "ramp"),
+        ("rope-bands", {"keep": [4]}, "keep"),
+        ("rope-bands", {"keep": [1, 1]}, "keep"),
+        ("rope-bands", {"keep": [1], "gains": [1] * 4}, "keep"),
+        ("rope-bands", {"keep": [1], "ramp": [1, 1, 1]}, "ramp"),
+        ("rope-bands", {"off": "band"}, "off"),
+        ("rope-bands", {"layers": [-1]}, "layers"),
+        ("p-rope", {"p": 1.1}, "p"),
+        ("p-rope", {"p": -0.1}, "p"),
+        ("p-rope", {"base": 0.0}, "base"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(name: str, options: dict, field: str) -> None:
+    with pytest.raises(InputError, match=rf"^{field}: .*\.$"):
+        encodings.build(name, **SIZES, **options)

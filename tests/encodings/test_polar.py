@@ -1,0 +1,147 @@
+"""PoPE and ComplexFormer: against plain loops, and PoPE against x-transformers."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from x_transformers import x_transformers
+
+from toeplens import encodings
+from toeplens.encodings import PositionalEncoding
+from toeplens.ground import InputError
+
+H, D, N = 3, 8, 6
+SIZES = {"d_model": 24, "num_heads": H, "head_dim": D, "max_len": 64}
+PLACES = torch.tensor([-5, 0, 1, 9, 300, 12345])
+
+
+def build(name: str, **options: Any) -> PositionalEncoding:
+    return encodings.build(name, **SIZES, **options)
+
+
+def vectors(dtype: torch.dtype = torch.float64, length: int = N) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(2, H, length, D, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2))
+
+
+def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor = PLACES) -> Tensor:
+    turned_q, turned_k = encoding.rotate(q, k, places, places)
+    return turned_q @ turned_k.mT
+
+
+def softplus(x: float) -> float:
+    return math.log1p(math.exp(x))
+
+
+def test_popes_logits_are_the_formulas() -> None:
+    encoding = build("pope")
+    with torch.no_grad():
+        encoding.delta.normal_(std=5.0, generator=torch.Generator().manual_seed(1))
+    q, k = vectors()
+    ours = logits(encoding, q, k).detach()
+    deltas = encoding.delta.tolist()
+    assert ours.shape == (2, H, N, N)
+    for b in range(2):
+        for h in range(H):
+            for row, i in enumerate(PLACES.tolist()):
+                for column, j in enumerate(PLACES.tolist()):
+                    total = 0.0
+                    for c in range(D):
+                        delta = min(0.0, max(-2 * math.pi, deltas[h][c]))
+                        size = softplus(float(q[b, h, row, c])) * softplus(float(k[b, h, column, c]))
+                        total += size * math.cos((j - i) * 10000.0 ** (-c / D) + delta)
+                    assert abs(float(ours[b, h, row, column]) - total) < 1e-10
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_pope_is_x_transformers(uniform: bool) -> None:
+    places = torch.arange(128)
+    q, k = vectors(torch.float32, 128)
+    ours, theirs = build("pope", init="uniform" if uniform else "zero"), x_transformers.PolarEmbedding(D, H)
+    with torch.no_grad():
+        theirs.learned_bias.copy_(ours.delta.unsqueeze(1))
+    freqs, bias = theirs(places)
+    their_q = x_transformers.apply_polar_pos_emb(q, freqs)
+    their_k = x_transformers.apply_polar_pos_emb(k, freqs + bias)
+    for a, b in zip(ours.rotate(q, k, places, places), (their_q, their_k), strict=True):
+        assert a.shape == b.shape == (2, H, 128, 2 * D)
+        assert float((a - b).detach().abs().max()) < 5e-5  # its phases are formed in float32
+    assert float((logits(ours, q, k, places) - their_q @ their_k.mT).detach().abs().max()) < 2e-4
+
+
+def test_popes_delta_starts_at_zero_or_uniform_and_each_layer_has_its_own() -> None:
+    torch.manual_seed(0)
+    assert not build("pope").delta.any()
+    drawn = build("pope", init="uniform")
+    values = drawn.delta.detach()
+    assert float(values.max()) <= 0
+    assert float(values.min()) >= -2 * math.pi
+    assert float(values.std()) > 1
+    assert not torch.equal(drawn.for_layer(1).delta, drawn.delta)
+    shared = build("pope", shared=True)
+    assert shared.for_layer(1) is shared
+
+
+def test_popes_delta_learns_from_zero() -> None:
+    encoding = build("pope")
+    (gradient,) = torch.autograd.grad(logits(encoding, *vectors()).tril().sum(), encoding.delta)
+    assert bool((gradient != 0).all())
+
+
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+def test_complexformers_logits_are_the_formulas(pairing: str) -> None:
+    encoding = build("complexformer", pairing=pairing)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.normal_()
+    q, k = vectors()
+    ours = logits(encoding, q, k).detach()
+    factors, offsets = encoding.factor.tolist(), encoding.offset.tolist()
+    for h in range(H):
+        for row, i in enumerate(PLACES.tolist()):
+            for column, j in enumerate(PLACES.tolist()):
+                total = 0.0
+                for t in range(D // 2):
+                    a, b = (t, t + D // 2) if pairing == "half" else (2 * t, 2 * t + 1)
+                    x, y = complex(q[1, h, row, a], q[1, h, row, b]), complex(k[1, h, column, a], k[1, h, column, b])
+                    angle = factors[h][t] * (cmath.phase(x) - cmath.phase(y))
+                    angle += offsets[h][t] + (i - j) * 10000.0 ** (-2 * t / D)
+                    total += abs(x) * abs(y) * math.cos(angle)
+                assert abs(float(ours[1, h, row, column]) - total) < 1e-10
+
+
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+def test_complexformer_starts_as_rope(pairing: str) -> None:
+    q, k = vectors()
+    ours = logits(build("complexformer", pairing=pairing), q, k).detach()
+    assert float((ours - logits(build("rope", pairing=pairing), q, k)).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [0.0, 1e-40, 1e-25, 1e-18])
+def test_complexformers_gradients_are_finite_where_a_query_is_nothing(size: float, dtype: torch.dtype) -> None:
+    encoding = build("complexformer")
+    q, k = vectors(dtype)
+    q = (q * size).requires_grad_()
+    out = logits(encoding, q, k)
+    assert bool(out.isfinite().all())
+    assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(out.sum(), (q, *encoding.parameters())))
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    for name, options, field in (
+        ("pope", {"init": "one"}, "init"),
+        ("pope", {"base": 0.0}, "base"),
+        ("complexformer", {"pairing": "both"}, "pairing"),
+    ):
+        with pytest.raises(InputError, match=rf"^{field}: .*\.$"):
+            build(name, **options)
+    with pytest.raises(InputError, match=r"^head_dim: 7 .*\.$"):
+        encodings.build("complexformer", d_model=21, num_heads=3, head_dim=7, max_len=8)
+    assert encodings.build("pope", d_model=21, num_heads=3, head_dim=7, max_len=8).frequencies.shape == (7,)

@@ -1,0 +1,349 @@
+"""Relative positions as vectors, against plain loops and the models of transformers that have them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DebertaConfig, DebertaV2Config, VitsConfig, Wav2Vec2BertConfig, XLNetConfig
+from transformers.models.deberta import modeling_deberta as deberta
+from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta_v2
+from transformers.models.vits.modeling_vits import VitsAttention
+from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as wav2vec2_bert
+from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
+
+from toeplens import encodings
+from toeplens.encodings import PositionalEncoding, attend, attention_logits, attention_weights, conformance
+from toeplens.ground import InputError
+
+B, H, D = 2, 3, 8
+SIZES = {"d_model": 24, "num_heads": H, "head_dim": D, "max_len": 64}
+SCALE = 0.3
+QUERIES, KEYS = [3, 9, 60, -4], [0, 3, 61, 4, 30, -40, 2]
+
+
+def build(name: str, **options: Any) -> PositionalEncoding:
+    torch.manual_seed(0)
+    sizes = {**SIZES, **{size: options.pop(size) for size in SIZES if size in options}}
+    encoding = encodings.build(name, **sizes, **options).double().requires_grad_(False)
+    for parameter in encoding.parameters():
+        parameter.normal_()
+    return encoding
+
+
+def draw(*lengths: int, dim: int = D) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randn(B, H, n, dim, generator=generator, dtype=torch.float64) for n in lengths)
+
+
+def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, **more: Any) -> Tensor:
+    return attention_logits(
+        q, k, encoding=encoding, q_positions=queries, k_positions=keys, scale=SCALE, causal=False, **more
+    )
+
+
+def by_loops(added: Any, q: Tensor, k: Tensor, queries: list[int], keys: list[int]) -> Tensor:
+    """Scaled logits whose position part is added(head, q_i, k_j, i, j), pair by pair."""
+    made = torch.zeros(*q.shape[:-1], k.shape[-2], dtype=torch.float64)
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            for n, i in enumerate(queries):
+                for m, j in enumerate(keys):
+                    made[b, h, n, m] = SCALE * (float(q[b, h, n] @ k[b, h, m]) + added(h, q[b, h, n], k[b, h, m], i, j))
+    return made
+
+
+def agree(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+    assert ours.shape == theirs.shape
+    assert float((ours - theirs).detach().abs().max()) <= tolerance
+
+
+# ---- Shaw -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared_heads", [True, False])
+@pytest.mark.parametrize("k", [0, 2, 16])
+def test_shaw_adds_the_vector_of_the_clipped_offset(shared_heads: bool, k: int) -> None:
+    encoding = build("shaw", max_distance=k, shared_heads=shared_heads)
+    q, keys = draw(4, 7)
+
+    def added(h: int, query: Tensor, _: Tensor, i: int, j: int) -> float:
+        return float(query @ encoding.keys[0 if shared_heads else h, max(-k, min(k, j - i)) + k])
+
+    ours = logits(encoding, q, keys, torch.tensor(QUERIES), torch.tensor(KEYS))
+    agree(ours, by_loops(added, q, keys, QUERIES, KEYS), 1e-10)
+
+
+@pytest.mark.parametrize("shared_heads", [True, False])
+def test_shaw_adds_vectors_to_the_values_too(shared_heads: bool) -> None:
+    encoding = build("shaw", max_distance=3, shared_heads=shared_heads)
+    q, k, v = draw(4, 7, 7)
+    place = {"encoding": encoding, "q_positions": torch.tensor(QUERIES), "k_positions": torch.tensor(KEYS)}
+    weights = attention_weights(q, k, scale=SCALE, causal=False, **place)
+    wanted = weights @ v
+    for b in range(B):
+        for h in range(H):
+            for n, i in enumerate(QUERIES):
+                for m, j in enumerate(KEYS):
+                    row = encoding.values[0 if shared_heads else h, max(-3, min(3, j - i)) + 3]
+                    wanted[b, h, n] += weights[b, h, n, m] * row
+    agree(attend(q, k, v, scale=SCALE, causal=False, **place), wanted, 1e-10)
+    without = build("shaw", max_distance=3, shared_heads=shared_heads, on_values=False)
+    assert without.add_values(weights, place["q_positions"], place["k_positions"]) is None
+    assert len(list(without.parameters())) == 1
+
+
+def test_shaw_sums_many_small_weights_exactly_in_bfloat16() -> None:
+    """4096 weights of 1/4096 on one vector: summed in bfloat16 they would stop growing at 1/16."""
+    encoding = build("shaw", max_distance=1).to(torch.bfloat16)
+    weights = torch.full((1, H, 1, 4096), 1 / 4096, dtype=torch.bfloat16)
+    added = encoding.add_values(weights, torch.tensor([10_000]), torch.arange(4096))
+    agree(added.double(), encoding.values[0, 0].double().expand(1, H, 1, -1), 1e-2)
+
+
+def test_shaw_on_keys_is_wav2vec2_berts() -> None:
+    """There the vectors of offsets j - i are called relative keys, and are one table for all heads."""
+    ours = build("shaw", max_distance=5, on_values=False)
+    config = Wav2Vec2BertConfig(
+        hidden_size=24,
+        num_attention_heads=H,
+        position_embeddings_type="relative_key",
+        left_max_position_embeddings=5,
+        right_max_position_embeddings=5,
+    )
+    theirs = wav2vec2_bert.Wav2Vec2BertSelfAttention(config).double()
+    with torch.no_grad():
+        theirs.distance_embedding.weight.copy_(ours.keys[0])
+    q, k = draw(20, 20)
+    p = torch.arange(20)
+    _, bias = wav2vec2_bert._apply_relative_key_position_encoding(theirs, q, k)
+    mine = attention_logits(q, k, encoding=ours, q_positions=p, k_positions=p, scale=theirs.scaling, causal=False)
+    agree(mine, q @ k.transpose(-2, -1) * theirs.scaling + bias, 1e-12)
+
+
+def test_shaw_on_keys_and_values_is_vits_within_its_window() -> None:
+    """Beyond its window VITS adds nothing where Shaw's last vector goes on, so the sequence is no longer than it."""
+    length = 5
+    ours = build("shaw", max_distance=4)
+    theirs = VitsAttention(VitsConfig(hidden_size=24, num_attention_heads=H, window_size=4, attention_dropout=0.0))
+    theirs = theirs.double().eval()
+    with torch.no_grad():
+        theirs.emb_rel_k.copy_(ours.keys)
+        theirs.emb_rel_v.copy_(ours.values)
+        x = torch.randn(B, length, 24, dtype=torch.float64)
+        out, _ = theirs(x)
+        q, k, v = (
+            layer(x).unflatten(-1, (H, D)).transpose(1, 2) for layer in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
+        )
+        p = torch.arange(length)
+        z = attend(q, k, v, encoding=ours, q_positions=p, k_positions=p, scale=D**-0.5, causal=False)
+        agree(theirs.out_proj(z.transpose(1, 2).flatten(-2)), out, 1e-12)
+
+
+# ---- Transformer-XL -------------------------------------------------------------------------------------------------
+
+
+def xl_added(encoding: PositionalEncoding) -> Any:
+    def added(h: int, query: Tensor, key: Tensor, i: int, j: int) -> float:
+        phases = torch.tensor([(i - j) / 10000 ** (2 * t / 24) for t in range(12)], dtype=torch.float64)
+        r = encoding.weight[h] @ torch.cat((phases.sin(), phases.cos()))
+        return float(query @ r + encoding.u[h, 0] @ key + encoding.v[h, 0] @ r)
+
+    return added
+
+
+def test_transformer_xl_is_its_four_terms() -> None:
+    encoding = build("transformer-xl")
+    q, k = draw(4, 7)
+    ours = logits(encoding, q, k, torch.tensor(QUERIES), torch.tensor(KEYS))
+    agree(ours, by_loops(xl_added(encoding), q, k, QUERIES, KEYS), 1e-10)
+    rows = torch.tensor([QUERIES, [5, 1, 2, 1000]])
+    both = logits(encoding, q, k, rows, torch.tensor(KEYS))
+    agree(both[1:], by_loops(xl_added(encoding), q[1:], k[1:], rows[1].tolist(), KEYS), 1e-10)
+
+
+def test_transformer_xl_is_xlnets() -> None:
+    length = 12
+    ours = build("transformer-xl")
+    config = XLNetConfig(vocab_size=5, d_model=24, n_head=H, n_layer=1, d_inner=8, dropout=0.0)
+    theirs = XLNetRelativeAttention(config).double()
+    with torch.no_grad():
+        theirs.r.copy_(ours.weight.permute(2, 0, 1))
+        theirs.r_w_bias.copy_(ours.u.squeeze(1))
+        theirs.r_r_bias.copy_(ours.v.squeeze(1))
+    r = XLNetModel(config).relative_positional_encoding(length, length, bsz=B).double()  # sinusoids made in float32
+    q, k = draw(length, length)
+    places = torch.einsum("ibh,hnd->ibnd", r, theirs.r)
+    i_first, j_first = (x.permute(2, 0, 1, 3) for x in (q, k))
+    _, weights = theirs.rel_attn_core(i_first, j_first, j_first, places, output_attentions=True)
+    p = torch.arange(length)
+    mine = attention_weights(q, k, encoding=ours, q_positions=p, k_positions=p, scale=D**-0.5, causal=False)
+    agree(mine, weights.permute(2, 3, 0, 1), 1e-6)
+
+
+def test_transformer_xl_knows_neighbours_a_million_tokens_out() -> None:
+    encoding = build("transformer-xl").float()
+    q, k = (x.float() for x in draw(6, 6))
+    near, far = torch.arange(6), torch.arange(6) + 1_000_000
+    here = logits(encoding, q, k, near, near)
+    agree(logits(encoding, q, k, far, far), here, 1e-5 * float(here.abs().max()))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformer_xls_layers_share_u_and_v_alone(tied: bool) -> None:
+    encoding = encodings.build("transformer-xl", **SIZES, tied_biases=tied)
+    second = encoding.for_layer(1)
+    assert encoding.for_layer(0) is encoding
+    assert not torch.equal(second.weight, encoding.weight)
+    assert (second.u is encoding.u) is tied
+    assert (second.v is encoding.v) is tied
+
+
+# ---- DeBERTa --------------------------------------------------------------------------------------------------------
+
+
+def bucket(offset: int, buckets: int, most: int) -> int:
+    middle = buckets // 2
+    if abs(offset) <= middle:
+        return offset
+    steps = math.log(abs(offset) / middle) / math.log((most - 1) / middle) * (middle - 1)
+    return int(math.copysign(math.ceil(steps) + middle, offset))
+
+
+@pytest.mark.parametrize("terms", [["c2p", "p2c"], ["p2c"], ["c2p"]])
+@pytest.mark.parametrize(("k", "buckets"), [(5, None), (64, None), (40, 16)])
+@pytest.mark.parametrize("p2c_index", ["paper", "released"])
+def test_deberta_is_its_terms(terms: list[str], k: int, buckets: int | None, p2c_index: str) -> None:
+    encoding = build("deberta", terms=terms, max_distance=k, position_buckets=buckets, p2c_index=p2c_index)
+    span = k if buckets is None else buckets
+    assert encoding.table.shape == (2 * span, 24)
+
+    def row(offset: int) -> Tensor:
+        offset = offset if buckets is None else bucket(offset, buckets, k)
+        return encoding.table[min(max(offset + span, 0), 2 * span - 1)]
+
+    def added(h: int, query: Tensor, key: Tensor, i: int, j: int) -> float:
+        total = 0.0
+        if "c2p" in terms:
+            total += float(query @ (row(i - j) @ encoding.projections["c2p"][h]))
+        if "p2c" in terms:
+            total += float(key @ (row(j - i if p2c_index == "paper" else i - j) @ encoding.projections["p2c"][h]))
+        return total
+
+    q, keys = draw(4, 7)
+    ours = logits(encoding, q, keys, torch.tensor(QUERIES), torch.tensor(KEYS))
+    agree(ours, by_loops(added, q, keys, QUERIES, KEYS), 1e-10)
+
+
+@pytest.mark.parametrize(("buckets", "most"), [(256, 512), (16, 40), (32, 512)])
+def test_debertas_buckets_are_deberta_v2s(buckets: int, most: int) -> None:
+    offsets = torch.arange(-most - 50, most + 51)
+    theirs = deberta_v2.make_log_bucket_position(offsets, buckets, most).long()
+    ours = build("deberta", max_distance=most, position_buckets=buckets, max_len=1024).index(offsets)
+    assert torch.equal(ours, (theirs + buckets).clamp(0, 2 * buckets - 1))
+
+
+@pytest.mark.parametrize(("k", "buckets"), [(10, -1), (40, 16)])
+@pytest.mark.parametrize("terms", [["c2p", "p2c"], ["c2p"], ["p2c"]])
+def test_deberta_is_deberta_v2s_disentangled_bias(terms: list[str], k: int, buckets: int) -> None:
+    """Its scale is formed in float32: with such a head it is 1/6 or 1/4, exactly."""
+    length, dim = 30, 12 if len(terms) == 2 else 8
+    width = H * dim
+    options = {"position_buckets": None if buckets < 0 else buckets, "max_distance": k, "terms": terms}
+    options["p2c_index"] = "released"
+    ours = build("deberta", **options, head_dim=dim, d_model=width)
+    config = DebertaV2Config(
+        hidden_size=width,
+        num_attention_heads=H,
+        relative_attention=True,
+        pos_att_type=terms,
+        max_relative_positions=k,
+        position_buckets=buckets,
+        hidden_dropout_prob=0.0,
+    )
+    theirs = deberta_v2.DisentangledSelfAttention(config).double()
+    with torch.no_grad():
+        for term, name in (("c2p", "pos_key_proj"), ("p2c", "pos_query_proj")):
+            if term in terms:
+                layer = getattr(theirs, name)
+                layer.weight.copy_(ours.projections[term].transpose(1, 2).flatten(0, 1))
+                layer.bias.zero_()  # the paper has none
+    q, keys = draw(length, length, dim=dim)
+    bias = theirs.disentangled_attention_bias(q.flatten(0, 1), keys.flatten(0, 1), None, ours.table, 1 + len(terms))
+    scale = ((1 + len(terms)) * dim) ** -0.5
+    p = torch.arange(length)
+    mine = attention_logits(q, keys, encoding=ours, q_positions=p, k_positions=p, scale=scale, causal=False)
+    agree(mine - q @ keys.transpose(-2, -1) * scale, bias.unflatten(0, (B, H)), 1e-12)
+
+
+def test_deberta_is_debertas_disentangled_bias() -> None:
+    length, dim, width = 20, 12, 36
+    ours = build("deberta", max_distance=64, p2c_index="released", head_dim=dim, d_model=width)
+    config = DebertaConfig(
+        hidden_size=width,
+        num_attention_heads=H,
+        relative_attention=True,
+        pos_att_type=["c2p", "p2c"],
+        max_relative_positions=64,
+        hidden_dropout_prob=0.0,
+    )
+    theirs = deberta.DisentangledSelfAttention(config).double()
+    with torch.no_grad():
+        for term, layer in (("c2p", theirs.pos_proj), ("p2c", theirs.pos_q_proj)):
+            layer.weight.copy_(ours.projections[term].transpose(1, 2).flatten(0, 1))
+        theirs.pos_q_proj.bias.zero_()  # the paper has none
+    q, k = draw(length, length, dim=dim)
+    p, scale = torch.arange(length), 1 / 6
+    relative = deberta.build_relative_position(q, k)
+    bias = theirs.disentangled_att_bias(q * scale, k, relative, ours.table, 3)
+    mine = attention_logits(q, k, encoding=ours, q_positions=p, k_positions=p, scale=scale, causal=False)
+    agree(mine - q @ k.transpose(-2, -1) * scale, bias, 1e-12)
+
+
+def test_debertas_layers_share_its_table_alone() -> None:
+    encoding = encodings.build("deberta", **SIZES)
+    second = encoding.for_layer(1)
+    assert encoding.table.shape == (128, 24)  # 512, but at most max_len
+    assert second.table is encoding.table
+    for term in ("c2p", "p2c"):
+        assert not torch.equal(second.projections[term], encoding.projections[term])
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("shaw", {}),
+        ("shaw", {"on_values": False, "shared_heads": False, "max_distance": 3}),
+        ("transformer-xl", {}),
+        ("deberta", {}),
+        ("deberta", {"terms": ["p2c"], "max_distance": 40, "position_buckets": 16}),
+    ],
+)
+def test_it_conforms(name: str, options: dict[str, Any]) -> None:
+    conformance.check(name, skip=("compile",), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "field"),
+    [
+        ("shaw", {"max_distance": -1}, "max_distance"),
+        ("transformer-xl", {"d_model": 25}, "d_model"),
+        ("transformer-xl", {"base": 0.0}, "base"),
+        ("deberta", {"max_distance": 0}, "max_distance"),
+        ("deberta", {"position_buckets": 7}, "position_buckets"),
+        ("deberta", {"position_buckets": 64, "max_distance": 33}, "position_buckets"),
+        ("deberta", {"p2c_index": "mirrored"}, "p2c_index"),
+        ("deberta", {"terms": ["p2p"]}, "terms"),
+        ("deberta", {"terms": []}, "terms"),
+        ("deberta", {"terms": ["c2p", "c2p"]}, "terms"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(name: str, options: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError, match=rf"^{field}: .*\.$"):
+        build(name, **options)

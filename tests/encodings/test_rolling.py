@@ -1,0 +1,131 @@
+"""RollPE is torch.roll, and a RoPE in the Fourier basis; DRoPE is a turn by the heading."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.encodings import PositionalEncoding
+from toeplens.ground import InputError
+
+H, N = 2, 6
+PLACES = torch.tensor([-7, 0, 1, 9, 300, 1_048_576])
+
+
+def build(name: str, head_dim: int = 8, **options: Any) -> PositionalEncoding:
+    return encodings.build(name, d_model=2 * head_dim, num_heads=H, head_dim=head_dim, max_len=64, **options)
+
+
+def vectors(head_dim: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, H, N, head_dim)
+    return tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+
+
+@pytest.mark.parametrize("head_dim", [3, 4, 7, 8, 64])
+@pytest.mark.parametrize("speed", [1.0, 2.0, 3.0])
+def test_a_whole_speed_is_torch_roll(speed: float, head_dim: int) -> None:
+    q, k = vectors(head_dim)
+    ours = build("rollpe", head_dim, speed=speed).rotate(q, k, PLACES, PLACES)
+    for a, x in zip(ours, (q, k), strict=True):
+        for n, i in enumerate(PLACES.tolist()):
+            assert float((a[:, :, n] - torch.roll(x[:, :, n], int(speed) * i, -1)).abs().max()) < 1e-7
+
+
+@pytest.mark.parametrize("head_dim", [7, 8])
+@pytest.mark.parametrize("speed", [0.25, 0.7, 1.6])
+def test_a_fraction_is_a_phase_in_the_fourier_transform(speed: float, head_dim: int) -> None:
+    q, k = vectors(head_dim)
+    ours = build("rollpe", head_dim, speed=speed).rotate(q, k, PLACES, PLACES)[0]
+    for n, i in enumerate(PLACES.tolist()):
+        spectrum = np.fft.rfft(q[:, :, n].numpy(), axis=-1)
+        component = np.arange(spectrum.shape[-1])
+        phases = np.exp(-2j * np.pi * component * speed * i / head_dim)
+        if head_dim % 2 == 0:
+            phases[-1] = (-1) ** (i * round(speed) % 2)
+        wanted = np.fft.irfft(spectrum * phases, n=head_dim, axis=-1)
+        assert float((ours[:, :, n] - torch.from_numpy(wanted)).abs().max()) < 1e-8
+
+
+@pytest.mark.parametrize("head_dim", [7, 8])
+def test_it_is_rope_with_linear_frequencies_in_the_fourier_basis(head_dim: int) -> None:
+    """q.k of rolled vectors is q.k of their sines and cosines, turned; mean and alternating sum are no pairs."""
+    speed = 0.3
+    q, k = vectors(head_dim)
+    rolled_q, rolled_k = build("rollpe", head_dim, speed=speed).rotate(q, k, PLACES, PLACES)
+    total = torch.zeros(2, H, N, N, dtype=torch.float64)
+    for f in range(head_dim // 2 + 1):
+        paired = 0 < 2 * f < head_dim
+        x, y = (torch.fft.rfft(z, norm="ortho")[..., f].conj() for z in (q, k))
+        if paired:  # each has a cosine and a sine, which RoPE turns
+            phases = PLACES.double() * (2 * math.pi * f * speed / head_dim)
+            x, y = (z * torch.polar(torch.ones_like(phases), phases) for z in (x, y))
+        total += (2 if paired else 1) * (x.unsqueeze(-1) * y.conj().unsqueeze(-2)).real
+    assert float((rolled_q @ rolled_k.mT - total).abs().max()) < 1e-9
+
+
+@given(st.floats(0.01, 9.0), st.integers(3, 10), st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6))
+def test_it_is_a_group_that_keeps_norms(speed: float, head_dim: int, first: int, second: int) -> None:
+    encoding = build("rollpe", head_dim, speed=speed)
+    x = vectors(head_dim)[0]
+
+    def roll(y: Tensor, by: int) -> Tensor:
+        return encoding.rotate(y, y, torch.full((N,), by), torch.arange(N))[0]
+
+    torch.testing.assert_close(roll(roll(x, first), second), roll(x, first + second), rtol=0, atol=1e-6)
+    torch.testing.assert_close(roll(x, first).norm(dim=-1), x.norm(dim=-1), rtol=1e-10, atol=0)
+
+
+def test_the_roll_repeats_after_the_head_dimension() -> None:
+    kernel = build("rollpe").kernel(torch.arange(-8, 9))
+    assert kernel.shape == (1, 5, 17)
+    torch.testing.assert_close(kernel[..., :8], kernel[..., 8:16], rtol=0, atol=1e-12)
+    assert kernel[0, :, 9].imag.abs().max() > 0.5
+
+
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+def test_headings_turn_every_pair_alike(pairing: str) -> None:
+    q, k = vectors(8)
+    encoding = build("drope", step=0.1, pairing=pairing)
+    turned_q, turned_k = encoding.rotate(q, k, PLACES, PLACES)
+    ours = turned_q @ turned_k.mT
+    for row, i in enumerate(PLACES.tolist()):
+        for column, j in enumerate(PLACES.tolist()):
+            total = 0.0
+            for t in range(4):
+                a, b = (t, t + 4) if pairing == "half" else (2 * t, 2 * t + 1)
+                x, y = complex(q[0, 1, row, a], q[0, 1, row, b]), complex(k[0, 1, column, a], k[0, 1, column, b])
+                total += (x * y.conjugate() * cmath.exp(0.1j * (i - j))).real
+            assert abs(float(ours[0, 1, row, column]) - total) < 1e-9
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(-1000, 1000))
+def test_a_heading_is_the_same_a_turn_later(heading: int, turns: int) -> None:
+    encoding = build("drope")
+    x = vectors(8)[0]
+    places = torch.full((N,), heading)
+    here, again = (encoding.rotate(x, x, p, p)[0] for p in (places, places + 360 * turns))
+    torch.testing.assert_close(here, again, rtol=0, atol=1e-8)
+    opposite = encoding.rotate(x, x, places + 180, places)
+    torch.testing.assert_close(opposite[0], -opposite[1], rtol=0, atol=1e-8)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    for name, options, field in (
+        ("rollpe", {"speed": 0.0}, "speed"),
+        ("rollpe", {"speed": float("inf")}, "speed"),
+        ("drope", {"step": 0.0}, "step"),
+        ("rollpe", {"head_dim": 2}, "head_dim"),
+        ("drope", {"head_dim": 7}, "head_dim"),
+    ):
+        with pytest.raises(InputError, match=rf"^{field}: .*\.$"):
+            build(name, **options)

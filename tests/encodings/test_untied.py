@@ -1,0 +1,85 @@
+"""TUPE's untied positions, against plain loops."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.encodings import conformance
+from toeplens.encodings.untied import TUPE
+from toeplens.ground import InputError
+
+H, D = 3, 8
+SIZES = {"d_model": 24, "num_heads": H, "head_dim": D, "max_len": 64}
+QUERIES, KEYS = [3, 0, 63], [0, 3, 40, 63, 2]
+
+
+def build(**options: Any) -> TUPE:
+    torch.manual_seed(0)
+    encoding = encodings.build("tupe", **SIZES, **options).double().requires_grad_(False)
+    assert isinstance(encoding, TUPE)
+    for parameter in encoding.parameters():
+        parameter.normal_()
+    return encoding
+
+
+def place(encoding: TUPE, layer: torch.nn.Linear, position: int, head: int) -> Tensor:
+    p = encoding.weight[position]
+    p = (p - p.mean()) / torch.sqrt(p.var(correction=0) + 1e-5) * encoding.norm.weight + encoding.norm.bias
+    rows = slice(head * D, head * D + D)
+    return layer.weight[rows] @ p + layer.bias[rows]
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("untied_first", [False, True])
+def test_tupe_is_a_product_of_positions_of_its_own(relative: bool, untied_first: bool) -> None:
+    encoding = build(relative=relative, untied_first=untied_first)
+    for queries in (torch.tensor(QUERIES), torch.tensor([QUERIES, [1, 2, 0]])):
+        bias = encoding.bias(queries, torch.tensor(KEYS))
+        by_sequence = bias if queries.ndim == 2 else bias.unsqueeze(0)
+        for b, row in enumerate(queries.reshape(-1, 3).tolist()):
+            for h in range(H):
+                for n, i in enumerate(row):
+                    for m, j in enumerate(KEYS):
+                        q, k = place(encoding, encoding.to_q, i, h), place(encoding, encoding.to_k, j, h)
+                        wanted = float(q @ k) / math.sqrt(2 * D)
+                        if untied_first and i == 0:
+                            wanted = float(encoding.first[0, h])
+                        elif untied_first and j == 0:
+                            wanted = float(encoding.first[1, h])
+                        if relative:
+                            wanted += float(encoding.relative.kernel(torch.tensor([i - j]))[h, 0])
+                        assert abs(float(by_sequence[b, h, n, m]) - wanted) < 1e-10
+
+
+def test_tupe_is_one_bias_for_all_layers_within_its_table() -> None:
+    encoding = build()
+    assert encoding.fixed_bias
+    assert encoding.for_layer(5) is encoding
+    with pytest.raises(InputError, match=r"^max_len: position 64 was asked for"):
+        encoding.bias(torch.tensor([64]), torch.tensor([0]))
+
+
+def test_tupes_relative_buckets_tell_sides_apart() -> None:
+    encoding = build(relative=True)
+    assert encoding.relative.bidirectional
+    assert not torch.equal(*encoding.relative.kernel(torch.tensor([5, -5])).T)
+
+
+def test_tupe_starts_anew_when_told_to() -> None:
+    encoding = encodings.build("tupe", **SIZES, untied_first=True, relative=True)
+    before = {name: value.clone() for name, value in encoding.state_dict().items()}
+    encoding.reset_parameters()
+    changed = {name for name, value in encoding.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed >= {"weight", "to_q.weight", "to_k.weight"}
+    assert not encoding.first.any()
+
+
+@pytest.mark.parametrize("options", [{}, {"relative": True, "untied_first": True}])
+def test_it_conforms(options: dict[str, Any]) -> None:
+    conformance.check("tupe", skip=("compile",), **options)

@@ -1,0 +1,60 @@
+"""The example package is installed as a user would install it, is known to the commands, conforms, and trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gaussian-window"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that sees the installed package; nothing of ours is changed."""
+    place = tmp_path_factory.mktemp("site")
+    source = tmp_path_factory.mktemp("source") / "gaussian-window"
+    subprocess.run(["cp", "-r", str(EXAMPLE), str(source)], check=True)  # a build writes beside its source
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*command, "--no-build-isolation", "--target", str(place), str(source)], check=True)
+    return {**os.environ, "PYTHONPATH": str(place), "COLUMNS": "200"}
+
+
+def toeplens(environment: dict[str, str], *arguments: str) -> str:
+    run = subprocess.run(
+        [sys.executable, "-m", "toeplens", *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_the_commands_know_it(installed: dict[str, str]) -> None:
+    rows = {row["name"]: row for row in json.loads(toeplens(installed, "encodings", "--json"))}
+    assert rows["gaussian-window"]["coupling"] == "bias"
+    assert rows["gaussian-window"]["options"] == {"widest": 32.0}
+
+
+def test_it_trains(installed: dict[str, str], tmp_path: Path) -> None:
+    common = ["--scale", "smoke", "--out", str(tmp_path), "--json", "--set", "epochs=1"]
+    option = ["--set", "model.encoding_options.widest=8"]
+    result = json.loads(toeplens(installed, "train", "--encoding", "gaussian-window", *option, *common))
+    assert result["status"] == "complete"
+    spec = json.loads((Path(result["directory"]) / "spec.json").read_text())
+    assert spec["model"]["encoding"] == "gaussian-window"
+    assert spec["model"]["encoding_options"] == {"widest": 8}
+
+
+def test_its_own_tests_pass(installed: dict[str, str]) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider", str(EXAMPLE / "tests")],
+        env=installed,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "1 passed" in run.stdout
