@@ -102,7 +102,16 @@ def test_encodings_as_json_in_a_process_of_its_own():
     rows = answer.json()
     assert [row["name"] for row in rows] == list(encodings.names())
     for row in rows:
-        assert row.keys() == {"name", "coupling", "toeplitz", "data_dependent", "options", "citation"}
+        assert row.keys() == {
+            "name",
+            "coupling",
+            "also_couples",
+            "toeplitz",
+            "data_dependent",
+            "formula",
+            "options",
+            "citation",
+        }
         assert list(row["options"]) == list(encodings.options(row["name"]))
 
 
@@ -125,7 +134,32 @@ def test_people_get_tables(toeplens: Toeplens, command: str):
         assert name in answer.out
 
 
-COMMANDS = ["reproduce", "train", "ablate", "report", "claims", "encodings", "tasks"]
+def test_a_card_in_a_process_of_its_own(tmp_path: Path):
+    page = tmp_path / "rope.html"
+    answer = in_a_process("card", "rope", "--set", "base=500", "--length", "128", "--out", str(page), "--json")
+    content = answer.json()
+    assert content["page"] == str(page)
+    (card,) = content["cards"]
+    assert card["options"]["base"] == 500
+    assert card["conforms"], card["findings"]
+    assert "rope" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["card", "roep"], r"encoding: there is no 'roep'; did you mean 'rope'"),
+        (["card", "--set", "base=3"], r"set: an option was given, but no encoding"),
+        (["card", "rope", "--set", "base=-3"], r"base: -3 was given"),
+        (["card", "rope", "--length", "3"], r"length: 3 was given"),
+    ],
+)
+def test_a_card_that_cannot_be_made(toeplens: Toeplens, tmp_path: Path, arguments: list[str], says: str):
+    assert re.search(says, toeplens(*arguments, "--out", str(tmp_path / "page.html")).refusal())
+    assert not list(tmp_path.iterdir())
+
+
+COMMANDS = ["reproduce", "train", "ablate", "report", "claims", "encodings", "card", "tasks"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

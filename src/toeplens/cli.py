@@ -229,15 +229,17 @@ def encodings_command(as_json: Json = False) -> None:
     for name in encodings.names():
         kind = encodings.get(name)
         options = {n: _default(p) for n, p in encodings.options(name).items()}
-        facts = {"coupling": kind.coupling, "toeplitz": kind.toeplitz, "data_dependent": kind.data_dependent}
-        rows.append({"name": name, **facts, "options": options, "citation": kind.citation})
+        facts = {field: getattr(kind, field) for field in ("coupling", "also_couples", "toeplitz", "data_dependent")}
+        rows.append({"name": name, **facts, "formula": kind.formula, "options": options, "citation": kind.citation})
     if as_json:
         console.print_json(rows)
         return
-    table = console.table(None, "encoding", "enters by", "Toeplitz", "options (defaults)", "citation")
+    table = console.table(None, "encoding", "enters by", "Toeplitz", "content", "options (defaults)", "citation")
     for row in rows:
         options = "\n".join(f"{n}={v}" for n, v in row["options"].items())
-        table.add_row(row["name"], row["coupling"], "yes" if row["toeplitz"] else "no", options, row["citation"])
+        where = "\n".join((row["coupling"], *row["also_couples"]))
+        toeplitz, content = ("yes" if row[fact] else "no" for fact in ("toeplitz", "data_dependent"))
+        table.add_row(row["name"], where, toeplitz, content, options, row["citation"])
     console.out.print(table)
 
 

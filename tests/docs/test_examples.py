@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from toeplens import encodings
 from toeplens.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -21,11 +24,24 @@ EXAMPLES = [
 @pytest.mark.parametrize("code", EXAMPLES)
 def test_the_example_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    if "conformance.check" in code or "make_card" in code:  # these compile, which what checks our shapes would not let
+        subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+        return
     exec(compile(code, "example", "exec"), {"__name__": "example"})
 
 
 def test_there_is_an_example_on_every_page_of_a_capability() -> None:
-    for name in ("index", "reproduce", "protocols", "encodings", "tasks", "training", "ablation", "claims"):
+    for name in (
+        "index",
+        "reproduce",
+        "protocols",
+        "encodings",
+        "conformance",
+        "tasks",
+        "training",
+        "ablation",
+        "claims",
+    ):
         assert "```python" in (ROOT / "docs" / f"{name}.md").read_text(), name
 
 
@@ -40,3 +56,16 @@ def test_links_between_pages_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_table_of_encodings_is_complete_and_true() -> None:
+    page = (ROOT / "docs" / "encodings.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.*) \|$", page, re.M))
+    for name in encodings.names():
+        kind = encodings.get(name)
+        where, _, toeplitz, content, source = rows[name].split(" | ")
+        assert where == ", ".join((kind.coupling, *kind.also_couples)), name
+        assert (toeplitz, content) == tuple("yes" if x else "no" for x in (kind.toeplitz, kind.data_dependent)), name
+        assert kind.citation.startswith(source.rstrip(")")), name
+    checked = (ROOT / "docs" / "conformance.md").read_text()
+    assert {name for name, _ in re.findall(r"^\| `([a-z0-9-]+)`(.*)\|$", checked, re.M)} <= set(encodings.names())

@@ -158,7 +158,7 @@ def test_it_turns_queries_and_keys_by_its_frequencies() -> None:
 def test_frequencies_beyond_a_turn_keep_their_phases_exact() -> None:
     """A map that nothing bounds may turn by thousands of radians a position; far positions still agree to rounding."""
     encoding = build(down_std=0.4)
-    exact = encoding.by_scale(16)[-1]
+    exact = encoding.by_scale(16)[-1].detach()
     assert float(exact.max()) > 1e4
     q, k = torch.randn(2, B, H, 6, D, dtype=torch.float64)
     here, there = (
@@ -166,7 +166,8 @@ def test_frequencies_beyond_a_turn_keep_their_phases_exact() -> None:
         for p in (torch.arange(6) + 10**4, torch.arange(6) + 10**6)
     )
     assert apart(here, there) <= 1e-8
-    assert torch.allclose(at_length(encoding, 10**4).cos(), exact.cos(), rtol=0, atol=1e-6)
+    known = exact < 1e7  # of a larger one float64 holds no angle to 1e-9
+    assert torch.allclose(at_length(encoding, 10**4).cos()[known], exact.cos()[known], rtol=0, atol=1e-8)
 
 
 def test_decoding_with_cached_keys_is_the_pass_over_the_text_so_far() -> None:

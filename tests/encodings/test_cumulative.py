@@ -178,9 +178,9 @@ def test_they_start_as_published_and_each_layer_on_its_own() -> None:
     assert bool((later.gate.bias == 2).all())
 
 
-@every_case
-def test_it_conforms(name: str, options: dict[str, Any]) -> None:
-    conformance.check(name, skip=("compile",), **options)
+@pytest.mark.parametrize("options", [{"weighted": False}, {"kernelised": True}])
+def test_its_variants_conform(options: dict[str, Any]) -> None:
+    conformance.check("cable", skip=("compile",), **options)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,6 +15,8 @@ from toeplens.encodings.flexible import flex_attend
 from toeplens.encodings.seen import Seen
 
 AT_ONCE = 1 << 24  # query-key pairs, over batch and heads, that are worked at once where logits must be formed
+FACTORED = 512  # queries at once where the bias is a product: its factors are taken relative to the last of them
+PRECISE = (torch.float32, torch.float64)  # dtypes in which such a product is as good as the bias itself
 
 
 def attend(
@@ -49,41 +51,44 @@ def attend(
                   encoding leaves logits and weights alone; else form the weights. Both give the same numbers.
         at_once   query-key pairs worked at once where they must be formed: memory is linear in the number of keys
     """
-    square = rows is None and q.shape[-2] == k.shape[-2]
+    in_order = rows is None  # then the queries are the last tokens of the keys
     seen = _seen(q, k, rows, notes, mask, causal, scale)
     q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
     seen = replace(seen, q=q, k=k)
     fused = fused and encoding.fusable
+    square = in_order and mask is None and q.shape[-2] == k.shape[-2]
     if fused and added is None and not encoding.overrides("bias"):
-        if mask is None and (square or not causal):
+        if square or (mask is None and not causal):
             return _fused(q, k, v, None, dropout, scale, is_causal=causal)
         return _fused(q, k, v, _four(seen.visible()), dropout, scale)
-    if fused and added is None and square and mask is None and not dropout and q.is_cuda:
+    if fused and added is None and square and not dropout and q.is_cuda:
         flexed = flex_attend(v, encoding, q_positions, k_positions, seen)
         if flexed is not None:
             return flexed
-    size = max(1, at_once // max(1, k.shape[0] * k.shape[1] * k.shape[2]))
+    factored = fused and added is None and encoding.factorable and causal and q.dtype in PRECISE
+    size = FACTORED if factored else max(1, at_once // max(1, k.shape[0] * k.shape[1] * k.shape[2]))
     starts = range(0, q.shape[-2], size)
-    if len(starts) <= 1:
-        return _some_queries(v, encoding, q_positions, k_positions, seen, added, dropout, fused)
     parts = []
     for start in starts:
         stop = min(start + size, q.shape[-2])
-        arguments = (
-            v,
-            encoding,
-            _between(encoding, q_positions, start, stop),
-            k_positions,
-            seen.chunk(start, stop),
-            None if added is None else added[..., start:stop, :],
-            dropout,
-            fused,
+        keys = stop + k.shape[-2] - q.shape[-2] if in_order and causal else k.shape[-2]
+        work = _Queries(
+            encoding=encoding,
+            q_positions=_between(encoding, q_positions, start, stop),
+            k_positions=_between(encoding, k_positions, 0, keys),
+            seen=seen.part(start, stop, keys),
+            v=v[..., :keys, :],
+            added=None if added is None else added[..., start:stop, :keys],
+            dropout=dropout,
+            fused=fused,
+            factored=factored,
+            triangle=square and causal and start == 0,
         )
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            parts.append(checkpoint(_some_queries, *arguments, use_reentrant=False))
+        if len(starts) > 1 and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            parts.append(checkpoint(work.attend, use_reentrant=False))
         else:
-            parts.append(_some_queries(*arguments))
-    return torch.cat(parts, dim=-2)
+            parts.append(work.attend())
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
 
 
 def attention_logits(
@@ -174,30 +179,54 @@ def _logits(
     return logits if visible is None else logits.masked_fill(~visible, float("-inf"))
 
 
-def _some_queries(
-    v: Tensor,
-    encoding: PositionalEncoding,
-    q_positions: Positions,
-    k_positions: Positions,
-    seen: Seen,
-    added: Tensor | None,
-    dropout: float,
-    fused: bool,
-) -> Tensor:
-    if fused:
+@dataclass(frozen=True)
+class _Queries:
+    """Some of the queries, with the keys that any of them sees."""
+
+    encoding: PositionalEncoding
+    q_positions: Positions
+    k_positions: Positions
+    seen: Seen
+    v: Tensor
+    added: Tensor | None
+    dropout: float
+    fused: bool
+    factored: bool
+    triangle: bool  # as many queries as keys, each seeing those up to its own
+
+    def attend(self) -> Tensor:
+        """Each head's output for these queries."""
+        if self.factored:
+            return self._with_factors()
+        return self._with_bias() if self.fused else self._with_weights()
+
+    def _with_factors(self) -> Tensor:
+        """The bias as one or two more dimensions of queries and keys: nothing of queries by keys is formed."""
+        seen = self.seen
+        a, b = self.encoding.hook("bias_product", self.q_positions, self.k_positions, seen=seen)
+        q = torch.cat((seen.q, (a / seen.scale).to(seen.q.dtype).expand(*seen.q.shape[:-1], -1)), dim=-1)
+        k = torch.cat((seen.k, b.to(seen.k.dtype).expand(*seen.k.shape[:-1], -1)), dim=-1)
+        mask = None if self.triangle else _four(seen.visible())
+        return _fused(q, k, self.v, mask, self.dropout, seen.scale, is_causal=self.triangle)
+
+    def _with_bias(self) -> Tensor:
+        seen, added = self.seen, self.added
         if added is None:
-            bias = encoding.hook("bias", q_positions, k_positions, seen=seen)
+            bias = self.encoding.hook("bias", self.q_positions, self.k_positions, seen=seen)
             visible, added = seen.visible(), _four(bias.to(seen.q.dtype))
             assert added is not None
             if visible is not None:
                 added = added.masked_fill(~visible, float("-inf"))
-        return _fused(seen.q, seen.k, v, added, dropout, seen.scale)
-    weights = _logits(encoding, q_positions, k_positions, seen, added).softmax(-1)
-    weights = encoding.hook("transform_weights", weights, q_positions, k_positions, seen=seen)
-    weights = F.dropout(weights, dropout)
-    out = weights @ v
-    more = encoding.hook("add_values", weights, q_positions, k_positions, seen=seen)
-    return out if more is None else out + more
+        return _fused(seen.q, seen.k, self.v, added, self.dropout, seen.scale)
+
+    def _with_weights(self) -> Tensor:
+        encoding, seen, places = self.encoding, self.seen, (self.q_positions, self.k_positions)
+        weights = _logits(encoding, *places, seen, self.added).softmax(-1)
+        weights = encoding.hook("transform_weights", weights, *places, seen=seen)
+        weights = F.dropout(weights, self.dropout)
+        out = weights @ self.v
+        more = encoding.hook("add_values", weights, *places, seen=seen)
+        return out if more is None else out + more
 
 
 def _fused(
@@ -220,4 +249,5 @@ def _between(encoding: PositionalEncoding, positions: Positions, start: int, sto
 
 
 def _four(x: Tensor | None) -> Tensor | None:
-    return x if x is None or x.ndim == 4 else x.unsqueeze(0)
+    """With leading dimensions of 1, without which fused kernels do not take a mask."""
+    return None if x is None else x[(None,) * (4 - x.ndim)]

@@ -18,7 +18,7 @@ from toeplens.ground import InputError
 Coupling = Literal["none", "input", "bias", "rotation", "concatenation", "logits", "weights", "accumulated"]
 Positions = Int[Tensor, "_"] | Int[Tensor, "B _"] | Int[Tensor, "*B _ axes"]  # unnamed: queries and keys may differ
 
-HOOKS = ("embed", "rotate", "score", "bias", "transform_logits", "transform_weights", "add_values")
+HOOKS = ("embed", "rotate", "score", "bias", "bias_product", "transform_logits", "transform_weights", "add_values")
 
 
 class PositionalEncoding(nn.Module):
@@ -40,6 +40,7 @@ class PositionalEncoding(nn.Module):
         toeplitz          whether the position part is a function of the offset i - j alone; never, if data-dependent
         bounded           whether positions must stay under ``max_len``
         length_dependent  whether the largest position seen changes what is done at all of them (dynamic scaling)
+        factorable        whether its bias has the form of `bias_product`
         axes              coordinates of a position
         shared            whether one instance serves all layers; else each layer has parameters of its own
         citation          where the scheme was published
@@ -48,11 +49,12 @@ class PositionalEncoding(nn.Module):
     """
 
     coupling: ClassVar[Coupling] = "none"
-    also_couples: ClassVar[tuple[Coupling, ...]] = ()
-    data_dependent: ClassVar[bool] = False
+    also_couples: tuple[Coupling, ...] = ()
+    data_dependent: bool = False
     toeplitz: bool = True
     bounded: ClassVar[bool] = False
     length_dependent: bool = False
+    factorable: bool = False
     axes: int = 1
     shared: bool = True
     citation: ClassVar[str] = ""
@@ -120,6 +122,16 @@ class PositionalEncoding(nn.Module):
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"] | None:
         """A term added to the scaled logits: [H, Nq, Nk], or [B, H, Nq, Nk] for positions by sequence; or None."""
         return None
+
+    def bias_product(
+        self, q_positions: Positions, k_positions: Positions
+    ) -> tuple[Float[Tensor, "*B H Nq r"], Float[Tensor, "*B H Nk r"]]:
+        """The same bias as a product a_i . b_j of few dimensions, where it is `factorable`.
+
+        For the keys up to each query's own, and up to a number of each query's (which a softmax cannot see). Taken
+        relative to the last query given, so that what is near is exact. Fused attention then carries it at no cost.
+        """
+        raise NotImplementedError
 
     def transform_logits(
         self, logits: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions

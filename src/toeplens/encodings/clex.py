@@ -50,7 +50,7 @@ class CLEX(Rotary):
 
     citation = "Chen et al. 2023, arXiv 2310.16450"
     formula = (
-        r"L_{ij} = " + TURNED + r",\ \theta' = e^{z(t)},\ z(1) = \log\theta,"
+        TURNED + r",\ \theta' = e^{z(t)},\ z(1) = \log\theta,"
         r"\ \dot z = W_2\, a(W_1 (z + \log\theta^{\mathrm{NTK}}(t))) + \tfrac{d}{dt} \log\theta^{\mathrm{NTK}}(t)"
     )
     length_dependent = True

@@ -32,7 +32,7 @@ class CoPE(PositionalEncoding):
     data_dependent = True
     toeplitz = False
     citation = "Golovneva et al. 2024, arXiv 2405.18719"
-    formula = r"q_i^\top e[p_{ij}],\ p_{ij} = \sum_{m=j}^{i} \sigma(q_i^\top k_m / \sqrt d)"
+    formula = r"s_{ij} + q_i^\top e\big[\sum_{m=j}^{i} \sigma(s_{im})\big],\quad s_{ij} = q_i^\top k_j / \sqrt d"
 
     def __init__(
         self, *, positions_max: int | None = None, scaled: bool = False, shared: bool = False, **sizes: int
@@ -94,7 +94,7 @@ class RelativeProjection(PositionalEncoding):
     data_dependent = True
     toeplitz = False
     citation = "x-transformers, RelativeProjPositionalBias"
-    formula = r"(W_h x_i)^\top B_{:, \delta}"
+    formula = r"b_{ij} = (W_h x_i)^\top B_{:, \delta}"
 
     def __init__(self, *, basis: int = 16, max_distance: int | None = None, shared: bool = False, **sizes: int) -> None:
         super().__init__(**sizes)

@@ -27,6 +27,7 @@ class CumulativeBias(PositionalEncoding):
     data_dependent = True
     toeplitz = False
     shared = False
+    factorable = True
 
     def steps(self, x: Float[Tensor, "B N d_model"]) -> Float[Tensor, "B H N"]:
         """How far each token is from the one before it; none may be negative."""
@@ -54,6 +55,14 @@ class CumulativeBias(PositionalEncoding):
         own, dtype = seen.own_notes(), torch.promote_types(seen.q.dtype, torch.float32)
         distance = (own[..., :1] - seen.notes[..., 0].unsqueeze(-2)).abs().to(dtype)
         return self.penalty(distance, own[..., 1:].to(dtype) if own.shape[-1] > 1 else None)
+
+    def bias_product(
+        self, q_positions: Positions, k_positions: Positions, seen: Seen
+    ) -> tuple[Float[Tensor, "B H Nq 1"], Float[Tensor, "B H Nk 1"]]:
+        assert seen.notes is not None
+        own = seen.own_notes()
+        totals = seen.notes[..., :1] - own[..., -1:, :1]
+        return (own[..., 1:] if own.shape[-1] > 1 else torch.ones_like(own)), totals
 
     def score_mod(
         self, q_positions: Positions, k_positions: Positions, seen: Seen
@@ -84,7 +93,7 @@ class FoX(CumulativeBias):
     """
 
     citation = "Lin et al. 2025, arXiv 2503.02130"
-    formula = r"\sum_{m=j+1}^{i} \log \sigma(w_h^\top x_m + b_h)"
+    formula = r"b_{ij} = \sum_{m=j+1}^{i} \log \sigma(w_h^\top x_m + b_h)"
 
     def __init__(self, *, bias_init: float = 0.0, **sizes: int) -> None:
         super().__init__(**sizes)
@@ -115,7 +124,7 @@ class CABLE(CumulativeBias):
     """
 
     citation = "Veisi et al. 2025, arXiv 2503.08067"
-    formula = r"-\mathrm{softplus}(v_h^\top x_i + c_h) \sum_{m=j+1}^{i} \mathrm{ReLU}(w_h^\top x_m + b_h)"
+    formula = r"b_{ij} = -\mathrm{softplus}(v_h^\top x_i + c_h) \sum_{m=j+1}^{i} \mathrm{ReLU}(w_h^\top x_m + b_h)"
 
     def __init__(
         self,
@@ -128,6 +137,7 @@ class CABLE(CumulativeBias):
         super().__init__(**sizes)
         self.step = choose("step", step, ("relu", "softplus"))
         self.kernelised = kernelised
+        self.factorable = not kernelised
         self.stride = nn.Linear(self.d_model, self.num_heads)
         self.weight = nn.Linear(self.d_model, self.num_heads) if weighted else None
         self.reset_parameters()

@@ -31,7 +31,7 @@ class KerpleLog(OffsetBias):
     """
 
     citation = "Chi et al. 2022, arXiv 2205.09921"
-    formula = r"-r_1 \log(1 + r_2 |\delta|)"
+    formula = r"b_{ij} = -r_1 \log(1 + r_2 |\delta|)"
 
     def __init__(self, *, shared: bool = False, **sizes: int) -> None:
         super().__init__(**sizes)
@@ -63,7 +63,7 @@ class KerplePower(OffsetBias):
     """
 
     citation = "Chi et al. 2022, arXiv 2205.09921"
-    formula = r"-r_1 |\delta|^{r_2}"
+    formula = r"b_{ij} = -r_1 |\delta|^{r_2}"
 
     def __init__(self, *, shared: bool = False, **sizes: int) -> None:
         super().__init__(**sizes)
@@ -99,7 +99,7 @@ class Sandwich(OffsetBias):
     """
 
     citation = "Chi et al. 2023, arXiv 2212.10356"
-    formula = r"\frac{H}{8h} \sum_t \cos(\delta\, b^{-2t/\bar d})"
+    formula = r"b_{ij} = \frac{H}{8h} \sum_t \cos(\delta\, \theta_t),\quad \theta_t = b^{-2t/\bar d}"
     frequencies: Tensor
     slopes: Tensor
 
@@ -133,7 +133,7 @@ class DynamicBias(OffsetBias):
     """
 
     citation = "Wang et al. 2022, arXiv 2108.00154"
-    formula = r"f_\theta(\delta)_h"
+    formula = r"b_{ij} = f_\theta(\delta)_h"
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class FIRE(PositionalEncoding):
     coupling = "bias"
     toeplitz = False
     citation = "Li et al. 2024, arXiv 2310.04418"
-    formula = r"f_\theta\big(\psi(|\delta|) / \psi(\max(i, L))\big)_h,\ \psi(x) = \log(c x + 1)"
+    formula = r"b_{ij} = f_\theta\big(\psi(|\delta|) / \psi(\max(i, L))\big)_h,\quad \psi(x) = \log(c x + 1)"
 
     def __init__(
         self, *, threshold: float = 512.0, c: float = 0.1, hidden: int = 32, shared: bool = False, **sizes: int

@@ -14,7 +14,7 @@ class NoPE(PositionalEncoding):
 
     coupling = "none"
     citation = "Kazemnejad et al. 2023, arXiv 2305.19466"
-    formula = r"L_{ij} = q_i \cdot k_j / \sqrt{d}"
+    formula = r"q_i \cdot k_j / \sqrt{d}"
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         """Zero at every offset."""

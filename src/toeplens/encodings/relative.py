@@ -44,7 +44,7 @@ class Shaw(PositionalEncoding):
 
     coupling = "logits"
     citation = "Shaw et al. 2018, arXiv 1803.02155"
-    formula = r"q_i^\top a^K_{\mathrm{clip}(-\delta, -k, k)} / \sqrt d"
+    formula = r"q_i^\top (k_j + a^K_{\mathrm{clip}(-\delta, -k, k)}) / \sqrt d"
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class TransformerXL(PositionalEncoding):
     coupling = "logits"
     shared = False
     citation = "Dai et al. 2019, arXiv 1901.02860"
-    formula = r"(q_i^\top W_R r_\delta + u^\top k_j + v^\top W_R r_\delta) / \sqrt d"
+    formula = r"((q_i + u)^\top k_j + (q_i + v)^\top W_R r_\delta) / \sqrt d"
     frequencies: Tensor
 
     def __init__(self, *, base: float = 10000.0, tied_biases: bool = True, **sizes: int) -> None:
@@ -182,7 +182,7 @@ class DeBERTa(PositionalEncoding):
     coupling = "logits"
     shared = False
     citation = "He et al. 2021, arXiv 2006.03654"
-    formula = r"(q_i^\top W_{kr} P_{d(i,j)} + k_j^\top W_{qr} P_{d(j,i)}) / \sqrt{3 d}"
+    formula = r"(q_i^\top k_j + q_i^\top W_{kr} P_{d(i,j)} + k_j^\top W_{qr} P_{d(j,i)}) / \sqrt{3 d}"
 
     def __init__(
         self,

@@ -115,7 +115,9 @@ class RoPE(Rotary):
     """
 
     citation = "Su et al. 2021, arXiv 2104.09864"
-    formula = r"L_{ij} = \mathrm{Re} \sum_t q_{i,t}\, \overline{k_{j,t}}\, e^{\mathrm{i}(i - j)\theta_t},\quad \theta_t = b^{-2t/d}"
+    formula = (
+        r"\mathrm{Re} \sum_t q_{i,t}\, \overline{k_{j,t}}\, e^{\mathrm{i}\delta\theta_t},\quad \theta_t = b^{-2t/d}"
+    )
 
     def __init__(self, *, base: float = 10000.0, pairing: Pairing = "interleaved", **sizes: int) -> None:
         require_even("head_dim", sizes["head_dim"], "a rotation takes dimensions in pairs")
@@ -133,7 +135,9 @@ class PartialRoPE(Rotary):
     """
 
     citation = "Black et al. 2022, arXiv 2204.06745; Gu et al. 2025, arXiv 2505.13027, section 5.1"
-    formula = r"L_{ij} = \mathrm{Re} \sum_{t \in T} q_{i,t}\, \overline{k_{j,t}}\, e^{\mathrm{i}(i - j)\theta_t} + \sum_{s \notin T} q_{i,s} k_{j,s}"
+    formula = (
+        r"\mathrm{Re} \sum_{t \in T} q_t\, \overline{k_t}\, e^{\mathrm{i}\delta\theta_t} + \sum_{s \notin T} q_s k_s"
+    )
 
     def __init__(
         self,

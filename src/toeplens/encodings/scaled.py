@@ -58,7 +58,7 @@ class ScaledRoPE(Rotary):
     """
 
     citation = "Chen et al. 2023, arXiv 2306.15595; Peng et al. 2023, arXiv 2309.00071"
-    formula = r"L_{ij} = m^2\, " + TURNED
+    formula = r"m^2\, " + TURNED
     beyond: Tensor
 
     def __init__(
@@ -167,7 +167,7 @@ class LinearRoPE(ScaledRoPE):
     """
 
     citation = "Chen et al. 2023, arXiv 2306.15595, section 2.3"
-    formula = r"L_{ij} = " + TURNED + r",\ \theta'_t = \theta_t / s"
+    formula = TURNED + r",\ \theta'_t = \theta_t / s"
     __init__ = _published("linear", factor=4.0)
 
 
@@ -179,7 +179,7 @@ class NTKRoPE(ScaledRoPE):
     """
 
     citation = "Peng et al. 2023, arXiv 2309.00071, section 3.1"
-    formula = r"L_{ij} = " + TURNED + r",\ \theta'_t = \theta_t s^{-2t/(d-2)}"
+    formula = TURNED + r",\ \theta'_t = \theta_t s^{-2t/(d-2)}"
     __init__ = _published("ntk", factor=4.0)
 
 
@@ -192,7 +192,7 @@ class DynamicRoPE(ScaledRoPE):
     """
 
     citation = "Peng et al. 2023, arXiv 2309.00071, section 3.3"
-    formula = r"L_{ij} = " + TURNED + r",\ \theta'_t = \theta_t s^{-2t/(d-2)},\ s = \max(1, a\ell/N - a + 1)"
+    formula = TURNED + r",\ \theta'_t = \theta_t s^{-2t/(d-2)},\ s = \max(1, a\ell/N - a + 1)"
     length_dependent = True
     __init__ = _published("dynamic", factor=1.0)
 
@@ -207,7 +207,7 @@ class YaRN(ScaledRoPE):
     """
 
     citation = "Peng et al. 2023, arXiv 2309.00071"
-    formula = r"L_{ij} = m^2\, " + TURNED + r",\ \theta'_t = \theta_t (\gamma_t + (1-\gamma_t)/s),\ m = 0.1 \ln s + 1"
+    formula = r"m^2\, " + TURNED + r",\ \theta'_t = \theta_t (\gamma_t + (1-\gamma_t)/s),\ m = 0.1 \ln s + 1"
     __init__ = _published("yarn", beta_fast=32.0, beta_slow=1.0, truncate=True)
 
     def complete(self, options: dict[str, Any], start: Start) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class LongRoPE(ScaledRoPE):
     """
 
     citation = "Ding et al. 2024, arXiv 2402.13753"
-    formula = r"L_{ij} = m^2\, " + TURNED + r",\ \theta'_t = \theta_t / \lambda_t(\ell),\ m^2 = 1 + \ln s / \ln N"
+    formula = r"m^2\, " + TURNED + r",\ \theta'_t = \theta_t / \lambda_t(\ell),\ m^2 = 1 + \ln s / \ln N"
     length_dependent = True
     __init__ = _published("longrope")
 
@@ -253,7 +253,7 @@ class Llama3RoPE(ScaledRoPE):
 
     citation = "Grattafiori et al. 2024, arXiv 2407.21783"
     formula = (
-        r"L_{ij} = " + TURNED + r",\ \theta'_t = \theta_t (\gamma_t + (1-\gamma_t)/8),"
+        TURNED + r",\ \theta'_t = \theta_t (\gamma_t + (1-\gamma_t)/8),"
         r"\ \gamma_t = \mathrm{clip}\bigl((N\theta_t/2\pi - 1)/(4 - 1), 0, 1\bigr)"
     )
     __init__ = _published(
@@ -274,7 +274,7 @@ class ProportionalRoPE(ScaledRoPE):
     """
 
     citation = "Barbero et al. 2024, arXiv 2410.06205"
-    formula = r"L_{ij} = " + TURNED + r",\ \theta'_t = \theta_t\, [t < p d/2]"
+    formula = TURNED + r",\ \theta'_t = \theta_t\, [t < p d/2]"
     __init__ = _published("proportional", partial_rotary_factor=0.25, rope_theta=1_000_000.0, factor=1.0)
 
 

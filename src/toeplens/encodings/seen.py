@@ -45,9 +45,17 @@ class Seen:
         past = past if past.ndim == 2 else past.unsqueeze(1)
         return past if self.mask is None else past & self.mask
 
-    def chunk(self, start: int, stop: int) -> Seen:
-        """The same for queries ``start`` to ``stop`` alone."""
+    def part(self, start: int, stop: int, keys: int) -> Seen:
+        """The same for queries ``start`` to ``stop`` and the first ``keys`` keys alone."""
         mask = self.mask
-        if mask is not None and mask.shape[-2] > 1:
-            mask = mask[..., start:stop, :]
-        return replace(self, q=self.q[..., start:stop, :], rows=self.rows[..., start:stop], mask=mask)
+        if mask is not None:
+            mask = mask[..., :keys]
+            mask = mask[..., start:stop, :] if mask.shape[-2] > 1 else mask
+        return replace(
+            self,
+            q=self.q[..., start:stop, :],
+            k=self.k[..., :keys, :],
+            rows=self.rows[..., start:stop],
+            notes=None if self.notes is None else self.notes[..., :keys, :],
+            mask=mask,
+        )

@@ -25,7 +25,7 @@ class ScaledSinusoidal(Sinusoidal):
     """
 
     citation = "Li et al. 2019, arXiv 1809.08895"
-    formula = r"x_i \mathrel{+}= \alpha\, p_i"
+    formula = r"x_i + \alpha\, p_i"
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SHAPE(Sinusoidal):
     """
 
     citation = "Kiyono et al. 2021, arXiv 2109.05644"
-    formula = r"x_i \mathrel{+}= p_{i + k},\ k \sim U\{0, \ldots, K\}"
+    formula = r"x_i + p_{i + k},\quad k \sim U\{0, \ldots, K\}"
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class RandomizedSinusoidal(Sinusoidal):
     """
 
     citation = "Ruoss et al. 2023, arXiv 2305.16843"
-    formula = r"x_i \mathrel{+}= p_{s_i},\ s_1 < \ldots < s_N \text{ drawn from } \{0, \ldots, L - 1\}"
+    formula = r"x_i + p_{s_i},\quad s_1 < \ldots < s_N \text{ drawn from } \{0, \ldots, L - 1\}"
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ class TUPE(PositionalEncoding):
     toeplitz = False
     bounded = True
     citation = "Ke et al. 2021, arXiv 2006.15595"
-    formula = r"(p_i U_q)^\top (p_j U_k) / \sqrt{2d}"
+    formula = r"b_{ij} = (p_i U_q)^\top (p_j U_k) / \sqrt{2d}"
 
     def __init__(self, *, relative: bool = False, untied_first: bool = False, **sizes: int) -> None:
         super().__init__(**sizes)

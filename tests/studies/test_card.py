@@ -1,0 +1,115 @@
+"""The card's figures are what they say: against kernels known in closed form and counts made by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from toeplens import encodings
+from toeplens.ground import InputError
+from toeplens.report import render_card, write_cards
+from toeplens.studies import card as cards
+from toeplens.studies.card import Card, make_card
+
+LENGTH = 128
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Card]:
+    return {name: make_card(name, length=LENGTH, rounds=1) for name in ("alibi", "rope", "fox", "nope", "sinusoidal")}
+
+
+def test_the_kernel_and_its_symbol(made: dict[str, Card]) -> None:
+    alibi, rope = made["alibi"], made["rope"]
+    assert np.array_equal(alibi.offsets, np.arange(-LENGTH + 1, LENGTH))
+    slopes = 2.0 ** -np.arange(1, 9)
+    np.testing.assert_allclose(alibi.kernel, -slopes[:, None] * np.abs(alibi.offsets), rtol=1e-6)
+    assert rope.kernel.shape == (1, 16, 2 * LENGTH - 1)
+    flat = cards.flat(rope.kernel)[0]
+    theta = 10000.0 ** (-np.arange(16) / 16)
+    np.testing.assert_allclose(flat, np.cos(rope.offsets[:, None] * theta).mean(1), atol=1e-12)
+    at_zero = alibi.symbol[:, np.argmin(np.abs(alibi.angles))]
+    np.testing.assert_allclose(at_zero, alibi.kernel.sum(1), rtol=1e-5)  # a(1) is the sum of the kernel
+    assert made["fox"].kernel is made["fox"].symbol is None
+
+
+def test_the_measured_class_is_the_declared_one(made: dict[str, Card]) -> None:
+    for card in made.values():
+        assert card.measured == card.declared
+    assert made["fox"].measured.data_dependent
+    assert made["rope"].measured.toeplitz
+
+
+def test_attention_by_distance(made: dict[str, Card]) -> None:
+    flat, falling = made["nope"].profile, made["alibi"].profile
+    assert flat.mean.shape == (8, LENGTH - 64 + 1)
+    assert np.abs(flat.mean.mean() - 1) < 0.05  # every key gets its share
+    steep = falling.mean[0]  # slope 1/2: a key's share falls by e^(-1/2) a token
+    np.testing.assert_allclose(np.log(steep[1:20] / steep[:19]).mean(), -0.5, atol=0.1)
+    turned = made["rope"].profile.mean.mean(0)
+    assert turned[:3].mean() > 1.5 * turned[-30:].mean()  # contents that resemble one another are drawn to the near
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("alibi", {}, {"float32": None, "float16": 2048, "bfloat16": 256}),
+        ("t5", {}, {"float32": 16, "float16": 16, "bfloat16": 16}),  # two distances share the first wide bucket
+        ("rope", {}, {"float32": None, "float16": None, "bfloat16": None}),
+        ("rope", {"base": 1e300}, None),
+    ],
+)
+def test_the_resolution_is_the_first_pair_that_rounds_to_one(name: str, options: dict, expected: dict | None) -> None:
+    sizes = {"d_model": 16, "num_heads": 2, "head_dim": 8, "max_len": LENGTH}
+    torch.manual_seed(0)
+    encoding = encodings.build(name, **sizes, **options)
+    found = cards._resolution(encoding)
+    if expected is not None:
+        assert found == expected
+    for dtype, first in found.items():
+        kernel = encoding.double().kernel(torch.arange(3000))
+        parts = (torch.view_as_real(kernel).movedim(-1, 0) if kernel.is_complex() else kernel).flatten(0, -2)
+        rounded = parts.to(cards.DTYPES[dtype])
+        same = [d for d in range(2999) if torch.equal(rounded[:, d], rounded[:, d + 1])]
+        assert (same[0] if same else None) == (first if first is not None and first < 2999 else None)
+
+
+def test_vectors_at_the_input_are_told_apart_by_themselves(made: dict[str, Card]) -> None:
+    assert made["sinusoidal"].resolution == {"float32": None, "float16": None, "bfloat16": None}
+    assert made["nope"].resolution is None
+    assert made["fox"].resolution is None
+
+
+def test_the_cost_is_relative_and_counts_what_is_learned(made: dict[str, Card]) -> None:
+    for card in made.values():
+        assert all(math.isfinite(x) and x > 0 for x in (card.cost.forward, card.cost.step, card.cost.kept))
+    assert made["nope"].cost.kept == 1.0
+    assert made["alibi"].cost.kept > 1.1  # a bias of H x N x N
+    assert made["fox"].cost.parameters == 8 * 256 + 8
+    assert made["alibi"].cost.parameters == 0
+
+
+def test_a_card_is_a_page(made: dict[str, Card], tmp_path) -> None:
+    page = render_card(made["rope"])
+    assert "<math" in page
+    assert "Su et al. 2021" in page
+    index = write_cards(list(made.values()), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"index.html", "plotly.js", *(f"{n}.html" for n in made)}
+    assert all(f'href="{name}.html"' in index.read_text() for name in made)
+
+
+def test_it_is_json(made: dict[str, Card]) -> None:
+    content = made["alibi"].to_dict()
+    assert content["distances"] == [0, 1, 2, 4, 8, 16, 32, 64]
+    assert content["kernel"][0] == pytest.approx([-0.5 * d for d in content["distances"]])
+    assert content["measured"] == {"couplings": ["bias"], "data_dependent": False, "toeplitz": True}
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^length: 10 was given; it must be at least 128\.$"):
+        make_card("rope", length=10)
+    with pytest.raises(InputError, match=r"^option of encoding 'rope'"):
+        make_card("rope", flavour=1)
