@@ -33,6 +33,7 @@ docs: .venv/.dev
 bench: .venv/.test
 	.venv/bin/python benchmarks/training.py
 	.venv/bin/python benchmarks/ablation.py
+	.venv/bin/python benchmarks/encodings.py
 
 clean:
 	rm -rf .venv demo site .pytest_cache .ruff_cache .hypothesis

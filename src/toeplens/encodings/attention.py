@@ -66,7 +66,8 @@ def attend(
         if flexed is not None:
             return flexed
     factored = fused and added is None and encoding.factorable and causal and q.dtype in PRECISE
-    size = FACTORED if factored else max(1, at_once // max(1, k.shape[0] * k.shape[1] * k.shape[2]))
+    numbers = encoding.pair_width * k.shape[0] * k.shape[1] * k.shape[2]  # for each query
+    size = FACTORED if factored else max(1, at_once // max(1, numbers))
     starts = range(0, q.shape[-2], size)
     parts = []
     for start in starts:

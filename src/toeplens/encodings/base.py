@@ -41,6 +41,7 @@ class PositionalEncoding(nn.Module):
         bounded           whether positions must stay under ``max_len``
         length_dependent  whether the largest position seen changes what is done at all of them (dynamic scaling)
         factorable        whether its bias has the form of `bias_product`
+        pair_width        numbers that its hooks hold for each head, query and key; chunks are smaller by it
         axes              coordinates of a position
         shared            whether one instance serves all layers; else each layer has parameters of its own
         citation          where the scheme was published
@@ -55,6 +56,7 @@ class PositionalEncoding(nn.Module):
     bounded: ClassVar[bool] = False
     length_dependent: bool = False
     factorable: bool = False
+    pair_width: int = 1
     axes: int = 1
     shared: bool = True
     citation: ClassVar[str] = ""

@@ -201,6 +201,7 @@ class FIRE(PositionalEncoding):
         self.start_c = require_number("c", c, over=0)
         self.start_threshold = require_number("threshold", threshold, over=0)
         self.c, self.multiplier = nn.Parameter(torch.tensor(float(c))), nn.Parameter(torch.tensor(1.0))
+        self.pair_width = 1 + 2 * hidden // self.num_heads
         self.inner, self.outer = nn.Linear(1, hidden), nn.Linear(hidden, self.num_heads)
 
     def reset_parameters(self) -> None:

@@ -63,6 +63,7 @@ class DAPEv2(PositionalEncoding):
             raise InputError(f"width: {width} was given; it must be at least 1.")
         self.base = kind and kind(**sizes)
         maps = self.num_heads * (2 if kind else 1)
+        self.pair_width = 1 + 2 * (maps + width) // self.num_heads
         self.reach = kernel_size - 1  # of both convolutions together, to either side
         self.inward = nn.Conv2d(maps, width, (1, kernel_size))
         self.outward = nn.Conv2d(width, self.num_heads, (1, kernel_size))

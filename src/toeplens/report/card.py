@@ -86,7 +86,9 @@ def _panels(card: Card) -> list[tuple[str, str, str, go.Figure]]:
         )
     assert card.angles is not None
     assert card.symbol is not None
-    words = f"The kernel's Fourier series over {card.sizes['max_len']} positions: what eigenvalues fill (Szegő)."
+    words = (
+        f"The kernel's Fourier series, smoothed over {card.sizes['max_len']} positions; dotted where it is negative."
+    )
     last = ("symbol", "Symbol", words, _symbol(card.angles, card.symbol))
     return [*first, *panels, last]
 
@@ -179,20 +181,26 @@ def _attention(card: Card) -> go.Figure:
 
 
 def _symbol(angles: np.ndarray, rows: np.ndarray) -> go.Figure:
+    """Sizes on logarithmic axes; dotted where the symbol is negative."""
     canvas = Canvas(250)
-    half = angles >= 0
+    half = angles > 0
+    floor = 1e-6 * max(float(np.abs(rows).max()), 1e-300)
     for head, (row, tint) in enumerate(zip(rows, _tints(len(rows)), strict=True)):
-        canvas.add(
-            "scatter",
-            x=_round(angles[half]),
-            y=_round(row[half]),
-            mode="lines",
-            line={"color": tint, "width": 1.2},
-            name=f"head {head}" if len(rows) > 1 else "all heads",
-            hovertemplate="%{x:.3f}: %{y:.4g}",
-        )
-    canvas.x("φ (radians a token)")
-    canvas.y("")
+        for sign, dash in ((1, "solid"), (-1, "dot")):
+            values = sign * row[half]
+            if not (values > floor).any():
+                continue
+            canvas.add(
+                "scatter",
+                x=_round(angles[half]),
+                y=[value if value > floor else None for value in _round(values)],
+                mode="lines",
+                line={"color": tint, "width": 1.2, "dash": dash},
+                name=f"head {head}" if len(rows) > 1 else "all heads",
+                hovertemplate=f"%{{x:.3f}}: {'' if sign > 0 else '−'}%{{y:.4g}}",
+            )
+    canvas.x("φ (radians a token)", type="log")
+    canvas.y("", type="log", exponentformat="power", dtick=1)
     return canvas.figure()
 
 

@@ -64,7 +64,9 @@ class Card:
     kernel      [H or 1, D] real (a bias, the inner products of input vectors), [H or 1, n, D] complex (a rotation: one
                 row a frequency), or None
     angles      [P] of the symbol, radians
-    symbol      [H or 1, P] of the kernel, averaged over frequencies; None without a kernel
+    symbol      [H or 1, P] of the kernel, averaged over frequencies, under the window 1 - |delta| / M: the Rayleigh
+                quotient of the M x M Toeplitz matrix and a wave of that angle, so within its eigenvalues. None without
+                a kernel
     profile     attention by distance
     resolution  by dtype: the first distance (for vectors added at the input: position) d at which d and d + 1 round to
                 the same; None: none up to 1,048,576; and None as a whole where there is nothing fixed to look at
@@ -141,7 +143,8 @@ def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) 
         offsets, kernel = _kernel(encoding)
         angles = values = None
         if kernel is not None:
-            angles, complex_values = symbol(flat(kernel).astype(np.float64), 4 * length)
+            window = 1 - np.abs(offsets) / length
+            angles, complex_values = symbol(flat(kernel).astype(np.float64) * window, 4 * length)
             values = np.real(complex_values)
         return Card(
             name=name,
