@@ -139,7 +139,7 @@ def test_a_bias_looks_up_each_distance_once() -> None:
 
 @pytest.mark.parametrize("name", ["fox", "cable"])
 def test_a_bias_in_factors_is_as_exact_far_out_as_near(name: str) -> None:
-    """Running sums of thousands leave float32 three digits; relative to each chunk's end they keep five."""
+    """Running sums of thousands leave float32 three digits; relative to each chunk's start they keep five."""
     torch.manual_seed(0)
     encoding = encodings.build(name, **{**SIZES, "num_heads": 2})
     length = 3000

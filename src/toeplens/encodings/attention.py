@@ -15,7 +15,7 @@ from toeplens.encodings.flexible import flex_attend
 from toeplens.encodings.seen import Seen
 
 AT_ONCE = 1 << 24  # query-key pairs, over batch and heads, that are worked at once where logits must be formed
-FACTORED = 512  # queries at once where the bias is a product: its factors are taken relative to the last of them
+FACTORED = 512  # queries at once where the bias is a product: its factors are taken relative to the first of them
 PRECISE = (torch.float32, torch.float64)  # dtypes in which such a product is as good as the bias itself
 
 

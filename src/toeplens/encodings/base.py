@@ -131,7 +131,8 @@ class PositionalEncoding(nn.Module):
         """The same bias as a product a_i . b_j of few dimensions, where it is `factorable`.
 
         For the keys up to each query's own, and up to a number of each query's (which a softmax cannot see). Taken
-        relative to the last query given, so that what is near is exact. Fused attention then carries it at no cost.
+        relative to the first query given, so that what is near is exact and nothing later is looked at.
+        Fused attention then carries it at no cost.
         """
         raise NotImplementedError
 

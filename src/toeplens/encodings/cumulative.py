@@ -61,7 +61,7 @@ class CumulativeBias(PositionalEncoding):
     ) -> tuple[Float[Tensor, "B H Nq 1"], Float[Tensor, "B H Nk 1"]]:
         assert seen.notes is not None
         own = seen.own_notes()
-        totals = seen.notes[..., :1] - own[..., -1:, :1]
+        totals = seen.notes[..., :1] - own[..., :1, :1]
         return (own[..., 1:] if own.shape[-1] > 1 else torch.ones_like(own)), totals
 
     def score_mod(

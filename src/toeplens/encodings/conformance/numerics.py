@@ -126,17 +126,18 @@ class _Largest(TorchDispatchMode):
 def memory(specimen: Specimen) -> str:
     """No tensor grows with the square of the length: fused attention for rotations, chunks of queries for the rest."""
     encoding = specimen.encoding
-    sizes = {}
-    for length in (1024, 2048):
+    sizes, lengths = {}, (1024, 2048)
+    pairs = encoding.num_heads * lengths[0] * 64 * encoding.pair_width
+    for length in lengths:
         if encoding.bounded and length > encoding.max_len:
             return "not looked at: its table is shorter"
         p = specimen.positions(length)
         x = specimen.content(1, length, torch.float32)
         like = specimen.like(torch.float32)
         with torch.no_grad(), _Largest() as largest:
-            specimen.attend(x, p, encoding=like, at_once=encoding.num_heads * 512 * 16)
+            specimen.attend(x, p, encoding=like, at_once=pairs)
         sizes[length] = largest.elements
-    growth = sizes[2048] / sizes[1024]
+    growth = sizes[lengths[1]] / sizes[lengths[0]]
     demand(growth < 2.5, f"the largest tensor grows {growth:.1f}-fold as the length doubles: {sizes}")
     return f"the largest tensor grows {growth:.1f}-fold as the length doubles"
 
