@@ -144,8 +144,8 @@ def test_alibi_is_blooms(num_heads: int) -> None:
 def test_alibi_is_x_transformers(num_heads: int) -> None:
     ours = build("alibi", num_heads=num_heads, head_dim=4)
     theirs = x_transformers.AlibiPositionalBias(num_heads)
-    agree(ours.bias(POSITIONS, POSITIONS), theirs(N, N), 1e-5)
-    agree(ours.bias(POSITIONS[-5:], POSITIONS), theirs(5, N), 1e-5)
+    agree(ours.bias(POSITIONS, POSITIONS).float(), theirs(N, N), 1e-5)
+    agree(ours.bias(POSITIONS[-5:], POSITIONS).float(), theirs(5, N), 1e-5)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

@@ -466,7 +466,7 @@ def test_alibi_is_the_published_penalty() -> None:
     assert torch.allclose(released.slopes, torch.exp(-torch.arange(4, dtype=torch.float64) / 4))
     kernel = released.kernel(torch.arange(-4, 5))
     assert torch.equal(kernel, kernel.flip(-1))
-    assert torch.allclose(kernel[:, 0], -4 * released.slopes.float())
+    assert torch.allclose(kernel[:, 0], -4 * released.slopes)
 
 
 def test_t5_gives_keys_after_the_query_a_bucket_of_their_own_or_the_first() -> None:

@@ -91,7 +91,7 @@ def test_the_cost_is_relative_and_counts_what_is_learned(made: dict[str, Card]) 
     for card in made.values():
         assert all(math.isfinite(x) and x > 0 for x in (card.cost.forward, card.cost.step, card.cost.kept))
     assert made["nope"].cost.kept == 1.0
-    assert made["alibi"].cost.kept > 1.1  # a bias of H x N x N
+    assert 1.0 < made["alibi"].cost.kept < 2.0  # a dimension more of queries and keys, and no bias of H x N x N
     assert made["fox"].cost.parameters == 8 * 256 + 8
     assert made["alibi"].cost.parameters == 0
 

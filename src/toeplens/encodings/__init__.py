@@ -1,6 +1,6 @@
 """Positional encodings under one contract: `names()`, `build(name, ...)`, and the hooks of `PositionalEncoding`."""
 
-from toeplens.encodings.attention import AT_ONCE, attend, attention_logits, attention_weights, fixed_bias
+from toeplens.encodings.attention import KEPT, attend, attention_logits, attention_weights, fixed_bias
 from toeplens.encodings.base import Coupling, PositionalEncoding, Positions, offsets_between
 from toeplens.encodings.bias import OffsetBias
 from toeplens.encodings.latent import MLA
@@ -9,7 +9,7 @@ from toeplens.encodings.rotary import Rotary
 from toeplens.encodings.seen import Seen
 
 __all__ = [
-    "AT_ONCE",
+    "KEPT",
     "MLA",
     "Coupling",
     "OffsetBias",

@@ -14,7 +14,8 @@ from toeplens.encodings.base import PositionalEncoding, Positions
 from toeplens.encodings.flexible import flex_attend
 from toeplens.encodings.seen import Seen
 
-AT_ONCE = 1 << 24  # query-key pairs, over batch and heads, that are worked at once where logits must be formed
+AT_ONCE = 1 << 22  # query-key pairs, over batch and heads, that are worked at once where logits must be formed
+KEPT = 1 << 24  # numbers of a bias that a pass keeps for all layers that share it
 FACTORED = 512  # queries at once where the bias is a product: its factors are taken relative to the first of them
 PRECISE = (torch.float32, torch.float64)  # dtypes in which such a product is as good as the bias itself
 
@@ -66,7 +67,12 @@ def attend(
         if flexed is not None:
             return flexed
     factored = fused and added is None and encoding.factorable and causal and q.dtype in PRECISE
-    numbers = encoding.pair_width * k.shape[0] * k.shape[1] * k.shape[2]  # for each query
+    factored = factored and in_order and encoding.factors_at(q_positions, k_positions)
+    once = fused and added is None and square and encoding.fixed_bias and not factored
+    once = once and q_positions is k_positions and not encoding.by_sequence(k_positions)
+    if once and encoding.pair_width * k.shape[1] * k.shape[2] ** 2 <= 4 * at_once:
+        added = fixed_bias(encoding, k_positions, dtype=q.dtype, mask=None, causal=causal)
+    numbers = (encoding.pair_width if added is None else 1) * k.shape[0] * k.shape[1] * k.shape[2]  # for each query
     size = FACTORED if factored else max(1, at_once // max(1, numbers))
     starts = range(0, q.shape[-2], size)
     parts = []

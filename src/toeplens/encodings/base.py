@@ -66,6 +66,8 @@ class PositionalEncoding(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if {"bias", "kernel"} & vars(cls).keys() and "bias_product" not in vars(cls):
+            cls.factorable = False  # a product that was inherited is another bias's
         cls._seeing = frozenset(hook for hook in HOOKS if "seen" in inspect.signature(getattr(cls, hook)).parameters)
 
     def __init__(self, *, d_model: int, num_heads: int, head_dim: int, max_len: int) -> None:
@@ -193,6 +195,10 @@ class PositionalEncoding(nn.Module):
         if name in self._seeing:
             return getattr(self, name)(*arguments, seen=seen)
         return getattr(self, name)(*arguments)
+
+    def factors_at(self, q_positions: Positions, k_positions: Positions) -> bool:
+        """Whether `bias_product` holds for queries at the last of these keys' positions."""
+        return self.factorable
 
     def overrides(self, name: str) -> bool:
         """Whether the encoding acts through the hook ``name``."""

@@ -48,6 +48,7 @@ class ALiBi(OffsetBias):
 
     citation = "Press et al. 2022, arXiv 2108.12409"
     formula = r"b_{ij} = -m_h |i - j|,\quad m_h = 2^{-8h/H}"
+    factorable = True
     slopes: Tensor
 
     def __init__(self, *, slopes: Literal["geometric", "exponential"] = "geometric", **sizes: int) -> None:
@@ -57,7 +58,24 @@ class ALiBi(OffsetBias):
         self.register_exact("slopes", values)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        return (-self.slopes.unsqueeze(-1) * offsets.abs()).to(torch.get_default_dtype())
+        return -self.slopes.unsqueeze(-1) * offsets.abs()
+
+    def factors_at(self, q_positions: Positions, k_positions: Positions) -> bool:
+        """Where keys stand in the order of their positions; looked at where that costs little."""
+        if k_positions.device.type != "cpu" or torch.compiler.is_compiling() or k_positions.ndim != q_positions.ndim:
+            return False
+        return bool((k_positions.diff() >= 0).all()) and torch.equal(
+            q_positions, k_positions[..., k_positions.shape[-1] - q_positions.shape[-1] :]
+        )
+
+    def bias_product(
+        self, q_positions: Positions, k_positions: Positions
+    ) -> tuple[Float[Tensor, "H Nq 1"], Float[Tensor, "*B H Nk 1"]]:
+        places = (k_positions - q_positions[..., :1]).double().unsqueeze(-1).unsqueeze(-3)
+        queries = q_positions.shape[-1]
+        return self.slopes[:, None, None].expand(-1, queries, 1), places.expand(
+            *places.shape[:-3], self.num_heads, -1, -1
+        )
 
 
 def geometric_slopes(num_heads: int) -> Float[Tensor, "H"]:

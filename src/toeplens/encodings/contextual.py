@@ -31,6 +31,7 @@ class CoPE(PositionalEncoding):
     coupling = "logits"
     data_dependent = True
     toeplitz = False
+    pair_width = 4
     citation = "Golovneva et al. 2024, arXiv 2405.18719"
     formula = r"s_{ij} + q_i^\top e\big[\sum_{m=j}^{i} \sigma(s_{im})\big],\quad s_{ij} = q_i^\top k_j / \sqrt d"
 

@@ -115,7 +115,7 @@ class Sandwich(OffsetBias):
         total = torch.zeros(offsets.shape, dtype=torch.float64, device=offsets.device)
         for frequency in self.frequencies:  # one after the other: memory for the sum alone
             total = total + (offsets * frequency).cos()
-        return (self.slopes.unsqueeze(-1) * total).to(torch.get_default_dtype())
+        return self.slopes.unsqueeze(-1) * total
 
 
 class DynamicBias(OffsetBias):

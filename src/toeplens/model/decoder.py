@@ -173,7 +173,7 @@ class Decoder(nn.Module):
         if not (encoding.fixed_bias and encoding.shared) or (config.num_layers == 1 and config.readout == "last"):
             return None
         rows = x.shape[0] if by_sequence or key_mask is not None else 1
-        if rows * config.num_heads * length**2 > encodings.AT_ONCE:
+        if rows * config.num_heads * length**2 > encodings.KEPT:
             return None
         return encodings.fixed_bias(encoding, positions, dtype=x.dtype, mask=key_mask, causal=config.causal)
 
