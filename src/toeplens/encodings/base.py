@@ -16,7 +16,7 @@ from toeplens.encodings.seen import Seen
 from toeplens.ground import InputError
 
 Coupling = Literal["none", "input", "bias", "rotation", "concatenation", "logits", "weights", "accumulated"]
-Positions = Int[Tensor, "_"] | Int[Tensor, "B _"] | Int[Tensor, "*B _ axes"]  # unnamed: queries and keys may differ
+Positions = Int[Tensor, "_"] | Int[Tensor, "B _"] | Int[Tensor, "... _ axes"]  # unnamed: queries and keys may differ
 
 HOOKS = ("embed", "rotate", "score", "bias", "bias_product", "transform_logits", "transform_weights", "add_values")
 
