@@ -89,11 +89,24 @@ def test_vectors_at_the_input_are_told_apart_by_themselves(made: dict[str, Card]
 
 def test_the_cost_is_relative_and_counts_what_is_learned(made: dict[str, Card]) -> None:
     for card in made.values():
-        assert all(math.isfinite(x) and x > 0 for x in (card.cost.forward, card.cost.step, card.cost.kept))
-    assert made["nope"].cost.kept == 1.0
-    assert 1.0 < made["alibi"].cost.kept < 2.0  # a dimension more of queries and keys, and no bias of H x N x N
+        assert all(math.isfinite(x) and x > 0 for x in (card.cost.forward, card.cost.step, card.cost.peak))
+    assert made["nope"].cost.peak == 1.0
+    assert 1.0 < made["alibi"].cost.peak < 3.0  # a dimension more of queries and keys, and no bias of H x N x N
     assert made["fox"].cost.parameters == 8 * 256 + 8
     assert made["alibi"].cost.parameters == 0
+
+
+def test_the_peak_is_what_lives_at_once() -> None:
+    size = 4 * 300**2  # bytes of one matrix
+    matrix = torch.randn(300, 300, requires_grad=True)
+
+    def chain() -> torch.Tensor:
+        with torch.no_grad():
+            for _ in range(5):
+                last = matrix @ matrix  # while one is made, the one before still lives
+        return (last * matrix).sum()
+
+    assert 2 * size <= cards._peak(chain) <= 2 * size + 100
 
 
 def test_a_card_is_a_page(made: dict[str, Card], tmp_path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import statistics
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attend, attention_weights, conformance
@@ -44,14 +46,14 @@ class Profile:
 class Cost:
     """One layer's attention, relative to no encoding on the same machine in the same minute.
 
-    forward, step  time of a forward pass, and of one with its gradients; 1 is as fast as no encoding
-    kept           bytes kept for the backward pass, relative
+    forward, step  time of a forward pass, and of one with its gradients, the fastest of several; 1 is no encoding's
+    peak           the most bytes that live at once in such a step, relative
     parameters     learned numbers a layer, and how many of them all layers share
     """
 
     forward: float
     step: float
-    kept: float
+    peak: float
     parameters: int
     shared: bool
 
@@ -115,7 +117,7 @@ class Card:
                 if int(d) in far
             ],
             "resolution": self.resolution,
-            "cost": {"forward": self.cost.forward, "step": self.cost.step, "kept": self.cost.kept},
+            "cost": {"forward": self.cost.forward, "step": self.cost.step, "peak": self.cost.peak},
             "parameters": self.cost.parameters,
         }
 
@@ -253,13 +255,13 @@ def _cost(encoding: PositionalEncoding, plain: PositionalEncoding, rounds: int) 
                     out.sum().backward()
             if round_:  # the first one warms up
                 taken.append(time.perf_counter() - start)
-    median = {case: statistics.median(taken) for case, taken in times.items()}
-    kept = [_kept(run) for run in runs]
+    fastest = {case: min(taken) for case, taken in times.items()}
+    peak = [_peak(run) for run in runs]
     parameters = sum(parameter.numel() for parameter in encoding.parameters() if parameter.requires_grad)
     return Cost(
-        forward=median[0, False] / median[1, False],
-        step=median[0, True] / median[1, True],
-        kept=kept[0] / kept[1],
+        forward=fastest[0, False] / fastest[1, False],
+        step=fastest[0, True] / fastest[1, True],
+        peak=peak[0] / peak[1],
         parameters=parameters,
         shared=encoding.shared,
     )
@@ -286,16 +288,33 @@ def _layer(encoding: PositionalEncoding, batch: int = 4) -> Callable[[], Tensor]
     return run
 
 
-def _kept(run: Callable[[], Tensor]) -> int:
-    """Bytes of different storages that a pass keeps for its gradients."""
-    sizes: dict[int, int] = {}
+class _Live(TorchDispatchMode):
+    """Counts the bytes of storages that operations made and that still live, and the most there ever were."""
 
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._sizes: dict[int, int] = {}
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = run()
-    del result
-    return sum(sizes.values())
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for made in tree_leaves(result):
+            if isinstance(made, Tensor):
+                storage = made.untyped_storage()
+                key = storage._cdata
+                if key not in self._sizes:
+                    self._sizes[key] = storage.nbytes()
+                    self.now += storage.nbytes()
+                    self.most = max(self.most, self.now)
+                    weakref.finalize(storage, self._free, key)
+        return result
+
+    def _free(self, key: int) -> None:
+        self.now -= self._sizes.pop(key)
+
+
+def _peak(run: Callable[[], Tensor]) -> int:
+    """The most bytes that live at once in a forward and backward pass, on top of what lived before."""
+    with _Live() as live:
+        run().sum().backward()
+    return live.most
