@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding, Positions, require_even, require_number
+from toeplens.encodings.precision import widened
 from toeplens.encodings.rotary import Pairing, RoPE, turn
 from toeplens.encodings.seen import Seen
 from toeplens.ground import choose
@@ -99,7 +100,7 @@ class HARoPE(RoPE):
     def rotate(
         self, q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B H Nk d"], q_positions: Positions, k_positions: Positions
     ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
-        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        wide = widened(q.dtype)
         on_q, on_k = self.maps(wide)
         turned_q, turned_k = super().rotate(q.to(wide) @ on_q.mT, k.to(wide) @ on_k.mT, q_positions, k_positions)
         return turned_q.to(q.dtype), turned_k.to(k.dtype)
@@ -161,7 +162,7 @@ class CARoPE(PositionalEncoding):
         self, x: Float[Tensor, "B N d_model"], before: Float[Tensor, "B H M n"] | None = None
     ) -> Float[Tensor, "B H N n"]:
         """The angles of each token: the running sums of f^t, in float64."""
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        wide = widened(x.dtype)
         chosen = F.linear(x.to(wide), self.weight.to(wide)).transpose(1, 2).unsqueeze(-1)
         step = 1 / (F.softplus(chosen.to(torch.float64) + self.start, threshold=40) + 1)
         angles = (step**self.powers).cumsum(-2)
@@ -177,7 +178,7 @@ class CARoPE(PositionalEncoding):
         seen: Seen,
     ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
         assert seen.notes is not None
-        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        wide = widened(q.dtype)
         turned = [
             turn(x, angles.cos().to(wide), angles.sin().to(wide), self.pairing)
             for x, angles in ((q, seen.own_notes()), (k, seen.notes))

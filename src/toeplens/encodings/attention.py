@@ -15,7 +15,7 @@ from toeplens.encodings.flexible import flex_attend
 from toeplens.encodings.seen import Seen
 
 AT_ONCE = 1 << 22  # query-key pairs, over batch and heads, that are worked at once where logits must be formed
-KEPT = 1 << 24  # numbers of a bias that a pass keeps for all layers that share it
+KEPT = 4 * AT_ONCE  # numbers of a bias that a pass keeps for all layers that share it
 FACTORED = 512  # queries at once where the bias is a product: its factors are taken relative to the first of them
 PRECISE = (torch.float32, torch.float64)  # dtypes in which such a product is as good as the bias itself
 
@@ -53,15 +53,14 @@ def attend(
         at_once   query-key pairs worked at once where they must be formed: memory is linear in the number of keys
     """
     in_order = rows is None  # then the queries are the last tokens of the keys
-    seen = _seen(q, k, rows, notes, mask, causal, scale)
-    q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
-    seen = replace(seen, q=q, k=k)
+    seen = _rotated(encoding, q_positions, k_positions, q, k, rows, notes, mask, causal, scale)
+    q, k = seen.q, seen.k
     fused = fused and encoding.fusable
     square = in_order and mask is None and q.shape[-2] == k.shape[-2]
     if fused and added is None and not encoding.overrides("bias"):
         if square or (mask is None and not causal):
             return _fused(q, k, v, None, dropout, scale, is_causal=causal)
-        return _fused(q, k, v, _four(seen.visible()), dropout, scale)
+        return _fused(q, k, v, seen.visible(), dropout, scale)
     if fused and added is None and square and not dropout and q.is_cuda:
         flexed = flex_attend(v, encoding, q_positions, k_positions, seen)
         if flexed is not None:
@@ -112,9 +111,8 @@ def attention_logits(
     causal: bool = True,
 ) -> Float[Tensor, "B H Nq Nk"]:
     """The logits before the softmax, formed explicitly; minus infinity where a key is not visible. As `attend`."""
-    seen = _seen(q, k, rows, notes, mask, causal, scale)
-    q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
-    return _logits(encoding, q_positions, k_positions, replace(seen, q=q, k=k), None)
+    seen = _rotated(encoding, q_positions, k_positions, q, k, rows, notes, mask, causal, scale)
+    return _logits(encoding, q_positions, k_positions, seen, None)
 
 
 def attention_weights(
@@ -131,9 +129,7 @@ def attention_weights(
     causal: bool = True,
 ) -> Float[Tensor, "B H Nq Nk"]:
     """The attention weights, formed explicitly; what `attend` weighs the values with."""
-    seen = _seen(q, k, rows, notes, mask, causal, scale)
-    q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
-    seen = replace(seen, q=q, k=k)
+    seen = _rotated(encoding, q_positions, k_positions, q, k, rows, notes, mask, causal, scale)
     weights = _logits(encoding, q_positions, k_positions, seen, None).softmax(-1)
     return encoding.hook("transform_weights", weights, q_positions, k_positions, seen=seen)
 
@@ -150,7 +146,6 @@ def fixed_bias(
     bias = encoding.bias(positions, positions)
     assert bias is not None
     added = _four(bias.to(dtype))
-    assert added is not None
     if causal:
         length = added.shape[-1]
         future = torch.ones(length, length, dtype=torch.bool, device=added.device).triu(1)
@@ -158,7 +153,10 @@ def fixed_bias(
     return added if mask is None else added.masked_fill(~mask, float("-inf"))
 
 
-def _seen(
+def _rotated(
+    encoding: PositionalEncoding,
+    q_positions: Positions,
+    k_positions: Positions,
     q: Tensor,
     k: Tensor,
     rows: Tensor | None,
@@ -167,9 +165,12 @@ def _seen(
     causal: bool,
     scale: float,
 ) -> Seen:
+    """What the hooks after `rotate` see."""
     if rows is None:
         rows = torch.arange(k.shape[-2] - q.shape[-2], k.shape[-2], device=q.device)
-    return Seen(q, k, rows, notes, mask, causal, scale)
+    seen = Seen(q, k, rows, notes, mask, causal, scale)
+    q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
+    return replace(seen, q=q, k=k)
 
 
 def _logits(
@@ -213,15 +214,14 @@ class _Queries:
         a, b = self.encoding.hook("bias_product", self.q_positions, self.k_positions, seen=seen)
         q = torch.cat((seen.q, (a / seen.scale).to(seen.q.dtype).expand(*seen.q.shape[:-1], -1)), dim=-1)
         k = torch.cat((seen.k, b.to(seen.k.dtype).expand(*seen.k.shape[:-1], -1)), dim=-1)
-        mask = None if self.triangle else _four(seen.visible())
+        mask = None if self.triangle else seen.visible()
         return _fused(q, k, self.v, mask, self.dropout, seen.scale, is_causal=self.triangle)
 
     def _with_bias(self) -> Tensor:
         seen, added = self.seen, self.added
         if added is None:
             bias = self.encoding.hook("bias", self.q_positions, self.k_positions, seen=seen)
-            visible, added = seen.visible(), _four(bias.to(seen.q.dtype))
-            assert added is not None
+            visible, added = seen.visible(), bias.to(seen.q.dtype)
             if visible is not None:
                 added = added.masked_fill(~visible, float("-inf"))
         return _fused(seen.q, seen.k, self.v, added, self.dropout, seen.scale)
@@ -240,6 +240,7 @@ def _fused(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scale: float, *, is_causal: bool = False
 ) -> Tensor:
     """Fused attention; its kernels want one width for queries, keys and values, so the narrower ones get zeros."""
+    mask = None if mask is None else _four(mask)
     width = v.shape[-1]
     missing = q.shape[-1] - width
     if missing > 0:
@@ -255,6 +256,6 @@ def _between(encoding: PositionalEncoding, positions: Positions, start: int, sto
     return positions.narrow(dim, start, stop - start)
 
 
-def _four(x: Tensor | None) -> Tensor | None:
+def _four(x: Tensor) -> Tensor:
     """With leading dimensions of 1, without which fused kernels do not take a mask."""
-    return None if x is None else x[(None,) * (4 - x.ndim)]
+    return x[(None,) * (4 - x.ndim)]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding, Positions, offsets_between, require_number
+from toeplens.encodings.precision import linear, widened
 from toeplens.encodings.relative import at_each
 from toeplens.encodings.seen import Seen
 
@@ -62,7 +63,7 @@ class CoPE(PositionalEncoding):
 
     def places(self, logits: Float[Tensor, "B H Nq Nk"], seen: Seen) -> Float[Tensor, "B H Nq Nk"]:
         """p_ij: the gates between key and query, added up."""
-        gates = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
+        gates = logits.to(widened(logits.dtype)).sigmoid()
         visible = seen.visible()
         if visible is not None:
             gates = gates.masked_fill(~visible, 0.0)
@@ -113,7 +114,7 @@ class RelativeProjection(PositionalEncoding):
     def note(
         self, x: Float[Tensor, "B N d_model"], before: Float[Tensor, "B H M c"] | None = None
     ) -> Float[Tensor, "B H N c"]:
-        mixed = F.linear(x, self.mix.weight.to(x.dtype), self.mix.bias.to(x.dtype))
+        mixed = linear(self.mix, x)
         return mixed.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def bias(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> Float[Tensor, "B H Nq Nk"]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding, Positions, require_number
+from toeplens.encodings.precision import linear, widened
 from toeplens.encodings.seen import Seen
 from toeplens.ground import choose
 
@@ -52,7 +53,7 @@ class CumulativeBias(PositionalEncoding):
 
     def bias(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> Float[Tensor, "B H Nq Nk"]:
         assert seen.notes is not None
-        own, dtype = seen.own_notes(), torch.promote_types(seen.q.dtype, torch.float32)
+        own, dtype = seen.own_notes(), widened(seen.q.dtype)
         distance = (own[..., :1] - seen.notes[..., 0].unsqueeze(-2)).abs().to(dtype)
         return self.penalty(distance, own[..., 1:].to(dtype) if own.shape[-1] > 1 else None)
 
@@ -163,8 +164,7 @@ class CABLE(CumulativeBias):
 
 def by_head(layer: nn.Linear, x: Float[Tensor, "B N d_model"]) -> Float[Tensor, "B H N"]:
     """One number a head and token, in float32 or, for float64, float64."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    return F.linear(x.to(dtype), layer.weight.to(dtype), layer.bias.to(dtype)).transpose(1, 2)
+    return linear(layer, x.to(widened(x.dtype))).transpose(1, 2)
 
 
 ENCODINGS = {"fox": FoX, "cable": CABLE}

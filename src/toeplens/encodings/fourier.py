@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding, Positions, require_even, require_number
+from toeplens.encodings.precision import widened
 from toeplens.encodings.rotary import Pairing, rotary_frequencies, turn
 from toeplens.ground import InputError, choose
 
@@ -99,7 +100,7 @@ class FoPE(PositionalEncoding):
     def tables(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What stands for cosines and sines: [H, N, n], or [B, H, N, n] for positions by sequence."""
         phases = positions.to(torch.float64)[..., None, :, None] * self.frequencies
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        wide = widened(dtype)
         still = (0, self.head_dim // 2 - self.cosines.shape[-1])
         cosine = F.pad(phases.cos() @ self.cosines.double(), still, value=1.0)
         sine = F.pad(phases.sin() @ self.sines.double(), still, value=1.0 if self.padding == "ones" else 0.0)

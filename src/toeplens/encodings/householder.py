@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding, Positions
+from toeplens.encodings.precision import linear, widened
 from toeplens.encodings.seen import Seen
 from toeplens.ground import InputError, choose
 
@@ -57,12 +58,6 @@ def accumulate(
         scores.append(plain - corrections)
         q = q - moved
     return torch.cat(scores[::-1], dim=-1)[..., :count]
-
-
-def _linear(layer: nn.Linear, x: Float[Tensor, "B N i"]) -> Float[Tensor, "B N o"]:
-    """The layer, in the content's dtype."""
-    bias = None if layer.bias is None else layer.bias.to(x.dtype)
-    return F.linear(x, layer.weight.to(x.dtype), bias)
 
 
 class PaTH(PositionalEncoding):
@@ -120,9 +115,9 @@ class PaTH(PositionalEncoding):
     def note(
         self, x: Float[Tensor, "B N d_model"], before: Float[Tensor, "B H M c"] | None = None
     ) -> Float[Tensor, "B H N c"]:
-        low = x if self.down is None else _linear(self.down, x)
-        direction = _linear(self.up, low).unflatten(-1, (self.num_heads, -1))
-        return torch.cat((direction, _linear(self.strength, x).unsqueeze(-1)), dim=-1).transpose(1, 2)
+        low = x if self.down is None else linear(self.down, x)
+        direction = linear(self.up, low).unflatten(-1, (self.num_heads, -1))
+        return torch.cat((direction, linear(self.strength, x).unsqueeze(-1)), dim=-1).transpose(1, 2)
 
     def transformations(
         self, notes: Float[Tensor, "B H N c"]
@@ -146,7 +141,7 @@ class PaTH(PositionalEncoding):
         seen: Seen,
     ) -> Float[Tensor, "B H Nq Nk"]:
         assert seen.notes is not None
-        wide = torch.promote_types(q.dtype, torch.float32)
+        wide = widened(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
             w, beta = self.transformations(seen.notes.to(wide))
             return accumulate(q.to(wide), k.to(wide), w, beta, seen.rows).to(q.dtype)
@@ -180,13 +175,13 @@ class PaTHFoX(PaTH):
     def note(
         self, x: Float[Tensor, "B N d_model"], before: Float[Tensor, "B H M c"] | None = None
     ) -> Float[Tensor, "B H N c"]:
-        return torch.cat((super().note(x), _linear(self.gate, x).transpose(1, 2).unsqueeze(-1)), dim=-1)
+        return torch.cat((super().note(x), linear(self.gate, x).transpose(1, 2).unsqueeze(-1)), dim=-1)
 
     def bias(self, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Float[Tensor, "B H Nq Nk"]:
         assert seen.notes is not None
         sums = F.logsigmoid(seen.notes[..., -1:].double()).cumsum(dim=-2)
         own = replace(seen, notes=sums).own_notes()
-        return (own - sums.transpose(-2, -1)).clamp(max=0.0).to(torch.promote_types(seen.notes.dtype, torch.float32))
+        return (own - sums.transpose(-2, -1)).clamp(max=0.0).to(widened(seen.notes.dtype))
 
 
 ENCODINGS = {"path": PaTH, "path-fox": PaTHFoX}

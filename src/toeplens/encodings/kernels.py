@@ -9,13 +9,9 @@ from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding, Positions, offsets_between, require_even, require_number
 from toeplens.encodings.bias import OffsetBias
+from toeplens.encodings.precision import linear, widened
 
 SMALLEST = 0.01  # the program's lower bound of KERPLE's parameters, here of their starting values
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """float64 for float64, else float32: bfloat16 holds no distance over 256 exactly."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 class KerpleLog(OffsetBias):
@@ -46,7 +42,7 @@ class KerpleLog(OffsetBias):
             self.rate.copy_(_softplus_inverse(torch.empty_like(self.rate).uniform_(SMALLEST, 1.0)))
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        size, rate = (F.softplus(p.to(wide(p.dtype))).unsqueeze(-1) for p in (self.size, self.rate))
+        size, rate = (F.softplus(p.to(widened(p.dtype))).unsqueeze(-1) for p in (self.size, self.rate))
         return -size * torch.log1p(rate * offsets.abs().to(rate.dtype))
 
 
@@ -78,7 +74,7 @@ class KerplePower(OffsetBias):
             self.power.uniform_(SMALLEST / 2, 1 - SMALLEST / 2).logit_()
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        size, power = (p.to(wide(p.dtype)).unsqueeze(-1) for p in (self.size, self.power))
+        size, power = (p.to(widened(p.dtype)).unsqueeze(-1) for p in (self.size, self.power))
         return -F.softplus(size) * offsets.abs().to(power.dtype) ** (2 * power.sigmoid())
 
 
@@ -160,15 +156,15 @@ class DynamicBias(OffsetBias):
                 module.reset_parameters()  # type: ignore[operator]
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
-        x = offsets.to(wide(self.layer_out.weight.dtype)).unsqueeze(-1)
+        x = offsets.to(widened(self.layer_out.weight.dtype)).unsqueeze(-1)
         if self.log_distance:
             x = x.sign() * x.abs().log1p()
         for layer, norm in zip(self.layers_in, self.norms, strict=True):
-            x = _linear(layer, x)
+            x = linear(layer, x)
             if isinstance(norm, nn.LayerNorm):
                 x = F.layer_norm(x, x.shape[-1:], norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
             x = F.silu(x)
-        return _linear(self.layer_out, x).transpose(0, 1)
+        return linear(self.layer_out, x).transpose(0, 1)
 
 
 class FIRE(PositionalEncoding):
@@ -211,18 +207,12 @@ class FIRE(PositionalEncoding):
         self.outer.reset_parameters()
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
-        dtype = wide(self.c.dtype)
+        dtype = widened(self.c.dtype)
         c, threshold = self.c.to(dtype).abs(), (self.multiplier.to(dtype) * self.start_threshold).abs()
         distance = torch.log1p(c * offsets_between(q_positions, k_positions).abs().to(dtype))
         most = torch.log1p(c * torch.maximum(q_positions.to(dtype), threshold)) + 1e-6
         share = (distance / most.unsqueeze(-1)).unsqueeze(-1)
-        return _linear(self.outer, _linear(self.inner, share).relu()).movedim(-1, -3)
-
-
-def _linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """The layer in the precision of ``x``."""
-    assert isinstance(layer, nn.Linear)
-    return F.linear(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype))
+        return linear(self.outer, linear(self.inner, share).relu()).movedim(-1, -3)
 
 
 ENCODINGS = {

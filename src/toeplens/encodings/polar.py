@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding, Positions, require_even
+from toeplens.encodings.precision import widened
 from toeplens.encodings.rotary import Pairing, Rotary, rotary_frequencies
 from toeplens.ground import choose
 
@@ -74,7 +75,7 @@ class PoPE(PositionalEncoding):
 
 def _polar(x: Float[Tensor, "B H N d"], phases: Float[Tensor, "*_B #H N d"]) -> Float[Tensor, "B H N e"]:
     """The vectors of magnitude softplus(x) at the given phases: d real parts, then d imaginary ones."""
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wide = widened(x.dtype)
     size = F.softplus(x.to(wide))
     return torch.cat((size * phases.cos().to(wide), size * phases.sin().to(wide)), dim=-1).to(x.dtype)
 

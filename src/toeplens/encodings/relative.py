@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding, Positions, offsets_between, require_even, require_number
+from toeplens.encodings.precision import widened
 from toeplens.encodings.rotary import rotary_frequencies
 from toeplens.encodings.seen import Seen
 from toeplens.ground import InputError, choose
@@ -84,7 +85,7 @@ class Shaw(PositionalEncoding):
         if self.values is None:
             return None
         index = self.index(offsets_between(q_positions, k_positions)).unsqueeze(-3).expand(weights.shape)
-        wide = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        wide = weights.to(widened(weights.dtype))
         sums = wide.new_zeros(*weights.shape[:-1], self.values.shape[-2]).scatter_add(-1, index, wide)
         return sums.to(weights.dtype) @ self.values.to(weights.dtype)
 
@@ -140,7 +141,7 @@ class TransformerXL(PositionalEncoding):
     def transform_logits(
         self, logits: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions, seen: Seen
     ) -> Float[Tensor, "B H Nq Nk"]:
-        dtype = torch.promote_types(seen.q.dtype, torch.float32)
+        dtype = widened(seen.q.dtype)
         weight, u, v = (parameter.to(dtype) for parameter in (self.weight, self.u, self.v))
         on_sin, on_cos = ((seen.q.to(dtype) + v) @ weight).chunk(2, dim=-1)
         q_sin, q_cos = self._tables(q_positions, dtype)

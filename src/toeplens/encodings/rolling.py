@@ -9,6 +9,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from toeplens.encodings.base import PositionalEncoding, Positions, require_even, require_number
+from toeplens.encodings.precision import widened
 from toeplens.encodings.rotary import Pairing, Rotary, turn
 from toeplens.ground import InputError
 
@@ -54,7 +55,7 @@ class RollPE(PositionalEncoding):
         return self._roll(q, q_positions), self._roll(k, k_positions)
 
     def _roll(self, x: Float[Tensor, "B H N d"], positions: Positions) -> Float[Tensor, "B H N d"]:
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        wide = widened(x.dtype)
         basis = self.basis.to(wide)
         waves, mean, alternating = (x.to(wide) @ basis).split(
             (2 * len(self.frequencies), 1, self.head_dim % 2 == 0), dim=-1

@@ -13,6 +13,7 @@ from torch import Tensor
 from toeplens.encodings.absolute import Sinusoidal
 from toeplens.encodings.base import PositionalEncoding, Positions, require_even
 from toeplens.encodings.nope import NoPE
+from toeplens.encodings.precision import widened
 from toeplens.ground import InputError, choose
 
 Pairing = Literal["interleaved", "half"]
@@ -77,7 +78,7 @@ class Rotary(PositionalEncoding):
     ) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the phases, times ``magnitude``, in float32 or, for float64 input, float64."""
         phases = self.phases(positions, frequencies)
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        wide = widened(dtype)
         return (phases.cos() * self.magnitude).to(wide), (phases.sin() * self.magnitude).to(wide)
 
     def _turn(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from toeplens.encodings.absolute import Sinusoidal
 from toeplens.encodings.base import PositionalEncoding, Positions, require_number
+from toeplens.encodings.precision import widened
 from toeplens.ground import InputError, choose
 
 By = Literal["path", "depth"]
@@ -155,7 +156,7 @@ class Syntactic(TreePositions):
         paths = self.paths(positions)
         if self.by == "depth":
             return self.sinusoid.table(depths(paths))
-        raw = self.raw_decay.to(torch.promote_types(self.raw_decay.dtype, torch.float32))
+        raw = self.raw_decay.to(widened(self.raw_decay.dtype))
         steps = torch.arange(self.max_depth, device=raw.device).unsqueeze(-1)
         weights = raw.tanh() ** steps * (math.sqrt(self.d_model / 2) / raw.cosh())  # 1 - tanh^2 = 1 / cosh^2
         numbers = torch.arange(1, self.branching + 1, device=paths.device)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from toeplens.encodings.attention import attention_logits
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.conformance.behaviour import agree, demand
 from toeplens.encodings.conformance.specimen import Specimen, apart, randomise
@@ -49,8 +50,6 @@ def precision(specimen: Specimen) -> str:
 
 def _logits(specimen: Specimen, x: Tensor, p: Tensor, like: PositionalEncoding, dtype: torch.dtype | None) -> Tensor:
     """Logits of the same rounded queries and keys, in ``dtype`` or (None) in float64."""
-    from toeplens.encodings.attention import attention_logits
-
     q, k, _ = specimen.project(x)
     wide = (lambda y: y) if dtype else (lambda y: y.double())
     return attention_logits(
