@@ -135,16 +135,17 @@ def _bands(card: Card) -> go.Figure:
     assert card.kernel is not None
     canvas = Canvas(250)
     near = (card.offsets >= 0) & (card.offsets <= 128)
+    shown = np.real(card.kernel[0][:, near])
     canvas.add(
         "heatmap",
-        z=[_round(row) for row in np.real(card.kernel[0][:, near])],
+        z=[_round(row) for row in shown],
         x=card.offsets[near].tolist(),
         coloraxis="coloraxis",
         hovertemplate="distance %{x}, frequency %{y}: %{z:.3f}<extra></extra>",
     )
     canvas.x("distance i − j")
     canvas.y("frequency", autorange="reversed")
-    limit = max(float(np.abs(card.kernel).max()), 1e-9)
+    limit = max(float(np.abs(shown).max()), 1e-9)
     return canvas.figure(coloraxis={"cmin": -limit, "cmax": limit, "showscale": False})
 
 
