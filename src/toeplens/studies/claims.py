@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from toeplens.model import Protocol
 from toeplens.studies.results import Results
 from toeplens.studies.verdicts import Finding, Verdict, combine
 
+Data = TypeVar("Data")
+
 
 @dataclass(frozen=True)
-class Claim:
+class Claim(Generic[Data]):
     """A statement of the papers, as an executable check.
 
     id         short name
     source     which paper and section
     statement  what it says
     rule       what would decide it, fixed before the data
-    check      the findings on its parts, from the results of one protocol
+    check      the findings on its parts, from a study's data (of one protocol, where there are protocols)
     """
 
     id: str
     source: str
     statement: str
     rule: str
-    check: Callable[[Results], Sequence[Finding]]
+    check: Callable[[Data], Sequence[Finding]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Entry:
         }
 
 
-def judge(claims: Sequence[Claim], results: Results, protocols: Sequence[Protocol]) -> list[Entry]:
+def judge(claims: Sequence[Claim[Results]], results: Results, protocols: Sequence[Protocol]) -> list[Entry]:
     """Every claim under every protocol."""
     entries = []
     for claim in claims:
