@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from toeplens.encodings import MLA, PositionalEncoding, Positions, attend
 from toeplens.model.config import DecoderConfig
+from toeplens.model.norms import frozen
 
 
 class _Heads(nn.Module):
@@ -63,6 +64,16 @@ class _Heads(nn.Module):
         """q, k, v as [B, H, N, dimensions], before rotation."""
         raise NotImplementedError
 
+    def project_part(
+        self,
+        queries: Float[Tensor, "B Nq d_model"],
+        context: Float[Tensor, "B Nk d_model"],
+        *,
+        at: tuple[Float[Tensor, "B Nq d_model"], Float[Tensor, "B Nk d_model"]],
+    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+        """What parts of the inputs ``at`` contribute to q and k: no biases, norms held at their value on ``at``."""
+        raise NotImplementedError
+
     def merge(self, z: Float[Tensor, "B Nq H head_dim"]) -> Float[Tensor, "B Nq d_model"]:
         """The output projection of the head outputs: a head lives in its input, not in its output."""
         return self.out(z.flatten(-2))
@@ -87,6 +98,16 @@ class Attention(_Heads):
             k, v = F.linear(context, self.qkv.weight[width:], self.qkv.bias[width:]).split(width, dim=-1)
         return self._split(q), self._split(k), self._split(v)
 
+    def project_part(
+        self,
+        queries: Float[Tensor, "B Nq d_model"],
+        context: Float[Tensor, "B Nk d_model"],
+        *,
+        at: tuple[Float[Tensor, "B Nq d_model"], Float[Tensor, "B Nk d_model"]],
+    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+        to_q, to_k, _ = self.qkv.weight.split(self.out.in_features)
+        return self._split(F.linear(queries, to_q)), self._split(F.linear(context, to_k))
+
 
 class LatentAttention(_Heads):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, eq. 9-19), with the sizes of the encoding `MLA`."""
@@ -107,8 +128,22 @@ class LatentAttention(_Heads):
         self.rotary_k = nn.Linear(d_model, rotary, bias=False)
 
     def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        c_q = self.norm_q(self.down_q(queries))
-        c_kv = self.norm_kv(self.down_kv(context))
+        return self._expand(self.norm_q(self.down_q(queries)), self.norm_kv(self.down_kv(context)), context)
+
+    def project_part(
+        self,
+        queries: Float[Tensor, "B Nq d_model"],
+        context: Float[Tensor, "B Nk d_model"],
+        *,
+        at: tuple[Float[Tensor, "B Nq d_model"], Float[Tensor, "B Nk d_model"]],
+    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+        c_q = frozen(self.norm_q, self.down_q(queries), self.down_q(at[0]))
+        c_kv = frozen(self.norm_kv, self.down_kv(context), self.down_kv(at[1]))
+        q, k, _ = self._expand(c_q, c_kv, context)
+        return q, k
+
+    def _expand(self, c_q: Tensor, c_kv: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v from the latent vectors, and from the layer's input for the rotary key; linear, without biases."""
         k_content, v = self.up_kv(c_kv).chunk(2, dim=-1)
         turned_q = self.rotary_q(c_q)
         turned_q = self._share(turned_q) if self.shared_query else self._split(turned_q)

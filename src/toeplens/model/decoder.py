@@ -14,6 +14,7 @@ from toeplens.encodings import MLA, PositionalEncoding, Positions
 from toeplens.ground import InputError
 from toeplens.model.attention import Attention, LatentAttention
 from toeplens.model.config import DecoderConfig
+from toeplens.model.norms import frozen
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,23 @@ class Block(nn.Module):
             fused=fused,
         )
         return x[batch, read].unsqueeze(1), z
+
+    def project(self, x: Float[Tensor, "B N d_model"], context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v of all positions as [B, H, N, dimensions], before the encoding acts."""
+        normed = self.norm_attention(x)
+        return self.attention.project(normed, normed if context.embeddings is None else context.embeddings)
+
+    def project_part(
+        self, part: Float[Tensor, "B N d_model"], key_part: Float[Tensor, "B N d_model"], *, x: Tensor, context: Context
+    ) -> tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N d"]]:
+        """What a part of the residual stream ``x``, and the same part of what keys are made from, give to q and k.
+
+        Norms are held at their value on ``x``, biases left out: linear in the parts.
+        """
+        queries, at = frozen(self.norm_attention, part, x), self.norm_attention(x)
+        if context.embeddings is None:
+            return self.attention.project_part(queries, frozen(self.norm_attention, key_part, x), at=(at, at))
+        return self.attention.project_part(queries, key_part, at=(at, context.embeddings))
 
     def finish(
         self, x: Float[Tensor, "B Nq d_model"], z: Float[Tensor, "B Nq H head_dim"]

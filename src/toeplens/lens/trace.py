@@ -1,0 +1,251 @@
+"""What attention works on, layer by layer: queries, keys, values as projected, and what the encoding makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from toeplens.encodings import PositionalEncoding, Positions, attention_logits
+from toeplens.encodings.seen import Seen
+from toeplens.ground import InputError
+
+Projection = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class LayerTrace:
+    """One layer's attention on a batch of B sequences, at the R positions that were chosen.
+
+    layer       from 0
+    inputs      [B, R, D] the residual stream that queries are made from, before its norm
+    key_inputs  [B, R, D] what keys are made from; the same, but for protocols that take the raw embeddings
+    vectors     [R, D] or [B, R, D] the position vectors added at the input, where ``inputs`` is that input; else None
+    q, k, v     [B, H, R, d], [B, G, R, d], [B, G, R, dv] as projected, before the encoding acts
+    encoding    what position does to this layer
+    positions   the positions of the R tokens, as the encoding takes them
+    rows        [R] their places in the sequence, increasing
+    scale       factor of q . k
+    causal      whether keys after the query's own are hidden
+    lengths     [B] tokens before the padding, where padding is hidden; None if every token may be seen
+    part        what parts of ``inputs`` and ``key_inputs`` give to q and k: bias-free, norms held at their value here
+    notes       what the encoding notes of the tokens' content (see `PositionalEncoding.note`); None where it notes
+                nothing or not all tokens are here
+    whole       whether the R positions are all there are
+    """
+
+    layer: int
+    inputs: Float[Tensor, "B R D"]
+    key_inputs: Float[Tensor, "B R D"]
+    vectors: Tensor | None
+    q: Float[Tensor, "B H R d"]
+    k: Float[Tensor, "B G R d"]
+    v: Float[Tensor, "B G R dv"]
+    encoding: PositionalEncoding
+    positions: Positions
+    rows: Int[Tensor, "R"]
+    scale: float
+    causal: bool
+    lengths: Int[Tensor, "B"] | None
+    part: Projection = field(repr=False)
+    notes: Tensor | None = None
+    whole: bool = True
+
+    @cached_property
+    def turned(self) -> tuple[Float[Tensor, "B H R e"], Float[Tensor, "B G R e"]]:
+        """Queries and keys as they enter the inner product, after the encoding's rotation."""
+        return self.turn(self.q, self.k)
+
+    def turn(
+        self, q: Float[Tensor, "B H R d"], k: Float[Tensor, "B G R d"]
+    ) -> tuple[Float[Tensor, "B H R e"], Float[Tensor, "B G R e"]]:
+        """What the encoding's rotation makes of any queries and keys at these positions."""
+        self._require_all("rotate")
+        seen = Seen(q, k, self._index, self.notes, self.mask, self.causal, self.scale)
+        return self.encoding.hook("rotate", q, k, self.positions, self.positions, seen=seen)
+
+    @torch.no_grad()
+    def logits(
+        self,
+        q: Tensor | None = None,
+        k: Tensor | None = None,
+        *,
+        sequences: slice = slice(None),
+        queries: Int[Tensor, "Q"] | None = None,
+    ) -> Float[Tensor, "b H Q R"]:
+        """The layer's own logits, formed as queries by keys; minus infinity where a key is not seen.
+
+        Arguments
+            q, k       other queries and keys in place of this layer's, [B, H, R, d]
+            sequences  which of the batch; all unless given
+            queries    which of the R queries; all unless given
+        """
+        for hook in ("rotate", "score", "bias", "transform_logits"):
+            self._require_all(hook)
+        q, k = self.q if q is None else q, self.k if k is None else k
+        mask, notes = self.mask, self.notes
+        by_sequence = self.encoding.by_sequence(self.positions)
+        places = self.positions[sequences] if by_sequence else self.positions
+        rows = self._index if queries is None else queries
+        return attention_logits(
+            q[sequences].index_select(2, rows),
+            k[sequences],
+            encoding=self.encoding,
+            q_positions=places.index_select(1 if by_sequence else 0, rows),
+            k_positions=places,
+            scale=self.scale,
+            rows=rows,
+            notes=None if notes is None else notes[sequences],
+            mask=None if mask is None else mask[sequences],
+            causal=self.causal,
+        )
+
+    @property
+    def mask(self) -> Bool[Tensor, "B 1 1 R"] | None:
+        """True where a key may be seen, padding apart; None if all may."""
+        return None if self.lengths is None else self.present[:, None, None, :]
+
+    @property
+    def present(self) -> Bool[Tensor, "B R"]:
+        """True where a sequence has a token that counts: not hidden padding."""
+        if self.lengths is None:
+            return torch.ones(self.q.shape[0], self.q.shape[2], dtype=torch.bool, device=self.q.device)
+        return self.rows < self.lengths.unsqueeze(1)
+
+    @property
+    def consecutive(self) -> bool:
+        """Whether the positions run on one by one, so that a difference of places is an offset."""
+        places = self.positions
+        if self.encoding.axes > 1:
+            return bool((self.rows.diff() == 1).all())
+        return bool((places.diff(dim=-1) == 1).all())
+
+    @property
+    def _index(self) -> Int[Tensor, "R"]:
+        return torch.arange(len(self.rows), device=self.rows.device)
+
+    def _require_all(self, hook: str) -> None:
+        if not self.whole and hook in self.encoding._seeing:
+            raise InputError(
+                f"positions: {type(self.encoding).__name__} reads the content of other tokens, "
+                "so it can only be traced at all positions."
+            )
+
+
+@runtime_checkable
+class Traceable(Protocol):
+    """What a trace needs of a source."""
+
+    num_layers: int
+
+    def attention(
+        self,
+        tokens: Tensor,
+        lengths: Tensor | None,
+        *,
+        layers: Sequence[int],
+        positions: Tensor | None,
+        positional: bool = True,
+    ) -> Iterator[LayerTrace]:
+        """The chosen layers in order, one at a time; ``positional=False`` with the encoding switched off."""
+        ...
+
+
+class AttentionTrace:
+    """A batch's attention in the chosen layers; each is formed when asked for, and one lives at a time.
+
+    Going through the layers in order costs one forward pass; asking for an earlier one starts over.
+
+    Arguments
+        source     a model that can be traced (`toeplens.sources`)
+        tokens     token ids [B, N]
+        lengths    tokens of each sequence before its padding
+        layers     which layers, from 0; all unless given
+        positions  which places in the sequence are kept, increasing; all unless given
+    """
+
+    def __init__(
+        self,
+        source: Traceable,
+        tokens: Int[Tensor, "B N"],
+        lengths: Int[Tensor, "B"] | None = None,
+        *,
+        layers: Sequence[int] | None = None,
+        positions: Sequence[int] | None = None,
+    ) -> None:
+        self.source, self.tokens, self.lengths = source, tokens, lengths
+        self.layers = tuple(range(source.num_layers)) if layers is None else tuple(sorted(set(layers)))
+        if not self.layers or self.layers[0] < 0 or self.layers[-1] >= source.num_layers:
+            raise InputError(
+                f"layers: {list(self.layers)} was given; the model has layers 0 to {source.num_layers - 1}."
+            )
+        self.positions = None
+        if positions is not None:
+            kept = torch.as_tensor(list(positions), dtype=torch.long)
+            length = tokens.shape[1]
+            if len(kept) == 0 or kept.min() < 0 or kept.max() >= length or (kept.diff() <= 0).any():
+                raise InputError(
+                    f"positions: {kept.tolist()[:8]} was given; they must increase and lie from 0 to {length - 1}."
+                )
+            self.positions = kept.to(tokens.device)
+        self._bare: AttentionTrace | None = None
+        self._running: Iterator[LayerTrace] = iter(())
+        self._current: LayerTrace | None = None
+
+    def __iter__(self) -> Iterator[LayerTrace]:
+        for layer in self.layers:
+            yield self[layer]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, layer: int) -> LayerTrace:
+        if layer not in self.layers:
+            raise InputError(
+                f"layer: {layer} was asked for; the trace holds layers {', '.join(map(str, self.layers))}."
+            )
+        if self._current is not None and self._current.layer == layer:
+            return self._current
+        if self._current is None or layer < self._current.layer:
+            self._running = self._stream(True)
+        self._current = None
+        for found in self._running:
+            if found.layer == layer:
+                self._current = found
+                return found
+        raise InputError(f"layer: the source did not come to layer {layer}.")
+
+    def without_position(self, layer: int) -> LayerTrace:
+        """The layer in a pass of the same tokens with the encoding switched off in the whole model."""
+        if self._bare is None:
+            self._bare = AttentionTrace(_Bare(self.source), self.tokens, self.lengths, layers=self.layers)
+            self._bare.positions = self.positions
+        return self._bare[layer]
+
+    def _stream(self, positional: bool) -> Iterator[LayerTrace]:
+        return self.source.attention(
+            self.tokens, self.lengths, layers=self.layers, positions=self.positions, positional=positional
+        )
+
+
+class _Bare:
+    """A source with the encoding switched off."""
+
+    def __init__(self, source: Traceable) -> None:
+        self.source, self.num_layers = source, source.num_layers
+
+    def attention(
+        self,
+        tokens: Tensor,
+        lengths: Tensor | None,
+        *,
+        layers: Sequence[int],
+        positions: Tensor | None,
+        positional: bool = True,
+    ) -> Iterator[LayerTrace]:
+        return self.source.attention(tokens, lengths, layers=layers, positions=positions, positional=False)

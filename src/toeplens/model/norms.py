@@ -1,0 +1,33 @@
+"""Norms held at their value: with its statistics fixed a norm is linear, so that each part of its input has an output."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+def frozen(
+    norm: nn.Module, part: Float[Tensor, "*B N width"], at: Float[Tensor, "*B N width"]
+) -> Float[Tensor, "*B N width"]:
+    """What ``part`` of the input ``at`` contributes to the norm's output, its scale held at its value on ``at``.
+
+    Linear in ``part``; the norm's shift is left out. So, for parts that sum to ``at``, these sum to ``norm(at)`` less
+    the shift (theory, section 1).
+    """
+    if isinstance(norm, nn.Identity):
+        return part
+    if isinstance(norm, nn.LayerNorm):
+        spread = (at.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+        scaled = (part - part.mean(-1, keepdim=True)) / spread
+    elif isinstance(norm, nn.RMSNorm):
+        eps = norm.eps if norm.eps is not None else _default_eps(at)
+        scaled = part / (at.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+    else:
+        raise TypeError(f"{type(norm).__name__} is not a norm that is known to be linear once its statistics are held")
+    return scaled if norm.weight is None else scaled * norm.weight
+
+
+def _default_eps(at: Tensor) -> float:
+    """What torch's RMSNorm adds where no eps was given: the machine epsilon of the input's dtype."""
+    return torch.finfo(at.dtype).eps

@@ -1,0 +1,190 @@
+"""A trace holds what the model itself works on, and one layer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace, LayerTrace
+from toeplens.model import Decoder, decoder_config
+from toeplens.sources import DecoderSource
+
+SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 3, "num_heads": 4, "max_len": 16}
+LENGTHS = torch.tensor([12, 7, 1, 12])
+
+
+def model_of(encoding: str, protocol: str = "paper", **options: Any) -> Decoder:
+    torch.manual_seed(1)
+    config = decoder_config(**SIZES, encoding=encoding, protocol=protocol, encoding_options=options)
+    model = Decoder(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def tokens() -> Tensor:
+    return torch.randint(0, 20, (4, 12), generator=torch.Generator().manual_seed(2))
+
+
+def trace_of(model: Decoder, **options: Any) -> AttentionTrace:
+    return AttentionTrace(DecoderSource(model), tokens(), LENGTHS, **options)
+
+
+@pytest.mark.parametrize("protocol", ["paper", "released"])
+@pytest.mark.parametrize("encoding", encodings.names())
+def test_head_outputs_follow_from_the_trace(encoding: str, protocol: str) -> None:
+    """softmax(logits) v is what the model's layer computes (float64, 1e-10), whatever the encoding."""
+    model = model_of(encoding, protocol)
+    x, context = model.begin(tokens(), LENGTHS)
+    for layer in trace_of(model):
+        block = model.block(layer.layer)
+        torch.testing.assert_close(layer.inputs, x)
+        residual, heads = block.heads(x, context, read=None, fused=False)
+        if not (layer.encoding.overrides("transform_weights") or layer.encoding.overrides("add_values")):
+            ours = (layer.logits().softmax(-1) @ layer.v).transpose(1, 2)
+            present = layer.present
+            torch.testing.assert_close(ours[present], heads[present], rtol=0, atol=1e-10)
+        x = block.finish(residual, heads)
+
+
+def test_queries_and_keys_as_they_enter_the_product() -> None:
+    model = model_of("rope")
+    layer = trace_of(model)[1]
+    q, k = layer.turned
+    logits = (q @ k.transpose(-2, -1) * layer.scale).masked_fill(~layer.logits().isfinite(), float("-inf"))
+    torch.testing.assert_close(logits, layer.logits())
+    assert not torch.allclose(q, layer.q)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "sinusoidal", "alibi", "t5", "mla", "rope-absolute", "learned"])
+def test_without_position_order_is_known_from_the_mask_alone(encoding: str) -> None:
+    """With the encoding off and no mask, permuted tokens have permuted inputs at every layer."""
+    model = model_of(encoding, "paper")
+    model.config = model.config.model_copy(update={"causal": False})
+    for layer in range(3):
+        model.block(layer).attention.causal = False
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    here = AttentionTrace(DecoderSource(model), tokens()).without_position(2)
+    there = AttentionTrace(DecoderSource(model), tokens()[:, order]).without_position(2)
+    torch.testing.assert_close(here.inputs[:, order], there.inputs)
+    torch.testing.assert_close(here.logits()[..., order, :][..., order], there.logits())
+    with_position = [AttentionTrace(DecoderSource(model), t)[2].inputs for t in (tokens(), tokens()[:, order])]
+    assert not torch.allclose(with_position[0][:, order], with_position[1])
+
+
+def test_without_position_nothing_else_changes() -> None:
+    model = model_of("nope")
+    trace = trace_of(model)
+    for layer in range(3):
+        torch.testing.assert_close(trace[layer].inputs, trace.without_position(layer).inputs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "sinusoidal", "alibi", "fire", "mla", "shaw"])
+@pytest.mark.parametrize("kept", [[0, 1, 2, 3], [4, 5, 6], [1, 5, 11]])
+def test_chosen_positions_give_that_part_of_the_logits(encoding: str, kept: list[int]) -> None:
+    model = model_of(encoding)
+    for layer, whole in zip(trace_of(model, positions=kept), trace_of(model), strict=True):
+        if layer.encoding._seeing:  # it may want tokens that are not here
+            continue
+        places = torch.tensor(kept)
+        torch.testing.assert_close(layer.logits(), whole.logits()[..., places, :][..., places])
+        assert layer.inputs.shape[1] == layer.q.shape[2] == layer.v.shape[2] == len(kept)
+        assert layer.consecutive == (kept != [1, 5, 11])
+
+
+def test_an_encoding_that_reads_other_tokens_needs_them_all() -> None:
+    layer = trace_of(model_of("fox"), positions=[3, 4])[0]
+    with pytest.raises(InputError, match="positions: FoX reads the content of other tokens"):
+        layer.logits()
+
+
+def test_some_queries_of_some_sequences() -> None:
+    for encoding in ("rope", "fire", "fox", "cope", "path"):
+        layer = trace_of(model_of(encoding))[0]
+        rows = torch.tensor([2, 9])
+        part = layer.logits(sequences=slice(1, 3), queries=rows)
+        torch.testing.assert_close(part, layer.logits()[1:3, :, rows])
+
+
+class Counting:
+    """A source that counts its passes."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.source, self.num_layers, self.passes, self.alive = DecoderSource(model), model.config.num_layers, 0, 0
+
+    def attention(self, tokens: Tensor, lengths: Tensor | None, **options: Any) -> Iterator[LayerTrace]:
+        self.passes += 1
+        return self.source.attention(tokens, lengths, **options)
+
+
+def test_layers_in_order_are_one_pass_and_a_step_back_is_another() -> None:
+    source = Counting(model_of("rope"))
+    trace = AttentionTrace(source, tokens(), LENGTHS)
+    assert [layer.layer for layer in trace] == [0, 1, 2]
+    assert source.passes == 1
+    assert trace[2].layer == trace[2].layer == 2
+    assert source.passes == 1
+    assert trace[0].layer == 0
+    assert trace[2].layer == 2
+    assert source.passes == 2
+
+
+def test_only_the_chosen_layers_are_formed() -> None:
+    trace = trace_of(model_of("rope"), layers=[2, 0])
+    assert [layer.layer for layer in trace] == [0, 2]
+    assert len(trace) == 2
+    with pytest.raises(InputError, match="layer: 1 was asked for; the trace holds layers 0, 2"):
+        trace[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"layers": [3]}, r"layers: \[3\] was given; the model has layers 0 to 2"),
+        ({"layers": [-1]}, "layers"),
+        ({"layers": []}, "layers"),
+        ({"positions": [2, 1]}, "positions: .* must increase and lie from 0 to 11"),
+        ({"positions": [12]}, "positions"),
+        ({"positions": []}, "positions"),
+    ],
+)
+def test_what_is_not_there_is_refused(options: dict[str, Sequence[int]], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        trace_of(model_of("rope"), **options)
+
+
+@pytest.mark.parametrize("protocol", ["paper", "released"])
+@pytest.mark.parametrize("encoding", ["rope", "mla", "sinusoidal"])
+def test_parts_of_the_input_have_their_parts_of_queries_and_keys(encoding: str, protocol: str) -> None:
+    """By hand: queries of x less those of x - p are p's, once the norm's statistics are those of x (float64, 1e-10)."""
+    model = model_of(encoding, protocol)
+    layer = trace_of(model)[1]
+    block = model.block(1)
+    p = torch.randn_like(layer.inputs)
+    q, k = layer.part(p, p)
+    x, norm = layer.inputs, block.norm_attention
+
+    def held(value: Tensor) -> Tensor:
+        mean, spread = value.mean(-1, keepdim=True), (x.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+        return (value - mean) / spread * norm.weight
+
+    to = dict(block.attention.named_parameters())
+    if encoding == "mla":
+        down = held(x) @ to["down_q.weight"].T + norm.bias @ to["down_q.weight"].T
+        scale = (down.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * to["norm_q.weight"]
+        content = (held(p) @ to["down_q.weight"].T * scale) @ to["up_q.weight"].T
+        torch.testing.assert_close(q[..., :8], content.unflatten(-1, (4, 8)).transpose(1, 2), rtol=0, atol=1e-10)
+        rotary = held(p) @ to["rotary_k.weight"].T
+        torch.testing.assert_close(k[:, 2, :, 8:], rotary, rtol=0, atol=1e-10)
+    else:
+        by_hand = (held(p) @ to["qkv.weight"][:32].T).unflatten(-1, (4, 8)).transpose(1, 2)
+        torch.testing.assert_close(q, by_hand, rtol=0, atol=1e-10)
+        keys = (p if protocol == "released" else held(p)) @ to["qkv.weight"][32:64].T
+        torch.testing.assert_close(k, keys.unflatten(-1, (4, 8)).transpose(1, 2), rtol=0, atol=1e-10)
