@@ -1,6 +1,6 @@
 """How many runs are carried out: jobs (train, then ablate), several at a time on this machine."""
 
-from toeplens.engine.jobs import Job, Limits, ablate_run, carry_out, read_ablation
+from toeplens.engine.jobs import Job, Limits, ablate_run, carry_out, examples_of, read_ablation
 from toeplens.engine.local import Event, plan_workers, run_local
 from toeplens.engine.signals import stop_on_signals
 
@@ -10,6 +10,7 @@ __all__ = [
     "Limits",
     "ablate_run",
     "carry_out",
+    "examples_of",
     "plan_workers",
     "read_ablation",
     "run_local",

@@ -96,7 +96,7 @@ def ablate_run(run: Run, *, examples: int, split: Split = "test", limits: Limits
     limits = limits or Limits()
     device = plan_execution(limits.device, "off", "float32").device
     source = DecoderSource(run.model().to(device))
-    chosen = _examples(run.spec, examples, split)
+    chosen = examples_of(run.spec, examples, split)
     size = max(1, _REPLAYED_TOKENS[device.type] // (run.spec.model.num_heads + 1) // chosen.tokens.shape[1])
     batches = list(Batches.of(chosen, device, run.spec.ignore_label).split(size))
     parts = run.directory / f"{_PARTS}-{split}-{len(chosen)}-by-{size}"
@@ -106,7 +106,8 @@ def ablate_run(run: Run, *, examples: int, split: Split = "test", limits: Limits
     return ablation
 
 
-def _examples(spec: RunSpec, examples: int, split: Split) -> Examples:
+def examples_of(spec: RunSpec, examples: int, split: Split = "test") -> Examples:
+    """That many of a run's examples: of the test set, or of both sets in the proportion 70:30."""
     task = spec.build_task()
     if split == "test":
         return task.dataset("test", min(examples, spec.test_examples), spec.data_seed)

@@ -61,6 +61,7 @@ class LayerTrace:
         """Queries and keys as they enter the inner product, after the encoding's rotation."""
         return self.turn(self.q, self.k)
 
+    @torch.no_grad()
     def turn(
         self, q: Float[Tensor, "B H R d"], k: Float[Tensor, "B G R d"]
     ) -> tuple[Float[Tensor, "B H R e"], Float[Tensor, "B G R e"]]:

@@ -1,0 +1,264 @@
+"""Attention logits taken apart into content and position, exactly, and each part's share of the whole."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from toeplens.encodings import PositionalEncoding
+from toeplens.ground import InputError
+from toeplens.lens.pieces import BIAS, PRODUCTS, Pieces, rest
+from toeplens.lens.splits import Split, position_parts
+from toeplens.lens.terms import Common, Written
+from toeplens.lens.toeplitz import ToeplitzProfile
+from toeplens.lens.trace import AttentionTrace, LayerTrace
+
+KINDS = ("position", "content", "coupled")
+PURE = 0.9  # share from which a head is named after one kind
+_NOTHING = 1e-12  # of what the terms add up to: a variance below it is rounding
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+
+
+class NoForm(InputError):
+    """The encoding has no split of its logits into content and position."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Each term's share of the variance of the logits over the visible pairs: its covariance with them, over it.
+
+    Shares sum to 1 and may be negative, where a term works against the rest. A row's mean cannot be seen by a softmax:
+    ``softmax`` is the same with each query's mean over its keys removed. NaN where the logits do not vary.
+    """
+
+    logits: Float[Tensor, "H P"]
+    softmax: Float[Tensor, "H P"]
+
+
+@dataclass(frozen=True)
+class LogitParts:
+    """The logits of one layer as a sum of parts (theory, sections 1 to 3).
+
+    layer             from 0
+    split             the estimator of the position part (see `position_parts`)
+    sequences         how many sequences stand behind it
+    names             the parts: the four products of content and position of query and key, the query's first;
+                      ``bias``, what is added whatever the content is; and, for encodings that weigh functions of the
+                      offset by content (Shaw, Transformer-XL, DeBERTa), ``content-offset`` and ``position-offset``
+    shares            of the parts, in the order of ``names``
+    frequencies       [H or 1, n] radians a position, of a rotation; None without one
+    frequency_shares  of the four products by frequency: [H, 4 (n + 1)], product after product, the dimensions that are
+                      not rotated first; None where the encoding is no rotation of pairs
+    kinds             shares of `KINDS`: what mean contents give at their positions (position), what contents give at
+                      the mean offset (content), the rest, where both work together (coupled; 0 for a bias). NaN where
+                      the mean of the rotation is not known
+    kernel            Toeplitz profile of what mean contents give: the head's position kernel, and how Toeplitz it is
+    profile           Toeplitz profile of the logits, all sequences together
+    variance          [H] of the logits over the visible pairs
+    error             largest difference between the sum of the parts and the model's own logits, relative to the
+                      largest of these, over the queries that were looked at
+    """
+
+    layer: int
+    split: Split
+    sequences: int
+    names: tuple[str, ...]
+    shares: Shares
+    frequencies: Float[Tensor, "_ n"] | None
+    frequency_shares: Shares | None
+    kinds: Shares
+    kernel: ToeplitzProfile
+    profile: ToeplitzProfile
+    variance: Float[Tensor, "H"]
+    error: float
+    _pieces: Pieces = field(repr=False)
+
+    @torch.no_grad()
+    def matrix(self, name: str, sequence: int = 0) -> Float[Tensor, "H R R"]:
+        """One part of one sequence's logits, written out; 0 where a key is not seen. ``total`` is their sum."""
+        if name != "total" and name not in self.names:
+            raise InputError(f"name: {name!r} was asked for; the parts are {', '.join(self.names)} and 'total'.")
+        batch = self._pieces.of(slice(sequence, sequence + 1))
+        rows = torch.arange(batch.present.shape[1], device=batch.present.device)
+        wanted = self.names if name == "total" else (name,)
+        return torch.stack([batch.rows(each, rows) for each in wanted]).sum(0)
+
+    def branches(self) -> Shares | None:
+        """Shares of the dimensions that are not rotated and of those that are: MLA's two branches, [H, 2]."""
+        if self.frequency_shares is None:
+            return None
+
+        def two(shares: Tensor) -> Tensor:
+            by_frequency = shares.unflatten(-1, (len(PRODUCTS), -1)).sum(1)
+            return torch.stack((by_frequency[:, 0], by_frequency[:, 1:].sum(-1)), dim=-1)
+
+        return Shares(two(self.frequency_shares.logits), two(self.frequency_shares.softmax))
+
+    def named(self) -> list[str]:
+        """Each head's kind by its shares of the logits.
+
+        ``position`` or ``content`` from `PURE` on; ``sum`` where the two make up `PURE` together; ``product`` where
+        coupled does; else ``mixed``; ``unknown`` where the content's share is not known; ``flat`` where the logits do
+        not vary.
+        """
+        names = []
+        for position, content, coupled in self.kinds.logits.tolist():
+            if position >= PURE:
+                names.append("position")
+            elif content >= PURE:
+                names.append("content")
+            elif coupled >= PURE:
+                names.append("product")
+            elif position + content >= PURE:
+                names.append("sum")
+            else:
+                names.append("flat" if math.isnan(position) else "unknown" if math.isnan(content) else "mixed")
+        return names
+
+
+@torch.no_grad()
+def decompose(trace: AttentionTrace, layer: int, *, split: Split = "mean") -> LogitParts:
+    """Take one layer's logits apart; exact, and in O(N d^2) a head where nothing of queries by keys is given.
+
+    Raises `NoForm`, an `InputError`, where the encoding has no such form: its position part depends on the content of
+    other tokens, it acts after the softmax, or it is not linear in queries and keys. That the parts sum to the model's
+    own logits is checked on every call.
+    """
+    found = trace[layer]
+    _require_form(found.encoding)
+    pieces = Pieces(found, *position_parts(trace, found, split))
+    error = pieces.error()
+    if not error <= _TOLERANCE.get(found.q.dtype, 0.05):
+        raise NoForm(
+            f"encoding: the parts of {type(found.encoding).__name__} do not sum to its logits (off by {error:.2g} of "
+            "the largest); it is not linear in queries and keys, so that content and position are no sum there."
+        )
+    whole, parts, mean, content = _commons(pieces)
+    variances = _spread(whole, whole, pieces.pairs)
+    rotation = pieces.rotation
+    by_group = None if rotation is None else [_grouped(parts[name], rotation.groups) for name in PRODUCTS]
+    position, plain = (None if one is None else _spread(one, whole, pieces.pairs) for one in (mean, content))
+    assert position is not None
+    return LogitParts(
+        layer=layer,
+        split=split,
+        sequences=len(found.q),
+        names=tuple(parts),
+        shares=_shares([_spread(part.summed(), whole, pieces.pairs) for part in parts.values()], variances),
+        frequencies=None if rotation is None else rotation.frequencies,
+        frequency_shares=None if by_group is None else _frequency_shares(by_group, whole, pieces.pairs, variances),
+        kinds=_kinds(position, plain, variances),
+        kernel=pieces.kernel(),
+        profile=pieces.profile(),
+        variance=variances[0] / pieces.pairs,
+        error=error,
+        _pieces=pieces,
+    )
+
+
+def _require_form(encoding: PositionalEncoding) -> None:
+    name = type(encoding).__name__
+    if encoding.data_dependent:
+        raise NoForm(
+            f"encoding: the position part of {name} depends on the content of other tokens, so that its logits are no "
+            "sum of content and position parts."
+        )
+    if encoding.overrides("transform_weights"):
+        raise NoForm(
+            f"encoding: {name} acts on the weights after the softmax, so that its logits are not all of its position."
+        )
+
+
+def _commons(pieces: Pieces) -> tuple[Common, dict[str, Common], Common, Common | None]:
+    """What the parts, the mean contents and the contents alone have in common with the whole, over all sequences."""
+    mean = pieces.mean_layer()
+    mean_q, mean_k = mean.turn(mean.q, mean.k)
+    affine = pieces.layer.encoding.overrides("transform_logits")
+    mean_rest = rest(mean, mean.q, mean.k) if affine else None
+    total: list[Common] = []
+    parts: dict[str, list[Common]] = {}
+    means: list[Common] = []
+    contents: list[Common] = []
+    for sequences, batch in pieces.batches():
+        whole = batch.whole()
+        total.append(whole.itself())
+        for name, (q, k) in batch.products.items():
+            parts.setdefault(name, []).append(whole.products(q, k))
+        for name, fixed in batch.fixed.items():
+            common = whole.known(fixed)
+            parts.setdefault(name, []).append(Common(*(x.unsqueeze(-1) for x in vars(common).values())))
+        there = whole.there
+        position = whole.products(mean_q * pieces.layer.scale * there, mean_k * there).summed()
+        if mean_rest is not None:
+            position = position + whole.known(Written(mean_rest * there * there.transpose(-2, -1)))
+        elif BIAS in batch.fixed:
+            position = position + whole.known(batch.fixed[BIAS])
+        means.append(position)
+        alone = _content(pieces, sequences, mean)
+        if alone is not None:
+            contents.append(whole.products(alone[0] * pieces.layer.scale * there, alone[1] * there).summed())
+    summed = {name: _sum(found) for name, found in parts.items()}
+    return _sum(total), summed, _sum(means), _sum(contents) if contents else None
+
+
+def _content(pieces: Pieces, sequences: slice, mean: LayerTrace) -> tuple[Tensor, Tensor] | None:
+    """Queries and keys without their positions' means, the queries turned by the mean rotation; None if not known."""
+    layer, rotation = pieces.layer, pieces.rotation
+    if rotation is None and layer.encoding.overrides("rotate"):
+        return None
+    count = pieces.present.sum(0).double()[None, None, :, None]
+    weight = count / count.sum()
+    q, k = (x[sequences] - m + (m * weight).sum(2, keepdim=True) for x, m in ((pieces.q, mean.q), (pieces.k, mean.k)))
+    return (q, k) if rotation is None else (rotation.turn_by_mean(q, layer), k)
+
+
+def _sum(found: list[Common]) -> Common:
+    total = found[0]
+    for one in found[1:]:
+        total = total + one
+    return total
+
+
+def _spread(term: Common, whole: Common, pairs: float) -> tuple[Tensor, Tensor]:
+    """Sums of products with the whole, less the means: over all pairs, and with each row's mean removed."""
+    total = whole.total if term.total.ndim == whole.total.ndim else whole.total.unsqueeze(-1)
+    return term.inner - term.total * total / pairs, term.inner - term.rows
+
+
+def _shares(terms: list[tuple[Tensor, Tensor]], variances: tuple[Tensor, Tensor]) -> Shares:
+    made = []
+    for which, variance in enumerate(variances):
+        stacked = torch.stack([term[which] for term in terms], dim=-1)
+        varies = variance > _NOTHING * stacked.nan_to_num().abs().sum(-1).clamp(min=1e-300)
+        made.append(torch.where(varies.unsqueeze(-1), stacked / variance.unsqueeze(-1), torch.nan))
+    return Shares(*made)
+
+
+def _grouped(part: Common, groups: Int[Tensor, "d"]) -> Common:
+    """A product's dimensions summed by group: [H, groups]."""
+    count = int(groups.max()) + 1
+
+    def gather(x: Tensor) -> Tensor:
+        return torch.zeros(x.shape[0], count, dtype=x.dtype, device=x.device).index_add_(1, groups, x)
+
+    return Common(gather(part.total), gather(part.inner), gather(part.rows))
+
+
+def _frequency_shares(parts: list[Common], whole: Common, pairs: float, variances: tuple[Tensor, Tensor]) -> Shares:
+    spreads = [_spread(part, whole, pairs) for part in parts]
+    flat = [(one[..., g], rows[..., g]) for one, rows in spreads for g in range(one.shape[-1])]
+    return _shares(flat, variances)
+
+
+def _kinds(
+    position: tuple[Tensor, Tensor], content: tuple[Tensor, Tensor] | None, variances: tuple[Tensor, Tensor]
+) -> Shares:
+    if content is None:
+        unknown = torch.full_like(position[0], torch.nan)
+        content = (unknown, unknown)
+    rest = (variances[0] - position[0] - content[0], variances[1] - position[1] - content[1])
+    return _shares([position, content, rest], variances)

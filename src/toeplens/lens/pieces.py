@@ -1,0 +1,183 @@
+"""The parts of a layer's logits, as products and fixed matrices, for as many sequences at a time as are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from toeplens.lens.rotation import rotation_of
+from toeplens.lens.terms import Fixed, Offsets, Whole, Written
+from toeplens.lens.toeplitz import ToeplitzProfile, toeplitz_profile
+from toeplens.lens.trace import LayerTrace
+
+PRODUCTS = ("content-content", "content-position", "position-content", "position-position")
+BIAS, CONTENT_OFFSET, POSITION_OFFSET = "bias", "content-offset", "position-offset"
+_AT_ONCE = 1 << 23  # numbers of a tensor [sequences, heads, positions, dimensions] worked at once
+_WRITTEN = 1 << 25
+
+
+class Pieces:
+    """The parts of a layer's logits for any of its sequences, in float64; nothing of queries by keys is kept."""
+
+    def __init__(self, layer: LayerTrace, p: Tensor, key_p: Tensor) -> None:
+        self.layer = layer
+        there = layer.present[:, None, :, None]
+        heads = layer.q.shape[1]
+
+        def wide(x: Tensor) -> Tensor:
+            x = x.double() * there
+            return x.repeat_interleave(heads // x.shape[1], 1)
+
+        q_p, k_p = layer.part(p, key_p)
+        self.q, self.k = wide(layer.q), wide(layer.k)
+        self.q_p, self.k_p = wide(q_p), wide(k_p)
+        self.present = layer.present
+        self.rotation = rotation_of(layer)
+        length = self.present.sum(1)
+        self.pairs = float((length * (length + 1) // 2 if layer.causal else length**2).sum())
+
+    def of(self, sequences: slice) -> Batch:
+        """Some sequences' parts."""
+        layer = self.layer
+        q, k, q_p, k_p = (x[sequences] for x in (self.q, self.k, self.q_p, self.k_p))
+        part = replace(
+            layer, q=q, k=k, v=layer.v[sequences], lengths=None if layer.lengths is None else layer.lengths[sequences]
+        )
+        content, place = part.turn(q - q_p, k - k_p), part.turn(q_p, k_p)
+        pairs = zip(PRODUCTS, [(a, b) for a in (content[0], place[0]) for b in (content[1], place[1])], strict=True)
+        products = {name: (a * layer.scale, b) for name, (a, b) in pairs}
+        fixed: dict[str, Fixed] = {}
+        if layer.encoding.overrides("transform_logits"):
+            nothing = rest(part, q * 0, k * 0)
+            fixed = {
+                BIAS: Written(nothing),
+                CONTENT_OFFSET: Written(rest(part, q - q_p, k - k_p) - nothing),
+                POSITION_OFFSET: Written(rest(part, q_p, k_p) - nothing),
+            }
+        elif layer.encoding.overrides("bias"):
+            fixed = {BIAS: _bias(part)}
+        return Batch(part, products, fixed, self.present[sequences])
+
+    def batches(self) -> Iterator[tuple[slice, Batch]]:
+        """All sequences, some at a time."""
+        count = self.q.shape[0]
+        size = max(1, _AT_ONCE * count // max(1, self.q.numel()))
+        if self.layer.encoding.overrides("transform_logits"):
+            size = max(1, size * self.q.shape[-1] // self.q.shape[-2])
+        for start in range(0, count, size):
+            part = slice(start, min(start + size, count))
+            yield part, self.of(part)
+
+    def error(self) -> float:
+        """How far the sum of the parts is from the model's own logits, over some sequences and queries."""
+        rows = torch.linspace(0, len(self.layer.rows) - 1, min(64, len(self.layer.rows))).round().long().unique()
+        rows = rows.to(self.q.device)
+        worst = largest = 0.0
+        for sequence in sorted({0, len(self.q) // 2, len(self.q) - 1}):
+            part = slice(sequence, sequence + 1)
+            true = self.layer.logits(sequences=part, queries=rows)[0].double()
+            batch = self.of(part)
+            ours = torch.stack([batch.rows(name, rows) for name in (*batch.products, *batch.fixed)]).sum(0)
+            seen = true.isfinite() & self.present[sequence, rows, None]
+            if seen.any():
+                worst = max(worst, float((ours - true)[seen].abs().max()))
+                largest = max(largest, float(true[seen].abs().max()))
+        return worst / largest if largest else worst
+
+    def mean_layer(self) -> LayerTrace:
+        """The layer with each position's mean query and key over the sequences, as a batch of one."""
+        count = self.present.sum(0).clamp(min=1)[None, None, :, None]
+        q, k = (x.sum(0, keepdim=True) / count for x in (self.q, self.k))
+        return replace(self.layer, q=q, k=k, v=self.layer.v[:1], lengths=None, notes=None)
+
+    def kernel(self) -> ToeplitzProfile:
+        """The Toeplitz profile of what mean contents give."""
+        mean = self.mean_layer()
+        return _profile(mean, mean.q, mean.k)
+
+    def profile(self) -> ToeplitzProfile:
+        """The Toeplitz profile of the logits."""
+        return _profile(self.layer, self.q, self.k)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some sequences' parts: products (scale in the query) and fixed matrices."""
+
+    layer: LayerTrace
+    products: dict[str, tuple[Tensor, Tensor]]
+    fixed: dict[str, Fixed]
+    present: Tensor
+
+    def whole(self) -> Whole:
+        (a, b), (_, d), (c, _), _ = self.products.values()
+        return Whole(a + c, b + d, list(self.fixed.values()), self.present, self.layer.causal)
+
+    def rows(self, name: str, queries: Int[Tensor, "Q"]) -> Float[Tensor, "H Q N"]:
+        """Some queries' rows of a part, of the first sequence; 0 where a key is not seen."""
+        if name in self.fixed:
+            made = self.fixed[name].at(queries, 0)
+        else:
+            q, k = self.products[name]
+            made = q[0][:, queries] @ k[0].transpose(-2, -1)
+        seen = self.present[0, queries, None] & self.present[0]
+        if self.layer.causal:
+            seen = seen & (queries[:, None] >= torch.arange(seen.shape[1], device=seen.device))
+        return made * seen
+
+
+def _bias(layer: LayerTrace) -> Fixed:
+    """The encoding's bias: by offset where it has a kernel, else written out."""
+    encoding, length = layer.encoding, len(layer.rows)
+    if encoding.toeplitz and encoding.axes == 1 and layer.consecutive:
+        kernel = encoding.kernel(torch.arange(-length + 1, length, device=layer.q.device))
+        if kernel is not None and not kernel.is_complex():
+            return Offsets(kernel.detach().double().expand(encoding.num_heads, -1), layer.causal)
+    bias = encoding.bias(layer.positions, layer.positions)
+    assert bias is not None
+    matrix = bias.detach().double()
+    matrix = matrix.expand(encoding.num_heads, -1, -1).unsqueeze(0) if matrix.ndim == 3 else matrix
+    return Written(matrix.tril() if layer.causal else matrix)
+
+
+def rest(layer: LayerTrace, q: Tensor, k: Tensor) -> Float[Tensor, "B H N N"]:
+    """What the encoding adds to the scaled product of these queries and keys; 0 where a key is not seen."""
+    logits = layer.logits(q, k)
+    a, b = layer.turn(q, k)
+    rest = logits.double() - (a @ b.transpose(-2, -1)) * layer.scale
+    return rest.masked_fill(~logits.isfinite() | ~layer.present[:, None, :, None], 0)
+
+
+def _profile(layer: LayerTrace, q: Tensor, k: Tensor) -> ToeplitzProfile:
+    bias: Tensor | None = None
+    if layer.encoding.overrides("transform_logits"):
+        bias = rest(layer, q, k)
+    elif layer.encoding.overrides("bias"):
+        fixed = _bias(layer)
+        if isinstance(fixed, Offsets):
+            length = len(layer.rows)
+            bias = fixed.kernel[:, length - 1 :] if layer.causal else fixed.kernel
+        elif isinstance(fixed, Written):
+            bias = fixed.matrix
+    lengths = None if layer.lengths is None else layer.present.sum(1)
+    turned = layer.turn(q, k)
+    return toeplitz_profile(*turned, bias=bias, causal=layer.causal, scale=layer.scale, lengths=lengths).pooled(0)
+
+
+@torch.no_grad()
+def written_out_profile(layer: LayerTrace) -> ToeplitzProfile:
+    """The Toeplitz profile of a layer's logits from the logits themselves, all sequences together.
+
+    For encodings whose logits are no sum of products and a bias. Forms R x R logits, of the first sequences alone if
+    all were over 32 million numbers.
+    """
+    count = max(1, _WRITTEN // (layer.q.shape[1] * len(layer.rows) ** 2))
+    logits = layer.logits(sequences=slice(count)).double()
+    nothing = logits.new_zeros(*logits.shape[:3], 1)
+    lengths = None if layer.lengths is None else layer.present.sum(1)[:count]
+    seen = logits.masked_fill(~logits.isfinite(), 0)
+    return toeplitz_profile(nothing, nothing, bias=seen, causal=layer.causal, lengths=lengths).pooled(0)

@@ -1,0 +1,418 @@
+"""The parts are what a plain program finds that forms every matrix, and they sum to the model's own logits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import config
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.encodings import PositionalEncoding
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, decompose
+from toeplens.model import Decoder, decoder_config
+from toeplens.sources import DecoderSource
+
+SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 2, "num_heads": 4, "max_len": 16}
+LENGTHS = torch.tensor([12, 7, 1, 12, 9])
+NO_FORM = {
+    name
+    for name in encodings.names()
+    if encodings.build(name, d_model=32, num_heads=4, head_dim=8, max_len=8).data_dependent
+}
+NO_FORM |= {"urpe"}  # acts after the softmax
+NONLINEAR = {"pope", "complexformer"}  # magnitudes of queries and keys are not linear in them
+PRODUCTS = ("content-content", "content-position", "position-content", "position-position")
+
+
+@cache
+def model_of(encoding: str, protocol: str = "paper", seed: int = 1) -> Decoder:
+    torch.manual_seed(seed)
+    model = Decoder(decoder_config(**SIZES, encoding=encoding, protocol=protocol)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def trace_of(model: Decoder, lengths: Tensor | None = LENGTHS, **options: Any) -> AttentionTrace:
+    tokens = torch.randint(0, 20, (5, 12), generator=torch.Generator().manual_seed(2))
+    return AttentionTrace(DecoderSource(model), tokens, lengths, **options)
+
+
+def visible(layer: LayerTrace) -> Tensor:
+    """[B, N, N]: both tokens count, and the key is not after the query."""
+    seen = layer.present.unsqueeze(2) & layer.present.unsqueeze(1)
+    return seen.tril() if layer.causal else seen
+
+
+def dense(parts: LogitParts, name: str, layer: LayerTrace) -> Tensor:
+    return torch.stack([parts.matrix(name, sequence) for sequence in range(len(layer.q))])
+
+
+def share_by_hand(part: Tensor, total: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Covariance over variance, of [B, H, N, N] over the visible pairs; and with each row's mean taken out."""
+    plain, softmax = [], []
+    for head in range(part.shape[1]):
+        a, b = part[:, head][seen], total[:, head][seen]
+        plain.append(((a - a.mean()) * (b - b.mean())).sum() / ((b - b.mean()) ** 2).sum())
+        top = bottom = 0.0
+        for sequence, row in itertools.product(range(seen.shape[0]), range(seen.shape[1])):
+            keys = seen[sequence, row]
+            if keys.any():
+                a, b = part[sequence, head, row][keys], total[sequence, head, row][keys]
+                top += float(((a - a.mean()) * (b - b.mean())).sum())
+                bottom += float(((b - b.mean()) ** 2).sum())
+        softmax.append(top / bottom)
+    return torch.stack(plain), torch.tensor(softmax, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("protocol", ["paper", "released"])
+@pytest.mark.parametrize("encoding", sorted(set(encodings.names()) - NO_FORM - NONLINEAR))
+def test_the_parts_sum_to_the_models_own_logits(encoding: str, protocol: str) -> None:
+    """float64, 1e-9 of the largest logit; every encoding that has the form, every split that the layer allows."""
+    trace = trace_of(model_of(encoding, protocol))
+    for layer, split in ((0, "input"), (0, "mean"), (1, "mean"), (1, "ablate")):
+        found = trace[layer]
+        parts = decompose(trace, layer, split=split)  # type: ignore[arg-type]
+        seen, true = visible(found), found.logits()
+        for sequence in range(5):
+            total = parts.matrix("total", sequence)
+            expected = true[sequence].masked_fill(~seen[sequence], 0)
+            torch.testing.assert_close(total, expected, rtol=0, atol=1e-9 * float(expected.abs().max()) + 1e-12)
+        assert parts.error < 1e-9
+        with_bias = "bias" in parts.names
+        for shares in (parts.shares, parts.kinds, None if with_bias else parts.frequency_shares):
+            for share in () if shares is None else (shares.logits, shares.softmax):
+                if share.isfinite().all():
+                    one = torch.ones(4, dtype=torch.float64)
+                    torch.testing.assert_close(share.sum(-1), one, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("encoding", sorted(NO_FORM))
+def test_an_encoding_without_the_form_is_refused(encoding: str) -> None:
+    with pytest.raises(NoForm, match=r"^encoding: .*(content of other tokens|after the softmax)"):
+        decompose(trace_of(model_of(encoding)), 0)
+
+
+@pytest.mark.parametrize("encoding", sorted(NONLINEAR))
+def test_an_encoding_that_is_not_linear_is_refused_by_its_own_numbers(encoding: str) -> None:
+    with pytest.raises(NoForm, match="not linear in queries and keys"):
+        decompose(trace_of(model_of(encoding)), 0)
+
+
+CASES = (
+    "nope",
+    "rope",
+    "alibi",
+    "t5",
+    "fire",
+    "shaw",
+    "transformer-xl",
+    "deberta",
+    "sinusoidal",
+    "rope-absolute",
+    "mla",
+)
+
+
+@pytest.mark.parametrize("protocol", ["paper", "released"])
+@pytest.mark.parametrize("encoding", CASES)
+def test_shares_are_covariances_of_the_written_out_matrices(encoding: str, protocol: str) -> None:
+    """float64, 1e-9."""
+    trace = trace_of(model_of(encoding, protocol))
+    parts = decompose(trace, 1)
+    layer = trace[1]
+    total, seen = dense(parts, "total", layer), visible(layer)
+    for index, name in enumerate(parts.names):
+        plain, softmax = share_by_hand(dense(parts, name, layer), total, seen)
+        torch.testing.assert_close(parts.shares.logits[:, index], plain, rtol=0, atol=1e-9)
+        torch.testing.assert_close(parts.shares.softmax[:, index], softmax, rtol=0, atol=1e-9)
+    values = [total[:, head][seen] for head in range(4)]
+    torch.testing.assert_close(parts.variance, torch.stack([v.var(unbiased=False) for v in values]), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "mla", "sinusoidal"])
+def test_content_and_position_parts_by_hand(encoding: str) -> None:
+    """The split through the frozen norm, biases and shift in the content part, written out (float64, 1e-9)."""
+    model = model_of(encoding)
+    trace = trace_of(model, None)
+    parts, layer, block = decompose(trace, 1), trace[1], model.block(1)
+    x = layer.inputs
+    p = (x.mean(0) - x.mean((0, 1))).expand_as(x)
+    norm, own = block.norm_attention, dict(block.attention.named_parameters())
+    spread = (x.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+
+    def held(value: Tensor, shift: bool) -> Tensor:
+        made = (value - value.mean(-1, keepdim=True)) / spread * norm.weight
+        return made + norm.bias if shift else made
+
+    def heads(value: Tensor) -> Tensor:
+        return value.unflatten(-1, (4, -1)).transpose(1, 2)
+
+    def queries(value: Tensor, content: bool) -> Tensor:
+        inside = held(value, content)
+        if encoding != "mla":
+            return heads(inside @ own["qkv.weight"][:32].T + (own["qkv.bias"][:32] if content else 0))
+        latent = inside @ own["down_q.weight"].T
+        true = held(x, True) @ own["down_q.weight"].T
+        latent = latent * (true.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * own["norm_q.weight"]
+        return torch.cat((heads(latent @ own["up_q.weight"].T), heads(latent @ own["rotary_q.weight"].T)), -1)
+
+    def keys(value: Tensor, content: bool) -> Tensor:
+        inside = held(value, content)
+        if encoding != "mla":
+            return heads(inside @ own["qkv.weight"][32:64].T + (own["qkv.bias"][32:64] if content else 0))
+        latent = inside @ own["down_kv.weight"].T
+        true = held(x, True) @ own["down_kv.weight"].T
+        latent = latent * (true.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * own["norm_kv.weight"]
+        rotary = (inside @ own["rotary_k.weight"].T).unsqueeze(1).expand(-1, 4, -1, -1)
+        return torch.cat((heads(latent @ own["up_kv.weight"][:32].T), rotary), -1)
+
+    for name, (a, b) in zip(PRODUCTS, itertools.product((True, False), repeat=2), strict=True):
+        q, k = queries(x - p if a else p, a), keys(x - p if b else p, b)
+        turned_q, turned_k = (
+            layer.encoding.hook("rotate", q, k, layer.positions, layer.positions, seen=None)
+            if layer.encoding._seeing
+            else layer.encoding.rotate(q, k, layer.positions, layer.positions)
+        )
+        expected = (turned_q @ turned_k.transpose(-2, -1) * layer.scale).tril()
+        torch.testing.assert_close(dense(parts, name, layer), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "mla", "partial-rope", "xpos", "rope-yarn", "rope-absolute", "p-rope"])
+def test_frequencies_by_hand(encoding: str) -> None:
+    """Re q_t conj(k_t) e^(i delta theta_t), pair by pair, from the encoding's kernel (float64, 1e-8)."""
+    trace = trace_of(model_of(encoding), None)
+    parts, layer = decompose(trace, 1), trace[1]
+    rotary = layer.encoding
+    assert isinstance(rotary, encodings.Rotary)
+    assert parts.frequency_shares is not None
+    assert parts.frequencies is not None
+    places = torch.arange(12)
+    kernel = rotary.kernel((places.unsqueeze(1) - places).flatten())
+    assert kernel is not None
+    count, first = kernel.shape[1], rotary.first
+    pairs = (count, 2) if rotary.pairing == "interleaved" else (2, count)
+    q, k = (x[..., first : first + 2 * count].unflatten(-1, pairs) for x in (layer.q, layer.k))
+    q, k = (x if rotary.pairing == "interleaved" else x.transpose(-2, -1) for x in (q, k))
+    z = torch.einsum(
+        "bhit,bhjt->bhtij", torch.view_as_complex(q.contiguous()), torch.view_as_complex(k.contiguous()).conj()
+    )
+    terms = (z * kernel.unflatten(-1, (12, 12))).real * layer.scale
+    total, seen = dense(parts, "total", layer), visible(layer)
+    by_frequency = parts.frequency_shares.logits.unflatten(-1, (4, count + 1)).sum(1)
+    for t in range(count):
+        torch.testing.assert_close(
+            by_frequency[:, t + 1], share_by_hand(terms[:, :, t], total, seen)[0], rtol=0, atol=1e-8
+        )
+    branches = parts.branches()
+    assert branches is not None
+    torch.testing.assert_close(branches.logits.sum(-1), torch.ones(4, dtype=torch.float64))
+    torch.testing.assert_close(branches.logits[:, 0], by_frequency[:, 0])
+    by_part = parts.frequency_shares.softmax.unflatten(-1, (4, count + 1)).sum(-1)
+    torch.testing.assert_close(by_part, parts.shares.softmax[:, :4], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "sinusoidal", "mla", "nope", "transformer-xl"])
+@pytest.mark.parametrize("protocol", ["paper", "released"])
+def test_kinds_by_hand(encoding: str, protocol: str) -> None:
+    """Position: the logits of mean queries and keys. Content: at the mean rotation. (float64, 1e-9)."""
+    trace = trace_of(model_of(encoding, protocol), None)
+    parts, layer = decompose(trace, 1), trace[1]
+    seen = visible(layer)
+    total = dense(parts, "total", layer)
+    mean_q, mean_k = layer.q.mean(0, keepdim=True), layer.k.mean(0, keepdim=True)
+    position = layer.logits(mean_q.expand_as(layer.q), mean_k.expand_as(layer.k)).masked_fill(~seen.unsqueeze(1), 0)
+    plain, softmax = share_by_hand(position, total, seen)
+    torch.testing.assert_close(parts.kinds.logits[:, 0], plain, rtol=0, atol=1e-9)
+    torch.testing.assert_close(parts.kinds.softmax[:, 0], softmax, rtol=0, atol=1e-9)
+    own_q = layer.q - mean_q + mean_q.mean(2, keepdim=True)
+    own_k = layer.k - mean_k + mean_k.mean(2, keepdim=True)
+    pairs = seen[0].nonzero()
+    content = torch.zeros_like(total)
+    for i, j in pairs.tolist() if encoding in ("rope", "mla") else [(0, 0)]:
+        turned = (
+            layer.encoding.rotate(own_q, own_k, torch.full((12,), i), torch.full((12,), j))
+            if encoding in ("rope", "mla")
+            else (own_q, own_k)
+        )
+        content += (
+            turned[0] @ turned[1].transpose(-2, -1) * layer.scale / (len(pairs) if encoding in ("rope", "mla") else 1)
+        )
+    plain, softmax = share_by_hand(content, total, seen)
+    torch.testing.assert_close(parts.kinds.logits[:, 1], plain, rtol=0, atol=1e-9)
+    torch.testing.assert_close(parts.kinds.softmax[:, 1], softmax, rtol=0, atol=1e-9)
+
+
+def test_the_kernel_is_the_mean_over_each_diagonal_of_what_mean_contents_give() -> None:
+    for encoding in ("rope", "alibi", "sinusoidal", "fire"):
+        trace = trace_of(model_of(encoding), None)
+        parts, layer = decompose(trace, 1), trace[1]
+        mean = [x.mean(0, keepdim=True).expand_as(x) for x in (layer.q, layer.k)]
+        matrix = layer.logits(*mean)[0]
+        for delta in range(12):
+            expected = matrix.diagonal(-delta, 1, 2).mean(-1)
+            torch.testing.assert_close(parts.kernel.diagonal_means[:, delta], expected, rtol=0, atol=1e-9)
+
+
+def test_the_profile_is_that_of_all_sequences_together() -> None:
+    trace = trace_of(model_of("t5"))
+    parts, layer = decompose(trace, 0), trace[0]
+    logits, seen = layer.logits(), visible(layer)
+    for delta in range(12):
+        there = seen.diagonal(-delta, 1, 2)
+        values = logits.diagonal(-delta, 2, 3)
+        expected = torch.stack([values[:, head][there].mean() for head in range(4)])
+        torch.testing.assert_close(parts.profile.diagonal_means[:, delta], expected, rtol=0, atol=1e-9)
+
+
+# ---- planted heads -------------------------------------------------------------------------------------------------
+
+
+class Planted:
+    """A source of one layer whose queries and keys are given."""
+
+    num_layers = 1
+
+    def __init__(self, encoding: PositionalEncoding, q: Tensor, k: Tensor) -> None:
+        self.encoding, self.q, self.k = encoding, q, k
+
+    def attention(self, tokens: Tensor, lengths: Tensor | None, **_: Any) -> Iterator[LayerTrace]:
+        batch, heads, length, width = self.q.shape
+        inputs = torch.zeros(batch, length, 4, dtype=self.q.dtype)
+        nothing = torch.zeros(batch, heads, length, width, dtype=self.q.dtype)
+        yield LayerTrace(
+            0, inputs, inputs, None, self.q, self.k, self.k, self.encoding, torch.arange(length), torch.arange(length),
+            width**-0.5, True, None, lambda a, b: (nothing, nothing),
+        )  # fmt: skip
+
+
+def planted(kind: str, seed: int = 0, batch: int = 64, length: int = 24) -> LogitParts:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    sizes = {"d_model": 16, "num_heads": 1, "head_dim": 16, "max_len": length}
+    own, common = (draw(batch, 1, length, 16) for _ in range(2)), draw(2, 16)
+    q, k = own
+    if kind == "position":
+        encoding, q, k = encodings.build("rope", **sizes), (q * 0 + common[0]), (k * 0 + common[1])
+    elif kind == "content":
+        encoding = encodings.build("nope", **sizes)
+    elif kind == "product":  # contents without a mean, at frequencies whose mean over the offsets is near 0
+        encoding = encodings.build("rope", **sizes, base=2.0)
+    else:
+        encoding = encodings.build("alibi", **sizes)
+        q, k = q * 0.15, k * 0.15
+    return decompose(AttentionTrace(Planted(encoding, q, k), torch.zeros(batch, length, dtype=torch.long)), 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["position", "content", "product", "sum"])
+def test_planted_heads_are_recognised(kind: str, seed: int) -> None:
+    parts = planted(kind, seed)
+    assert parts.named() == [kind]
+    position, content, coupled = parts.kinds.logits[0].tolist()
+    if kind == "position":
+        assert position == pytest.approx(1, abs=1e-9)
+        assert float(parts.kernel.share[0]) == pytest.approx(1, abs=1e-9)
+    if kind in ("content", "sum"):
+        assert coupled == pytest.approx(0, abs=0.03)
+    if kind == "sum":
+        assert min(position, content) > 0.1
+    if kind == "product":
+        assert coupled > 0.9
+
+
+def test_a_head_that_does_nothing_is_flat() -> None:
+    sizes = {"d_model": 8, "num_heads": 1, "head_dim": 8, "max_len": 6}
+    q = torch.zeros(3, 1, 6, 8, dtype=torch.float64)
+    trace = AttentionTrace(Planted(encodings.build("nope", **sizes), q, q), torch.zeros(3, 6, dtype=torch.long))
+    parts = decompose(trace, 0)
+    assert parts.named() == ["flat"]
+    assert parts.shares.logits.isnan().all()
+    assert float(parts.variance) == 0
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 99), encoding=st.sampled_from(["rope", "alibi", "nope", "t5"]))
+def test_order_of_heads_and_of_sequences_does_not_matter(seed: int, encoding: str) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 10}
+    made = encodings.build("rope" if encoding == "rope" else "nope", **sizes)
+    q, k = torch.randn(2, 6, 3, 10, 8, generator=generator, dtype=torch.float64)
+    heads, rows = torch.randperm(3, generator=generator), torch.randperm(6, generator=generator)
+    tokens = torch.zeros(6, 10, dtype=torch.long)
+    one = decompose(AttentionTrace(Planted(made, q, k), tokens), 0)
+    other = decompose(AttentionTrace(Planted(made, q[rows][:, heads], k[rows][:, heads]), tokens), 0)
+    torch.testing.assert_close(one.kinds.logits[heads], other.kinds.logits)
+    torch.testing.assert_close(one.profile.share[heads], other.profile.share)
+
+
+def test_float32_models_agree_with_float64() -> None:
+    model = model_of("rope")
+    exact = decompose(trace_of(model), 1)
+    try:
+        rough = decompose(trace_of(model.float()), 1)
+    finally:
+        model.double()
+    assert 0 < rough.error < 1e-5
+    torch.testing.assert_close(rough.shares.logits, exact.shares.logits, rtol=0, atol=1e-4)
+
+
+# ---- splits and errors ---------------------------------------------------------------------------------------------
+
+
+def test_the_input_split_is_the_added_vector() -> None:
+    model = model_of("sinusoidal")
+    trace = trace_of(model, None)
+    parts, layer = decompose(trace, 0, split="input"), trace[0]
+    vectors = model.encoding.embed(torch.zeros(1, 12, 32, dtype=torch.float64), torch.arange(12))[0]
+    q, k = layer.part(vectors.expand(5, -1, -1), vectors.expand(5, -1, -1))
+    expected = (q @ k.transpose(-2, -1) * layer.scale).tril()
+    torch.testing.assert_close(dense(parts, "position-position", layer), expected, rtol=0, atol=1e-12)
+
+
+def test_without_input_vectors_position_parts_are_zero() -> None:
+    for encoding in ("nope", "rope", "alibi"):
+        parts = decompose(trace_of(model_of(encoding)), 0, split="input")
+        assert float(parts.shares.logits[:, 1:4].abs().max()) == 0
+
+
+def test_the_mean_split_needs_sequences() -> None:
+    trace = AttentionTrace(DecoderSource(model_of("rope")), torch.zeros(1, 5, dtype=torch.long))
+    with pytest.raises(InputError, match=r"^split: 'mean' was given; it needs the mean over at least 2 sequences"):
+        decompose(trace, 0)
+    assert decompose(trace, 0, split="ablate").sequences == 1
+
+
+def test_what_is_wrong_is_said_in_one_sentence() -> None:
+    trace = trace_of(model_of("rope"))
+    with pytest.raises(InputError, match=r"^split: 'input' was given; layer 1 reads no bare input"):
+        decompose(trace, 1, split="input")
+    config.update("jaxtyping_disable", True)
+    try:
+        with pytest.raises(InputError, match="split: there is no 'means'"):
+            decompose(trace, 1, split="means")  # type: ignore[arg-type]
+    finally:
+        config.update("jaxtyping_disable", False)
+    with pytest.raises(InputError, match="name: 'bias' was asked for; the parts are content-content"):
+        decompose(trace, 1).matrix("bias")
+
+
+def test_chosen_positions_are_decomposed_by_themselves() -> None:
+    model = model_of("rope")
+    parts = decompose(trace_of(model, positions=range(3, 9)), 1)
+    layer = trace_of(model)[1]
+    expected = layer.logits()[0][:, 3:9, 3:9].masked_fill(~torch.ones(6, 6, dtype=torch.bool).tril(), 0)
+    torch.testing.assert_close(parts.matrix("total", 0), expected, rtol=0, atol=1e-9)
