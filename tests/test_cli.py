@@ -617,7 +617,7 @@ def test_a_study_whose_time_is_up_says_how_far_it_is(
 ):
     monkeypatch.setattr(study, "limits_for", lambda budget, limits: replace(limits, deadline=0.0))
     command = ["reproduce", "--scale", "smoke", "--protocol", "released", "--time-budget", "9m", "--out", tmp_path]
-    monkeypatch.setattr(cli.study, "limits_for", lambda budget, limits: replace(limits, deadline=0.0))
+    monkeypatch.setattr(cli.studies.study, "limits_for", lambda budget, limits: replace(limits, deadline=0.0))
     told = toeplens(*command)
     assert told.code == 0
     assert "0 of 2 cells are finished" in told.out
@@ -629,7 +629,7 @@ def test_a_study_whose_time_is_up_says_how_far_it_is(
     ("text", "seconds"), [("90s", 90), ("9m", 540), ("2h", 7200), ("5", 5), ("0.5m", 30), (" 7 s ", 7), (None, None)]
 )
 def test_times_are_read_as_people_write_them(text: str | None, seconds: float | None):
-    assert cli._seconds(text) == seconds
+    assert cli.options.seconds(text) == seconds
 
 
 # ---- signals --------------------------------------------------------------------------------------------------------

@@ -12,11 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.progress import track as rich_track
 from rich.table import Table
 
-from toeplens.engine import Event
+from toeplens.engine import Event, Job
 from toeplens.ground.files import finite
 from toeplens.lens import HeadAblation, deposit
 from toeplens.studies import Entry
-from toeplens.studies.reproduce import Cell, Row
+from toeplens.studies.reproduce import Row
+from toeplens.studies.structure import RunStructure
 
 Item = TypeVar("Item")
 
@@ -57,10 +58,10 @@ def track(items: Sequence[Item], doing: str) -> Iterable[Item]:
 class StudyProgress:
     """A live bar over a study's training steps with a time estimate; plain lines where there is no terminal."""
 
-    def __init__(self, cells: Sequence[Cell]) -> None:
-        self.cells = cells
-        self.steps = [0] * len(cells)
-        self.totals = [cell.job.spec.total_steps for cell in cells]
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs = jobs
+        self.steps = [0] * len(jobs)
+        self.totals = [job.spec.total_steps for job in jobs]
         self.started = time.monotonic()
         self.finished = 0
         self.live = err.is_terminal
@@ -74,7 +75,7 @@ class StudyProgress:
             console=err,
             disable=not self.live,
         )
-        self.whole = self.bar.add_task(f"0/{len(cells)} cells", total=sum(self.totals))
+        self.whole = self.bar.add_task(f"0/{len(jobs)} cells", total=sum(self.totals))
         self.running: dict[int, Any] = {}
 
     def __enter__(self) -> StudyProgress:
@@ -86,7 +87,7 @@ class StudyProgress:
 
     def __call__(self, event: Event) -> None:
         """Take note of a step or of a finished cell."""
-        label = self.cells[event.job].job.label
+        label = self.jobs[event.job].label
         if event.status is None:
             self.steps[event.job] = event.step
             if event.job not in self.running:
@@ -101,11 +102,11 @@ class StudyProgress:
             if not self.live:
                 minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
                 err.print(
-                    f"[{self.finished}/{len(self.cells)}] {minutes}:{seconds:02d} {label}: {event.status}",
+                    f"[{self.finished}/{len(self.jobs)}] {minutes}:{seconds:02d} {label}: {event.status}",
                     highlight=False,
                     markup=False,
                 )
-        self.bar.update(self.whole, completed=sum(self.steps), description=f"{self.finished}/{len(self.cells)} cells")
+        self.bar.update(self.whole, completed=sum(self.steps), description=f"{self.finished}/{len(self.jobs)} cells")
 
 
 class RunProgress:
@@ -143,7 +144,7 @@ def claims_table(entries: Sequence[Entry]) -> Table:
     made = Table(title="Claims", show_lines=True)
     made.add_column("claim", overflow="fold")
     for protocol in protocols:
-        made.add_column(f"{protocol} protocol", no_wrap=True)
+        made.add_column("verdict" if protocol is None else f"{protocol} protocol", no_wrap=True)
     for claim in dict.fromkeys(entry.claim for entry in entries):
         verdicts = {entry.protocol: entry.verdict for entry in entries if entry.claim is claim}
         pills = [f"[{_COLOURS[verdicts[p]]}]{verdicts[p]}[/]" for p in protocols]
@@ -186,3 +187,17 @@ def ablation_tables(ablation: HeadAblation) -> list[Table]:
         figures = (row.peak, row.second, row.top_share, row.effective_heads, row.gini)
         kinds.add_row(str(layer), row.kind, *(f"{x:.2f}" for x in figures))
     return [drops, kinds]
+
+
+def structure_table(structure: RunStructure) -> Table:
+    """Each head's kind and shares, as a softmax sees them, and how Toeplitz its logits are."""
+    columns = ("head", "kind", "position", "content", "coupled", "Toeplitz share", "explained by distance")
+    made = table("What each head's logits are made of (shares of variance, each row's mean removed)", *columns)
+    for layer in structure.layers:
+        for head, (share, explained) in enumerate(zip(layer.toeplitz, layer.explained, strict=True)):
+            kinds = ["–"] * 4
+            if layer.parts is not None:
+                shares = layer.parts.kinds["softmax"][head]
+                kinds = [layer.parts.named[head], *(f"{x:.2f}" for x in shares)]
+            made.add_row(f"L{layer.layer + 1} H{head + 1}", *kinds, f"{share:.2f}", f"{explained:.2f}")
+    return made

@@ -1,9 +1,26 @@
-"""Spectra of Toeplitz kernels."""
+"""Spectra of Toeplitz kernels: the symbol, the eigenvalues' ends by N, and how the one follows the other."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
-from jaxtyping import Complex, Float
+from jaxtyping import Complex, Float, Int, Shaped
+from scipy.fft import next_fast_len
+from scipy.linalg import eigvalsh, matmul_toeplitz, toeplitz
+from scipy.optimize import minimize_scalar
+from scipy.sparse.linalg import LinearOperator, eigsh, lobpcg
+
+from toeplens.ground import InputError
+
+Kernel = Float[np.ndarray, "D"] | Complex[np.ndarray, "D"]
+
+_DENSE = 64  # sizes below are solved densely: the iterations need room for their subspaces
+_OVERSAMPLING = 16  # angles a kernel value in the search for the symbol's ends
+_LANCZOS, _POLISHED = 1e-4, 1e-7  # residuals at which the iterations stop, relative to the largest |symbol - a_0|
+_POLISHING_STEPS = 300
 
 
 def symbol(
@@ -29,3 +46,229 @@ def symbol(
     angles = 2 * np.pi * np.fft.fftfreq(count)
     order = np.argsort(angles)
     return angles[order], values[..., order]
+
+
+@dataclass(frozen=True)
+class Szego:
+    """A kernel's eigenvalues by N beside its symbol (`szego`).
+
+    sizes             [K] N
+    lowest, highest   [K] the extreme eigenvalues of T_N
+    symbol_low        the symbol's minimum
+    symbol_high       the symbol's maximum
+    gap_low           [K] lowest - symbol_low, never negative beyond rounding
+    gap_high          [K] symbol_high - highest, likewise
+    distribution_gap  [K] largest distance between the sorted eigenvalues and the sorted values of the symbol at N even
+                      angles; nan where N is above ``dense_up_to``
+    """
+
+    sizes: Int[np.ndarray, "K"]
+    lowest: Float[np.ndarray, "K"]
+    highest: Float[np.ndarray, "K"]
+    symbol_low: float
+    symbol_high: float
+    gap_low: Float[np.ndarray, "K"]
+    gap_high: Float[np.ndarray, "K"]
+    distribution_gap: Float[np.ndarray, "K"]
+
+
+def hermitian_part(
+    kernel: Float[np.ndarray, "*rows D"] | Complex[np.ndarray, "*rows D"],
+) -> Float[np.ndarray, "*rows D"] | Complex[np.ndarray, "*rows D"]:
+    """(a_delta + conj a_(-delta)) / 2: the kernel of (T + T^H) / 2, whose symbol is the real part of T's.
+
+    Of a causal kernel (0 where delta < 0) it is half of the kernel and half of its mirror image, a_0 kept.
+    """
+    _odd(kernel)
+    return (kernel + kernel[..., ::-1].conj()) / 2
+
+
+class _ToeplitzOperator(LinearOperator):
+    """The product with a Toeplitz matrix and with its adjoint, by FFT (`toeplitz_operator`)."""
+
+    def __init__(self, column: Shaped[np.ndarray, "N"], row: Shaped[np.ndarray, "N"]) -> None:
+        super().__init__(column.dtype, (len(column), len(column)))
+        # columns up to a length that the FFT likes (2N - 1 is prime for many powers of two); they meet zeros only
+        length = int(next_fast_len(2 * len(column) - 1))  # type: ignore[arg-type]
+        self._extra = length - (2 * len(column) - 1)
+        self._column, self._row = column, row
+
+    def _matmat(self, x: np.ndarray) -> np.ndarray:
+        row = np.concatenate((self._row, np.zeros(self._extra, dtype=self._row.dtype)))
+        return matmul_toeplitz((self._column, row), np.concatenate((x, np.zeros((self._extra, *x.shape[1:])))))
+
+    _matvec = _matmat
+
+    def _adjoint(self) -> _ToeplitzOperator:
+        return _ToeplitzOperator(self._row.conj(), self._column.conj())
+
+
+def toeplitz_operator(kernel: Kernel, size: int) -> LinearOperator:
+    """The Toeplitz matrix T_ij = a_(i-j) of ``size`` rows, as an operator that never forms it.
+
+    Arguments
+        kernel  a_delta at delta = -(M-1), ..., M-1 (D = 2M - 1); zero beyond, where ``size`` > M
+        size    rows N
+
+    A product costs O(N log N), with the matrix or with its adjoint.
+    """
+    return _ToeplitzOperator(*_section(kernel, size))
+
+
+def extreme_eigenvalues(kernel: Kernel, size: int) -> tuple[float, float]:
+    """The lowest and the highest eigenvalue of a Hermitian Toeplitz matrix (theory 4), in memory O(N).
+
+    Lanczos (ARPACK) on the FFT product from a seeded start, then LOBPCG (Knyazev 2001, SIAM J. Sci. Comput. 23) from
+    Lanczos's vector, with T. Chan's circulant (1988, SIAM J. Sci. Stat. Comput. 9) as preconditioner. Lanczos finds
+    the right end whatever the kernel, but where a smooth symbol has its minimum the eigenvalues lie O(1/N^2) apart and
+    it would need about N steps; the preconditioner knows that end.
+
+    Both numbers are Rayleigh quotients, so that they lie within the spectrum to rounding: lowest is at or above the
+    true one, highest at or below. LOBPCG stops at a residual of 1e-7 of the largest |symbol - a_0|, or after 300
+    steps. Against dense solutions of thirteen kinds of kernels, smooth, cut and random, for N from 64 to 1024, the
+    error stayed below 1e-8 of that largest value, and mostly below 1e-10. This is an absolute error: how far a
+    smaller end lies from zero, or from the symbol's minimum at large N, it does not tell. A million rows take minutes.
+
+    Arguments
+        kernel  a_delta at delta = -(M-1), ..., M-1 (D = 2M - 1), a_(-delta) = conj(a_delta); zero beyond
+        size    rows N; below 64 the matrix is solved densely
+
+    Raises `InputError` for a kernel that is not Hermitian.
+    """
+    _hermitian(kernel)
+    if size < _DENSE:
+        eigenvalues = eigvalsh(_matrix(kernel, size))
+        return float(eigenvalues[0]), float(eigenvalues[-1])
+    return _lowest(kernel, size), -_lowest(-kernel, size)
+
+
+def szego(kernel: Kernel, sizes: Sequence[int], *, dense_up_to: int = 1024) -> Szego:
+    """How the eigenvalues of T_N fill the range of the symbol as N grows (Grenander & Szegő 1958; theory 4).
+
+    The symbol of the values given is a trigonometric polynomial, and T_N of any N is a section of the infinite
+    Toeplitz matrix with that symbol, so all eigenvalues lie between the symbol's minimum and maximum. As N grows the
+    extremes tend to these ends, and the sorted eigenvalues to the sorted values of the symbol at even angles. A kernel
+    that goes on beyond delta = M - 1 is cut there: the symbol is then that of the window, with the window's ripples
+    (a positive semi-definite kernel can have a window whose symbol goes below 0), and sizes much below M need not come
+    near its ends.
+
+    Arguments
+        kernel       a_delta at delta = -(M-1), ..., M-1 (D = 2M - 1), a_(-delta) = conj(a_delta)
+        sizes        the N wanted
+        dense_up_to  up to this N all eigenvalues are computed, from the dense matrix; above it only the extremes, by
+                     `extreme_eigenvalues` (whose accuracy holds for the gaps too)
+
+    Raises `InputError` for a kernel that is not Hermitian.
+    """
+    _hermitian(kernel)
+    low, high = _symbol_low(kernel), -_symbol_low(-kernel)
+    ends = np.empty((len(sizes), 2))
+    distribution = np.full(len(sizes), np.nan)
+    for index, size in enumerate(sizes):
+        if size <= dense_up_to:
+            eigenvalues = eigvalsh(_matrix(kernel, size))
+            ends[index] = eigenvalues[0], eigenvalues[-1]
+            distribution[index] = np.abs(eigenvalues - np.sort(_at_even_angles(kernel, size))).max()
+        else:
+            ends[index] = extreme_eigenvalues(kernel, size)
+    lowest, highest = ends.T
+    return Szego(np.array(sizes, dtype=int), lowest, highest, low, high, lowest - low, high - highest, distribution)
+
+
+def _odd(kernel: Shaped[np.ndarray, "..."]) -> None:
+    if kernel.shape[-1] % 2 == 0:
+        raise InputError(f"kernel: {kernel.shape[-1]} values were given; an odd number 2M - 1 is needed.")
+
+
+def _hermitian(kernel: Kernel) -> None:
+    _odd(kernel)
+    if not np.isfinite(kernel).all():
+        raise InputError("kernel: some values are not finite; an eigenvalue needs them all.")
+    if np.abs(kernel - kernel[::-1].conj()).max() > 1e-9 * np.abs(kernel).max():
+        raise InputError(
+            "kernel: it is not Hermitian (a at -delta is not conj(a at delta)), so its eigenvalues are not real; "
+            "`hermitian_part` gives the part that is."
+        )
+
+
+def _section(kernel: Kernel, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first column and the first row of the matrix of ``size`` rows, in double precision."""
+    _odd(kernel)
+    if size < 1:
+        raise InputError(f"size: {size} was given; at least 1 row is needed.")
+    values = kernel.astype(np.result_type(kernel.dtype, np.float64))
+    half = len(values) // 2
+    missing = (0, max(0, size - half - 1))
+    return np.pad(values[half : half + size], missing), np.pad(values[half::-1][:size], missing)
+
+
+def _matrix(kernel: Kernel, size: int) -> np.ndarray:
+    return toeplitz(*_section(kernel, size))
+
+
+def _lowest(kernel: Kernel, size: int) -> float:
+    """The lowest eigenvalue, by Lanczos and then by preconditioned LOBPCG; a_0, which only shifts it, set aside."""
+    column, row = _section(kernel, size)
+    diagonal = float(np.real(column[0]))
+    column[0] = row[0] = 0
+    scale = float(np.abs(symbol(np.concatenate((row[:0:-1], column)), 4 * size)[1]).max())
+    if scale == 0:
+        return diagonal
+    # ARPACK's tolerance is relative to the eigenvalue wanted: a shift makes that of the symbol's size, wherever it lies
+    shift = 2 * scale * (np.arange(size) == 0)
+    rng = np.random.Generator(np.random.Philox(0))
+    start = rng.standard_normal(size).astype(column.dtype)
+    _, vector = eigsh(
+        _ToeplitzOperator(column - shift, row - shift),
+        1,
+        which="SA",
+        v0=start,
+        ncv=40,
+        tol=_LANCZOS,  # type: ignore[arg-type]
+        rng=rng,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of an end that the steps do not settle: documented
+        values, _ = lobpcg(
+            _ToeplitzOperator(column, row),
+            vector,
+            M=_preconditioner(column, row, scale),
+            largest=False,
+            tol=_POLISHED * scale,
+            maxiter=_POLISHING_STEPS,
+        )
+    return diagonal + float(values[0])
+
+
+def _preconditioner(column: Shaped[np.ndarray, "N"], row: Shaped[np.ndarray, "N"], scale: float) -> _ToeplitzOperator:
+    """The inverse of T. Chan's circulant, the nearest to the matrix, shifted to where it is positive definite."""
+    size = len(column)
+    weights = np.arange(size) / size
+    nearest = (1 - weights) * column + weights * np.concatenate((row[:1], row[:0:-1]))
+    eigenvalues = np.real(np.fft.fft(nearest))
+    inverse = np.fft.ifft(1 / (eigenvalues - eigenvalues.min() + scale * max(size**-2.0, 1e-6)))
+    if not np.iscomplexobj(column):
+        inverse = np.real(inverse)
+    return _ToeplitzOperator(inverse, np.concatenate((inverse[:1], inverse[:0:-1])))
+
+
+def _symbol_low(kernel: Kernel) -> float:
+    """The minimum of a real symbol: the lowest of a fine grid, refined between its neighbours."""
+    angles, values = symbol(kernel, _OVERSAMPLING * len(kernel))
+    best = angles[np.real(values).argmin()]
+    offsets = np.arange(len(kernel)) - len(kernel) // 2
+    step = 2 * np.pi / len(angles)
+    found = minimize_scalar(
+        lambda phi: float((kernel * np.exp(1j * offsets * phi)).sum().real),
+        bounds=(best - step, best + step),
+        method="bounded",
+        options={"xatol": 1e-9 * step},
+    )
+    return min(float(found.fun), float(np.real(values).min()))
+
+
+def _at_even_angles(kernel: Kernel, size: int) -> np.ndarray:
+    """A real symbol at 2 pi k / ``size``: there, offsets that differ by ``size`` are one."""
+    folded = np.zeros(size, dtype=np.complex128)
+    np.add.at(folded, (np.arange(len(kernel)) - len(kernel) // 2) % size, kernel)
+    return np.real(np.fft.fft(folded))

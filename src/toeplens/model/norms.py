@@ -1,4 +1,4 @@
-"""Norms held at their value: with its statistics fixed a norm is linear, so that each part of its input has an output."""
+"""Norms held at their value: with its statistics fixed a norm is linear, and parts of its input have an output each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,21 @@
-"""Pages: the report of a study, self-contained, with its figures; the cards of encodings."""
+"""Pages, self-contained, with their figures: studies, the mathematics, runs taken apart, the cards of encodings."""
 
 from toeplens.report import figures
 from toeplens.report.card import render_card, write_card, write_cards
+from toeplens.report.decomposition import render_structure, write_structure
 from toeplens.report.page import PAGE, render, write_page
+from toeplens.report.theory import render_theory, write_theory
 
-__all__ = ["PAGE", "figures", "render", "render_card", "write_card", "write_cards", "write_page"]
+__all__ = [
+    "PAGE",
+    "figures",
+    "render",
+    "render_card",
+    "render_structure",
+    "render_theory",
+    "write_card",
+    "write_cards",
+    "write_page",
+    "write_structure",
+    "write_theory",
+]

@@ -48,7 +48,7 @@ def render(state: Reproduction) -> str:
             largest=words.largest_drop(state.results.cells),
             diverged=[cell for cell in state.results.cells if cell.status == "diverged"],
             glossary=glossary.terms(state),
-            claims=tables.claim_rows(state),
+            claims=tables.claim_rows(state.entries),
             accuracy=tables.accuracy_tables(state),
             deposits=tables.deposit_tables(state),
             settings=tables.settings(state),

@@ -38,14 +38,14 @@ class ClaimRow:
     entries: list[Entry]
 
 
-def claim_rows(state: Reproduction) -> list[ClaimRow]:
+def claim_rows(entries: Sequence[Entry]) -> list[ClaimRow]:
     """The ledger, a row a claim, in the study's order."""
     by_claim: dict[str, list[Entry]] = {}
-    for entry in state.entries:
+    for entry in entries:
         by_claim.setdefault(entry.claim.id, []).append(entry)
     return [
-        ClaimRow(id, entries[0].claim.statement, entries[0].claim.source, entries[0].claim.rule, entries)
-        for id, entries in by_claim.items()
+        ClaimRow(id, found[0].claim.statement, found[0].claim.source, found[0].claim.rule, found)
+        for id, found in by_claim.items()
     ]
 
 

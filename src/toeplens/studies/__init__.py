@@ -1,6 +1,6 @@
 """Studies: a grid of runs, measures on them, tables, and claims with verdicts."""
 
-from toeplens.studies.claims import Claim, Entry, judge
+from toeplens.studies.claims import Claim, Entry, judge, judge_all
 from toeplens.studies.results import CellResult, Key, Results
 from toeplens.studies.verdicts import MIN_SEEDS, RULE, Finding, Verdict, above, below, combine, opposite, seen
 
@@ -18,6 +18,7 @@ __all__ = [
     "below",
     "combine",
     "judge",
+    "judge_all",
     "opposite",
     "seen",
 ]

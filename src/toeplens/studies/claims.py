@@ -33,10 +33,10 @@ class Claim(Generic[Data]):
 
 @dataclass(frozen=True)
 class Entry:
-    """A claim's verdict under one protocol, with its evidence."""
+    """A claim's verdict with its evidence, under one protocol, or None where protocols play no part."""
 
     claim: Claim
-    protocol: Protocol
+    protocol: Protocol | None
     verdict: Verdict
     evidence: list[str]
 
@@ -55,9 +55,14 @@ class Entry:
 
 def judge(claims: Sequence[Claim[Results]], results: Results, protocols: Sequence[Protocol]) -> list[Entry]:
     """Every claim under every protocol."""
-    entries = []
-    for claim in claims:
-        for protocol in protocols:
-            findings = list(claim.check(results.under(protocol)))
-            entries.append(Entry(claim, protocol, combine(findings), [f.evidence for f in findings]))
-    return entries
+    return [_entry(claim, results.under(protocol), protocol) for claim in claims for protocol in protocols]
+
+
+def judge_all(claims: Sequence[Claim[Data]], data: Data) -> list[Entry]:
+    """Every claim, where there are no protocols."""
+    return [_entry(claim, data, None) for claim in claims]
+
+
+def _entry(claim: Claim[Data], data: Data, protocol: Protocol | None) -> Entry:
+    findings = list(claim.check(data))
+    return Entry(claim, protocol, combine(findings), [finding.evidence for finding in findings])

@@ -1,0 +1,81 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from toeplens import __version__, console
+from toeplens.cli import lists, runs, studies
+from toeplens.ground import EnvironmentFailure, ToeplensError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="A laboratory for positional information in Transformers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+for _name, _command in {
+    "reproduce": studies.reproduce,
+    "theory": studies.theory_study,
+    "train": runs.train_run,
+    "ablate": runs.ablate,
+    "decompose": runs.decompose,
+    "report": studies.report_page,
+    "claims": studies.claims,
+    "encodings": lists.list_encodings,
+    "card": lists.card,
+    "tasks": lists.list_tasks,
+}.items():
+    app.command(_name)(_command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        console.say(f"toeplens {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; errors are one line, exit code 2 for bad input and 3 for the machine's failures."""
+    try:
+        code = app(standalone_mode=False)
+        print(end="", flush=True)
+        sys.exit(code if isinstance(code, int) else 0)
+    except ToeplensError as error:
+        _fail(str(error), error.exit_code)
+    except typer.TyperException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            console.say(error.format_message())
+            sys.exit(2)
+        _fail(error.format_message(), 2)
+    except (typer.Abort, KeyboardInterrupt):
+        _fail("stopped; what was finished is kept, and the same command goes on.", 130)
+    except BrokenPipeError:
+        sys.stdout = None  # else Python would try again at its end
+        sys.exit(0)
+    except OSError as error:  # a full disk behind standard output, say
+        sys.stdout = None
+        _fail(f"{error.filename or 'standard output'}: {(error.strerror or str(error)).lower()}.", 3)
+    except MemoryError:
+        _fail(str(EnvironmentFailure("the machine's memory is used up; lower --workers or the sizes.")), 3)
+
+
+def _fail(message: str, code: int) -> None:
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    sys.exit(code)

@@ -1,0 +1,85 @@
+"""Commands that show what there is: encodings, their cards, tasks."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from toeplens import console, encodings, report, tasks
+from toeplens.cli.options import Json, changed
+from toeplens.ground import InputError, choose
+from toeplens.studies.card import make_card
+
+
+def list_encodings(as_json: Json = False) -> None:
+    """List the positional encodings, their class and their options."""
+    rows = []
+    for name in encodings.names():
+        kind = encodings.get(name)
+        options = {n: _default(p) for n, p in encodings.options(name).items()}
+        facts = {field: getattr(kind, field) for field in ("coupling", "also_couples", "toeplitz", "data_dependent")}
+        rows.append({"name": name, **facts, "formula": kind.formula, "options": options, "citation": kind.citation})
+    if as_json:
+        console.print_json(rows)
+        return
+    table = console.table(None, "encoding", "enters by", "Toeplitz", "content", "options (defaults)", "citation")
+    for row in rows:
+        options = "\n".join(f"{n}={v}" for n, v in row["options"].items())
+        where = "\n".join((row["coupling"], *row["also_couples"]))
+        toeplitz, content = ("yes" if row[fact] else "no" for fact in ("toeplitz", "data_dependent"))
+        table.add_row(row["name"], where, toeplitz, content, options, row["citation"])
+    console.out.print(table)
+
+
+def card(
+    out: Annotated[Path, typer.Option(help="The page to write; for all encodings, the directory of their pages.")],
+    name: Annotated[str | None, typer.Argument(help="See 'toeplens encodings'; all of them unless given.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change an option of the encoding, e.g. --set base=500.")
+    ] = None,
+    length: Annotated[int, typer.Option(help="Tokens of the texts that are measured.")] = 512,
+    as_json: Json = False,
+) -> None:
+    """Measure an encoding and write its card: formula, kernel, symbol, class, resolution by dtype, cost."""
+    if name is None and set_:
+        raise InputError("set: an option was given, but no encoding; name the one that it belongs to.")
+    names = encodings.names() if name is None else (choose("encoding", name, encodings.names()),)
+    options = changed({}, set_ or [])
+    cards = [make_card(each, length=length, **options) for each in console.track(names, "measuring")]
+    page = report.write_card(cards[0], out) if name is not None else report.write_cards(cards, out)
+    if as_json:
+        console.print_json({"page": str(page), "cards": [made.to_dict() for made in cards]})
+    else:
+        console.say(f"page: {page.resolve()}")
+
+
+def list_tasks(as_json: Json = False) -> None:
+    """List the tasks, what their answer depends on, chance, and their options."""
+    rows = []
+    for name in tasks.names():
+        kind, task = tasks.get(name), tasks.build(name)
+        options = {n: _default(p) for n, p in tasks.options(name).items()}
+        rows.append(
+            {
+                "name": name,
+                "answer": kind.answer,
+                "chance": task.chance(),
+                "options": options,
+                "about": inspect.getdoc(kind),
+            }
+        )
+    if as_json:
+        console.print_json(rows)
+        return
+    table = console.table(None, "task", "answer depends on", "chance (defaults)", "options (defaults)", "about")
+    for row in rows:
+        options = "\n".join(f"{n}={v}" for n, v in row["options"].items())
+        table.add_row(row["name"], row["answer"], f"{row['chance']:.4f}", options, row["about"].splitlines()[0])
+    console.out.print(table)
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    return None if parameter.default is inspect.Parameter.empty else parameter.default

@@ -1,0 +1,52 @@
+"""The options that commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any
+
+import typer
+
+from toeplens.ground import InputError, choose
+
+Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON on standard output.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Compile = Annotated[str, typer.Option(help="torch.compile: auto (where it pays), on or off.")]
+Budget = Annotated[str | None, typer.Option(help="Stop within this time, e.g. 90s, 9m, 2h; the same command goes on.")]
+
+
+def compile_mode(mode: str) -> Any:
+    """``auto``, ``on`` or ``off``."""
+    return choose("compile", mode, ("auto", "on", "off"))
+
+
+def seconds(text: str | None) -> float | None:
+    """``90s``, ``9m``, ``2h`` or plain seconds."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise InputError(f"time_budget: {text!r} was given; it must be a positive time such as 90s, 9m or 2h.")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def changed(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:
+    """A spec with ``path=value`` changes; a model's protocol switches follow if its encoding or protocol changes."""
+    content = json.loads(json.dumps(content))
+    for change in changes:
+        path, equals, text = change.partition("=")
+        if not equals or not path:
+            raise InputError(f"set: {change!r} was given; it must be of the form field=value.")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        place = content
+        *parents, last = path.split(".")
+        for name in parents:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise InputError(f"set: {path} was given; {name} has no fields.")
+        place[last] = value
+    return content

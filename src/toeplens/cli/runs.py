@@ -1,0 +1,125 @@
+"""Commands on one run: train it, silence its heads, take its logits apart."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from toeplens import console, report
+from toeplens.cli.options import Budget, Compile, Device, Json, changed, compile_mode, seconds
+from toeplens.engine import Limits, ablate_run, stop_on_signals
+from toeplens.ground import InputError, choose, read_json
+from toeplens.lens import THRESHOLDS, Split, deposit
+from toeplens.studies import reproduce as study
+from toeplens.studies.structure import decompose_run
+from toeplens.training import Run, plan_execution, run_spec, train
+
+
+def train_run(
+    out: Annotated[Path, typer.Option(help="Directory for runs; the run gets a folder named by its content.")],
+    spec: Annotated[
+        Path | None, typer.Argument(help="A run's spec as JSON (as in a run directory's spec.json).")
+    ] = None,
+    encoding: Annotated[str, typer.Option(help="See 'toeplens encodings'.")] = "rope",
+    protocol: Annotated[str, typer.Option(help="paper or released.")] = "paper",
+    task: Annotated[str, typer.Option(help="See 'toeplens tasks'.")] = study.DISTANCE,
+    scale: Annotated[str, typer.Option(help="Sizes to start from: smoke, laptop or paper.")] = "laptop",
+    seed: Annotated[int, typer.Option(help="Seed of weights, order, dropout and data.")] = 42,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Change a field, e.g. --set epochs=3 --set model.d_model=32 --set model.encoding_options.base=500.",
+        ),
+    ] = None,
+    time_budget: Budget = None,
+    device: Device = "auto",
+    compile: Compile = "auto",
+    as_json: Json = False,
+) -> None:
+    """Fit one run, or go on with it; prints where it is and what it reached."""
+    if spec is not None:
+        content = read_json(spec)
+        if not isinstance(content, dict):
+            raise InputError(f"spec: {spec} does not hold a run's spec.")
+    else:
+        content = study.starting_spec(scale, protocol, task, encoding, seed)
+    wanted = run_spec(**changed(content, set_ or []))
+    execution = plan_execution(device, compile_mode(compile), wanted.precision)
+    about = f"{wanted.task}, {wanted.model.encoding}, {wanted.model.protocol} protocol"
+    console.say(f"{about} on {execution.describe()}", aside=True)
+    limits = study.limits_for(seconds(time_budget), Limits())
+    with stop_on_signals() as stopped, console.RunProgress(wanted.name) as progress:
+        run = train(
+            wanted,
+            out,
+            device=device,
+            compile=compile_mode(compile),
+            deadline=limits.deadline,
+            should_stop=stopped,
+            on_progress=progress,
+        )
+    if as_json:
+        console.print_json(
+            {"directory": str(run.directory), "status": run.status, **run.result, "metrics": run.metrics}
+        )
+    else:
+        accuracy = run.result.get("test_accuracy")  # None where no example counted
+        reached = "" if accuracy is None else f", test accuracy {accuracy:.4f} (chance {wanted.chance:.4f})"
+        console.say(f"{run.status}{reached}\nrun: {run.directory}")
+    if stopped():
+        raise typer.Exit(130)
+
+
+def ablate(
+    run: Annotated[Path, typer.Argument(help="A finished run's directory.")],
+    examples: Annotated[int, typer.Option(help="Examples to count.")] = 2048,
+    split: Annotated[str, typer.Option(help="test, or train+test (70:30, as the released program).")] = "test",
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Silence each head of a run's model and print what it loses, with intervals and the deposit of each layer."""
+    choose("split", split, ("test", "train+test"))
+    with console.err.status("silencing heads"):
+        ablation = ablate_run(Run.open(run), examples=examples, split=split, limits=Limits(device=device))  # type: ignore[arg-type]
+    if as_json:
+        console.print_json({**ablation.to_dict(), "deposit": [asdict(layer) for layer in deposit(ablation)]})
+        return
+    console.say(f"intact: {ablation.baseline:.4f} on {ablation.examples} examples, chance {ablation.chance:.4f}")
+    for table in console.ablation_tables(ablation):
+        console.out.print(table)
+    console.say(THRESHOLDS)
+
+
+def decompose(
+    run: Annotated[Path, typer.Argument(help="A finished run's directory.")],
+    out: Annotated[Path | None, typer.Option(help="The page to write; decomposition.html in RUN unless given.")] = None,
+    split: Annotated[
+        str, typer.Option(help="Where position parts come from: mean, ablate, or input (the first layer only).")
+    ] = "mean",
+    layer: Annotated[list[int] | None, typer.Option(help="A layer, from 1; give it again for more; all else.")] = None,
+    examples: Annotated[int, typer.Option(help="Test sequences to look at.")] = 256,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Take a run's attention logits apart into content and position, and write the page that shows it."""
+    choose("split", split, get_args(Split))
+    opened = Run.open(run)
+    depth = opened.spec.model.num_layers
+    for number in layer or ():
+        if not 1 <= number <= depth:
+            raise InputError(f"layer: {number} was given; this model has layers 1 to {depth}.")
+    layers = [0] if split == "input" and not layer else None if not layer else [number - 1 for number in layer]
+    with console.err.status("taking logits apart"):
+        structure = decompose_run(opened, split=split, examples=examples, layers=layers, device=device)  # type: ignore[arg-type]
+    page = report.write_structure(structure, out or run / "decomposition.html")
+    if as_json:
+        console.print_json({"page": str(page), **structure.to_dict()})
+        return
+    console.out.print(console.structure_table(structure))
+    for why in dict.fromkeys(one.why for one in structure.layers if one.why):
+        console.say(f"no parts: {why}")
+    console.say(f"page: {page.resolve()}")

@@ -1,0 +1,155 @@
+"""Commands on studies: carry one out or go on with it, write its page, print its ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toeplens import console, report
+from toeplens.cli.options import Budget, Compile, Device, Json, compile_mode, seconds
+from toeplens.engine import Limits, stop_on_signals
+from toeplens.ground import choose
+from toeplens.model import Protocol
+from toeplens.studies import RULE, theory
+from toeplens.studies import reproduce as study
+from toeplens.training import plan_execution
+
+
+def reproduce(
+    out: Annotated[Path, typer.Option(help="Directory of the study; one that was stopped is gone on with.")],
+    scale: Annotated[
+        str, typer.Option(help="smoke (a minute), laptop (under 10 minutes) or paper (a GPU, hours).")
+    ] = "laptop",
+    protocol: Annotated[str, typer.Option(help="paper, released, or both.")] = "both",
+    seeds: Annotated[int, typer.Option(help="Trained models a cell; 3 or more give intervals over seeds.")] = 1,
+    time_budget: Budget = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; one a core unless given.")] = None,
+    device: Device = "auto",
+    compile: Compile = "auto",
+    as_json: Json = False,
+) -> None:
+    """Carry out the papers' central experiment: train, knock out heads, judge the claims, write the page."""
+    choose("scale", scale, study.SCALES)
+    if protocol != "both":
+        choose("protocol", protocol, (*study.PROTOCOLS, "both"))
+    protocols: tuple[Protocol, ...] = tuple(p for p in study.PROTOCOLS if protocol in (p, "both"))
+    budget = seconds(time_budget)
+    plan = study.Plan(scale, protocols, seeds)
+    execution = plan_execution(device, compile_mode(compile), "auto")
+    cells = plan.cells()
+    console.say(
+        f"{len(cells)} cells at scale {scale} ({study.SCALES[scale].about}) on {execution.describe()}", aside=True
+    )
+    with stop_on_signals() as stopped, console.StudyProgress([cell.job for cell in cells]) as progress:
+        limits = study.limits_for(budget, Limits(device=device, compile=compile_mode(compile), should_stop=stopped))
+        state = study.reproduce(
+            out, scale=scale, protocols=protocols, seeds=seeds, limits=limits, workers=workers, on_event=progress
+        )
+    _print_state(state, as_json)
+    if stopped():
+        raise typer.Exit(130)
+
+
+def _print_state(state: study.Reproduction, as_json: bool) -> None:
+    page = report.write_page(state)
+    if as_json:
+        console.print_json(
+            {
+                "finished": state.finished,
+                "total": state.total,
+                "share": state.share,
+                "page": str(page),
+                "table": [row.to_dict() for row in state.table],
+                "claims": [entry.to_dict() for entry in state.entries],
+            }
+        )
+        return
+    for table in console.accuracy_tables(state.table):
+        console.out.print(table)
+    console.out.print(console.claims_table(state.entries))
+    if not state.complete:
+        share = f"{100 * state.share:.3g} % of all training steps"
+        console.say(f"{state.finished} of {state.total} cells are finished ({share}); the same command goes on.")
+    console.say(f"page: {page.resolve()}")
+
+
+def theory_study(
+    out: Annotated[Path, typer.Option(help="Directory of the study; one that was stopped is gone on with.")],
+    scale: Annotated[
+        str, typer.Option(help="Of the models whose heads are measured: smoke, laptop or paper.")
+    ] = "laptop",
+    seeds: Annotated[int, typer.Option(help="Of every experiment and model; 3 or more give intervals.")] = 3,
+    time_budget: Budget = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; one a core unless given.")] = None,
+    device: Device = "auto",
+    compile: Compile = "auto",
+    as_json: Json = False,
+) -> None:
+    """Check the papers' mathematics by numbers: each statement as it stands and as it should stand, with a verdict."""
+    choose("scale", scale, study.SCALES)
+    jobs = theory.jobs(scale, seeds)
+    with stop_on_signals() as stopped, console.StudyProgress(jobs) as progress:
+        limits = study.limits_for(
+            seconds(time_budget), Limits(device=device, compile=compile_mode(compile), should_stop=stopped)
+        )
+        state = theory.check_theory(
+            out,
+            scale=scale,
+            seeds=seeds,
+            limits=limits,
+            workers=workers,
+            on_event=progress,
+            on_record=lambda name, seed: console.say(f"{name}, seed {seed}: done", aside=True),
+        )
+    _print_theory(state, as_json)
+    if stopped():
+        raise typer.Exit(130)
+
+
+def _print_theory(state: theory.Theory, as_json: bool) -> None:
+    page = report.write_theory(state)
+    if as_json:
+        claims_ = [entry.to_dict() for entry in state.entries]
+        console.print_json({"finished": state.finished, "total": state.total, "page": str(page), "claims": claims_})
+        return
+    console.out.print(console.claims_table(state.entries))
+    if not state.complete:
+        console.say(f"{state.finished} of {state.total} records are there; the same command goes on.")
+    console.say(f"page: {page.resolve()}")
+
+
+def report_page(
+    directory: Annotated[Path, typer.Argument(help="A study's directory.")],
+    as_json: Json = False,
+) -> None:
+    """Write a study's page again from what is finished."""
+    if theory.is_theory(directory):
+        page = report.write_theory(theory.gather(directory))
+    else:
+        page = report.write_page(study.gather(directory))
+    if as_json:
+        console.print_json({"page": str(page)})
+    else:
+        console.say(f"page: {page.resolve()}")
+
+
+def claims(
+    directory: Annotated[Path, typer.Argument(help="A study's directory.")],
+    evidence: Annotated[bool, typer.Option(help="Also print each verdict's evidence.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Judge the papers' claims on a study's results and print the ledger."""
+    state = theory.gather(directory) if theory.is_theory(directory) else study.gather(directory)
+    if as_json:
+        console.print_json([entry.to_dict() for entry in state.entries])
+        return
+    console.out.print(console.claims_table(state.entries))
+    if evidence:
+        for entry in state.entries:
+            place = "" if entry.protocol is None else f", {entry.protocol}"
+            console.say(f"{entry.claim.id}{place}: {entry.verdict}")
+            for line in entry.evidence:
+                console.say(f"  {line}")
+    console.say(RULE)

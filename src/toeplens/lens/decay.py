@@ -1,0 +1,190 @@
+"""How a head's mean logit falls with distance: five forms, fitted and ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int, Shaped
+from scipy.optimize import minimize_scalar
+
+from toeplens.ground import InputError
+
+Form = Literal["constant", "linear", "exponential", "power", "logarithmic"]
+
+FORMS: Mapping[Form, str] = {
+    "constant": "a",
+    "linear": "a - b delta",
+    "exponential": "a exp(-delta / tau) + c",
+    "power": "a (1 + delta)^-p + c",
+    "logarithmic": "a - b log(1 + delta)",
+}
+
+_BLOCKS = 4096  # blocks of offsets, even in the logarithm, that the search for tau and p reads
+_GRID = 128  # values of tau or p, even in the logarithm, among which the search begins
+_ROUNDING = 1e-12  # of the largest |mean|: residuals below are rounding
+_POWERS = (0.01, 20.0)  # p beyond: the logarithm, and a spike at the first offset
+
+
+@dataclass(frozen=True)
+class DecayFit:
+    """One form fitted to means by offset (`fit_decay`).
+
+    form           its name, a key of `FORMS`
+    parameters     by the names in `FORMS`; a, b, c in the means' unit (b per offset, or per e-fold), tau in offsets
+    r2             share of the weighted variance of the means explained; nan where the means are equal
+    bic            n log(weighted mean square residual) + k log n, over n offsets with k parameters: lower is better
+    half_distance  offset at which what decays has fallen to half of its value at 0, for a form that tends to a limit:
+                   tau log 2, or 2^(1/p) - 1; nan for the others, and where the means are equal
+    """
+
+    form: Form
+    parameters: Mapping[str, float]
+    r2: float
+    bic: float
+    half_distance: float
+
+    def at(self, offsets: Shaped[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+        """The fitted mean at ``offsets``."""
+        return _value(self.form, self.parameters, offsets)
+
+
+def fit_decay(
+    offsets: Int[np.ndarray, "D"] | Float[np.ndarray, "D"],
+    means: Float[np.ndarray, "D"],
+    *,
+    counts: Int[np.ndarray, "D"] | Float[np.ndarray, "D"] | None = None,
+) -> list[DecayFit]:
+    """Fit the forms of distance decay (`FORMS`) to a head's diagonal means, best (lowest BIC) first.
+
+    linear is ALiBi's form (arXiv 2108.12409), logarithmic KERPLE's with an inner scale of 1 (arXiv 2205.09921).
+    Weighted least squares: the linear parameters are solved exactly for each tau or p, and that one is searched on a
+    grid and then between its neighbours (variable projection). Above 4096 offsets the parameters are fitted to
+    count-weighted averages over blocks even in log(1 + delta - first), of a relative width of 0.4% at a million
+    offsets; residuals, r2 and BIC are of all offsets at the parameters found.
+
+    The weights take a mean of n values to vary as 1/n, independently of the others. Real means are correlated along
+    delta, so that differences in BIC overstate what is known: the order is to be trusted, not its odds. The signs are
+    free: a negative a or b is a growth. tau is searched from a tenth of the smallest step to 100 times the span, p
+    from 0.01 to 20; at the long end of these the form is another's limit (the line, the logarithm), which then ranks
+    first with a parameter less.
+
+    Arguments
+        offsets  delta >= 0, distinct, in any order
+        means    mean of each diagonal; nan ones are left out
+        counts   entries behind each mean, its weight (1 unless given); those of none are left out
+    """
+    offsets, means, weights = _usable(offsets, means, counts)
+    x, y, w = _thinned(offsets, means, weights)
+    first, span = x[0], x[-1] - x[0]
+    shortest = max(np.diff(x).min() / 10, first / 500)  # below, exp(first / tau) would overflow
+
+    def exponential(tau: float) -> np.ndarray:
+        return np.exp(-(x - first) / tau)
+
+    def power(p: float) -> np.ndarray:
+        return ((1 + x) / (1 + first)) ** -p
+
+    tau = _searched(exponential, y, w, shortest, 100 * max(span, shortest))
+    p = _searched(power, y, w, *_POWERS)
+    level = float(np.average(y, weights=w))
+    a_linear, b_linear = _line(x, y, w)
+    a_log, b_log = _line(np.log1p(x), y, w)
+    c_exp, a_exp = _line(exponential(tau), y, w)
+    c_power, a_power = _line(power(p), y, w)
+    found: dict[Form, dict[str, float]] = {
+        "constant": {"a": level},
+        "linear": {"a": a_linear, "b": -b_linear},
+        "exponential": {"a": a_exp * float(np.exp(first / tau)), "tau": tau, "c": c_exp},
+        "power": {"a": a_power * float(1 + first) ** p, "p": p, "c": c_power},
+        "logarithmic": {"a": a_log, "b": -b_log},
+    }
+    fits = [_judged(form, parameters, offsets, means, weights) for form, parameters in found.items()]
+    return sorted(fits, key=lambda fit: fit.bic)
+
+
+def _usable(
+    offsets: Shaped[np.ndarray, "D"], means: Float[np.ndarray, "D"], counts: Shaped[np.ndarray, "D"] | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Offsets in ascending order, means and counts in double precision, where there is a mean."""
+    weights = np.ones(len(means)) if counts is None else counts.astype(np.float64)
+    if not (weights >= 0).all() or not np.isfinite(weights).all():
+        raise InputError("counts: some are negative or not finite; numbers of entries are needed.")
+    kept = ~np.isnan(means) & (weights > 0)
+    offsets, means, weights = offsets[kept].astype(np.float64), means[kept].astype(np.float64), weights[kept]
+    if not np.isfinite(means).all():
+        raise InputError("means: some are infinite; finite numbers, or nan for no mean, are allowed.")
+    if len(offsets) and not (offsets.min() >= 0 and np.isfinite(offsets).all()):
+        raise InputError("offsets: some are negative or not finite; distances from 0 on are allowed.")
+    order = np.argsort(offsets)
+    offsets, means, weights = offsets[order], means[order], weights[order]
+    if (np.diff(offsets) == 0).any():
+        raise InputError("offsets: some are given twice; each may have one mean.")
+    if len(offsets) < 4:
+        raise InputError(f"means: {len(offsets)} are there to fit; three parameters need at least 4.")
+    return offsets, means, weights
+
+
+def _thinned(x: np.ndarray, y: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weighted averages over blocks of offsets that are even in log(1 + delta - first)."""
+    if len(x) <= _BLOCKS:
+        return x, y, w
+    reach = np.log1p(x - x[0])
+    _, block = np.unique(np.floor(reach / reach[-1] * _BLOCKS), return_inverse=True)
+    total = np.bincount(block, w)
+    return np.bincount(block, w * x) / total, np.bincount(block, w * y) / total, total
+
+
+def _line(g: np.ndarray, y: np.ndarray, w: np.ndarray) -> tuple[float, float]:
+    """Intercept and slope of the weighted least squares line of ``y`` on ``g``; slope 0 where ``g`` is constant."""
+    total = w.sum()
+    mean, level = w @ g / total, w @ y / total
+    spread = w @ (g - mean) ** 2
+    slope = float(w @ ((g - mean) * (y - level)) / spread) if spread > 0 else 0.0
+    return float(level - slope * mean), slope
+
+
+def _searched(form: Callable[[float], np.ndarray], y: np.ndarray, w: np.ndarray, low: float, high: float) -> float:
+    """The value in [low, high] whose ``form`` leaves the least, its two linear parameters solved for."""
+
+    def left(log_value: float) -> float:
+        g = form(np.exp(log_value))
+        intercept, slope = _line(g, y, w)
+        return float(w @ (y - intercept - slope * g) ** 2)
+
+    grid = np.linspace(np.log(low), np.log(high), _GRID)
+    best = int(np.argmin([left(value) for value in grid]))
+    bounds = (grid[max(best - 1, 0)], grid[min(best + 1, _GRID - 1)])
+    found = minimize_scalar(left, bounds=bounds, method="bounded", options={"xatol": 1e-10})
+    return float(np.exp(found.x if found.fun < left(grid[best]) else grid[best]))
+
+
+def _value(form: Form, given: Mapping[str, float], x: np.ndarray) -> np.ndarray:
+    if form == "constant":
+        return np.full(x.shape, given["a"])
+    if form == "linear":
+        return given["a"] - given["b"] * x
+    if form == "logarithmic":
+        return given["a"] - given["b"] * np.log1p(x)
+    if form == "exponential":
+        return given["a"] * np.exp(-x / given["tau"]) + given["c"]
+    return given["a"] * (1.0 + x) ** -given["p"] + given["c"]
+
+
+def _judged(form: Form, parameters: dict[str, float], x: np.ndarray, y: np.ndarray, w: np.ndarray) -> DecayFit:
+    """The fit with its r2 and BIC over all offsets; residuals within rounding count as rounding, so that exact forms
+    are ranked by their number of parameters."""
+    floor = max((_ROUNDING * np.abs(y).max()) ** 2, np.finfo(float).tiny)
+    w = w / w.sum()
+    residual = float(w @ (y - _value(form, parameters, x)) ** 2)
+    variance = float(w @ (y - w @ y) ** 2)
+    bic = len(x) * np.log(max(residual, floor)) + len(parameters) * np.log(len(x))
+    r2 = 1 - residual / variance if variance > floor else np.nan
+    half = np.nan
+    if form == "exponential" and variance > floor:
+        half = parameters["tau"] * np.log(2)
+    elif form == "power" and variance > floor:
+        half = 2 ** (1 / parameters["p"]) - 1
+    return DecayFit(form, parameters, r2, float(bic), float(half))

@@ -1,0 +1,126 @@
+"""What a Toeplitz kernel's values give back: its predictor (Levinson-Durbin), its frequencies, its positions.
+
+The first seed (appendix C.4) says that in an ideal case the Levinson-Durbin recursion recovers the position part from
+the values of the Toeplitz matrix. What there is to that: from exact values p_i . p_j = r_(i-j) the recursion gives the
+predictor of the positions, the predictor's roots the frequencies, and an eigendecomposition the positions themselves,
+up to an orthogonal map, since every turned or mirrored copy has the same values. It cannot say which part of a matrix
+is position (content that is stationary adds to r just so), and close frequencies amplify errors of the values without
+bound: of rotary positions at base 10000, four frequencies are already too near 0 to be told apart in double precision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from scipy.linalg import eigh, solve_toeplitz, toeplitz
+
+from toeplens.ground import InputError
+
+_LARGEST = 4096  # rows of the dense matrices below: 128 MiB
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The best linear predictor p_i ~ sum over k = 1..K of c_k p_(i-k) (`predictor`).
+
+    coefficients  [K] c_1, ..., c_K
+    variance      mean square of what it misses, in the unit of r_0 (= the mean square of p); 0 for a sum of at most
+                  K / 2 sinusoids. Below 0, the values are those of no positive semi-definite matrix and nothing has
+                  been predicted
+    """
+
+    coefficients: Float[np.ndarray, "K"]
+    variance: float
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Vectors with a given Toeplitz matrix of inner products, up to an orthogonal map (`positions_from`).
+
+    vectors  [N, d] one row a position
+    error    |V V^T - T| / |T|, Frobenius: 0 if T has rank at most d and no negative eigenvalues
+    """
+
+    vectors: Float[np.ndarray, "N d"]
+    error: float
+
+
+def predictor(autocorrelation: Float[np.ndarray, "M"], order: int) -> Prediction:
+    """The linear predictor of a stationary sequence, by the Levinson-Durbin recursion (`scipy.linalg.solve_toeplitz`).
+
+    Arguments
+        autocorrelation  r_delta = E[p_i . p_(i-delta)] at delta = 0, ..., M - 1; the first order + 1 are read
+        order            how many steps back it looks, at most M - 1
+
+    Raises `InputError` where the matrix of r is singular to rounding, as it is for a sum of sinusoids of fewer than
+    ``order`` roots: then many predictors are exact, and a lower order has one. Where r is not positive definite, the
+    recursion may lose digits.
+    """
+    values = _read(autocorrelation, order + 1, "order", order)
+    if np.linalg.matrix_rank(toeplitz(values[:order]), hermitian=True) < order:
+        raise InputError(f"order: {order} was given; the values already have an exact predictor of a lower order.")
+    coefficients = solve_toeplitz(values[:-1], values[1:])
+    return Prediction(coefficients, float(values[0] - coefficients @ values[1:]))
+
+
+def frequencies(autocorrelation: Float[np.ndarray, "M"], count: int) -> Float[np.ndarray, "count"]:
+    """The frequencies theta_t of r_delta = sum over t of w_t cos(delta theta_t), w_t != 0, in ascending order (Prony).
+
+    Such a sequence is predicted exactly by its last 2 ``count`` values, and the roots of the predictor's polynomial
+    z^2n - sum c_k z^(2n-k) are e^(+-i theta_t). With errors in r the roots leave the unit circle; their angles are
+    taken all the same, and a pair that has become real counts as 0 or pi.
+
+    Arguments
+        autocorrelation  r_delta at delta = 0, ..., M - 1; the first 2 count + 1 are read
+        count            frequencies in the sum, all in (0, pi)
+
+    Raises `InputError` where the values have fewer frequencies than ``count`` (0 and pi have one root and count half),
+    or frequencies so near to one another or to 0 that in double precision they have: rotary ones at base 10000 from
+    four on.
+    """
+    values = _read(autocorrelation, 2 * count + 1, "count", count)
+    try:
+        found = predictor(values, 2 * count)
+    except InputError:
+        raise InputError(f"count: {count} was given; in double precision the values have fewer sinusoids.") from None
+    angles = np.abs(np.angle(np.roots(np.concatenate(([1.0], -found.coefficients)))))
+    return np.sort(angles)[::2]
+
+
+def positions_from(autocorrelation: Float[np.ndarray, "M"], size: int, dims: int) -> Positions:
+    """Position vectors p_i with p_i . p_j = r_(i-j), as near as ``dims`` dimensions allow.
+
+    The eigenvectors of the ``dims`` highest eigenvalues of the Toeplitz matrix, times their roots: of all Gram
+    matrices of that rank the nearest (Eckart-Young). Negative eigenvalues belong to no positions and count as error.
+    The vectors are one choice of many: any orthogonal map of them has the same inner products.
+
+    Arguments
+        autocorrelation  r_delta at delta = 0, ..., M - 1; the first ``size`` are read
+        size             positions N; the matrix is dense, so at most 4096
+        dims             dimensions d of a position, at most N
+    """
+    values = _read(autocorrelation, size, "size", size)
+    if not 1 <= dims <= size:
+        raise InputError(f"dims: {dims} was given; 1 to {size} (the positions) are allowed.")
+    gram = toeplitz(values)
+    eigenvalues, eigenvectors = eigh(gram, subset_by_index=(size - dims, size - 1))
+    vectors = (eigenvectors * np.sqrt(np.maximum(eigenvalues, 0)))[:, ::-1]
+    norm = np.linalg.norm(gram)
+    error = float(np.linalg.norm(vectors @ vectors.T - gram) / norm) if norm > 0 else float("nan")
+    return Positions(vectors, error)
+
+
+def _read(autocorrelation: Float[np.ndarray, "M"], needed: int, field: str, given: int) -> np.ndarray:
+    """The first ``needed`` values in double precision, if they are there, finite, and few enough for a dense matrix."""
+    if given < 1:
+        raise InputError(f"{field}: {given} was given; at least 1 is needed.")
+    if needed > _LARGEST + 1:
+        raise InputError(f"{field}: {given} was given; a dense matrix of at most {_LARGEST} rows is allowed.")
+    if needed > len(autocorrelation):
+        raise InputError(f"{field}: {given} was given; it needs {needed} values, there are {len(autocorrelation)}.")
+    values = autocorrelation[:needed].astype(np.float64)
+    if not np.isfinite(values).all():
+        raise InputError(f"autocorrelation: of the first {needed} values some are not finite; they are all needed.")
+    return values

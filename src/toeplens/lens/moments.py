@@ -1,0 +1,152 @@
+"""Sums over all visible pairs of positions in O(N d^2): running sums over the keys, never a matrix of N x N."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from toeplens.ground import InputError
+
+CHUNK = 64  # positions whose pairs among each other are formed; the work is 4 (d d2 + CHUNK d) a position and head
+BLOCK = 2**18  # numbers in one working array (float64), as far as whole chunks allow: what stays in the cache
+
+
+@torch.no_grad()
+def inner(
+    q: Float[Tensor, "*_Bq _N _d"],
+    k: Float[Tensor, "*_Bk _N _d"],
+    q2: Float[Tensor, "*_Bq2 _N _d2"],
+    k2: Float[Tensor, "*_Bk2 _N _d2"],
+    *,
+    causal: bool = True,
+) -> Float[Tensor, "*_B _d"]:
+    """For each dimension e, the sum over visible pairs (i, j) of q_ie k_je (q2_i . k2_j) (theory, section 4).
+
+    Summed over e this is the inner product of the logit matrices Q K^T and Q2 K2^T over the visible pairs; with q2 = q
+    and k2 = k, the energy of Q K^T and each dimension's part in it.
+
+    Arguments
+        q, k    [..., N, d] queries and keys
+        q2, k2  [..., N, d2] others, of any width; the leading dimensions of all four broadcast, and what is done for
+                keys alone is done once for all queries that share them
+        causal  key j is visible to query i if j <= i; otherwise every key is
+
+    Returns [..., d] in float64; the work is in float64, on converted pieces, whatever the inputs' dtype. Raises
+    `InputError` for shapes that do not fit, no positions, and numbers that are not finite.
+    """
+    length, batch = _fit(q=q, k=k, q2=q2, k2=k2)
+    d, d2 = q.shape[-1], q2.shape[-1]
+    keys = queries = total = torch.zeros((), dtype=torch.float64, device=q.device)
+    for rows in _pieces(length, batch * max(CHUNK, d, d2, d * d2 // CHUNK)):
+        a, b, a2, b2 = (_chunks(x, rows) for x in (q, k, q2, k2))
+        outer = b.mT @ b2  # [..., chunks, d, d2]
+        if causal:
+            first = keys.expand_as(outer[..., :1, :, :])
+            running = torch.cat((first, outer), -3).cumsum(-3)
+            keys = running[..., -1:, :, :]
+            seen = a2 @ running[..., :-1, :, :].mT + (a2 @ b2.mT).tril() @ b
+            total = total + (a * seen).sum((-3, -2))
+        else:
+            keys = keys + outer.sum(-3)
+            queries = queries + (a.mT @ a2).sum(-3)
+    return finite(total if causal else (queries * keys).sum(-1), q=q, k=k, q2=q2, k2=k2)
+
+
+@torch.no_grad()
+def sums(
+    q: Float[Tensor, "*_Bq _N _d"], k: Float[Tensor, "*_Bk _N _d"], *, causal: bool = True
+) -> Float[Tensor, "*_B _d"]:
+    """For each dimension e, the sum over visible pairs (i, j) of q_ie k_je: summed over e, that of all logits.
+
+    Arguments, result and errors as in `inner`.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=q.device)
+    length, batch = _fit(q=q, k=k)
+    for _, a, seen in _rows(q, k, list(_pieces(length, batch * q.shape[-1])), causal):
+        total = total + (a * seen).sum(-2)
+    return finite(total, q=q, k=k)
+
+
+@torch.no_grad()
+def row_inner(
+    q: Float[Tensor, "*_Bq _N _d"],
+    k: Float[Tensor, "*_Bk _N _d"],
+    q2: Float[Tensor, "*_Bq2 _N _d2"],
+    k2: Float[Tensor, "*_Bk2 _N _d2"],
+    *,
+    causal: bool = True,
+) -> Float[Tensor, "*_B _d"]:
+    """The part of `inner` that each row's mean holds: what a softmax over the row does not see.
+
+    For each dimension e, the sum over queries i of (q_ie sum_j k_je) (q2_i . sum_j k2_j) / n_i, the sums over the n_i
+    keys that query i sees. `inner` less this is the covariance of the two logit matrices with each row's mean taken
+    out, times the number of pairs. Arguments, result and errors as in `inner`.
+    """
+    length, batch = _fit(q=q, k=k, q2=q2, k2=k2)
+    pieces = list(_pieces(length, batch * max(q.shape[-1], q2.shape[-1])))
+    total = torch.zeros((), dtype=torch.float64, device=q.device)
+    both = zip(_rows(q, k, pieces, causal), _rows(q2, k2, pieces, causal), strict=True)
+    for (counts, a, seen), (_, a2, seen2) in both:
+        total = total + (a * seen * (a2 * seen2).sum(-1, keepdim=True) / counts).sum(-2)
+    return finite(total, q=q, k=k, q2=q2, k2=k2)
+
+
+def _rows(q: Tensor, k: Tensor, pieces: list[slice], causal: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Piece by piece: how many keys each query sees [rows, 1], the queries, and the sum of the keys each sees."""
+    before = torch.zeros((), dtype=torch.float64, device=q.device)
+    if not causal:
+        for rows in pieces:
+            before = before + k[..., rows, :].double().sum(-2, keepdim=True)
+    for rows in pieces:
+        counts = torch.arange(rows.start + 1, rows.stop + 1, dtype=torch.float64, device=q.device)[:, None]
+        seen = before
+        if causal:
+            seen = before + k[..., rows, :].double().cumsum(-2)
+            before = seen[..., -1:, :]
+        yield counts if causal else torch.full_like(counts, pieces[-1].stop), q[..., rows, :].double(), seen
+
+
+def _fit(**inputs: Tensor) -> tuple[int, int]:
+    """N, and over how many the leading dimensions broadcast; q and k, and q2 and k2, must be of one width."""
+    for name, x in inputs.items():
+        if x.ndim < 2 or 0 in x.shape:
+            raise InputError(f"{name}: its shape is {list(x.shape)}; it must be [..., N, d], with no dimension of 0.")
+    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in inputs.items())
+    lengths = {x.shape[-2] for x in inputs.values()}
+    widths = [x.shape[-1] for x in inputs.values()]
+    if len(lengths) > 1 or widths[::2] != widths[1::2]:
+        raise InputError(f"{', '.join(inputs)}: {shapes}; queries need keys of the same N and d.")
+    try:
+        batch = torch.broadcast_shapes(*(x.shape[:-2] for x in inputs.values()))
+    except RuntimeError:
+        raise InputError(f"{', '.join(inputs)}: {shapes}; the leading dimensions do not broadcast.") from None
+    return lengths.pop(), batch.numel()
+
+
+def _pieces(length: int, size: int) -> Iterator[slice]:
+    """Runs of whole chunks with at most `BLOCK` numbers, `size` a position (but at least one chunk); then the rest."""
+    step = CHUNK * max(1, BLOCK // (size * CHUNK))
+    whole = length - length % CHUNK
+    for start in range(0, whole, step):
+        yield slice(start, min(start + step, whole))
+    if whole < length:
+        yield slice(whole, length)
+
+
+def _chunks(x: Tensor, rows: slice) -> Tensor:
+    """A piece in float64 as [..., chunks, CHUNK, d]; what is shorter than a chunk is one of its own."""
+    piece = x[..., rows, :].double()
+    return piece.unflatten(-2, (-1, min(CHUNK, piece.shape[-2])))
+
+
+def finite(result: Tensor, **inputs: Tensor) -> Tensor:
+    """The result, if it is finite: it is not where an input is not, each number of which is in some visible pair."""
+    if not result.isfinite().all():
+        for name, x in inputs.items():
+            if not x.isfinite().all():
+                raise InputError(f"{name}: it holds infinite numbers or nan; all must be finite.")
+        raise InputError(f"{', '.join(inputs)}: their products are beyond float64; smaller values are needed.")
+    return result
