@@ -4,9 +4,10 @@ python benchmarks/toeplitz.py [--lengths 4096,16384,65536,262144,1048576] [--den
                               [--threads 2] [--rounds 3]
 
 Each length and form runs in a process of its own on float32 queries and keys; the work is in float64. Times are the
-least of the rounds (a busy machine only adds), in seconds by the clock and of processor time; beside them the first
-call's. Memory is the most that was resident, inputs and libraries included, and what of it came after the libraries
-were loaded. The written-out form takes the means of the diagonals of torch's Q K^T in float64.
+least of the rounds (a busy machine only adds; what is short is run for more of them), in seconds by the clock and of
+the processor; beside them the first call's. Memory is the most that was resident, inputs and libraries included, and
+what of it came after the libraries were loaded. The written-out form takes the means of the diagonals of torch's Q K^T
+in float64.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from torch import Tensor
 
 from toeplens.lens import toeplitz_profile
 
-LARGE = 65_536
+LARGE = 65_536  # tokens from which on the second exponent is fitted
+ENOUGH = 3.0  # seconds, at least, that a form is run for, so that short runs are seen at their best as long ones are
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def measure(form: Callable[[Tensor, Tensor], tuple[Tensor, float]], length: int,
     q, k = (torch.randn(length, given.head_dim, generator=generator) for _ in range(2))
     walls, cpus = [], []
     means, share = torch.empty(0), math.nan
-    for _ in range(given.rounds):
+    while len(walls) < given.rounds or sum(walls) < ENOUGH:
         wall, cpu = time.perf_counter(), time.process_time()
         means, share = form(q, k)
         walls.append(time.perf_counter() - wall)

@@ -159,7 +159,7 @@ def test_a_card_that_cannot_be_made(toeplens: Toeplens, tmp_path: Path, argument
     assert not list(tmp_path.iterdir())
 
 
-COMMANDS = ["reproduce", "train", "ablate", "report", "claims", "encodings", "card", "tasks"]
+COMMANDS = ["reproduce", "theory", "train", "ablate", "decompose", "report", "claims", "encodings", "card", "tasks"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -422,7 +422,7 @@ def run(toeplens: Toeplens, tmp_path: Path) -> Run:
     return Run.open(toeplens("train", *TINY, "--out", tmp_path / "runs", "--json").json()["directory"])
 
 
-@pytest.mark.parametrize("command", ["ablate", "report", "claims"])
+@pytest.mark.parametrize("command", ["ablate", "decompose", "report", "claims"])
 @pytest.mark.parametrize("kind", ["missing", "empty", "file"])
 def test_what_is_no_run_and_no_study_is_refused(toeplens: Toeplens, tmp_path: Path, command: str, kind: str):
     place = tmp_path / "place"
@@ -555,6 +555,33 @@ def test_a_reader_that_goes_away_is_no_error():
 # ---- the study ------------------------------------------------------------------------------------------------------
 
 
+def test_a_run_is_taken_apart(toeplens: Toeplens, run: Run, tmp_path: Path):
+    found = toeplens("decompose", run.directory, "--examples", "12", "--json").json()
+    assert Path(found["page"]) == run.directory / "decomposition.html"
+    assert Path(found["page"]).read_text().lstrip().lower().startswith(("<!doctype html>", "{%", "\n<!doctype"))
+    assert len(found["layers"]) == run.spec.model.num_layers
+    told = toeplens("decompose", run.directory, "--layer", "1", "--split", "ablate", "--out", tmp_path / "page.html")
+    assert told.code == 0
+    assert "L1 H1" in told.out
+    assert "L2 H1" not in told.out
+    assert (tmp_path / "page.html").exists()
+    assert toeplens("decompose", run.directory, "--split", "input", "--json").json()["layers"][0]["layer"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--layer", "0"], "layer: 0 was given; this model has layers 1 to"),
+        (["--layer", "99"], "layer: 99 was given"),
+        (["--split", "means"], "split: there is no 'means'; did you mean 'mean'"),
+        (["--examples", "0"], "examples: 0 was given"),
+        (["--split", "input", "--layer", "2"], "split: 'input' was given; layer 1 reads no bare input"),
+    ],
+)
+def test_what_cannot_be_taken_apart_is_refused(toeplens: Toeplens, run: Run, options: list[str], words: str):
+    assert words in toeplens("decompose", run.directory, *options).refusal()
+
+
 @pytest.fixture
 def micro(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smoke scale made as small as can be, carried out in this process."""
@@ -601,6 +628,28 @@ def test_a_study_its_claims_and_its_page(toeplens: Toeplens, tmp_path: Path):
     assert "2 cells at scale smoke" in people.err
     larger = [*command, "--scale", "laptop"]
     assert "holds a study at scale 'smoke'" in toeplens(*larger).refusal()
+
+
+def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Stopped before it began, so that it is quick; tests/studies/test_theory.py carries it out."""
+    monkeypatch.setattr(study, "limits_for", lambda budget, limits: replace(limits, deadline=0.0))
+    command = ["theory", "--scale", "smoke", "--seeds", "1", "--time-budget", "1m", "--out", tmp_path / "theory"]
+    state = toeplens(*command, "--json").json()
+    assert (state["finished"], state["total"]) == (0, 5)
+    assert {claim["verdict"] for claim in state["claims"]} == {"undecided"}
+    assert toeplens("claims", tmp_path / "theory", "--json").json() == state["claims"]
+    assert "verdict" in toeplens("claims", tmp_path / "theory").out
+    page = Path(toeplens("report", tmp_path / "theory", "--json").json()["page"])
+    assert "0 of 5 records" in page.read_text()
+    assert "another study" in toeplens("theory", "--out", _reproduction(tmp_path)).refusal()
+    assert "study at scale 'smoke'" in toeplens("theory", "--scale", "laptop", "--out", tmp_path / "theory").refusal()
+    assert "seeds: 0 was given" in toeplens("theory", "--seeds", "0", "--out", tmp_path / "new").refusal()
+
+
+def _reproduction(directory: Path) -> Path:
+    (directory / "other").mkdir()
+    (directory / "other" / "study.json").write_text('{"scale": "smoke"}')
+    return directory / "other"
 
 
 @pytest.mark.usefixtures("micro")

@@ -17,7 +17,7 @@ from toeplens.lens.decompose import KINDS, PURE
 from toeplens.report import structure_figures as figures
 from toeplens.report.look import listed
 from toeplens.report.page import environment, inline, places, script_json
-from toeplens.report.parts import Block, Group, Panel, View
+from toeplens.report.parts import Block, Group, Panel, Sign, View
 from toeplens.report.structure_figures import FILLS, UNTOLD, diagonals_only, head_sign, share, span
 from toeplens.studies.structure import SHOWN, LayerStructure, Parts, RunStructure
 
@@ -113,7 +113,7 @@ def _error(structure: RunStructure) -> Markup | None:
     if error is None:
         return None
     digits, _, power = f"{error:.1e}".partition("e")
-    return Markup(f"{digits} <small>× 10<sup>{str(int(power)).replace('-', '−')}</sup></small>") if error else Markup("0")
+    return Markup(f"{digits} × 10<sup>{str(int(power)).replace('-', '−')}</sup>") if error else Markup("0")
 
 
 def _most_positional(structure: RunStructure) -> tuple[str, str, float] | None:
@@ -137,11 +137,15 @@ def _lead(structure: RunStructure) -> str:
     top = _most_positional(structure)
     names = Counter(name for _, parts in _with_parts(structure) for name in parts.named)
     if not names:
-        words = "The logits of this encoding are no sum of content and position parts; what depends on distance is seen."
-        return words if top is None else f"{words} Distance alone explains most in {top[1]}: {share(top[2])}."
-    (name, count), total = names.most_common(1)[0], sum(names.values())
-    heads = f"All {total} heads are" if count == total else f"{count} of {total} heads are"
-    words = f"{heads} {NAMED[name]}." if total > 1 else f"Its one head is {NAMED[name]}."
+        words = "These logits have no form as a sum of content and position parts."
+        told = "" if top is None else f" Distance alone explains most in {top[1]}: {share(top[2])} of their variance."
+        return words + told
+    (name, count), *others = names.most_common()
+    heads = (
+        f"{count} of {names.total()} heads are" if others else f"All {count} heads are" if count > 1 else "Heads are"
+    )
+    rest = f"; the others are {listed(f'{other} ({n})' for other, n in others)}" if others else ""
+    words = f"{heads} {NAMED[name]}{rest}."
     if top is None:
         return f"{words} No head’s share of position is known."
     return f"{words} The most positional is {top[1]}: position makes up {share(top[2])} of what its softmax sees."
@@ -200,8 +204,8 @@ def _parts(structure: RunStructure, number: int) -> Block:
     shown = [name for name in names if sizes[name] > SMALL]
     small = [name for name in names if name not in shown]
     caption = (
-        "The product of query and key, by where the two vectors come from: content-position is the content of the query "
-        "with the position of the key. What the encoding adds to the products has parts of its own. "
+        "The product of query and key, by where the two vectors come from: content-position is the query’s content "
+        "with the key’s position. What the encoding adds to the products has parts of its own. "
         "Which share depends on distance is not seen here: a rotation acts on content-content too."
         + (f" Nowhere over {SMALL:.1%}, and not drawn: {listed(small)}." if small else "")
     )
@@ -217,9 +221,14 @@ def _columns(parts: Parts, which: str, names: list[str]) -> Float[np.ndarray, "H
 
 
 def _distance(structure: RunStructure, number: int) -> Block:
-    caption = (
+    known = any(layer.parts for layer in structure.layers)
+    kernel = (
         "Position kernel: what the mean query and the mean key of two places give, averaged over the places a distance "
-        "apart. Mean of the logits: over all sequences. A constant does nothing in a softmax: look at the shape."
+        "apart. "
+    )
+    caption = (
+        f"{kernel if known else ''}Mean of the logits: over all sequences, by distance. A constant does nothing in a "
+        "softmax: look at the shape."
     )
     groups = []
     for layer in structure.layers:
@@ -230,11 +239,14 @@ def _distance(structure: RunStructure, number: int) -> Block:
             words = f"Of what mean contents give, a function of the distance alone: {_range(parts.fixed)}."
             panels.append(Panel("Position kernel", figures.curves(layer.offsets, parts.kernel, ends), words))
         words = (
-            f"Distance alone explains {_range(layer.explained)} of the logits’ variance; where contents have no structure "
-            f"it would be {_small(layer.chance)}."
+            f"Distance alone explains {_range(layer.explained)} of the logits’ variance; where contents have no "
+            f"structure it would be {100 * layer.chance:.2g}%."
         )
-        panels.append(Panel("Mean of the logits", figures.curves(layer.offsets, layer.means, ends), words))
+        title = "Mean of the logits" if known else _title(layer)
+        panels.append(Panel(title, figures.curves(layer.offsets, layer.means, ends), words))
         groups.append(Group(_title(layer), panels))
+    if not known:
+        groups = [Group("", [panel for group in groups for panel in group.panels])]
     return Block("distance", number, "Logits by distance", caption, [View("", groups)], legend=_signs(structure))
 
 
@@ -242,8 +254,9 @@ def _symbols(structure: RunStructure, number: int) -> Block:
     known = any(layer.parts for layer in structure.layers)
     title = "The position kernel’s Fourier series" if known else "The Fourier series of the logits’ means by distance"
     caption = (
-        "A curve a head: the series of the Hermitian part under the window 1 − |δ|/N; dotted where it is negative. "
-        "φ = 0, the constant, has no place on a logarithmic axis."
+        "A curve a head: the series of the Hermitian part under the window 1 − |δ|/N; dotted where it is negative, not "
+        f"drawn where it is under {figures.DEPTH:.1%} of a panel’s largest. φ = 0, the constant, has no place on a "
+        "logarithmic axis."
     )
     panels = [
         Panel(_title(layer), figures.symbol(layer.angles, layer.symbol), "Symbol of each head.")
@@ -255,8 +268,8 @@ def _symbols(structure: RunStructure, number: int) -> Block:
 def _examples(structure: RunStructure, number: int) -> Block:
     caption = (
         "The heads whose logits distance explains best. Each diagonal of the right-hand map is the mean "
-        "of that diagonal on the left. Blue is below 0, red above; every pair of maps has a scale of its own, within which "
-        f"{figures.WITHIN:.0%} of its logits lie."
+        "of that diagonal on the left. Blue is below 0, red above; every pair of maps has a scale of its own, within "
+        f"which {figures.WITHIN:.0%} of its logits lie."
     )
     groups = []
     for layer in structure.layers:
@@ -277,7 +290,7 @@ def _examples(structure: RunStructure, number: int) -> Block:
 def _frequencies(structure: RunStructure, number: int) -> Block:
     found = [(layer, parts.branches) for layer, parts in _with_parts(structure) if parts.branches is not None]
     every = [branches[which] for _, branches in found for which in SEEN]
-    still = any((table[:, 0] != 0).any() for table in every)
+    still = any((np.nan_to_num(table[:, 0]) != 0).any() for table in every)
     limit = max((float(np.nanmax(np.abs(table), initial=0.01)) for table in every), default=1.0)
     views = []
     for which, title in SEEN.items():
@@ -290,8 +303,8 @@ def _frequencies(structure: RunStructure, number: int) -> Block:
         views.append(View(title, [Group("", panels)]))
     caption = (
         "Each head’s share by frequency of the rotation, in per cent, from the fastest (1) to the slowest"
-        f"{', after the dimensions that are not rotated' if still else '; all dimensions are rotated'}. Red is above 0, "
-        f"blue below: there a frequency works against the rest. The colours end at ±{limit:.0%}."
+        f"{', after the dimensions that are not rotated' if still else '; all dimensions are rotated'}. Red is above "
+        f"0, blue below: there a frequency works against the rest. The colours end at ±{limit:.0%}."
     )
     return Block("frequency", number, "Which frequencies carry the logits", caption, views, _width(structure))
 
@@ -334,7 +347,7 @@ def _heads(structure: RunStructure) -> int:
     return max((len(layer.means) for layer in structure.layers), default=0)
 
 
-def _signs(structure: RunStructure) -> list:
+def _signs(structure: RunStructure) -> list[Sign]:
     return [head_sign(head) for head in range(_heads(structure))]
 
 
@@ -356,7 +369,3 @@ def _range(values: Float[np.ndarray, "H"]) -> str:
     if low == high:
         return f"{share(values[low])} (head {low + 1})"
     return f"{share(values[low])} (head {low + 1}) to {share(values[high])} (head {high + 1})"
-
-
-def _small(value: float) -> str:
-    return f"{100 * value:.2g}%"

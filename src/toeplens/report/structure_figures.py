@@ -18,8 +18,9 @@ from toeplens.report.parts import Sign
 
 FEW = 8  # heads (or frequencies) up to which there is room for numbers
 _NUMBER = 10  # pixels
-_DEPTH = 1e-3  # of a panel's largest symbol: below it, nothing is drawn
+DEPTH = 1e-3  # of a panel's largest symbol: below it, nothing is drawn
 WITHIN = 0.98  # of the logits of a map: its scale of colours ends there
+_SPACED = {"ticks": "outside", "ticklen": 3, "tickcolor": "rgba(0,0,0,0)"}  # labels a little off a heat map
 _ANGLES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
 
 # colour (readable on white and on near-black), plotly marker, the same marker as a character
@@ -128,7 +129,7 @@ def symbol(angles: Float[np.ndarray, "A"], rows: Float[np.ndarray, "H A"]) -> go
     """Sizes of the symbol on logarithmic axes, a curve a head; dotted where it is negative."""
     canvas = Canvas(280, left=52)
     half = angles > 0
-    floor = _DEPTH * max(float(np.nanmax(np.abs(rows[:, half]), initial=0)), 1e-300)
+    floor = DEPTH * max(float(np.nanmax(np.abs(rows[:, half]), initial=0)), 1e-300)
     for head, row in enumerate(rows):
         for sign, dash in ((1, "solid"), (-1, "dot")):
             values = np.where(sign * row[half] > floor, sign * row[half], np.nan)
@@ -175,7 +176,14 @@ def scale_end(example: Float[np.ndarray, "n n"]) -> float:
 def pair(example: Float[np.ndarray, "n n"], part: Float[np.ndarray, "n n"]) -> go.Figure:
     """Logits and their Toeplitz part side by side, in one scale of colours with 0 in its middle."""
     canvas = Canvas(0, left=40, right=4, top=22, bottom=38)
-    axis = {"showgrid": False, "zeroline": False, "fixedrange": True, "showline": False, "constrain": "domain"}
+    axis = {
+        "showgrid": False,
+        "zeroline": False,
+        "fixedrange": True,
+        "showline": False,
+        "constrain": "domain",
+        "ticks": "",
+    }
     above: dict[str, Any] = {"xanchor": "center", "yanchor": "bottom", "font": {"size": 12}}
     places = list(range(1, len(example) + 1))
     for which, (values, title) in enumerate(((example, "logits"), (part, "their Toeplitz part"))):
@@ -225,8 +233,8 @@ def frequencies(shares: Float[np.ndarray, "H n"], columns: Sequence[str], limit:
     step = 1 if few else max(1, count // 6)
     ticks = list(range(0, count, step))
     texts = ["not<br>rotated" if columns[i].startswith("not") else columns[i] for i in ticks]
-    canvas.x("frequency", tickvals=ticks, ticktext=texts, tickangle=0, showgrid=False)
-    canvas.y("head", autorange="reversed", showgrid=False, **_head_ticks(heads))
+    canvas.x("frequency", tickvals=ticks, ticktext=texts, tickangle=0, showgrid=False, **_SPACED)
+    canvas.y("head", autorange="reversed", showgrid=False, **_SPACED, **_head_ticks(heads))
     return canvas.figure(coloraxis={"cmin": -limit, "cmax": limit, "showscale": False})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,16 +93,8 @@ def check_theory(
     wanted = [(name, seed) for seed in numbers for name in EXPERIMENTS]
     missing = [place for place in wanted if not _path(directory, *place).exists()]
     count, _ = plan_workers(max(1, len(missing)), "cpu", workers)
-    context = multiprocessing.get_context("spawn")
-    if missing and not limits.over():
-        with ProcessPoolExecutor(count, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            waiting = {pool.submit(_experiment, *place, directory): place for place in missing}
-            for done in as_completed(waiting):
-                done.result()
-                on_record(*waiting[done])
-                if limits.over():
-                    pool.shutdown(wait=True, cancel_futures=True)
-                    break
+    for place in _carry_out(missing, directory, count, limits):
+        on_record(*place)
     if not limits.over():
         run_local(jobs(scale, seeds), directory / RUNS, limits, workers=workers, on_event=on_event)
     for seed in numbers:
@@ -167,6 +159,28 @@ def _claim(directory: Path, scale: str, seeds: int) -> Path:
 
 def _path(directory: Path, name: str, seed: int) -> Path:
     return directory / RECORDS / f"{name}-{seed}.json"
+
+
+def _carry_out(
+    places: Sequence[tuple[str, int]], directory: Path, count: int, limits: Limits
+) -> Iterator[tuple[str, int]]:
+    """Run experiments, ``count`` at a time, until time is up; gives each as it is done."""
+    if count == 1:
+        for place in places:
+            if limits.over():
+                return
+            _experiment(*place, directory)
+            yield place
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        waiting = {pool.submit(_experiment, *place, directory): place for place in places}
+        for done in as_completed(waiting):
+            done.result()
+            yield waiting[done]
+            if limits.over():
+                pool.shutdown(cancel_futures=True)
+                return
 
 
 def _experiment(name: str, seed: int, directory: Path) -> None:
