@@ -632,7 +632,7 @@ def test_a_study_its_claims_and_its_page(toeplens: Toeplens, tmp_path: Path):
 
 def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Stopped before it began, so that it is quick; tests/studies/test_theory.py carries it out."""
-    monkeypatch.setattr(study, "limits_for", lambda budget, limits: replace(limits, deadline=0.0))
+    monkeypatch.setattr(cli.studies.study, "limits_for", lambda budget, limits: replace(limits, deadline=0.0))
     command = ["theory", "--scale", "smoke", "--seeds", "1", "--time-budget", "1m", "--out", tmp_path / "theory"]
     state = toeplens(*command, "--json").json()
     assert (state["finished"], state["total"]) == (0, 5)

@@ -40,6 +40,9 @@ def test_there_is_an_example_on_every_page_of_a_capability() -> None:
         "tasks",
         "training",
         "ablation",
+        "decomposition",
+        "toeplitz",
+        "theory",
         "claims",
     ):
         assert "```python" in (ROOT / "docs" / f"{name}.md").read_text(), name

@@ -76,7 +76,7 @@ def logits_of(q: Tensor, k: Tensor, scale: float, bias: np.ndarray | float) -> n
     """[H, N, N], each head with the key head of its group."""
     queries, keys = q.double().numpy(), k.double().numpy()
     groups = len(queries) // len(keys)
-    return np.stack([scale * queries[h] @ keys[h // groups].T for h in range(len(queries))]) + bias
+    return np.stack([scale * query @ keys[h // groups].T for h, query in enumerate(queries)]) + bias
 
 
 def equal(profile: ToeplitzProfile, expected: dict[str, Any], *place: int, tolerance: float = 1e-10) -> None:
@@ -87,9 +87,8 @@ def equal(profile: ToeplitzProfile, expected: dict[str, Any], *place: int, toler
         unit = {"diagonal_means": size, "mean": size, "variance": size**2, "total_energy": expected["total_energy"]}
         found = getattr(profile, name)[place].numpy()
         assert found.dtype == np.float64
-        np.testing.assert_allclose(
-            found, expected[name], rtol=tolerance, atol=tolerance * unit.get(name, 1), err_msg=name
-        )
+        away = tolerance * unit.get(name, 1)
+        np.testing.assert_allclose(found, expected[name], rtol=tolerance, atol=away, err_msg=name)
 
 
 @given(
@@ -124,10 +123,9 @@ def test_it_is_that_of_the_matrix(
     assert profile.diagonal_means.shape == (2, count, len(offsets_of(size, causal)))
     assert profile.offsets.tolist() == list(offsets_of(size, causal))
     for b in range(2):
-        logits = logits_of(q[b], k[b], 0.7, added)
-        for h in range(count):
+        for h, logits in enumerate(logits_of(q[b], k[b], 0.7, added)):
             tolerance = 1e-10 if dtype == torch.float64 else 1e-9
-            equal(profile, by_hand([logits[h]], size, causal), b, h, tolerance=tolerance)
+            equal(profile, by_hand([logits], size, causal), b, h, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -135,16 +133,26 @@ def test_it_is_that_of_the_matrix(
 def test_borders_of_chunks(size: int, causal: bool) -> None:
     """With the pieces as they come: float32 input against float64 of its values, 1e-9."""
     q, k = draw(0, 3, size, 8, dtype=torch.float32), draw(1, 3, size, 8, dtype=torch.float32)
-    logits = logits_of(q, k, 1.0, 0.0)
     profile = toeplitz_profile(q, k, causal=causal)
-    for h in range(3):
-        equal(profile, by_hand([logits[h]], size, causal), h, tolerance=1e-9)
+    for h, logits in enumerate(logits_of(q, k, 1.0, 0.0)):
+        equal(profile, by_hand([logits], size, causal), h, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 16, 17])
+def test_a_full_bias_some_rows_at_a_time(causal: bool, rows: int) -> None:
+    q, k, bias = draw(0, 2, 17, 3), draw(1, 1, 17, 3), draw(2, 2, 17, 17)
+    with small_pieces(work=rows * 2 * 2 * 17):
+        profile = toeplitz_profile(q, k, bias=bias, causal=causal)
+    for h, logits in enumerate(logits_of(q, k, 1.0, bias.numpy())):
+        equal(profile, by_hand([logits], 17, causal), h)
 
 
 def test_a_single_head_without_dimensions_for_it() -> None:
-    q, k = draw(0, 9, 3), draw(1, 9, 3)
+    q, k = draw(0, 9, 3).requires_grad_(), draw(1, 9, 3)
     plain, headed = toeplitz_profile(q, k), toeplitz_profile(q[None], k[None])
     assert plain.share.shape == plain.residual.shape == ()
+    assert not plain.share.requires_grad
     assert plain.diagonal_means.shape == plain.counts.shape == (9,)
     for name, value in vars(headed).items():
         torch.testing.assert_close(getattr(plain, name), value.reshape(getattr(plain, name).shape), rtol=0, atol=0)
@@ -237,8 +245,8 @@ def test_a_common_change_of_basis_changes_nothing(size: int, causal: bool, seed:
 @given(seed=st.integers(0, 99))
 def test_order_of_heads_and_of_sequences(seed: int) -> None:
     q, k, bias = draw(seed, 3, 4, 9, 2), draw(seed + 1, 3, 4, 9, 2), draw(seed + 2, 3, 4, 9)
-    rng = np.random.default_rng(seed)
-    rows, heads = torch.from_numpy(rng.permutation(3)), torch.from_numpy(rng.permutation(4))
+    generator = torch.Generator().manual_seed(seed)
+    rows, heads = torch.randperm(3, generator=generator), torch.randperm(4, generator=generator)
     profile = toeplitz_profile(q, k, bias=bias)
     mixed = toeplitz_profile(q[rows][:, heads], k[rows][:, heads], bias=bias[rows][:, heads])
     for name in ("diagonal_means", "share", "variance_explained"):
@@ -283,9 +291,7 @@ def test_chance_is_offsets_over_pairs(causal: bool) -> None:
 
 def test_what_is_undefined_is_nan() -> None:
     nothing = toeplitz_profile(torch.zeros(5, 2), torch.zeros(5, 2))
-    assert nothing.share.isnan()
-    assert nothing.residual.isnan()
-    assert nothing.variance_explained.isnan()
+    assert torch.stack((nothing.share, nothing.residual, nothing.variance_explained)).isnan().all()
     same = toeplitz_profile(torch.ones(50, 1), torch.full((50, 1), 0.1))
     assert abs(same.share - 1) < 1e-12
     assert same.variance_explained.isnan()
@@ -356,12 +362,6 @@ def test_nothing_of_n_by_n_is_formed(causal: bool) -> None:
         torch.testing.assert_close(at, direct, rtol=0, atol=1e-16 * 4 * size)
 
 
-def test_inputs_with_gradients_are_read_only() -> None:
-    q = draw(0, 5, 2).requires_grad_()
-    profile = toeplitz_profile(q, q)
-    assert not profile.share.requires_grad
-
-
 Q = torch.zeros(2, 4, 5, 3)
 
 
@@ -370,11 +370,8 @@ Q = torch.zeros(2, 4, 5, 3)
     [
         ({"k": Q[:, :3]}, "the 4 heads are no multiple of the 3 key heads"),
         ({"k": Q[:1]}, "q, k: their shapes are"),
-        ({"k": Q[..., :2]}, "q, k: their shapes are"),
         ({"k": Q[:, :, :4]}, "q, k: their shapes are"),
-        ({"k": Q[0]}, "q, k: their shapes are"),
         ({"q": Q[:, :, :0], "k": Q[:, :, :0]}, "no dimension 0"),
-        ({"k": Q[:, :0]}, "no multiple of the 0 key heads"),
         ({"q": Q[0, 0, :0], "k": Q[0, 0, :0]}, "no dimension 0"),
         ({"q": Q.log()}, "^q: it holds infinite"),
         ({"k": Q.log()}, "^k: it holds infinite"),
@@ -382,8 +379,6 @@ Q = torch.zeros(2, 4, 5, 3)
         ({"bias": torch.zeros(6)}, r"bias: its shape is \[6\]; \[..., 5\] by offset or \[..., 5, 5\]"),
         ({"bias": torch.zeros(5), "causal": False}, r"\[..., 9\] by offset"),
         ({"bias": torch.zeros(3, 5)}, r"broadcast to \[2, 4\]"),
-        ({"bias": torch.zeros(3, 5, 5)}, r"broadcast to \[2, 4\]"),
-        ({"bias": torch.zeros(1, 1, 1, 5)}, r"broadcast to \[2, 4\]"),
         ({"bias": torch.full((5,), torch.nan)}, "^bias: it holds infinite"),
         ({"lengths": torch.tensor([1, 6])}, r"lengths: \[1, 6\] were given; 0 to 5"),
         ({"lengths": torch.tensor([-1, 5])}, "0 to 5 are allowed"),
@@ -398,7 +393,7 @@ def test_wrong_input_is_one_sentence(change: dict[str, Any], words: str) -> None
     assert str(raised.value).endswith(".")
 
 
-def test_a_matrix_must_be_square() -> None:
-    for shape in ((3, 4), (0, 0)):
-        with pytest.raises(InputError, match="matrix: its shape is"):
-            toeplitz_part(torch.zeros(shape))
+@pytest.mark.parametrize("shape", [(3, 4), (0, 0)])
+def test_a_matrix_must_be_square(shape: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match="matrix: its shape is"):
+        toeplitz_part(torch.zeros(shape))

@@ -165,6 +165,8 @@ def _carry_out(
     places: Sequence[tuple[str, int]], directory: Path, count: int, limits: Limits
 ) -> Iterator[tuple[str, int]]:
     """Run experiments, ``count`` at a time, until time is up; gives each as it is done."""
+    if not places or limits.over():
+        return
     if count == 1:
         for place in places:
             if limits.over():
