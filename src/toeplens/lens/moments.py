@@ -55,60 +55,6 @@ def inner(
     return finite(total if causal else (queries * keys).sum(-1), q=q, k=k, q2=q2, k2=k2)
 
 
-@torch.no_grad()
-def sums(
-    q: Float[Tensor, "*_Bq _N _d"], k: Float[Tensor, "*_Bk _N _d"], *, causal: bool = True
-) -> Float[Tensor, "*_B _d"]:
-    """For each dimension e, the sum over visible pairs (i, j) of q_ie k_je: summed over e, that of all logits.
-
-    Arguments, result and errors as in `inner`.
-    """
-    total = torch.zeros((), dtype=torch.float64, device=q.device)
-    length, batch = _fit(q=q, k=k)
-    for _, a, seen in _rows(q, k, list(_pieces(length, batch * q.shape[-1])), causal):
-        total = total + (a * seen).sum(-2)
-    return finite(total, q=q, k=k)
-
-
-@torch.no_grad()
-def row_inner(
-    q: Float[Tensor, "*_Bq _N _d"],
-    k: Float[Tensor, "*_Bk _N _d"],
-    q2: Float[Tensor, "*_Bq2 _N _d2"],
-    k2: Float[Tensor, "*_Bk2 _N _d2"],
-    *,
-    causal: bool = True,
-) -> Float[Tensor, "*_B _d"]:
-    """The part of `inner` that each row's mean holds: what a softmax over the row does not see.
-
-    For each dimension e, the sum over queries i of (q_ie sum_j k_je) (q2_i . sum_j k2_j) / n_i, the sums over the n_i
-    keys that query i sees. `inner` less this is the covariance of the two logit matrices with each row's mean taken
-    out, times the number of pairs. Arguments, result and errors as in `inner`.
-    """
-    length, batch = _fit(q=q, k=k, q2=q2, k2=k2)
-    pieces = list(_pieces(length, batch * max(q.shape[-1], q2.shape[-1])))
-    total = torch.zeros((), dtype=torch.float64, device=q.device)
-    both = zip(_rows(q, k, pieces, causal), _rows(q2, k2, pieces, causal), strict=True)
-    for (counts, a, seen), (_, a2, seen2) in both:
-        total = total + (a * seen * (a2 * seen2).sum(-1, keepdim=True) / counts).sum(-2)
-    return finite(total, q=q, k=k, q2=q2, k2=k2)
-
-
-def _rows(q: Tensor, k: Tensor, pieces: list[slice], causal: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Piece by piece: how many keys each query sees [rows, 1], the queries, and the sum of the keys each sees."""
-    before = torch.zeros((), dtype=torch.float64, device=q.device)
-    if not causal:
-        for rows in pieces:
-            before = before + k[..., rows, :].double().sum(-2, keepdim=True)
-    for rows in pieces:
-        counts = torch.arange(rows.start + 1, rows.stop + 1, dtype=torch.float64, device=q.device)[:, None]
-        seen = before
-        if causal:
-            seen = before + k[..., rows, :].double().cumsum(-2)
-            before = seen[..., -1:, :]
-        yield counts if causal else torch.full_like(counts, pieces[-1].stop), q[..., rows, :].double(), seen
-
-
 def _fit(**inputs: Tensor) -> tuple[int, int]:
     """N, and over how many the leading dimensions broadcast; q and k, and q2 and k2, must be of one width."""
     for name, x in inputs.items():
