@@ -22,6 +22,7 @@ from toeplens.studies.theory import UNIVERSAL, Record, Theory
 
 _BLUE, _ORANGE, _GREEN, _PINK, _GREY = "#2f6fe0", "#de7a00", "#1d9a5b", "#c8479f", "#858b95"
 _HEIGHT = 270
+_OCTAVE = float(np.log10(2))  # between ticks of a logarithmic axis
 Curve = tuple[str, str, str]  # its name, its colour, its dash
 
 
@@ -114,8 +115,8 @@ def _contraction(records: list[Record]) -> list[Plot]:
     for curve, key in ((found, "ratio_found"), (known, "ratio_known_positive"), (bound, "ratio_bound")):
         rows = _means(records, lambda record, key=key: record["free"][key])
         _curve(canvas, curve, free["searched_sizes"], rows, mode="lines+markers")
-    canvas.x("N", type="log")
-    canvas.y("width of W∘E over width of W", type="log", dtick="D2")
+    canvas.x("N", type="log", dtick=_OCTAVE)
+    canvas.y("width of W∘E over width of W", type="log", dtick=_OCTAVE)
     canvas.line_at(1)
     widest = canvas.figure()
 
@@ -126,7 +127,7 @@ def _contraction(records: list[Record]) -> list[Plot]:
     curves = [(f"N = {n}", tint, "solid") for n, tint in zip(sizes["lengths"], tints, strict=False)]
     for curve, row in zip(curves, table, strict=True):
         _curve(canvas, curve, sizes["head_dims"], row, mode="lines+markers")
-    canvas.x("dimensions of the head", type="log")
+    canvas.x("dimensions of the head", type="log", dtick=_OCTAVE)
     canvas.y("width of W∘Ē over width of W", range=[0.4, 1.05])
     canvas.line_at(1)
     return [
@@ -162,7 +163,7 @@ def _phases(records: list[Record]) -> list[Plot]:
     rows = _means(records, lambda record: record["ranges"]["ratio_program"])
     _curve(canvas, fejer, ranges["fejer_sizes"], ranges["ratio_fejer"], mode="lines+markers")
     _curve(canvas, program, ranges["sizes"], rows, mode="lines+markers")
-    canvas.x("N", type="log")
+    canvas.x("N", type="log", dtick=_OCTAVE)
     canvas.y("range of f over range of g", range=[0.95, 1.32])
     canvas.line_at(1)
     canvas.line_at(4 / np.pi, dash="dot")
@@ -229,7 +230,7 @@ def _heads(records: list[Record]) -> list[Plot]:
                     hovertemplate="%{y:.3g}",
                 )
         canvas.x("", tickvals=[0, 1], ticktext=["untrained", "trained"], range=[-0.5, 1.5])
-        canvas.y("", **({"type": "log"} if key == "width" else {"rangemode": "tozero"}))
+        canvas.y("", **({"type": "log", "dtick": _OCTAVE} if key == "width" else {"rangemode": "tozero"}))
         canvas.line_at(bar)
         plots.append(Plot(f"heads-{key}", title, words, canvas.figure(), [curve for _, curve in labels]))
     return plots
@@ -241,7 +242,7 @@ def _expressiveness(records: list[Record]) -> list[Plot]:
     additive = ("additive, this width: found", "#d2453d", "solid")
     rotary = ("RoPE, this width: found", _BLUE, "solid")
     one = ("one angle only: found", _GREEN, "dot")
-    curves = ((bound, "bound"), (additive, "additive"), (rotary, "rotary"), (one, "one_angle"))
+    curves = ((additive, "additive"), (bound, "bound"), (rotary, "rotary"), (one, "one_angle"))
     widths = sorted({row["width"] for row in records[0]["rows"]})
     for width in [w for w in widths if w >= 4][:3]:
         canvas = Canvas(_HEIGHT)
@@ -258,7 +259,7 @@ def _expressiveness(records: list[Record]) -> list[Plot]:
             Plot(
                 f"feasible-{width}",
                 f"Random signs, width {width}",
-                "Share of random instances that can be met; the additive bound is a linear program's, for any width.",
+                "Share of random instances that can be met; the additive bound is exact, whatever the width.",
                 canvas.figure(),
                 [curve for curve, _ in curves],
             )
