@@ -34,6 +34,7 @@ bench: .venv/.test
 	.venv/bin/python benchmarks/training.py
 	.venv/bin/python benchmarks/ablation.py
 	.venv/bin/python benchmarks/encodings.py
+	.venv/bin/python benchmarks/toeplitz.py
 
 clean:
 	rm -rf .venv demo site .pytest_cache .ruff_cache .hypothesis

@@ -390,10 +390,14 @@ def test_without_input_vectors_position_parts_are_zero() -> None:
 
 
 def test_the_mean_split_needs_sequences() -> None:
-    trace = AttentionTrace(DecoderSource(model_of("rope")), torch.zeros(1, 5, dtype=torch.long))
+    trace = AttentionTrace(DecoderSource(model_of("rope")), torch.arange(5).unsqueeze(0))
     with pytest.raises(InputError, match=r"^split: 'mean' was given; it needs the mean over at least 2 sequences"):
         decompose(trace, 0)
-    assert decompose(trace, 0, split="ablate").sequences == 1
+    alone = decompose(trace, 0, split="ablate")
+    assert alone.sequences == 1
+    assert alone.kinds.logits.isnan().all()
+    assert alone.named() == ["unknown"] * 4
+    torch.testing.assert_close(alone.shares.logits.sum(-1), torch.ones(4, dtype=torch.float64))
 
 
 def test_what_is_wrong_is_said_in_one_sentence() -> None:

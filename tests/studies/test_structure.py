@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -92,5 +93,7 @@ def test_chosen_layers_and_bad_input(runs: dict[str, Run], tmp_path: Path) -> No
     assert [layer.layer for layer in decompose_run(runs["rope"], layers=[1], examples=4).layers] == [1]
     with pytest.raises(InputError, match="examples: 0 was given"):
         decompose_run(runs["rope"], examples=0)
+    with pytest.raises(InputError, match=r"^run: .* diverged; there are no finite weights"):
+        decompose_run(replace(runs["rope"], status="diverged"))
     with pytest.raises(InputError, match="layers"):
         decompose_run(runs["rope"], layers=[9], examples=4)

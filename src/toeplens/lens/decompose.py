@@ -54,8 +54,8 @@ class LogitParts:
     frequency_shares  of the four products by frequency: [H, 4 (n + 1)], product after product, the dimensions that are
                       not rotated first; None where the encoding is no rotation of pairs
     kinds             shares of `KINDS`: what mean contents give at their positions (position), what contents give at
-                      the mean offset (content), the rest, where both work together (coupled; 0 for a bias). NaN where
-                      the mean of the rotation is not known
+                      the mean offset (content), the rest, where both work together (coupled; 0 for a bias). NaN with
+                      one sequence, which has no mean, and where the mean of the rotation is not known
     kernel            Toeplitz profile of what mean contents give: the head's position kernel, and how Toeplitz it is
     profile           Toeplitz profile of the logits, all sequences together
     variance          [H] of the logits over the visible pairs
@@ -102,12 +102,15 @@ class LogitParts:
         """Each head's kind by its shares of the logits.
 
         ``position`` or ``content`` from `PURE` on; ``sum`` where the two make up `PURE` together; ``product`` where
-        coupled does; else ``mixed``; ``unknown`` where the content's share is not known; ``flat`` where the logits do
-        not vary.
+        coupled does; else ``mixed``; ``unknown`` where the kinds have no shares; ``flat`` where the logits do not
+        vary.
         """
         names = []
-        for position, content, coupled in self.kinds.logits.tolist():
-            if position >= PURE:
+        flat = self.shares.logits.isnan().all(-1).tolist()
+        for still, (position, content, coupled) in zip(flat, self.kinds.logits.tolist(), strict=True):
+            if still:
+                names.append("flat")
+            elif position >= PURE:
                 names.append("position")
             elif content >= PURE:
                 names.append("content")
@@ -116,7 +119,7 @@ class LogitParts:
             elif position + content >= PURE:
                 names.append("sum")
             else:
-                names.append("flat" if math.isnan(position) else "unknown" if math.isnan(content) else "mixed")
+                names.append("unknown" if math.isnan(coupled) else "mixed")
         return names
 
 
@@ -142,7 +145,6 @@ def decompose(trace: AttentionTrace, layer: int, *, split: Split = "mean") -> Lo
     rotation = pieces.rotation
     by_group = None if rotation is None else [_grouped(parts[name], rotation.groups) for name in PRODUCTS]
     position, plain = (None if one is None else _spread(one, whole, pieces.pairs) for one in (mean, content))
-    assert position is not None
     return LogitParts(
         layer=layer,
         split=split,
@@ -173,8 +175,9 @@ def _require_form(encoding: PositionalEncoding) -> None:
         )
 
 
-def _commons(pieces: Pieces) -> tuple[Common, dict[str, Common], Common, Common | None]:
+def _commons(pieces: Pieces) -> tuple[Common, dict[str, Common], Common | None, Common | None]:
     """What the parts, the mean contents and the contents alone have in common with the whole, over all sequences."""
+    several = pieces.q.shape[0] > 1
     mean = pieces.mean_layer()
     mean_q, mean_k = mean.turn(mean.q, mean.k)
     affine = pieces.layer.encoding.overrides("transform_logits")
@@ -191,6 +194,8 @@ def _commons(pieces: Pieces) -> tuple[Common, dict[str, Common], Common, Common 
         for name, fixed in batch.fixed.items():
             common = whole.known(fixed)
             parts.setdefault(name, []).append(Common(*(x.unsqueeze(-1) for x in vars(common).values())))
+        if not several:
+            continue
         there = whole.there
         position = whole.products(mean_q * pieces.layer.scale * there, mean_k * there).summed()
         if mean_rest is not None:
@@ -202,7 +207,7 @@ def _commons(pieces: Pieces) -> tuple[Common, dict[str, Common], Common, Common 
         if alone is not None:
             contents.append(whole.products(alone[0] * pieces.layer.scale * there, alone[1] * there).summed())
     summed = {name: _sum(found) for name, found in parts.items()}
-    return _sum(total), summed, _sum(means), _sum(contents) if contents else None
+    return _sum(total), summed, _sum(means) if means else None, _sum(contents) if contents else None
 
 
 def _content(pieces: Pieces, sequences: slice, mean: LayerTrace) -> tuple[Tensor, Tensor] | None:
@@ -255,10 +260,11 @@ def _frequency_shares(parts: list[Common], whole: Common, pairs: float, variance
 
 
 def _kinds(
-    position: tuple[Tensor, Tensor], content: tuple[Tensor, Tensor] | None, variances: tuple[Tensor, Tensor]
+    position: tuple[Tensor, Tensor] | None,
+    content: tuple[Tensor, Tensor] | None,
+    variances: tuple[Tensor, Tensor],
 ) -> Shares:
-    if content is None:
-        unknown = torch.full_like(position[0], torch.nan)
-        content = (unknown, unknown)
+    unknown = torch.full_like(variances[0], torch.nan)
+    position, content = position or (unknown, unknown), content or (unknown, unknown)
     rest = (variances[0] - position[0] - content[0], variances[1] - position[1] - content[1])
     return _shares([position, content, rest], variances)

@@ -128,6 +128,9 @@ class Whole:
 
     def products(self, q: Float[Tensor, "B H N e"], k: Float[Tensor, "B H N e"]) -> Common:
         """The term q_i . k_j, dimension by dimension: [H, e]."""
+        if not (q.any() and k.any()):
+            nothing = q.new_zeros(q.shape[1], q.shape[-1])
+            return Common(nothing, nothing, nothing)
         raw = inner(q, k, self.q, self.k, causal=self.causal).sum(0)
         for term in self.fixed:
             raw = raw + (q * term.apply(k)).sum((0, 2))

@@ -115,6 +115,8 @@ def decompose_run(
     """
     if examples < 1:
         raise InputError(f"examples: {examples} was given; it must be at least 1.")
+    if run.status == "diverged":
+        raise InputError(f"run: {run.directory} diverged; there are no finite weights to look at.")
     spec = run.spec
     place = plan_execution(device, "off", "float32").device
     chosen = Batches.of(examples_of(spec, examples), place)
