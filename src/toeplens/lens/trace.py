@@ -194,6 +194,7 @@ class AttentionTrace:
                     f"positions: {kept.tolist()[:8]} was given; they must increase and lie from 0 to {length - 1}."
                 )
             self.positions = kept.to(tokens.device)
+        self._positional = True
         self._bare: AttentionTrace | None = None
         self._running: Iterator[LayerTrace] = iter(())
         self._current: LayerTrace | None = None
@@ -213,7 +214,13 @@ class AttentionTrace:
         if self._current is not None and self._current.layer == layer:
             return self._current
         if self._current is None or layer < self._current.layer:
-            self._running = self._stream(True)
+            self._running = self.source.attention(
+                self.tokens,
+                self.lengths,
+                layers=self.layers,
+                positions=self.positions,
+                positional=self._positional,
+            )
         self._current = None
         for found in self._running:
             if found.layer == layer:
@@ -224,29 +231,6 @@ class AttentionTrace:
     def without_position(self, layer: int) -> LayerTrace:
         """The layer in a pass of the same tokens with the encoding switched off in the whole model."""
         if self._bare is None:
-            self._bare = AttentionTrace(_Bare(self.source), self.tokens, self.lengths, layers=self.layers)
-            self._bare.positions = self.positions
+            self._bare = AttentionTrace(self.source, self.tokens, self.lengths, layers=self.layers)
+            self._bare.positions, self._bare._positional = self.positions, False
         return self._bare[layer]
-
-    def _stream(self, positional: bool) -> Iterator[LayerTrace]:
-        return self.source.attention(
-            self.tokens, self.lengths, layers=self.layers, positions=self.positions, positional=positional
-        )
-
-
-class _Bare:
-    """A source with the encoding switched off."""
-
-    def __init__(self, source: Traceable) -> None:
-        self.source, self.num_layers = source, source.num_layers
-
-    def attention(
-        self,
-        tokens: Tensor,
-        lengths: Tensor | None,
-        *,
-        layers: Sequence[int],
-        positions: Tensor | None,
-        positional: bool = True,
-    ) -> Iterator[LayerTrace]:
-        return self.source.attention(tokens, lengths, layers=layers, positions=positions, positional=False)
