@@ -2,7 +2,7 @@
 
 from toeplens.engine.jobs import Job, Limits, ablate_run, carry_out, examples_of, read_ablation
 from toeplens.engine.local import Event, plan_workers, run_local
-from toeplens.engine.signals import stop_on_signals
+from toeplens.engine.signals import signals_held, stop_on_signals
 
 __all__ = [
     "Event",
@@ -14,5 +14,6 @@ __all__ = [
     "plan_workers",
     "read_ablation",
     "run_local",
+    "signals_held",
     "stop_on_signals",
 ]

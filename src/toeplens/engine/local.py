@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from toeplens.engine.jobs import Job, Limits, carry_out
+from toeplens.engine.signals import signals_held
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError
 from toeplens.training.run import Status
 
@@ -77,7 +77,7 @@ def run_local(
                     index, job = next(upcoming, (None, None))
                     if job is None or index is None:
                         break
-                    with _signals_held():
+                    with signals_held():
                         waiting[pool.submit(_work, index, job, out, plain)] = index
                 if not waiting:
                     break
@@ -116,22 +116,6 @@ def run_local(
             f"and the same command goes on; if memory is short, lower --workers."
         ) from failure
     return statuses
-
-
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Processes started within it hold SIGINT and SIGTERM, which terminals and schedulers send to all of a group.
-
-    A SIGINT is the parent's to handle, so workers never hear it; a SIGTERM they take up in `_start_worker`.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _never() -> bool:

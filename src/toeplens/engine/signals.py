@@ -8,6 +8,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Processes started within it hold SIGINT and SIGTERM, which terminals and schedulers send to all of a group.
+
+    A SIGINT is the parent's to handle, so workers never hear it; a SIGTERM they may take up by themselves.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:

@@ -35,7 +35,7 @@ _SOURCE = "arXiv 2505.13027 v1"
 def heads(runs: Mapping[str, Run]) -> dict[str, Any]:
     """Measure trained models and their fresh twins, one a label of `LABELS`, on their own test sets.
 
-    Returns, for each label and state, tables [layer][head] of what `contraction`, `single_phase` and
+    Returns, for each label and state, tables, layers by heads, of what `contraction`, `single_phase` and
     `toeplitz_profile` find, and the angles between the span of the added vectors and that of the word embeddings.
     """
     record: dict[str, Any] = {}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from toeplens.engine import Job, Limits, plan_workers, run_local
+from toeplens.engine import Job, Limits, plan_workers, run_local, signals_held
 from toeplens.engine.local import OnEvent
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
@@ -39,6 +42,7 @@ CLAIMS: tuple[Claim[Records], ...] = (
     *estimators.CLAIMS,
 )
 _FIRST = 42  # as in the papers
+_LOOK = 1.0  # seconds between looks at whether the other process is still there
 
 
 @dataclass(frozen=True)
@@ -171,22 +175,37 @@ def _carry_out(
         for place in places:
             if limits.over():
                 return
-            _experiment(*place, directory)
-            yield place
+            yield _experiment(*place, directory)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        waiting = {pool.submit(_experiment, *place, directory): place for place in places}
-        for done in as_completed(waiting):
-            done.result()
-            yield waiting[done]
-            if limits.over():
-                pool.shutdown(cancel_futures=True)
-                return
+    with ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(os.getpid(),)) as pool:
+        with signals_held():  # a Ctrl-C is this process's to handle
+            waiting = {pool.submit(_experiment, *place, directory) for place in places[:count]}
+        upcoming = iter(places[count:])
+        while waiting:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+            for place in itertools.islice(upcoming, len(done)):
+                if not limits.over():
+                    waiting.add(pool.submit(_experiment, *place, directory))
 
 
-def _experiment(name: str, seed: int, directory: Path) -> None:
+def _start_worker(parent: int) -> None:
+    """One thread; a worker whose parent is gone goes too."""
+    torch.set_num_threads(1)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _experiment(name: str, seed: int, directory: Path) -> tuple[str, int]:
     write_json(_path(directory, name, seed), EXPERIMENTS[name](seed))
+    return name, seed
 
 
 def _job(scale: str, label: str, seed: int) -> Job:
