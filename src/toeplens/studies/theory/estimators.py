@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.linalg import cholesky, orthogonal_procrustes, toeplitz
-from scipy.signal import lfilter
+from scipy.linalg import cholesky, orthogonal_procrustes, solve_banded, toeplitz
 
 from toeplens.encodings import build
 from toeplens.ground import InputError
@@ -130,9 +129,16 @@ def _autoregression(rng: np.random.Generator) -> tuple[Float[np.ndarray, "N D"],
     """Vectors of length 1 whose Gram matrix is the autocorrelation of a random x_i = sum of c_k x_(i-k) + noise; c."""
     poles = rng.uniform(0.5, 0.9, ORDER // 2) * np.exp(1j * rng.uniform(0.2, np.pi - 0.2, ORDER // 2))
     polynomial = np.real(np.poly(np.concatenate((poles, poles.conj()))))
-    response = np.asarray(lfilter([1.0], polynomial, np.eye(1, 1024)[0]))
+    response = _recursion(polynomial, np.eye(1, 1024))[0]
     kernel = np.correlate(response, response, "full")[1023 : 1023 + POSITIONS]
     return cholesky(toeplitz(kernel / kernel[0]), lower=True), -polynomial[1:]
+
+
+def _recursion(polynomial: Float[np.ndarray, "m1"], noise: Float[np.ndarray, "*B M"]) -> Float[np.ndarray, "*B M"]:
+    """x with sum over k of polynomial_k x_(i-k) = noise_i, from nothing before the first."""
+    bands = np.repeat(polynomial[:, None], noise.shape[-1], 1)
+    found = solve_banded((len(polynomial) - 1, 0), bands, noise.reshape(-1, noise.shape[-1]).T)
+    return found.T.reshape(noise.shape)
 
 
 def _sinusoids(rng: np.random.Generator) -> tuple[Float[np.ndarray, "N D"], Float[np.ndarray, "m"]]:
@@ -195,7 +201,7 @@ def _pair(rng: np.random.Generator) -> dict[str, Any]:
     kernel = p @ p[0]
     positional, content, permuted = p @ p.T, words @ words.T, words[order] @ words[order].T
     noise = rng.normal(size=(TEXTS, POSITIONS, POSITIONS + 256))  # the first 256 steps forget the start
-    texts = np.asarray(lfilter([1.0], np.concatenate(([1.0], -planted)), noise))[..., 256:].transpose(0, 2, 1)
+    texts = _recursion(np.concatenate(([1.0], -planted)), noise)[..., 256:].transpose(0, 2, 1)
     texts = texts / np.linalg.norm(texts) * np.sqrt(TEXTS * POSITIONS)
     mixed = positional + np.exp(rng.normal(size=positional.shape))
     medians = np.array([np.median(np.diagonal(mixed, -delta)) for delta in range(POSITIONS)])
