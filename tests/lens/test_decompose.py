@@ -287,12 +287,12 @@ class Planted:
         self.encoding, self.q, self.k = encoding, q, k
 
     def attention(self, tokens: Tensor, lengths: Tensor | None, **_: Any) -> Iterator[LayerTrace]:
-        batch, heads, length, width = self.q.shape
+        batch, _, length, width = self.q.shape
         inputs = torch.zeros(batch, length, 4, dtype=self.q.dtype)
-        nothing = torch.zeros(batch, heads, length, width, dtype=self.q.dtype)
+        nothing = torch.zeros_like(self.q), torch.zeros_like(self.k)
         yield LayerTrace(
             0, inputs, inputs, None, self.q, self.k, self.k, self.encoding, torch.arange(length), torch.arange(length),
-            width**-0.5, True, None, lambda a, b: (nothing, nothing),
+            width**-0.5, True, None, lambda a, b: nothing,
         )  # fmt: skip
 
 
@@ -332,6 +332,19 @@ def test_planted_heads_are_recognised(kind: str, seed: int) -> None:
         assert min(position, content) > 0.1
     if kind == "product":
         assert coupled > 0.9
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "nope"])
+def test_grouped_queries_are_heads_with_the_same_keys(encoding: str) -> None:
+    made = encodings.build(encoding, d_model=32, num_heads=4, head_dim=8, max_len=10)
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(6, heads, 10, 8, generator=generator, dtype=torch.float64) for heads in (4, 2))
+    tokens = torch.zeros(6, 10, dtype=torch.long)
+    grouped = decompose(AttentionTrace(Planted(made, q, k), tokens), 0)
+    spread = decompose(AttentionTrace(Planted(made, q, k.repeat_interleave(2, 1)), tokens), 0)
+    torch.testing.assert_close(grouped.kinds.softmax, spread.kinds.softmax)
+    torch.testing.assert_close(grouped.profile.share, spread.profile.share)
+    torch.testing.assert_close(grouped.kernel.diagonal_means, spread.kernel.diagonal_means)
 
 
 def test_a_head_that_does_nothing_is_flat() -> None:

@@ -26,7 +26,8 @@ class LayerTrace:
     inputs      [B, R, D] the residual stream that queries are made from, before its norm
     key_inputs  [B, R, D] what keys are made from; the same, but for protocols that take the raw embeddings
     vectors     [R, D] or [B, R, D] the position vectors added at the input, where ``inputs`` is that input; else None
-    q, k, v     [B, H, R, d], [B, G, R, d], [B, G, R, dv] as projected, before the encoding acts
+    q, k, v     [B, H, R, d], [B, G, R, d], [B, G, R, dv] as projected, before the encoding acts; query head h reads
+                key head h // (H / G)
     encoding    what position does to this layer
     positions   the positions of the R tokens, as the encoding takes them
     rows        [R] their places in the sequence, increasing
@@ -82,13 +83,14 @@ class LayerTrace:
         """The layer's own logits, formed as queries by keys; minus infinity where a key is not seen.
 
         Arguments
-            q, k       other queries and keys in place of this layer's, [B, H, R, d]
+            q, k       other queries and keys in place of this layer's, [B, H, R, d] and [B, G, R, d]
             sequences  which of the batch; all unless given
             queries    which of the R queries; all unless given
         """
         for hook in ("rotate", "score", "bias", "transform_logits"):
             self._require_all(hook)
         q, k = self.q if q is None else q, self.k if k is None else k
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # grouped queries: a key head serves several
         mask, notes = self.mask, self.notes
         by_sequence = self.encoding.by_sequence(self.positions)
         places = self.positions[sequences] if by_sequence else self.positions
