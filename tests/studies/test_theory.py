@@ -128,6 +128,11 @@ def test_the_page_shows_every_statement_and_plot(theory: Theory) -> None:
     assert page.count('class="plot"') >= 12
 
 
+def test_what_a_killed_process_left_is_no_strangers_file(tmp_path: Path) -> None:
+    (tmp_path / ".study.json.abc.tmp").write_text("{")
+    assert check_theory(tmp_path, scale="smoke", seeds=1, limits=Limits(deadline=0.0)).finished == 0
+
+
 def test_bad_input_is_one_sentence(theory: Theory, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="scale: there is no 'tiny'"):
         check_theory(tmp_path / "new", scale="tiny")

@@ -87,16 +87,20 @@ class LogitParts:
         wanted = self.names if name == "total" else (name,)
         return torch.stack([batch.rows(each, rows) for each in wanted]).sum(0)
 
-    def branches(self) -> Shares | None:
-        """Shares of the dimensions that are not rotated and of those that are: MLA's two branches, [H, 2]."""
+    def by_frequency(self) -> Shares | None:
+        """Shares of the dimensions that are not rotated, then of each frequency, the products together: [H, n + 1]."""
         if self.frequency_shares is None:
             return None
+        both = (self.frequency_shares.logits, self.frequency_shares.softmax)
+        return Shares(*(shares.unflatten(-1, (len(PRODUCTS), -1)).sum(1) for shares in both))
 
-        def two(shares: Tensor) -> Tensor:
-            by_frequency = shares.unflatten(-1, (len(PRODUCTS), -1)).sum(1)
-            return torch.stack((by_frequency[:, 0], by_frequency[:, 1:].sum(-1)), dim=-1)
-
-        return Shares(two(self.frequency_shares.logits), two(self.frequency_shares.softmax))
+    def branches(self) -> Shares | None:
+        """Shares of the dimensions that are not rotated and of those that are: MLA's two branches, [H, 2]."""
+        found = self.by_frequency()
+        if found is None:
+            return None
+        both = (found.logits, found.softmax)
+        return Shares(*(torch.stack((shares[:, 0], shares[:, 1:].sum(-1)), dim=-1) for shares in both))
 
     def named(self) -> list[str]:
         """Each head's kind by its shares of the logits.
@@ -178,17 +182,15 @@ def _require_form(encoding: PositionalEncoding) -> None:
 def _commons(pieces: Pieces) -> tuple[Common, dict[str, Common], Common | None, Common | None]:
     """What the parts, the mean contents and the contents alone have in common with the whole, over all sequences."""
     several = pieces.q.shape[0] > 1
-    mean = pieces.mean_layer()
-    mean_q, mean_k = mean.turn(mean.q, mean.k)
-    affine = pieces.layer.encoding.overrides("transform_logits")
+    mean = pieces.mean
+    mean_q, mean_k = mean.turned
+    affine = several and pieces.layer.encoding.overrides("transform_logits")
     mean_rest = rest(mean, mean.q, mean.k) if affine else None
-    total: list[Common] = []
     parts: dict[str, list[Common]] = {}
     means: list[Common] = []
     contents: list[Common] = []
     for sequences, batch in pieces.batches():
         whole = batch.whole()
-        total.append(whole.itself())
         for name, (q, k) in batch.products.items():
             parts.setdefault(name, []).append(whole.products(q, k))
         for name, fixed in batch.fixed.items():
@@ -207,7 +209,8 @@ def _commons(pieces: Pieces) -> tuple[Common, dict[str, Common], Common | None, 
         if alone is not None:
             contents.append(whole.products(alone[0] * pieces.layer.scale * there, alone[1] * there).summed())
     summed = {name: _sum(found) for name, found in parts.items()}
-    return _sum(total), summed, _sum(means) if means else None, _sum(contents) if contents else None
+    total = _sum([part.summed() for part in summed.values()])
+    return total, summed, _sum(means) if means else None, _sum(contents) if contents else None
 
 
 def _content(pieces: Pieces, sequences: slice, mean: LayerTrace) -> tuple[Tensor, Tensor] | None:

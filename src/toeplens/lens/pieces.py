@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -88,7 +89,8 @@ class Pieces:
                 largest = max(largest, float(true[seen].abs().max()))
         return worst / largest if largest else worst
 
-    def mean_layer(self) -> LayerTrace:
+    @cached_property
+    def mean(self) -> LayerTrace:
         """The layer with each position's mean query and key over the sequences, as a batch of one."""
         count = self.present.sum(0).clamp(min=1)[None, None, :, None]
         q, k = (x.sum(0, keepdim=True) / count for x in (self.q, self.k))
@@ -96,8 +98,7 @@ class Pieces:
 
     def kernel(self) -> ToeplitzProfile:
         """The Toeplitz profile of what mean contents give."""
-        mean = self.mean_layer()
-        return _profile(mean, mean.q, mean.k)
+        return _profile(self.mean, self.mean.q, self.mean.k)
 
     def profile(self) -> ToeplitzProfile:
         """The Toeplitz profile of the logits."""
@@ -163,7 +164,7 @@ def _profile(layer: LayerTrace, q: Tensor, k: Tensor) -> ToeplitzProfile:
             bias = fixed.kernel[:, length - 1 :] if layer.causal else fixed.kernel
         elif isinstance(fixed, Written):
             bias = fixed.matrix
-    lengths = None if layer.lengths is None else layer.present.sum(1)
+    lengths = layer.kept_lengths
     turned = layer.turn(q, k)
     return toeplitz_profile(*turned, bias=bias, causal=layer.causal, scale=layer.scale, lengths=lengths).pooled(0)
 
@@ -178,6 +179,6 @@ def written_out_profile(layer: LayerTrace) -> ToeplitzProfile:
     count = max(1, _WRITTEN // (layer.q.shape[1] * len(layer.rows) ** 2))
     logits = layer.logits(sequences=slice(count)).double()
     nothing = logits.new_zeros(*logits.shape[:3], 1)
-    lengths = None if layer.lengths is None else layer.present.sum(1)[:count]
+    lengths = None if layer.kept_lengths is None else layer.kept_lengths[:count]
     seen = logits.masked_fill(~logits.isfinite(), 0)
     return toeplitz_profile(nothing, nothing, bias=seen, causal=layer.causal, lengths=lengths).pooled(0)

@@ -45,5 +45,5 @@ def position_parts(
 
 
 def _mean_part(x: Tensor, layer: LayerTrace) -> Tensor:
-    _, p = position_means(x, None if layer.lengths is None else layer.present.sum(1))
+    _, p = position_means(x, layer.kept_lengths)
     return torch.nan_to_num(p).expand_as(x)

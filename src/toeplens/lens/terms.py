@@ -92,9 +92,6 @@ class Common:
     def __add__(self, other: Common) -> Common:
         return Common(self.total + other.total, self.inner + other.inner, self.rows + other.rows)
 
-    def __sub__(self, other: Common) -> Common:
-        return Common(self.total - other.total, self.inner - other.inner, self.rows - other.rows)
-
     def summed(self) -> Common:
         """Summed over the last dimension."""
         return Common(self.total.sum(-1), self.inner.sum(-1), self.rows.sum(-1))
@@ -144,13 +141,6 @@ class Whole:
             raw = raw + self._fixed_rows(term.times(other)).sum((0, 2))
         rows = self._fixed_rows(term)
         return Common(rows.sum((0, 2)), raw, (rows * self.row_sums / self.seen).sum((0, 2)))
-
-    def itself(self) -> Common:
-        """The whole: [H]."""
-        common = self.products(self.q, self.k).summed()
-        for term in self.fixed:
-            common = common + self.known(term)
-        return common
 
     def _rows(self, q: Tensor, k: Tensor) -> Float[Tensor, "B H N e"]:
         return q * (k.cumsum(-2) if self.causal else k.sum(-2, keepdim=True))

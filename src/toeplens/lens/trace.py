@@ -121,6 +121,11 @@ class LayerTrace:
         return self.rows < self.lengths.unsqueeze(1)
 
     @property
+    def kept_lengths(self) -> Int[Tensor, "B"] | None:
+        """How many of the R positions each sequence has; None if every token may be seen."""
+        return None if self.lengths is None else self.present.sum(1)
+
+    @property
     def consecutive(self) -> bool:
         """Whether the positions run on one by one, so that a difference of places is an offset."""
         places = self.positions

@@ -21,13 +21,8 @@ def frozen(
         spread = (at.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
         scaled = (part - part.mean(-1, keepdim=True)) / spread
     elif isinstance(norm, nn.RMSNorm):
-        eps = norm.eps if norm.eps is not None else _default_eps(at)
+        eps = torch.finfo(at.dtype).eps if norm.eps is None else norm.eps  # torch's own default
         scaled = part / (at.pow(2).mean(-1, keepdim=True) + eps).sqrt()
     else:
         raise TypeError(f"{type(norm).__name__} is not a norm that is known to be linear once its statistics are held")
     return scaled if norm.weight is None else scaled * norm.weight
-
-
-def _default_eps(at: Tensor) -> float:
-    """What torch's RMSNorm adds where no eps was given: the machine epsilon of the input's dtype."""
-    return torch.finfo(at.dtype).eps

@@ -164,15 +164,13 @@ def _layer(trace: AttentionTrace, layer: int, split: Split, shown: int) -> Layer
 
 
 def _parts(made: LogitParts) -> Parts:
-    frequencies = made.frequency_shares
+    branches = made.by_frequency()
     return Parts(
         made.names,
         _both(made.shares.logits, made.shares.softmax),
         _both(made.kinds.logits, made.kinds.softmax),
         made.named(),
-        None
-        if frequencies is None
-        else _both(*(x.unflatten(-1, (4, -1)).sum(1) for x in (frequencies.logits, frequencies.softmax))),
+        None if branches is None else _both(branches.logits, branches.softmax),
         made.kernel.diagonal_means.cpu().numpy(),
         made.kernel.share.cpu().numpy(),
         made.error,

@@ -108,14 +108,14 @@ def _claim(directory: Path, plan: Plan) -> Path:
         if had.scale != plan.scale:
             raise InputError(f"out: {directory} holds a study at scale {had.scale!r}; give another directory.")
         seconds = about["seconds"]
-    elif any(not _is_leftover(child) for child in directory.iterdir()):
+    elif any(not is_leftover(child) for child in directory.iterdir()):
         raise InputError(f"out: {directory} holds files that are not a study's; give an empty or new directory.")
     write_json(path, {**wanted, "seconds": seconds, "environment": environment()})
     make_directory(directory / RUNS)
     return directory
 
 
-def _is_leftover(path: Path) -> bool:
+def is_leftover(path: Path) -> bool:
     """Whether ``path`` is a temporary file of ours, left by a process that was killed while it wrote the first one."""
     return path.name.startswith(f".{STUDY}.") and path.suffix == ".tmp"
 

@@ -22,11 +22,12 @@ from toeplens.ground.files import make_directory
 from toeplens.studies.claims import Claim, Entry, judge_all
 from toeplens.studies.reproduce.cells import cell
 from toeplens.studies.reproduce.scales import DISTANCE, SCALES
+from toeplens.studies.reproduce.study import CLAIMS_FILE, RESULTS, RUNS, STUDY, is_leftover
 from toeplens.studies.theory import contraction, estimators, expressiveness, heads, phases
 from toeplens.studies.theory.records import Record, Records
 from toeplens.training import Run, environment
 
-STUDY, RESULTS, CLAIMS_FILE, RECORDS, RUNS = "study.json", "results.json", "claims.json", "records", "runs"
+RECORDS = "records"
 KIND = "theory"
 EXPERIMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "contraction": contraction.contraction,
@@ -152,7 +153,7 @@ def _claim(directory: Path, scale: str, seeds: int) -> Path:
         had = read_json(directory / STUDY)
         if had.get("scale") != scale:
             raise InputError(f"out: {directory} holds a study at scale {had.get('scale')!r}; give another directory.")
-    elif any(directory.iterdir()):
+    elif any(not is_leftover(child) for child in directory.iterdir()):
         raise InputError(f"out: {directory} holds files that are not a study's; give an empty or new directory.")
     about = {**environment(), "began": time.strftime("%Y-%m-%d")}
     write_json(directory / STUDY, {"study": KIND, "scale": scale, "seeds": seeds, "environment": about})
