@@ -24,6 +24,13 @@ def reproduce(
     ] = "laptop",
     protocol: Annotated[str, typer.Option(help="paper, released, or both.")] = "both",
     seeds: Annotated[int, typer.Option(help="Trained models a cell; 3 or more give intervals over seeds.")] = 1,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"What to ask: {', '.join(study.PARTS)}, or all; give it again for more. What the study in OUT "
+            "asks already stays in it."
+        ),
+    ] = None,
     time_budget: Budget = None,
     workers: Annotated[int | None, typer.Option(help="Processes; one a core unless given.")] = None,
     device: Device = "auto",
@@ -36,16 +43,23 @@ def reproduce(
         choose("protocol", protocol, (*study.PROTOCOLS, "both"))
     protocols: tuple[Protocol, ...] = tuple(p for p in study.PROTOCOLS if protocol in (p, "both"))
     budget = seconds(time_budget)
-    plan = study.Plan(scale, protocols, seeds)
+    parts = study.chosen_parts(part or ["core"])
+    jobs = study.planned(out, scale, protocols, seeds, parts).jobs()
     execution = plan_execution(device, compile_mode(compile), "auto")
-    cells = plan.cells()
     console.say(
-        f"{len(cells)} cells at scale {scale} ({study.SCALES[scale].about}) on {execution.describe()}", aside=True
+        f"{len(jobs)} models at scale {scale} ({study.SCALES[scale].about}) on {execution.describe()}", aside=True
     )
-    with stop_on_signals() as stopped, console.StudyProgress([cell.job for cell in cells]) as progress:
+    with stop_on_signals() as stopped, console.StudyProgress(jobs) as progress:
         limits = study.limits_for(budget, Limits(device=device, compile=compile_mode(compile), should_stop=stopped))
         state = study.reproduce(
-            out, scale=scale, protocols=protocols, seeds=seeds, limits=limits, workers=workers, on_event=progress
+            out,
+            scale=scale,
+            protocols=protocols,
+            seeds=seeds,
+            parts=parts,
+            limits=limits,
+            workers=workers,
+            on_event=progress,
         )
     _print_state(state, as_json)
     if stopped():

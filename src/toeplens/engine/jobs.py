@@ -35,7 +35,8 @@ class Job:
     """A run and what to do with it afterwards.
 
     label     what people call it
-    examples  how many examples the ablation counts; 0 for none
+    examples  how many examples the ablation and the measures count; 0 for none
+    measures  what else to measure of the trained model, see `toeplens.engine.measures`
     split     which examples: of the ``test`` set (the paper), or ``train+test`` in the proportion 70:30 (the released
               program)
     """
@@ -44,6 +45,7 @@ class Job:
     label: str
     examples: int = 0
     split: Split = "test"
+    measures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

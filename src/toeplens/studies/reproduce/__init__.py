@@ -1,9 +1,11 @@
 """The papers' central experiment: encodings x tasks x protocols, head ablation, and the claims about them."""
 
-from toeplens.studies.reproduce.cells import PROTOCOLS, Cell, grid, starting_spec, title
+from toeplens.studies.reproduce.cells import Cell, grid, starting_spec
 from toeplens.studies.reproduce.claims import CLAIMS
+from toeplens.studies.reproduce.labels import PROTOCOLS, title
+from toeplens.studies.reproduce.parts import PARTS, chosen_parts
 from toeplens.studies.reproduce.scales import COUNT, DISTANCE, SCALES, Scale
-from toeplens.studies.reproduce.study import Plan, Reproduction, gather, limits_for, reproduce
+from toeplens.studies.reproduce.study import Plan, Reproduction, gather, limits_for, planned, reproduce
 from toeplens.studies.reproduce.tables import PAPER_TABLE_1, Row, accuracy_table
 
 __all__ = [
@@ -11,6 +13,7 @@ __all__ = [
     "COUNT",
     "DISTANCE",
     "PAPER_TABLE_1",
+    "PARTS",
     "PROTOCOLS",
     "SCALES",
     "Cell",
@@ -19,9 +22,11 @@ __all__ = [
     "Row",
     "Scale",
     "accuracy_table",
+    "chosen_parts",
     "gather",
     "grid",
     "limits_for",
+    "planned",
     "reproduce",
     "starting_spec",
     "title",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from toeplens.studies.claims import Claim
-from toeplens.studies.reproduce.cells import title
+from toeplens.studies.reproduce.labels import title
 from toeplens.studies.reproduce.scales import COUNT, DISTANCE
 from toeplens.studies.results import CellResult, Results
 from toeplens.studies.verdicts import Finding, above, below, opposite, seen

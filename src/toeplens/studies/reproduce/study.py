@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toeplens.engine import Limits, plan_workers, read_ablation, run_local
+from toeplens.engine import Job, Limits, plan_workers, read_ablation, run_local
 from toeplens.engine.local import OnEvent
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
 from toeplens.model import Decoder, Protocol
 from toeplens.studies.claims import Entry, judge
-from toeplens.studies.reproduce.cells import PROTOCOLS, Cell, grid
+from toeplens.studies.reproduce.cells import Cell, grid
 from toeplens.studies.reproduce.claims import CLAIMS
+from toeplens.studies.reproduce.labels import PROTOCOLS
+from toeplens.studies.reproduce.parts import CORE, chosen_parts
 from toeplens.studies.reproduce.scales import SCALES
 from toeplens.studies.reproduce.tables import Row, accuracy_table
 from toeplens.studies.results import CellResult, Results
@@ -32,10 +34,15 @@ class Plan:
     scale: str
     protocols: tuple[Protocol, ...]
     seeds: int
+    parts: tuple[str, ...] = (CORE,)
 
     def cells(self) -> list[Cell]:
         """The grid."""
-        return grid(self.scale, self.protocols, self.seeds)
+        return grid(self.scale, self.protocols, self.seeds, self.parts)
+
+    def jobs(self) -> list[Job]:
+        """The grid's runs, each once: two places of the grid may stand for the same run."""
+        return list({cell.job.spec.name: cell.job for cell in reversed(self.cells())}.values())[::-1]
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ def reproduce(
     scale: str = "laptop",
     protocols: Sequence[Protocol] = PROTOCOLS,
     seeds: int = 1,
+    parts: Sequence[str] = (CORE,),
     limits: Limits | None = None,
     workers: int | None = None,
     on_event: OnEvent | None = None,
@@ -78,29 +86,38 @@ def reproduce(
         scale      ``smoke``, ``laptop`` or ``paper``
         protocols  ``paper``, ``released``, or both
         seeds      trained models a cell
+        parts      which questions to ask, see `PARTS`; those that the study in ``out`` already asks stay in it
         limits     device, deadline, compilation
         workers    processes; one a core unless given
-        on_event   told of every step and every finished cell, by the cell's place in `Plan.cells`
+        on_event   told of every step and every finished run, by the run's place in `Plan.jobs`
     """
     choose("scale", scale, SCALES)
-    plan = Plan(scale, tuple(protocols), seeds)
-    cells = plan.cells()
+    plan = planned(out, scale, protocols, seeds, parts)
+    jobs = plan.jobs()
     limits = limits or Limits()
-    plan_workers(len(cells), limits.device, workers)  # refuses what cannot be before anything is written
+    plan_workers(len(jobs), limits.device, workers)  # refuses what cannot be before anything is written
     directory = _claim(Path(out), plan)
     started = time.time()
     try:
-        run_local([cell.job for cell in cells], directory / RUNS, limits, workers=workers, on_event=on_event)
+        run_local(jobs, directory / RUNS, limits, workers=workers, on_event=on_event)
     finally:
         _note_time(directory, time.time() - started)
         state = gather(directory)
     return state
 
 
+def planned(out: Path | str, scale: str, protocols: Sequence[Protocol], seeds: int, parts: Sequence[str]) -> Plan:
+    """The plan that `reproduce` would carry out in ``out``: what is asked for, and the parts the study has already."""
+    had: tuple[str, ...] = ()
+    if (Path(out) / STUDY).exists():
+        had = _read_plan(Path(out))[0].parts
+    return Plan(scale, tuple(protocols), seeds, chosen_parts((*had, *chosen_parts(parts))))
+
+
 def _claim(directory: Path, plan: Plan) -> Path:
     """Make ``directory`` the study's, or check that it is a study's whose scale is the same."""
     make_directory(directory)
-    wanted = {"scale": plan.scale, "protocols": list(plan.protocols), "seeds": plan.seeds}
+    wanted = {"scale": plan.scale, "protocols": list(plan.protocols), "seeds": plan.seeds, "parts": list(plan.parts)}
     path = directory / STUDY
     seconds = 0.0
     if path.exists():
@@ -186,7 +203,12 @@ def _read_plan(directory: Path) -> tuple[Plan, dict[str, Any]]:
         )
     content = read_json(directory / STUDY)
     try:
-        plan = Plan(choose("scale", content["scale"], SCALES), tuple(content["protocols"]), int(content["seeds"]))
+        plan = Plan(
+            choose("scale", content["scale"], SCALES),
+            tuple(content["protocols"]),
+            int(content["seeds"]),
+            chosen_parts(content.get("parts", [CORE])),
+        )
         return plan, {**content["environment"], "seconds": float(content["seconds"])}
     except InputError:
         raise
@@ -200,6 +222,7 @@ def _write(state: Reproduction) -> None:
         "scale": state.plan.scale,
         "protocols": list(state.plan.protocols),
         "seeds": state.plan.seeds,
+        "parts": list(state.plan.parts),
         "finished": state.finished,
         "total": state.total,
         "environment": state.environment,

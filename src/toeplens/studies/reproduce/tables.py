@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from toeplens.model import Protocol
-from toeplens.studies.reproduce.cells import title
+from toeplens.studies.reproduce.labels import title
 from toeplens.studies.reproduce.scales import COUNT, DISTANCE
 from toeplens.studies.results import Results
 
