@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,11 @@ class Key:
 
 @dataclass(frozen=True)
 class CellResult:
-    """A finished cell: its place, its run's figures, its ablation."""
+    """A finished cell: its place, its run's figures, its ablation.
+
+    measures  what else was measured of the trained model, by the name of the measure (`toeplens.engine.measures`)
+    watched   what was seen during training, a row a moment (`toeplens.training.watch`); empty if it was not watched
+    """
 
     key: Key
     run: str
@@ -42,6 +46,8 @@ class CellResult:
     epochs: list[dict[str, Any]]
     result: dict[str, Any]
     ablation: HeadAblation | None
+    measures: dict[str, Any] = field(default_factory=dict)
+    watched: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def accuracy(self) -> float:
@@ -77,7 +83,8 @@ class CellResult:
     def from_dict(cls, content: dict[str, Any]) -> CellResult:
         """The inverse of `to_dict`."""
         try:
-            fields = {name: content[name] for name in cls.__dataclass_fields__}
+            later = {"measures": {}, "watched": []}  # records of earlier versions have none
+            fields = {name: (later | content)[name] for name in cls.__dataclass_fields__}
             fields["key"] = Key(**content["key"])
         except (KeyError, TypeError) as error:
             raise InputError(f"results: a cell's record is damaged ({error}).") from None

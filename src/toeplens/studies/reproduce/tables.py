@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from toeplens.model import Protocol
-from toeplens.studies.reproduce.labels import title
+from toeplens.studies.reproduce.labels import title, variant_of
 from toeplens.studies.reproduce.scales import COUNT, DISTANCE
 from toeplens.studies.results import Results
 
@@ -48,12 +48,12 @@ class Row:
 
 
 def accuracy_table(results: Results, protocols: Sequence[Protocol]) -> list[Row]:
-    """Every encoding's accuracy and deposit, by protocol and task; best first."""
+    """Every encoding's accuracy and deposit, by protocol and task; best first. Variants of encodings are left out."""
     rows = []
     for protocol in protocols:
         under = results.under(protocol)
         for task in (DISTANCE, COUNT):
-            lines = [_row(under, protocol, task, label) for label in under.labels(task)]
+            lines = [_row(under, protocol, task, label) for label in under.labels(task) if not variant_of(label)]
             rows += sorted(lines, key=lambda row: -1.0 if row.accuracy is None else -row.accuracy)
     return rows
 
