@@ -2,7 +2,19 @@
 
 from toeplens.studies.claims import Claim, Entry, judge, judge_all
 from toeplens.studies.results import CellResult, Key, Results
-from toeplens.studies.verdicts import MIN_SEEDS, RULE, Finding, Verdict, above, below, combine, opposite, seen
+from toeplens.studies.verdicts import (
+    MIN_SEEDS,
+    RULE,
+    Finding,
+    Verdict,
+    above,
+    below,
+    combine,
+    found,
+    opposite,
+    seen,
+    within,
+)
 
 __all__ = [
     "MIN_SEEDS",
@@ -17,8 +29,10 @@ __all__ = [
     "above",
     "below",
     "combine",
+    "found",
     "judge",
     "judge_all",
     "opposite",
     "seen",
+    "within",
 ]

@@ -22,6 +22,7 @@ class Claim(Generic[Data]):
     statement  what it says
     rule       what would decide it, fixed before the data
     check      the findings on its parts, from a study's data (of one protocol, where there are protocols)
+    part       which part of the study it needs, where a study has parts
     """
 
     id: str
@@ -29,6 +30,7 @@ class Claim(Generic[Data]):
     statement: str
     rule: str
     check: Callable[[Data], Sequence[Finding]]
+    part: str = ""
 
 
 @dataclass(frozen=True)

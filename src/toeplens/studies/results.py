@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -120,12 +120,13 @@ class Results:
 
     def difference(self, task: str, first: str, second: str) -> np.ndarray:
         """Test accuracy of ``first`` minus ``second``, paired by seed (same data, same order)."""
-        return self._paired(task, first, second, lambda cell: cell.accuracy)
+        return self.paired(task, first, second, lambda cell: cell.accuracy)
 
     def speed_difference(self, task: str, first: str, second: str) -> np.ndarray:
         """Mean test accuracy over the epochs (the area under the curve), ``first`` minus ``second``, paired by seed."""
-        return self._paired(task, first, second, CellResult.mean_accuracy)
+        return self.paired(task, first, second, CellResult.mean_accuracy)
 
-    def _paired(self, task: str, first: str, second: str, figure: Any) -> np.ndarray:
+    def paired(self, task: str, first: str, second: str, figure: Callable[[CellResult], float]) -> np.ndarray:
+        """A figure of ``first`` minus that of ``second``, paired by seed."""
         other = {cell.key.seed: cell for cell in self.of(task, second)}
         return np.array([figure(c) - figure(other[c.key.seed]) for c in self.of(task, first) if c.key.seed in other])

@@ -57,6 +57,14 @@ def below(what: str, values: Sequence[float] | np.ndarray, bar: float, *, unit: 
     return opposite(above(what, values, bar, unit=unit))
 
 
+def within(what: str, values: Sequence[float] | np.ndarray, low: float, high: float) -> Finding:
+    """Are ``values`` (one a seed) between two bars? Both decided by `RULE`; outside either, the statement fails."""
+    parts = above(what, values, low), below(what, values, high)
+    verdicts = {part.verdict for part in parts}
+    text = f"{parts[0].evidence} to {high:.3g}"
+    return Finding("fails" if "fails" in verdicts else "holds" if verdicts == {"holds"} else "undecided", text)
+
+
 def opposite(finding: Finding) -> Finding:
     """The finding on the opposite statement, on the same evidence."""
     swapped: dict[Verdict, Verdict] = {"holds": "fails", "fails": "holds"}
@@ -74,6 +82,15 @@ def seen(what: str, yes: Sequence[bool]) -> Finding:
     count = sum(bool(y) for y in yes)
     text = f"{what}: in {count} of {len(yes)} seed{'s' if len(yes) > 1 else ''}"
     return Finding("holds" if count == len(yes) else "fails" if count == 0 else "holds in part", text)
+
+
+def found(what: str, yes: Sequence[bool]) -> Finding:
+    """Does a yes-or-no property ever occur? In one model: holds; in none of `MIN_SEEDS` or more: fails."""
+    if len(yes) == 0:
+        return Finding("undecided", f"{what}: no finished run that counts")
+    count = sum(bool(y) for y in yes)
+    text = f"{what}: in {count} of {len(yes)} model{'s' if len(yes) > 1 else ''}"
+    return Finding("holds" if count else "fails" if len(yes) >= MIN_SEEDS else "undecided", text)
 
 
 def combine(findings: Sequence[Finding]) -> Verdict:

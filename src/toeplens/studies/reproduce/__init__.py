@@ -1,7 +1,7 @@
 """The papers' central experiment: encodings x tasks x protocols, head ablation, and the claims about them."""
 
 from toeplens.studies.reproduce.cells import Cell, grid, starting_spec
-from toeplens.studies.reproduce.claims import CLAIMS
+from toeplens.studies.reproduce.claims import CLAIMS, claims_of
 from toeplens.studies.reproduce.labels import PROTOCOLS, title
 from toeplens.studies.reproduce.parts import PARTS, chosen_parts
 from toeplens.studies.reproduce.scales import COUNT, DISTANCE, SCALES, Scale
@@ -23,6 +23,7 @@ __all__ = [
     "Scale",
     "accuracy_table",
     "chosen_parts",
+    "claims_of",
     "gather",
     "grid",
     "limits_for",

@@ -15,7 +15,7 @@ from toeplens.ground.files import make_directory
 from toeplens.model import Decoder, Protocol
 from toeplens.studies.claims import Entry, judge
 from toeplens.studies.reproduce.cells import Cell, grid
-from toeplens.studies.reproduce.claims import CLAIMS
+from toeplens.studies.reproduce.claims import claims_of
 from toeplens.studies.reproduce.labels import PROTOCOLS
 from toeplens.studies.reproduce.parts import CORE, chosen_parts
 from toeplens.studies.reproduce.scales import SCALES
@@ -163,7 +163,7 @@ def gather(directory: Path | str) -> Reproduction:
                 about = {**about, "execution": read_json(run_directory / ENVIRONMENT).get("execution")}
             found.append(_result(cell, run, ablation))
     results = Results(found)
-    entries = judge(CLAIMS, results, plan.protocols)
+    entries = judge(claims_of(plan.parts), results, plan.protocols)
     state = Reproduction(
         directory,
         plan,
