@@ -1,20 +1,23 @@
 """Fit one run: `train(spec, out) -> Run`; `RunSpec` says what it is, `Run.open(directory)` reads it back."""
 
 from toeplens.training.environment import Execution, environment, plan_execution
-from toeplens.training.loop import Batches, answer, correct, cosine_with_warmup, evaluate, train
+from toeplens.training.loop import Batches, answer, correct, cosine_with_warmup, evaluate, initial_model, train
 from toeplens.training.run import Run
 from toeplens.training.spec import RunSpec, run_spec
+from toeplens.training.watch import Watcher
 
 __all__ = [
     "Batches",
     "Execution",
     "Run",
     "RunSpec",
+    "Watcher",
     "answer",
     "correct",
     "cosine_with_warmup",
     "environment",
     "evaluate",
+    "initial_model",
     "plan_execution",
     "run_spec",
     "train",

@@ -23,6 +23,7 @@ from toeplens.training import run as store
 from toeplens.training.environment import CompileMode, Execution, environment, plan_execution
 from toeplens.training.run import Run, Status
 from toeplens.training.spec import RunSpec
+from toeplens.training.watch import Watch, Watcher
 
 _IGNORED = -100
 _TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**20}  # what attention with dropout needs grows with it: 13 GB at 2**16
@@ -110,6 +111,7 @@ def train(
     deadline: float | None = None,
     should_stop: Callable[[], bool] | None = None,
     on_progress: Progress | None = None,
+    watcher: Watcher | None = None,
 ) -> Run:
     """Carry out ``spec`` in ``out``/``spec.name``: start it, go on with it, or return it if it is done.
 
@@ -117,12 +119,17 @@ def train(
         device              ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
         compile             ``auto``, ``on`` or ``off``
         checkpoint_seconds  how much work a kill may cost at most
-        deadline            `time.time()` by which to have written a checkpoint and stopped (after one step at least)
-        should_stop         asked before every step; True stops likewise
+        deadline            `time.time()` by which to have written a checkpoint and stopped (after one unit of work at
+                            least: a step, a batch of the evaluation, or a look)
+        should_stop         asked before every unit; True stops likewise
         on_progress         called about five times a second with (step, total steps, last epoch's metrics)
+        watcher             looks at the model at some moments; `Run.watched` has what it saw, and in each row the
+                            seconds it took, which are not counted in the run's own
 
     On a CPU a run that was stopped or killed anywhere and started again ends bit-identical to one that was not, on
-    the same machine, thread count and versions.
+    the same machine, thread count and versions. A watcher is no part of the spec and changes nothing but the time: the
+    weights are those of the run without it. A finished run is returned as it is, watched or not; moments that were
+    passed without a watcher stay missing. If a look raises, a checkpoint is written first.
     """
     directory = Path(out) / spec.name
     store.prepare(directory, spec)
@@ -133,23 +140,29 @@ def train(
         execution = plan_execution(device, compile, spec.precision)
         devices = [execution.device] if execution.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            session = _Session(spec, directory, execution)
+            session = _Session(spec, directory, execution, watcher)
             status = session.fit(checkpoint_seconds, deadline, should_stop or (lambda: False), on_progress)
         if status != "stopped":
             session.finish(status)
     return Run.open(directory)
 
 
+def initial_model(spec: RunSpec) -> Decoder:
+    """The model as a run begins, on the CPU; sets torch's global random state to the run's seed, as the run does."""
+    torch.manual_seed(spec.seed)
+    return Decoder(spec.model)
+
+
 class _Session:
     """The moving parts of a run while it is being fitted; all of them are in its checkpoint."""
 
-    def __init__(self, spec: RunSpec, directory: Path, execution: Execution) -> None:
+    def __init__(self, spec: RunSpec, directory: Path, execution: Execution, watcher: Watcher | None) -> None:
         self.spec, self.directory, self.execution = spec, directory, execution
+        self.watch = Watch(watcher, spec.total_steps)
         task, device = spec.build_task(), execution.device
         self.train = Batches.of(task.dataset("train", spec.train_examples, spec.data_seed), device, spec.ignore_label)
         self.test = Batches.of(task.dataset("test", spec.test_examples, spec.data_seed), device, spec.ignore_label)
-        torch.manual_seed(spec.seed)
-        self.model = Decoder(spec.model).to(device)
+        self.model = initial_model(spec).to(device)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=True
         )
@@ -163,7 +176,7 @@ class _Session:
         self.tested = 0
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.test_sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self.diverged = self.worked = False
+        self.diverged = self.worked = self.stepped = False
         self._resume()
         write_json(directory / store.ENVIRONMENT, environment(execution))
 
@@ -191,23 +204,28 @@ class _Session:
         should_stop: Callable[[], bool],
         on_progress: Progress | None,
     ) -> Status:
-        """Work in units (a training step, or a batch of the epoch's evaluation) until done or told to stop."""
+        """Work in units (a training step, a batch of the epoch's evaluation, a look) until done or told to stop."""
         saved = shown = begun = time.monotonic()
         slowest = 0.0
         while len(self.rows) < self.spec.epochs:
             if should_stop() or (deadline is not None and self.worked and time.time() + slowest >= deadline):
                 self._save()
                 return "stopped"
-            if self.owes_evaluation:
+            compiling, looked = False, 0.0
+            if self.watch.owed(self.step):
+                looked = self._look()
+            elif self.owes_evaluation:
                 self._evaluate_batch()
                 if self.diverged:
                     return "diverged"
             else:
+                compiling = self.execution.compiled and not self.stepped
                 self._step()
+                self.stepped = True
             now = time.monotonic()
             took, begun = now - begun, now
-            self.seconds += took
-            if self.worked or not self.execution.compiled:  # a compiled run's first unit is mostly the compiler's
+            self.seconds += took - looked
+            if not compiling:  # a compiled run's first step is mostly the compiler's
                 slowest = max(slowest, took)
             self.worked = True
             if on_progress and now - shown > 0.2:
@@ -247,6 +265,13 @@ class _Session:
         self.scheduler.step()
         self.step += 1
 
+    def _look(self) -> float:
+        try:
+            return self.watch.look(self.model, self.step)
+        except Exception:
+            self._save()
+            raise
+
     def _evaluate_batch(self) -> None:
         size = self.spec.batch_size
         self.test_sums += answer(self.model, self.test.slice(self.tested, self.tested + size), self.amp)
@@ -273,7 +298,13 @@ class _Session:
                 "seconds": round(self.seconds, 3),
             }
         )
-        store.write_metrics(self.directory, self.rows)
+        self._write_rows()
+
+    def _write_rows(self) -> None:
+        store.write_rows(self.directory / store.METRICS, self.rows)
+        path = self.directory / store.WATCHED
+        if self.watch.rows or path.exists():  # it may hold more than the checkpoint from which this session went on
+            store.write_rows(path, self.watch.rows)
 
     def _save(self) -> None:
         state = {
@@ -287,6 +318,7 @@ class _Session:
             "sums": self.sums,
             "tested": self.tested,
             "test_sums": self.test_sums,
+            "watched": self.watch.state(),
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.execution.device)
             if self.execution.device.type == "cuda"
@@ -299,6 +331,8 @@ class _Session:
         state = store.load_checkpoint(self.directory, self.spec)
         if state is None:
             return
+        if "watched" in state:  # older checkpoints know of no watching
+            self.watch.resume(state["watched"])
         with torch.no_grad():
             for name, tensor in store.own_state(self.model).items():
                 tensor.copy_(state["model"][name])
@@ -316,7 +350,7 @@ class _Session:
     def finish(self, status: Status) -> None:
         """Write the weights, then the result; the checkpoint is not needed any more."""
         store.save_weights(self.directory, self.model)
-        store.write_metrics(self.directory, self.rows)
+        self._write_rows()
         last = self.rows[-1]
         tokens = self.step * self.spec.batch_size * self.train.tokens.shape[1]
         result = {

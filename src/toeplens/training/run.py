@@ -24,6 +24,7 @@ from toeplens.training.spec import RunSpec, run_spec
 
 SPEC, METRICS, WEIGHTS, CHECKPOINT = "spec.json", "metrics.jsonl", "model.safetensors", "checkpoint.pt"
 RESULT, ENVIRONMENT, PROGRESS, _LOCK = "result.json", "environment.json", "progress.json", ".lock"
+WATCHED = "watched.jsonl"
 _FORMAT = 1
 
 Status = Literal["complete", "diverged", "stopped"]
@@ -65,7 +66,12 @@ class Run:
         result = read_json(directory / RESULT) if (directory / RESULT).exists() else {}
         if not isinstance(result, dict) or (result and result.get("status") not in ("complete", "diverged")):
             raise InputError(f"run: {directory / RESULT} is damaged: it is not a result.")
-        return cls(directory, spec, result.get("status", "stopped"), read_metrics(directory), result)
+        return cls(directory, spec, result.get("status", "stopped"), read_rows(directory / METRICS), result)
+
+    @property
+    def watched(self) -> list[dict[str, Any]]:
+        """What a watcher saw during training, a row a moment (see `toeplens.training.watch`); empty if none looked."""
+        return read_rows(self.directory / WATCHED)
 
     @property
     def step(self) -> int:
@@ -112,9 +118,8 @@ def own_state(model: nn.Module) -> dict[str, Tensor]:
     return unique
 
 
-def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics; empty if none is finished."""
-    path = directory / METRICS
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines; none if it is not there."""
     if not path.exists():
         return []
     try:
@@ -122,13 +127,13 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(f"run: {path} is damaged ({error}).") from None
     if not all(isinstance(row, dict) for row in rows):
-        raise InputError(f"run: {path} is damaged: its lines are not rows of metrics.")
+        raise InputError(f"run: {path} is damaged: its lines are not rows.")
     return rows
 
 
-def write_metrics(directory: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write all rows, atomically."""
-    write_text(directory / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def prepare(directory: Path, spec: RunSpec) -> None:
@@ -145,7 +150,7 @@ def prepare(directory: Path, spec: RunSpec) -> None:
 
 def _is_leftover(path: Path) -> bool:
     """Whether ``path`` is a temporary file of ours, left by a process that was killed while it wrote."""
-    ours = (SPEC, METRICS, WEIGHTS, CHECKPOINT, RESULT, ENVIRONMENT, PROGRESS)
+    ours = (SPEC, METRICS, WATCHED, WEIGHTS, CHECKPOINT, RESULT, ENVIRONMENT, PROGRESS)
     return path.suffix == ".tmp" and path.name.startswith(tuple(f".{name}." for name in ours))
 
 

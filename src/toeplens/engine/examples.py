@@ -1,0 +1,29 @@
+"""Which of a run's examples are looked at after or during training, and how many at once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from toeplens.tasks import TEST_SHARE, Examples
+from toeplens.training import RunSpec
+
+Split = Literal["test", "train+test"]
+_REPLAYED_TOKENS = {"cpu": 2**16, "cuda": 2**20}
+
+
+def examples_of(spec: RunSpec, examples: int, split: Split = "test") -> Examples:
+    """That many of a run's examples: of the test set, or of both sets in the proportion 70:30."""
+    task = spec.build_task()
+    if split == "test":
+        return task.dataset("test", min(examples, spec.test_examples), spec.data_seed)
+    test = min(max(1, round(TEST_SHARE * examples)), spec.test_examples)
+    train = min(max(1, examples - test), spec.train_examples)
+    parts = [task.dataset("train", train, spec.data_seed), task.dataset("test", test, spec.data_seed)]
+    return Examples.join(parts)
+
+
+def replayed_at_once(spec: RunSpec, length: int, device: torch.device) -> int:
+    """How many sequences a batch holds if every head of a layer is to be replayed on it."""
+    return max(1, _REPLAYED_TOKENS[device.type] // (spec.model.num_heads + 1) // length)

@@ -1,0 +1,72 @@
+"""What is looked at during training: what each head is worth and what its gradient says about position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toeplens.engine.examples import Split, examples_of, replayed_at_once
+from toeplens.ground import InputError, choose
+from toeplens.lens.ablate import ablate_heads
+from toeplens.lens.gradient_seed import seed_strength
+from toeplens.model import Decoder
+from toeplens.sources import DecoderSource
+from toeplens.sources.gradients import DecoderGradients
+from toeplens.training import Batches, RunSpec
+from toeplens.training.watch import moments
+
+_UNUSED = 1  # resamples: intervals are not recorded
+
+
+class HeadWatch:
+    """A `toeplens.training.watch.Watcher`: heads and gradient seeds at ten moments, always on the same examples.
+
+    With it the moment at which the deposit forms can be seen (theory, sections 7 and 8). Each row has
+
+        accuracy  of the intact model, on the examples of the ablation
+        drops     [layers][heads] accuracy lost without the head on these examples (`ablate_heads`, exact)
+        loss      mean over all the examples that count
+        signal    [layers][heads] norm of the batch mean of the diagonal means of dloss/dL (`seed_strength`)
+        exponent  [layers][heads] slope of log SNR_n over n = 8, 16, ... up to the examples; -1/2 is pure cancellation
+
+    The ablation is most of the cost, so it has fewer examples: a drop's standard error is at most 1 / sqrt(ablated).
+    docs/training.md has the share of the training time that was measured.
+
+    Arguments
+        spec      the run that is watched
+        examples  how many of its examples are looked at; fewer where it has fewer
+        ablated   on how many heads are silenced; no more than ``examples``
+        split     which: ``test``, or ``train+test`` (70:30)
+    """
+
+    def __init__(self, spec: RunSpec, *, examples: int = 256, ablated: int = 64, split: Split = "test") -> None:
+        for name, value in (("examples", examples), ("ablated", ablated)):
+            if value < 1:
+                raise InputError(f"{name}: {value} was given; it must be at least 1.")
+        choose("split", split, ("test", "train+test"))
+        self.spec = spec
+        self.examples = examples_of(spec, examples, split)
+        self.ablated = examples_of(spec, min(ablated, len(self.examples)), split)
+        if (self.ablated.labels == spec.ignore_label).all():
+            raise InputError(f"ablated: {ablated} was given; none of these {len(self.ablated)} examples counts.")
+        self.name = f"heads on {len(self.ablated)} and gradients on {len(self.examples)} {split} examples"
+
+    def moments(self, total_steps: int) -> list[int]:
+        """The initialisation, the end, and eight moments between, more of them early."""
+        return moments(total_steps)
+
+    def look(self, model: Decoder, step: int) -> dict[str, Any]:
+        """A row's content for ``model``, which is in evaluation mode."""
+        device, ignored = model.readout.weight.device, self.spec.ignore_label
+        data = Batches.of(self.ablated, device, ignored)
+        size = replayed_at_once(self.spec, data.tokens.shape[1], device)
+        heads = ablate_heads(DecoderSource(model), data.split(size), cumulative=False, bootstrap=_UNUSED)
+        data = Batches.of(self.examples, device, ignored)
+        seeds = seed_strength(DecoderGradients(model), [data.slice(0, len(data))], levels=("logits",), bootstrap=0)
+        logits = seeds.levels["logits"]
+        return {
+            "accuracy": heads.baseline,
+            "drops": heads.drops.tolist(),
+            "loss": seeds.loss,
+            "signal": logits.signal.tolist(),
+            "exponent": logits.heads.exponent.tolist(),
+        }

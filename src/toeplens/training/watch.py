@@ -1,0 +1,100 @@
+"""Looking at a model while it is trained: what a watcher is, when it looks, and what is kept of what it saw."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from toeplens.ground import InputError, plain
+from toeplens.ground.files import finite
+from toeplens.model import Decoder
+
+_OURS = ("step", "seconds")
+_SHARES = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32)  # of 32; closer together early, where heads take their parts
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """What looks at a model at some moments of its training.
+
+    name     says what is looked at and on what; a run is watched by one name from beginning to end
+    """
+
+    name: str
+
+    def moments(self, total_steps: int) -> Sequence[int]:
+        """The steps after which to look: 0 is the initialisation, ``total_steps`` the trained model."""
+        ...
+
+    def look(self, model: Decoder, step: int) -> dict[str, Any]:
+        """What is seen of ``model`` after ``step`` steps, as plain lists and numbers.
+
+        The model is a copy in evaluation mode. A look depends on nothing but the model and the step, and changes no
+        random state: then a run that was killed and resumed has the rows of one that was not.
+        """
+        ...
+
+
+def moments(total_steps: int) -> list[int]:
+    """Ten moments (fewer in a run of under 32 steps): the initialisation, the end, and more of them early than late."""
+    return sorted({round(total_steps * share / _SHARES[-1]) for share in _SHARES})
+
+
+class Watch:
+    """The watching of one run: its watcher, if any, and the rows so far."""
+
+    def __init__(self, watcher: Watcher | None, total_steps: int) -> None:
+        self.watcher = watcher
+        self.by = None if watcher is None else watcher.name
+        self.rows: list[dict[str, Any]] = []
+        self.moments = frozenset(() if watcher is None else watcher.moments(total_steps))
+        if wrong := sorted(step for step in self.moments if step not in range(total_steps + 1)):
+            raise InputError(f"moments: {wrong[0]} was given; each must be a step from 0 to {total_steps}.")
+
+    def owed(self, step: int) -> bool:
+        """Whether the model after ``step`` steps is to be looked at and was not yet."""
+        return step in self.moments and not (self.rows and self.rows[-1]["step"] == step)
+
+    def look(self, model: Decoder, step: int) -> float:
+        """Look at a copy of ``model`` and keep the row; returns the seconds it took.
+
+        Neither the model nor torch's random states can be changed by it.
+        """
+        assert self.watcher is not None
+        device = model.readout.weight.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # steps still under way are not the look's cost
+        begun = time.monotonic()
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            seen = self._plain(self.watcher.look(copy.deepcopy(model).eval(), step))
+        seconds = time.monotonic() - begun
+        self.rows.append({"step": step, "seconds": round(seconds, 4), **seen})
+        return seconds
+
+    def _plain(self, seen: dict[str, Any]) -> dict[str, Any]:
+        """What was seen as JSON gives it back, None for what is no finite number."""
+        for name in _OURS:
+            if name in seen:
+                raise InputError(f"watcher: {self.by!r} gives {name!r}, which each row has already.")
+        try:
+            return plain(finite(seen))
+        except InputError:
+            raise InputError(
+                f"watcher: {self.by!r} gives what JSON cannot hold; it must give plain lists and numbers."
+            ) from None
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"by": self.by, "rows": self.rows}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint; rows of two watchers are not mixed."""
+        if state["rows"] and self.by not in (None, state["by"]):
+            raise InputError(
+                f"watcher: {self.by!r} was given; this run is watched by {state['by']!r}: go on with that one or none."
+            )
+        self.by, self.rows = self.by or state["by"], state["rows"]

@@ -1,0 +1,285 @@
+"""What is seen of a model during training is what a plain program sees of a snapshot of it, and looking is free."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import config
+from torch import Tensor
+from torch.nn import functional as F
+
+from toeplens.engine import examples as looked_at
+from toeplens.engine import examples_of
+from toeplens.engine.watch import HeadWatch
+from toeplens.ground import InputError
+from toeplens.model import Decoder
+from toeplens.training import Run, RunSpec, run_spec, train
+from toeplens.training import run as store
+from toeplens.training.watch import Watcher
+
+HEADS, LAYERS, LENGTH = 2, 2, 8
+EXAMPLES, ABLATED = 40, 20
+FIELDS = ["accuracy", "drops", "loss", "signal", "exponent"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No shape checks and no waiting for the disk, and ablation in batches of 12 examples."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setitem(looked_at._REPLAYED_TOKENS, "cpu", 12 * LENGTH * (HEADS + 1))
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+def tiny(protocol: str = "paper", task: str = "trigger-distance", **changes: Any) -> RunSpec:
+    model = {"vocab_size": 12, "d_model": 16, "d_ff": 16, "num_layers": LAYERS, "num_heads": HEADS, "max_len": LENGTH}
+    encoding = {"encoding": "rope", "protocol": protocol, "dropout": 0.3}
+    counting = task == "trigger-count"
+    fields: dict[str, Any] = {
+        "task": task,
+        "task_options": {"length": LENGTH, "vocab_size": 12} | ({"num_triggers": 4} if counting else {}),
+        "model": model | encoding,
+        "train_examples": 40,
+        "test_examples": 64,
+        "epochs": 2,
+        "batch_size": 16,
+        "lr": 1e-2,
+        "ignore_label": 0 if counting else None,
+    }
+    return run_spec(**fields | changes)
+
+
+def watcher(spec: RunSpec, **changes: Any) -> HeadWatch:
+    given: dict[str, Any] = {"examples": EXAMPLES, "ablated": ABLATED}
+    return HeadWatch(spec, **given | changes)
+
+
+def decoder(spec: RunSpec, seed: int = 0) -> Decoder:
+    """A model with large weights, so that every head does something."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Decoder(spec.model).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.3 * torch.randn(parameter.shape))
+    return model
+
+
+# ---- the plain program ----------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def right(model: Decoder, spec: RunSpec, silent: tuple[int, int] | None = None) -> float:
+    """The share of right answers; a hook zeroes a head's slice of the INPUT of the output projection."""
+    width, handles = model.config.head_dim, []
+    if silent is not None:
+        layer, head = silent
+
+        def silence(_: Any, given: tuple[Tensor]) -> tuple[Tensor]:
+            changed = given[0].clone()
+            changed[..., head * width : (head + 1) * width] = 0
+            return (changed,)
+
+        handles.append(model.block(layer).attention.out.register_forward_pre_hook(silence))
+    chosen = examples_of(spec, ABLATED)
+    answers = model(torch.from_numpy(chosen.tokens), torch.from_numpy(chosen.lengths)).argmax(-1).numpy()
+    for handle in handles:
+        handle.remove()
+    return float((answers == chosen.labels)[chosen.labels != spec.ignore_label].mean())
+
+
+def diagonal_means(model: Decoder, spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[float, np.ndarray]:
+    """The mean loss, and each example's diagonal means of dloss/dL as [examples, layers, heads, offsets], by loops.
+
+    L is what goes into torch's softmax on the explicit path, of a causal model whose sequences all have 8 tokens.
+    """
+    kept: list[Tensor] = []
+    original = torch.Tensor.softmax
+
+    def softmax(logits: Tensor, dim: int) -> Tensor:
+        logits.retain_grad()
+        kept.append(logits)
+        return original(logits, dim)
+
+    losses, found = [], []
+    chosen = examples_of(spec, EXAMPLES)
+    assert (chosen.lengths == LENGTH).all()
+    for tokens, label in zip(torch.from_numpy(chosen.tokens), torch.from_numpy(chosen.labels), strict=True):
+        kept.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "softmax", softmax)
+            loss = F.cross_entropy(model(tokens[None], fused=False), label[None])
+        loss.backward()
+        assert len(kept) == LAYERS
+        means = np.zeros((LAYERS, HEADS, LENGTH))
+        for layer, logits in enumerate(kept):
+            gradient = logits.grad
+            assert gradient is not None
+            rows = [LENGTH - 1] if gradient.shape[2] == 1 else range(LENGTH)
+            for head in range(HEADS):
+                for offset in range(LENGTH):
+                    seen = [float(gradient[0, head, n, i - offset]) for n, i in enumerate(rows) if i >= offset]
+                    means[layer, head, offset] = np.mean(seen)
+        losses.append(loss.item())
+        found.append(means)
+    model.zero_grad()
+    return float(np.mean(losses)), np.array(found)
+
+
+def matches(row: dict[str, Any], model: Decoder, spec: RunSpec) -> None:
+    """Accuracies are counts over the same number: equal but for a last rounding in float64."""
+    intact = right(model, spec)
+    assert row["accuracy"] == pytest.approx(intact, abs=1e-12)
+    drops = [[intact - right(model, spec, (layer, head)) for head in range(HEADS)] for layer in range(LAYERS)]
+    np.testing.assert_allclose(row["drops"], drops, rtol=0, atol=1e-12)
+
+
+# ---- what is seen ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["trigger-distance", "trigger-count"])
+@pytest.mark.parametrize("protocol", ["paper", "released"])
+def test_heads_are_worth_what_a_plain_program_finds(protocol: str, task: str):
+    spec = tiny(protocol, task)
+    model = decoder(spec)
+    row = watcher(spec).look(model, 0)
+    matches(row, model, spec)
+    assert list(row) == FIELDS
+    assert np.any(row["drops"])
+
+
+def test_rows_are_of_snapshots_of_the_run(tmp_path: Path):
+    """The run is stopped at some moments, and its checkpoint's weights are looked at by the plain program."""
+    spec = tiny()
+    run = train(spec, tmp_path / "whole", watcher=watcher(spec))
+    assert [row["step"] for row in run.watched] == HeadWatch(spec).moments(6) == [0, 1, 2, 3, 4, 6]
+    for step in (0, 2):  # before the first step, and inside the first epoch
+        train(spec, tmp_path / str(step), should_stop=iter([False] * step + [True]).__next__)
+        state = store.load_checkpoint(tmp_path / str(step) / spec.name, spec)
+        assert state is not None
+        model = Decoder(spec.model).eval()
+        model.load_state_dict(state["model"], strict=False)
+        matches(next(row for row in run.watched if row["step"] == step), model, spec)
+    matches(run.watched[-1], run.model(), spec)
+
+
+def test_gradients_are_what_a_plain_program_finds(monkeypatch: pytest.MonkeyPatch):
+    """In float64; the slope as the formula of the measure has it, from loops over examples."""
+    spec = tiny()
+    model = decoder(spec).double()
+    row = watcher(spec).look(model, 0)
+    loss, each = diagonal_means(model, spec, monkeypatch)
+    assert row["loss"] == pytest.approx(loss, rel=1e-10)
+    mean = each.mean(0)
+    np.testing.assert_allclose(row["signal"], np.sqrt((mean**2).sum(-1)), rtol=1e-8)
+    energy = (each**2).sum(-1)
+    sizes = np.array([8, 16, 32])
+    for layer in range(LAYERS):
+        for head in range(HEADS):
+            pairs = [
+                each[a, layer, head] @ each[b, layer, head] for a in range(EXAMPLES) for b in range(EXAMPLES) if a != b
+            ]
+            share = np.mean(pairs) / energy[:, layer, head].mean()
+            slope = np.polyfit(np.log(sizes), np.log(np.sqrt(1 / sizes + (1 - 1 / sizes) * share)), 1)[0]
+            assert row["exponent"][layer][head] == pytest.approx(slope, rel=1e-6)
+
+
+def test_a_model_of_nans_is_looked_at_too():
+    spec = tiny()
+    model = decoder(spec)
+    with torch.no_grad():
+        model.readout.weight.fill_(torch.nan)
+    row = watcher(spec).look(model, 0)
+    assert np.isnan(row["loss"])
+    assert np.isnan(row["signal"]).all()
+    assert np.isnan(row["exponent"]).all()
+
+
+def test_a_run_that_diverges_is_watched_up_to_there(tmp_path: Path):
+    spec = tiny(lr=1e38, epochs=10)
+    run = train(spec, tmp_path, watcher=watcher(spec))
+    assert run.status == "diverged"
+    assert [row["step"] for row in run.watched] == [s for s in HeadWatch(spec).moments(30) if s <= run.step]
+    assert run.watched[0]["loss"] is not None
+    assert run.watched[-1]["loss"] is None
+
+
+# ---- looking is free ------------------------------------------------------------------------------------------------
+
+
+def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def contents(run: Run) -> tuple[bytes, list[dict[str, Any]]]:
+    return (run.directory / store.WEIGHTS).read_bytes(), timeless(run.metrics)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "task"), [("paper", "trigger-distance"), ("released", "trigger-count")], ids=["paper", "released"]
+)
+def test_the_weights_are_those_of_the_run_without_it(tmp_path: Path, protocol: str, task: str):
+    spec = tiny(protocol, task)
+    alone = train(spec, tmp_path / "alone")
+    watched = train(spec, tmp_path / "watched", watcher=watcher(spec))
+    assert contents(watched) == contents(alone)
+    assert len(watched.watched) == 6
+    train(spec, tmp_path / "stopped", watcher=watcher(spec), should_stop=iter([False] * 5 + [True]).__next__)
+    again = train(spec, tmp_path / "stopped", watcher=watcher(spec))
+    assert contents(again) == contents(alone)
+    assert timeless(again.watched) == timeless(watched.watched)
+
+
+def test_a_look_leaves_the_model_and_the_random_states_as_they_were():
+    spec = tiny()
+    model, looks = decoder(spec), watcher(spec)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].copy()
+    first = looks.look(model, 0)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == random.getstate()
+    assert np.array_equal(states[2], np.random.get_state(legacy=False)["state"]["key"])
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    assert not any(module.training for module in model.modules())
+    assert looks.look(model, 7) == first
+
+
+# ---- how it is asked for --------------------------------------------------------------------------------------------
+
+
+def test_it_is_a_watcher_whose_name_says_what_it_looks_at():
+    spec = tiny()
+    assert isinstance(HeadWatch(spec), Watcher)
+    assert HeadWatch(spec).name == "heads on 64 and gradients on 64 test examples"  # the test set has no more
+    names = {watcher(spec, **change).name for change in ({}, {"examples": 30}, {"ablated": 10})}
+    assert len(names | {watcher(spec, split="train+test").name}) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"examples": 0}, "examples: 0 was given; it must be at least 1."),
+        ({"ablated": -1}, "ablated: -1 was given; it must be at least 1."),
+        ({"split": "tset"}, "split: there is no 'tset'; did you mean 'test'"),
+    ],
+    ids=["examples", "ablated", "split"],
+)
+def test_what_cannot_be_looked_at_is_refused(changes: dict[str, Any], message: str):
+    with pytest.raises(InputError) as caught:
+        watcher(tiny(), **changes)
+    assert str(caught.value).startswith(message)
+
+
+def test_examples_of_which_none_counts_are_refused():
+    first = int(examples_of(tiny(), 1).labels[0])
+    with pytest.raises(InputError, match=r"ablated: 1 was given; none of these 1 examples counts\."):
+        watcher(tiny(ignore_label=first), ablated=1)

@@ -1,0 +1,487 @@
+"""A run that is watched has the weights of one that is not, and the rows do not depend on where it was stopped."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import config
+
+from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.model import Decoder
+from toeplens.training import Run, RunSpec, loop, run_spec, train, watch
+from toeplens.training import run as store
+from toeplens.training.watch import Watcher, moments
+
+LAST_STEP = 6  # 2 epochs of 3 steps, the third one partial
+MOMENTS = (0, 2, 3, 6)  # the initialisation, inside an epoch, between two, the end
+UNITS = LAST_STEP + len(MOMENTS) + 2 * 2  # with 2 batches of evaluation an epoch
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No shape checks and no waiting for the disk: most of the time of such small runs, and tested elsewhere."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+def tiny(protocol: str = "paper", encoding: str = "rope", **changes: Any) -> RunSpec:
+    model = {"vocab_size": 12, "d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 2, "max_len": 8}
+    fields: dict[str, Any] = {
+        "task_options": {"length": 8, "vocab_size": 12},
+        "model": model | {"encoding": encoding, "protocol": protocol, "dropout": 0.3},
+        "train_examples": 40,
+        "test_examples": 20,
+        "epochs": 2,
+        "batch_size": 16,
+        "lr": 1e-2,
+    }
+    return run_spec(**fields | changes)
+
+
+def digest(state: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The sum of each tensor's values: another number after every step."""
+    return {name: float(value.double().sum()) for name, value in state.items()}
+
+
+class Digests:
+    """Notes each tensor's sum; ``disturb`` is what it does to the model first."""
+
+    name = "digests"
+
+    def __init__(self, at: Sequence[int] = MOMENTS, disturb: Callable[[Decoder], object] = lambda model: None) -> None:
+        self.at, self.disturb = at, disturb
+        self.asked: list[int] = []
+
+    def moments(self, total_steps: int) -> Sequence[int]:
+        return self.at
+
+    def look(self, model: Decoder, step: int) -> dict[str, Any]:
+        self.asked.append(step)
+        seen = {"training": model.training, **digest(store.own_state(model))}
+        self.disturb(model)
+        return seen
+
+
+class After:
+    """Says stop once, after ``units`` steps, batches of evaluation and looks."""
+
+    def __init__(self, units: int) -> None:
+        self.left = units
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left == -1
+
+
+def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def outcome(run: Run) -> tuple[Any, ...]:
+    """All that a run is for: its status, its weights bit by bit, its metrics; not the time it took."""
+    result = {key: value for key, value in run.result.items() if key not in ("seconds", "tokens_per_second")}
+    return run.status, (run.directory / store.WEIGHTS).read_bytes(), timeless(run.metrics), result
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != ".lock"}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that nobody watched and nothing interrupted."""
+    return train(tiny(), tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same run, watched."""
+    return train(tiny(), tmp_path_factory.mktemp("watched"), watcher=Digests())
+
+
+# ---- moments --------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 10**6))
+def test_the_usual_moments_go_from_the_initialisation_to_the_end_and_are_closer_early(total: int):
+    steps = moments(total)
+    assert steps == sorted({round(total * share / 32) for share in (0, 1, 2, 4, 6, 8, 12, 16, 24, 32)})
+    assert (steps[0], steps[-1]) == (0, total)
+    assert len(steps) <= 10
+
+
+def test_the_usual_moments_of_a_run_at_laptop_scale():
+    assert moments(480) == [0, 15, 30, 60, 90, 120, 180, 240, 360, 480]
+
+
+@pytest.mark.parametrize("wrong", [-1, LAST_STEP + 1, 2.5])
+def test_moments_that_are_no_steps_of_the_run_are_refused(tmp_path: Path, wrong: Any):
+    with pytest.raises(InputError, match=rf"moments: {wrong} was given; each must be a step from 0 to {LAST_STEP}\."):
+        train(tiny(), tmp_path, watcher=Digests((0, wrong)))
+
+
+def test_what_only_looks_is_a_watcher():
+    assert isinstance(Digests(), Watcher)
+    assert not isinstance(object(), Watcher)
+
+
+# ---- a look changes nothing -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["paper", "released"])
+@pytest.mark.parametrize("encoding", ["rope", "relative-table"])
+def test_the_weights_are_those_of_the_run_without_a_watcher(tmp_path: Path, protocol: str, encoding: str):
+    spec = tiny(protocol, encoding)
+    alone = train(spec, tmp_path / "alone")
+    seen = train(spec, tmp_path / "seen", watcher=Digests(range(LAST_STEP + 1)))
+    assert outcome(seen) == outcome(alone)
+    assert seen.directory.name == alone.directory.name
+    assert [row["step"] for row in seen.watched] == list(range(LAST_STEP + 1))
+
+
+def test_these_runs_depend_on_dropout(tmp_path: Path, plain: Run):
+    """Else the tests here could not see a random state that was moved."""
+    calm = tiny(model=tiny().model.model_dump() | {"dropout": 0.0})
+    assert timeless(train(calm, tmp_path).metrics) != timeless(plain.metrics)
+
+
+@torch.no_grad()
+def spoil(model: Decoder) -> None:
+    for parameter in model.parameters():
+        parameter.fill_(7.0)
+
+
+def leave_gradients(model: Decoder) -> None:
+    with torch.enable_grad():
+        model(torch.ones(3, 8, dtype=torch.long)).sum().backward()
+
+
+DISTURBANCES: dict[str, Callable[[Decoder], object]] = {
+    "draws": lambda model: torch.rand(100),
+    "seeds": lambda model: torch.manual_seed(0),
+    "other generators": lambda model: (random.random(), np.random.random()),
+    "weights": spoil,
+    "gradients": leave_gradients,
+    "training mode": lambda model: model.train(),
+    "frozen": lambda model: model.requires_grad_(False),
+    "hooks": lambda model: model.readout.register_forward_hook(lambda *given: torch.zeros(1)),
+    "precision": lambda model: model.double(),
+}
+
+
+@pytest.mark.parametrize("disturb", DISTURBANCES)
+def test_a_look_that_disturbs_is_harmless(tmp_path: Path, plain: Run, watched: Run, disturb: str):
+    run = train(tiny(), tmp_path, watcher=Digests(disturb=DISTURBANCES[disturb]))
+    assert outcome(run) == outcome(plain)
+    assert timeless(run.watched) == timeless(watched.watched)
+
+
+def test_without_the_protection_a_disturbance_would_be_seen(
+    tmp_path: Path, plain: Run, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watch.copy, "deepcopy", lambda model: model)
+    assert outcome(train(tiny(), tmp_path, watcher=Digests(disturb=spoil))) != outcome(plain)
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_of_the_model_after_so_many_steps(tmp_path: Path, watched: Run):
+    assert [row["step"] for row in watched.watched] == list(MOMENTS)
+    for units, step in enumerate(MOMENTS[:3]):
+        out = tmp_path / str(step)
+        train(tiny(), out, should_stop=After(step + (2 if step > 3 else 0)))  # evaluation comes after the third step
+        state = store.load_checkpoint(out / tiny().name, tiny())
+        assert state is not None
+        assert state["step"] == step
+        assert timeless(watched.watched)[units] == {"step": step, "training": False, **digest(state["model"])}
+    assert timeless(watched.watched)[3] == {"step": 6, "training": False, **digest(store.own_state(watched.model()))}
+
+
+def test_rows_are_written_each_epoch(tmp_path: Path, watched: Run):
+    run = train(tiny(), tmp_path, watcher=Digests(), should_stop=After(8))  # 3 looks, 3 steps, 2 batches of evaluation
+    assert (run.status, len(run.metrics)) == ("stopped", 1)
+    assert timeless(run.watched) == timeless(watched.watched)[:3]
+
+
+def test_a_run_that_was_not_watched_has_no_rows_and_no_file(plain: Run):
+    assert plain.watched == []
+    assert not (plain.directory / store.WATCHED).exists()
+
+
+def test_what_is_no_finite_number_is_null(tmp_path: Path):
+    class Odd(Digests):
+        def look(self, model: Decoder, step: int) -> dict[str, Any]:
+            return {"a": math.nan, "b": [1.5, [math.inf, -math.inf]], "c": (1, None), "d": np.float64("nan")}
+
+    run = train(tiny(), tmp_path, watcher=Odd([0]))
+    assert timeless(run.watched) == [{"step": 0, "a": None, "b": [1.5, [None, None]], "c": [1, None], "d": None}]
+    assert "NaN" not in (run.directory / store.WATCHED).read_text()
+
+
+def test_a_run_that_diverges_has_the_rows_up_to_there(tmp_path: Path):
+    class Nans(Digests):
+        def look(self, model: Decoder, step: int) -> dict[str, Any]:
+            return {"sums": list(digest(store.own_state(model)).values())}
+
+    run = train(tiny(lr=1e38, epochs=50), tmp_path, watcher=Nans(range(151)))
+    assert run.status == "diverged"
+    assert [row["step"] for row in run.watched] == list(range(run.step + 1))
+    assert run.step < 150
+    assert None in run.watched[-1]["sums"]
+    assert None not in run.watched[0]["sums"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "message"),
+    [
+        ({"step": 1}, "watcher: 'digests' gives 'step', which each row has already."),
+        ({"seconds": 1}, "watcher: 'digests' gives 'seconds', which each row has already."),
+        ({"a": torch.ones(2)}, "watcher: 'digests' gives what JSON cannot hold; it must give plain lists and numbers."),
+    ],
+    ids=["step", "seconds", "tensor"],
+)
+def test_what_cannot_be_a_row_is_refused(tmp_path: Path, seen: dict[str, Any], message: str):
+    class Bad(Digests):
+        def look(self, model: Decoder, step: int) -> dict[str, Any]:
+            return seen
+
+    with pytest.raises(InputError) as caught:
+        train(tiny(), tmp_path, watcher=Bad())
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("content", [b'{"step": 0', b"\xff\xfe\n", b"3\n"])
+def test_damaged_rows_are_refused_in_one_line(tmp_path: Path, content: bytes):
+    run = train(tiny(), tmp_path, watcher=Digests([0]))
+    (run.directory / store.WATCHED).write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        _ = run.watched
+    assert str(run.directory / store.WATCHED) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ---- stopped and started again --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("units", [0, 1, 3, 4, 5, 6, 7, 11, 12])  # before and after each look, and in an evaluation
+def test_stopped_anywhere_the_rows_are_the_same(tmp_path: Path, plain: Run, watched: Run, units: int):
+    assert train(tiny(), tmp_path, watcher=Digests(), should_stop=After(units)).status == "stopped"
+    run = train(tiny(), tmp_path, watcher=Digests())
+    assert timeless(run.watched) == timeless(watched.watched)
+    assert outcome(run) == outcome(watched) == outcome(plain)
+
+
+def test_stopped_everywhere_the_rows_are_the_same_and_no_look_is_made_twice(tmp_path: Path, plain: Run, watched: Run):
+    watcher = Digests()
+    for _ in range(UNITS - 1):
+        assert train(tiny(), tmp_path, watcher=watcher, deadline=0.0).status == "stopped"
+    run = train(tiny(), tmp_path, watcher=watcher, deadline=0.0)
+    assert watcher.asked == list(MOMENTS)
+    assert timeless(run.watched) == timeless(watched.watched)
+    assert outcome(run) == outcome(plain)
+
+
+class Crash(BaseException):
+    """The end of the process, as far as the code under test can tell."""
+
+
+def test_a_crash_before_any_write_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = tiny(train_examples=16, test_examples=16, epochs=1)
+    at = (0, 1)
+    original, names = os.replace, []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda a, b: (names.append(Path(b).name), original(a, b)))
+        whole = train(spec, tmp_path / "whole", watcher=Digests(at), checkpoint_seconds=0)
+    assert names.count("checkpoint.pt") == 3  # after every unit but the last: look, step, look, evaluation
+    assert names[-4:] == ["model.safetensors", "metrics.jsonl", "watched.jsonl", "result.json"]
+    for crash_at in range(len(names)):
+        count = iter(range(10**6))
+
+        def replace(a: Any, b: Any, *, count: Any = count, crash_at: int = crash_at) -> None:
+            if next(count) == crash_at:
+                raise Crash
+            original(a, b)
+
+        out = tmp_path / str(crash_at)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", replace)
+            with pytest.raises(Crash):
+                train(spec, out, watcher=Digests(at), checkpoint_seconds=0)
+        run = train(spec, out, watcher=Digests(at))
+        assert timeless(run.watched) == timeless(whole.watched)
+        assert outcome(run) == outcome(whole)
+
+
+def test_moments_passed_without_a_watcher_are_missing(tmp_path: Path, plain: Run, watched: Run):
+    train(tiny(), tmp_path, should_stop=After(3))  # three steps, no evaluation yet
+    run = train(tiny(), tmp_path, watcher=Digests())
+    assert timeless(run.watched) == timeless(watched.watched)[2:]
+    assert outcome(run) == outcome(plain)
+
+
+def test_rows_stay_if_the_run_goes_on_without_its_watcher(tmp_path: Path, plain: Run, watched: Run):
+    train(tiny(), tmp_path, watcher=Digests(), should_stop=After(4))  # 2 looks, 2 steps
+    train(tiny(), tmp_path, should_stop=After(2))
+    run = train(tiny(), tmp_path)
+    assert timeless(run.watched) == timeless(watched.watched)[:2]
+    assert outcome(run) == outcome(plain)
+
+
+def test_rows_ahead_of_the_checkpoint_are_not_kept(tmp_path: Path):
+    """An epoch's rows were written, no checkpoint after them: the run starts over, now without a watcher."""
+
+    def crash(rows: list[int]) -> bool:
+        rows.append(0)
+        if len(rows) > 9:
+            raise Crash
+        return False
+
+    asked: list[int] = []
+    with pytest.raises(Crash):
+        train(tiny(), tmp_path, watcher=Digests(), should_stop=lambda: crash(asked))
+    assert len(Run.open(tmp_path / tiny().name).watched) == 3
+    assert train(tiny(), tmp_path).watched == []
+
+
+def test_two_watchers_rows_are_not_mixed(tmp_path: Path, watched: Run):
+    class Others(Digests):
+        name = "others"
+
+    train(tiny(), tmp_path, watcher=Digests(), should_stop=After(3))
+    before = files(tmp_path / tiny().name)
+    with pytest.raises(InputError) as caught:
+        train(tiny(), tmp_path, watcher=Others())
+    assert str(caught.value) == (
+        "watcher: 'others' was given; this run is watched by 'digests': go on with that one or none."
+    )
+    assert files(tmp_path / tiny().name) == before
+    assert timeless(train(tiny(), tmp_path, watcher=Digests()).watched) == timeless(watched.watched)
+
+
+def test_a_finished_run_is_returned_and_not_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = train(tiny(), tmp_path)
+    before = files(run.directory)
+    monkeypatch.setattr(loop, "_Session", None)
+    again = train(tiny(), tmp_path, watcher=Digests())
+    assert again == run
+    assert again.watched == []
+    assert files(run.directory) == before
+
+
+def test_a_checkpoint_from_before_runs_could_be_watched_is_gone_on_with(tmp_path: Path, plain: Run, watched: Run):
+    run = train(tiny(), tmp_path, should_stop=After(1))
+    state = store.load_checkpoint(run.directory, tiny())
+    assert state is not None
+    store.save_checkpoint(run.directory, {key: value for key, value in state.items() if key != "watched"})
+    again = train(tiny(), tmp_path, watcher=Digests())
+    assert timeless(again.watched) == timeless(watched.watched)[1:]
+    assert outcome(again) == outcome(plain)
+
+
+def test_what_a_kill_left_half_written_is_swept_away(tmp_path: Path):
+    leftover = tmp_path / tiny().name / f".{store.WATCHED}.abcd_123.tmp"
+    leftover.parent.mkdir()
+    leftover.write_bytes(b"half")
+    train(tiny(), tmp_path, watcher=Digests())
+    assert not leftover.exists()
+
+
+# ---- a look that fails ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at", "error"), [(0, ZeroDivisionError), (2, InputError), (3, EnvironmentFailure), (6, MemoryError)]
+)
+def test_a_look_that_raises_loses_nothing(tmp_path: Path, plain: Run, watched: Run, at: int, error: type[Exception]):
+    class Fails(Digests):
+        def look(self, model: Decoder, step: int) -> dict[str, Any]:
+            if step == at:
+                torch.manual_seed(0)
+                spoil(model)
+                raise error("no")
+            return super().look(model, step)
+
+    before = torch.get_rng_state()
+    with pytest.raises(error):
+        train(tiny(), tmp_path, watcher=Fails(), checkpoint_seconds=math.inf)
+    assert torch.equal(torch.get_rng_state(), before)
+    state = store.load_checkpoint(tmp_path / tiny().name, tiny())
+    assert state is not None
+    assert state["step"] == at
+    run = train(tiny(), tmp_path, watcher=Digests() if at % 2 else None)
+    assert outcome(run) == outcome(plain)
+    seen = MOMENTS if at % 2 else [step for step in MOMENTS if step < at]
+    assert timeless(run.watched) == timeless(watched.watched)[: len(seen)]
+
+
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A time that passes only when told to: a step takes 1 s (the first one more, where it is compiled), a look 10."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, first: float = 1.0) -> None:
+        self.now, self.took = 0.0, first
+        for module in (loop, watch):
+            patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
+        original = loop._Session._step
+
+        def step(session: Any) -> None:
+            original(session)
+            self.now += self.took
+            self.took = 1.0
+
+        patch.setattr(loop._Session, "_step", step)
+
+    def watcher(self, at: Sequence[int]) -> Digests:
+        def pass_time(model: Decoder) -> None:
+            self.now += 10
+
+        return Digests(at, pass_time)
+
+
+def test_a_looks_time_is_in_its_row_and_not_in_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = train(tiny(), tmp_path, watcher=Clock(monkeypatch).watcher(MOMENTS))
+    assert [row["seconds"] for row in run.watched] == [10.0] * 4
+    assert run.result["seconds"] == LAST_STEP
+    assert [row["seconds"] for row in run.metrics] == [3, 6]
+
+
+def test_a_look_is_a_unit_of_work_to_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """After the first look no unit is begun that might last past the deadline, as a look would."""
+    clock = Clock(monkeypatch)
+    run = train(tiny(), tmp_path, watcher=clock.watcher(MOMENTS), deadline=21.5)
+    assert (run.status, run.step, clock.now) == ("stopped", 2, 12.0)
+    run = train(tiny(), tmp_path, watcher=clock.watcher(MOMENTS), deadline=12.5)
+    assert (run.step, clock.now) == (2, 22.0)  # the look, once, because a unit is always done
+
+
+def test_should_stop_is_asked_once_before_each_look_too(tmp_path: Path):
+    asked: list[int] = []
+    train(tiny(), tmp_path, watcher=Digests(), should_stop=lambda: bool(asked.append(0)))
+    assert len(asked) == UNITS
+
+
+def test_what_the_compiler_takes_after_a_look_does_not_count_to_a_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clock = Clock(monkeypatch, first=100.0)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    run = train(tiny(), tmp_path, compile="on", device="cpu", watcher=clock.watcher([0]), deadline=10 + 100 + 11.5)
+    assert (run.status, run.step, clock.now) == ("stopped", 3, 10 + 100 + 2)
