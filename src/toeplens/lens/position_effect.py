@@ -1,0 +1,249 @@
+"""The positional main effect of a head: how its logits vary with where a key stands, whatever that key says."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from toeplens.encodings import attention_logits
+from toeplens.ground import InputError
+from toeplens.lens.trace import LayerTrace
+
+FOLDS = 3  # a query's own, and one for each of two mean keys
+_NOTHING = 1e-12  # of the mean square of the logits: a variance below it is rounding
+_ARRAYS = ("variance", "total", "share")
+
+
+@dataclass(frozen=True)
+class PositionEffect:
+    """The variance of the positional main effect P of every head (measures, two-way analysis).
+
+    variance     [L, H] mean over queries of Var_j(P_i(j)), in squared logits; an unbiased estimate, so that where there
+                 is no effect it may fall below 0
+    total        [L, H] mean over the same queries of the variance of their own logits over the keys they see
+    share        [L, H] variance / total; NaN where the logits do not vary
+    exact        [L] whether the position part of the keys was known exactly (else it is estimated by position)
+    conditional  [L] whether the encoding reads the content of other tokens: P then holds for each sequence as it is
+    sequences    how many sequences stand behind it
+    """
+
+    variance: Float[np.ndarray, "L H"]
+    total: Float[np.ndarray, "L H"]
+    share: Float[np.ndarray, "L H"]
+    exact: tuple[bool, ...]
+    conditional: tuple[bool, ...]
+    sequences: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON; None for NaN."""
+        arrays = {key: listed(getattr(self, key)) for key in _ARRAYS}
+        return {
+            **arrays,
+            "exact": list(self.exact),
+            "conditional": list(self.conditional),
+            "sequences": self.sequences,
+        }
+
+    @classmethod
+    def from_dict(cls, content: Any) -> PositionEffect:
+        """The inverse of `to_dict`; what is no such record raises `InputError`."""
+        try:
+            variance, total, share = (np.asarray(content[key], dtype=float) for key in _ARRAYS)
+            exact, conditional = (tuple(map(bool, content[key])) for key in ("exact", "conditional"))
+            return cls(variance, total, share, exact, conditional, int(content["sequences"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"position effect: the record is damaged ({error}).") from None
+
+
+@torch.no_grad()
+def position_effect(
+    layers: Iterable[LayerTrace], *, queries: Mapping[int, Int[Tensor, "B _"]] | None = None
+) -> PositionEffect:
+    """The variance of each head's positional main effect, Var_j(P_i(j)), mean over sequences and queries.
+
+    P_i(j) is the logit of query i with the MEAN key content standing at position j, less its mean over the keys that
+    the query sees. A rotation turns the mean key to j, a bias takes j; where position is added to the residual stream,
+    the key at j is the mean content and the position part of the keys at j. In the first layer (and wherever keys come
+    from the raw embeddings) that part is known: the vectors added at the input, through W_K, norms held. Deeper it is
+    the mean key at j over the sequences (the `mean` estimator, theory 1).
+
+    A mean over B sequences still holds content, which would add about Var(content) / B to the variance. The sequences
+    are therefore dealt into three folds, and Var(P) is the covariance of the two P that the mean keys of the two folds
+    without the query give: no content is in both, so that the estimate is unbiased.
+
+    Queries that see two keys or more weigh the same. Nonlinear encodings (CoPE, DAPE) get the logit at the mean key,
+    not the mean logit; factors after the softmax (URPE) are no part of P. Works in float64.
+
+    Arguments
+        layers   an `AttentionTrace`, or its layers, in order, all of one batch of 3 sequences or more
+        queries  for some layers the queries that count, [B, Q] places of each sequence (one that is read out, say); all
+                 unless given
+    """
+    effects, totals, exact, conditional, vectors, count = [], [], [], [], None, 0
+    for layer in layers:
+        vectors = vectors if layer.vectors is None else layer.vectors
+        wide = in_float64(layer)
+        part = known_key_part(wide, vectors)
+        rows = None if queries is None else queries.get(layer.layer)
+        effects.append(effect_variance(wide, wide.q, wide.k, part, rows))
+        totals.append(_own_variance(wide, rows))
+        exact.append(part is not None)
+        conditional.append(layer.encoding.data_dependent)
+        count = len(layer.q)
+    if not effects:
+        raise InputError("layers: none were given; at least one is needed.")
+    variance, total, square = (
+        torch.stack(x).cpu().numpy() for x in (effects, [t[0] for t in totals], [t[1] for t in totals])
+    )
+    varies = total > _NOTHING * square
+    share = np.divide(variance, total, out=np.full_like(variance, np.nan), where=varies)
+    return PositionEffect(variance, total, share, tuple(exact), tuple(conditional), count)
+
+
+def known_key_part(layer: LayerTrace, vectors: Tensor | None) -> Float[Tensor, "B G R d"] | None:
+    """What the vectors added at the input give to the keys; None where keys carry more position than that.
+
+    Arguments
+        vectors  [R, D] or [B, R, D] what is added at the input
+    """
+    if vectors is None or (layer.vectors is None and layer.key_inputs is layer.inputs):
+        return None
+    p = vectors.to(layer.key_inputs.dtype).expand_as(layer.key_inputs)
+    return layer.part(p, p)[1]
+
+
+def effect_variance(
+    layer: LayerTrace,
+    q: Float[Tensor, "B H R d"],
+    k: Float[Tensor, "B G R d"],
+    key_part: Float[Tensor, "B G R d"] | None,
+    rows: Int[Tensor, "B _"] | None,
+) -> Float[Tensor, "H"]:
+    """Var(P) of a layer with these queries and keys, differentiable in them (see `position_effect`).
+
+    Arguments
+        q, k      as projected, of all positions
+        key_part  the part of k that is position, where known; None takes the mean key at each position
+        rows      [B, Q] the queries that count; all unless given
+    """
+    if len(q) < FOLDS:
+        raise InputError(f"layers: a batch of {len(q)} was given; position effects need {FOLDS} sequences or more.")
+    fold = torch.arange(len(q), device=q.device) % FOLDS
+    means = [_mean_keys(k, key_part, layer.present, fold == one) for one in range(FOLDS)]
+    total = count = torch.zeros((), dtype=q.dtype, device=q.device)
+    for own in range(FOLDS):
+        members = torch.nonzero(fold == own).squeeze(1)
+        (first, reached), (second, also) = (means[(own + 1) % FOLDS], means[(own + 2) % FOLDS])
+        at = None if rows is None else rows[members]
+        seen, effects = None, []
+        for mean in (first, second):
+            logits, seen = _logits(layer, q, mean, members, at)
+            effects.append(logits)
+        assert seen is not None
+        seen = seen & (reached & also)
+        counted, weight = _evenly(seen, q.dtype)
+        a, b = (_centred(x, seen, weight) for x in effects)
+        total = total + torch.where(counted, (a * b * weight).sum(-1), 0).sum((0, 2))
+        count = count + counted.sum((0, 2))
+    return total / count
+
+
+def _mean_keys(
+    k: Tensor, key_part: Tensor | None, present: Bool[Tensor, "B R"], fold: Bool[Tensor, "B"]
+) -> tuple[Float[Tensor, "G R d"], Bool[Tensor, "R"]]:
+    """The mean key of a fold at each position, and the positions that one of its sequences reaches."""
+    there = (present & fold[:, None])[:, None, :, None]
+    counts = there.sum(0)  # [1, R, 1]
+    if key_part is None:
+        mean = torch.where(there, k, 0).sum(0) / counts.clamp(min=1)
+    else:
+        content = torch.where(there, k - key_part, 0).sum((0, 2)) / counts.sum().clamp(min=1)
+        mean = content.unsqueeze(1) + torch.where(there, key_part, 0).sum(0) / counts.clamp(min=1)
+    return mean, (counts > 0)[0, :, 0]
+
+
+def _logits(
+    layer: LayerTrace, q: Tensor, mean: Float[Tensor, "G R d"], members: Int[Tensor, "b"], rows: Tensor | None
+) -> tuple[Float[Tensor, "b H Q R"], Bool[Tensor, "b 1 Q R"]]:
+    """The logits of some sequences' queries with the same keys for all, and who sees whom (padded queries nobody)."""
+    there = layer.present[members]
+    mask, notes = layer.mask, layer.notes
+    index = torch.arange(q.shape[2], device=q.device)
+    places = layer.positions[members] if layer.encoding.by_sequence(layer.positions) else layer.positions
+    q, q_places = q[members], places
+    if rows is None:
+        rows = index
+        own = there
+    else:
+        each = torch.arange(len(members), device=q.device)[:, None]
+        q = q[each, :, rows].transpose(1, 2)
+        q_places = places[each, rows] if layer.encoding.by_sequence(places) else places[rows]
+        own = there[each, rows]
+    k = mean.expand(len(members), -1, -1, -1).repeat_interleave(q.shape[1] // len(mean), 1)
+    logits = attention_logits(
+        q,
+        k,
+        encoding=layer.encoding,
+        q_positions=q_places,
+        k_positions=places,
+        scale=layer.scale,
+        rows=rows,
+        notes=None if notes is None else notes[members],
+        mask=None if mask is None else mask[members],
+        causal=layer.causal,
+    )
+    seen = own[:, None, :, None] & there[:, None, None, :]
+    if layer.causal:
+        past = index <= rows.unsqueeze(-1)
+        seen = seen & (past if past.ndim == 2 else past.unsqueeze(1))
+    return logits, seen
+
+
+def _evenly(
+    seen: Bool[Tensor, "b _H Q R"], dtype: torch.dtype
+) -> tuple[Bool[Tensor, "b _H Q"], Float[Tensor, "b _H Q R"]]:
+    """The queries that see two keys or more, and the weights of a mean over what each sees."""
+    count = seen.sum(-1)
+    return count > 1, seen / count.clamp(min=1).to(dtype).unsqueeze(-1)
+
+
+def _centred(logits: Tensor, seen: Tensor, weight: Tensor) -> Tensor:
+    values = torch.where(seen, logits, 0)
+    return torch.where(seen, values - (values * weight).sum(-1, keepdim=True), 0)
+
+
+def _own_variance(layer: LayerTrace, rows: Tensor | None) -> tuple[Float[Tensor, "H"], Float[Tensor, "H"]]:
+    """Mean over the queries of the variance of their own logits, and of their mean square."""
+    logits = layer.logits()
+    seen = logits.isfinite() & layer.present[:, None, :, None]
+    if rows is not None:
+        each = torch.arange(len(rows), device=rows.device)[:, None]
+        logits, seen = (x[each, :, rows].transpose(1, 2) for x in (logits, seen))
+    counted, weight = _evenly(seen, logits.dtype)
+    values = torch.where(seen, logits, 0)
+    variance = (_centred(logits, seen, weight) ** 2 * weight).sum(-1)
+    count = counted.sum((0, 2))
+    square = (values**2 * weight).sum(-1)
+    return (variance * counted).sum((0, 2)) / count, (square * counted).sum((0, 2)) / count
+
+
+def in_float64(layer: LayerTrace) -> LayerTrace:
+    if layer.q.dtype == torch.float64:
+        return layer
+    notes = None if layer.notes is None else layer.notes.double()
+    encoding = copy.deepcopy(layer.encoding).double()
+    return replace(layer, q=layer.q.double(), k=layer.k.double(), notes=notes, encoding=encoding)
+
+
+def listed(values: Float[np.ndarray, "..."]) -> Any:
+    """Nested lists with None for NaN, which JSON cannot hold."""
+    plain = values.astype(object)
+    plain[np.isnan(values)] = None
+    return plain.tolist()
