@@ -186,6 +186,26 @@ def test_every_view_of_every_menu_is_drawn(desk: Visit) -> None:
     assert desk.complaints == []
 
 
+def test_a_study_with_every_part_is_drawn_and_fits_a_phone(
+    browser: Browser, make_study: Callable[..., Reproduction], tmp_path: Path
+) -> None:
+    state = make_study(tmp_path, protocols=("released",), parts=("all",), measured=True)
+    visit = _open(browser, write_page(state), 390)
+    page = visit.page
+    page.evaluate(
+        """document.querySelectorAll("#claims, #accuracy, #convergence, #heads, #run")
+            .forEach((section) => { section.hidden = true; })"""
+    )
+    page.locator("select[data-views=table-factors]").select_option("1")
+    assert page.locator("#table-factors .view:not([hidden]) table").count() == 1
+    _read_to_the_end(page)
+    drawn = {place.rsplit("-", 3)[0] for place, across, down in _sizes(page) if across > 100 and down > 50}
+    assert {"deposit-encodings", "deposit-layers", "factors", "partial-peaks", "mla", "training", "position"} <= drawn
+    assert _overflow(page) <= 0
+    assert visit.complaints == []
+    page.close()
+
+
 def test_an_empty_study_is_shown_without_a_word(
     browser: Browser, make_study: Callable[..., Reproduction], tmp_path: Path
 ) -> None:

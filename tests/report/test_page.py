@@ -16,7 +16,7 @@ import pytest
 from markupsafe import escape
 from plotly.offline import get_plotlyjs
 
-from toeplens.report import figures, render, write_page
+from toeplens.report import figures, partial_figures, render, write_page
 from toeplens.report.blocks import blocks
 from toeplens.report.look import TASKS, name, percent, points
 from toeplens.report.page import places
@@ -178,6 +178,14 @@ def test_a_complete_study_has_no_banner(page: str) -> None:
     assert "Not complete" not in page
 
 
+def test_a_part_that_is_not_asked_for_has_no_section(page: str) -> None:
+    for part in ("factors", "mla", "seeds", "training"):
+        assert f'id="{part}"' not in page
+        assert f'href="#{part}"' not in page
+    assert 'id="figure-deposit-encodings"' in page
+    assert "partial-peaks" not in page
+
+
 def test_an_unfinished_study_says_so_and_shows_what_there_is(make_study: Make, tmp_path: Path) -> None:
     state = make_study(tmp_path, finished=5)
     text = _Text(_without_plotly(render(state))).text
@@ -315,10 +323,10 @@ def test_a_violin_has_every_head_of_every_seed(make_study: Make, tmp_path: Path)
 
 
 def test_partial_rope_ends_in_nope_and_in_rope_without_sinusoid(study: Reproduction) -> None:
-    ends = {p: figures.rotated_heads(study.results, p, DISTANCE, 4) for p in study.plan.protocols}
+    ends = {p: partial_figures.rotated_heads(study.results, p, DISTANCE, 4) for p in study.plan.protocols}
     assert ends["paper"] == [(0, "nope"), (1, "partial-1"), (4, "rope")]
     assert ends["released"] == [(0, "nope"), (1, "partial-1"), (4, "rope-alone")]
-    line = figures.partial_rope(study.results, "released", DISTANCE, 4).data[0]
+    line = partial_figures.partial_rope(study.results, "released", DISTANCE, 4).data[0]
     assert line.y[-1] == study.results.under("released").accuracy(DISTANCE, "rope-alone")[0]
 
 

@@ -1,12 +1,15 @@
-"""The figures about accuracy: final accuracies, learning curves, RoPE on some heads, RoPE with a sinusoid."""
+"""The figures about accuracy: final accuracies, learning curves, RoPE with a sinusoid."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import get_args
 
+import numpy as np
+
 from toeplens.report import figures
-from toeplens.report.look import TASKS, name, percent
+from toeplens.report.canvas import number
+from toeplens.report.look import TASKS, name, ordered, percent
 from toeplens.report.parts import (
     Block,
     Group,
@@ -14,13 +17,14 @@ from toeplens.report.parts import (
     View,
     accuracy_top,
     drop_limit,
+    drop_ramp,
     heat_panel,
     legend,
     protocol_title,
 )
 from toeplens.report.words import describe_rows
 from toeplens.studies import CellResult
-from toeplens.studies.reproduce import COUNT, DISTANCE, SCALES, Reproduction
+from toeplens.studies.reproduce import COUNT, DISTANCE, Reproduction
 
 
 def accuracy(state: Reproduction, number: int) -> Block:
@@ -82,35 +86,12 @@ def convergence_count(state: Reproduction, number: int) -> Block:
 
 
 def _last_epochs(cells: Sequence[CellResult], split: str) -> str:
-    last = [
-        f"{name(c.key.protocol, c.key.label)} {percent(c.epochs[-1].get(f'{split}_accuracy'))}"
-        for c in cells
-        if c.epochs
-    ]
-    return f"Curves of {split} accuracy by epoch; after the last epoch: {', '.join(last)}."
-
-
-def partial(state: Reproduction, number: int) -> Block:
-    """RoPE on some of the heads (Fig. 5)."""
-    heads = SCALES[state.plan.scale].model["num_heads"]
-    panels = []
-    for protocol in state.plan.protocols:
-        for task in TASKS:
-            found = figures.rotated_heads(state.results, protocol, task, heads)
-            if any(label.startswith("partial-") for _, label in found):
-                rows = [
-                    row
-                    for row in state.table
-                    if (row.protocol, row.task) == (protocol, task) and row.label in dict(found).values()
-                ]
-                figure = figures.partial_rope(state.results, protocol, task, heads, accuracy_top(state, task))
-                panels.append(Panel(f"{protocol_title(protocol)}, {TASKS[task]}", figure, describe_rows(rows)))
-    caption = (
-        "Test accuracy when only some heads of every layer rotate (the paper’s Fig. 5). No rotating head is NoPE; "
-        "all heads is RoPE, in the released protocol without its sinusoid, as the program for this experiment has "
-        "none."
-    )
-    return Block("partial", number, "RoPE on some of the heads", caption, [View("", [Group("", panels)])])
+    last = []
+    for label in ordered(cell.key.label for cell in cells):
+        ends = [number(c.epochs[-1].get(f"{split}_accuracy")) for c in cells if c.key.label == label and c.epochs]
+        last.append(f"{name(cells[0].key.protocol, label)} {percent(float(np.mean(ends)))}")
+    seeds = "" if len(last) == len(cells) else ", mean over seeds"
+    return f"Curves of {split} accuracy by epoch; after the last epoch{seeds}: {', '.join(last)}."
 
 
 def sinusoid(state: Reproduction, number: int) -> Block:
@@ -138,5 +119,11 @@ def sinusoid(state: Reproduction, number: int) -> Block:
         "accuracy, and where its heads matter (first seed; the colours of the other heat maps)."
     )
     return Block(
-        "sinusoid", number, "RoPE together with an absolute encoding", caption, [View("", groups)], "medium", heat=limit
+        "sinusoid",
+        number,
+        "RoPE together with an absolute encoding",
+        caption,
+        [View("", groups)],
+        "medium",
+        ramp=drop_ramp(limit),
     )

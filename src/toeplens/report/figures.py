@@ -236,54 +236,6 @@ def cumulative(cells: Sequence[CellResult], top: float = 1.0) -> go.Figure:
     return canvas.figure()
 
 
-def partial_rope(results: Results, protocol: Protocol, task: str, heads: int, top: float = 1.0) -> go.Figure:
-    """Accuracy by the number of heads that rotate (Fig. 5): none is NoPE, all is RoPE without a sinusoid."""
-    under = results.under(protocol)
-    canvas = Canvas(260, bottom=54)
-    found = [
-        (count, label, [float(value) for value in under.accuracy(task, label) if isfinite(value)])
-        for count, label in rotated_heads(results, protocol, task, heads)
-    ]
-    found = [(count, label, values) for count, label, values in found if values]
-    canvas.add(
-        "scatter",
-        x=[count for count, _, _ in found],
-        y=[sum(values) / len(values) for _, _, values in found],
-        mode="lines",
-        line={"color": faded(colour("rope"), 0.6), "width": 2},
-        hoverinfo="skip",
-    )
-    for count, label, values in found:
-        text = name(protocol, label)
-        canvas.add(
-            "scatter",
-            x=[count] * len(values),
-            y=values,
-            mode="markers",
-            marker={"symbol": marker(label), "size": 10, "color": colour(label)},
-            hovertemplate=f"<b>{text}</b><br>{count} of {heads} heads: %{{y:.1%}}<extra></extra>",
-        )
-    guesses_across(canvas, guess_levels(under, task), top)
-    ends = {0: "0<br>NoPE", heads: f"{heads}<br>RoPE"}
-    shown = [count for count, _, _ in found]
-    texts = [ends.get(count, str(count)) for count in shown]
-    canvas.x("heads with RoPE", tickvals=shown, ticktext=texts, range=[-0.06 * heads, 1.06 * heads])
-    canvas.percent(top, "test accuracy")
-    return canvas.figure()
-
-
-def rotated_heads(results: Results, protocol: Protocol, task: str, heads: int) -> list[tuple[int, str]]:
-    """Number of rotating heads and label of Fig. 5's finished models; the released "rope" is not among them."""
-    full = "rope-alone" if protocol == "released" else "rope"
-    labels = results.under(protocol).labels(task)
-    counts = {int(label.removeprefix("partial-")): label for label in labels if label.startswith("partial-")}
-    if "nope" in labels:
-        counts[0] = "nope"
-    if full in labels:
-        counts[heads] = full
-    return sorted(counts.items())
-
-
 def accuracy_and_drop(results: Results, protocol: Protocol, task: str, top: float = 1.0) -> go.Figure:
     """Each model's accuracy against the most that one of its heads carries; on the dotted line, all of the skill."""
     canvas = Canvas(310)

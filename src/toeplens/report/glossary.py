@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from toeplens.model import Protocol
 from toeplens.report.look import colour, glyph, ordered, planned
 from toeplens.studies.reproduce import Reproduction, title
+from toeplens.studies.reproduce.labels import base_of
 
 _SAME = "as described"
 _ABSENT = "not part of it"
@@ -75,7 +76,7 @@ def terms(state: Reproduction) -> list[Term]:
 
 
 def _family(label: str) -> str:
-    return "partial" if label.startswith("partial-") else label
+    return "partial" if label.startswith("partial-") else base_of(label)
 
 
 def _term(

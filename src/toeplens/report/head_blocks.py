@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from toeplens.model import Protocol
 from toeplens.report import figures
 from toeplens.report.canvas import GUESS
-from toeplens.report.look import TASKS, layer_look, listed, name, ordered, planned
+from toeplens.report.look import TASKS, layer_look, listed, name, ordered, percent, plain_keys, points
 from toeplens.report.parts import (
     Block,
     Group,
@@ -16,6 +18,7 @@ from toeplens.report.parts import (
     View,
     accuracy_top,
     drop_limit,
+    drop_ramp,
     heat_panel,
     legend,
     model_panel,
@@ -45,7 +48,7 @@ def heads(state: Reproduction, number: int) -> Block:
         "Percentage points of accuracy lost when the output of one head is set to zero, everything else left as it "
         "is (the paper’s Figs. 4, 7 and 8). One colour scale for all maps; hover for the 95% bootstrap interval."
     )
-    return Block("heads", number, "What each head is worth", caption, views, "small", heat=limit)
+    return Block("heads", number, "What each head is worth", caption, views, "small", ramp=drop_ramp(limit))
 
 
 def _models(
@@ -56,7 +59,7 @@ def _models(
     seed: int | None = None,
 ) -> Group:
     """A panel for each encoding that has ablated models, of one seed or of all; the note says which are missing."""
-    keys = [key for key in planned(state.plan) if (key.protocol, key.task) == (protocol, task)]
+    keys = [key for key in plain_keys(state.plan) if (key.protocol, key.task) == (protocol, task)]
     wanted = [key for key in keys if seed in (None, key.seed)]
     found = {cell.key: cell for cell in state.results.under(protocol).cells}
     panels = []
@@ -105,9 +108,8 @@ def skill(state: Reproduction, number: int) -> Block:
         for protocol in state.plan.protocols:
             cells = [c for c in state.results.under(protocol).cells if c.key.task == task and c.ablation is not None]
             if cells:
-                words = "Accuracy against the largest loss by one head. " + " ".join(map(describe_drops, cells))
                 figure = figures.accuracy_and_drop(state.results, protocol, task, accuracy_top(state, task))
-                panels.append(Panel(protocol_title(protocol), figure, words))
+                panels.append(Panel(protocol_title(protocol), figure, _skills(protocol, cells)))
         views.append(View(TASKS[task], [Group("", panels)]))
     signs = legend(state, (cell.key.label for cell in state.results.cells if cell.ablation is not None))
     caption = (
@@ -115,6 +117,16 @@ def skill(state: Reproduction, number: int) -> Block:
         "put its skill into one head, only RoPE’s markers would lie near it."
     )
     return Block("skill", number, "Accuracy, and how much of it hangs on one head", caption, views, legend=signs)
+
+
+def _skills(protocol: Protocol, cells: Sequence[CellResult]) -> str:
+    """Accuracy and largest loss, by encoding."""
+    parts = []
+    for label in ordered(cell.key.label for cell in cells):
+        found = [cell.ablation for cell in cells if cell.key.label == label and cell.ablation is not None]
+        accuracy, drop = np.mean([(ablation.baseline, ablation.drops.max()) for ablation in found], axis=0).tolist()
+        parts.append(f"{name(protocol, label)} {percent(accuracy)} and {points(drop)}")
+    return f"Accuracy, and the largest loss by one head in points, mean over seeds: {'; '.join(parts)}."
 
 
 def cumulative(state: Reproduction, number: int) -> Block:

@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from toeplens.ground import write_text
 from toeplens.lens import THRESHOLDS
-from toeplens.report import glossary, look, tables, words
+from toeplens.report import answers, factor_blocks, glossary, look, mla_blocks, tables, words
 from toeplens.report.blocks import Block, blocks
 from toeplens.studies import RULE
 from toeplens.studies.reproduce import SCALES, Reproduction
@@ -31,7 +31,7 @@ def write_page(state: Reproduction) -> Path:
 
 def render(state: Reproduction) -> str:
     """The report as one self-contained HTML document; the same state gives the same document."""
-    shown = blocks(state)
+    shown, encodings = blocks(state), look.plain(state)
     return (
         environment()
         .get_template("page.html.j2")
@@ -41,16 +41,19 @@ def render(state: Reproduction) -> str:
             blocks=shown,
             many_heads=SCALES[state.plan.scale].model["num_heads"] > 8,
             headline=words.headline(state),
-            answers=words.answers(state),
+            answers=answers.answers(state),
             tallies=words.tallies(state),
             seeds_note=words.seeds_note(state),
             seeds=sorted({key.seed for key in look.planned(state.plan)}),
-            largest=words.largest_drop(state.results.cells),
+            largest=words.largest_drop(encodings.results.cells),
             diverged=[cell for cell in state.results.cells if cell.status == "diverged"],
             glossary=glossary.terms(state),
             claims=tables.claim_rows(state.entries),
-            accuracy=tables.accuracy_tables(state),
-            deposits=tables.deposit_tables(state),
+            accuracy=tables.accuracy_tables(encodings),
+            deposits=tables.deposit_tables(encodings),
+            effects=factor_blocks.tables(state),
+            strongest=factor_blocks.sentences(state),
+            variants=mla_blocks.tables(state),
             settings=tables.settings(state),
             models=tables.model_rows(state),
             thresholds=THRESHOLDS.split("; "),

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from toeplens.model import Protocol
 from toeplens.report import figures
-from toeplens.report.look import PROTOCOL_NAMES, colour, glyph, name, ordered
+from toeplens.report.look import PROTOCOL_NAMES, colour, glyph, name, ordered, points
 from toeplens.report.words import describe_drops
 from toeplens.studies import CellResult
 from toeplens.studies.reproduce import Reproduction, title
@@ -18,7 +18,7 @@ from toeplens.studies.reproduce import Reproduction, title
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: its its figure, and the same in words."""
+    """One plot: its figure, and the same in words."""
 
     title: str
     figure: go.Figure
@@ -56,12 +56,24 @@ class Sign:
 
 
 @dataclass(frozen=True)
+class Ramp:
+    """A colour scale's legend: what stands at its two ends.
+
+    half  whether it begins at nothing, so that only the warm half of the colours is used
+    """
+
+    low: str
+    high: str
+    half: bool = False
+
+
+@dataclass(frozen=True)
 class Block:
     """A numbered figure.
 
     width   ``wide`` or ``small`` panels
     legend  shown above; entries with a key switch their traces off and on
-    heat    end of the colour scale, for heat maps
+    ramp    the colour scale of its heat maps
     """
 
     id: str
@@ -71,7 +83,7 @@ class Block:
     views: list[View]
     width: str = "wide"
     legend: list[Sign] = field(default_factory=list)
-    heat: float | None = None
+    ramp: Ramp | None = None
 
 
 def model_panel(cell: CellResult, figure: go.Figure, words: str) -> Panel:
@@ -83,6 +95,12 @@ def model_panel(cell: CellResult, figure: go.Figure, words: str) -> Panel:
 def heat_panel(cell: CellResult, limit: float) -> Panel:
     """A model's heat map."""
     return model_panel(cell, figures.heatmap(cell, limit), describe_drops(cell))
+
+
+def drop_ramp(limit: float) -> Ramp:
+    """The legend of heat maps of points lost."""
+    end = points(limit).replace(".0", "")
+    return Ramp(f"gains {end}", f"loses {end} points")
 
 
 def legend(state: Reproduction, labels: Iterable[str]) -> list[Sign]:

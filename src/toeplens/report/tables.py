@@ -18,7 +18,7 @@ from toeplens.report.look import (
     name,
     ordered,
     percent,
-    planned,
+    plain_keys,
     planned_cells,
     points,
 )
@@ -86,7 +86,7 @@ class AccuracyTable:
 
 def accuracy_tables(state: Reproduction) -> list[AccuracyTable]:
     """The papers' Table 1 beside ours, a table a task, in per cent."""
-    keys = planned(state.plan)
+    keys = plain_keys(state.plan)
     return [_accuracy_table(state, keys, task) for task in TASKS]
 
 

@@ -10,9 +10,9 @@ from typing import get_args
 import numpy as np
 
 from toeplens.model import Protocol
-from toeplens.report.look import PROTOCOL_NAMES, TASKS, listed, name, ordered, percent, points
+from toeplens.report.look import PROTOCOL_NAMES, TASKS, name, percent, points
 from toeplens.studies import MIN_SEEDS, CellResult, Verdict
-from toeplens.studies.reproduce import DISTANCE, Reproduction, Row
+from toeplens.studies.reproduce import Reproduction, Row
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
@@ -24,14 +24,6 @@ class Tally:
     protocol: Protocol
     counts: dict[Verdict, int]
     total: int
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A thing that was asked, and what came out, a sentence a protocol."""
-
-    question: str
-    findings: list[str]
 
 
 @dataclass(frozen=True)
@@ -80,43 +72,6 @@ def _count(tally: Tally, verdict: Verdict) -> str:
     return f"{count or 'none'} {verdict if count in (0, 1) else verdict.removesuffix('s')}"
 
 
-def answers(state: Reproduction) -> list[Answer]:
-    """What came out on each task, and where a single head carries the skill."""
-    if not state.finished:
-        return []
-    found = [Answer(f"Which encoding came first on {TASKS[task]}?", _winners(state, task)) for task in TASKS]
-    found.append(Answer("Where was the largest loss by silencing one head?", _losses(state)))
-    found.append(Answer(f"Which models of {TASKS[DISTANCE]} have a layer carried by a single head?", _deposits(state)))
-    return [answer for answer in found if answer.findings]
-
-
-def _winners(state: Reproduction, task: str) -> list[str]:
-    sentences = []
-    for protocol in state.plan.protocols:
-        rows = [row for row in state.table if (row.protocol, row.task) == (protocol, task) and row.accuracy is not None]
-        if rows:
-            first, *rest = [f"{name(protocol, row.label)} ({percent(row.accuracy)})" for row in rows]
-            then = f", then {' and '.join(rest[:2])}" if rest else ", the only one finished"
-            sentences.append(f"{_under(protocol)}: {first}{then}; {_guess(rows[0])}.")
-    return sentences
-
-
-def _guess(row: Row) -> str:
-    known = (
-        f", {percent(row.length_chance)} if it knows the text’s length" if row.length_chance > row.chance * 1.02 else ""
-    )
-    return f"a constant guess gets {percent(row.chance)}{known}"
-
-
-def _losses(state: Reproduction) -> list[str]:
-    sentences = []
-    for protocol in state.plan.protocols:
-        drop = largest_drop(state.results.under(protocol).cells)
-        if drop:
-            sentences.append(f"{_under(protocol)}: {drop}.")
-    return sentences
-
-
 def largest_drop(cells: Sequence[CellResult]) -> Drop | None:
     """The largest drop of any head of any of the models."""
     drops = []
@@ -125,26 +80,6 @@ def largest_drop(cells: Sequence[CellResult]) -> Drop | None:
             layer, head = np.unravel_index(cell.ablation.drops.argmax(), cell.ablation.drops.shape)
             drops.append(Drop(cell, float(cell.ablation.drops[layer, head]), int(layer), int(head)))
     return max(drops, key=lambda drop: drop.value, default=None)
-
-
-def _deposits(state: Reproduction) -> list[str]:
-    sentences = []
-    for protocol in state.plan.protocols:
-        cells = [c for c in state.results.under(protocol).cells if c.key.task == DISTANCE and c.deposits()]
-        able = [cell for cell in cells if any(layer.kind != "no-skill" for layer in cell.deposits())]
-        single = [cell for cell in able if any(layer.kind == "single-head" for layer in cell.deposits())]
-        if cells:
-            names = listed(name(protocol, label) for label in ordered(cell.key.label for cell in single))
-            rope = "rope" in {cell.key.label for cell in able} - {cell.key.label for cell in single}
-            without = f" {name(protocol, 'rope')} is not among them." if rope else ""
-            sentences.append(
-                f"{_under(protocol)}: {names}. That is {len(single)} of the {len(able)} models with any skill.{without}"
-            )
-    return sentences
-
-
-def _under(protocol: Protocol) -> str:
-    return PROTOCOL_NAMES[protocol].capitalize()
 
 
 def seeds_note(state: Reproduction) -> str:
