@@ -33,6 +33,7 @@ docs: .venv/.dev
 bench: .venv/.test
 	.venv/bin/python benchmarks/training.py
 	.venv/bin/python benchmarks/ablation.py
+	.venv/bin/python benchmarks/watch.py
 	.venv/bin/python benchmarks/encodings.py
 	.venv/bin/python benchmarks/toeplitz.py
 

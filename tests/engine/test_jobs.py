@@ -13,6 +13,7 @@ import torch
 from jaxtyping import config
 
 from toeplens.engine import Job, Limits, ablate_run, carry_out, jobs, read_ablation
+from toeplens.engine import examples as looked_at
 from toeplens.ground import InputError, read_json
 from toeplens.lens import ablate_heads
 from toeplens.sources import DecoderSource
@@ -64,7 +65,7 @@ def _unchecked() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of 8 examples of 8 tokens, with 2 heads and the intact model side by side."""
-    monkeypatch.setitem(jobs._REPLAYED_TOKENS, "cpu", 8 * 8 * (HEADS + 1))
+    monkeypatch.setitem(looked_at._REPLAYED_TOKENS, "cpu", 8 * 8 * (HEADS + 1))
 
 
 BATCHES = 4  # 30 examples by 8

@@ -30,6 +30,7 @@ from toeplens.studies.reproduce import (
     Cell,
     Reproduction,
     accuracy_table,
+    claims_of,
     gather,
     grid,
     limits_for,
@@ -333,7 +334,7 @@ class Here:
         for job in jobs:
             over = replace(limits, should_stop=lambda: len(self.done) >= self.stop_after)
             if (out / job.spec.name / "ablation.json").exists():
-                over = limits
+                carry_out(job, out, limits)
             elif carry_out(job, out, over).status != "stopped":
                 self.done.append(job.spec.name)
 
@@ -374,6 +375,7 @@ def told(state: Reproduction) -> dict[str, Any]:
     found = [cell.to_dict() for cell in state.results.cells]
     for cell in found:
         cell["epochs"] = [{name: row[name] for name in row if name != "seconds"} for row in cell["epochs"]]
+        cell["watched"] = [{name: row[name] for name in row if name != "seconds"} for row in cell["watched"]]
         cell["result"] = {n: x for n, x in cell["result"].items() if n not in ("seconds", "tokens_per_second")}
     return {"cells": found, "claims": [entry.to_dict() for entry in state.entries]}
 
@@ -390,7 +392,9 @@ def test_every_cell_is_carried_out_and_written_down(copy: Path):
         assert (written["seeds"], written["finished"], written["total"]) == (1, CELLS, CELLS)
         assert {"torch", "seconds", "execution"} <= written["environment"].keys()
     assert len(found["cells"]) == len(found["table"]) == CELLS
-    assert [(c["id"], c["protocol"]) for c in claims["claims"]] == [(c.id, p) for c in CLAIMS for p in PROTOCOLS]
+    assert [(c["id"], c["protocol"]) for c in claims["claims"]] == [
+        (c.id, p) for c in claims_of(["core"]) for p in PROTOCOLS
+    ]
 
 
 def test_each_cell_is_its_run(copy: Path):
@@ -417,6 +421,29 @@ def test_workers_find_what_one_process_finds(copy: Path, monkeypatch: pytest.Mon
     state = reproduce(tmp_path / "study", scale="smoke", workers=2)
     assert state.complete
     assert told(state) == told(gather(copy))
+
+
+def test_a_part_that_is_asked_for_later_joins_the_study(copy: Path, here: Here):
+    done = {
+        name: files(copy / "runs" / name)["model.safetensors"] for name in (p.name for p in (copy / "runs").iterdir())
+    }
+    state = reproduce(copy, scale="smoke", protocols=[PAPER], parts=["mechanism"])
+    assert state.plan.parts == ("core", "mechanism")
+    assert state.complete
+    assert here.done == []  # no model is trained for it
+    for cell in state.results.cells:
+        wanted = {"position", "sets", "representation", "seed"} if cell.key.task == DISTANCE else set()
+        assert cell.measures.keys() == wanted
+        assert files(copy / "runs" / cell.run)["model.safetensors"] == done[cell.run]
+        assert [row["step"] for row in cell.watched] == ([0, 1, 2, 3, 4] if cell.key.task == DISTANCE else [])
+    assert {entry.claim.part for entry in state.entries} == {"core", "mechanism"}
+    assert reproduce(copy, scale="smoke", protocols=[PAPER]).plan.parts == ("core", "mechanism")
+    name = next(cell.run for cell in state.results.cells if cell.measures)
+    (copy / "runs" / name / "seed.json").unlink()
+    assert not gather(copy).complete
+    (copy / "runs" / name / "seed.json").write_text("[]")
+    with pytest.raises(InputError, match=r"measure: .*seed.json is damaged"):
+        gather(copy)
 
 
 def test_gathering_twice_writes_the_same_bytes(copy: Path):

@@ -11,11 +11,13 @@ import typer
 from toeplens import console, report
 from toeplens.cli.options import Budget, Compile, Device, Json, changed, compile_mode, seconds
 from toeplens.engine import Limits, ablate_run, stop_on_signals
+from toeplens.engine.watch import HeadWatch
 from toeplens.ground import InputError, choose, read_json
 from toeplens.lens import THRESHOLDS, Split, deposit
 from toeplens.studies import reproduce as study
 from toeplens.studies.structure import decompose_run
 from toeplens.training import Run, plan_execution, run_spec, train
+from toeplens.training.run import WATCHED
 
 
 def train_run(
@@ -35,6 +37,9 @@ def train_run(
             help="Change a field, e.g. --set epochs=3 --set model.d_model=32 --set model.encoding_options.base=500.",
         ),
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch/--no-watch", help="Look at each head at ten moments; the weights stay the same.")
+    ] = False,
     time_budget: Budget = None,
     device: Device = "auto",
     compile: Compile = "auto",
@@ -61,15 +66,19 @@ def train_run(
             deadline=limits.deadline,
             should_stop=stopped,
             on_progress=progress,
+            watcher=HeadWatch(wanted) if watch else None,
         )
     if as_json:
-        console.print_json(
-            {"directory": str(run.directory), "status": run.status, **run.result, "metrics": run.metrics}
-        )
+        about_run = {"directory": str(run.directory), "status": run.status, **run.result}
+        console.print_json({**about_run, "metrics": run.metrics, "watched": run.watched})
     else:
         accuracy = run.result.get("test_accuracy")  # None where no example counted
         reached = "" if accuracy is None else f", test accuracy {accuracy:.4f} (chance {wanted.chance:.4f})"
         console.say(f"{run.status}{reached}\nrun: {run.directory}")
+        if run.watched:
+            console.say(f"watched: {len(run.watched)} moments, in {run.directory / WATCHED}")
+        elif watch and run.result:
+            console.say("not watched: this run was finished before")
     if stopped():
         raise typer.Exit(130)
 

@@ -1,18 +1,26 @@
 """How many runs are carried out: jobs (train, then ablate), several at a time on this machine."""
 
-from toeplens.engine.jobs import Job, Limits, ablate_run, carry_out, examples_of, read_ablation
+from toeplens.engine.examples import Split, examples_of
+from toeplens.engine.jobs import Job, Limits, ablate_run, carry_out, read_ablation
 from toeplens.engine.local import Event, plan_workers, run_local
+from toeplens.engine.measures import MEASURES, measure_run, read_measures
 from toeplens.engine.signals import signals_held, stop_on_signals
+from toeplens.engine.watch import HeadWatch
 
 __all__ = [
+    "MEASURES",
     "Event",
+    "HeadWatch",
     "Job",
     "Limits",
+    "Split",
     "ablate_run",
     "carry_out",
     "examples_of",
+    "measure_run",
     "plan_workers",
     "read_ablation",
+    "read_measures",
     "run_local",
     "signals_held",
     "stop_on_signals",

@@ -9,21 +9,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from toeplens.engine.examples import Split, examples_of, replayed_at_once
+from toeplens.engine.measures import measure_run
+from toeplens.engine.watch import HeadWatch
 from toeplens.ground import InputError, read_json, write_bytes, write_json
 from toeplens.ground.files import make_directory
 from toeplens.lens import HeadAblation, ablate_heads
 from toeplens.sources import DecoderSource
-from toeplens.tasks import TEST_SHARE, Examples
 from toeplens.training import Batches, Run, RunSpec, plan_execution, train
 from toeplens.training.environment import CompileMode
 
 ABLATION, _PARTS = "ablation.json", "ablation-parts"
-Split = Literal["test", "train+test"]
-_REPLAYED_TOKENS = {"cpu": 2**16, "cuda": 2**20}
 
 
 class Stopped(Exception):
@@ -37,6 +37,7 @@ class Job:
     label     what people call it
     examples  how many examples the ablation and the measures count; 0 for none
     measures  what else to measure of the trained model, see `toeplens.engine.measures`
+    watch     whether its heads are watched while it is trained, see `toeplens.engine.watch`
     split     which examples: of the ``test`` set (the paper), or ``train+test`` in the proportion 70:30 (the released
               program)
     """
@@ -46,6 +47,7 @@ class Job:
     examples: int = 0
     split: Split = "test"
     measures: tuple[str, ...] = ()
+    watch: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,19 @@ def carry_out(
         deadline=limits.deadline,
         should_stop=limits.should_stop,
         on_progress=on_progress,
+        watcher=HeadWatch(job.spec, split=job.split) if job.watch else None,
     )
-    if run.status == "complete" and job.examples and not (run.directory / ABLATION).exists():
-        try:
+    if run.status != "complete" or not job.examples:
+        return run
+    try:
+        if not (run.directory / ABLATION).exists():
             ablate_run(run, examples=job.examples, split=job.split, limits=limits)
-        except Stopped:
-            return Run(run.directory, run.spec, "stopped", run.metrics, run.result)
+        for measure in job.measures:
+            if limits.over():
+                raise Stopped
+            measure_run(run, measure, examples=job.examples, split=job.split, device=limits.device)
+    except Stopped:
+        return Run(run.directory, run.spec, "stopped", run.metrics, run.result)
     return run
 
 
@@ -99,24 +108,13 @@ def ablate_run(run: Run, *, examples: int, split: Split = "test", limits: Limits
     device = plan_execution(limits.device, "off", "float32").device
     source = DecoderSource(run.model().to(device))
     chosen = examples_of(run.spec, examples, split)
-    size = max(1, _REPLAYED_TOKENS[device.type] // (run.spec.model.num_heads + 1) // chosen.tokens.shape[1])
+    size = replayed_at_once(run.spec, chosen.tokens.shape[1], device)
     batches = list(Batches.of(chosen, device, run.spec.ignore_label).split(size))
     parts = run.directory / f"{_PARTS}-{split}-{len(chosen)}-by-{size}"
     ablation = ablate_heads(source, batches, chance=run.spec.chance, memory=_Parts(parts, limits))
     write_json(run.directory / ABLATION, {**ablation.to_dict(), "split": split})
     shutil.rmtree(parts, ignore_errors=True)
     return ablation
-
-
-def examples_of(spec: RunSpec, examples: int, split: Split = "test") -> Examples:
-    """That many of a run's examples: of the test set, or of both sets in the proportion 70:30."""
-    task = spec.build_task()
-    if split == "test":
-        return task.dataset("test", min(examples, spec.test_examples), spec.data_seed)
-    test = min(max(1, round(TEST_SHARE * examples)), spec.test_examples)
-    train = min(max(1, examples - test), spec.train_examples)
-    parts = [task.dataset("train", train, spec.data_seed), task.dataset("test", test, spec.data_seed)]
-    return Examples.join(parts)
 
 
 class _Parts:

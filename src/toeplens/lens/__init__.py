@@ -1,12 +1,22 @@
 """Measures: on tensors or on sources, so usable without our training."""
 
-from toeplens.lens.ablate import Batch, HeadAblation, Memory, Replayable, ablate_heads
+from toeplens.lens.ablate import Memory, ablate_heads
+from toeplens.lens.attribution import Scalable, rank_correlation
 from toeplens.lens.bootstrap import Estimate, bootstrap_means, over_seeds
 from toeplens.lens.contraction import Contraction, contraction
 from toeplens.lens.decay import DecayFit, fit_decay
 from toeplens.lens.decompose import KINDS, LogitParts, NoForm, Shares, decompose
 from toeplens.lens.deposit import THRESHOLDS, LayerDeposit, deposit, gini
+from toeplens.lens.gradient_seed import SeedStrength, seed_strength
+from toeplens.lens.gradients import Differentiable
+from toeplens.lens.head_ablation import HeadAblation
+from toeplens.lens.head_sets import HeadSets, cumulative_ablation, head_sets, sufficient_set
+from toeplens.lens.interventions import Batch, Replayable
 from toeplens.lens.levinson import Prediction, positions_from, predictor
+from toeplens.lens.margins import Margins, margins
+from toeplens.lens.position_effect import PositionEffect, position_effect
+from toeplens.lens.positional_drift import PositionalDrift, positional_drift
+from toeplens.lens.representation import Representation, representation
 from toeplens.lens.single_phase import SinglePhase, single_phase
 from toeplens.lens.spectrum import Szego, extreme_eigenvalues, hermitian_part, symbol, szego, toeplitz_operator
 from toeplens.lens.splits import Split, position_parts
@@ -22,16 +32,24 @@ __all__ = [
     "Contraction",
     "CurveDimension",
     "DecayFit",
+    "Differentiable",
     "Estimate",
     "HeadAblation",
+    "HeadSets",
     "LayerDeposit",
     "LayerTrace",
     "LogitParts",
+    "Margins",
     "Memory",
     "NoForm",
+    "PositionEffect",
     "PositionSubspace",
+    "PositionalDrift",
     "Prediction",
     "Replayable",
+    "Representation",
+    "Scalable",
+    "SeedStrength",
     "Shares",
     "SinglePhase",
     "Split",
@@ -41,20 +59,29 @@ __all__ = [
     "ablate_heads",
     "bootstrap_means",
     "contraction",
+    "cumulative_ablation",
     "curve_dimension",
     "decompose",
     "deposit",
     "extreme_eigenvalues",
     "fit_decay",
     "gini",
+    "head_sets",
     "hermitian_part",
+    "margins",
     "over_seeds",
+    "position_effect",
     "position_means",
     "position_parts",
     "position_subspace",
+    "positional_drift",
     "positions_from",
     "predictor",
+    "rank_correlation",
+    "representation",
+    "seed_strength",
     "single_phase",
+    "sufficient_set",
     "symbol",
     "szego",
     "toeplitz_operator",

@@ -1,164 +1,155 @@
-"""Head ablation: what is lost when a head is silenced, head by head and head after head."""
+"""Head ablation: what is lost without a head, head by head and head after head."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose
+from toeplens.lens.attribution import first_order
 from toeplens.lens.bootstrap import bootstrap_means
+from toeplens.lens.head_ablation import HeadAblation
+from toeplens.lens.interventions import (
+    Batch,
+    Intervention,
+    Replacement,
+    Replayable,
+    counted_batches,
+    replacements,
+)
+from toeplens.lens.outcomes import Metric, harm, outcomes
 
-# tokens [b, N], labels [b], lengths [b]: not named, because b may differ from batch to batch
-Batch = tuple[Int[Tensor, "_ _"], Int[Tensor, "_"], Int[Tensor, "_"] | None]
-Metric = Literal["accuracy"]
-
-
-@runtime_checkable
-class Replayable(Protocol):
-    """What ablation needs of a source: run once, then go on from a layer with some heads' outputs scaled."""
-
-    num_layers: int
-    num_heads: int
-
-    def states(self, tokens: Tensor, lengths: Tensor | None) -> Iterable[Any]:
-        """For each layer in order, an opaque state from which `replay` goes on at that layer."""
-        ...
-
-    def replay(self, state: Any, gains: Float[Tensor, "V H"]) -> Float[Tensor, "V b C"]:
-        """Class logits with the layer's head outputs scaled by each of V rows of ``gains``."""
-        ...
+Method = Literal["exact", "attribution"]
 
 
 @runtime_checkable
 class Memory(Protocol):
-    """Where an ablation keeps what it has answered; `get` may raise to stop it between two batches."""
+    """Where an ablation keeps what it has answered; `get` may raise to stop it between two batches.
 
-    def get(self, key: str) -> Bool[np.ndarray, "L V n"] | None: ...
-
-    def put(self, key: str, right: Bool[np.ndarray, "L V n"]) -> None: ...
-
-
-@dataclass(frozen=True)
-class HeadAblation:
-    """The effect of silencing heads.
-
-    drops        [layers, heads] metric(intact) - metric(ablated)
-    low, high    [layers, heads] paired bootstrap interval of the drops over the examples
-    baseline     the intact model's metric
-    cumulative   [layers, heads + 1] metric with a layer's 0, 1, 2, ... heads silenced together, most important first
-    examples     how many examples were counted
-    chance       the metric of the best constant guess
+    One memory serves one ablation: the keys do not name metric, intervention or method.
     """
 
-    drops: Float[np.ndarray, "L H"]
-    low: Float[np.ndarray, "L H"]
-    high: Float[np.ndarray, "L H"]
-    baseline: float
-    cumulative: Float[np.ndarray, "L H1"]
-    examples: int
-    chance: float
-    metric: str = "accuracy"
-    intervention: str = "zero"
+    def get(self, key: str) -> Bool[np.ndarray, "V n"] | Float[np.ndarray, "V n"] | None: ...
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON."""
-        return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in vars(self).items()}
-
-    @classmethod
-    def from_dict(cls, content: Any) -> HeadAblation:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
-        try:
-            arrays = {key: np.asarray(content[key], dtype=float) for key in ("drops", "low", "high", "cumulative")}
-            rest = {key: content[key] for key in ("baseline", "examples", "chance", "metric", "intervention")}
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"ablation: the record is damaged ({error}).") from None
-        return cls(**arrays, **rest)
+    def put(self, key: str, answers: Bool[np.ndarray, "V n"] | Float[np.ndarray, "V n"]) -> None: ...
 
 
-@torch.no_grad()
 def ablate_heads(
     source: Replayable,
     batches: Iterable[Batch],
     *,
     chance: float = 0.0,
     metric: Metric = "accuracy",
-    intervention: Literal["zero"] = "zero",
-    method: Literal["exact"] = "exact",
+    intervention: Intervention = "zero",
+    method: Method = "exact",
     cumulative: bool = True,
     bootstrap: int = 1000,
+    seed: int = 0,
     memory: Memory | None = None,
 ) -> HeadAblation:
-    """Silence each head of each layer and measure what the model loses (arXiv 2505.13027, section 5.1).
+    """Ablate each head of each layer and measure what the model loses (arXiv 2505.13027, section 5.1).
 
-    A head lives in the input of the output projection: that is where it is set to zero. Everything before a layer is
-    run once and shared by all its heads, which are then replayed together as one batch.
+    A head lives in the input of the output projection: there its output z becomes gain * z + (1 - gain) * replacement
+    with gain 0, at every position, padding included. Everything before a layer is run once and shared by all its
+    heads, which are then replayed together as one batch.
 
     Arguments
         source        a model that can replay from a layer (`toeplens.sources`)
         batches       (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
         chance        accuracy of the best constant guess, kept for `deposit`
-        metric        ``accuracy``
-        intervention  ``zero``
-        method        ``exact``
-        cumulative    also silence each layer's heads together, in order of importance
+        metric        ``accuracy``, ``loss`` (cross-entropy) or ``kl``: KL(intact || ablated) of the output
+                      distribution, 0 for the intact model; drops are positive for harm with each
+        intervention  the replacement: ``zero``; ``mean``, the head's mean at the position over the examples that count
+                      and have a token there (0 where none has; a second pass over the data); ``resample``, its output
+                      at the position in another example that counts, of the same length where there is one; or
+                      ``position``, its own output on the same input with the encoding off in that head alone: no
+                      rotation, no bias, nothing after the softmax. Encodings added at the input are no part of a head,
+                      so they give drops of 0 there
+        method        ``exact``; or ``attribution``, the first-order estimate (z - replacement) . dloss/dz of all heads
+                      from one backward pass, for the loss alone; needs a `Scalable` source, runs nothing cumulative
+        cumulative    also ablate each layer's heads together, in order of importance
         bootstrap     resamples for the intervals
-        memory        keeps each batch's answers, so that a long ablation can be stopped and gone on with
+        seed          of the examples that ``resample`` puts in each other's places
+        memory        keeps each batch's answers, so that a long exact ablation can be stopped and gone on with
+
+    Raises `InputError` for an unknown choice, for no example that counts, for an attribution of another metric than
+    the loss, and where ``resample`` has one example or sequences of several widths.
     """
-    choose("metric", metric, ("accuracy",))
-    choose("intervention", intervention, ("zero",))
-    choose("method", method, ("exact",))
-    kept = list(batches)
-    if not any((labels >= 0).any() for _, labels, _ in kept):
-        raise InputError("batches: no examples that count were given; at least one is needed.")
+    choose("metric", metric, get_args(Metric))
+    choose("intervention", intervention, get_args(Intervention))
+    choose("method", method, get_args(Method))
+    kept = counted_batches(batches)
     layers, heads = source.num_layers, source.num_heads
-    single = 1 - torch.eye(heads)
-    rows = [torch.cat((torch.ones(1, heads), single)) for _ in range(layers)]
-    right = _right(source, kept, rows, memory, "single")  # per layer [1 + H, n]
-    count = right[0].shape[1]
-    intact = right[0][0]
-    drops = np.stack([(intact[None] - layer[1:]).mean(1) for layer in right])
-    paired = np.concatenate([intact[None] - layer[1:] for layer in right]).T
-    low, high = bootstrap_means(paired, samples=bootstrap)
+    replacing = replacements(source, kept, intervention, seed)
     curve = np.full((layers, heads + 1), np.nan)
-    if cumulative:
+    if method == "attribution":
+        intact, harms = first_order(source, kept, metric, replacing)
+    else:
+        single = [1 - torch.eye(heads)] * layers
+        intact, alone = _answers(source, kept, single, metric, replacing, memory, "single")
+        harms = harm(metric, intact, alone).reshape(layers, heads, -1)
+    drops = harms.mean(-1)
+    low, high = bootstrap_means(harms.reshape(layers * heads, -1).T, samples=bootstrap)
+    if cumulative and method == "exact":
         orders = np.argsort(-drops, axis=1, kind="stable")
-        growing = []
-        for order in orders:
-            gains = torch.ones(heads - 1, heads)
-            for k in range(2, heads + 1):
-                gains[k - 2, torch.from_numpy(order[:k].copy())] = 0
-            growing.append(gains)
-        together = _right(source, kept, growing, memory, "together") if heads > 1 else [np.empty((0, count))] * layers
-        for layer in range(layers):
-            curve[layer, 0] = intact.mean()
-            curve[layer, 1] = right[layer][1 + orders[layer][0]].mean()
-            curve[layer, 2:] = together[layer].mean(1)
+        curve[:, 0] = intact.mean()
+        curve[:, 1] = np.take_along_axis(alone.mean(-1).reshape(layers, heads), orders, 1)[:, 0]
+        if heads > 1:
+            growing = [_silenced_in(order) for order in orders]
+            together = _answers(source, kept, growing, metric, replacing, memory, "together")[1]
+            curve[:, 2:] = together.mean(-1).reshape(layers, heads - 1)
     shape = (layers, heads)
-    return HeadAblation(drops, low.reshape(shape), high.reshape(shape), float(intact.mean()), curve, count, chance)
+    return HeadAblation(
+        drops,
+        low.reshape(shape),
+        high.reshape(shape),
+        float(intact.mean()),
+        curve,
+        len(intact),
+        chance,
+        metric,
+        intervention,
+        method,
+    )
 
 
-def _right(
-    source: Replayable, batches: list[Batch], gains: list[Float[Tensor, "V H"]], memory: Memory | None, phase: str
-) -> list[Float[np.ndarray, "V n"]]:
-    """For each layer and each row of its gains: 1 where the answer is right, over the examples that count."""
+def _silenced_in(order: Int[np.ndarray, "H"]) -> Float[Tensor, "H1 H"]:
+    """Gains with the first 2, 3, ... heads of the order ablated together."""
+    return torch.from_numpy((np.argsort(order) >= np.arange(2, len(order) + 1)[:, None]).astype(np.float32))
+
+
+def _answers(
+    source: Replayable,
+    batches: Sequence[Batch],
+    gains: Sequence[Float[Tensor, "V H"]],
+    metric: Metric,
+    replacing: Callable[[int], Replacement],
+    memory: Memory | None,
+    phase: str,
+) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "LV n"]]:
+    """The metric of each example that counts: intact, and for each row of each layer's gains, layer after layer."""
+    last = source.num_layers - 1
     parts = []
     for index, (tokens, labels, lengths) in enumerate(batches):
         key = f"{phase}-{index}"
-        right = memory.get(key) if memory else None
-        if right is None:
-            counted = labels >= 0
-            answers = [
-                source.replay(state, gains[layer].to(tokens.device)).argmax(-1) == labels
-                for layer, state in enumerate(source.states(tokens, lengths))
-            ]
-            right = torch.stack(answers)[:, :, counted].cpu().numpy()
+        answers = memory.get(key) if memory else None
+        if answers is None:
+            instead = replacing(index)
+            logits = []
+            for layer, state in enumerate(source.states(tokens, lengths)):
+                own = instead if instead is None or isinstance(instead, str) else [instead[layer]]
+                rows = torch.cat((gains[layer], torch.ones(1, source.num_heads))) if layer == last else gains[layer]
+                logits.append(source.replay(state, rows, own))
+            changed, intact = torch.cat(logits).split((sum(map(len, gains)), 1))
+            both = torch.cat((intact, changed))
+            answers = outcomes(metric, both, intact[0], labels).cpu().numpy()
             if memory:
-                memory.put(key, right)
-        parts.append(right)
-    return list(np.concatenate(parts, axis=2).astype(float))
+                memory.put(key, answers)
+        parts.append(answers)
+    together = np.concatenate(parts, axis=1).astype(float)
+    return together[0], together[1:]

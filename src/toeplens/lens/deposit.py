@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from toeplens.lens.ablate import HeadAblation
+from toeplens.ground import InputError
+from toeplens.lens.head_ablation import HeadAblation
 
 Kind = Literal["single-head", "few-head", "distributed", "redundant", "no-skill"]
 
@@ -51,7 +52,9 @@ class LayerDeposit:
 
 
 def deposit(ablation: HeadAblation) -> list[LayerDeposit]:
-    """The deposit of each layer; its kind needs the ablation's cumulative part."""
+    """The deposit of each layer; its kind needs the ablation's cumulative part, its shares the accuracy."""
+    if ablation.metric != "accuracy":
+        raise InputError(f"ablation: metric {ablation.metric!r} was given; a deposit is a share of the 'accuracy'.")
     return [
         _layer(drops, curve, ablation.baseline, ablation.chance)
         for drops, curve in zip(ablation.drops, ablation.cumulative, strict=True)

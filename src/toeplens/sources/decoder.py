@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -13,16 +13,7 @@ from torch import Tensor
 from toeplens import encodings
 from toeplens.lens.trace import LayerTrace
 from toeplens.model import Context, Decoder
-
-
-@dataclass(frozen=True)
-class LayerState:
-    """A pass stopped inside a layer: the residual stream and the head outputs where the layer is needed."""
-
-    layer: int
-    residual: Float[Tensor, "b Nq d_model"]
-    heads: Float[Tensor, "b Nq H head_dim"]
-    context: Context
+from toeplens.sources.replay import LayerState, Replacement, replaced_heads, replay
 
 
 class DecoderSource:
@@ -32,25 +23,66 @@ class DecoderSource:
         self.model = model.eval()
         self.num_layers, self.num_heads = model.config.num_layers, model.config.num_heads
 
+    @cached_property
+    def _bare(self) -> Decoder:
+        return _without_position(self.model)
+
     @torch.no_grad()
     def states(self, tokens: Int[Tensor, "b N"], lengths: Int[Tensor, "b"] | None) -> Iterator[LayerState]:
         """One pass over the batch, stopping inside each layer in turn."""
         x, context = self.model.begin(tokens, lengths)
         for layer in range(self.num_layers):
             residual, heads = self.model.layer_heads(layer, x, context)
-            yield LayerState(layer, residual, heads, context)
+            yield LayerState(layer, x, residual, heads, context)
             if layer < self.num_layers - 1:
                 x = self.model.block(layer).finish(residual, heads)
 
     @torch.no_grad()
-    def replay(self, state: LayerState, gains: Float[Tensor, "V H"]) -> Float[Tensor, "V b C"]:
-        """Class logits with the layer's head outputs scaled by each row of ``gains``, all rows as one batch."""
-        variants, batch = len(gains), len(state.residual)
-        heads = (state.heads.unsqueeze(0) * gains.to(state.heads.dtype)[:, None, None, :, None]).flatten(0, 1)
-        residual = state.residual.repeat(variants, 1, 1)
-        context = state.context.repeat(variants)
-        x = self.model.block(state.layer).finish(residual, heads)
-        return self.model.replay(state.layer + 1, x, context).unflatten(0, (variants, batch))
+    def outputs(
+        self, tokens: Int[Tensor, "b N"], lengths: Int[Tensor, "b"] | None
+    ) -> Iterator[Float[Tensor, "b N H head_dim"]]:
+        """The head outputs of each layer in turn, at all positions, padding included."""
+        x, context = self.model.begin(tokens, lengths)
+        for layer in range(self.num_layers):
+            residual, heads = self.model.block(layer).heads(x, context, read=None, fused=True)
+            yield heads
+            if layer < self.num_layers - 1:
+                x = self.model.block(layer).finish(residual, heads)
+
+    @torch.no_grad()
+    def replay(
+        self, state: LayerState, gains: Float[Tensor, "V *K H"], replacement: Replacement = None
+    ) -> Float[Tensor, "V b C"]:
+        """Class logits of V copies of the pass, whose head outputs become gain * z + (1 - gain) * replacement.
+
+        Arguments
+            state        where to go on from
+            gains        [V, H] of each copy in the state's layer, or [V, K, H] in that layer and the K - 1 after it;
+                         layers after those stay as they are
+            replacement  for each of these layers outputs at all positions, [1 or b, N, H, head_dim]; ``position``: each
+                         head's own output with its encoding off, from the input that the copy's layer then has; None:
+                         nothing, so that a head of gain 0 is silent
+        """
+        return replay(self.model, self._bare, state, gains if gains.ndim == 3 else gains.unsqueeze(1), replacement)
+
+    def scaled(
+        self,
+        tokens: Int[Tensor, "b N"],
+        lengths: Int[Tensor, "b"] | None,
+        gains: Float[Tensor, "L b H"],
+        replacement: Replacement = None,
+    ) -> Float[Tensor, "b C"]:
+        """Class logits with each sequence's own gains on all heads, as in `replay`; differentiable in the gains."""
+        x, context = self.model.begin(tokens, lengths)
+        for layer, gain in enumerate(gains):
+            residual, heads = self.model.layer_heads(layer, x, context)
+            kept = gain[:, None, :, None]
+            changed = heads * kept
+            if replacement is not None:
+                given = replacement if isinstance(replacement, str) else replacement[layer]
+                changed += replaced_heads(self.model, self._bare, layer, x, context, given) * (1 - kept)
+            x = self.model.block(layer).finish(residual, changed)
+        return self.model.end(x, context)
 
     @torch.no_grad()
     def attention(
@@ -124,9 +156,9 @@ def _position_vectors(model: Decoder, x: Tensor, context: Context) -> Float[Tens
 
 
 def _without_position(model: Decoder) -> Decoder:
-    """The same weights without any encoding."""
+    """The same weights, the tensors themselves, without any encoding."""
     config = model.config
-    bare = copy.deepcopy(model)
+    bare = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
     nothing = encodings.build(
         "nope", d_model=config.d_model, num_heads=config.num_heads, head_dim=config.head_dim, max_len=config.max_len
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,10 @@ class CellResult:
 
     def deposits(self) -> list[LayerDeposit]:
         """The deposit of each layer; empty without an ablation."""
+        return self._deposits
+
+    @cached_property
+    def _deposits(self) -> list[LayerDeposit]:
         return deposit(self.ablation) if self.ablation else []
 
     def to_dict(self) -> dict[str, Any]:

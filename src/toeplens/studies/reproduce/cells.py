@@ -11,13 +11,14 @@ from toeplens.ground import InputError, choose
 from toeplens.model import Protocol, decoder_config
 from toeplens.studies.reproduce.labels import (
     PROTOCOLS,
+    TITLES,
     base_of,
     model_fields,
     other_protocol,
     title,
     variant_of,
 )
-from toeplens.studies.reproduce.parts import CORE, places_of
+from toeplens.studies.reproduce.parts import CORE, measures_of, places_of
 from toeplens.studies.reproduce.scales import COUNT, DISTANCE, SCALES, Scale
 from toeplens.studies.results import Key
 from toeplens.training import RunSpec, run_spec
@@ -31,8 +32,8 @@ class Cell:
     job: Job
 
 
-def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int) -> Cell:
-    """The run of one place in the grid."""
+def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int, measures: tuple[str, ...] = ()) -> Cell:
+    """The run of one place in the grid, and what is measured of it; plain encodings on Task 1 are watched."""
     base, variant = base_of(label), variant_of(label)
     data = other_protocol(protocol) if variant == "data" else protocol
     start = starting_spec(scale.name, data, task, base, seed)
@@ -49,7 +50,8 @@ def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int) -> 
     split = "test" if protocol == "paper" else "train+test"
     what = "distance" if task == DISTANCE else "count"
     name = f"{protocol} · {what} · {title(label, protocol)} · seed {seed}"
-    return Cell(Key(protocol, task, label, seed), Job(spec, name, scale.ablation_examples, split))
+    watch = task == DISTANCE and label in TITLES
+    return Cell(Key(protocol, task, label, seed), Job(spec, name, scale.ablation_examples, split, measures, watch))
 
 
 def grid(scale_name: str, protocols: Sequence[Protocol], seeds: int, parts: Sequence[str] = (CORE,)) -> list[Cell]:
@@ -70,7 +72,12 @@ def grid(scale_name: str, protocols: Sequence[Protocol], seeds: int, parts: Sequ
             if task == wanted
         ]
         places.sort(key=lambda place: place[2] not in ("rope", "mla", "nope"))
-        cells += [cell(scale, *place, seed) for seed in range(42, 42 + seeds) for place in places]
+        measures = [measures_of(scale, protocol, parts, (task, label)) for protocol, task, label in places]
+        cells += [
+            cell(scale, *place, seed, measured)
+            for seed in range(42, 42 + seeds)
+            for place, measured in zip(places, measures, strict=True)
+        ]
     return cells
 
 

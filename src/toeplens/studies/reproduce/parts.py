@@ -17,13 +17,15 @@ Place = tuple[str, str]  # task, label
 class Part:
     """A question, and the cells that answer it.
 
-    about   what it asks, in a few words
-    places  the cells of a protocol at a scale
+    about     what it asks, in a few words
+    places    the cells of a protocol at a scale
+    measures  what is measured of their trained models beside the head ablation (`toeplens.engine.MEASURES`)
     """
 
     name: str
     about: str
     places: Callable[[Scale, Protocol], list[Place]]
+    measures: tuple[str, ...] = ()
 
 
 def _core(scale: Scale, protocol: Protocol) -> list[Place]:
@@ -65,16 +67,25 @@ def _mla(scale: Scale, protocol: Protocol) -> list[Place]:
 
 
 def _factors(scale: Scale, protocol: Protocol) -> list[Place]:
-    """Each protocol with one switch set as in the other; Task 2 from the released side, for Table 1's encodings."""
-    places = [
-        (DISTANCE, f"{base}/{switch}")
-        for base in FACTOR_BASES
-        for switch in switches_of(base)
-        if protocol == "released" or switch != "padding"  # the paper's texts have no padding
-    ]
+    """The program with one switch set as in the paper; Task 2 for Table 1's encodings."""
+    if protocol == "paper":
+        return []
+    places = [(DISTANCE, f"{base}/{switch}") for base in FACTOR_BASES for switch in switches_of(base)]
+    return places + [(COUNT, f"{base}/{switch}") for base in ("rope", "mla", "nope") for switch in switches_of(base)]
+
+
+def _factors_back(scale: Scale, protocol: Protocol) -> list[Place]:
+    """The paper with one switch set as in the program; its texts have no padding, so that switch is left out."""
     if protocol == "released":
-        places += [(COUNT, f"{base}/{switch}") for base in ("rope", "mla", "nope") for switch in switches_of(base)]
-    return places
+        return []
+    return [
+        (DISTANCE, f"{base}/{switch}") for base in FACTOR_BASES for switch in switches_of(base) if switch != "padding"
+    ]
+
+
+def _mechanism(scale: Scale, protocol: Protocol) -> list[Place]:
+    """Every encoding of the core on Task 1, where position is needed."""
+    return [(task, label) for task, label in _core(scale, protocol) if task == DISTANCE and "partial" not in label]
 
 
 FACTOR_BASES = ("nope", "relative", "rope", "mla")
@@ -86,9 +97,26 @@ PARTS: dict[str, Part] = {
         Part("others", "the other encodings on counting, a random table, and dropout", _others),
         Part("partial", "RoPE on some heads, on heads drawn at random, on one layer", _partial),
         Part("mla", "what in MLA's program spreads its heads' work", _mla),
-        Part("factors", "from one protocol to the other, one switch at a time", _factors),
+        Part("factors", "from the released program towards the paper, one switch at a time", _factors),
+        Part("factors-back", "from the paper back towards the program, one switch at a time", _factors_back),
+        Part(
+            "mechanism",
+            "where the deposit comes from: gradient seeds, positional directions, position taken from single heads",
+            _mechanism,
+            ("position", "sets", "representation", "seed"),
+        ),
     )
 }
+
+
+def measures_of(scale: Scale, protocol: Protocol, parts: Sequence[str], place: Place) -> tuple[str, ...]:
+    """What the chosen parts measure of a cell."""
+    return tuple(
+        measure
+        for name in chosen_parts(parts)
+        for measure in PARTS[name].measures
+        if place in PARTS[name].places(scale, protocol)
+    )
 
 
 def chosen_parts(names: Sequence[str]) -> tuple[str, ...]:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toeplens.engine import Job, Limits, plan_workers, read_ablation, run_local
+from toeplens.engine import Job, Limits, plan_workers, read_ablation, read_measures, run_local
 from toeplens.engine.local import OnEvent
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
+from toeplens.lens import HeadAblation
 from toeplens.model import Decoder, Protocol
 from toeplens.studies.claims import Entry, judge
 from toeplens.studies.reproduce.cells import Cell, grid
@@ -42,7 +43,10 @@ class Plan:
 
     def jobs(self) -> list[Job]:
         """The grid's runs, each once: two places of the grid may stand for the same run."""
-        return list({cell.job.spec.name: cell.job for cell in reversed(self.cells())}.values())[::-1]
+        jobs: dict[str, Job] = {}
+        for cell in self.cells():
+            jobs.setdefault(cell.job.spec.name, cell.job)
+        return list(jobs.values())
 
 
 @dataclass(frozen=True)
@@ -155,13 +159,14 @@ def gather(directory: Path | str) -> Reproduction:
         if not (run_directory / "spec.json").exists():
             continue
         run = Run.open(run_directory)
-        ablation = read_ablation(run_directory)
-        ready = run.status == "diverged" or (run.status == "complete" and ablation is not None)
+        ablation, measures = read_ablation(run_directory), read_measures(run_directory, cell.job.measures)
+        measured = ablation is not None and len(measures) == len(cell.job.measures)
+        ready = run.status == "diverged" or (run.status == "complete" and measured)
         done += run.step if run.status == "stopped" else cell.job.spec.total_steps
         if ready:
             if (run_directory / ENVIRONMENT).exists():
                 about = {**about, "execution": read_json(run_directory / ENVIRONMENT).get("execution")}
-            found.append(_result(cell, run, ablation))
+            found.append(_result(cell, run, ablation, measures))
     results = Results(found)
     entries = judge(claims_of(plan.parts), results, plan.protocols)
     state = Reproduction(
@@ -180,7 +185,7 @@ def gather(directory: Path | str) -> Reproduction:
     return state
 
 
-def _result(cell: Cell, run: Run, ablation: Any) -> CellResult:
+def _result(cell: Cell, run: Run, ablation: HeadAblation | None, measures: dict[str, Any]) -> CellResult:
     task = cell.job.spec.build_task()
     model = Decoder(cell.job.spec.model)
     return CellResult(
@@ -193,6 +198,8 @@ def _result(cell: Cell, run: Run, ablation: Any) -> CellResult:
         epochs=run.metrics,
         result=run.result,
         ablation=ablation,
+        measures=measures,
+        watched=run.watched,
     )
 
 

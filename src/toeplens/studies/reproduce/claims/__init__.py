@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from toeplens.studies.claims import Claim
-from toeplens.studies.reproduce.claims import accuracy, deposit
+from toeplens.studies.reproduce.claims import accuracy, deposit, mechanism
 from toeplens.studies.results import Results
 
-CLAIMS: tuple[Claim[Results], ...] = (*accuracy.CLAIMS, *deposit.CLAIMS)
+CLAIMS: tuple[Claim[Results], ...] = (*accuracy.CLAIMS, *deposit.CLAIMS, *mechanism.CLAIMS)
 
 
 def claims_of(parts: Sequence[str]) -> tuple[Claim[Results], ...]:

@@ -67,11 +67,15 @@ def _rope_count_superior(results: Results) -> list[Finding]:
     return beats(results, COUNT, "rope", ("nope",))
 
 
+def _train(cell: CellResult) -> float:
+    """Train accuracy after the last epoch; NaN for a run that diverged, whatever its last row says."""
+    value = cell.epochs[-1].get("train_accuracy") if cell.epochs and cell.status != "diverged" else None
+    return float("nan") if value is None else float(value)
+
+
 def _gap(cell: CellResult) -> float:
     """Train accuracy less test accuracy, after the last epoch."""
-    last = cell.epochs[-1] if cell.epochs else {}
-    train, test = last.get("train_accuracy"), last.get("test_accuracy")
-    return float("nan") if train is None or test is None else float(train) - float(test)
+    return _train(cell) - cell.accuracy
 
 
 def _largest_gap(results: Results, task: str, first: str, others: Sequence[str]) -> list[Finding]:
@@ -98,11 +102,6 @@ def _rope_small_gap(results: Results) -> list[Finding]:
         below(f"train - test gap, RoPE - {title(other)}", results.paired(DISTANCE, "rope", other, _gap), 0.0)
         for other in ("absolute", "relative", "alibi", "nope")
     ]
-
-
-def _train(cell: CellResult) -> float:
-    value = cell.epochs[-1].get("train_accuracy") if cell.epochs else None
-    return float("nan") if value is None else float(value)
 
 
 def _random_overfits(results: Results) -> list[Finding]:
@@ -138,8 +137,12 @@ def _mla_near_best(results: Results) -> list[Finding]:
     findings = []
     for task, name in ((DISTANCE, "Task 1"), (COUNT, "Task 2")):
         rivals = [label for label in results.labels(task) if "/" not in label and not label.startswith("partial-")]
-        best = max(rivals, key=lambda label: float(np.nanmean(results.accuracy(task, label))), default="mla")
-        gap = results.difference(task, "mla", best) if best != "mla" else np.zeros(len(results.of(task, "mla")))
+        accuracies = {label: results.accuracy(task, label) for label in rivals}
+        means = {label: float(a[np.isfinite(a)].mean()) for label, a in accuracies.items() if np.isfinite(a).any()}
+        best = max(means, key=means.__getitem__, default="mla")
+        # Table 1's encodings are on every task of every scale: without them there is no best yet
+        known = {"rope", "nope"} <= means.keys()
+        gap = results.difference(task, "mla", best) if known else []
         findings.append(above(f"{name}: MLA - {title(best)}, the best", gap, -0.1))
     return findings
 

@@ -1,0 +1,62 @@
+"""The record of a head ablation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from toeplens.ground import InputError
+
+_ARRAYS = ("drops", "low", "high", "cumulative")
+
+
+@dataclass(frozen=True)
+class HeadAblation:
+    """The effect of ablating heads.
+
+    drops         [layers, heads] what is lost without the head, positive for harm: metric(intact) - metric(ablated)
+                  for accuracy, metric(ablated) - metric(intact) for loss and kl
+    low, high     [layers, heads] paired bootstrap interval of the drops over the examples
+    baseline      the intact model's metric
+    cumulative    [layers, heads + 1] metric with a layer's 0, 1, 2, ... heads ablated together, most important first;
+                  nan where that was not run
+    examples      how many examples were counted
+    chance        the accuracy of the best constant guess
+    metric        ``accuracy`` (a share), ``loss`` (nats) or ``kl`` (nats)
+    intervention  ``zero``, ``mean``, ``resample`` or ``position``
+    method        ``exact`` or ``attribution``
+    """
+
+    drops: Float[np.ndarray, "L H"]
+    low: Float[np.ndarray, "L H"]
+    high: Float[np.ndarray, "L H"]
+    baseline: float
+    cumulative: Float[np.ndarray, "L H1"]
+    examples: int
+    chance: float
+    metric: str = "accuracy"
+    intervention: str = "zero"
+    method: str = "exact"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON; None for nan."""
+        return {key: plain_numbers(value) if key in _ARRAYS else value for key, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, content: Any) -> HeadAblation:
+        """The inverse of `to_dict`; what is no such record raises `InputError`. Older records name no method."""
+        try:
+            arrays = {key: np.asarray(content[key], dtype=float) for key in _ARRAYS}
+            rest = {key: content[key] for key in ("baseline", "examples", "chance", "metric", "intervention")}
+            method = content.get("method", "exact")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"ablation: the record is damaged ({error}).") from None
+        return cls(**arrays, **rest, method=method)
+
+
+def plain_numbers(values: Float[np.ndarray, "..."]) -> Any:
+    """Nested lists of numbers, with None for nan."""
+    return np.where(np.isnan(values), None, values).tolist()

@@ -1,0 +1,131 @@
+"""What takes a head's place when it is ablated: nothing, a mean, another example's output, its own without position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from toeplens.ground import InputError
+
+# tokens [b, N], labels [b], lengths [b]: not named, because b may differ from batch to batch
+Batch = tuple[Int[Tensor, "_ _"], Int[Tensor, "_"], Int[Tensor, "_"] | None]
+Intervention = Literal["zero", "mean", "resample", "position"]
+# for each layer [1 or b, N, H, head_dim]; or each head's own output with its encoding off; or nothing
+Replacement = Sequence[Tensor] | Literal["position"] | None
+
+
+def counted_batches(batches: Iterable[Batch]) -> list[Batch]:
+    """The batches as a list; an `InputError` where no example in them counts."""
+    kept = list(batches)
+    if not any((labels >= 0).any() for _, labels, _ in kept):
+        raise InputError("batches: no examples that count were given; at least one is needed.")
+    return kept
+
+
+@runtime_checkable
+class Replayable(Protocol):
+    """What ablation needs of a source: run once, then go on from a layer with some heads' outputs changed."""
+
+    num_layers: int
+    num_heads: int
+
+    def states(self, tokens: Tensor, lengths: Tensor | None) -> Iterable[Any]:
+        """For each layer in order, an opaque state from which `replay` goes on at that layer."""
+        ...
+
+    def outputs(self, tokens: Tensor, lengths: Tensor | None) -> Iterable[Float[Tensor, "b N H head_dim"]]:
+        """For each layer in order, the head outputs z at all positions, padding included."""
+        ...
+
+    def replay(
+        self, state: Any, gains: Float[Tensor, "V *K H"], replacement: Replacement = None
+    ) -> Float[Tensor, "V b C"]:
+        """Class logits with the head outputs changed to gain * z + (1 - gain) * replacement, in V ways.
+
+        ``gains`` are those of the state's layer, [V, H], or of that layer and the K - 1 after it, [V, K, H];
+        ``replacement`` has an item for each of these layers.
+        """
+        ...
+
+
+def replacements(
+    source: Replayable, batches: Sequence[Batch], intervention: Intervention, seed: int
+) -> Callable[[int], Replacement]:
+    """What replaces the head outputs of all layers in the batch of a given number (see `ablate_heads`)."""
+    if intervention == "mean":
+        means = mean_outputs(source, batches)
+        return lambda index: [mean[None, : batches[index][0].shape[1]] for mean in means]
+    if intervention == "resample":
+        tokens, lengths, others = _donated(batches, seed)
+        return lambda index: list(
+            source.outputs(tokens[others[index]], None if lengths is None else lengths[others[index]])
+        )
+    return lambda index: "position" if intervention == "position" else None
+
+
+@torch.no_grad()
+def mean_outputs(source: Replayable, batches: Sequence[Batch]) -> list[Float[Tensor, "N H head_dim"]]:
+    """Each layer's mean head outputs by position, over the sequences that count and have a token there.
+
+    A position where none has a token has mean 0. Sums are taken in float64.
+    """
+    width = max(tokens.shape[1] for tokens, _, _ in batches)
+    sums: list[Tensor] = []
+    counts = torch.zeros(width, dtype=torch.float64)
+    for tokens, labels, lengths in batches:
+        length = tokens.shape[1]
+        present = _present(tokens, labels, lengths)
+        counts[:length] += present.sum(0).cpu()
+        for layer, z in enumerate(source.outputs(tokens, lengths)):
+            if layer == len(sums):
+                sums.append(torch.zeros(width, *z.shape[2:], dtype=torch.float64, device=z.device))
+            sums[layer][:length] += torch.where(present[:, :, None, None], z, 0).sum(0, dtype=torch.float64)
+    return [total / counts.clamp(min=1).to(total.device)[:, None, None] for total in sums]
+
+
+def donors(lengths: Int[np.ndarray, "n"], seed: int) -> Int[np.ndarray, "n"]:
+    """For each example another one, of the same length where there is one.
+
+    The examples of each length stand in a random ring, where each takes the one before it. A length that occurs once
+    takes the next longer example, the longest the next shorter one.
+    """
+    if len(lengths) < 2:
+        raise InputError(f"batches: {len(lengths)} example that counts was given; resampling needs at least 2.")
+    rng = np.random.Generator(np.random.Philox(seed))
+    order = np.lexsort((rng.random(len(lengths)), lengths))
+    found = np.empty(len(lengths), dtype=np.int64)
+    for ring in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
+        found[ring] = np.roll(ring, 1)
+    for place in np.flatnonzero(found[order] == order):
+        found[order[place]] = order[place + 1 if place + 1 < len(order) else place - 1]
+    return found
+
+
+def _donated(batches: Sequence[Batch], seed: int) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    """All tokens and lengths, and for each batch which of them take its examples' places; those not counted stay."""
+    widths = {tokens.shape[1] for tokens, _, _ in batches}
+    if len(widths) > 1:
+        raise InputError(f"batches: widths {sorted(widths)} were given; resampling needs sequences of one width.")
+    tokens = torch.cat([tokens for tokens, _, _ in batches])
+    lengths = torch.cat([_lengths(tokens, lengths) for tokens, _, lengths in batches])
+    counted = torch.cat([labels for _, labels, _ in batches]) >= 0
+    others = torch.arange(len(tokens), device=tokens.device)
+    chosen = torch.from_numpy(donors(lengths[counted].cpu().numpy(), seed)).to(tokens.device)
+    others[counted] = others[counted][chosen]
+    padded = any(given is not None for _, _, given in batches)
+    return tokens, lengths if padded else None, list(others.split([len(labels) for _, labels, _ in batches]))
+
+
+def _present(tokens: Tensor, labels: Tensor, lengths: Tensor | None) -> Tensor:
+    """[b, N] True where a sequence that counts has a token."""
+    here = torch.arange(tokens.shape[1], device=tokens.device) < _lengths(tokens, lengths).unsqueeze(1)
+    return here & (labels >= 0).unsqueeze(1)
+
+
+def _lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
+    return torch.full((len(tokens),), tokens.shape[1], device=tokens.device) if lengths is None else lengths
