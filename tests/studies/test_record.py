@@ -8,7 +8,8 @@ import pytest
 
 from toeplens.ground import read_json
 from toeplens.studies import CellResult, Results, judge
-from toeplens.studies.reproduce import CLAIMS, COUNT, DISTANCE, PROTOCOLS, accuracy_table, grid
+from toeplens.studies.reproduce import COUNT, DISTANCE, PROTOCOLS, accuracy_table, claims_of, grid
+from toeplens.training.watch import moments
 
 RECORD = Path(__file__).parents[2] / "results" / "laptop"
 
@@ -19,9 +20,16 @@ def results() -> Results:
 
 
 def test_the_record_holds_every_cell_of_the_grid_as_it_is_now(results: Results) -> None:
-    seeds = read_json(RECORD / "results.json")["seeds"]
-    wanted = {(cell.key, cell.job.spec.name) for cell in grid("laptop", PROTOCOLS, seeds)}
-    assert {(cell.key, cell.run) for cell in results.cells} == wanted
+    about = read_json(RECORD / "results.json")
+    cells = grid("laptop", PROTOCOLS, about["seeds"], about["parts"])
+    assert about["seeds"] >= 5
+    assert {(cell.key, cell.run) for cell in results.cells} == {(cell.key, cell.job.spec.name) for cell in cells}
+    found = {cell.key: cell for cell in results.cells}
+    for cell in cells:
+        assert found[cell.key].measures.keys() == set(cell.job.measures)
+        assert [row["step"] for row in found[cell.key].watched] == (
+            moments(cell.job.spec.total_steps) if cell.job.watch else []
+        )
 
 
 def test_the_ledger_follows_from_the_cells(results: Results) -> None:
@@ -29,7 +37,8 @@ def test_the_ledger_follows_from_the_cells(results: Results) -> None:
         (entry["id"], entry["protocol"], entry["verdict"], entry["evidence"])
         for entry in read_json(RECORD / "claims.json")["claims"]
     ]
-    judged = [(e.claim.id, e.protocol, e.verdict, e.evidence) for e in judge(CLAIMS, results, PROTOCOLS)]
+    claims = claims_of(read_json(RECORD / "results.json")["parts"])
+    judged = [(e.claim.id, e.protocol, e.verdict, e.evidence) for e in judge(claims, results, PROTOCOLS)]
     assert judged == recorded
 
 

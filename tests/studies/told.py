@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.studies.worlds import LAYERS, RISING, SPREAD, Model, World, count, distance
 
 TOLD: World = {
@@ -289,4 +291,91 @@ NEAR = {
     "deposit-first-layer",
     "absolute-uneven",
     "one-head-knows-position",
+}
+
+
+def _each(others: str, model: float | Model, worlds: Callable[..., World] = distance) -> dict[int, World]:
+    """A world for each of the claim's rivals, in which that one is ``model``."""
+    return {part: worlds(**{name: model}) for part, name in enumerate(others.split())}
+
+
+_FLAT = (
+    ((0.02, 0.15, 0.09), 0),  # nope and relative differ by more than 0.2 of the skill, ALiBi lies between
+    ((0.02, 0.09, 0.15), 1),
+    ((0.09, 0.02, 0.15), 2),
+)
+
+# what to change in the world in which a claim holds so that one part of it alone fails
+ONE_FAILS: dict[str, dict[int, World]] = {
+    "task1-rope-best": _each("absolute relative alibi nope random", 0.99),
+    "task1-rope-fastest": _each("absolute relative alibi nope random", 0.99),
+    "task1-absolute-second": {
+        0: distance(rope=0.5),
+        **{part + 1: change for part, change in _each("relative alibi nope random", 0.7).items()},
+    },
+    "task1-nope-relative-fail": _each("nope relative", 0.9),
+    "table1-task1-order": {0: distance(mla=0.95), 1: distance(nope=0.9)},
+    "table1-task2-order": {0: count(mla=0.75), 2: count(rope=0.8)},
+    "task1-convergence-order": {0: distance(absolute=Model(0.6, way=0.9)), 1: distance(alibi=Model(0.3, way=0.9))},
+    "task1-rope-smallest-gap": _each("absolute relative alibi nope", Model(0.5, gap=-0.2)),
+    "mla-near-best": {0: distance(mla=0.5), 1: count(mla=0.5)},
+    "task1-random-overfits": {0: distance(random=0.3), 1: distance(random=Model(0.65, gap=0.05))},
+    "task2-positions-cost": _each("absolute rope relative alibi random", 0.9, count),
+    "task2-random-largest-gap": _each("rope absolute relative alibi nope", Model(0.6, gap=0.6), count),
+    "task2-alibi-worst": _each("nope rope absolute relative random mla", 0.3, count),
+    "deposit-first-layer": {
+        1: distance(rope=Model(0.93).first_layer(0.45, 0.02, 0.02, 0.02)),
+        2: distance(rope=Model(0.93).single(0, 1)),
+    },
+    "deposit-only-rope": _each("nope alibi relative absolute", Model(0.6).single(1)),
+    "rope-absolute-moves-deposit": {
+        0: distance(rope_absolute=Model(0.8).single(0, 2)),
+        1: distance(rope_absolute=0.8),
+    },
+    "one-or-two-heads-suffice": _each("partial_1 partial_2", 0.5),
+    "deposit-more-under-rope": _each("nope alibi relative absolute", Model(0.6).single(1)),
+    "absolute-uneven": {
+        0: distance(absolute=Model(0.6).first_layer(0.06, 0.06, 0.01, 0.01)),
+        1: distance(absolute=Model(0.6).first_layer(0.3, 0.2, 0.2, 0.2)),
+    },
+    "nope-relative-alibi-alike": {
+        part: distance(
+            **{
+                name: Model(0.6).first_layer(drop, 0.0, 0.0, 0.0)
+                for name, drop in zip(("nope", "relative", "alibi"), drops, strict=True)
+            }
+        )
+        for drops, part in _FLAT
+    },
+    "dropout-keeps-deposit": {
+        0: distance(rope__dropout=Model(0.9).first_layer(0.6, 0.5, 0.02, 0.02)),
+        1: distance(rope__dropout=Model(0.9).first_layer(0.45, 0.02, 0.02, 0.02)),
+    },
+    "partial-below-full": _each("partial_1 partial_2 partial_3", 0.5),
+    "partial-hurts-count": _each("partial_1 partial_2", 0.9, count),
+    "rope-gradient-seed": {
+        part: distance(rope=Model(0.93).within(**{name: -0.5}))
+        for part, name in enumerate(("logits", "parameters", "drift"))
+    },
+    "alibi-seed-cancels": {
+        0: distance(alibi=Model(0.3).within(parameters=-0.5, drift=0.0)),
+        1: distance(alibi=Model(0.3).within(logits=-0.5, drift=0.0)),
+        2: distance(alibi=Model(0.3).within(logits=-0.5, parameters=-0.5)),
+    },
+    "margin-grows": {
+        part + 3 * late: distance(rope=Model(0.93).within(**{("first", "last")[late]: leads}))
+        for late in (0, 1)
+        for part, leads in enumerate(((2.0, 3.0, 2.0, 1.5), (4.0, 2.0, 3.0, 1.5), (4.0, 3.0, 1.5, 2.0)))
+    },
+    "early-leader-deposits": {1: distance(rope=Model(0.93).single(0).within(leader=1))},
+    "additive-directions-displaced": {
+        0: distance(rope_absolute=Model(0.8).within(alignment=0.5)),
+        1: distance(rope_absolute=Model(0.8).within(alignment=0.15), absolute=Model(0.6).within(alignment=0.1)),
+        2: distance(rope_absolute=Model(0.8).within(coefficient=0.9)),
+    },
+    "one-head-knows-position": {
+        0: distance(rope=Model(0.93).within(positions=(0.2, 0.02))),
+        1: distance(rope=Model(0.93).within(positions=(0.5, 0.4))),
+    },
+    "rope-needs-fewer-heads": _each("nope relative", Model(0.6).within(needed=1)),
 }

@@ -14,6 +14,7 @@ from toeplens.lens.seed_statistics import Strength
 from toeplens.model import Protocol
 from toeplens.studies import CellResult, Key, Results
 from toeplens.studies.reproduce import COUNT, DISTANCE
+from toeplens.studies.reproduce.labels import TITLES
 
 LAYERS, HEADS, CHANCE = 4, 4, 0.1
 Heads = tuple[float, ...]
@@ -114,6 +115,7 @@ def level_seed(exponent: float, signal: np.ndarray) -> LevelSeed:
     return LevelSeed(strength(heads), strength(layers), np.stack((signal, 0 * signal), axis=-1))
 
 
+@functools.cache
 def seed(inside: Inside, noise: float) -> dict[str, Any]:
     signal = signals(inside.first, inside.leader, noise)
     levels = {name: level_seed(getattr(inside, name) + noise, signal) for name in ("logits", "parameters")}
@@ -125,7 +127,8 @@ def seed(inside: Inside, noise: float) -> dict[str, Any]:
     }
 
 
-def representation(inside: Inside, noise: float) -> Representation:
+@functools.cache
+def representation(inside: Inside, noise: float) -> dict[str, Any]:
     """Of 10 directions in 100: a tenth of what is known is chance. Before layers 0 and 1 all is as at the input."""
     one = np.ones(LAYERS)
     alignment, coefficient = (
@@ -144,7 +147,7 @@ def representation(inside: Inside, noise: float) -> Representation:
         alignment=alignment,
         coefficient=coefficient,
         **dict.fromkeys((*rest, "mean_cosine", "cosine", "decodability"), one),
-    )
+    ).to_dict()
 
 
 def head_sets(inside: Inside, accuracy: float) -> HeadSets:
@@ -159,7 +162,7 @@ def measured(inside: Inside, accuracy: float, noise: float) -> dict[str, Any]:
     positions[1, 3], positions[3, 0] = np.array(inside.positions) + noise
     return {
         "seed": seed(inside, noise),
-        "representation": representation(inside, noise).to_dict(),
+        "representation": representation(inside, noise),
         "position": ablation(positions, accuracy, "position").to_dict(),
         "sets": head_sets(inside, accuracy).to_dict(),
     }
@@ -167,8 +170,12 @@ def measured(inside: Inside, accuracy: float, noise: float) -> dict[str, Any]:
 
 @functools.cache
 def made_up(key: Key, model: Model, noise: float = 0.0) -> CellResult:
-    """The cell, not to be changed; a run that diverged has epochs and watched rows, but nothing that is measured."""
-    accuracy, gap, inside = model.accuracy + noise, model.gap + noise, model.inside
+    """The cell, not to be changed.
+
+    As in the study, plain encodings on Task 1 are watched and measured, and of a run that diverged nothing is measured.
+    """
+    accuracy, gap = model.accuracy + noise, model.gap + noise
+    inside = model.inside if key.task == DISTANCE and key.label in TITLES else None
     way = accuracy / 2 if model.way is None else model.way + noise
     complete = model.status == "complete"
     rows = [] if inside is None else [{"step": n, "signal": signals(inside.last, 0, noise).tolist()} for n in (0, 9)]

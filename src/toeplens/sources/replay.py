@@ -168,7 +168,7 @@ class _Changed:
                 heads = torch.lerp(other if same or len(other) == 1 else other[nodes], heads, gains)
         merged = self.block.attention.merge(heads.flatten(0, 1)).unflatten(0, (-1, heads.shape[1]))
         x = merged.add_(residual).flatten(0, 1)
-        return self.block.ffn(self.block.norm_ffn(x)).add_(x)
+        return _activated(self.block, self.block.ffn[0](self.block.norm_ffn(x))).add_(x)
 
     def _other(self) -> Float[Tensor, "u1 b1 Nq H head_dim"] | None:
         """What replaces the nodes' head outputs; None for nothing."""
@@ -204,6 +204,7 @@ class _WithoutOne:
         self.lost = (z if other is None else z - other).flatten(0, 1).transpose(0, 1).contiguous()
         self.out = block.attention.out.weight.t().unflatten(0, (len(self.lost), -1))
         self.inner = self.out @ inner.t()
+        self.buffer: Tensor | None = None  # new memory for each chunk costs more than the sums in it
 
     def finish(self, gains: Float[Tensor, "n H"]) -> Float[Tensor, "n_b Nq d_model"]:
         """The layer's output for each row of ``gains``, of which at most one in a row is not 1."""
@@ -212,11 +213,20 @@ class _WithoutOne:
         which = which.to(self.x.device)
         lost = self.lost[which]
         x = torch.baddbmm(self.x.expand(len(which), -1, -1), lost, self.out[which] * share, alpha=-1)
-        hidden = torch.baddbmm(self.hidden.expand(len(which), -1, -1), lost, self.inner[which] * share, alpha=-1)
+        if self.buffer is None:
+            self.buffer = self.hidden.new_empty(len(which), *self.hidden.shape)
+        hidden, inner = self.buffer[: len(which)], self.inner[which] * share
+        torch.baddbmm(self.hidden.expand_as(hidden), lost, inner, alpha=-1, out=hidden)
         norm = self.block.norm_ffn
         scale = torch.native_layer_norm(x, norm.normalized_shape, None, None, norm.eps)[2]
-        hidden = torch.addcmul(self.shift, hidden, scale)
-        return x.add_(self.block.ffn[1:](hidden)).view(-1, *self.shape[1:])
+        hidden.mul_(scale).add_(self.shift)
+        return x.add_(_activated(self.block, hidden)).view(-1, *self.shape[1:])
+
+
+def _activated(block: Block, hidden: Tensor) -> Tensor:
+    """What the FFN makes of its hidden layer before the activation, which is changed in place where that can be."""
+    activation = block.ffn[1]
+    return block.ffn[2:](hidden.relu_() if isinstance(activation, nn.ReLU) else activation(hidden))
 
 
 def _layer_heads(model: Decoder, layer: int, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:

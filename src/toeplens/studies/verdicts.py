@@ -61,7 +61,7 @@ def within(what: str, values: Sequence[float] | np.ndarray, low: float, high: fl
     """Are ``values`` (one a seed) between two bars? Both decided by `RULE`; outside either, the statement fails."""
     parts = above(what, values, low), below(what, values, high)
     verdicts = {part.verdict for part in parts}
-    text = f"{parts[0].evidence} to {high:.3g}"
+    text = parts[0].evidence + (f" to {high:.3g}" if np.size(values) and np.isfinite(values).all() else "")
     return Finding("fails" if "fails" in verdicts else "holds" if verdicts == {"holds"} else "undecided", text)
 
 
