@@ -342,6 +342,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "reproduce-device": (["reproduce", "--device", "tpu"], "device: "),
     # counts and times
     "seeds": (["reproduce", "--scale", "smoke", "--seeds", "0"], "seeds: 0 was given"),
+    "part": (
+        ["reproduce", "--scale", "smoke", "--part", "factor"],
+        "part: there is no 'factor'; did you mean 'factors'",
+    ),
     "workers": (["reproduce", "--scale", "smoke", "--workers", "0"], "workers: 0 was given"),
     **{
         f"budget-{budget}": ([*command, "--time-budget", budget], f"time_budget: {budget!r} was given")
