@@ -629,7 +629,7 @@ def test_a_study_its_claims_and_its_page(toeplens: Toeplens, tmp_path: Path):
     people = toeplens(*command)
     assert people.code == 0
     assert "page: " in people.out
-    assert "2 cells at scale smoke" in people.err
+    assert "2 models at scale smoke" in people.err
     larger = [*command, "--scale", "laptop"]
     assert "holds a study at scale 'smoke'" in toeplens(*larger).refusal()
 

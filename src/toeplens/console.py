@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import track as rich_track
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from toeplens.engine import Event, Job
 from toeplens.ground.files import finite
-from toeplens.lens import HeadAblation, deposit
+from toeplens.lens import HeadAblation, HeadSets, deposit
 from toeplens.studies import Entry
 from toeplens.studies.reproduce import Row
 from toeplens.studies.structure import RunStructure
@@ -24,6 +25,17 @@ Item = TypeVar("Item")
 out = Console()
 err = Console(stderr=True)
 
+_LOST = {  # metric: what is lost, the factor of its unit, decimals
+    "accuracy": ("Accuracy lost (points)", 100, 1),
+    "loss": ("Loss gained (nats)", 1, 3),
+    "kl": ("KL divergence from the intact model's answers (nats)", 1, 3),
+}
+_WAYS = {
+    "zero": "without the head",
+    "mean": "with the head's mean in its place",
+    "resample": "with the head's output of another example in its place",
+    "position": "with position taken from the head",
+}
 _COLOURS = {"holds": "green", "holds in part": "yellow", "fails": "red", "undecided": "dim"}
 
 
@@ -174,19 +186,31 @@ def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def ablation_tables(ablation: HeadAblation) -> list[Table]:
-    """The drop of every head with its interval, and each layer's deposit."""
+    """The drop of every head with its interval and, for accuracy, each layer's deposit."""
     heads = ablation.drops.shape[1]
-    drops = table("Accuracy lost without the head (points)", "layer", *(f"head {h + 1}" for h in range(heads)))
-    for layer, (d, low, high) in enumerate(zip(ablation.drops, ablation.low, ablation.high, strict=True), start=1):
-        drops.add_row(
-            str(layer),
-            *(f"{100 * x:.1f} [dim]{100 * a:.1f}..{100 * b:.1f}[/]" for x, a, b in zip(d, low, high, strict=True)),
-        )
+    lost, factor, digits = _LOST[ablation.metric]
+    order = ", first order" if ablation.method == "attribution" else ""
+    drops = table(f"{lost} {_WAYS[ablation.intervention]}{order}", "layer", *(f"head {h + 1}" for h in range(heads)))
+    for layer, rows in enumerate(zip(ablation.drops, ablation.low, ablation.high, strict=True), start=1):
+        cells = [[f"{factor * x:.{digits}f}" for x in row] for row in rows]
+        drops.add_row(str(layer), *(f"{x} [dim]{low}..{high}[/]" for x, low, high in zip(*cells, strict=True)))
+    if ablation.metric != "accuracy":
+        return [drops]
     kinds = table("Deposit", "layer", "kind", "peak", "second", "top share", "effective heads", "Gini")
     for layer, row in enumerate(deposit(ablation), start=1):
         figures = (row.peak, row.second, row.top_share, row.effective_heads, row.gini)
         kinds.add_row(str(layer), row.kind, *(f"{x:.2f}" for x in figures))
     return [drops, kinds]
+
+
+def sets_table(sets: HeadSets) -> Table:
+    """Accuracy against the number of heads silenced in the whole model."""
+    columns = ("heads silenced", "the most harmful next", "by what each is worth alone", "random, mean", "lowest")
+    made = table("Accuracy as heads of the whole model go (%)", *columns)
+    for size in np.flatnonzero(~np.isnan(sets.greedy)):
+        row = (sets.greedy[size], sets.importance[size], sets.random[:, size].mean(), sets.random[:, size].min())
+        made.add_row(str(size), *map(per_cent, row))
+    return made
 
 
 def structure_table(structure: RunStructure) -> Table:

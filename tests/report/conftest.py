@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from toeplens.lens import HeadAblation
+from toeplens.lens import HeadAblation, PositionalDrift
 from toeplens.lens.gradient_seed import LevelSeed, SeedStrength
 from toeplens.lens.head_sets import HeadSets
 from toeplens.lens.representation import Representation
@@ -17,7 +17,6 @@ from toeplens.lens.seed_statistics import Strength
 from toeplens.model import Protocol
 from toeplens.studies import CellResult, Key, Results, judge
 from toeplens.studies.reproduce import (
-    CLAIMS,
     DISTANCE,
     PROTOCOLS,
     Cell,
@@ -25,6 +24,7 @@ from toeplens.studies.reproduce import (
     Reproduction,
     accuracy_table,
     chosen_parts,
+    claims_of,
 )
 from toeplens.studies.reproduce.labels import variant_of
 
@@ -49,6 +49,12 @@ def ablation(rng: np.random.Generator, layers: int, heads: int, accuracy: float,
     falls = np.sort(drops, axis=1)[:, ::-1].cumsum(axis=1)
     curves = np.clip(accuracy - np.pad(falls, ((0, 0), (1, 0))), chance, None)
     return HeadAblation(drops, drops - 0.02, drops + 0.02, accuracy, curves, 512, chance)
+
+
+def drift(rng: np.random.Generator, layers: int, heads: int) -> PositionalDrift:
+    """Drifts of any sign."""
+    effect, change = rng.uniform(0, 1, (layers, heads)), rng.normal(0, 1e-3, (layers, heads))
+    return PositionalDrift(effect, change, gradient_norm=1.0, parameter_norm=10.0, examples=64)
 
 
 def seed_strength(rng: np.random.Generator, layers: int, heads: int) -> SeedStrength:
@@ -138,7 +144,10 @@ def cell_result(cell: Cell, *, diverged: bool = False, measured: bool = False) -
             "position": ablation(rng, layers, heads, accuracy, chance).to_dict() | {"intervention": "position"},
             "representation": representation(rng, layers).to_dict(),
             "sets": head_sets(rng, found).to_dict(),
-            "seed": seed_strength(rng, layers, heads).to_dict(),
+            "seed": {
+                "strength": seed_strength(rng, layers, heads).to_dict(),
+                "drift": drift(rng, layers, heads).to_dict(),
+            },
         }
     return CellResult(
         key=cell.key,
@@ -185,7 +194,7 @@ def synthetic(
         directory=directory,
         plan=plan,
         results=results,
-        entries=judge(CLAIMS, results, plan.protocols),
+        entries=judge(claims_of(plan.parts), results, plan.protocols),
         table=accuracy_table(results, plan.protocols),
         finished=len(shown),
         total=len(cells),

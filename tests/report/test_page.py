@@ -22,9 +22,10 @@ from toeplens.report.look import TASKS, name, percent, points
 from toeplens.report.page import places
 from toeplens.report.words import headline, largest_drop
 from toeplens.studies import RULE, Key
-from toeplens.studies.reproduce import CLAIMS, COUNT, DISTANCE, PAPER_TABLE_1, Reproduction
+from toeplens.studies.reproduce import COUNT, DISTANCE, PAPER_TABLE_1, Reproduction, claims_of
 
 Make = Callable[..., Reproduction]
+CLAIMS = claims_of(["core"])
 
 
 class _Text(HTMLParser):

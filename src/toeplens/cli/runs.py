@@ -10,10 +10,10 @@ import typer
 
 from toeplens import console, report
 from toeplens.cli.options import Budget, Compile, Device, Json, changed, compile_mode, seconds
-from toeplens.engine import Limits, ablate_run, stop_on_signals
+from toeplens.engine import Limits, ablate_run, measure_run, stop_on_signals
 from toeplens.engine.watch import HeadWatch
 from toeplens.ground import InputError, choose, read_json
-from toeplens.lens import THRESHOLDS, Split, deposit
+from toeplens.lens import THRESHOLDS, HeadSets, Split, deposit
 from toeplens.studies import reproduce as study
 from toeplens.studies.structure import decompose_run
 from toeplens.training import Run, plan_execution, run_spec, train
@@ -87,20 +87,67 @@ def ablate(
     run: Annotated[Path, typer.Argument(help="A finished run's directory.")],
     examples: Annotated[int, typer.Option(help="Examples to count.")] = 2048,
     split: Annotated[str, typer.Option(help="test, or train+test (70:30, as the released program).")] = "test",
+    intervention: Annotated[
+        str,
+        typer.Option(help="What takes a head's place: zero, mean, resample, or position (the head without position)."),
+    ] = "zero",
+    metric: Annotated[
+        str, typer.Option(help="accuracy, loss, or kl (of the answers from the intact model's).")
+    ] = "accuracy",
+    method: Annotated[
+        str, typer.Option(help="exact, or attribution (first order, one backward pass; with --metric loss).")
+    ] = "exact",
+    sets: Annotated[
+        bool,
+        typer.Option(
+            "--sets",
+            help="Also silence heads of the whole model one after another, and look for a small set that is enough "
+            "(at most 512 examples; what sets.json holds is not worked out again).",
+        ),
+    ] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Silence each head of a run's model and print what it loses, with intervals and the deposit of each layer."""
+    """Ablate each head of a run's model and print what it loses, with intervals and the deposit of each layer."""
     choose("split", split, ("test", "train+test"))
-    with console.err.status("silencing heads"):
-        ablation = ablate_run(Run.open(run), examples=examples, split=split, limits=Limits(device=device))  # type: ignore[arg-type]
+    opened = Run.open(run)
+    with console.err.status("ablating heads"):
+        ablation = ablate_run(
+            opened,
+            examples=examples,
+            split=split,  # type: ignore[arg-type]
+            limits=Limits(device=device),
+            metric=metric,  # type: ignore[arg-type]
+            intervention=intervention,  # type: ignore[arg-type]
+            method=method,  # type: ignore[arg-type]
+        )
+        found = None
+        if sets:
+            record = measure_run(opened, "sets", examples=examples, split=split, device=device)  # type: ignore[arg-type]
+            found = HeadSets.from_dict(record)
     if as_json:
-        console.print_json({**ablation.to_dict(), "deposit": [asdict(layer) for layer in deposit(ablation)]})
+        content = ablation.to_dict()
+        if ablation.metric == "accuracy":
+            content["deposit"] = [asdict(layer) for layer in deposit(ablation)]
+        if found is not None:
+            content["sets"] = found.to_dict()
+        console.print_json(content)
         return
-    console.say(f"intact: {ablation.baseline:.4f} on {ablation.examples} examples, chance {ablation.chance:.4f}")
+    console.say(
+        f"intact: {ablation.metric} {ablation.baseline:.4f} on {ablation.examples} examples, "
+        f"accuracy by chance {ablation.chance:.4f}"
+    )
     for table in console.ablation_tables(ablation):
         console.out.print(table)
-    console.say(THRESHOLDS)
+    if ablation.metric == "accuracy":
+        console.say(THRESHOLDS)
+    if found is not None:
+        console.out.print(console.sets_table(found))
+        heads = ", ".join(f"L{layer + 1} H{head + 1}" for layer, head in found.sufficient) or "none"
+        console.say(
+            f"{len(found.sufficient)} of {len(found.order)} heads are enough for {found.keep:.0%} of the skill "
+            f"(accuracy {found.kept:.4f} of {found.baseline:.4f}), and none of them can go: {heads}"
+        )
 
 
 def decompose(

@@ -9,16 +9,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from toeplens.engine.examples import Split, examples_of, replayed_at_once
 from toeplens.engine.measures import measure_run
 from toeplens.engine.watch import HeadWatch
-from toeplens.ground import InputError, read_json, write_bytes, write_json
+from toeplens.ground import InputError, choose, read_json, write_bytes, write_json
 from toeplens.ground.files import make_directory
 from toeplens.lens import HeadAblation, ablate_heads
+from toeplens.lens.ablate import Method
+from toeplens.lens.interventions import Intervention
+from toeplens.lens.outcomes import Metric
 from toeplens.sources import DecoderSource
 from toeplens.training import Batches, Run, RunSpec, plan_execution, train
 from toeplens.training.environment import CompileMode
@@ -100,19 +103,45 @@ def read_ablation(directory: Path) -> HeadAblation | None:
     return HeadAblation.from_dict(read_json(path)) if path.exists() else None
 
 
-def ablate_run(run: Run, *, examples: int, split: Split = "test", limits: Limits | None = None) -> HeadAblation:
-    """Silence each head of a finished run's model and record the result in its directory."""
+def ablate_run(
+    run: Run,
+    *,
+    examples: int,
+    split: Split = "test",
+    limits: Limits | None = None,
+    metric: Metric = "accuracy",
+    intervention: Intervention = "zero",
+    method: Method = "exact",
+) -> HeadAblation:
+    """Ablate each head of a finished run's model and record the result in its directory.
+
+    The record is ``ablation.json`` for accuracy lost to silence, which is what studies read; any other choice has a
+    file of its own, named after what differs: ``ablation-mean.json``, ``ablation-position-loss-attribution.json``.
+    """
     if examples < 1:
         raise InputError(f"examples: {examples} was given; it must be at least 1.")
+    choose("metric", metric, get_args(Metric))
+    choose("intervention", intervention, get_args(Intervention))
+    choose("method", method, get_args(Method))
     limits = limits or Limits()
     device = plan_execution(limits.device, "off", "float32").device
     source = DecoderSource(run.model().to(device))
     chosen = examples_of(run.spec, examples, split)
     size = replayed_at_once(run.spec, chosen.tokens.shape[1], device)
     batches = list(Batches.of(chosen, device, run.spec.ignore_label).split(size))
-    parts = run.directory / f"{_PARTS}-{split}-{len(chosen)}-by-{size}"
-    ablation = ablate_heads(source, batches, chance=run.spec.chance, memory=_Parts(parts, limits))
-    write_json(run.directory / ABLATION, {**ablation.to_dict(), "split": split})
+    parts = run.directory / f"{_PARTS}-{intervention}-{metric}-{split}-{len(chosen)}-by-{size}"
+    ablation = ablate_heads(
+        source,
+        batches,
+        chance=run.spec.chance,
+        metric=metric,
+        intervention=intervention,
+        method=method,
+        memory=_Parts(parts, limits) if method == "exact" else None,
+    )
+    usual = (("zero", intervention), ("accuracy", metric), ("exact", method))
+    name = "-".join((ABLATION.removesuffix(".json"), *(given for default, given in usual if given != default)))
+    write_json(run.directory / f"{name}.json", {**ablation.to_dict(), "split": split})
     shutil.rmtree(parts, ignore_errors=True)
     return ablation
 
@@ -136,9 +165,9 @@ class _Parts:
         self.begun = time.monotonic()
         return None
 
-    def put(self, key: str, right: np.ndarray) -> None:
+    def put(self, key: str, answers: np.ndarray) -> None:
         if self.begun is not None:
             self.slowest = max(self.slowest, time.monotonic() - self.begun)
         content = io.BytesIO()
-        np.save(content, right, allow_pickle=False)
+        np.save(content, answers, allow_pickle=False)
         write_bytes(self.directory / f"{key}.npy", content.getvalue())

@@ -142,7 +142,7 @@ def _answers(
             instead = replacing(index)
             logits = []
             for layer, state in enumerate(source.states(tokens, lengths)):
-                own = instead if instead is None or isinstance(instead, str) else [instead[layer]]
+                own = [instead[layer]] if isinstance(instead, list) else instead
                 rows = torch.cat((gains[layer], torch.ones(1, source.num_heads))) if layer == last else gains[layer]
                 logits.append(source.replay(state, rows, own))
             changed, intact = torch.cat(logits).split((sum(map(len, gains)), 1))

@@ -61,14 +61,14 @@ def first_order(
     losses, slopes = [], []
     for index, (tokens, labels, lengths) in enumerate(batches):
         shape = (source.num_layers, len(tokens), source.num_heads)
-        gains = torch.ones(shape, dtype=torch.float32, device=tokens.device, requires_grad=True)
+        gains = torch.ones(shape, dtype=torch.float64, device=tokens.device, requires_grad=True)
         with torch.enable_grad():
             logits = source.scaled(tokens, lengths, gains, replacing(index))
-            loss = F.cross_entropy(logits, labels.clamp(min=0), reduction="none")
+            loss = F.cross_entropy(logits.double(), labels.clamp(min=0), reduction="none")
             (slope,) = torch.autograd.grad(loss.sum(), gains)
         counted = labels >= 0
-        losses.append(loss.detach()[counted].double().cpu())
-        slopes.append(slope[:, counted].transpose(1, 2).double().cpu())
+        losses.append(loss.detach()[counted].cpu())
+        slopes.append(slope[:, counted].transpose(1, 2).cpu())
     return torch.cat(losses).numpy(), -torch.cat(slopes, dim=2).numpy()
 
 
@@ -99,10 +99,10 @@ def rank_correlation(
     known = drawn[~np.isnan(drawn)]
     tails = ((1 - level) / 2, (1 + level) / 2)
     low, high = np.quantile(known, tails) if len(known) else (np.nan, np.nan)
-    return Estimate(float(_spearman(both)), float(low), float(high), count)
+    return Estimate(float(_spearman(both[:, None])[0]), float(low), float(high), count)
 
 
-def _spearman(values: Float[np.ndarray, "2 *samples n"]) -> Float[np.ndarray, "*samples"]:
+def _spearman(values: Float[np.ndarray, "2 samples n"]) -> Float[np.ndarray, "samples"]:
     """Pearson's correlation of the ranks, ties at their mean rank, for many samples at once."""
     ranks = rankdata(values, axis=-1)
     x, y = ranks - ranks.mean(-1, keepdims=True)

@@ -59,4 +59,6 @@ class HeadAblation:
 
 def plain_numbers(values: Float[np.ndarray, "..."]) -> Any:
     """Nested lists of numbers, with None for nan."""
-    return np.where(np.isnan(values), None, values).tolist()
+    numbers = values.astype(object)
+    numbers[np.isnan(values)] = None
+    return numbers.tolist()

@@ -109,22 +109,24 @@ def head_sets(
     intervention: Intervention = "zero",
     random_orders: int = 3,
     step: int | None = None,
-    scored: int = 128,
+    scored: int = 64,
     seed: int = 0,
 ) -> HeadSets:
     """Cumulative ablation in all three orders and a sufficient set; see `cumulative_ablation` and `sufficient_set`."""
     trials = _Trials(source, batches, "accuracy", intervention, seed)
-    step = _step(trials, step)
-    curves = {name: _cumulative(trials, name, random_orders, step, scored, seed) for name in get_args(Order)}
+    step, scored = _step(trials, step), _at_least_1("scored", scored)
+    greedy, importance, random = (
+        _cumulative(trials, order, random_orders, step, scored, seed) for order in get_args(Order)
+    )
     found = _sufficient(trials, chance, keep, step, scored)
     return HeadSets(
         baseline=found.baseline,
         chance=chance,
         examples=found.examples,
-        greedy=curves["greedy"].curves[0],
-        importance=curves["importance"].curves[0],
-        random=curves["random"].curves,
-        order=curves["greedy"].orders[0].tolist(),
+        greedy=greedy.curves[0],
+        importance=importance.curves[0],
+        random=random.curves,
+        order=greedy.orders[0].tolist(),
         sufficient=found.heads.tolist(),
         keep=keep,
         kept=found.accuracy,
@@ -140,7 +142,7 @@ def cumulative_ablation(
     intervention: Intervention = "zero",
     random_orders: int = 3,
     step: int | None = None,
-    scored: int = 128,
+    scored: int = 64,
     seed: int = 0,
 ) -> CumulativeAblation:
     """Ablate head after head in the whole model, until none is left.
@@ -166,7 +168,7 @@ def cumulative_ablation(
     choose("order", order, get_args(Order))
     choose("metric", metric, get_args(Metric))
     trials = _Trials(source, batches, metric, intervention, seed)
-    return _cumulative(trials, order, random_orders, _step(trials, step), scored, seed)
+    return _cumulative(trials, order, random_orders, _step(trials, step), _at_least_1("scored", scored), seed)
 
 
 def sufficient_set(
@@ -177,7 +179,7 @@ def sufficient_set(
     keep: float = 0.9,
     intervention: Intervention = "zero",
     step: int | None = None,
-    scored: int = 128,
+    scored: int = 64,
     seed: int = 0,
 ) -> SufficientSet:
     """A small set of heads that keeps the share ``keep`` of the skill, accuracy - chance, when all others are ablated.
@@ -191,7 +193,7 @@ def sufficient_set(
         keep    share of the skill, over 0 and up to 1
     """
     trials = _Trials(source, batches, "accuracy", intervention, seed)
-    return _sufficient(trials, chance, keep, _step(trials, step), scored)
+    return _sufficient(trials, chance, keep, _step(trials, step), _at_least_1("scored", scored))
 
 
 class _Trials:
@@ -201,14 +203,15 @@ class _Trials:
         self, source: Replayable, batches: Iterable[Batch], metric: Metric, intervention: Intervention, seed: int
     ) -> None:
         choose("intervention", intervention, get_args(Intervention))
-        self.source, self.metric = source, metric
+        self.source = source
+        self.metric: Metric = metric
         self.batches = counted_batches(batches)
         self.replacing = replacements(source, self.batches, intervention, seed)
         self.examples = int(sum((labels >= 0).sum() for _, labels, _ in self.batches))
         self.shape = source.num_layers, source.num_heads
 
     def __call__(
-        self, kept: Bool[np.ndarray, "V L H"], metrics: Sequence[Metric], most: int | None = None
+        self, kept: Bool[np.ndarray, "V L H"], metrics: tuple[Metric, ...], most: int | None = None
     ) -> Float[np.ndarray, "metrics V"]:
         """The metrics with the heads that are not ``kept`` ablated, over the first ``most`` examples that count."""
         gains = torch.from_numpy(np.concatenate((np.ones((1, *self.shape), bool), kept)).astype(np.float32))
@@ -218,7 +221,7 @@ class _Trials:
             rows = int(torch.searchsorted((labels >= 0).cumsum(0), left)) + 1
             tokens, labels = tokens[:rows], labels[:rows]
             instead = self.replacing(index)
-            if instead is not None and not isinstance(instead, str):
+            if isinstance(instead, list):
                 instead = [outputs if len(outputs) == 1 else outputs[:rows] for outputs in instead]
             first = next(iter(self.source.states(tokens, None if lengths is None else lengths[:rows])))
             logits = self.source.replay(first, gains, instead)
@@ -232,21 +235,22 @@ class _Trials:
     def by_harm(self, kept: Bool[np.ndarray, "L H"], most: int | None) -> Int[np.ndarray, "S 2"]:
         """The heads that are ``kept``, the one first whose loss harms most; equal harm is told apart by the loss."""
         heads = np.argwhere(kept)
-        values, losses = self(without_each(kept), (self.metric, "loss"), most)
-        return heads[np.lexsort((-losses, -harm(self.metric, np.zeros(1), values)))]
+        values, losses = self(_without_each(kept), (self.metric, "loss"), most)
+        return heads[np.lexsort((-losses, -harm(self.metric, np.zeros_like(values), values)))]
 
 
-def without_each(kept: Bool[np.ndarray, "L H"]) -> Bool[np.ndarray, "S L H"]:
+def _without_each(kept: Bool[np.ndarray, "L H"]) -> Bool[np.ndarray, "S L H"]:
     """What is kept without each of the kept heads in turn."""
-    return without(kept, [[head] for head in np.argwhere(kept)])
+    return _without(kept, np.argwhere(kept)[:, None])
 
 
-def without(kept: Bool[np.ndarray, "L H"], gone: Sequence[Sequence[Int[np.ndarray, "2"]]]) -> Bool[np.ndarray, "V L H"]:
+def _without(
+    kept: Bool[np.ndarray, "L H"], gone: Sequence[Int[np.ndarray, "_ 2"]] | Int[np.ndarray, "V _ 2"]
+) -> Bool[np.ndarray, "V L H"]:
     """What is kept without each of several sets of heads."""
     rows = np.repeat(kept[None], len(gone), axis=0)
     for row, heads in zip(rows, gone, strict=True):
-        for layer, head in heads:
-            row[layer, head] = False
+        row[heads[:, 0], heads[:, 1]] = False
     return rows
 
 
@@ -265,7 +269,7 @@ def _cumulative(
     else:
         orders = _greedy(trials, step, scored)[None]
     sizes = [*range(0, count, step), count]
-    kept = np.concatenate([without(every, [heads[:size] for size in sizes]) for heads in orders])
+    kept = np.concatenate([_without(every, [heads[:size] for size in sizes]) for heads in orders])
     curves = np.full((len(orders), count + 1), np.nan)
     curves[:, sizes] = trials(kept, (trials.metric,))[0].reshape(len(orders), -1)
     return CumulativeAblation(curves, orders, float(curves[0, 0]), trials.examples, trials.metric)
@@ -278,7 +282,7 @@ def _greedy(trials: _Trials, step: int, scored: int) -> Int[np.ndarray, "LH 2"]:
     while left.any():
         worst = trials.by_harm(left, scored)[:step]
         order.append(worst)
-        (left,) = without(left, [worst])
+        (left,) = _without(left, [worst])
     return np.concatenate(order)
 
 
@@ -290,12 +294,12 @@ def _sufficient(trials: _Trials, chance: float, keep: float, step: int, scored: 
     needed = chance + keep * (baseline - chance)
     while left.any():
         least = trials.by_harm(left, scored)[::-1]
-        sizes = [size for size in (*(2**k for k in range(step.bit_length())), step) if size <= len(least)]
-        further = without(left, [least[:size] for size in sizes])
+        sizes = sorted({min(size, len(least)) for size in (*(2**k for k in range(step.bit_length())), step)})
+        further = _without(left, [least[:size] for size in sizes])
         accuracies = trials(further, ("accuracy",))[0]
         enough = np.flatnonzero(accuracies >= needed - ROUNDOFF)
         if not len(enough):
-            further = without_each(left)
+            further = _without_each(left)
             accuracies = trials(further, ("accuracy",))[0]
             enough = np.flatnonzero(accuracies >= needed - ROUNDOFF)
             enough = enough[np.argsort(accuracies[enough], kind="stable")]

@@ -16,7 +16,7 @@ from toeplens.ground import InputError
 Batch = tuple[Int[Tensor, "_ _"], Int[Tensor, "_"], Int[Tensor, "_"] | None]
 Intervention = Literal["zero", "mean", "resample", "position"]
 # for each layer [1 or b, N, H, head_dim]; or each head's own output with its encoding off; or nothing
-Replacement = Sequence[Tensor] | Literal["position"] | None
+Replacement = list[Tensor] | Literal["position"] | None
 
 
 def counted_batches(batches: Iterable[Batch]) -> list[Batch]:

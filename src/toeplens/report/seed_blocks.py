@@ -31,7 +31,7 @@ ByLayer = Callable[[SeedStrength], np.ndarray]
 def strength_of(cell: CellResult) -> SeedStrength | None:
     """The seed strength of a cell; None where it was not measured."""
     record = cell.measures.get(MEASURE)
-    return SeedStrength.from_dict(record) if record else None
+    return SeedStrength.from_dict(record["strength"]) if record else None
 
 
 def strength(state: Reproduction, number: int) -> Block:

@@ -76,10 +76,10 @@ class DecoderSource:
         x, context = self.model.begin(tokens, lengths)
         for layer, gain in enumerate(gains):
             residual, heads = self.model.layer_heads(layer, x, context)
-            kept = gain[:, None, :, None]
+            kept = gain.to(heads.dtype)[:, None, :, None]
             changed = heads * kept
             if replacement is not None:
-                given = replacement if isinstance(replacement, str) else replacement[layer]
+                given = replacement[layer] if isinstance(replacement, list) else None
                 changed += replaced_heads(self.model, self._bare, layer, x, context, given) * (1 - kept)
             x = self.model.block(layer).finish(residual, changed)
         return self.model.end(x, context)

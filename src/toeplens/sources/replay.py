@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
@@ -15,7 +14,7 @@ from toeplens.encodings import attention_weights
 from toeplens.model import Attention, Block, Context, Decoder
 
 # For each layer [1 or b, N, H, head_dim]; or each head's own output with its encoding off; or nothing.
-Replacement = Sequence[Tensor] | Literal["position"] | None
+Replacement = list[Tensor] | Literal["position"] | None
 AT_ONCE = {"cpu": 2**19, "cuda": 2**28}  # numbers in the residual stream; on a CPU they then stay in the cache
 
 
@@ -36,16 +35,16 @@ def replaced_heads(
     layer: int,
     x: Float[Tensor, "B N d_model"],
     context: Context,
-    given: Tensor | Literal["position"],
+    given: Tensor | None,
 ) -> Float[Tensor, "B1 Nq H head_dim"]:
     """What takes the place of the head outputs of ``layer``, at the positions where the layer is needed.
 
     Arguments
         bare   the same weights without any encoding
         x      the layer's input
-        given  outputs at all positions, [1 or B, N, H, head_dim]; or ``position``: those of ``bare`` on the same input
+        given  outputs at all positions, [1 or B, N, H, head_dim]; None for those of ``bare`` on the same input
     """
-    if isinstance(given, str):
+    if given is None:
         return bare.layer_heads(layer, x, context)[1]
     read = model.read_position(layer, x.shape[:2], context)
     if read is None:
@@ -64,7 +63,7 @@ def replay(
     for start in range(0, batch, size):
         some = slice(start, min(start + size, batch))
         there = replacement
-        if there is not None and not isinstance(there, str):
+        if isinstance(there, list):
             there = [outputs if len(outputs) == 1 else outputs[some] for outputs in there]
         tree = _Tree(model, bare, gains, there, state.layer, _part(state.context, some), some.stop - start, size)
         parts.append(tree.run(state.inputs[some], state.residual[some], state.heads[some]))
@@ -175,14 +174,14 @@ class _Changed:
         tree = self.tree
         if tree.replacement is None or self.other is not None:
             return self.other
-        if isinstance(tree.replacement, str):
-            context = tree._context(len(self.heads))
-            found = replaced_heads(tree.model, tree.bare, self.layer, self.inputs, context, tree.replacement)
-            self.other = found.unflatten(0, (-1, tree.batch))
-        else:
-            inputs = self.inputs[: tree.batch]
+        if isinstance(tree.replacement, list):
+            inputs, context = self.inputs[: tree.batch], tree.contexts[1]
             given = tree.replacement[self.layer - tree.first]
-            self.other = replaced_heads(tree.model, tree.bare, self.layer, inputs, tree.contexts[1], given).unsqueeze(0)
+            self.other = replaced_heads(tree.model, tree.bare, self.layer, inputs, context, given).unsqueeze(0)
+        else:
+            context = tree._context(len(self.heads))
+            found = replaced_heads(tree.model, tree.bare, self.layer, self.inputs, context, None)
+            self.other = found.unflatten(0, (-1, tree.batch))
         return self.other
 
 
