@@ -415,6 +415,7 @@ def test_each_cell_is_its_run(copy: Path):
         assert (cell.length_chance > cell.chance) == padded
 
 
+@pytest.mark.heavy
 def test_workers_find_what_one_process_finds(copy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The micro scale reaches the workers with their jobs; they know nothing of it themselves."""
     monkeypatch.setattr(study, "run_local", run_local)

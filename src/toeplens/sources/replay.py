@@ -111,18 +111,18 @@ class _Tree:
             some = children[start : start + self.nodes]
             x = changed.finish([node for node, _ in some], self._gains(layer, [copies[0] for _, copies in some]))
             context = self._context(len(some))
-            if layer + 1 < self.model.config.num_layers:
+            if layer + 1 < self.first + self.gains.shape[1]:
                 after = _layer_heads(self.model, layer + 1, x, context)
                 self._descend(layer + 1, x, *after, [copies for _, copies in some])
                 continue
+            for index in range(layer + 1, self.model.config.num_layers):
+                x = _finish(self.model.block(index), *_layer_heads(self.model, index, x, context))
             for logits, (_, copies) in zip(self.model.end(x, context).split(self.batch), some, strict=True):
                 self.logits.update(dict.fromkeys(copies, logits))
 
     def _children(self, layer: int, members: list[list[int]]) -> list[tuple[int, list[int]]]:
         """The nodes after ``layer``: from which node each comes, and the copies it stands for."""
         index = layer - self.first
-        if index >= self.gains.shape[1]:
-            return list(enumerate(members))
         found: dict[tuple[int, bytes], list[int]] = {}
         for node, copies in enumerate(members):
             for copy in copies:
@@ -131,10 +131,7 @@ class _Tree:
 
     def _gains(self, layer: int, copies: list[int]) -> Float[Tensor, "n H"] | None:
         """The copies' gains in ``layer``; None where all are 1."""
-        index = layer - self.first
-        if index >= self.gains.shape[1]:
-            return None
-        gains = self.gains[copies, index]
+        gains = self.gains[copies, layer - self.first]
         return None if bool((gains == 1).all()) else gains
 
 
@@ -165,9 +162,7 @@ class _Changed:
                 heads = heads * gains
             else:
                 heads = torch.lerp(other if same or len(other) == 1 else other[nodes], heads, gains)
-        merged = self.block.attention.merge(heads.flatten(0, 1)).unflatten(0, (-1, heads.shape[1]))
-        x = merged.add_(residual).flatten(0, 1)
-        return _activated(self.block, self.block.ffn[0](self.block.norm_ffn(x))).add_(x)
+        return _finish(self.block, residual, heads.flatten(0, 1))
 
     def _other(self) -> Float[Tensor, "u1 b1 Nq H head_dim"] | None:
         """What replaces the nodes' head outputs; None for nothing."""
@@ -222,6 +217,13 @@ class _WithoutOne:
         return x.add_(_activated(self.block, hidden)).view(-1, *self.shape[1:])
 
 
+def _finish(block: Block, residual: Tensor, z: Tensor) -> Float[Tensor, "n_b Nq d_model"]:
+    """`Block.finish` without new memory where it can be spared; ``residual`` may serve several nodes, [1, b, ...]."""
+    x = block.attention.merge(z)
+    x.view(-1, *residual.shape[-3:]).add_(residual)
+    return _activated(block, block.ffn[0](block.norm_ffn(x))).add_(x)
+
+
 def _activated(block: Block, hidden: Tensor) -> Tensor:
     """What the FFN makes of its hidden layer before the activation, which is changed in place where that can be."""
     activation = block.ffn[1]
@@ -240,7 +242,7 @@ def _layer_heads(model: Decoder, layer: int, x: Tensor, context: Context) -> tup
     to_q, to_k, to_v = (part.unflatten(0, (attention.num_heads, -1)) for part in attention.qkv.weight.chunk(3))
     b_q, b_k, b_v = (part.unflatten(0, (attention.num_heads, -1)) for part in attention.qkv.bias.chunk(3))
     q = F.linear(normed[batch, read], to_q.flatten(0, 1), b_q.flatten()).unflatten(-1, b_q.shape).unsqueeze(2)
-    k = F.linear(keys, to_k.flatten(0, 1), b_k.flatten()).unflatten(-1, b_k.shape).transpose(1, 2)
+    k = F.linear(keys, to_k.flatten(0, 1), b_k.flatten()).unflatten(-1, b_k.shape).transpose(1, 2).contiguous()
     weights = attention_weights(
         q,
         k,

@@ -33,7 +33,7 @@ class Cell:
 
 
 def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int, measures: tuple[str, ...] = ()) -> Cell:
-    """The run of one place in the grid, and what is measured of it; plain encodings on Task 1 are watched."""
+    """The run of one place in the grid, and what is measured of it; plain encodings on Task 1 may be watched."""
     base, variant = base_of(label), variant_of(label)
     data = other_protocol(protocol) if variant == "data" else protocol
     start = starting_spec(scale.name, data, task, base, seed)
@@ -50,7 +50,7 @@ def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int, mea
     split = "test" if protocol == "paper" else "train+test"
     what = "distance" if task == DISTANCE else "count"
     name = f"{protocol} · {what} · {title(label, protocol)} · seed {seed}"
-    watch = task == DISTANCE and label in TITLES
+    watch = scale.watched and task == DISTANCE and label in TITLES
     return Cell(Key(protocol, task, label, seed), Job(spec, name, scale.ablation_examples, split, measures, watch))
 
 
