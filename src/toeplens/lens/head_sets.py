@@ -186,7 +186,8 @@ def sufficient_set(
 
     Backward elimination: all heads that are left are tried one by one on the ``scored`` examples, the least harmful
     ones are ablated for good, up to ``step`` at once, as far as all examples keep the accuracy; then the rest is tried
-    again. It ends when, on all examples, no single head can go. The smallest set of all may be smaller still.
+    again, on all examples where the scored ones have led nowhere. It ends when, on all examples, no single head can go.
+    The smallest set of all may be smaller still.
 
     Arguments as in `cumulative_ablation`, and
         chance  accuracy of the best constant guess
@@ -233,7 +234,7 @@ class _Trials:
         return sums / total
 
     def by_harm(self, kept: Bool[np.ndarray, "L H"], most: int | None) -> Int[np.ndarray, "S 2"]:
-        """The heads that are ``kept``, the one first whose loss harms most; equal harm is told apart by the loss."""
+        """The heads that are ``kept``, the one first that is missed most; equal harm is told apart by the loss."""
         heads = np.argwhere(kept)
         values, losses = self(_without_each(kept), (self.metric, "loss"), most)
         return heads[np.lexsort((-losses, -harm(self.metric, np.zeros_like(values), values)))]
@@ -292,20 +293,19 @@ def _sufficient(trials: _Trials, chance: float, keep: float, step: int, scored: 
     left = np.ones(trials.shape, bool)
     accuracy = baseline = float(trials(left[None], ("accuracy",))[0, 0])
     needed = chance + keep * (baseline - chance)
+    most: int | None = scored
     while left.any():
-        least = trials.by_harm(left, scored)[::-1]
+        least = trials.by_harm(left, most)[::-1]
         sizes = sorted({min(size, len(least)) for size in (*(2**k for k in range(step.bit_length())), step)})
         further = _without(left, [least[:size] for size in sizes])
         accuracies = trials(further, ("accuracy",))[0]
         enough = np.flatnonzero(accuracies >= needed - ROUNDOFF)
-        if not len(enough):
-            further = _without_each(left)
-            accuracies = trials(further, ("accuracy",))[0]
-            enough = np.flatnonzero(accuracies >= needed - ROUNDOFF)
-            enough = enough[np.argsort(accuracies[enough], kind="stable")]
-        if not len(enough):
+        if len(enough):
+            left, accuracy, most = further[enough[-1]], float(accuracies[enough[-1]]), scored
+        elif most is None:  # not even the least harmful one, by all examples, can go
             break
-        left, accuracy = further[enough[-1]], float(accuracies[enough[-1]])
+        else:
+            most = None
     return SufficientSet(np.argwhere(left), accuracy, needed, baseline, trials.examples)
 
 
