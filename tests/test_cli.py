@@ -20,7 +20,7 @@ import torch
 from jaxtyping import config
 
 from toeplens import __version__, cli, encodings, tasks
-from toeplens.engine import Job, Limits, carry_out, read_ablation
+from toeplens.engine import Asked, Job, Limits, carry_out, read_ablation
 from toeplens.ground import read_json
 from toeplens.studies.reproduce import COUNT, DISTANCE, SCALES, claims_of, study
 from toeplens.training import Run, train
@@ -199,7 +199,7 @@ def test_train_then_ablate(toeplens: Toeplens, tmp_path: Path):
     assert trained["metrics"] == run.metrics
     assert (run.spec.epochs, run.spec.model.d_model, run.spec.model.num_heads) == (2, 16, 2)
     found = toeplens("ablate", run.directory, "--examples", "10", "--json").json()
-    ablation = read_ablation(run.directory)
+    ablation = read_ablation(run.directory, Asked(10))
     assert ablation is not None
     assert np.array_equal(found["drops"], ablation.drops)
     assert (found["examples"], found["metric"]) == (10, "accuracy")

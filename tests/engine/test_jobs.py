@@ -12,7 +12,7 @@ import pytest
 import torch
 from jaxtyping import config
 
-from toeplens.engine import Job, Limits, ablate_run, carry_out, jobs, read_ablation
+from toeplens.engine import Asked, Job, Limits, ablate_run, carry_out, jobs, read_ablation
 from toeplens.engine import examples as looked_at
 from toeplens.ground import InputError, read_json
 from toeplens.lens import ablate_heads
@@ -101,14 +101,14 @@ def test_a_job_trains_then_silences_each_head(tmp_path: Path):
     assert run.status == "complete"
     assert run.directory == tmp_path / tiny().name
     recorded = read_json(run.directory / "ablation.json")
-    assert recorded.pop("split") == "test"
+    assert recorded.pop("asked") == {"examples": TEST, "split": "test"}
     test = run.spec.build_task().dataset("test", TEST, run.spec.data_seed)
     assert recorded == by_hand(run, test)
     assert recorded["baseline"] == pytest.approx(run.result["test_accuracy"])
     assert recorded["examples"] == TEST
     assert recorded["chance"] == run.spec.chance
     assert parts(run) == []
-    found = read_ablation(run.directory)
+    found = read_ablation(run.directory, Asked(TEST))
     assert found is not None
     assert found.to_dict() == recorded
     assert found.drops.shape == (2, HEADS)
@@ -122,7 +122,7 @@ def test_the_job_trains_the_same_run_as_training_alone(tmp_path: Path, trained: 
 def test_no_examples_no_ablation(tmp_path: Path):
     run = carry_out(job(0), tmp_path, Limits())
     assert run.status == "complete"
-    assert read_ablation(run.directory) is None
+    assert read_ablation(run.directory, Asked(TEST)) is None
 
 
 @pytest.mark.parametrize(("examples", "test", "train"), [(20, 6, 14), (40, 12, 28), (10_000, TEST, TRAIN), (1, 1, 1)])
@@ -132,7 +132,7 @@ def test_train_and_test_together_are_taken_as_seventy_to_thirty(run: Run, exampl
     both = [task.dataset("train", train, seed), task.dataset("test", test, seed)]
     assert found == by_hand(run, Examples.join(both))
     assert found["examples"] == test + train
-    assert read_json(run.directory / "ablation.json")["split"] == "train+test"
+    assert read_json(run.directory / "ablation.json")["asked"] == {"examples": examples, "split": "train+test"}
 
 
 @pytest.mark.parametrize(("asked", "counted"), [(7, 7), (TEST, TEST), (10_000, TEST)])
@@ -144,7 +144,7 @@ def test_a_label_that_training_ignores_counts_nowhere(tmp_path: Path):
     count = job(task="trigger-count", task_options={"length": 8, "vocab_size": 12, "num_triggers": 3}, ignore_label=0)
     run = carry_out(count, tmp_path, Limits())
     test = run.spec.build_task().dataset("test", TEST, run.spec.data_seed)
-    found = read_ablation(run.directory)
+    found = read_ablation(run.directory, Asked(TEST))
     assert found is not None
     assert found.examples == (test.labels != 0).sum() < TEST
     assert found.baseline == pytest.approx(run.result["test_accuracy"])
@@ -156,7 +156,7 @@ def test_padded_texts_keep_their_lengths(tmp_path: Path):
     run = carry_out(job(task_options=released), tmp_path, Limits())
     test = run.spec.build_task().dataset("test", TEST, run.spec.data_seed)
     assert test.lengths.min() < 8
-    found = read_ablation(run.directory)
+    found = read_ablation(run.directory, Asked(TEST))
     assert found is not None
     assert found.to_dict() == by_hand(run, test)
 
@@ -164,7 +164,7 @@ def test_padded_texts_keep_their_lengths(tmp_path: Path):
 def test_a_run_that_diverged_is_not_ablated(tmp_path: Path):
     run = carry_out(job(lr=1e30), tmp_path, Limits())
     assert run.status == "diverged"
-    assert read_ablation(run.directory) is None
+    assert read_ablation(run.directory, Asked(TEST)) is None
     again = carry_out(job(lr=1e30), tmp_path, Limits())
     assert again == run
 
@@ -195,7 +195,7 @@ def test_stopped_in_training_it_ends_as_if_it_had_not(tmp_path: Path, run: Run, 
     out = tmp_path / "again"
     stopped = carry_out(job(), out, Limits(should_stop=After(count)))
     assert stopped.status == "stopped"
-    assert read_ablation(stopped.directory) is None
+    assert read_ablation(stopped.directory, Asked(TEST)) is None
     done = carry_out(job(), out, Limits())
     for name in ("model.safetensors", "ablation.json"):
         assert (done.directory / name).read_bytes() == (run.directory / name).read_bytes()
@@ -252,7 +252,7 @@ def test_a_damaged_part_is_worked_out_again(run: Run, damage: bytes):
     part.write_bytes(damage)
     ablate_run(run, examples=TEST)
     test = run.spec.build_task().dataset("test", TEST, run.spec.data_seed)
-    found = read_ablation(run.directory)
+    found = read_ablation(run.directory, Asked(TEST))
     assert found is not None
     assert found.to_dict() == by_hand(run, test)
 
@@ -263,6 +263,22 @@ def test_parts_of_another_choice_of_examples_are_not_taken(run: Run):
             ablate_run(run, **asked, limits=Limits(should_stop=After(3)))
     found = ablate_run(run, examples=TEST)
     assert found.to_dict() == by_hand(run, run.spec.build_task().dataset("test", TEST, run.spec.data_seed))
+
+
+def test_a_record_of_other_examples_is_neither_taken_nor_replaced(tmp_path: Path, run: Run):
+    few = ablate_run(run, examples=7)
+    assert read_ablation(run.directory, Asked(TEST)) is None
+    done = carry_out(job(), run.directory.parent, Limits())
+    every = read_ablation(done.directory, Asked(TEST))
+    assert every is not None
+    assert (few.examples, every.examples) == (7, TEST)
+    both = ablate_run(run, examples=TEST, split="train+test")
+    for asked, wanted in ((Asked(7), few), (Asked(TEST), every), (Asked(TEST, "train+test"), both)):
+        found = read_ablation(run.directory, asked)
+        assert found is not None
+        assert found.to_dict() == wanted.to_dict()
+    names = {path.name for path in run.directory.glob("ablation*.json")}
+    assert names == {"ablation.json", f"ablation-test-{TEST}.json", f"ablation-train+test-{TEST}.json"}
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------
@@ -280,11 +296,13 @@ def test_an_unfinished_run_has_no_heads_to_silence(tmp_path: Path):
         ablate_run(run, examples=TEST)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "null", '{"drops": 3}', "\x00"])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", "null", '{"drops": 3}', '{"asked": {"examples": 30, "split": "test"}}', "\x00"]
+)
 def test_a_damaged_record_of_an_ablation_is_one_sentence(run: Run, content: str):
     (run.directory / "ablation.json").write_text(content)
     with pytest.raises(InputError, match="damaged"):
-        read_ablation(run.directory)
+        read_ablation(run.directory, Asked(TEST))
 
 
 def test_limits_are_over_when_someone_says_so_or_time_is_up(monkeypatch: pytest.MonkeyPatch):

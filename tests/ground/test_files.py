@@ -16,7 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toeplens.ground import EnvironmentFailure, InputError, plain, read_json, write_bytes, write_json, write_text
+from toeplens.ground import (
+    EnvironmentFailure,
+    InputError,
+    plain,
+    read_json,
+    rounded,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from toeplens.ground.files import environment_failure, finite, make_directory, write_with
 
 OLD = b"what was finished before"
@@ -238,6 +247,23 @@ def test_rows_of_numbers_are_written_one_a_line(tmp_path_factory: pytest.TempPat
     assert read_json(path) == {"name": "[\n 1,\n 2\n]", "rows": rows}
     if any(rows):
         assert len(path.read_text().splitlines()) == 5 + len(rows)
+
+
+@given(rows=st.lists(st.dictionaries(st.text(max_size=3), st.floats(-1, 1) | st.none() | st.lists(st.integers()))))
+def test_a_long_list_is_written_one_item_a_line(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]):
+    path = tmp_path_factory.mktemp("json") / "rows.json"
+    write_json(path, {"zeal": [1, 2], "rows": rows, "about": {"n": math.nan}}, rows="rows")
+    assert read_json(path) == {"zeal": [1, 2], "rows": rows, "about": {"n": None}}
+    assert len(path.read_text().splitlines()) == 8 + max(1, len(rows))
+
+
+@pytest.mark.parametrize("number", [0.1234567891, -1234567.891, 1.5e-300, 0.0, math.inf])
+def test_numbers_are_rounded_to_significant_digits(number: float):
+    [[found], whole] = rounded(([number], 1234567891))
+    assert found == pytest.approx(number, rel=5e-6)
+    assert float(f"{found:.6g}") == found
+    assert whole == 1234567891
+    assert math.isnan(rounded({"x": math.nan})["x"])
 
 
 def test_json_is_the_same_bytes_whatever_the_order_of_keys(tmp_path: Path):

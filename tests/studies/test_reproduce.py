@@ -444,7 +444,7 @@ def test_a_part_that_is_asked_for_later_joins_the_study(copy: Path, here: Here):
     (copy / "runs" / name / "seed.json").unlink()
     assert not gather(copy).complete
     (copy / "runs" / name / "seed.json").write_text("[]")
-    with pytest.raises(InputError, match=r"measure: .*seed.json is damaged"):
+    with pytest.raises(InputError, match=r"record: .*seed.json is damaged"):
         gather(copy)
 
 

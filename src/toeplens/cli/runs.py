@@ -102,7 +102,7 @@ def ablate(
         typer.Option(
             "--sets",
             help="Also silence heads of the whole model one after another, and look for a small set that is enough "
-            "(at most 512 examples; what sets.json holds is not worked out again).",
+            "(at most 512 examples; what is recorded for these examples is not worked out again).",
         ),
     ] = False,
     device: Device = "auto",

@@ -15,8 +15,9 @@ import numpy as np
 
 from toeplens.engine.examples import Split, examples_of, replayed_at_once
 from toeplens.engine.measures import measure_run
+from toeplens.engine.records import Asked, read_record, write_record
 from toeplens.engine.watch import HeadWatch
-from toeplens.ground import InputError, choose, read_json, write_bytes, write_json
+from toeplens.ground import choose, write_bytes
 from toeplens.ground.files import make_directory
 from toeplens.lens import HeadAblation, ablate_heads
 from toeplens.lens.ablate import Method
@@ -26,7 +27,7 @@ from toeplens.sources import DecoderSource
 from toeplens.training import Batches, Run, RunSpec, plan_execution, train
 from toeplens.training.environment import CompileMode
 
-ABLATION, _PARTS = "ablation.json", "ablation-parts"
+_ABLATION = "ablation"
 
 
 class Stopped(Exception):
@@ -86,7 +87,7 @@ def carry_out(
     if run.status != "complete" or not job.examples:
         return run
     try:
-        if not (run.directory / ABLATION).exists():
+        if read_ablation(run.directory, Asked(job.examples, job.split)) is None:
             ablate_run(run, examples=job.examples, split=job.split, limits=limits)
         for measure in job.measures:
             if limits.over():
@@ -97,10 +98,10 @@ def carry_out(
     return run
 
 
-def read_ablation(directory: Path) -> HeadAblation | None:
-    """A run's recorded ablation, or None."""
-    path = directory / ABLATION
-    return HeadAblation.from_dict(read_json(path)) if path.exists() else None
+def read_ablation(directory: Path, asked: Asked) -> HeadAblation | None:
+    """A run's recorded ablation on these examples, or None."""
+    record = read_record(directory, _ABLATION, asked)
+    return None if record is None else HeadAblation.from_dict(record)
 
 
 def ablate_run(
@@ -116,10 +117,10 @@ def ablate_run(
     """Ablate each head of a finished run's model and record the result in its directory.
 
     The record is ``ablation.json`` for accuracy lost to silence, which is what studies read; any other choice has a
-    file of its own, named after what differs: ``ablation-mean.json``, ``ablation-position-loss-attribution.json``.
+    file of its own, named after what differs: ``ablation-mean.json``, ``ablation-position-loss-attribution.json``; for
+    other examples than those of the first record see `toeplens.engine.records`.
     """
-    if examples < 1:
-        raise InputError(f"examples: {examples} was given; it must be at least 1.")
+    asked = Asked(examples, split)
     choose("metric", metric, get_args(Metric))
     choose("intervention", intervention, get_args(Intervention))
     choose("method", method, get_args(Method))
@@ -129,7 +130,7 @@ def ablate_run(
     chosen = examples_of(run.spec, examples, split)
     size = replayed_at_once(run.spec, chosen.tokens.shape[1], device)
     batches = list(Batches.of(chosen, device, run.spec.ignore_label).split(size))
-    parts = run.directory / f"{_PARTS}-{intervention}-{metric}-{split}-{len(chosen)}-by-{size}"
+    parts = run.directory / f"{_ABLATION}-parts-{intervention}-{metric}-{split}-{len(chosen)}-by-{size}"
     ablation = ablate_heads(
         source,
         batches,
@@ -140,8 +141,8 @@ def ablate_run(
         memory=_Parts(parts, limits) if method == "exact" else None,
     )
     usual = (("zero", intervention), ("accuracy", metric), ("exact", method))
-    name = "-".join((ABLATION.removesuffix(".json"), *(given for default, given in usual if given != default)))
-    write_json(run.directory / f"{name}.json", {**ablation.to_dict(), "split": split})
+    name = "-".join((_ABLATION, *(given for default, given in usual if given != default)))
+    write_record(run.directory, name, asked, ablation.to_dict())
     shutil.rmtree(parts, ignore_errors=True)
     return ablation
 

@@ -1,4 +1,4 @@
-"""What is measured of a finished run beside its head ablation; each measure is a file in the run directory."""
+"""What is measured of a finished run beside its head ablation; each has its record in the run directory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from toeplens.engine.examples import Split, examples_of, replayed_at_once
-from toeplens.ground import InputError, choose, read_json, write_json
+from toeplens.engine.records import Asked, read_record, write_record
+from toeplens.ground import choose
 from toeplens.lens import (
     AttentionTrace,
     Batch,
@@ -26,7 +27,7 @@ _SETS, _STREAM, _POOL = 512, 512, 4096  # examples that single measures look at,
 
 
 def measure_run(run: Run, name: str, *, examples: int, split: Split = "test", device: str = "auto") -> dict[str, Any]:
-    """One of `MEASURES` of a finished run, from its file ``NAME.json``, or measured now and written there.
+    """One of `MEASURES` of a finished run, from its record ``NAME.json``, or measured now and written there.
 
     Arguments
         examples  how many examples the measure may look at
@@ -34,23 +35,18 @@ def measure_run(run: Run, name: str, *, examples: int, split: Split = "test", de
         device    ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
     """
     measure = MEASURES[choose("measure", name, MEASURES)]
-    path = run.directory / f"{name}.json"
-    if not path.exists():
-        write_json(path, measure(run, examples, split, plan_execution(device, "off", "float32").device))
-    return read_measures(run.directory, [name])[name]
+    asked = Asked(examples, split)
+    content = read_record(run.directory, name, asked)
+    if content is None:
+        content = measure(run, examples, split, plan_execution(device, "off", "float32").device)
+        write_record(run.directory, name, asked, content)
+    return content
 
 
-def read_measures(directory: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Those of the named measures that the run directory holds."""
-    found = {}
-    for name in names:
-        path = directory / f"{name}.json"
-        if path.exists():
-            content = read_json(path)
-            if not isinstance(content, dict):
-                raise InputError(f"measure: {path} is damaged: it is no record of a measure.")
-            found[name] = content
-    return found
+def read_measures(directory: Path, names: Sequence[str], asked: Asked) -> dict[str, dict[str, Any]]:
+    """Those of the named measures that the run directory holds of these examples."""
+    found = {name: read_record(directory, name, asked) for name in names}
+    return {name: content for name, content in found.items() if content is not None}
 
 
 def _position(run: Run, examples: int, split: Split, device: torch.device) -> dict[str, Any]:

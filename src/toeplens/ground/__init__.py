@@ -1,7 +1,7 @@
 """What every floor stands on: errors that are one sentence, and files that are never half-written."""
 
 from toeplens.ground.errors import EnvironmentFailure, InputError, ToeplensError, choose, sentence
-from toeplens.ground.files import plain, read_json, write_bytes, write_json, write_text
+from toeplens.ground.files import plain, read_json, rounded, write_bytes, write_json, write_text
 
 __all__ = [
     "EnvironmentFailure",
@@ -10,6 +10,7 @@ __all__ = [
     "choose",
     "plain",
     "read_json",
+    "rounded",
     "sentence",
     "write_bytes",
     "write_json",

@@ -85,10 +85,20 @@ def write_text(path: Path, content: str) -> None:
     write_bytes(path, content.encode())
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` to ``path`` atomically; NaN and infinities are written as null."""
-    text = json.dumps(finite(content), indent=1, allow_nan=False, sort_keys=True)
-    write_text(path, re.sub(r"\[\n([^\[\]{}\"]*?)\n *\]", _one_line, text) + "\n")
+def write_json(path: Path, content: Any, *, rows: str | None = None) -> None:
+    """Write ``content`` to ``path`` atomically; NaN and infinities are written as null.
+
+    ``rows`` names a field of ``content`` that holds a long list: it comes last, one item a line.
+    """
+    content = finite(content)
+    tail = "\n"
+    if rows is not None:
+        items = [json.dumps(item, allow_nan=False, sort_keys=True, separators=(",", ":")) for item in content[rows]]
+        content = {key: value for key, value in content.items() if key != rows}
+        tail = f',\n "{rows}": [\n' + ",\n".join(items) + "\n ]\n}\n"
+    text = json.dumps(content, indent=1, allow_nan=False, sort_keys=True)
+    text = re.sub(r"\[\n([^\[\]{}\"]*?)\n *\]", _one_line, text)
+    write_text(path, (text if rows is None else text.removesuffix("\n}")) + tail)
 
 
 def _one_line(match: re.Match[str]) -> str:
@@ -111,6 +121,17 @@ def finite(content: Any) -> Any:
         return {key: finite(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
         return [finite(value) for value in content]
+    return content
+
+
+def rounded(content: Any, digits: int = 6) -> Any:
+    """``content`` with every float rounded to so many significant digits."""
+    if isinstance(content, float):
+        return float(f"{content:.{digits}g}")
+    if isinstance(content, dict):
+        return {key: rounded(value, digits) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [rounded(value, digits) for value in content]
     return content
 
 

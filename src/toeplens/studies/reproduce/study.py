@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toeplens.engine import Job, Limits, plan_workers, read_ablation, read_measures, run_local
+from toeplens.engine import Asked, Job, Limits, plan_workers, read_ablation, read_measures, run_local
 from toeplens.engine.local import OnEvent
-from toeplens.ground import InputError, choose, read_json, write_json
+from toeplens.ground import InputError, choose, read_json, rounded, write_json
 from toeplens.ground.files import make_directory
 from toeplens.lens import HeadAblation
 from toeplens.model import Decoder, Protocol
@@ -159,7 +159,9 @@ def gather(directory: Path | str) -> Reproduction:
         if not (run_directory / "spec.json").exists():
             continue
         run = Run.open(run_directory)
-        ablation, measures = read_ablation(run_directory), read_measures(run_directory, cell.job.measures)
+        asked = Asked(cell.job.examples, cell.job.split)
+        ablation = read_ablation(run_directory, asked)
+        measures = read_measures(run_directory, cell.job.measures, asked)
         measured = ablation is not None and len(measures) == len(cell.job.measures)
         ready = run.status == "diverged" or (run.status == "complete" and measured)
         done += run.step if run.status == "stopped" else cell.job.spec.total_steps
@@ -198,8 +200,8 @@ def _result(cell: Cell, run: Run, ablation: HeadAblation | None, measures: dict[
         epochs=run.metrics,
         result=run.result,
         ablation=ablation,
-        measures=measures,
-        watched=run.watched,
+        measures=rounded(measures),
+        watched=rounded(run.watched),
     )
 
 
@@ -235,7 +237,8 @@ def _write(state: Reproduction) -> None:
         "environment": state.environment,
     }
     cells = [cell.to_dict() for cell in state.results.cells]
-    write_json(state.directory / RESULTS, {**head, "table": [row.to_dict() for row in state.table], "cells": cells})
+    table = [row.to_dict() for row in state.table]
+    write_json(state.directory / RESULTS, {**head, "table": table, "cells": cells}, rows="cells")
     write_json(state.directory / CLAIMS_FILE, {**head, "claims": [entry.to_dict() for entry in state.entries]})
 
 

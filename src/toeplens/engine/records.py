@@ -1,0 +1,55 @@
+"""What is measured of a run lies beside it, each record with the examples it was made of.
+
+The first record of a kind is ``NAME.json``. One of other examples never replaces it, and is never taken for it: that is
+``NAME-SPLIT-EXAMPLES.json``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from toeplens.engine.examples import Split
+from toeplens.ground import InputError, read_json, write_json
+
+_ASKED = "asked"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What examples were asked for: how many, and of which split."""
+
+    examples: int
+    split: Split = "test"
+
+    def __post_init__(self) -> None:
+        if self.examples < 1:
+            raise InputError(f"examples: {self.examples} was given; it must be at least 1.")
+
+
+def read_record(directory: Path, name: str, asked: Asked) -> dict[str, Any] | None:
+    """The record of these examples, or None; a damaged one raises `InputError`."""
+    for path in _places(directory, name, asked):
+        if path.exists() and (content := _read(path)).pop(_ASKED) == asdict(asked):
+            return content
+    return None
+
+
+def write_record(directory: Path, name: str, asked: Asked, content: dict[str, Any]) -> Path:
+    """Write a record; returns where."""
+    first, other = _places(directory, name, asked)
+    path = other if first.exists() and _read(first)[_ASKED] != asdict(asked) else first
+    write_json(path, {**content, _ASKED: asdict(asked)})
+    return path
+
+
+def _places(directory: Path, name: str, asked: Asked) -> tuple[Path, Path]:
+    return directory / f"{name}.json", directory / f"{name}-{asked.split}-{asked.examples}.json"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = read_json(path)
+    if not isinstance(content, dict) or _ASKED not in content:
+        raise InputError(f"record: {path} is damaged: it does not say what examples it was made of.")
+    return content
