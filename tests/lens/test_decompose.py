@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -30,7 +30,28 @@ NO_FORM = {
 }
 NO_FORM |= {"urpe"}  # acts after the softmax
 NONLINEAR = {"pope", "complexformer"}  # magnitudes of queries and keys are not linear in them
+CASES = (
+    "nope",
+    "rope",
+    "alibi",
+    "t5",
+    "fire",
+    "shaw",
+    "transformer-xl",
+    "deberta",
+    "sinusoidal",
+    "rope-absolute",
+    "mla",
+)
 PRODUCTS = ("content-content", "content-position", "position-content", "position-position")
+
+
+def in_both_protocols(names: Iterable[str], quick: Sequence[str]) -> list[Any]:
+    """Each encoding in the paper's protocol; in the released one those of ``quick``, the others in CI's heavy run."""
+    marks = {name: () if name in quick else (pytest.mark.heavy,) for name in names}
+    return [pytest.param(name, "paper") for name in marks] + [
+        pytest.param(name, "released", marks=mark) for name, mark in marks.items()
+    ]
 
 
 @cache
@@ -75,8 +96,9 @@ def share_by_hand(part: Tensor, total: Tensor, seen: Tensor) -> tuple[Tensor, Te
     return torch.stack(plain), torch.tensor(softmax, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("protocol", ["paper", "released"])
-@pytest.mark.parametrize("encoding", sorted(set(encodings.names()) - NO_FORM - NONLINEAR))
+@pytest.mark.parametrize(
+    ("encoding", "protocol"), in_both_protocols(sorted(set(encodings.names()) - NO_FORM - NONLINEAR), CASES)
+)
 def test_the_parts_sum_to_the_models_own_logits(encoding: str, protocol: str) -> None:
     """float64, 1e-9 of the largest logit; every encoding that has the form, every split that the layer allows."""
     trace = trace_of(model_of(encoding, protocol))
@@ -109,23 +131,7 @@ def test_an_encoding_that_is_not_linear_is_refused_by_its_own_numbers(encoding: 
         decompose(trace_of(model_of(encoding)), 0)
 
 
-CASES = (
-    "nope",
-    "rope",
-    "alibi",
-    "t5",
-    "fire",
-    "shaw",
-    "transformer-xl",
-    "deberta",
-    "sinusoidal",
-    "rope-absolute",
-    "mla",
-)
-
-
-@pytest.mark.parametrize("protocol", ["paper", "released"])
-@pytest.mark.parametrize("encoding", CASES)
+@pytest.mark.parametrize(("encoding", "protocol"), in_both_protocols(CASES, ("rope", "mla")))
 def test_shares_are_covariances_of_the_written_out_matrices(encoding: str, protocol: str) -> None:
     """float64, 1e-9."""
     trace = trace_of(model_of(encoding, protocol))

@@ -21,7 +21,7 @@ from toeplens.report.blocks import blocks
 from toeplens.report.look import TASKS, name, percent, points
 from toeplens.report.page import places
 from toeplens.report.words import headline, largest_drop
-from toeplens.studies import RULE, Key
+from toeplens.studies import COUNTED, RULE, Key
 from toeplens.studies.reproduce import COUNT, DISTANCE, PAPER_TABLE_1, Reproduction, claims_of
 
 Make = Callable[..., Reproduction]
@@ -115,7 +115,7 @@ def test_every_claim_is_there_with_rule_verdicts_and_evidence(study: Reproductio
     for claim, row in zip(CLAIMS, rows, strict=True):
         verdicts = [entry.verdict for entry in study.entries if entry.claim.id == claim.id]
         assert [cell.strip() for cell in row[-2:]] == verdicts
-    assert RULE in text
+    assert f"{RULE} {COUNTED}" in text
 
 
 def test_the_headline_counts_the_verdicts(study: Reproduction) -> None:

@@ -12,7 +12,7 @@ from toeplens.cli.options import Budget, Compile, Device, Json, compile_mode, se
 from toeplens.engine import Limits, stop_on_signals
 from toeplens.ground import choose
 from toeplens.model import Protocol
-from toeplens.studies import RULE, theory
+from toeplens.studies import COUNTED, RULE, theory
 from toeplens.studies import reproduce as study
 from toeplens.training import plan_execution
 
@@ -166,4 +166,4 @@ def claims(
             console.say(f"{entry.claim.id}{place}: {entry.verdict}")
             for line in entry.evidence:
                 console.say(f"  {line}")
-    console.say(RULE)
+    console.say(RULE if theory.is_theory(directory) else f"{RULE} {COUNTED}")

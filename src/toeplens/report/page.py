@@ -16,7 +16,7 @@ from toeplens.ground import write_text
 from toeplens.lens import THRESHOLDS
 from toeplens.report import answers, factor_blocks, glossary, look, mla_blocks, tables, words
 from toeplens.report.blocks import Block, blocks
-from toeplens.studies import RULE
+from toeplens.studies import COUNTED, RULE
 from toeplens.studies.reproduce import SCALES, Reproduction
 
 PAGE = "report.html"
@@ -57,7 +57,7 @@ def render(state: Reproduction) -> str:
             settings=tables.settings(state),
             models=tables.model_rows(state),
             thresholds=THRESHOLDS.split("; "),
-            rule=RULE,
+            rule=f"{RULE} {COUNTED}",
             figures=script_json({place: panel.figure for block in shown.values() for place, panel in places(block)}),
             plotly=Markup(inline(get_plotlyjs())),
         )

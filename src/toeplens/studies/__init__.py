@@ -3,6 +3,7 @@
 from toeplens.studies.claims import Claim, Entry, judge, judge_all
 from toeplens.studies.results import CellResult, Key, Results
 from toeplens.studies.verdicts import (
+    COUNTED,
     MIN_SEEDS,
     RULE,
     Finding,
@@ -17,6 +18,7 @@ from toeplens.studies.verdicts import (
 )
 
 __all__ = [
+    "COUNTED",
     "MIN_SEEDS",
     "RULE",
     "CellResult",
