@@ -22,10 +22,10 @@ RULE = (
     f"and is undecided else."
 )
 COUNTED = (
-    f"That a figure lies between two bars holds if both comparisons do, and fails if one fails. A yes-or-no property of "
-    f"a model, whose threshold is in the claim's rule, is counted over the seeds: in all of them it holds, in none it "
-    f"fails, in some it holds in part. That something occurs at all holds if one model shows it, and fails if none of "
-    f"{MIN_SEEDS} or more does."
+    f"That a figure lies between two bars holds if both comparisons do, and fails if one fails. A yes-or-no property "
+    f"of a model, whose threshold is in the claim's rule, is counted over the seeds: in all of them it holds, in none "
+    f"it fails, in some it holds in part. That something occurs at all holds if one model shows it, and fails if none "
+    f"of {MIN_SEEDS} or more does."
 )
 
 
