@@ -118,6 +118,7 @@ def watched(found: HeadAblation) -> list[dict[str, Any]]:
             "accuracy": found.baseline * share,
             "loss": 1.0,
             "drops": (found.drops * share**2).tolist(),
+            "exponent": (found.drops * share - 0.5).tolist(),
         }
         for share in (0.0, 0.25, 0.5, 1.0)
     ]

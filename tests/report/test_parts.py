@@ -237,6 +237,22 @@ def test_training_curves_are_what_was_watched(whole: Reproduction, shown: dict[s
     assert first.y[len(drops)] is None, "heads of a layer are lines of their own"
 
 
+def test_exponents_along_training_are_the_mean_over_heads_and_seeds(
+    whole: Reproduction, shown: dict[str, Block]
+) -> None:
+    cells = whole.results.under("paper").of(DISTANCE, "rope")
+    assert len(cells) > 1
+    figure = panels(shown["seed-training"])[0]
+    low, high, mean = (
+        next(t for i, t in enumerate(figure.data) if t.meta == "layer-2" and i % 3 == k) for k in range(3)
+    )
+    for place, step in enumerate(mean.x):
+        rows = [next(row for row in cell.watched if row["step"] == step) for cell in cells]
+        by_seed = [np.mean(row["exponent"][1]) for row in rows]
+        np.testing.assert_allclose(mean.y[place], np.mean(by_seed), atol=1e-4)
+        np.testing.assert_allclose([low.y[place], high.y[place]], [min(by_seed), max(by_seed)], atol=1e-4)
+
+
 def test_a_head_is_placed_by_what_it_and_its_position_are_worth(whole: Reproduction, shown: dict[str, Block]) -> None:
     cell = whole.results.under("paper").of(DISTANCE, "rope")[0]
     assert cell.ablation is not None

@@ -14,6 +14,7 @@ from toeplens.report import (
     partial_blocks,
     representation_blocks,
     seed_blocks,
+    seed_training_blocks,
     sets_blocks,
     silence_blocks,
     training_blocks,
@@ -47,6 +48,7 @@ _MAKERS: tuple[_Maker, ...] = (
     seed_blocks.exponent,
     seed_blocks.lead,
     training_blocks.training,
+    seed_training_blocks.exponents,
 )
 # those that show encodings as their protocol has them; variants and other parts' models would crowd them
 _PLAIN = frozenset((*_MAKERS[: _MAKERS.index(silence_blocks.position)], accuracy_blocks.sinusoid))
