@@ -555,12 +555,63 @@ def test_the_least_that_fits_is_accepted():
 
 
 def test_tasks_are_known_by_name():
-    assert tasks.names() == ("trigger-distance", "trigger-count")
+    assert tasks.names()[:2] == ("trigger-distance", "trigger-count")
     for name in tasks.names():
         assert build(name).name == name
         assert isinstance(build(name), tasks.get(name))
         assert "self" not in tasks.options(name)
-        assert {"form", "length", "vocab_size"} <= set(tasks.options(name))
+
+
+# ---- other lengths ------------------------------------------------------------------------------------------------
+
+
+def test_longer_texts_of_the_paper_have_the_same_triggers_and_distances():
+    task: Any = build("trigger-distance", length=9, vocab_size=20, num_triggers=3, max_distance=5, ordered=True)
+    longer = task.at_length(25)
+    assert (longer.length, longer.labels, longer.ordered) == (25, task.labels, True)
+    for each in (task, longer):
+        examples = draw(each, 2000)
+        is_trigger = np.isin(examples.tokens, distance_words(0, vocab_size=20, num_triggers=3))
+        assert (is_trigger.sum(axis=1) == 2).all()
+        places = np.nonzero(is_trigger)[1].reshape(-1, 2)
+        assert np.array_equal(places[:, 1] - places[:, 0], examples.labels)
+        assert places.max() == each.length - 1
+
+
+def test_longer_texts_of_the_released_distance_have_wider_sides():
+    task: Any = small("distance-released")
+    longer: Any = task.at_length(30)
+    assert (longer.max_side, longer.max_between, longer.cut, longer.labels) == (9, 6, 25, task.labels)
+    pair = released_pair(task, 0)
+    assert released_pair(longer, 0) == pair
+    examples = draw(longer, 200)
+    assert_well_formed(longer, examples)
+    for row, label, length in zip(
+        examples.tokens.tolist(), examples.labels.tolist(), examples.lengths.tolist(), strict=True
+    ):
+        assert label in {between + 1 for _, between in released_readings(row, length, pair, longer)}
+
+
+@pytest.mark.parametrize("which", ["count-paper", "count-released"])
+def test_longer_texts_have_the_same_counts_of_the_same_triggers(which: str):
+    task: Any = small(which)
+    longer: Any = task.at_length(30)
+    assert (longer.words - task.words, longer.labels) == (30 - task.length, task.labels)
+    examples = draw(longer, 2000)
+    assert np.array_equal(np.isin(examples.tokens, count_words(task, 0)).sum(axis=1), examples.labels)
+
+
+@pytest.mark.parametrize(
+    ("which", "length", "message"),
+    [
+        ("distance-paper", 8, "trigger-distance cannot be the same there: max_distance: 8 was given"),
+        ("distance-released", 13, "trigger-distance cannot be the same there: max_side: 0 was given"),
+        ("count-paper", 8, "trigger-count cannot be the same there: max_count: 9 was given"),
+    ],
+)
+def test_shorter_texts_that_cannot_hold_the_labels_are_refused(which: str, length: int, message: str):
+    with pytest.raises(InputError, match=f"^length: {length} was given; {message}"):
+        small(which).at_length(length)
 
 
 def test_what_the_answer_depends_on_is_said():

@@ -6,10 +6,32 @@ import inspect
 from typing import Any
 
 from toeplens.ground import InputError, choose
+from toeplens.tasks.addition import Addition
 from toeplens.tasks.base import PAD, TEST_SHARE, Examples, Split, Task, fingerprint, in_test
+from toeplens.tasks.baselines import trivial_baselines
+from toeplens.tasks.brackets import Dyck
+from toeplens.tasks.counting import ContextualCount, Parity
+from toeplens.tasks.lookup import Index, Mix, Retrieval
+from toeplens.tasks.recall import Recall
+from toeplens.tasks.sequences import Copy, Reverse, Sort
 from toeplens.tasks.triggers import TriggerCount, TriggerDistance
 
-_TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (TriggerDistance, TriggerCount)}
+_KINDS = (
+    TriggerDistance,
+    TriggerCount,
+    Index,
+    Retrieval,
+    Mix,
+    Recall,
+    ContextualCount,
+    Parity,
+    Dyck,
+    Copy,
+    Reverse,
+    Sort,
+    Addition,
+)
+_TASKS: dict[str, type[Task]] = {kind.name: kind for kind in _KINDS}
 
 
 def names() -> tuple[str, ...]:
@@ -28,7 +50,7 @@ def options(name: str) -> dict[str, inspect.Parameter]:
 
 
 def build(name: str, **options_given: Any) -> Task:
-    """Build the task ``name``; raises `InputError` for an unknown name or option, or triggers that don't fit."""
+    """Build the task ``name``; raises `InputError` for an unknown name or option, or options that don't fit."""
     for option in options_given:
         choose(f"option of task {name!r}", option, options(name))
     try:
@@ -40,7 +62,18 @@ def build(name: str, **options_given: Any) -> Task:
 __all__ = [
     "PAD",
     "TEST_SHARE",
+    "Addition",
+    "ContextualCount",
+    "Copy",
+    "Dyck",
     "Examples",
+    "Index",
+    "Mix",
+    "Parity",
+    "Recall",
+    "Retrieval",
+    "Reverse",
+    "Sort",
     "Split",
     "Task",
     "TriggerCount",
@@ -51,4 +84,5 @@ __all__ = [
     "in_test",
     "names",
     "options",
+    "trivial_baselines",
 ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from jaxtyping import Int, UInt64
+from jaxtyping import Float, Int, UInt64
 
 from toeplens.ground import InputError
 
@@ -50,8 +50,10 @@ class Examples:
 class Task(ABC):
     """A synthetic classification task.
 
-    Whether an example belongs to train or to test is decided by a hash of its tokens, so the two are disjoint whatever
-    the sizes, and any number of examples can be streamed without keeping a split anywhere.
+    Whether an example belongs to train or to test is decided by a hash of its tokens (`split_key`), so the two are
+    disjoint whatever the sizes, and any number of examples can be streamed without keeping a split anywhere. A task
+    whose answer is a sequence asks for one step of it: the text ends in the answer's first tokens, as many as chance
+    has it, and the label is the next one, so that accuracy is that of an answer's tokens given those before them.
 
     Class facts
         name     as in `toeplens.tasks.names`
@@ -72,13 +74,51 @@ class Task(ABC):
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
         """``count`` examples from ``rng``; what is fixed for a whole data set comes from ``seed``."""
 
+    @abstractmethod
+    def options_at(self, length: int) -> dict[str, Any]:
+        """The options that `at_length` builds the task with."""
+
+    def at_length(self, length: int) -> Task:
+        """The same task with texts of ``length`` tokens, padding included, to test how it extrapolates.
+
+        Words, their roles and the labels stay what they are; each task says what grows. Where a task's texts vary in
+        length by an option of their own, these are all as long as ``length`` allows. Raises `InputError` where the
+        labels cannot be kept.
+        """
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+            raise InputError(f"length: {length!r} was given; it must be a whole number of at least 1.")
+        try:
+            return type(self)(**self.options_at(length))
+        except InputError as error:
+            raise InputError(f"length: {length} was given; {self.name} cannot be the same there: {error}") from None
+
+    def shares(self) -> Float[np.ndarray, "lengths labels"] | None:
+        """How likely each label (column) is together with each text length (row), as the examples are drawn.
+
+        None where all labels are equally likely whatever the length.
+        """
+        return None
+
     def chance(self, ignore_label: int | None = None) -> float:
         """Accuracy of the best constant guess over the labels that count."""
-        return 1 / len([label for label in self.labels if label != ignore_label])
+        counted = [label != ignore_label for label in self.labels]
+        shares = self.shares()
+        if shares is None:
+            return 1 / sum(counted)
+        each = shares.sum(axis=0)[counted]
+        return float(each.max() / each.sum())
 
     def length_chance(self) -> float:
         """Accuracy of the best guess from the sequence's length alone."""
-        return self.chance()
+        shares = self.shares()
+        return self.chance() if shares is None else float(shares.max(axis=1).sum())
+
+    def split_key(self, examples: Examples) -> Int[np.ndarray, "n length"]:
+        """The tokens whose hash decides between train and test: all, unless several texts share one question.
+
+        Texts that show different parts of the same answer must not be divided between train and test.
+        """
+        return examples.tokens
 
     def stream(self, split: Split, seed: int) -> Iterator[Examples]:
         """Different examples of ``split``, without end, in blocks; the same for the same seed."""
@@ -93,7 +133,8 @@ class Task(ABC):
             fresh = np.zeros(len(marks), dtype=bool)
             fresh[first] = True
             fresh &= ~np.isin(marks, seen)
-            fresh &= in_test(marks) == (split == "test")
+            key = self.split_key(examples)
+            fresh &= in_test(marks if key is examples.tokens else fingerprint(key)) == (split == "test")
             barren = 0 if fresh.any() else barren + 1
             seen = np.concatenate((seen, marks[fresh]))
             if fresh.any():

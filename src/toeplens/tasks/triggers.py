@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from toeplens.ground import InputError, choose
 from toeplens.tasks.base import PAD, Examples, Task
+from toeplens.tasks.texts import at_least
 
 Form = Literal["paper", "released"]
-
-
-def _at_least(low: int, **values: int) -> None:
-    for field, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise InputError(f"{field}: {value!r} was given; it must be a whole number of at least {low}.")
 
 
 def _words(vocab_size: int, num_triggers: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -44,6 +39,9 @@ class TriggerDistance(Task):
         max_distance  greatest distance (paper form); length - 1 unless given
         ordered       the first trigger of the list always comes first (paper form); else either order
         max_between, max_side, cut   of the released form
+
+    Longer texts have the same distances: the paper form as wide a choice of places as fits, the released one wider
+    sides.
     """
 
     name = "trigger-distance"
@@ -63,14 +61,14 @@ class TriggerDistance(Task):
         cut: int = 120,
     ) -> None:
         self.form = choose("form", form, ("paper", "released"))
-        _at_least(2, length=length, num_triggers=num_triggers)
-        _at_least(1, max_between=max_between, max_side=max_side, cut=cut)
-        _at_least(num_triggers + 2, vocab_size=vocab_size)
+        at_least(2, length=length, num_triggers=num_triggers)
+        at_least(1, max_between=max_between, max_side=max_side, cut=cut)
+        at_least(num_triggers + 2, vocab_size=vocab_size)
         self.length, self.vocab_size, self.num_triggers, self.ordered = length, vocab_size, num_triggers, ordered
         self.max_between, self.max_side, self.cut = max_between, max_side, min(cut, length)
         if self.form == "paper":
             self.max_distance = length - 1 if max_distance is None else max_distance
-            _at_least(1, max_distance=self.max_distance)
+            at_least(1, max_distance=self.max_distance)
             if self.max_distance >= length:
                 raise InputError(
                     f"max_distance: {max_distance} was given; "
@@ -94,6 +92,13 @@ class TriggerDistance(Task):
     @property
     def labels(self) -> range:
         return range(1 if self.form == "paper" else 2, self.max_distance + 1)
+
+    def options_at(self, length: int) -> dict[str, Any]:
+        kept = {name: getattr(self, name) for name in ("form", "vocab_size", "num_triggers", "ordered", "max_between")}
+        longer = length - self.length
+        if self.form == "paper":
+            return {**kept, "length": length, "max_distance": self.max_distance}
+        return {**kept, "length": length, "max_side": self.max_side + longer // 2, "cut": self.cut + longer}
 
     def length_chance(self) -> float:
         if self.form == "paper":
@@ -167,6 +172,8 @@ class TriggerCount(Task):
         vocab_size    token ids, the padding's 0 included
         num_triggers  trigger words (paper: 10 to 30, 20 unless given; released: 30)
         max_count     greatest count; 100, or ``words`` if that is less, unless given
+
+    Longer texts have the same counts among more words.
     """
 
     name = "trigger-count"
@@ -185,21 +192,25 @@ class TriggerCount(Task):
         self.form = choose("form", form, ("paper", "released"))
         released = self.form == "released"
         self.num_triggers = (30 if released else 20) if num_triggers is None else num_triggers
-        _at_least(1, length=length, num_triggers=self.num_triggers)
-        _at_least(self.num_triggers + 2, vocab_size=vocab_size)
+        at_least(1, length=length, num_triggers=self.num_triggers)
+        at_least(self.num_triggers + 2, vocab_size=vocab_size)
         self.length, self.vocab_size = length, vocab_size
         self.words = (min(120, length) if released else length) if words is None else words
-        _at_least(1, words=self.words)
+        at_least(1, words=self.words)
         if self.words > length:
             raise InputError(f"words: {self.words} was given; it must be from 1 to length ({length}).")
         self.max_count = min(100, self.words) if max_count is None else max_count
-        _at_least(1, max_count=self.max_count)
+        at_least(1, max_count=self.max_count)
         if self.max_count > self.words:
             raise InputError(f"max_count: {self.max_count} was given; the triggers must fit the {self.words} words.")
 
     @property
     def labels(self) -> range:
         return range(self.max_count + 1)
+
+    def options_at(self, length: int) -> dict[str, Any]:
+        kept = {name: getattr(self, name) for name in ("form", "vocab_size", "num_triggers", "max_count")}
+        return {**kept, "length": length, "words": self.words + length - self.length}
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
         triggers, others = _words(self.vocab_size, self.num_triggers, seed)

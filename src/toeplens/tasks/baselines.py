@@ -1,0 +1,84 @@
+"""What rules score that need no model: a guess from the length, from one token, or from the bag of tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int
+
+from toeplens.ground import InputError
+from toeplens.tasks.base import PAD, Examples
+
+_CHUNK = 4096
+
+
+def trivial_baselines(train: Examples, test: Examples) -> dict[str, float]:
+    """Accuracy on ``test`` of simple rules that are fitted on ``train``; what a model must beat to have learnt a task.
+
+    A rule looks at one fact of the text and answers with the label that is most frequent in ``train`` for that fact,
+    or, where it never occurs there, with the most frequent label of all:
+        constant        no fact
+        length          tokens before the padding
+        first           the first token
+        last            the last token, which is the query where there is one
+        last but one    the token before it; none in a text of one token
+        most frequent   the token that occurs most often in the text, the lowest id of several
+    and one rule looks at all tokens, without their order:
+        bag             naive Bayes on the counts of all tokens, with one added to each count
+
+    The two sets may have texts of different lengths. Raises `InputError` for an empty set.
+    """
+    for field, examples in (("train", train), ("test", test)):
+        if not len(examples):
+            raise InputError(f"{field}: no examples were given; at least one is needed.")
+    vocab_size = 1 + int(max(train.tokens.max(), test.tokens.max()))
+    facts = [_facts(examples, vocab_size) for examples in (train, test)]
+    hits = {rule: _by_fact(facts[0][rule], train.labels, facts[1][rule]) == test.labels for rule in facts[0]}
+    hits["bag"] = _by_bag(train, test, vocab_size) == test.labels
+    return {rule: float(np.mean(hit)) for rule, hit in hits.items()}
+
+
+def _facts(examples: Examples, vocab_size: int) -> dict[str, Int[np.ndarray, "n"]]:
+    rows, tokens, lengths = np.arange(len(examples)), examples.tokens, examples.lengths
+    parts = [slice(start, start + _CHUNK) for start in range(0, len(examples), _CHUNK)]
+    return {
+        "constant": np.zeros(len(examples), dtype=np.int64),
+        "length": lengths,
+        "first": tokens[:, 0],
+        "last": tokens[rows, lengths - 1],
+        "last but one": np.where(lengths > 1, tokens[rows, np.maximum(lengths - 2, 0)], PAD),
+        "most frequent": np.concatenate([_counts(tokens[part], vocab_size).argmax(axis=1) for part in parts]),
+    }
+
+
+def _by_fact(
+    facts: Int[np.ndarray, "n"], labels: Int[np.ndarray, "n"], asked: Int[np.ndarray, "m"]
+) -> Int[np.ndarray, "m"]:
+    """The most frequent label of each fact that is asked for, the least of several."""
+    answers = np.full(1 + max(int(facts.max()), int(asked.max())), np.bincount(labels).argmax())
+    pairs, counts = np.unique(np.stack((facts, labels)), axis=1, return_counts=True)
+    order = np.lexsort((-pairs[1], counts))  # the last that is written for a fact stays
+    answers[pairs[0, order]] = pairs[1, order]
+    return answers[asked]
+
+
+def _by_bag(train: Examples, test: Examples, vocab_size: int) -> Int[np.ndarray, "m"]:
+    """The label with the greatest posterior of a naive Bayes model of the tokens' counts."""
+    labels, which = np.unique(train.labels, return_inverse=True)
+    inside = train.tokens != PAD
+    found = np.broadcast_to(which[:, None], inside.shape)[inside] * vocab_size + train.tokens[inside]
+    counts = np.bincount(found, minlength=len(labels) * vocab_size).reshape(len(labels), vocab_size) + 1.0
+    logs = np.log(counts / counts.sum(axis=1, keepdims=True))
+    prior = np.log(np.bincount(which) / len(which))
+    guesses = [
+        (_counts(test.tokens[start : start + _CHUNK], vocab_size) @ logs.T + prior).argmax(axis=1)
+        for start in range(0, len(test), _CHUNK)
+    ]
+    return labels[np.concatenate(guesses)]
+
+
+def _counts(tokens: Int[np.ndarray, "n length"], vocab_size: int) -> Int[np.ndarray, "n vocab_size"]:
+    """How often each token occurs in each text, the padding not at all."""
+    found = np.arange(len(tokens))[:, None] * vocab_size + tokens
+    counts = np.bincount(found.ravel(), minlength=len(tokens) * vocab_size).reshape(len(tokens), vocab_size)
+    counts[:, PAD] = 0
+    return counts

@@ -1,0 +1,175 @@
+"""Bracket languages of bounded depth: is a text balanced, and how deep does it end?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from toeplens.ground import InputError, choose
+from toeplens.tasks.base import Examples
+from toeplens.tasks.texts import SizedTask, at_least, finish
+
+Ask = Literal["member", "depth"]
+_TRIES = 40  # with one kind, an exchange in eight or so will do
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dyck(SizedTask):
+    """Is the text of brackets balanced, or how many are open at its end? (Dyck-k: arXiv 1906.06755, bounded 2105.11115)
+
+    ``member``  the label is 1 for a balanced text, as ( [ ] ), and 0 for one that is not, as ( [ ) ]; half of the texts
+                are balanced. The others are balanced texts with two different brackets exchanged, neither of them the
+                first or the last one unless no others were found: each kind still opens as often as it closes, so that
+                counts tell nothing.
+    ``depth``   the texts begin balanced texts; the label is the number of brackets open at the end, 2 for ( ( ) [. It
+                is uniform on the depths that a text of that length can have, of which every second one is possible:
+                they are odd where the length is.
+
+    All ways through the depths 0..``max_depth`` with the same length and end are equally likely, and so are all kinds.
+
+    Arguments
+        length, min_length  most and fewest brackets, each number as likely (for ``member``, each even number); unless
+                            given, all texts have ``length``, or for ``depth`` one less, so that every depth occurs
+        kinds               kinds of brackets, k
+        max_depth           deepest nesting (of the balanced text, where one was broken)
+        ask                 ``member`` or ``depth``
+
+    Longer texts have more brackets within the same depth.
+    """
+
+    name: ClassVar[str] = "dyck"
+    answer: ClassVar[Literal["position", "content", "both"]] = "both"
+
+    kinds: int = 2
+    max_depth: int = 8
+    ask: Ask = "member"
+
+    def __post_init__(self) -> None:
+        choose("ask", self.ask, ("member", "depth"))
+        at_least(1, kinds=self.kinds, max_depth=self.max_depth)
+        self.check_lengths(2)
+        if self.ask == "member" and self.length % 2:
+            raise InputError(f"length: {self.length} was given; balanced texts have an even number of brackets.")
+        if self.ask == "depth" and self.max_depth > self.length:
+            raise InputError(f"max_depth: {self.max_depth} was given; {self.length} brackets do not get that deep.")
+        if self.ask == "depth" and self.shortest == self.length:
+            raise InputError(
+                f"min_length: {self.min_length} was given; for every depth to occur it must be less than length."
+            )
+
+    @property
+    def shortest(self) -> int:
+        return self.length - (self.ask == "depth") if self.min_length is None else self.min_length
+
+    @property
+    def vocab_size(self) -> int:
+        return max(1 + 2 * self.kinds, len(self.labels))
+
+    @property
+    def labels(self) -> range:
+        return range(2) if self.ask == "member" else range(self.max_depth + 1)
+
+    def shares(self) -> Float[np.ndarray, "lengths labels"] | None:
+        if self.ask == "member":
+            return None
+        lengths = np.arange(self.shortest, self.length + 1)[:, None]
+        depths = np.arange(self.max_depth + 1)
+        reached = (depths <= lengths) & ((lengths - depths) % 2 == 0)
+        return reached / reached.sum(axis=1, keepdims=True) / len(lengths)
+
+    def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
+        if self.ask == "depth":
+            lengths = self.draw_lengths(rng, count)
+            odd = lengths % 2
+            depths = odd + 2 * rng.integers(0, (np.minimum(lengths, self.max_depth) - odd) // 2 + 1)
+            return finish(self._walk(rng, lengths, depths), depths, lengths)
+        lengths = 2 * rng.integers((self.shortest + 1) // 2, self.length // 2 + 1, size=count)
+        labels = rng.integers(0, 2, size=count)
+        tokens = self._walk(rng, lengths, np.zeros(count, dtype=np.int64))
+        self._unbalance(rng, tokens, lengths, np.flatnonzero(labels == 0))
+        return finish(tokens, labels, lengths)
+
+    def _walk(
+        self, rng: np.random.Generator, lengths: Int[np.ndarray, "n"], ends: Int[np.ndarray, "n"]
+    ) -> Int[np.ndarray, "n length"]:
+        """Texts that end at the depths ``ends``; what comes after their ``lengths`` has no meaning."""
+        rows = np.arange(len(lengths))
+        climbs = _climbs(self.length, self.max_depth)
+        chances = rng.random((self.length, len(rows)))
+        kinds = rng.integers(0, self.kinds, size=(self.length, len(rows)))
+        tokens = np.zeros((self.length, len(rows)), dtype=np.int64)
+        stack = np.zeros((self.max_depth + 2, len(rows)), dtype=np.int64)
+        depth = np.zeros(len(rows), dtype=np.int64)
+        for step in range(self.length):
+            left = np.maximum(lengths - step, 0)
+            opens = chances[step] < climbs[left, depth, ends]
+            stack[depth[opens], rows[opens]] = kinds[step, opens]
+            depth = np.where(opens, depth + 1, np.maximum(depth - 1, 0))
+            tokens[step] = np.where(opens, 1 + kinds[step], 1 + self.kinds + stack[depth, rows])
+        return np.ascontiguousarray(tokens.T)
+
+    def _unbalance(
+        self,
+        rng: np.random.Generator,
+        tokens: Int[np.ndarray, "n length"],
+        lengths: Int[np.ndarray, "n"],
+        rows: Int[np.ndarray, "m"],
+    ) -> None:
+        """Exchange two brackets of each of ``rows``, in place, so that the text is no longer balanced."""
+        for _ in range(_TRIES):
+            if not len(rows):
+                return
+            last = np.maximum(lengths[rows] - 2, 1)
+            one, other = (rng.integers(1, last + 1) for _ in range(2))
+            _exchange(tokens, rows, one, other)
+            still = self._balanced(tokens[rows], lengths[rows])
+            rows, one, other = rows[still], one[still], other[still]
+            _exchange(tokens, rows, one, other)
+        _exchange(tokens, rows, np.zeros_like(rows), lengths[rows] - 1)
+
+    def _balanced(self, tokens: Int[np.ndarray, "n length"], lengths: Int[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
+        rows = np.arange(len(lengths))
+        by_step = np.ascontiguousarray(tokens.T)
+        stack = np.zeros((self.max_depth + 4, len(rows)), dtype=np.int64)  # an exchange adds at most 2 to the depth
+        depth = np.zeros(len(rows), dtype=np.int64)
+        good = np.ones(len(rows), dtype=bool)
+        for step in range(self.length):
+            token = by_step[step]
+            live = good & (step < lengths)
+            opens = token <= self.kinds
+            down = live & ~opens
+            good[down] = (depth[down] > 0) & (stack[depth[down] - 1, rows[down]] == token[down] - self.kinds)
+            up = live & opens
+            stack[depth[up], rows[up]] = token[up]
+            depth = depth + up - (down & good)
+        return good & (depth == 0)
+
+
+def _exchange(
+    tokens: Int[np.ndarray, "n length"],
+    rows: Int[np.ndarray, "m"],
+    one: Int[np.ndarray, "m"],
+    other: Int[np.ndarray, "m"],
+) -> None:
+    tokens[rows, one], tokens[rows, other] = tokens[rows, other], tokens[rows, one]
+
+
+@lru_cache(maxsize=16)
+def _climbs(steps: int, deepest: int) -> Float[np.ndarray, "left depth end"]:
+    """How likely the next bracket opens, by the brackets left, the depth now and the depth at the end.
+
+    It is the share of the ways on from here that begin so, among all that stay within 0..``deepest``.
+    """
+    found = np.zeros((steps + 1, deepest + 1, deepest + 1))
+    ways = np.eye(deepest + 1)
+    for left in range(1, steps + 1):
+        up, down = np.zeros_like(ways), np.zeros_like(ways)
+        up[:-1], down[1:] = ways[1:], ways[:-1]
+        ways = up + down
+        np.divide(up, ways, out=found[left], where=ways > 0)
+        ways /= ways.max(axis=0)  # only ratios matter, and numbers of ways soon overflow
+    return found

@@ -1,0 +1,214 @@
+"""Looking a word up by its place (index), by its key (retrieval), and by a place next to a key's (mix)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from toeplens.ground import InputError
+from toeplens.tasks.base import Examples
+from toeplens.tasks.texts import SizedTask, at_least, finish, places, whole, yes_or_no
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index(SizedTask):
+    """Which word stands at the stated place? (after the index task of arXiv 2511.11579)
+
+    Random words, then an index token that states a place; the label is the word there. Index token 0 states the first
+    word, or with ``from_end`` the last one, 1 the next to it. After the words a b c, index token 0 asks for a, or c.
+
+    Arguments
+        length, min_length  most and fewest tokens of a text, the index token included; all have ``length`` unless given
+        words               different words; the label is the word's token id, 1..``words``
+        positions           places that are asked for; all of the shortest text unless given
+        from_end            places count from the end
+
+    Longer texts have more words, of which the same places are asked for.
+    """
+
+    name: ClassVar[str] = "index"
+    answer: ClassVar[Literal["position", "content", "both"]] = "position"
+
+    words: int = 32
+    positions: int | None = None
+    from_end: bool = False
+
+    def __post_init__(self) -> None:
+        self.check_lengths(2)
+        at_least(2, words=self.words)
+        at_least(1, positions=self.asked)
+        yes_or_no(from_end=self.from_end)
+        if self.asked >= self.shortest:
+            raise InputError(
+                f"positions: {self.asked} was given; the shortest text has {self.shortest - 1} words to ask for."
+            )
+
+    @property
+    def asked(self) -> int:
+        """Number of places that are asked for."""
+        return self.shortest - 1 if self.positions is None else self.positions
+
+    @property
+    def vocab_size(self) -> int:
+        return 1 + self.words + self.asked
+
+    @property
+    def labels(self) -> range:
+        return range(1, self.words + 1)
+
+    def options_at(self, length: int) -> dict[str, Any]:
+        return {**super().options_at(length), "positions": self.asked}
+
+    def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
+        rows = np.arange(count)
+        lengths = self.draw_lengths(rng, count)
+        tokens = rng.integers(1, self.words + 1, size=(count, self.length))
+        stated = rng.integers(0, self.asked, size=count)
+        labels = tokens[rows, lengths - 2 - stated if self.from_end else stated]
+        tokens[rows, lengths - 1] = 1 + self.words + stated
+        return finish(tokens, labels, lengths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrieval(SizedTask):
+    """Which value does the key at the end have? (after the retrieval task of arXiv 2511.11579)
+
+    Pair words, each of which holds a key and its value, stand among distractors in any order; the text ends in one of
+    their keys and the label is its value. In the text (b, 3) x (a, 1) (c, 1) b, with x a distractor, it is 3. A pair is
+    one word, so that no word's place matters; with keys and values as words of their own it is `recall` with one query.
+
+    Arguments
+        length, min_length  most and fewest tokens of a text, the query included; all have ``length`` unless given
+        keys, values        different keys and values; the label is the value, 0..``values`` - 1
+        pairs               pairs in a text, all of different keys
+        distractors         different distractor words; with 0 a text is its pairs and the query, the rest padding
+
+    Longer texts have more distractors, or, if there are none, more pairs.
+    """
+
+    name: ClassVar[str] = "retrieval"
+    answer: ClassVar[Literal["position", "content", "both"]] = "content"
+
+    keys: int = 8
+    values: int = 16
+    pairs: int = 8
+    distractors: int = 32
+
+    def __post_init__(self) -> None:
+        at_least(0, distractors=self.distractors)
+        at_least(1, keys=self.keys, pairs=self.pairs)
+        at_least(2, values=self.values)
+        if self.pairs > self.keys:
+            raise InputError(f"pairs: {self.pairs} was given; there are only {self.keys} different keys.")
+        self.check_lengths(self.pairs + 1)
+        if self.min_length is not None and not self.distractors:
+            raise InputError(
+                f"min_length: {self.min_length} was given; without distractors all texts have {self.pairs + 1} tokens."
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        return 1 + self.keys * self.values + self.keys + self.distractors
+
+    @property
+    def labels(self) -> range:
+        return range(self.values)
+
+    def options_at(self, length: int) -> dict[str, Any]:
+        pairs = self.pairs if self.distractors else length - 1
+        return {**super().options_at(length), "pairs": pairs}
+
+    def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
+        query = 1 + self.keys * self.values
+        if self.distractors:
+            lengths = self.draw_lengths(rng, count)
+            tokens = query + self.keys + rng.integers(0, self.distractors, size=(count, self.length))
+        else:
+            lengths = np.full(count, self.pairs + 1)
+            tokens = np.zeros((count, self.length), dtype=np.int64)
+        keys = places(rng, np.full(count, self.keys), self.keys, self.pairs)
+        values = rng.integers(0, self.values, size=keys.shape)
+        where = places(rng, lengths - 1, self.length, self.pairs)
+        np.put_along_axis(tokens, where, 1 + keys * self.values + values, axis=1)
+        tokens[np.arange(count), lengths - 1] = query + keys[:, 0]  # the first of them is any: their places are random
+        return finish(tokens, values[:, 0], lengths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix(SizedTask):
+    """Which word stands a stated number of places after the key? (after the mixed task of arXiv 2511.11579)
+
+    Different keys stand among random words; the text ends in one of the keys and an offset token, and the label is the
+    word that many places after (before, if it is negative) that key in the text. In the text x K y z J x K <2> it is z.
+    A single offset is not stated.
+
+    Arguments
+        length, min_length  most and fewest tokens of a text, the query included; all have ``length`` unless given
+        words               different words; the label is the word's token id, 1..``words``
+        keys                different keys
+        placed              keys in a text
+        min_offset, max_offset   least and greatest offset; 0, the key itself, is left out
+
+    Longer texts have more words and the same number of keys.
+    """
+
+    name: ClassVar[str] = "mix"
+    answer: ClassVar[Literal["position", "content", "both"]] = "both"
+
+    words: int = 32
+    keys: int = 8
+    placed: int = 4
+    min_offset: int = 1
+    max_offset: int = 4
+
+    def __post_init__(self) -> None:
+        whole(min_offset=self.min_offset, max_offset=self.max_offset)
+        at_least(2, words=self.words)
+        at_least(1, keys=self.keys, placed=self.placed)
+        if self.placed > self.keys:
+            raise InputError(f"placed: {self.placed} was given; there are only {self.keys} different keys.")
+        if self.min_offset > self.max_offset:
+            raise InputError(
+                f"min_offset: {self.min_offset} was given; it must be at most max_offset ({self.max_offset})."
+            )
+        if not len(self.offsets):
+            raise InputError("max_offset: 0 was given as the only offset; that is the key itself.")
+        self.check_lengths(max(self.placed, int(np.abs(self.offsets).max())) + 1 + self.asking)
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """The offsets that are asked for."""
+        between = np.arange(self.min_offset, self.max_offset + 1)
+        return between[between != 0]
+
+    @property
+    def asking(self) -> int:
+        """Tokens of the query: the key, and the offset unless there is only one."""
+        return 1 + (len(self.offsets) > 1)
+
+    @property
+    def vocab_size(self) -> int:
+        return 1 + self.words + self.keys + (len(self.offsets) if self.asking > 1 else 0)
+
+    @property
+    def labels(self) -> range:
+        return range(1, self.words + 1)
+
+    def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
+        rows = np.arange(count)
+        lengths = self.draw_lengths(rng, count)
+        sizes = lengths - self.asking
+        tokens = rng.integers(1, self.words + 1, size=(count, self.length))
+        which = rng.integers(0, len(self.offsets), size=count)
+        offset = self.offsets[which]
+        at = rng.integers(np.maximum(0, -offset), sizes - np.maximum(0, offset))
+        labels = tokens[rows, at + offset]
+        keys = 1 + self.words + places(rng, np.full(count, self.keys), self.keys, self.placed)
+        others = places(rng, sizes, self.length, self.placed - 1, barred=np.stack((at, at + offset), axis=1))
+        np.put_along_axis(tokens, np.column_stack((at, others)), keys, axis=1)
+        tokens[rows, sizes] = keys[:, 0]
+        if self.asking > 1:
+            tokens[rows, sizes + 1] = 1 + self.words + self.keys + which
+        return finish(tokens, labels, lengths)

@@ -1,0 +1,245 @@
+"""What holds for every task: examples from a seed, train apart from test, chance as counted, other lengths."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from toeplens import tasks
+from toeplens.ground import InputError
+from toeplens.tasks import PAD, Examples, Task, build
+
+SAFE = 1e-4  # every draw here is seeded, so a statistic passes always or never
+COUNT = 8_000
+
+# Small, so that every label is seen often, with every option away from its default somewhere; and a longer length.
+CASES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "distance": ("trigger-distance", {"length": 9, "vocab_size": 20, "num_triggers": 3}, 15),
+    "count": ("trigger-count", {"length": 9, "vocab_size": 20, "num_triggers": 5}, 15),
+    "index": ("index", {"length": 10, "words": 5}, 17),
+    "index-from-end": ("index", {"length": 12, "min_length": 7, "words": 5, "positions": 4, "from_end": True}, 20),
+    "retrieval": (
+        "retrieval",
+        {"length": 9, "min_length": 6, "keys": 5, "values": 4, "pairs": 3, "distractors": 6},
+        20,
+    ),
+    "retrieval-bare": ("retrieval", {"length": 7, "keys": 7, "values": 4, "pairs": 5, "distractors": 0}, 8),
+    "mix": ("mix", {"length": 10, "min_length": 9, "words": 6, "keys": 4, "placed": 3, "min_offset": -2}, 18),
+    "mix-fixed": ("mix", {"length": 8, "words": 6, "keys": 3, "placed": 3, "max_offset": 1}, 15),
+    "recall": ("recall", {"length": 13, "keys": 5, "values": 4, "pairs": 3, "queries": 2, "distractors": 3}, 21),
+    "recall-bare": ("recall", {"length": 14, "keys": 8, "values": 4, "pairs": 4, "queries": 3, "distractors": 0}, 21),
+    "region": ("contextual-count", {"length": 15, "min_length": 13, "regions": 2, "max_count": 3, "words": 3}, 24),
+    "parity": ("parity", {"length": 16, "min_length": 12, "marks": 2, "words": 3}, 25),
+    "member": ("dyck", {"length": 14, "min_length": 9, "kinds": 3, "max_depth": 4}, 20),
+    "depth": ("dyck", {"length": 14, "min_length": 3, "max_depth": 5, "ask": "depth"}, 20),
+    "copy": ("copy", {"length": 13, "min_items": 4, "words": 5}, 20),
+    "copy-unique": ("copy", {"length": 12, "min_items": 4, "words": 12, "repeats": False}, 20),
+    "reverse": ("reverse", {"length": 12, "min_items": 5, "words": 5}, 20),
+    "sort": ("sort", {"length": 12, "min_items": 4, "words": 5}, 20),
+    "sort-unique": ("sort", {"length": 12, "min_items": 4, "words": 11, "repeats": False}, 20),
+    "addition": ("addition", {"length": 15, "min_digits": 2, "base": 6}, 24),
+    "addition-least": ("addition", {"length": 16, "base": 5, "order": "least-first"}, 24),
+    "addition-padded": ("addition", {"length": 14, "min_digits": 2, "base": 7, "padded": True}, 24),
+}
+each_case = pytest.mark.parametrize("which", CASES)
+
+
+def case(which: str) -> Task:
+    name, options, _ = CASES[which]
+    return build(name, **options)
+
+
+def draw(task: Task, count: int, seed: int = 0) -> Examples:
+    return task.draw(np.random.Generator(np.random.Philox(seed)), count, seed)
+
+
+@cache
+def drawn(which: str) -> Examples:
+    return draw(case(which), COUNT)
+
+
+def same(a: Examples, b: Examples) -> bool:
+    return all(np.array_equal(getattr(a, f), getattr(b, f)) for f in ("tokens", "labels", "lengths"))
+
+
+def rows(tokens: np.ndarray) -> set[tuple[int, ...]]:
+    return {tuple(row) for row in tokens.tolist()}
+
+
+def assert_well_formed(task: Task, examples: Examples) -> None:
+    assert examples.tokens.shape == (len(examples), task.length)
+    assert examples.labels.shape == examples.lengths.shape == (len(examples),)
+    assert {examples.tokens.dtype, examples.labels.dtype, examples.lengths.dtype} == {np.dtype(np.int64)}
+    inside = np.arange(task.length) < examples.lengths[:, None]
+    assert (examples.tokens[~inside] == PAD).all()
+    assert (examples.tokens[inside] > PAD).all()
+    assert (examples.tokens < task.vocab_size).all()
+    assert np.isin(examples.labels, list(task.labels)).all()
+
+
+def test_every_task_has_a_case():
+    assert {name for name, _, _ in CASES.values()} == set(tasks.names())
+
+
+@each_case
+def test_examples_are_well_formed_and_every_label_occurs(which: str):
+    task = case(which)
+    assert_well_formed(task, drawn(which))
+    assert set(drawn(which).labels.tolist()) == set(task.labels)
+    assert drawn(which).lengths.max() <= task.length
+
+
+@pytest.mark.parametrize("name", tasks.names())
+def test_the_defaults_make_a_task(name: str):
+    task = build(name)
+    assert isinstance(task, tasks.get(name))
+    assert task.answer in ("position", "content", "both")
+    assert max(task.labels) < task.vocab_size  # a decoder has as many classes as tokens unless told otherwise
+    assert {"length"} <= set(tasks.options(name))
+    assert 0 < task.chance() <= task.length_chance() <= 1
+    assert_well_formed(task, draw(task, 200))
+
+
+@each_case
+def test_a_data_set_is_a_function_of_its_seed_and_streams(which: str):
+    task = case(which)
+    once = task.dataset("train", 300, seed=3)
+    assert same(once, case(which).dataset("train", 300, seed=3))
+    assert not np.array_equal(once.tokens, task.dataset("train", 300, seed=4).tokens)
+    assert same(next(task.stream("train", 3))[:300], once)
+
+
+@each_case
+def test_train_and_test_share_no_text_and_no_question(which: str):
+    task = case(which)
+    train, test = (task.dataset(split, 1500, seed=0) for split in ("train", "test"))
+    assert len(rows(train.tokens)) == len(rows(test.tokens)) == 1500
+    assert not rows(train.tokens) & rows(test.tokens)
+    assert not rows(task.split_key(train)) & rows(task.split_key(test))
+
+
+@pytest.mark.parametrize("which", ["copy", "reverse", "sort", "addition", "recall"])
+def test_texts_that_answer_the_same_question_are_split_together(which: str):
+    """The hash of the whole text would put a question's steps into train and test alike."""
+    task, examples = case(which), drawn(which)
+    key = task.split_key(examples)
+    assert len(rows(key)) < len(rows(examples.tokens))
+    question = (key != PAD).sum(axis=1)
+    assert (question < examples.lengths).all()
+    by_question: dict[tuple[int, ...], set[bool]] = {}
+    for text, is_test in zip(key.tolist(), tasks.in_test(tasks.fingerprint(examples.tokens)), strict=True):
+        by_question.setdefault(tuple(text), set()).add(bool(is_test))
+    assert any(len(sides) == 2 for sides in by_question.values())
+
+
+@each_case
+def test_the_joint_distribution_of_length_and_label_is_as_stated(which: str):
+    task, examples = case(which), drawn(which)
+    lengths, labels = np.unique(examples.lengths), list(task.labels)
+    counts = np.zeros((len(lengths), len(labels)))
+    np.add.at(counts, (np.searchsorted(lengths, examples.lengths), examples.labels - labels[0]), 1)
+    stated = task.shares()
+    if stated is None:
+        expected = np.repeat(counts.sum(axis=1, keepdims=True) / len(labels), len(labels), axis=1)
+    else:
+        assert stated.sum() == pytest.approx(1, abs=1e-12)
+        expected = COUNT * stated[stated.any(axis=1)]
+    assert counts.shape == expected.shape
+    assert not counts[expected == 0].any()
+    common = expected >= 5
+    found = np.append(counts[common], counts[~common].sum())
+    wanted = np.append(expected[common], expected[~common].sum())
+    kept = wanted > 0
+    assert stats.chisquare(found[kept], wanted[kept] * found.sum() / wanted.sum()).pvalue > SAFE
+
+
+@each_case
+def test_chance_is_what_the_best_constant_guess_gets(which: str):
+    task = case(which)
+    if which == "distance":
+        assert task.chance() == 1 / len(task.labels)
+    counts = np.bincount(drawn(which).labels)[list(task.labels)]
+    for ignored in (None, task.labels[int(counts.argmax())]):
+        kept = counts[[label != ignored for label in task.labels]]
+        chance = task.chance(ignored)
+        assert kept.max() / kept.sum() == pytest.approx(chance, abs=5 * (chance / kept.sum()) ** 0.5)
+
+
+@each_case
+def test_length_chance_is_what_the_best_guess_from_the_length_gets(which: str):
+    task, examples = case(which), drawn(which)
+    half = COUNT // 2
+    learn, check = examples[:half], examples[half:]
+    best = {n: np.bincount(learn.labels[learn.lengths == n]).argmax() for n in np.unique(learn.lengths)}
+    hits = np.mean([best.get(n, -1) == label for n, label in zip(check.lengths, check.labels, strict=True)])
+    assert hits < task.length_chance() + 5 * (task.length_chance() / half) ** 0.5
+    if task.shares() is not None:
+        assert hits == pytest.approx(task.length_chance(), abs=0.025)
+
+
+@each_case
+def test_at_another_length_the_labels_and_the_words_stay(which: str):
+    task, length = case(which), CASES[which][2]
+    longer = task.at_length(length)
+    assert type(longer) is type(task)
+    assert (longer.length, longer.labels, longer.vocab_size) == (length, task.labels, task.vocab_size)
+    examples = draw(longer, 2000)
+    assert_well_formed(longer, examples)
+    assert examples.lengths.max() > drawn(which).lengths.max()
+    assert set(examples.tokens.flat) - {PAD} <= set(drawn(which).tokens.flat)  # no token that training has not seen
+    assert set(examples.labels.tolist()) == set(task.labels)
+    again = longer.at_length(task.length)
+    assert (again.labels, again.vocab_size) == (task.labels, task.vocab_size)
+
+
+@each_case
+def test_the_length_it_has_gives_its_longest_texts(which: str):
+    task = case(which)
+    again = task.at_length(task.length)
+    assert (again.length, again.labels) == (task.length, task.labels)
+    assert draw(again, 500).lengths.max() >= drawn(which).lengths.max()
+    assert draw(again, 500).lengths.min() >= drawn(which).lengths.min()
+
+
+@pytest.mark.parametrize("length", [0, -3, 8.0, True, "8"])
+def test_a_length_that_is_none_is_refused(length: Any):
+    with pytest.raises(InputError, match=r"^length: .* was given; it must be a whole number of at least 1"):
+        build("parity").at_length(length)
+
+
+TOO_SHORT = [
+    ("index", {"length": 10}, 9, "length: 9 was given; index cannot be the same there: positions: 9 was given"),
+    ("retrieval", {}, 8, "length: 8 was given; it must be a whole number of at least 9."),
+    ("retrieval", {"distractors": 0, "length": 9}, 10, "pairs: 9 was given; there are only 8 different keys."),
+    ("mix", {}, 6, "length: 6 was given; it must be a whole number of at least 7."),
+    ("recall", {}, 22, "length: 22 was given; it must be a whole number of at least 23."),
+    ("recall", {"distractors": 0}, 73, "pairs: 33 was given; there are only 32 different keys."),
+    ("contextual-count", {}, 30, "length: 30 was given; it must be a whole number of at least 31."),
+    ("dyck", {}, 65, "length: 65 was given; balanced texts have an even number of brackets."),
+    ("dyck", {"ask": "depth"}, 7, "max_depth: 8 was given; 7 brackets do not get that deep."),
+    ("copy", {}, 1, "length: 1 was given; it must be a whole number of at least 2."),
+    ("sort", {"repeats": False}, 66, "words: 32 was given; without repeats 33 items need as many."),
+    ("addition", {}, 5, "length: 5 was given; it must be a whole number of at least 6."),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "length", "message"), TOO_SHORT)
+def test_a_length_at_which_it_would_be_another_task_is_refused(
+    name: str, options: dict[str, Any], length: int, message: str
+):
+    with pytest.raises(InputError) as caught:
+        build(name, **options).at_length(length)
+    assert str(caught.value).startswith(f"length: {length} was given; {name} cannot be the same there: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_streams_do_not_end_before_the_texts_do():
+    task = build("parity", length=5)
+    found = [rows(part.tokens) for split in ("train", "test") for part in itertools.islice(task.stream(split, 0), 60)]
+    assert sum(len(part) for part in found) == len(set().union(*found)) == 2**5
