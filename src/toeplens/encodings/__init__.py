@@ -3,6 +3,7 @@
 from toeplens.encodings.attention import KEPT, attend, attention_logits, attention_weights, fixed_bias
 from toeplens.encodings.base import Coupling, PositionalEncoding, Positions, offsets_between
 from toeplens.encodings.bias import OffsetBias
+from toeplens.encodings.control import BandControl, controlled, swapped
 from toeplens.encodings.latent import MLA
 from toeplens.encodings.registry import build, get, names, options
 from toeplens.encodings.rotary import Rotary
@@ -11,6 +12,7 @@ from toeplens.encodings.seen import Seen
 __all__ = [
     "KEPT",
     "MLA",
+    "BandControl",
     "Coupling",
     "OffsetBias",
     "PositionalEncoding",
@@ -21,9 +23,11 @@ __all__ = [
     "attention_logits",
     "attention_weights",
     "build",
+    "controlled",
     "fixed_bias",
     "get",
     "names",
     "offsets_between",
     "options",
+    "swapped",
 ]

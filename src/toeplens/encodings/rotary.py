@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Complex, Float, Int
@@ -15,6 +15,9 @@ from toeplens.encodings.base import PositionalEncoding, Positions, require_even
 from toeplens.encodings.nope import NoPE
 from toeplens.encodings.precision import widened
 from toeplens.ground import InputError, choose
+
+if TYPE_CHECKING:
+    from toeplens.encodings.control import BandControl
 
 Pairing = Literal["interleaved", "half"]
 
@@ -58,6 +61,7 @@ class Rotary(PositionalEncoding):
     coupling = "rotation"
     frequencies: Tensor
     magnitude: float = 1.0
+    control: BandControl | None = None  # see `toeplens.encodings.control`
 
     def __init__(self, frequencies: Float[Tensor, "H n"], *, pairing: Pairing, first: int = 0, **sizes: int) -> None:
         super().__init__(**sizes)
@@ -83,6 +87,8 @@ class Rotary(PositionalEncoding):
 
     def _turn(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
         width = 2 * self.frequencies.shape[-1]
+        if self.control is not None:
+            tables = self.control.tables(*tables, self.num_heads)
         if width == x.shape[-1]:
             return turn(x, *tables, self.pairing)
         before, middle, after = x.split((self.first, width, x.shape[-1] - self.first - width), dim=-1)
@@ -103,7 +109,8 @@ class Rotary(PositionalEncoding):
         """
         frequencies = self.frequencies_at(torch.tensor([self.max_len - 1], device=self.frequencies.device))
         phases = frequencies.unsqueeze(-1) * offsets.to(torch.float64)
-        return torch.polar(torch.full_like(phases, self.magnitude**2), phases)
+        turns = torch.polar(torch.full_like(phases, self.magnitude**2), phases)
+        return turns if self.control is None else self.control.kernel(turns, self.num_heads)
 
 
 class RoPE(Rotary):

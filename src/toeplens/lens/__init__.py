@@ -2,11 +2,13 @@
 
 from toeplens.lens.ablate import Memory, ablate_heads
 from toeplens.lens.attribution import Scalable, rank_correlation
+from toeplens.lens.bands import BandAblation, ablate_bands
 from toeplens.lens.bootstrap import Estimate, bootstrap_means, over_seeds
 from toeplens.lens.contraction import Contraction, contraction
 from toeplens.lens.decay import DecayFit, fit_decay
-from toeplens.lens.decompose import KINDS, LogitParts, NoForm, Shares, decompose
+from toeplens.lens.decompose import KINDS, LogitParts, NoForm, decompose
 from toeplens.lens.deposit import THRESHOLDS, LayerDeposit, deposit, gini
+from toeplens.lens.frequency import FrequencyUse, frequency_use
 from toeplens.lens.gradient_seed import SeedStrength, seed_strength
 from toeplens.lens.gradients import Differentiable
 from toeplens.lens.head_ablation import HeadAblation
@@ -17,6 +19,7 @@ from toeplens.lens.margins import Margins, margins
 from toeplens.lens.position_effect import PositionEffect, position_effect
 from toeplens.lens.positional_drift import PositionalDrift, positional_drift
 from toeplens.lens.representation import Representation, representation
+from toeplens.lens.shares import Shares
 from toeplens.lens.single_phase import SinglePhase, single_phase
 from toeplens.lens.spectrum import Szego, extreme_eigenvalues, hermitian_part, symbol, szego, toeplitz_operator
 from toeplens.lens.splits import Split, position_parts
@@ -28,12 +31,14 @@ __all__ = [
     "KINDS",
     "THRESHOLDS",
     "AttentionTrace",
+    "BandAblation",
     "Batch",
     "Contraction",
     "CurveDimension",
     "DecayFit",
     "Differentiable",
     "Estimate",
+    "FrequencyUse",
     "HeadAblation",
     "HeadSets",
     "LayerDeposit",
@@ -56,6 +61,7 @@ __all__ = [
     "Szego",
     "ToeplitzProfile",
     "Traceable",
+    "ablate_bands",
     "ablate_heads",
     "bootstrap_means",
     "contraction",
@@ -65,6 +71,7 @@ __all__ = [
     "deposit",
     "extreme_eigenvalues",
     "fit_decay",
+    "frequency_use",
     "gini",
     "head_sets",
     "hermitian_part",

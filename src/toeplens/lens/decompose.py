@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError
 from toeplens.lens.pieces import BIAS, PRODUCTS, Pieces, rest
+from toeplens.lens.shares import Shares, grouped, shares_of, spread
 from toeplens.lens.splits import Split, position_parts
 from toeplens.lens.terms import Common, Written
 from toeplens.lens.toeplitz import ToeplitzProfile
@@ -19,24 +20,11 @@ from toeplens.lens.trace import AttentionTrace, LayerTrace
 
 KINDS = ("position", "content", "coupled")
 PURE = 0.9  # share from which a head is named after one kind
-_NOTHING = 1e-12  # of what the terms add up to: a variance below it is rounding
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 class NoForm(InputError):
     """The encoding has no split of its logits into content and position."""
-
-
-@dataclass(frozen=True)
-class Shares:
-    """Each term's share of the variance of the logits over the visible pairs: its covariance with them, over it.
-
-    Shares sum to 1 and may be negative, where a term works against the rest. A row's mean cannot be seen by a softmax:
-    ``softmax`` is the same with each query's mean over its keys removed. NaN where the logits do not vary.
-    """
-
-    logits: Float[Tensor, "H P"]
-    softmax: Float[Tensor, "H P"]
 
 
 @dataclass(frozen=True)
@@ -138,23 +126,18 @@ def decompose(trace: AttentionTrace, layer: int, *, split: Split = "mean") -> Lo
     found = trace[layer]
     _require_form(found.encoding)
     pieces = Pieces(found, *position_parts(trace, found, split))
-    error = pieces.error()
-    if not error <= _TOLERANCE.get(found.q.dtype, 0.05):
-        raise NoForm(
-            f"encoding: the parts of {type(found.encoding).__name__} do not sum to its logits (off by {error:.2g} of "
-            "the largest); it is not linear in queries and keys, so that content and position are no sum there."
-        )
+    error = checked(pieces)
     whole, parts, mean, content = _commons(pieces)
-    variances = _spread(whole, whole, pieces.pairs)
+    variances = spread(whole, whole, pieces.pairs)
     rotation = pieces.rotation
-    by_group = None if rotation is None else [_grouped(parts[name], rotation.groups) for name in PRODUCTS]
-    position, plain = (None if one is None else _spread(one, whole, pieces.pairs) for one in (mean, content))
+    by_group = None if rotation is None else [grouped(parts[name], rotation.groups) for name in PRODUCTS]
+    position, plain = (None if one is None else spread(one, whole, pieces.pairs) for one in (mean, content))
     return LogitParts(
         layer=layer,
         split=split,
         sequences=len(found.q),
         names=tuple(parts),
-        shares=_shares([_spread(part.summed(), whole, pieces.pairs) for part in parts.values()], variances),
+        shares=shares_of([spread(part.summed(), whole, pieces.pairs) for part in parts.values()], variances),
         frequencies=None if rotation is None else rotation.frequencies,
         frequency_shares=None if by_group is None else _frequency_shares(by_group, whole, pieces.pairs, variances),
         kinds=_kinds(position, plain, variances),
@@ -164,6 +147,18 @@ def decompose(trace: AttentionTrace, layer: int, *, split: Split = "mean") -> Lo
         error=error,
         _pieces=pieces,
     )
+
+
+def checked(pieces: Pieces) -> float:
+    """How far the parts are from the layer's own logits; raises `NoForm` where that is more than rounding."""
+    error = pieces.error()
+    if not error <= _TOLERANCE.get(pieces.layer.q.dtype, 0.05):
+        raise NoForm(
+            f"encoding: the parts of {type(pieces.layer.encoding).__name__} do not sum to its logits (off by "
+            f"{error:.2g} of the largest); it is not linear in queries and keys, so that content and position are no "
+            "sum there."
+        )
+    return error
 
 
 def _require_form(encoding: PositionalEncoding) -> None:
@@ -231,35 +226,10 @@ def _sum(found: list[Common]) -> Common:
     return total
 
 
-def _spread(term: Common, whole: Common, pairs: float) -> tuple[Tensor, Tensor]:
-    """Sums of products with the whole, less the means: over all pairs, and with each row's mean removed."""
-    total = whole.total if term.total.ndim == whole.total.ndim else whole.total.unsqueeze(-1)
-    return term.inner - term.total * total / pairs, term.inner - term.rows
-
-
-def _shares(terms: list[tuple[Tensor, Tensor]], variances: tuple[Tensor, Tensor]) -> Shares:
-    made = []
-    for which, variance in enumerate(variances):
-        stacked = torch.stack([term[which] for term in terms], dim=-1)
-        varies = variance > _NOTHING * stacked.nan_to_num().abs().sum(-1).clamp(min=1e-300)
-        made.append(torch.where(varies.unsqueeze(-1), stacked / variance.unsqueeze(-1), torch.nan))
-    return Shares(*made)
-
-
-def _grouped(part: Common, groups: Int[Tensor, "d"]) -> Common:
-    """A product's dimensions summed by group: [H, groups]."""
-    count = int(groups.max()) + 1
-
-    def gather(x: Tensor) -> Tensor:
-        return torch.zeros(x.shape[0], count, dtype=x.dtype, device=x.device).index_add_(1, groups, x)
-
-    return Common(gather(part.total), gather(part.inner), gather(part.rows))
-
-
 def _frequency_shares(parts: list[Common], whole: Common, pairs: float, variances: tuple[Tensor, Tensor]) -> Shares:
-    spreads = [_spread(part, whole, pairs) for part in parts]
+    spreads = [spread(part, whole, pairs) for part in parts]
     flat = [(one[..., g], rows[..., g]) for one, rows in spreads for g in range(one.shape[-1])]
-    return _shares(flat, variances)
+    return shares_of(flat, variances)
 
 
 def _kinds(
@@ -270,4 +240,4 @@ def _kinds(
     unknown = torch.full_like(variances[0], torch.nan)
     position, content = position or (unknown, unknown), content or (unknown, unknown)
     rest = (variances[0] - position[0] - content[0], variances[1] - position[1] - content[1])
-    return _shares([position, content, rest], variances)
+    return shares_of([position, content, rest], variances)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from toeplens import encodings
+from toeplens.encodings import BandControl, Rotary, controlled
+from toeplens.ground import InputError
 from toeplens.lens.trace import LayerTrace
 from toeplens.model import Context, Decoder
 from toeplens.sources.replay import LayerState, Replacement, replaced_heads, replay
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class DecoderSource:
@@ -48,6 +53,33 @@ class DecoderSource:
             yield heads
             if layer < self.num_layers - 1:
                 x = self.model.block(layer).finish(residual, heads)
+
+    @torch.no_grad()
+    def outputs_under(self, state: LayerState, control: BandControl) -> Float[Tensor, "b N H head_dim"]:
+        """The head outputs of the state's layer at all positions, with the bands of its rotation under control."""
+        block = _own_modules(self.model.block(state.layer))
+        block.attention = _own_modules(block.attention)
+        block.attention.encoding = controlled(self._rotary(state.layer), control)
+        return block.heads(state.inputs, state.context, read=None, fused=True)[1]
+
+    def controlled(self, control: BandControl, layers: Sequence[int] | None = None) -> DecoderSource:
+        """The same weights with the bands under control in these layers; in all that have a rotation unless given."""
+        model = copy.deepcopy(self.model, {id(weight): weight for weight in self.model.parameters()})
+        for layer in [i for i, pairs in enumerate(self.pairs) if pairs] if layers is None else layers:
+            model.block(layer).attention.encoding = controlled(self._rotary(layer), control)
+        return DecoderSource(model)
+
+    @property
+    def pairs(self) -> list[int]:
+        """How many pairs of dimensions each layer's encoding turns; 0 without a rotation."""
+        every = [self.model.block(layer).attention.encoding for layer in range(self.num_layers)]
+        return [each.frequencies.shape[-1] if isinstance(each, Rotary) else 0 for each in every]
+
+    def _rotary(self, layer: int) -> Rotary:
+        turning = [index for index, pairs in enumerate(self.pairs) if pairs]
+        if layer not in turning:
+            raise InputError(f"layers: {layer} was given; the layers with a rotation are {turning}.")
+        return cast(Rotary, self.model.block(layer).attention.encoding)
 
     @torch.no_grad()
     def replay(
@@ -153,6 +185,13 @@ def _position_vectors(model: Decoder, x: Tensor, context: Context) -> Float[Tens
     if model.input_encoding is not None:
         vectors = model.input_encoding.embed(vectors, context.positions)
     return vectors if context.by_sequence else vectors[0]
+
+
+def _own_modules(module: Module) -> Module:
+    """A shallow copy whose parts can be replaced without touching the original's."""
+    own = copy.copy(module)
+    own._modules = dict(module._modules)
+    return own
 
 
 def _without_position(model: Decoder) -> Decoder:

@@ -1,0 +1,301 @@
+"""Frequency use equals what a plain program finds that forms every logit; bands under control are what they say."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.encodings import BandControl, Rotary, controlled, swapped
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace, LayerTrace
+from toeplens.lens.bands import ablate_bands
+from toeplens.lens.decompose import NoForm
+from toeplens.lens.frequency import frequency_use
+from toeplens.model import Decoder, decoder_config
+from toeplens.sources import DecoderSource
+
+SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 2, "num_heads": 4, "max_len": 16, "dropout": 0.0}
+LENGTHS = torch.tensor([7, 4, 1, 7, 5])
+TOKENS = torch.randint(0, 20, (5, 7), generator=torch.Generator().manual_seed(2))
+LABELS = torch.tensor([3, 1, -1, 7, 0])
+
+
+def model_of(encoding: str, seed: int = 1, **fields: Any) -> Decoder:
+    torch.manual_seed(seed)
+    model = Decoder(decoder_config(**SIZES, encoding=encoding, **fields)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+@cache
+def plain(seed: int) -> Decoder:
+    """A model that no test changes."""
+    return model_of("rope", seed)
+
+
+def trace_of(model: Decoder, tokens: Tensor = TOKENS, lengths: Tensor | None = LENGTHS) -> AttentionTrace:
+    return AttentionTrace(DecoderSource(model), tokens, lengths)
+
+
+def by_hand(layer: LayerTrace, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Norms [H, 1 + n] and the two kinds of shares [H, 1 + n + 1], pair by pair, query by query, key by key."""
+    encoding, heads = layer.encoding, layer.q.shape[1]
+    turned_q, turned_k = layer.turned
+    first = getattr(encoding, "first", 0)
+    pairing = getattr(encoding, "pairing", "interleaved")
+    columns: list[list[int]] = [[d for d in range(layer.q.shape[-1]) if not first <= d < first + 2 * count]]
+    for t in range(count):
+        columns.append(
+            [first + 2 * t, first + 2 * t + 1] if pairing == "interleaved" else [first + t, first + t + count]
+        )
+    norms = torch.zeros(heads, 1 + count, dtype=torch.float64)
+    terms: list[list[Tensor]] = [[] for _ in range(heads)]  # one [1 + n + 1] a pair of tokens
+    rows: list[list[Tensor]] = [[] for _ in range(heads)]
+    pairs = 0
+    true = layer.logits()
+    for b, length in enumerate(layer.present.sum(1).tolist()):
+        for i in range(length):
+            keys = range(i + 1) if layer.causal else range(length)
+            pairs += len(keys)
+            for h in range(heads):
+                here = []
+                for j in keys:
+                    parts = [
+                        float((turned_q[b, h, i, dims] * turned_k[b, h, j, dims]).sum()) * layer.scale
+                        for dims in columns
+                    ]
+                    parts.append(float(true[b, h, i, j]) - sum(parts))
+                    here.append(torch.tensor(parts, dtype=torch.float64))
+                    for g, dims in enumerate(columns):
+                        norms[h, g] += layer.q[b, h, i, dims].norm() * layer.k[b, h, j, dims].norm()
+                terms[h] += here
+                rows[h] += [one - torch.stack(here).mean(0) for one in here]
+    found = []
+    for every in (terms, rows):
+        stacked = torch.stack([torch.stack(one) for one in every])
+        centred = stacked - stacked.mean(1, keepdim=True)
+        whole = centred.sum(-1)
+        found.append((centred * whole.unsqueeze(-1)).sum(1) / whole.square().sum(1, keepdim=True))
+    return norms / pairs, found[0], found[1]
+
+
+CASES = [
+    ("rope", {}),
+    ("rope", {"encoding_options": {"pairing": "half"}}),
+    ("rope", {"protocol": "released"}),
+    ("partial-rope", {"encoding_options": {"rotary_pct": 0.5}}),
+    ("partial-rope", {"encoding_options": {"heads": 2}}),
+    ("mla", {}),
+    ("alibi", {}),
+    ("rope-yarn", {}),
+]
+
+
+@pytest.mark.parametrize(("encoding", "fields"), CASES)
+def test_use_by_hand(encoding: str, fields: dict[str, Any]) -> None:
+    """float64, 1e-9 of the largest norm, 1e-9 for shares; causal and not, padded, both pairings."""
+    trace = trace_of(model_of(encoding, **fields))
+    found = frequency_use(trace)
+    count = found.frequencies.shape[-1]
+    layer = trace[1]
+    norms, logits, softmax = by_hand(layer, count)
+    torch.testing.assert_close(found.norms[1], norms, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.shares.logits[1], logits, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.shares.softmax[1], softmax, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.shares.logits.sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.norm_shares().sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_a_layer_without_a_rotation_is_in_the_first_column() -> None:
+    found = frequency_use(trace_of(model_of("partial-rope", encoding_options={"layers": [1]})))
+    assert found.frequencies[0].isnan().all()
+    assert (found.norms[0, :, 1:] == 0).all()
+    one = torch.ones(4, dtype=torch.float64)
+    torch.testing.assert_close(found.shares.logits[0, :, 0], one, rtol=0, atol=1e-12)
+    assert found.frequencies[1].isfinite().all()
+    assert found.centre()[0].isnan().all()
+
+
+def test_a_planted_band_has_it_all() -> None:
+    """A model whose queries and keys live in one pair uses that frequency alone, and no other is missed."""
+    model = model_of("rope")
+    pair = 2
+    with torch.no_grad():
+        for block in model.blocks:
+            rows = torch.zeros(3, 4, 8, dtype=torch.bool)
+            rows[:2] = True
+            rows[:2, :, 2 * pair : 2 * pair + 2] = False
+            for parameter in (block.attention.qkv.weight, block.attention.qkv.bias):
+                parameter[rows.flatten()] = 0
+    found = frequency_use(trace_of(model))
+    one = torch.ones(2, 4, dtype=torch.float64)
+    torch.testing.assert_close(found.shares.logits[..., 1 + pair], one, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.norm_shares()[..., 1 + pair], one)
+    torch.testing.assert_close(found.massive(2)[0], one)
+    torch.testing.assert_close(found.centre(), found.frequencies[..., pair].log2())
+    for off in ("rotation", "pair"):
+        drops = np.abs(ablate_bands(DecoderSource(model), [(TOKENS, LABELS, LENGTHS)], off=off).drops)
+        assert (np.delete(drops, pair, axis=-1) < 1e-12).all()
+        assert (drops[..., pair] > 1e-9).all()
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 99), shift=st.integers(0, 500))
+def test_order_of_sequences_and_shift_of_positions_do_not_matter(seed: int, shift: int) -> None:
+    model = plain(seed % 2)
+    order = torch.randperm(5, generator=torch.Generator().manual_seed(seed))
+    first, second = (frequency_use(trace_of(model, TOKENS[rows], LENGTHS[rows])) for rows in (slice(None), order))
+    for name in ("norms", "variance", "q_energy", "k_energy"):
+        torch.testing.assert_close(getattr(first, name), getattr(second, name), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(first.shares.logits, second.shares.logits, rtol=0, atol=1e-9)
+    q, k = torch.randn(2, 1, 4, 6, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rope = controlled(rotary(), BandControl(still=(1,), silent=(3,), order=(2, 1, 0, 3)))
+    at = torch.arange(6)
+    near, far = (torch.einsum("bhid,bhjd->bhij", *rope.rotate(q, k, at + s, at + s)) for s in (0, shift))
+    torch.testing.assert_close(near, far, rtol=0, atol=1e-9)
+
+
+def rotary(name: str = "rope", **options: Any) -> Rotary:
+    built = encodings.build(name, d_model=32, num_heads=4, head_dim=8, max_len=16, **options)
+    assert isinstance(built, Rotary)
+    return built
+
+
+CONTROLS = [
+    BandControl(still=(0, 2)),
+    BandControl(silent=(1,)),
+    BandControl(order=(3, 1, 2, 0)),
+    BandControl(still=(1,), order=(1, 0, 2, 3), heads=(2,)),
+    BandControl(silent=(0, 3), heads=(0, 3)),
+]
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("rope", {}), ("rope", {"pairing": "half"}), ("partial-rope", {"heads": 2}), ("rope-yarn", {})],
+)
+def test_control_by_hand_and_in_the_kernel(name: str, options: dict[str, Any], control: BandControl) -> None:
+    """Each pair's complex product, turned (or not) by hand; float64, 1e-9."""
+    plain = rotary(name, **options)
+    encoding = controlled(plain, control)
+    q, k = torch.randn(2, 1, 4, 5, 8, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    at = torch.arange(5)
+    turned_q, turned_k = encoding.rotate(q, k, at, at)
+    size = plain.magnitude**2
+    frequencies = plain.frequencies_at(at).double().expand(4, -1)
+    kernel = encoding.kernel(torch.arange(-4, 5))
+    assert kernel is not None
+    for h in range(4):
+        mine = control.heads is None or h in control.heads
+        for i in range(5):
+            for j in range(5):
+                total = by_kernel = 0.0
+                for t in range(4):
+                    a, b = (2 * t, 2 * t + 1) if plain.pairing == "interleaved" else (t, t + 4)
+                    z = complex(q[0, h, i, a], q[0, h, i, b]) * complex(k[0, h, j, a], -k[0, h, j, b])
+                    source = control.order[t] if mine and control.order else t
+                    angle = (i - j) * float(frequencies[h, source])
+                    if mine and t in control.still:
+                        angle = 0.0
+                    if not (mine and t in control.silent):
+                        total += size * (z * complex(math.cos(angle), math.sin(angle))).real
+                    by_kernel += (z * complex(kernel[h if len(kernel) > 1 else 0, t, i - j + 4])).real
+                assert float(turned_q[0, h, i] @ turned_k[0, h, j]) == pytest.approx(total, abs=1e-9)
+                assert by_kernel == pytest.approx(total, abs=1e-9)
+
+
+def test_nothing_under_control_changes_nothing() -> None:
+    model = model_of("rope")
+    source = DecoderSource(model)
+    same = source.controlled(BandControl())
+    assert torch.equal(same.model(TOKENS, LENGTHS), model(TOKENS, LENGTHS))
+    assert {id(p) for p in same.model.parameters()} == {id(p) for p in model.parameters()}
+    still = source.controlled(BandControl(still=tuple(range(4))))
+    assert not torch.allclose(still.model(TOKENS, LENGTHS), model(TOKENS, LENGTHS))
+    nope = Decoder(model.config.model_copy(update={"encoding": "nope"})).double().eval()
+    nope.load_state_dict(model.state_dict())
+    torch.testing.assert_close(still.model(TOKENS, LENGTHS), nope(TOKENS, LENGTHS), rtol=0, atol=1e-12)
+    assert model.block(0).attention.encoding.control is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("encoding", ["rope", "mla"])
+@pytest.mark.parametrize("off", ["rotation", "pair"])
+def test_band_drops_are_what_running_the_changed_model_anew_gives(encoding: str, off: Any) -> None:
+    """float64, 1e-9: one band of one head in one layer changed in the whole model, for every place."""
+    source = DecoderSource(model_of(encoding))
+    counted = LABELS >= 0
+
+    def losses(one: DecoderSource) -> Tensor:
+        with torch.no_grad():
+            logits = one.model(TOKENS, LENGTHS)
+        return torch.nn.functional.cross_entropy(logits[counted], LABELS[counted], reduction="none")
+
+    batches = [(TOKENS[:2], LABELS[:2], LENGTHS[:2]), (TOKENS[2:], LABELS[2:], LENGTHS[2:])]
+    found = ablate_bands(source, batches, off=off)
+    intact = losses(source)
+    assert found.baseline == pytest.approx(float(intact.mean()))
+    assert found.examples == 4
+    for layer, pairs in enumerate(source.pairs):
+        for head in range(4):
+            for band in range(pairs):
+                place = {"still" if off == "rotation" else "silent": (band,)}
+                changed = losses(source.controlled(BandControl(**place, heads=(head,)), [layer]))
+                assert found.drops[layer, head, band] == pytest.approx(float((changed - intact).mean()), abs=1e-9)
+    assert (found.low <= found.drops + 1e-12).all()
+    assert (found.drops <= found.high + 1e-12).all()
+
+
+def test_layers_without_a_rotation_have_no_bands() -> None:
+    source = DecoderSource(model_of("partial-rope", encoding_options={"layers": [1]}))
+    found = ablate_bands(source, [(TOKENS, LABELS, LENGTHS)], metric="accuracy")
+    assert np.isnan(found.drops[0]).all()
+    assert np.isfinite(found.drops[1]).all()
+    with pytest.raises(InputError, match=r"^layers: 0 was given; the layers with a rotation are \[1\]"):
+        source.controlled(BandControl(), [0])
+
+
+def test_bands_exchange_their_frequencies() -> None:
+    assert swapped(6, [0, 1], [4, 5]) == (4, 5, 2, 3, 0, 1)
+    for second in ([5], [0, 4], [4, 6]):
+        with pytest.raises(InputError, match=r"^second: .* two bands that are exchanged"):
+            swapped(6, [0, 1], second)
+
+
+@pytest.mark.parametrize(
+    ("control", "sentence"),
+    [
+        (BandControl(still=(4,)), "still: .4. was given; it must be different indices from 0 to 3"),
+        (BandControl(silent=(1, 1)), "silent: .1, 1. was given"),
+        (BandControl(order=(0, 1)), "order: .0, 1. was given; it must name each of 0 to 3 once"),
+        (BandControl(heads=(9,)), "heads: .9. was given"),
+    ],
+)
+def test_control_that_does_not_fit_is_refused(control: BandControl, sentence: str) -> None:
+    with pytest.raises(InputError, match=rf"^{sentence}"):
+        controlled(rotary(), control)
+
+
+@pytest.mark.parametrize("encoding", ["fox", "shaw", "urpe", "pope"])
+def test_encodings_without_frequencies_are_refused(encoding: str) -> None:
+    with pytest.raises(NoForm, match=r"^encoding: "):
+        frequency_use(trace_of(model_of(encoding)))
+
+
+def test_wrong_choices_are_refused() -> None:
+    source = DecoderSource(model_of("alibi"))
+    with pytest.raises(InputError, match=r"there are no bands to take"):
+        ablate_bands(source, [(TOKENS, LABELS, LENGTHS)])
+    with pytest.raises(InputError, match=r"^top: 9 was given; it must be from 1 to 8"):
+        frequency_use(trace_of(model_of("rope"))).massive(9)
