@@ -20,7 +20,7 @@ from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.bands import ablate_bands
 from toeplens.lens.decompose import NoForm
 from toeplens.lens.frequency import frequency_use
-from toeplens.model import Decoder, decoder_config
+from toeplens.model import Attention, Decoder, decoder_config
 from toeplens.sources import DecoderSource
 
 SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 2, "num_heads": 4, "max_len": 16, "dropout": 0.0}
@@ -132,11 +132,13 @@ def test_a_planted_band_has_it_all() -> None:
     model = model_of("rope")
     pair = 2
     with torch.no_grad():
-        for block in model.blocks:
+        for layer in range(2):
+            attention = model.block(layer).attention
+            assert isinstance(attention, Attention)
             rows = torch.zeros(3, 4, 8, dtype=torch.bool)
             rows[:2] = True
             rows[:2, :, 2 * pair : 2 * pair + 2] = False
-            for parameter in (block.attention.qkv.weight, block.attention.qkv.bias):
+            for parameter in (attention.qkv.weight, attention.qkv.bias):
                 parameter[rows.flatten()] = 0
     found = frequency_use(trace_of(model))
     one = torch.ones(2, 4, dtype=torch.float64)

@@ -6,6 +6,7 @@ A logit is Re sum_t q_t conj(k_t) kernel_t(i - j), a sum over pairs of dimension
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -83,11 +84,18 @@ def frequency_use(trace: AttentionTrace) -> FrequencyUse:
     found = [_layer(layer) for layer in trace]
     most = max(one.frequencies.shape[-1] for one in found)
     wide = [one.with_columns(most) for one in found]
+
+    def stacked(of: Callable[[_LayerUse], Tensor]) -> Tensor:
+        return torch.stack([of(one) for one in wide])
+
     return FrequencyUse(
-        tuple(trace.layers),
-        *(torch.stack([getattr(one, name) for one in wide]) for name in ("frequencies", "norms")),
-        Shares(*(torch.stack([getattr(one.shares, name) for one in wide]) for name in ("logits", "softmax"))),
-        *(torch.stack([getattr(one, name) for one in wide]) for name in ("variance", "q_energy", "k_energy")),
+        layers=tuple(trace.layers),
+        frequencies=stacked(lambda one: one.frequencies),
+        norms=stacked(lambda one: one.norms),
+        shares=Shares(stacked(lambda one: one.shares.logits), stacked(lambda one: one.shares.softmax)),
+        variance=stacked(lambda one: one.variance),
+        q_energy=stacked(lambda one: one.q_energy),
+        k_energy=stacked(lambda one: one.k_energy),
     )
 
 
