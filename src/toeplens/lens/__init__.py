@@ -3,6 +3,7 @@
 from toeplens.lens.ablate import Memory, ablate_heads
 from toeplens.lens.attribution import Scalable, rank_correlation
 from toeplens.lens.bands import BandAblation, ablate_bands
+from toeplens.lens.behaviour import Behaviour, behaviour
 from toeplens.lens.bootstrap import Estimate, bootstrap_means, over_seeds
 from toeplens.lens.contraction import Contraction, contraction
 from toeplens.lens.decay import DecayFit, fit_decay
@@ -16,6 +17,7 @@ from toeplens.lens.head_sets import HeadSets, cumulative_ablation, head_sets, su
 from toeplens.lens.interventions import Batch, Replayable
 from toeplens.lens.levinson import Prediction, positions_from, predictor
 from toeplens.lens.margins import Margins, margins
+from toeplens.lens.permutation import PermutationScores, permutation_scores
 from toeplens.lens.position_effect import PositionEffect, position_effect
 from toeplens.lens.positional_drift import PositionalDrift, positional_drift
 from toeplens.lens.representation import Representation, representation
@@ -33,6 +35,7 @@ __all__ = [
     "AttentionTrace",
     "BandAblation",
     "Batch",
+    "Behaviour",
     "Contraction",
     "CurveDimension",
     "DecayFit",
@@ -47,6 +50,7 @@ __all__ = [
     "Margins",
     "Memory",
     "NoForm",
+    "PermutationScores",
     "PositionEffect",
     "PositionSubspace",
     "PositionalDrift",
@@ -63,6 +67,7 @@ __all__ = [
     "Traceable",
     "ablate_bands",
     "ablate_heads",
+    "behaviour",
     "bootstrap_means",
     "contraction",
     "cumulative_ablation",
@@ -77,6 +82,7 @@ __all__ = [
     "hermitian_part",
     "margins",
     "over_seeds",
+    "permutation_scores",
     "position_effect",
     "position_means",
     "position_parts",
