@@ -665,14 +665,20 @@ def test_a_wrong_configuration_is_refused_in_one_sentence(fields: dict, start: s
     assert caught.value.exit_code == 2
 
 
-def test_a_sequence_longer_than_the_model_is_refused() -> None:
-    decoder = model("rope")
-    assert decoder(tokens_like((1, 16))).shape == (1, 5)
-    with pytest.raises(InputError, match=r"^max_len: a sequence of 17 tokens was given; this model takes 16\.$"):
-        decoder(tokens_like((1, 17)))
-    assert decoder(tokens_like((1, 17)), positions=torch.arange(17)).shape == (
-        1,
-        5,
-    )  # positions say how far a model goes
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "nope", "sinusoidal", "t5"])
+def test_a_sequence_may_be_longer_than_max_len_where_there_is_no_table(encoding: str) -> None:
+    decoder, tokens = model(encoding), tokens_like((2, 24))
+    assert decoder(tokens).shape == (2, 5)
+    assert torch.equal(decoder(tokens), decoder(tokens, positions=torch.arange(24)))
+
+
+def test_a_sequence_longer_than_a_table_of_positions_is_refused() -> None:
+    for fields in ({"encoding": "learned"}, {"encoding": "rope", "input_encoding": "learned"}):
+        decoder = model(**fields)
+        assert decoder(tokens_like((1, 16))).shape == (1, 5)
+        with pytest.raises(
+            InputError, match=r"^max_len: a sequence of 17 .* table of positions \(Learned\w*\) has 16\.$"
+        ):
+            decoder(tokens_like((1, 17)))
     with pytest.raises(InputError, match=r"^max_len: position 16 was asked for"):
         model("learned")(tokens_like((1, 17)), positions=torch.arange(17))

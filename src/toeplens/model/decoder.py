@@ -161,13 +161,16 @@ class Decoder(nn.Module):
             tokens     token ids
             lengths    tokens of each sequence before its padding; None if nothing is padded
             positions  any positions, [N] or [B, N], with the coordinates in a last dimension where the encoding's
-                       positions have several; 0, 1, 2, ... unless given
+                       positions have several; 0, 1, 2, ... unless given; beyond ``max_len`` where no encoding is a
+                       table of positions
         """
         config = self.config
         if positions is None:
-            if tokens.shape[1] > config.max_len:
+            table = next((each for each in (self.encoding, self.input_encoding) if each and each.bounded), None)
+            if table is not None and tokens.shape[1] > config.max_len:
                 raise InputError(
-                    f"max_len: a sequence of {tokens.shape[1]} tokens was given; this model takes {config.max_len}."
+                    f"max_len: a sequence of {tokens.shape[1]} tokens was given; this model's table of positions "
+                    f"({type(table).__name__}) has {config.max_len}."
                 )
             positions = self.encoding.place(torch.arange(tokens.shape[1], device=tokens.device))
         by_sequence = self.encoding.by_sequence(positions)
