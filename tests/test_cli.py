@@ -159,7 +159,19 @@ def test_a_card_that_cannot_be_made(toeplens: Toeplens, tmp_path: Path, argument
     assert not list(tmp_path.iterdir())
 
 
-COMMANDS = ["reproduce", "theory", "train", "ablate", "decompose", "report", "claims", "encodings", "card", "tasks"]
+COMMANDS = [
+    "reproduce",
+    "theory",
+    "train",
+    "ablate",
+    "decompose",
+    "extrapolate",
+    "report",
+    "claims",
+    "encodings",
+    "card",
+    "tasks",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -437,6 +449,17 @@ def test_what_is_no_run_and_no_study_is_refused(toeplens: Toeplens, tmp_path: Pa
     before = sorted(tmp_path.rglob("*"))
     assert str(place) in toeplens(command, place, "--json").refusal()
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_longer_texts(toeplens: Toeplens, run: Run):
+    length = run.spec.build_task().length
+    asked = ("extrapolate", run.directory, "--length", length, "--length", 2 * length, "--examples", "20")
+    rows = toeplens(*asked, "--json").json()["rows"]
+    assert [(row["length"], row["examples"]) for row in rows] == [(length, 20), (2 * length, 20)]
+    shown = toeplens(*asked).out
+    assert "best simple rule" in shown
+    assert f"{100 * rows[1]['accuracy']:.1f}" in shown
+    assert "lengths: [0] was given" in toeplens("extrapolate", run.directory, "--length", "0").refusal()
 
 
 DAMAGE = [

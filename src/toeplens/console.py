@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.progress import track as rich_track
 from rich.table import Table
 
-from toeplens.engine import Event, Job
+from toeplens.engine import Event, Extrapolation, Job
 from toeplens.ground.files import finite
 from toeplens.lens import HeadAblation, HeadSets, deposit
 from toeplens.studies import Entry
@@ -210,6 +210,20 @@ def sets_table(sets: HeadSets) -> Table:
     for size in np.flatnonzero(~np.isnan(sets.greedy)):
         row = (sets.greedy[size], sets.importance[size], sets.random[:, size].mean(), sets.random[:, size].min())
         made.add_row(str(size), *map(per_cent, row))
+    return made
+
+
+def extrapolation_table(found: Extrapolation) -> Table:
+    """Accuracy by the length of a text, beside what guesses score."""
+    columns = ("tokens", "times training", "accuracy", "interval", "chance", "from length", "best simple rule")
+    made = table(f"Longer texts than the {found.trained_length} tokens of training (%)", *columns)
+    for row in found.rows:
+        figures = ["–"] * 5
+        if row.accuracy is not None and row.low is not None and row.high is not None:
+            rule, best = max(row.baselines.items(), key=lambda item: item[1])
+            guesses = (per_cent(row.chance or 0.0), per_cent(row.length_chance or 0.0), f"{per_cent(best)} ({rule})")
+            figures = [per_cent(row.accuracy), f"{per_cent(row.low)} to {per_cent(row.high)}", *guesses]
+        made.add_row(str(row.length), f"{row.factor:g}", *figures)
     return made
 
 

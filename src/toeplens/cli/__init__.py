@@ -26,6 +26,7 @@ for _name, _command in {
     "train": runs.train_run,
     "ablate": runs.ablate,
     "decompose": runs.decompose,
+    "extrapolate": runs.extrapolate_run,
     "report": studies.report_page,
     "claims": studies.claims,
     "encodings": lists.list_encodings,

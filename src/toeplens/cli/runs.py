@@ -1,4 +1,4 @@
-"""Commands on one run: train it, silence its heads, take its logits apart."""
+"""Commands on one run: train it, silence its heads, take its logits apart, test it on longer texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from toeplens import console, report
 from toeplens.cli.options import Budget, Compile, Device, Json, changed, compile_mode, seconds
-from toeplens.engine import Limits, ablate_run, measure_run, stop_on_signals
+from toeplens.engine import Limits, ablate_run, extrapolate, measure_run, stop_on_signals
 from toeplens.engine.watch import HeadWatch
 from toeplens.ground import InputError, choose, read_json
 from toeplens.lens import THRESHOLDS, HeadSets, Split, deposit
@@ -179,3 +179,26 @@ def decompose(
     for why in dict.fromkeys(one.why for one in structure.layers if one.why):
         console.say(f"no parts: {why}")
     console.say(f"page: {page.resolve()}")
+
+
+def extrapolate_run(
+    run: Annotated[Path, typer.Argument(help="A finished run's directory.")],
+    length: Annotated[
+        list[int] | None,
+        typer.Option(help="Tokens of a text; give it again for more. 1, 1.25, 1.5, 2, 4 times those of training else."),
+    ] = None,
+    examples: Annotated[int, typer.Option(help="Test texts of each length.")] = 2048,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Test a run's model on texts longer than those it was trained on."""
+    opened = Run.open(run)
+    with console.err.status("testing longer texts"):
+        found = extrapolate(opened, length or None, examples=examples, device=device)
+    if as_json:
+        console.print_json(found.to_dict())
+        return
+    console.out.print(console.extrapolation_table(found))
+    for row in found.rows:
+        if row.why:
+            console.say(f"{row.length} tokens: {row.why}")

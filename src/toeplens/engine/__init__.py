@@ -1,6 +1,7 @@
 """How many runs are carried out: jobs (train, then ablate), several at a time on this machine."""
 
 from toeplens.engine.examples import Split, examples_of
+from toeplens.engine.extrapolation import Extrapolation, LengthResult, extrapolate
 from toeplens.engine.jobs import Job, Limits, ablate_run, carry_out, read_ablation
 from toeplens.engine.local import Event, plan_workers, run_local
 from toeplens.engine.measures import MEASURES, measure_run, read_measures
@@ -12,13 +13,16 @@ __all__ = [
     "MEASURES",
     "Asked",
     "Event",
+    "Extrapolation",
     "HeadWatch",
     "Job",
+    "LengthResult",
     "Limits",
     "Split",
     "ablate_run",
     "carry_out",
     "examples_of",
+    "extrapolate",
     "measure_run",
     "plan_workers",
     "read_ablation",

@@ -1,0 +1,116 @@
+"""How a trained model does on texts longer than those it was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from scipy.stats import binomtest
+
+from toeplens.ground import InputError
+from toeplens.model import Decoder
+from toeplens.tasks import Task, trivial_baselines
+from toeplens.training import Batches, Run, plan_execution
+from toeplens.training.loop import answer
+
+FACTORS = (1.0, 1.25, 1.5, 2.0, 4.0)
+_TOKENS = {"cpu": 2**15, "cuda": 2**20}
+_FITTED = 4096  # training examples that the rules without a model are fitted on
+
+
+@dataclass(frozen=True)
+class LengthResult:
+    """A model on texts of one length.
+
+    length     tokens of a text, padding included
+    factor     length over the training length
+    examples   how many count; 0 where there is no such text, or the model takes none
+    accuracy, low, high  of the answers, with Wilson's 95% interval over examples; None without examples
+    loss       mean cross-entropy in nats
+    chance, length_chance  accuracy of the best constant guess, and of the best guess from the text's length, here
+    baselines  accuracy of rules without a model, fitted on training texts (`toeplens.tasks.trivial_baselines`)
+    why        why there are no examples; empty otherwise
+    """
+
+    length: int
+    factor: float
+    examples: int = 0
+    accuracy: float | None = None
+    low: float | None = None
+    high: float | None = None
+    loss: float | None = None
+    chance: float | None = None
+    length_chance: float | None = None
+    baselines: dict[str, float] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """Accuracy by length of the test texts; the task's words and labels are those of training (`Task.at_length`)."""
+
+    run: str
+    trained_length: int
+    rows: tuple[LengthResult, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON."""
+        return asdict(self)
+
+
+def extrapolate(
+    run: Run, lengths: Sequence[int] | None = None, *, examples: int = 2048, device: str = "auto"
+) -> Extrapolation:
+    """Test a finished run's model on longer texts.
+
+    Arguments
+        lengths   tokens of a text; 1, 1.25, 1.5, 2 and 4 times the training length unless given
+        examples  how many test texts of each length; fewer where a task has fewer different ones is an error of that
+                  length alone
+        device    ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
+
+    A length that the task cannot have with the same labels, or that the model refuses (a table of positions), is kept
+    as a row that says why.
+    """
+    if examples < 1:
+        raise InputError(f"examples: {examples} was given; it must be at least 1.")
+    task = run.spec.build_task()
+    if lengths is None:
+        lengths = [round(task.length * factor) for factor in FACTORS]
+    if not lengths or any(length < 1 for length in lengths):
+        raise InputError(f"lengths: {list(lengths)} was given; at least one is needed, each at least 1.")
+    model = run.model().to(plan_execution(device, "off", "float32").device)
+    rows = tuple(_row(run, model, task, length, examples) for length in dict.fromkeys(lengths))
+    return Extrapolation(run.spec.name, task.length, rows)
+
+
+def _row(run: Run, model: Decoder, task: Task, length: int, examples: int) -> LengthResult:
+    spec, factor = run.spec, length / task.length
+    device = model.readout.weight.device
+    try:
+        longer = task if length == task.length else task.at_length(length)
+        test = longer.dataset("test", examples, spec.data_seed)
+        data = Batches.of(test, device, spec.ignore_label)
+        size = max(1, _TOKENS[device.type] // length)
+        loss, right, count = torch.stack([answer(model, batch) for batch in data.split(size)]).sum(0).tolist()
+    except InputError as error:
+        return LengthResult(length, factor, why=str(error))
+    if not count:
+        return LengthResult(length, factor, why="no example of this length counts.")
+    interval = binomtest(round(right), round(count)).proportion_ci(method="wilson")
+    fitted = task.dataset("train", min(_FITTED, spec.train_examples), spec.data_seed)
+    fitted, test = (each[each.labels != spec.ignore_label] for each in (fitted, test))
+    return LengthResult(
+        length,
+        factor,
+        round(count),
+        right / count,
+        float(interval.low),
+        float(interval.high),
+        loss / count,
+        longer.chance(spec.ignore_label),
+        longer.length_chance(),
+        trivial_baselines(fitted, test),
+    )

@@ -1,0 +1,87 @@
+"""Accuracy on longer texts is what running the model on them by hand gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from toeplens.engine import extrapolate
+from toeplens.ground import InputError
+from toeplens.tasks import trivial_baselines
+from toeplens.training import Run, run_spec, train
+
+
+def trained(out: Path, encoding: str, **fields: Any) -> Run:
+    sizes = {"vocab_size": 12, "d_model": 16, "d_ff": 16, "num_layers": 2, "num_heads": 2, "max_len": 8, "dropout": 0.0}
+    task: dict[str, Any] = {"task_options": {"length": 8, "vocab_size": 12, "max_distance": 4}}
+    spec: dict[str, Any] = {"train_examples": 48, "test_examples": 30, "epochs": 1, "batch_size": 16, "lr": 1e-2}
+    return train(run_spec(**task | spec | fields, model=sizes | {"encoding": encoding}), out)
+
+
+def test_each_length_is_the_same_task_longer(tmp_path: Path) -> None:
+    run = trained(tmp_path, "rope")
+    found = extrapolate(run, examples=40)
+    assert [row.length for row in found.rows] == [8, 10, 12, 16, 32]
+    assert found.trained_length == 8
+    task, model = run.spec.build_task(), run.model().eval()
+    for row in found.rows:
+        test = (task if row.length == 8 else task.at_length(row.length)).dataset("test", 40, run.spec.data_seed)
+        assert test.tokens.shape == (40, row.length)
+        with torch.no_grad():
+            logits = model(torch.from_numpy(test.tokens))
+        labels = torch.from_numpy(test.labels)
+        right = (logits.argmax(-1) == labels).float()
+        assert row.accuracy == pytest.approx(float(right.mean()))
+        assert row.loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
+        assert row.low is not None
+        assert row.high is not None
+        assert row.low <= row.accuracy <= row.high
+        assert row.examples == 40
+        assert row.chance == 0.25
+        assert row.factor == row.length / 8
+        assert row.baselines == trivial_baselines(task.dataset("train", 48, run.spec.data_seed), test)
+    assert found.to_dict()["rows"][1]["length"] == 10
+
+
+def test_a_table_of_positions_says_why_not(tmp_path: Path) -> None:
+    near, far = extrapolate(trained(tmp_path, "learned"), [8, 9], examples=20).rows
+    assert near.examples == 20
+    assert far.accuracy is None
+    assert "max_len: a sequence of 9 tokens was given; this model's table of positions" in far.why
+
+
+def test_a_length_that_the_task_cannot_have_says_why_not(tmp_path: Path) -> None:
+    (short,) = extrapolate(trained(tmp_path, "rope"), [4], examples=20).rows
+    assert short.examples == 0
+    assert "length: 4 was given; trigger-distance cannot be the same there" in short.why
+
+
+def test_ignored_labels_count_nowhere(tmp_path: Path) -> None:
+    run = trained(
+        tmp_path,
+        "rope",
+        task="trigger-count",
+        task_options={"length": 8, "vocab_size": 12, "num_triggers": 3},
+        ignore_label=0,
+    )
+    for row in extrapolate(run, [8, 12], examples=60).rows:
+        task = run.spec.build_task().at_length(row.length)
+        labels = task.dataset("test", 60, run.spec.data_seed).labels
+        assert row.examples == (labels != 0).sum() < 60
+        assert row.chance == pytest.approx(1 / 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"examples": 0}, "examples: 0 was given"),
+        ({"lengths": []}, "lengths: .. was given; at least one is needed"),
+        ({"lengths": [8, 0]}, "lengths: .8, 0. was given"),
+    ],
+)
+def test_wrong_choices_are_refused(tmp_path: Path, fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=rf"^{sentence}"):
+        extrapolate(trained(tmp_path, "rope"), **fields)
