@@ -51,7 +51,13 @@ _MAKERS: tuple[_Maker, ...] = (
     seed_training_blocks.exponents,
 )
 # those that show encodings as their protocol has them; variants and other parts' models would crowd them
-_PLAIN = frozenset((*_MAKERS[: _MAKERS.index(silence_blocks.position)], accuracy_blocks.sinusoid))
+_PLAIN = frozenset(
+    (
+        *_MAKERS[: _MAKERS.index(silence_blocks.position)],
+        accuracy_blocks.sinusoid,
+        seed_training_blocks.exponents,
+    )
+)
 # what is shown only if its part is asked for: cells of other parts alone would give a part of it
 _PART: dict[_Maker, str] = {
     factor_blocks.figure: "factors",

@@ -66,7 +66,7 @@ def watched(cells: Sequence[CellResult]) -> tuple[list[int], Float[np.ndarray, "
 
 def lines(steps: Sequence[int], found: Float[np.ndarray, "seeds moments layers"]) -> go.Figure:
     """A line a layer; moments at which a seed has no value are left out."""
-    canvas = Canvas(200, left=48, right=8, top=4, bottom=36)
+    canvas = Canvas(200, left=38, right=8, top=4, bottom=36)
     canvas.line_at(-0.5)
     for layer in range(found.shape[-1]):
         tint, dash = layer_look(layer)
@@ -89,7 +89,7 @@ def lines(steps: Sequence[int], found: Float[np.ndarray, "seeds moments layers"]
             hovertemplate=f"layer {layer + 1}<br>step %{{x}}: %{{y:.2f}}<extra></extra>",
         )
     canvas.x("training step", rangemode="tozero", nticks=5)
-    canvas.y("exponent", range=[-0.72, 0.05], tickvals=[-0.5, -0.25, 0])
+    canvas.y("", range=[-0.72, 0.05], tickvals=[-0.5, -0.25, 0])
     return canvas.figure()
 
 
