@@ -88,13 +88,14 @@ def figure(state: Reproduction, number: int) -> Block:
                 if any(row.values[measure] for row in mine):
                     panels.append(_panel(mine, measure, span))
             views.append(View(f"{TASKS[task]}: {MEASURED[measure]}", [Group("", panels)]))
-    shown: list[Protocol] = [end for end in ENDS[DISTANCE] if end in state.plan.protocols]
+    shown: list[Protocol] = [end for end in ENDS[DISTANCE] if any(row.end == end for row in rows)]
     signs = [Sign(end, _MARKS[end][2], "#858b95", _MARKS[end][1]) for end in shown]
+    settings = ", and once ".join(_MARKS[end][2] for end in shown)
     caption = (
         "What setting one switch as the paper has it changes, in percentage points, against how the released program "
-        "has it; once with all other switches as in the program, once with all as in the paper. Small rings are seeds "
-        "(paired), the marker their mean, the bar its 95% interval. Where the two marks differ, the switch works "
-        "together with others."
+        f"has it: {'once ' if len(shown) > 1 else ''}with {settings}. Small rings are seeds (paired), the marker their "
+        "mean, the bar its 95% interval."
+        + (" Where the two marks differ, the switch works together with others." if len(shown) > 1 else "")
     )
     return Block("factors", number, "What each switch does", caption, views, legend=signs)
 
@@ -242,4 +243,6 @@ def _percent(estimate: Estimate | None) -> str:
 
 
 def _found(state: Reproduction) -> list[FactorRow]:
-    return factor_table(state.results, state.plan.protocols)
+    """The effects at the ends that this study asks for."""
+    part: dict[Protocol, str] = {"released": "factors", "paper": "factors-back"}
+    return [row for row in factor_table(state.results, state.plan.protocols) if part[row.end] in state.plan.parts]
