@@ -14,7 +14,7 @@ from toeplens.ground import InputError
 from toeplens.lens.pieces import BIAS, PRODUCTS, Pieces, rest
 from toeplens.lens.shares import Shares, grouped, shares_of, spread
 from toeplens.lens.splits import Split, position_parts
-from toeplens.lens.terms import Common, Written
+from toeplens.lens.terms import Common, Written, sum_of
 from toeplens.lens.toeplitz import ToeplitzProfile
 from toeplens.lens.trace import AttentionTrace, LayerTrace
 
@@ -203,9 +203,9 @@ def _commons(pieces: Pieces) -> tuple[Common, dict[str, Common], Common | None, 
         alone = _content(pieces, sequences, mean)
         if alone is not None:
             contents.append(whole.products(alone[0] * pieces.layer.scale * there, alone[1] * there).summed())
-    summed = {name: _sum(found) for name, found in parts.items()}
-    total = _sum([part.summed() for part in summed.values()])
-    return total, summed, _sum(means) if means else None, _sum(contents) if contents else None
+    summed = {name: sum_of(found) for name, found in parts.items()}
+    total = sum_of([part.summed() for part in summed.values()])
+    return total, summed, sum_of(means) if means else None, sum_of(contents) if contents else None
 
 
 def _content(pieces: Pieces, sequences: slice, mean: LayerTrace) -> tuple[Tensor, Tensor] | None:
@@ -217,13 +217,6 @@ def _content(pieces: Pieces, sequences: slice, mean: LayerTrace) -> tuple[Tensor
     weight = count / count.sum()
     q, k = (x[sequences] - m + (m * weight).sum(2, keepdim=True) for x, m in ((pieces.q, mean.q), (pieces.k, mean.k)))
     return (q, k) if rotation is None else (rotation.turn_by_mean(q, layer), k)
-
-
-def _sum(found: list[Common]) -> Common:
-    total = found[0]
-    for one in found[1:]:
-        total = total + one
-    return total
 
 
 def _frequency_shares(parts: list[Common], whole: Common, pairs: float, variances: tuple[Tensor, Tensor]) -> Shares:

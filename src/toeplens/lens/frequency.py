@@ -18,7 +18,7 @@ from toeplens.ground import InputError
 from toeplens.lens.decompose import NoForm, checked
 from toeplens.lens.pieces import BIAS, Pieces
 from toeplens.lens.shares import Shares, grouped, shares_of, spread
-from toeplens.lens.terms import Common
+from toeplens.lens.terms import Common, sum_of
 from toeplens.lens.trace import AttentionTrace, LayerTrace
 
 _CONTENT = "content-content"
@@ -149,7 +149,7 @@ def _layer(layer: LayerTrace) -> _LayerUse:
         parts.append(grouped(part, groups, count))
         biases.append(bias)
         whole.append(part.summed() + bias)
-    total, by_group, bias = (_sum(found) for found in (whole, parts, biases))
+    total, by_group, bias = (sum_of(found) for found in (whole, parts, biases))
     variances = spread(total, total, pieces.pairs)
     whole_spread = spread(by_group, total, pieces.pairs)
     terms = [(whole_spread[0][..., g], whole_spread[1][..., g]) for g in range(count)]
@@ -175,10 +175,3 @@ def _norms(pieces: Pieces, groups: Int[Tensor, "d"], count: int) -> Float[Tensor
 
 def _by_group(x: Float[Tensor, "B H N d"], groups: Int[Tensor, "d"], count: int) -> Float[Tensor, "B H N g"]:
     return x.new_zeros(*x.shape[:-1], count).index_add_(-1, groups, x.square()).sqrt()
-
-
-def _sum(found: list[Common]) -> Common:
-    total = found[0]
-    for one in found[1:]:
-        total = total + one
-    return total

@@ -97,6 +97,14 @@ class Common:
         return Common(self.total.sum(-1), self.inner.sum(-1), self.rows.sum(-1))
 
 
+def sum_of(found: list[Common]) -> Common:
+    """The sum over batches."""
+    total = found[0]
+    for one in found[1:]:
+        total = total + one
+    return total
+
+
 class Whole:
     """The logits q_i . k_j + fixed_ij of a batch, over the visible pairs.
 
