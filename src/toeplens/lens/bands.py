@@ -112,8 +112,12 @@ def ablate_bands(
     harms = harm(metric, before, after)
     low, high = bootstrap_means(harms.T, samples=bootstrap)
     shape = (source.num_layers, source.num_heads, most)
-    filled = [np.full(shape, np.nan) for _ in range(3)]
-    for whole, values in zip(filled, (harms.mean(-1), low, high), strict=True):
+
+    def placed(values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "L H n"]:
+        filled = np.full(shape, np.nan)
         for (layer, band), heads in zip(places, values.reshape(len(places), -1), strict=True):
-            whole[layer, :, band] = heads
-    return BandAblation(*filled, float(before.mean()), len(before), metric, off)
+            filled[layer, :, band] = heads
+        return filled
+
+    drops, low, high = placed(harms.mean(-1)), placed(low), placed(high)
+    return BandAblation(drops, low, high, float(before.mean()), len(before), metric, off)
