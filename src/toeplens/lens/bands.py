@@ -113,7 +113,7 @@ def ablate_bands(
     low, high = bootstrap_means(harms.T, samples=bootstrap)
     shape = (source.num_layers, source.num_heads, most)
 
-    def placed(values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "L H n"]:
+    def placed(values: Float[np.ndarray, "PH"]) -> Float[np.ndarray, "L H n"]:
         filled = np.full(shape, np.nan)
         for (layer, band), heads in zip(places, values.reshape(len(places), -1), strict=True):
             filled[layer, :, band] = heads
