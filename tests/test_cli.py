@@ -457,7 +457,7 @@ def test_longer_texts(toeplens: Toeplens, run: Run):
     rows = toeplens(*asked, "--json").json()["rows"]
     assert [(row["length"], row["examples"]) for row in rows] == [(length, 20), (2 * length, 20)]
     shown = toeplens(*asked).out
-    assert "best simple rule" in shown
+    assert "Longer texts than" in shown
     assert f"{100 * rows[1]['accuracy']:.1f}" in shown
     assert "lengths: [0] was given" in toeplens("extrapolate", run.directory, "--length", "0").refusal()
 
