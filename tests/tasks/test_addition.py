@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from toeplens.ground import InputError
 from toeplens.tasks import Examples, Task, build
+
+Refused = Callable[[str, dict[str, Any], str], None]
 
 
 def draw(task: Task, count: int, seed: int = 0) -> Examples:
@@ -127,8 +129,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_options_that_do_not_fit_are_refused_in_one_sentence(options: dict[str, Any], message: str):
-    with pytest.raises(InputError) as caught:
-        build("addition", **options)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_options_that_do_not_fit_are_refused_in_one_sentence(
+    assert_refused: Refused, options: dict[str, Any], message: str
+):
+    assert_refused("addition", options, message)

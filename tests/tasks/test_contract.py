@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,8 @@ from scipy import stats
 from toeplens import tasks
 from toeplens.ground import InputError
 from toeplens.tasks import PAD, Examples, Task, build
+
+WellFormed = Callable[[Task, Examples], None]
 
 SAFE = 1e-4  # every draw here is seeded, so a statistic passes always or never
 COUNT = 8_000
@@ -71,23 +74,12 @@ def rows(tokens: np.ndarray) -> set[tuple[int, ...]]:
     return {tuple(row) for row in tokens.tolist()}
 
 
-def assert_well_formed(task: Task, examples: Examples) -> None:
-    assert examples.tokens.shape == (len(examples), task.length)
-    assert examples.labels.shape == examples.lengths.shape == (len(examples),)
-    assert {examples.tokens.dtype, examples.labels.dtype, examples.lengths.dtype} == {np.dtype(np.int64)}
-    inside = np.arange(task.length) < examples.lengths[:, None]
-    assert (examples.tokens[~inside] == PAD).all()
-    assert (examples.tokens[inside] > PAD).all()
-    assert (examples.tokens < task.vocab_size).all()
-    assert np.isin(examples.labels, list(task.labels)).all()
-
-
 def test_every_task_has_a_case():
     assert {name for name, _, _ in CASES.values()} == set(tasks.names())
 
 
 @each_case
-def test_examples_are_well_formed_and_every_label_occurs(which: str):
+def test_examples_are_well_formed_and_every_label_occurs(assert_well_formed: WellFormed, which: str):
     task = case(which)
     assert_well_formed(task, drawn(which))
     assert set(drawn(which).labels.tolist()) == set(task.labels)
@@ -95,7 +87,7 @@ def test_examples_are_well_formed_and_every_label_occurs(which: str):
 
 
 @pytest.mark.parametrize("name", tasks.names())
-def test_the_defaults_make_a_task(name: str):
+def test_the_defaults_make_a_task(assert_well_formed: WellFormed, name: str):
     task = build(name)
     assert isinstance(task, tasks.get(name))
     assert task.answer in ("position", "content", "both")
@@ -183,7 +175,7 @@ def test_length_chance_is_what_the_best_guess_from_the_length_gets(which: str):
 
 
 @each_case
-def test_at_another_length_the_labels_and_the_words_stay(which: str):
+def test_at_another_length_the_labels_and_the_words_stay(assert_well_formed: WellFormed, which: str):
     task, length = case(which), CASES[which][2]
     longer = task.at_length(length)
     assert type(longer) is type(task)

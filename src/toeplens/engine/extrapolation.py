@@ -11,7 +11,7 @@ from scipy.stats import binomtest
 
 from toeplens.ground import InputError
 from toeplens.model import Decoder
-from toeplens.tasks import Task, trivial_baselines
+from toeplens.tasks import Examples, Task, trivial_baselines
 from toeplens.training import Batches, Run, plan_execution
 from toeplens.training.loop import answer
 
@@ -82,11 +82,17 @@ def extrapolate(
     if not lengths or any(length < 1 for length in lengths):
         raise InputError(f"lengths: {list(lengths)} was given; at least one is needed, each at least 1.")
     model = run.model().to(plan_execution(device, "off", "float32").device)
-    rows = tuple(_row(run, model, task, length, examples) for length in dict.fromkeys(lengths))
+    fitted = _counted(run, task.dataset("train", min(_FITTED, run.spec.train_examples), run.spec.data_seed))
+    rows = tuple(_row(run, model, task, length, examples, fitted) for length in dict.fromkeys(lengths))
     return Extrapolation(run.spec.name, task.length, rows)
 
 
-def _row(run: Run, model: Decoder, task: Task, length: int, examples: int) -> LengthResult:
+def _counted(run: Run, examples: Examples) -> Examples:
+    """The examples whose label is not ignored."""
+    return examples[examples.labels != run.spec.ignore_label]
+
+
+def _row(run: Run, model: Decoder, task: Task, length: int, examples: int, fitted: Examples) -> LengthResult:
     spec, factor = run.spec, length / task.length
     device = model.readout.weight.device
     try:
@@ -100,8 +106,6 @@ def _row(run: Run, model: Decoder, task: Task, length: int, examples: int) -> Le
     if not count:
         return LengthResult(length, factor, why="no example of this length counts.")
     interval = binomtest(round(right), round(count)).proportion_ci(method="wilson")
-    fitted = task.dataset("train", min(_FITTED, spec.train_examples), spec.data_seed)
-    fitted, test = (each[each.labels != spec.ignore_label] for each in (fitted, test))
     return LengthResult(
         length,
         factor,
@@ -112,5 +116,5 @@ def _row(run: Run, model: Decoder, task: Task, length: int, examples: int) -> Le
         loss / count,
         longer.chance(spec.ignore_label),
         longer.length_chance(),
-        trivial_baselines(fitted, test),
+        trivial_baselines(fitted, _counted(run, test)),
     )

@@ -89,10 +89,11 @@ def ablate_bands(
     """
     choose("off", off, get_args(Off))
     choose("metric", metric, get_args(Metric))
-    kept, most = counted_batches(batches), max(source.pairs)
+    kept, pairs = counted_batches(batches), source.pairs
+    most = max(pairs)
     if most == 0:
         raise InputError("encoding: no layer of this model turns pairs of dimensions, so there are no bands to take.")
-    places = [(layer, band) for layer, count in enumerate(source.pairs) for band in range(count)]
+    places = [(layer, band) for layer, count in enumerate(pairs) for band in range(count)]
     one_by_one = 1 - torch.eye(source.num_heads)
     intact, changed = [], []
     for tokens, labels, lengths in kept:
@@ -101,7 +102,7 @@ def ablate_bands(
         for layer, state in enumerate(source.states(tokens, lengths)):
             if plain is None:
                 plain = source.replay(state, torch.ones(1, source.num_heads))
-            for band in range(source.pairs[layer]):
+            for band in range(pairs[layer]):
                 control = BandControl(**{"still" if off == "rotation" else "silent": (band,)})
                 found.append(source.replay(state, one_by_one, [source.outputs_under(state, control)]))
         assert plain is not None

@@ -131,13 +131,20 @@ class Batch:
         return made * seen
 
 
+def bias_by_offset(layer: LayerTrace, offsets: Int[Tensor, "D"]) -> Float[Tensor, "_H D"] | None:
+    """The encoding's bias at these offsets, in float64; None where it is no function of the offset alone."""
+    if not layer.encoding.toeplitz or layer.encoding.axes > 1 or not layer.consecutive:
+        return None
+    kernel = layer.encoding.kernel(offsets)
+    return None if kernel is None or kernel.is_complex() else kernel.detach().double()
+
+
 def _bias(layer: LayerTrace) -> Fixed:
     """The encoding's bias: by offset where it has a kernel, else written out."""
     encoding, length = layer.encoding, len(layer.rows)
-    if encoding.toeplitz and encoding.axes == 1 and layer.consecutive:
-        kernel = encoding.kernel(torch.arange(-length + 1, length, device=layer.q.device))
-        if kernel is not None and not kernel.is_complex():
-            return Offsets(kernel.detach().double().expand(encoding.num_heads, -1), layer.causal)
+    kernel = bias_by_offset(layer, torch.arange(-length + 1, length, device=layer.q.device))
+    if kernel is not None:
+        return Offsets(kernel.expand(encoding.num_heads, -1), layer.causal)
     bias = encoding.bias(layer.positions, layer.positions)
     assert bias is not None
     matrix = bias.detach().double()

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from toeplens.encodings.rotary import Pairing, Rotary
 from toeplens.ground import InputError, choose
+from toeplens.lens.pieces import bias_by_offset
 from toeplens.lens.position_effect import known_key_part
+from toeplens.lens.rotation import pair_numbers
 from toeplens.lens.splits import position_parts
 from toeplens.lens.trace import AttentionTrace, LayerTrace
 
@@ -159,7 +161,7 @@ def _tensors(
             "are needed."
         )
     groups = torch.zeros(width, dtype=torch.long, device=q.device)
-    groups[: 2 * pairs] = _pair_numbers(pairs, choose("pairing", pairing, get_args(Pairing)), q.device)
+    groups[: 2 * pairs] = pair_numbers(pairs, choose("pairing", pairing, get_args(Pairing)), q.device)
     if bias is not None:
         bias = bias.unsqueeze(0) if bias.ndim == 1 else bias
         offsets = length if causal else 2 * length - 1
@@ -224,7 +226,8 @@ def _placed(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None) -> Placed:
     bias = None
     known = rotation is not None and not any(map(encoding.overrides, others))
     if known and encoding.overrides("bias"):
-        bias = _bias_of(layer)
+        length = len(layer.rows)
+        bias = bias_by_offset(layer, torch.arange(0 if layer.causal else 1 - length, length, device=layer.q.device))
         known = bias is not None
     if not known:
         raise InputError(
@@ -253,18 +256,13 @@ def _rotation_of(layer: LayerTrace) -> tuple[Int[Tensor, "d"], Complex[Tensor, "
     own = groups[encoding.first : encoding.first + 2 * pairs]
     if len(own) < 2 * pairs:
         return None
-    own += _pair_numbers(pairs, encoding.pairing, groups.device)
+    own += pair_numbers(pairs, encoding.pairing, groups.device)
     order = groups.argsort(stable=True)[width - 2 * pairs :]
     ones = torch.zeros(1, heads, length, width, dtype=torch.float64, device=groups.device)
     ones[..., order[::2]] = 1
     turned = layer.turn(ones, ones)[1][0]
     turns = torch.complex(turned[..., order[::2]], -turned[..., order[1::2]])
     return groups, turns[:1] if (turns == turns[:1]).all() else turns
-
-
-def _pair_numbers(pairs: int, pairing: Pairing, device: torch.device) -> Int[Tensor, "two_n"]:
-    numbers = torch.arange(1, pairs + 1, device=device)
-    return numbers.repeat(2) if pairing == "half" else numbers.repeat_interleave(2)
 
 
 def _turned(
@@ -277,15 +275,6 @@ def _turned(
     q = q.clone()
     q[..., first], q[..., second] = pairs.real, pairs.imag
     return q
-
-
-def _bias_of(layer: LayerTrace) -> Float[Tensor, "_H D"] | None:
-    """The bias by offset; None where it is not one."""
-    encoding, length = layer.encoding, len(layer.rows)
-    if not encoding.toeplitz or encoding.axes > 1 or not layer.consecutive:
-        return None
-    kernel = encoding.kernel(torch.arange(0 if layer.causal else 1 - length, length, device=layer.q.device))
-    return None if kernel is None or kernel.is_complex() else kernel.detach().double()
 
 
 def _require_true(layer: LayerTrace, placed: Placed) -> None:

@@ -9,6 +9,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from toeplens.encodings import Rotary
+from toeplens.encodings.rotary import Pairing
 from toeplens.lens.trace import LayerTrace
 
 _OFFSETS_AT_ONCE = 1 << 14
@@ -67,6 +68,12 @@ class Rotation:
         return self.unpaired(self.pairs(q) * self.mean(layer).unsqueeze(-2), q)
 
 
+def pair_numbers(pairs: int, pairing: Pairing, device: torch.device) -> Int[Tensor, "two_n"]:
+    """The pair, from 1, that each of the turned dimensions belongs to."""
+    numbers = torch.arange(1, pairs + 1, device=device)
+    return numbers.repeat(2) if pairing == "half" else numbers.repeat_interleave(2)
+
+
 def rotation_of(layer: LayerTrace) -> Rotation | None:
     """The rotation of a layer's encoding; None where it has none, or is not one of pairs by a function of the offset.
 
@@ -80,11 +87,9 @@ def rotation_of(layer: LayerTrace) -> Rotation | None:
         return None
     groups = torch.zeros(layer.q.shape[-1], dtype=torch.long, device=layer.q.device)
     count = frequencies.shape[-1]
-    numbers = torch.arange(1, count + 1, device=groups.device)
-    paired = numbers.repeat(2) if encoding.pairing == "half" else numbers.repeat_interleave(2)
     if encoding.first + 2 * count > len(groups):
         return None
-    groups[encoding.first : encoding.first + 2 * count] = paired
+    groups[encoding.first : encoding.first + 2 * count] = pair_numbers(count, encoding.pairing, groups.device)
     rotation = Rotation(encoding, groups, frequencies)
     return rotation if _is_true(rotation, layer) else None
 
