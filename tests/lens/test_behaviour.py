@@ -18,8 +18,10 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace, placed, two_way
 from toeplens.lens.behaviour import Behaviour, behaviour
+from toeplens.lens.permutation import permutation_scores
 from toeplens.lens.placed import KeySplit
 from toeplens.lens.splits import position_parts
+from toeplens.lens.trace import Counted
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource
 
@@ -241,7 +243,7 @@ def trace_of(encoding: str, protocol: str = "paper", **options: Any) -> Attentio
     return AttentionTrace(DecoderSource(model_of(encoding, protocol)), tokens, LENGTHS, **options)
 
 
-def by_the_layer(layer: LayerTrace, part: Tensor) -> np.ndarray:
+def by_the_layer(layer: LayerTrace, part: Tensor, counted: Counted = "all") -> np.ndarray:
     """Shares from the layer's own logits, one content at a time standing at every position."""
     count, length = layer.q.shape[0], layer.q.shape[2]
     content = layer.k - part
@@ -251,7 +253,7 @@ def by_the_layer(layer: LayerTrace, part: Tensor) -> np.ndarray:
     tables: list[list[np.ndarray]] = [[] for _ in range(layer.q.shape[1])]
     for sequence in range(count):
         end = int(layer.present[sequence].sum())
-        for i in range(end):
+        for i in range(end) if counted == "all" else [end - 1]:
             seen = i + 1 if layer.causal else end
             if seen > 1:
                 for head, own in enumerate(tables):
@@ -285,6 +287,22 @@ def test_a_trace_is_analysed_as_its_layers_own_logits(encoding: str, protocol: s
         np.testing.assert_allclose(found.variance[index], expected[3], rtol=1e-8)
     multiplies = any(word in encoding for word in ("rope", "mla", "xpos"))
     assert (found.interaction[:, :2] > 1e-4).all() if multiplies else (found.interaction < 1e-12).all()
+
+
+@pytest.mark.parametrize("encoding", ["rope", "t5"])
+def test_of_the_last_layer_the_query_that_is_read_can_count_alone(encoding: str) -> None:
+    """float64, 1e-8; of the first layer all queries are used, of the last one each sequence's last token's."""
+    trace = trace_of(encoding)
+    every, used = behaviour(trace), behaviour(trace, counted="used")
+    np.testing.assert_array_equal(shares(used)[:, 0], shares(every)[:, 0])
+    layer = trace[1]
+    expected = by_the_layer(layer, 0 * layer.part(layer.inputs, layer.inputs)[1], "used")
+    np.testing.assert_allclose(shares(used)[:, 1], expected[:3], rtol=0, atol=1e-8)
+    assert abs(shares(used)[:, 1] - shares(every)[:, 1]).max() > 1e-3
+    scores = permutation_scores(trace[1], queries=99, permutations=2, counted="used")
+    assert scores.queries == (LENGTHS > 1).sum()
+    mean = behaviour(trace_of(encoding, "released"), counted="used")  # its model reads all positions
+    np.testing.assert_array_equal(shares(mean), shares(behaviour(trace_of(encoding, "released"))))
 
 
 def test_a_rotation_knows_offsets_alone() -> None:
@@ -327,7 +345,7 @@ def test_some_positions_are_analysed_by_themselves_and_a_bias_needs_them_to_be_c
 def test_a_wrong_reading_of_a_layer_is_caught(field: str) -> None:
     """What is put together from a layer must give the layer's own logits."""
     layer = trace_of("alibi")[0]
-    right = next(placed.placed_from(layer, None, None, "half", None, None, True, 1.0, None, "none"))[2]
+    right = next(placed.placed_from(layer, None, None, "half", None, None, True, 1.0, None, "none", "all"))[2]
     placed._require_true(layer, right)
     wrong = replace(right, **{field: getattr(right, field) * 1.01})
     with pytest.raises(InputError, match="off by"):

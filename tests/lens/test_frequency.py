@@ -20,6 +20,7 @@ from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.bands import ablate_bands
 from toeplens.lens.decompose import NoForm
 from toeplens.lens.frequency import frequency_use
+from toeplens.lens.trace import Counted
 from toeplens.model import Attention, Decoder, decoder_config
 from toeplens.sources import DecoderSource
 
@@ -48,7 +49,7 @@ def trace_of(model: Decoder, tokens: Tensor = TOKENS, lengths: Tensor | None = L
     return AttentionTrace(DecoderSource(model), tokens, lengths)
 
 
-def by_hand(layer: LayerTrace, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def by_hand(layer: LayerTrace, count: int, counted: Counted = "all") -> tuple[Tensor, Tensor, Tensor]:
     """Norms [H, 1 + n] and the two kinds of shares [H, 1 + n + 1], pair by pair, query by query, key by key."""
     encoding, heads = layer.encoding, layer.q.shape[1]
     turned_q, turned_k = layer.turned
@@ -65,7 +66,7 @@ def by_hand(layer: LayerTrace, count: int) -> tuple[Tensor, Tensor, Tensor]:
     pairs = 0
     true = layer.logits()
     for b, length in enumerate(layer.present.sum(1).tolist()):
-        for i in range(length):
+        for i in range(length) if counted == "all" else [length - 1]:
             keys = range(i + 1) if layer.causal else range(length)
             pairs += len(keys)
             for h in range(heads):
@@ -115,6 +116,20 @@ def test_use_by_hand(encoding: str, fields: dict[str, Any]) -> None:
     torch.testing.assert_close(found.shares.softmax[1], softmax, rtol=0, atol=1e-9)
     torch.testing.assert_close(found.shares.logits.sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-9)
     torch.testing.assert_close(found.norm_shares().sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi"])
+def test_use_of_the_query_that_is_read_alone(encoding: str) -> None:
+    """float64, 1e-9; the last layer's other queries do not count, those of the first layer all do."""
+    trace = trace_of(model_of(encoding))
+    every, used = frequency_use(trace), frequency_use(trace, counted="used")
+    torch.testing.assert_close(used.norms[0], every.norms[0], rtol=1e-12, atol=0)
+    norms, logits, softmax = by_hand(trace[1], used.frequencies.shape[-1], "used")
+    torch.testing.assert_close(used.norms[1], norms, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(used.shares.logits[1], logits, rtol=0, atol=1e-9)
+    torch.testing.assert_close(used.shares.softmax[1], softmax, rtol=0, atol=1e-9)
+    q = torch.stack([trace[1].q[b, :, n - 1] for b, n in enumerate(trace[1].present.sum(1).tolist())]).square().sum(0)
+    torch.testing.assert_close(used.q_energy[1], q / q.sum(-1, keepdim=True), rtol=1e-9, atol=0)
 
 
 def test_a_layer_without_a_rotation_is_in_the_first_column() -> None:

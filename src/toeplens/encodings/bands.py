@@ -29,6 +29,7 @@ class RopeBands(PartialRoPE):
                 exact, by splitting the pair into a turned copy of weight sqrt(g) and a still one of sqrt(1-g), whose
                 two dimensions queries and keys get more. ``pair``: the pair's part of the logit is multiplied by g, so
                 that 0 takes it out and over 1 raises it; the published modulation
+        frequencies  instead of RoPE's: one for all pairs, or n of them, in radians a position; not negative
         layers  a list of layers (from 0); all by default. The others have no encoding, as in `PartialRoPE`
         base, pairing  as in RoPE
     """
@@ -50,6 +51,7 @@ class RopeBands(PartialRoPE):
         keep: Sequence[int] | None = None,
         ramp: Sequence[float] | None = None,
         off: Literal["rotation", "pair"] = "rotation",
+        frequencies: float | Sequence[float] | None = None,
         layers: Sequence[int] | None = None,
         base: float = 10000.0,
         pairing: Pairing = "interleaved",
@@ -69,7 +71,7 @@ class RopeBands(PartialRoPE):
             values = _gains(gains, self.num_heads, pairs)
         else:
             values = torch.ones(1, pairs, dtype=torch.float64)
-        frequencies = self.frequencies[:1]
+        frequencies = self.frequencies[:1] if frequencies is None else _frequencies(frequencies, pairs)
         turned, still = values.sqrt(), torch.zeros_like(values)
         if self.off == "rotation":
             if float(values.max()) > 1:
@@ -111,6 +113,14 @@ class RopeBands(PartialRoPE):
         turns = super().kernel(offsets)
         gains = self.gains.unsqueeze(-1)
         return gains * turns if self.off == "pair" else (1 - gains) + gains * turns
+
+
+def _frequencies(given: float | Sequence[float], pairs: int) -> Float[Tensor, "1 n"]:
+    values = list(given) if isinstance(given, Sequence) else [given] * pairs
+    if len(values) != pairs:
+        raise InputError(f"frequencies: {values} was given; it must be one number or a list of {pairs}.")
+    values = [require_number("frequencies", value, at_least=0) for value in values]
+    return torch.tensor([values], dtype=torch.float64)
 
 
 def _kept(keep: Sequence[int], pairs: int) -> Float[Tensor, "1 n"]:

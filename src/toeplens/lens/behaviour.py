@@ -27,7 +27,7 @@ from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
 from toeplens.lens.placed import KeySplit, Placed, placed_from
 from toeplens.lens.position_effect import listed
-from toeplens.lens.trace import AttentionTrace, LayerTrace
+from toeplens.lens.trace import AttentionTrace, Counted, LayerTrace
 from toeplens.lens.two_way import two_way
 
 _NOTHING = 1e-12  # of what products and bias could add up to: a variance below it is rounding
@@ -96,6 +96,7 @@ def behaviour(
     scale: float = 1.0,
     lengths: Int[Tensor, "_B"] | None = None,
     split: KeySplit = "known",
+    counted: Counted = "all",
 ) -> Behaviour:
     """The positional, symbolic and interaction share of every head, exact: no sampling, no table of N x N.
 
@@ -118,11 +119,13 @@ def behaviour(
                     content; ``none``, nothing, as in the paper, which moves whole keys; ``input``, ``mean`` or
                     ``ablate`` as in `toeplens.lens.decompose`. ``mean`` leaves content of about 1 / sequences of its
                     variance in the position part
+        counted     of a trace, which queries count: ``all``, or those ``used``: of a layer whose output is read in one
+                    place, the query there. What its other queries would do is nothing that the model was trained for
 
     Raises `InputError` for shapes that do not fit, numbers that are not finite, and encodings of another form.
     """
     options = (rotation, pairing, bias, k_position, causal, scale, lengths)
-    found = [(layer, name, *_heads(placed)) for layer, name, placed in placed_from(q, k, *options, split)]
+    found = [(layer, name, *_heads(placed)) for layer, name, placed in placed_from(q, k, *options, split, counted)]
     layers, splits, heads, counts = zip(*found, strict=True)
     arrays = {key: np.stack([each[key] for each in heads]) for key in heads[0]}
     if isinstance(q, Tensor):

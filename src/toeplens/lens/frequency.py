@@ -19,7 +19,7 @@ from toeplens.lens.decompose import NoForm, checked
 from toeplens.lens.pieces import BIAS, Pieces
 from toeplens.lens.shares import Shares, grouped, shares_of, spread
 from toeplens.lens.terms import Common, sum_of
-from toeplens.lens.trace import AttentionTrace, LayerTrace
+from toeplens.lens.trace import AttentionTrace, Counted, LayerTrace
 
 _CONTENT = "content-content"
 
@@ -76,12 +76,15 @@ class FrequencyUse:
 
 
 @torch.no_grad()
-def frequency_use(trace: AttentionTrace) -> FrequencyUse:
+def frequency_use(trace: AttentionTrace, *, counted: Counted = "all") -> FrequencyUse:
     """Norm and variance use of every frequency, in the layers of a trace; exact, in O(N d^2) a head, in float64.
+
+    Arguments
+        counted  which queries count: ``all``, or those ``used``: of a layer that is read out in one place, that one
 
     Raises `NoForm`, an `InputError`, where an encoding's logits are no sum over pairs of dimensions and a bias.
     """
-    found = [_layer(layer) for layer in trace]
+    found = [_layer(layer, counted) for layer in trace]
     most = max(one.frequencies.shape[-1] for one in found)
     wide = [one.with_columns(most) for one in found]
 
@@ -123,11 +126,11 @@ class _LayerUse:
         )
 
 
-def _layer(layer: LayerTrace) -> _LayerUse:
+def _layer(layer: LayerTrace, counted: Counted) -> _LayerUse:
     encoding, name = layer.encoding, type(layer.encoding).__name__
     if encoding.data_dependent or encoding.overrides("transform_logits") or encoding.overrides("transform_weights"):
         raise NoForm(f"encoding: the logits of {name} are no sum over pairs of dimensions and a bias.")
-    pieces = Pieces(layer, torch.zeros_like(layer.inputs), torch.zeros_like(layer.key_inputs))
+    pieces = Pieces(layer, torch.zeros_like(layer.inputs), torch.zeros_like(layer.key_inputs), counted)
     checked(pieces)
     heads = layer.q.shape[1]
     if pieces.rotation is None:

@@ -14,7 +14,7 @@ from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
 from toeplens.lens.placed import KeySplit, Placed, placed_from
 from toeplens.lens.position_effect import listed
-from toeplens.lens.trace import AttentionTrace, LayerTrace
+from toeplens.lens.trace import AttentionTrace, Counted, LayerTrace
 
 _NOTHING = 1e-12  # of the mean square of the sequences: a variance below it is rounding
 _ARRAYS = ("positional", "symbolic", "positional_error", "symbolic_error")
@@ -99,6 +99,7 @@ def permutation_scores(
     scale: float = 1.0,
     lengths: Int[Tensor, "_B"] | None = None,
     split: KeySplit = "known",
+    counted: Counted = "all",
     queries: int = 64,
     permutations: int = 32,
     seed: int = 0,
@@ -134,7 +135,7 @@ def permutation_scores(
             raise InputError(f"{name}: {count} was given; it must be at least 1.")
     options = (rotation, pairing, bias, k_position, causal, scale, lengths)
     found, layers, splits, drawn = [], [], [], 0
-    for layer, name, placed in placed_from(q, k, *options, split):
+    for layer, name, placed in placed_from(q, k, *options, split, counted):
         terms = _terms(placed, queries, permutations, seed)
         drawn = len(terms)
         found.append([_scores(terms[:, which]) for which in range(2)])

@@ -13,7 +13,7 @@ from torch import Tensor
 from toeplens.lens.rotation import rotation_of
 from toeplens.lens.terms import Fixed, Offsets, Whole, Written
 from toeplens.lens.toeplitz import ToeplitzProfile, toeplitz_profile
-from toeplens.lens.trace import LayerTrace
+from toeplens.lens.trace import Counted, LayerTrace
 
 PRODUCTS = ("content-content", "content-position", "position-content", "position-position")
 BIAS, CONTENT_OFFSET, POSITION_OFFSET = "bias", "content-offset", "position-offset"
@@ -22,24 +22,26 @@ _WRITTEN = 1 << 25
 
 
 class Pieces:
-    """The parts of a layer's logits for any of its sequences, in float64; nothing of queries by keys is kept."""
+    """The parts of a layer's logits for any of its sequences, in float64; nothing of queries by keys is kept.
 
-    def __init__(self, layer: LayerTrace, p: Tensor, key_p: Tensor) -> None:
+    Queries that do not count (`LayerTrace.counted`) are 0.
+    """
+
+    def __init__(self, layer: LayerTrace, p: Tensor, key_p: Tensor, counted: Counted = "all") -> None:
         self.layer = layer
-        there = layer.present[:, None, :, None]
+        self.present, self.asked = layer.present, layer.counted(counted)
         heads = layer.q.shape[1]
 
-        def wide(x: Tensor) -> Tensor:
-            x = x.double() * there
+        def wide(x: Tensor, where: Tensor) -> Tensor:
+            x = x.double() * where[:, None, :, None]
             return x.repeat_interleave(heads // x.shape[1], 1)
 
         q_p, k_p = layer.part(p, key_p)
-        self.q, self.k = wide(layer.q), wide(layer.k)
-        self.q_p, self.k_p = wide(q_p), wide(k_p)
-        self.present = layer.present
+        self.q, self.k = wide(layer.q, self.asked), wide(layer.k, self.present)
+        self.q_p, self.k_p = wide(q_p, self.asked), wide(k_p, self.present)
         self.rotation = rotation_of(layer)
-        length = self.present.sum(1)
-        self.pairs = float((length * (length + 1) // 2 if layer.causal else length**2).sum())
+        seen = self.present.cumsum(1) if layer.causal else self.present.sum(1, keepdim=True)
+        self.pairs = float((seen * self.asked).sum())
 
     def of(self, sequences: slice) -> Batch:
         """Some sequences' parts."""
@@ -61,7 +63,7 @@ class Pieces:
             }
         elif layer.encoding.overrides("bias"):
             fixed = {BIAS: _bias(part)}
-        return Batch(part, products, fixed, self.present[sequences])
+        return Batch(part, products, fixed, self.present[sequences], self.asked[sequences])
 
     def batches(self) -> Iterator[tuple[slice, Batch]]:
         """All sequences, some at a time."""
@@ -75,15 +77,16 @@ class Pieces:
 
     def error(self) -> float:
         """How far the sum of the parts is from the model's own logits, over some sequences and queries."""
-        rows = torch.linspace(0, len(self.layer.rows) - 1, min(64, len(self.layer.rows))).round().long().unique()
-        rows = rows.to(self.q.device)
         worst = largest = 0.0
         for sequence in sorted({0, len(self.q) // 2, len(self.q) - 1}):
-            part = slice(sequence, sequence + 1)
+            part, asked = slice(sequence, sequence + 1), self.asked[sequence].nonzero().flatten()
+            if not len(asked):
+                continue
+            rows = asked[torch.linspace(0, len(asked) - 1, min(64, len(asked)), device=asked.device).round().long()]
             true = self.layer.logits(sequences=part, queries=rows)[0].double()
             batch = self.of(part)
             ours = torch.stack([batch.rows(name, rows) for name in (*batch.products, *batch.fixed)]).sum(0)
-            seen = true.isfinite() & self.present[sequence, rows, None]
+            seen = true.isfinite()
             if seen.any():
                 worst = max(worst, float((ours - true)[seen].abs().max()))
                 largest = max(largest, float(true[seen].abs().max()))
@@ -113,10 +116,11 @@ class Batch:
     products: dict[str, tuple[Tensor, Tensor]]
     fixed: dict[str, Fixed]
     present: Tensor
+    asked: Tensor
 
     def whole(self) -> Whole:
         (a, b), (_, d), (c, _), _ = self.products.values()
-        return Whole(a + c, b + d, list(self.fixed.values()), self.present, self.layer.causal)
+        return Whole(a + c, b + d, list(self.fixed.values()), self.present, self.layer.causal, self.asked)
 
     def rows(self, name: str, queries: Int[Tensor, "Q"]) -> Float[Tensor, "H Q N"]:
         """Some queries' rows of a part, of the first sequence; 0 where a key is not seen."""

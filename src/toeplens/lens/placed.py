@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from toeplens.encodings.rotary import Pairing, Rotary
@@ -16,7 +16,7 @@ from toeplens.lens.pieces import bias_by_offset
 from toeplens.lens.position_effect import known_key_part
 from toeplens.lens.rotation import pair_numbers
 from toeplens.lens.splits import position_parts
-from toeplens.lens.trace import AttentionTrace, LayerTrace
+from toeplens.lens.trace import AttentionTrace, Counted, LayerTrace
 
 KeySplit = Literal["known", "none", "input", "mean", "ablate"]
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -36,6 +36,7 @@ class Placed:
     bias     [H or 1, D] by offset, 0 .. N-1 if causal, else -(N-1) .. N-1; None if there is none
     causal   whether key j is visible to query i only for j <= i
     ends     [B] tokens of each sequence; those after it are neither queries nor keys
+    asked    [B, N] the queries that count, of those; None if all do
     """
 
     q: Float[Tensor, "B H N d"]
@@ -46,6 +47,7 @@ class Placed:
     bias: Float[Tensor, "_H D"] | None
     causal: bool
     ends: Int[Tensor, "B"]
+    asked: Bool[Tensor, "B N"] | None = None
 
     @property
     def pairs(self) -> int:
@@ -64,10 +66,11 @@ class Placed:
         return torch.arange(count, device=self.q.device)[heads] // (count // self.content.shape[1])
 
     def seen(self) -> Int[Tensor, "B N"]:
-        """How many keys each query sees; 0 for padding."""
+        """How many keys each query sees; 0 for padding, and for queries that do not count."""
         rows = torch.arange(self.q.shape[2], device=self.q.device)
         ends = self.ends.unsqueeze(1)
-        return torch.where(rows < ends, rows + 1 if self.causal else ends, 0)
+        seen = torch.where(rows < ends, rows + 1 if self.causal else ends, 0)
+        return seen if self.asked is None else seen * self.asked
 
     def logits(self, sequence: int, query: int, contents: Int[Tensor, "*K n"]) -> Float[Tensor, "H *K n"]:
         """The logits of one query with other contents at the n positions that it sees, in float64.
@@ -104,6 +107,7 @@ def placed_from(
     scale: float,
     lengths: Tensor | None,
     split: KeySplit,
+    counted: Counted,
 ) -> Iterator[tuple[int, str, Placed]]:
     """Layer, split and what is placed, for the arguments of `toeplens.lens.behaviour.behaviour`; -1 for tensors."""
     if not isinstance(q, Tensor):
@@ -111,7 +115,9 @@ def placed_from(
         for name, value in given.items():
             if value is not None:
                 raise InputError(f"{name}: it was given beside a trace; a trace has its own.")
-        yield from _layers(q, split)
+        yield from _layers(q, split, counted)
+    elif counted != "all":
+        raise InputError(f"counted: {counted!r} was given; of tensors all queries count.")
     elif k is None:
         raise InputError("k: it was not given; queries need keys.")
     else:
@@ -181,12 +187,12 @@ def _tensors(
     )
 
 
-def _layers(trace: AttentionTrace | LayerTrace, split: KeySplit) -> Iterator[tuple[int, str, Placed]]:
+def _layers(trace: AttentionTrace | LayerTrace, split: KeySplit, counted: Counted) -> Iterator[tuple[int, str, Placed]]:
     """The layers of a trace, one at a time: number, how the keys were split, and the layer."""
     choose("split", split, get_args(KeySplit))
     for layer in (trace,) if isinstance(trace, LayerTrace) else trace:
         part, name = _key_part(trace, layer, split)
-        yield layer.layer, name, _placed(layer, part)
+        yield layer.layer, name, _placed(layer, part, counted)
 
 
 def _key_part(
@@ -212,7 +218,7 @@ def _key_part(
     return (None, "none") if part is None or not part.any() else (part, "input")
 
 
-def _placed(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None) -> Placed:
+def _placed(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: Counted) -> Placed:
     """A layer, if its logits are a rotation, a bias by offset and what was added at the input; checked on some."""
     encoding = layer.encoding
     name = type(encoding).__name__
@@ -239,7 +245,8 @@ def _placed(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None) -> Placed:
     lengths = layer.kept_lengths
     ends = torch.full((len(q),), q.shape[2], device=q.device) if lengths is None else lengths
     content = layer.k if part is None else layer.k.double() - part.double()
-    placed = Placed(q, content, part, *rotation, bias, layer.causal, ends)
+    asked = layer.counted(counted)
+    placed = Placed(q, content, part, *rotation, bias, layer.causal, ends, asked)
     _require_true(layer, placed)
     return placed
 

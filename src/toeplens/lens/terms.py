@@ -113,6 +113,7 @@ class Whole:
         fixed    the fixed terms, all of one kind
         present  [B, N] where there is a token that counts
         causal   whether key j > i is hidden from query i
+        asked    [B, N] the queries that count, of those present; q is 0 at the others
     """
 
     def __init__(
@@ -122,13 +123,14 @@ class Whole:
         fixed: list[Fixed],
         present: Bool[Tensor, "B N"],
         causal: bool,
+        asked: Bool[Tensor, "B N"],
     ) -> None:
         self.q, self.k, self.fixed, self.causal = q, k, fixed, causal
-        there = present.to(q.dtype)
-        self.there = there[:, None, :, None].expand(-1, q.shape[1], -1, -1)
+        there, counted = present.to(q.dtype), asked.to(q.dtype)
+        self.there, self.asked = (x[:, None, :, None].expand(-1, q.shape[1], -1, -1) for x in (there, counted))
         seen = there.cumsum(1) if causal else there.sum(1, keepdim=True).expand_as(there)
         self.seen = (seen * there).clamp(min=1).unsqueeze(1)  # keys that each query sees
-        self.pairs = float((seen * there).sum())
+        self.pairs = float((seen * counted).sum())
         self.row_sums = self._rows(q, k).sum(-1) + sum(self._fixed_rows(term) for term in fixed)
 
     def products(self, q: Float[Tensor, "B H N e"], k: Float[Tensor, "B H N e"]) -> Common:
@@ -154,4 +156,4 @@ class Whole:
         return q * (k.cumsum(-2) if self.causal else k.sum(-2, keepdim=True))
 
     def _fixed_rows(self, term: Fixed) -> Float[Tensor, "B H N"]:
-        return (term.apply(self.there) * self.there).squeeze(-1)
+        return (term.apply(self.there) * self.asked).squeeze(-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding, Positions, attention_logits
 from toeplens.encodings.seen import Seen
-from toeplens.ground import InputError
+from toeplens.ground import InputError, choose
 
+Counted = Literal["all", "used"]
 Projection = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -38,6 +39,7 @@ class LayerTrace:
     notes       what the encoding notes of the tokens' content (see `PositionalEncoding.note`); None where it notes
                 nothing or not all tokens are here
     whole       whether the R positions are all there are
+    read        [B] the place in each sequence whose output alone the model uses of this layer; None where it uses all
     """
 
     layer: int
@@ -56,6 +58,7 @@ class LayerTrace:
     part: Projection = field(repr=False)
     notes: Tensor | None = None
     whole: bool = True
+    read: Int[Tensor, "B"] | None = None
 
     @cached_property
     def turned(self) -> tuple[Float[Tensor, "B H R e"], Float[Tensor, "B G R e"]]:
@@ -119,6 +122,13 @@ class LayerTrace:
         if self.lengths is None:
             return torch.ones(self.q.shape[0], self.q.shape[2], dtype=torch.bool, device=self.q.device)
         return self.rows < self.lengths.unsqueeze(1)
+
+    def counted(self, which: Counted) -> Bool[Tensor, "B R"]:
+        """The queries that count: ``all`` that are present, or those ``used``, whose output goes on in the model."""
+        choose("counted", which, get_args(Counted))
+        if which == "all" or self.read is None:
+            return self.present
+        return self.present & (self.rows == self.read.unsqueeze(1))
 
     @property
     def kept_lengths(self) -> Int[Tensor, "B"] | None:

@@ -175,6 +175,7 @@ class DecoderSource:
             part=part,
             notes=notes if kept is None else None,
             whole=kept is None,
+            read=model.read_position(layer, x.shape[:2], context),
         )
 
 
