@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import torch
 from jaxtyping import config
 
 from toeplens import __version__, cli, encodings, tasks
+from toeplens.encodings.conformance import CHECKS
 from toeplens.engine import Asked, Job, Limits, carry_out, read_ablation
 from toeplens.ground import read_json
 from toeplens.studies.reproduce import COUNT, DISTANCE, SCALES, claims_of, study
@@ -96,8 +98,8 @@ def files(directory: Path) -> dict[str, bytes]:
 # ---- what there is --------------------------------------------------------------------------------------------------
 
 
-def test_encodings_as_json_in_a_process_of_its_own():
-    answer = in_a_process("encodings", "--json")
+def test_encodings_as_json(toeplens: Toeplens):
+    answer = toeplens("encodings", "--json")
     assert answer.err == ""
     rows = answer.json()
     assert [row["name"] for row in rows] == list(encodings.names())
@@ -134,10 +136,15 @@ def test_people_get_tables(toeplens: Toeplens, command: str):
         assert name in answer.out
 
 
-def test_a_card_in_a_process_of_its_own(tmp_path: Path):
+@pytest.mark.parametrize("its_own", [False, pytest.param(True, marks=pytest.mark.heavy)])
+def test_a_card_in_a_process_of_its_own_or_here(
+    toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, its_own: bool
+):
+    if not its_own:  # what checks shapes in the tests cannot be compiled
+        monkeypatch.delitem(CHECKS, "compile")
     page = tmp_path / "rope.html"
-    answer = in_a_process("card", "rope", "--set", "base=500", "--length", "128", "--out", str(page), "--json")
-    content = answer.json()
+    command = ("card", "rope", "--set", "base=500", "--length", "128", "--out", str(page), "--json")
+    content = (in_a_process if its_own else toeplens)(*command).json()
     assert content["page"] == str(page)
     (card,) = content["cards"]
     assert card["options"]["base"] == 500
@@ -388,6 +395,7 @@ def test_a_missing_argument_is_named(toeplens: Toeplens, command: str):
     assert re.search("Missing (argument|option) '(--out|run|directory)'", toeplens(command).refusal())
 
 
+@pytest.mark.heavy
 def test_a_bad_input_in_a_process_of_its_own(tmp_path: Path):
     answer = in_a_process("train", "--encoding", "rop", "--out", tmp_path / "out")
     assert len(answer.err.splitlines()) == 1
@@ -548,14 +556,26 @@ def test_a_compiler_that_is_not_there(toeplens: Toeplens, tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("limited", [False, pytest.param(True, marks=pytest.mark.heavy)])
 def test_files_that_may_not_grow_are_the_machines_failure_and_nothing_is_half_written(
-    toeplens: Toeplens, tmp_path: Path
+    toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limited: bool
 ):
-    """As on a full disk: the spec fits, the weights do not."""
+    """As on a full disk: the spec fits, the weights do not. Refused by the kernel, or (quicker) in its place."""
     command = ["train", *TINY, "--out", tmp_path]
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
-    answer = in_a_process(*command, prefix=limit)
-    refusal = answer.refusal(3)
+    if limited:
+        limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
+        refusal = in_a_process(*command, prefix=limit).refusal(3)
+    else:
+        replace_file = os.replace
+
+        def full(temporary: Any, path: Any) -> None:
+            if Path(temporary).stat().st_size > 4096:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            replace_file(temporary, path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", full)
+            refusal = toeplens(*command).refusal(3)
     assert "model.safetensors" in refusal
     assert "nothing was left half-written" in refusal
     (directory,) = tmp_path.iterdir()
@@ -659,7 +679,7 @@ def test_a_study_its_claims_and_its_page(toeplens: Toeplens, tmp_path: Path):
 
 def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Stopped before it began, so that it is quick; tests/studies/test_theory.py carries it out."""
-    monkeypatch.setattr(cli.studies.study, "limits_for", lambda budget, limits: replace(limits, deadline=0.0))
+    monkeypatch.setattr(cli.studies, "limits_for", lambda budget, limits: replace(limits, deadline=0.0))
     command = ["theory", "--scale", "smoke", "--seeds", "1", "--time-budget", "1m", "--out", tmp_path / "theory"]
     state = toeplens(*command, "--json").json()
     assert (state["finished"], state["total"]) == (0, 5)
@@ -691,9 +711,9 @@ def test_a_damaged_study_is_one_line(toeplens: Toeplens, tmp_path: Path, content
 def test_a_study_whose_time_is_up_says_how_far_it_is(
     toeplens: Toeplens, tmp_path: Path, micro: None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(study, "limits_for", lambda budget, limits: replace(limits, deadline=0.0))
+    monkeypatch.setattr(cli.runs, "limits_for", lambda budget, limits: replace(limits, deadline=0.0))
     command = ["reproduce", "--scale", "smoke", "--protocol", "released", "--time-budget", "9m", "--out", tmp_path]
-    monkeypatch.setattr(cli.studies.study, "limits_for", lambda budget, limits: replace(limits, deadline=0.0))
+    monkeypatch.setattr(cli.studies, "limits_for", lambda budget, limits: replace(limits, deadline=0.0))
     told = toeplens(*command)
     assert told.code == 0
     assert "0 of 2 cells are finished" in told.out

@@ -14,6 +14,7 @@ from toeplens.engine import Limits, ablate_run, extrapolate, measure_run, stop_o
 from toeplens.engine.watch import HeadWatch
 from toeplens.ground import InputError, choose, read_json
 from toeplens.lens import THRESHOLDS, HeadSets, Split, deposit
+from toeplens.studies import limits_for
 from toeplens.studies import reproduce as study
 from toeplens.studies.structure import decompose_run
 from toeplens.training import Run, plan_execution, run_spec, train
@@ -56,7 +57,7 @@ def train_run(
     execution = plan_execution(device, compile_mode(compile), wanted.precision)
     about = f"{wanted.task}, {wanted.model.encoding}, {wanted.model.protocol} protocol"
     console.say(f"{about} on {execution.describe()}", aside=True)
-    limits = study.limits_for(seconds(time_budget), Limits())
+    limits = limits_for(seconds(time_budget), Limits())
     with stop_on_signals() as stopped, console.RunProgress(wanted.name) as progress:
         run = train(
             wanted,

@@ -12,7 +12,7 @@ from toeplens.cli.options import Budget, Compile, Device, Json, compile_mode, se
 from toeplens.engine import Limits, stop_on_signals
 from toeplens.ground import choose
 from toeplens.model import Protocol
-from toeplens.studies import COUNTED, RULE, theory
+from toeplens.studies import COUNTED, RULE, limits_for, theory
 from toeplens.studies import reproduce as study
 from toeplens.training import plan_execution
 
@@ -50,7 +50,7 @@ def reproduce(
         f"{len(jobs)} models at scale {scale} ({study.SCALES[scale].about}) on {execution.describe()}", aside=True
     )
     with stop_on_signals() as stopped, console.StudyProgress(jobs) as progress:
-        limits = study.limits_for(budget, Limits(device=device, compile=compile_mode(compile), should_stop=stopped))
+        limits = limits_for(budget, Limits(device=device, compile=compile_mode(compile), should_stop=stopped))
         state = study.reproduce(
             out,
             scale=scale,
@@ -105,7 +105,7 @@ def theory_study(
     choose("scale", scale, study.SCALES)
     jobs = theory.jobs(scale, seeds)
     with stop_on_signals() as stopped, console.StudyProgress(jobs) as progress:
-        limits = study.limits_for(
+        limits = limits_for(
             seconds(time_budget), Limits(device=device, compile=compile_mode(compile), should_stop=stopped)
         )
         state = theory.check_theory(

@@ -71,7 +71,7 @@ class RopeBands(PartialRoPE):
             values = _gains(gains, self.num_heads, pairs)
         else:
             values = torch.ones(1, pairs, dtype=torch.float64)
-        frequencies = self.frequencies[:1] if frequencies is None else _frequencies(frequencies, pairs)
+        chosen = self.frequencies[:1] if frequencies is None else _frequencies(frequencies, pairs)
         turned, still = values.sqrt(), torch.zeros_like(values)
         if self.off == "rotation":
             if float(values.max()) > 1:
@@ -79,11 +79,11 @@ class RopeBands(PartialRoPE):
                     f"{given[0]}: a gain of {float(values.max()):g} was given; it must be at most 1 unless off='pair'."
                 )
             damped = (values > 0) & (values < 1)
-            frequencies = frequencies * (values > 0)
+            chosen = chosen * (values > 0)
             turned = torch.where(damped, turned, 1.0)
             still = torch.where(damped, (1 - values).sqrt(), 0.0)
         split = (still > 0).any(0).nonzero().flatten()
-        self.register_exact("frequencies", frequencies)
+        self.register_exact("frequencies", chosen)
         self.register_exact("gains", values)
         self.register_exact("turned", turned.unsqueeze(-2))
         self.register_exact("still", still[:, split].unsqueeze(-2))

@@ -1,7 +1,7 @@
 """How many runs are carried out: jobs (train, then ablate), several at a time on this machine."""
 
 from toeplens.engine.examples import Split, examples_of
-from toeplens.engine.extrapolation import Extrapolation, LengthResult, extrapolate
+from toeplens.engine.extrapolation import FACTORS, Extrapolation, LengthResult, extrapolate
 from toeplens.engine.jobs import Job, Limits, ablate_run, carry_out, read_ablation
 from toeplens.engine.local import Event, plan_workers, run_local
 from toeplens.engine.measures import MEASURES, measure_run, read_measures
@@ -10,6 +10,7 @@ from toeplens.engine.signals import signals_held, stop_on_signals
 from toeplens.engine.watch import HeadWatch
 
 __all__ = [
+    "FACTORS",
     "MEASURES",
     "Asked",
     "Event",

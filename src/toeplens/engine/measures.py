@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from toeplens.engine.attention_measures import ATTENTION_MEASURES
 from toeplens.engine.examples import Split, examples_of, replayed_at_once
+from toeplens.engine.extrapolation import extrapolate
 from toeplens.engine.records import Asked, read_record, write_record
 from toeplens.ground import choose
 from toeplens.lens import (
@@ -83,6 +85,11 @@ def _seed(run: Run, examples: int, split: Split, device: torch.device) -> dict[s
     return {"strength": strength.to_dict(), "drift": drift.to_dict()}
 
 
+def _extrapolation(run: Run, examples: int, split: Split, device: torch.device) -> dict[str, Any]:
+    """Accuracy on longer texts, always of the test set."""
+    return extrapolate(run, examples=examples, device=str(device)).to_dict()
+
+
 def _batches(run: Run, examples: int, split: Split, device: torch.device) -> list[Batch]:
     chosen = examples_of(run.spec, examples, split)
     size = replayed_at_once(run.spec, chosen.tokens.shape[1], device)
@@ -95,4 +102,6 @@ MEASURES: dict[str, Measure] = {
     "sets": _sets,
     "representation": _representation,
     "seed": _seed,
+    "extrapolation": _extrapolation,
+    **ATTENTION_MEASURES,
 }

@@ -6,27 +6,33 @@ from typing import Any
 
 from toeplens.engine.examples import Split, examples_of, replayed_at_once
 from toeplens.ground import InputError, choose
+from toeplens.lens import AttentionTrace, behaviour
 from toeplens.lens.ablate import ablate_heads
 from toeplens.lens.gradient_seed import seed_strength
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.sources.gradients import DecoderGradients
+from toeplens.tasks import Examples
 from toeplens.training import Batches, RunSpec
 from toeplens.training.watch import moments
 
+_SHARES = ("positional", "symbolic", "interaction", "variance")
 _UNUSED = 1  # resamples: intervals are not recorded
 
 
 class HeadWatch:
     """A `toeplens.training.watch.Watcher`: heads and gradient seeds at ten moments, always on the same examples.
 
-    With it the moment at which the deposit forms can be seen (theory, sections 7 and 8). Each row has
+    With it the moments at which the deposit forms (theory, sections 7 and 8) and at which heads become positional or
+    symbolic can be seen. Each row has
 
         accuracy  of the intact model, on the examples of the ablation
         drops     [layers][heads] accuracy lost without the head on these examples (`ablate_heads`, exact)
         loss      mean over all the examples that count
         signal    [layers][heads] norm of the batch mean of the diagonal means of dloss/dL (`seed_strength`)
         exponent  [layers][heads] slope of log SNR_n over n = 8, 16, ... up to the examples; -1/2 is pure cancellation
+        positional, symbolic, interaction, variance  [layers][heads] see `toeplens.lens.behaviour`, of the queries that
+                  the model uses, on the examples of the ablation; None where the encoding has no such table
 
     The ablation is most of the cost, so it has fewer examples: a drop's standard error is at most 1 / sqrt(ablated).
     docs/training.md has the share of the training time that was measured.
@@ -48,7 +54,9 @@ class HeadWatch:
         self.ablated = examples_of(spec, min(ablated, len(self.examples)), split)
         if (self.ablated.labels == spec.ignore_label).all():
             raise InputError(f"ablated: {ablated} was given; none of these {len(self.ablated)} examples counts.")
-        self.name = f"heads on {len(self.ablated)} and gradients on {len(self.examples)} {split} examples"
+        self.name = (
+            f"heads and what they follow on {len(self.ablated)} and gradients on {len(self.examples)} {split} examples"
+        )
 
     def moments(self, total_steps: int) -> list[int]:
         """The initialisation, the end, and eight moments between, more of them early."""
@@ -64,9 +72,20 @@ class HeadWatch:
         seeds = seed_strength(DecoderGradients(model), [data.slice(0, len(data))], levels=("logits",), bootstrap=0)
         logits = seeds.levels["logits"]
         return {
+            **_shares(model, self.ablated),
             "accuracy": heads.baseline,
             "drops": heads.drops.tolist(),
             "loss": seeds.loss,
             "signal": logits.signal.tolist(),
             "exponent": logits.heads.exponent.tolist(),
         }
+
+
+def _shares(model: Decoder, examples: Examples) -> dict[str, Any]:
+    """How positional and how symbolic each head is."""
+    data = Batches.of(examples, model.readout.weight.device)
+    try:
+        found = behaviour(AttentionTrace(DecoderSource(model), data.tokens, data.lengths), counted="used").to_dict()
+    except InputError:
+        return dict.fromkeys(_SHARES)
+    return {name: found[name] for name in _SHARES}

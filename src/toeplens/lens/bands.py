@@ -16,6 +16,7 @@ from toeplens.ground import InputError, choose
 from toeplens.lens.bootstrap import bootstrap_means
 from toeplens.lens.interventions import Batch, counted_batches
 from toeplens.lens.outcomes import Metric, harm, outcomes
+from toeplens.lens.position_effect import listed
 
 Off = Literal["rotation", "pair"]
 
@@ -64,6 +65,16 @@ class BandAblation:
     examples: int
     metric: Metric
     off: Off
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON; None for NaN."""
+        return {
+            **{name: listed(getattr(self, name)) for name in ("drops", "low", "high")},
+            "baseline": self.baseline,
+            "examples": self.examples,
+            "metric": self.metric,
+            "off": self.off,
+        }
 
 
 @torch.no_grad()

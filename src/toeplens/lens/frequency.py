@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 from toeplens.ground import InputError
 from toeplens.lens.decompose import NoForm, checked
 from toeplens.lens.pieces import BIAS, Pieces
+from toeplens.lens.position_effect import listed
 from toeplens.lens.shares import Shares, grouped, shares_of, spread
 from toeplens.lens.terms import Common, sum_of
 from toeplens.lens.trace import AttentionTrace, Counted, LayerTrace
@@ -53,6 +55,19 @@ class FrequencyUse:
     def norm_shares(self) -> Float[Tensor, "L H g"]:
         """The norms over their sum; NaN where all are 0."""
         return self.norms / self.norms.sum(-1, keepdim=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON; None for NaN. Of the energies, what the largest dimension has."""
+        named = {
+            "frequencies": self.frequencies,
+            "norms": self.norm_shares(),
+            "logits": self.shares.logits,
+            "softmax": self.shares.softmax,
+            "variance": self.variance,
+            "centre": self.centre(),
+            "massive": torch.stack(self.massive()),
+        }
+        return {"layers": list(self.layers), **{name: listed(x.cpu().numpy()) for name, x in named.items()}}
 
     def massive(self, top: int = 1) -> tuple[Float[Tensor, "L H"], Float[Tensor, "L H"]]:
         """What the ``top`` largest dimensions have of the squared norms of queries and of keys (Jin et al. 2025).

@@ -9,8 +9,8 @@ from math import isfinite
 
 from toeplens.lens import Estimate
 from toeplens.model import Protocol
-from toeplens.studies import Key, Results
-from toeplens.studies.reproduce import COUNT, DISTANCE, PARTS, SCALES, Cell, Plan, Reproduction, title
+from toeplens.studies import Cell, Key, Results
+from toeplens.studies.reproduce import COUNT, DISTANCE, PARTS, SCALES, Plan, Reproduction, title
 from toeplens.studies.reproduce.labels import SWITCHES, base_of, variant_of
 
 TASKS: dict[str, str] = {DISTANCE: "Task 1 (distance)", COUNT: "Task 2 (count)"}

@@ -2,6 +2,7 @@
 
 from toeplens.studies.claims import Claim, Entry, judge, judge_all
 from toeplens.studies.results import CellResult, Key, Results
+from toeplens.studies.store import Cell, limits_for
 from toeplens.studies.verdicts import (
     COUNTED,
     MIN_SEEDS,
@@ -12,6 +13,7 @@ from toeplens.studies.verdicts import (
     below,
     combine,
     found,
+    interval_above,
     opposite,
     seen,
     within,
@@ -21,6 +23,7 @@ __all__ = [
     "COUNTED",
     "MIN_SEEDS",
     "RULE",
+    "Cell",
     "CellResult",
     "Claim",
     "Entry",
@@ -32,8 +35,10 @@ __all__ = [
     "below",
     "combine",
     "found",
+    "interval_above",
     "judge",
     "judge_all",
+    "limits_for",
     "opposite",
     "seen",
     "within",

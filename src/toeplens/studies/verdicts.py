@@ -71,6 +71,12 @@ def within(what: str, values: Sequence[float] | np.ndarray, low: float, high: fl
     return Finding("fails" if "fails" in verdicts else "holds" if verdicts == {"holds"} else "undecided", text)
 
 
+def interval_above(what: str, value: float, low: float, high: float, bar: float) -> Finding:
+    """Is a figure above ``bar``, by its own 95% interval? It holds if the interval lies above, fails if below."""
+    text = f"{what}: {value:.3f} [{low:.3f}, {high:.3f}], bar {bar:.3g}"
+    return Finding("holds" if low > bar else "fails" if high < bar else "undecided", text)
+
+
 def opposite(finding: Finding) -> Finding:
     """The finding on the opposite statement, on the same evidence."""
     swapped: dict[Verdict, Verdict] = {"holds": "fails", "fails": "holds"}

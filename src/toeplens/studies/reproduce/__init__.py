@@ -1,11 +1,11 @@
 """The papers' central experiment: encodings x tasks x protocols, head ablation, and the claims about them."""
 
-from toeplens.studies.reproduce.cells import Cell, grid, starting_spec
+from toeplens.studies.reproduce.cells import grid, starting_spec
 from toeplens.studies.reproduce.claims import CLAIMS, claims_of
 from toeplens.studies.reproduce.labels import PROTOCOLS, title
 from toeplens.studies.reproduce.parts import PARTS, chosen_parts
 from toeplens.studies.reproduce.scales import COUNT, DISTANCE, SCALES, Scale
-from toeplens.studies.reproduce.study import Plan, Reproduction, gather, limits_for, planned, reproduce
+from toeplens.studies.reproduce.study import Plan, Reproduction, gather, planned, reproduce
 from toeplens.studies.reproduce.tables import PAPER_TABLE_1, Row, accuracy_table
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "PARTS",
     "PROTOCOLS",
     "SCALES",
-    "Cell",
     "Plan",
     "Reproduction",
     "Row",
@@ -26,7 +25,6 @@ __all__ = [
     "claims_of",
     "gather",
     "grid",
-    "limits_for",
     "planned",
     "reproduce",
     "starting_spec",

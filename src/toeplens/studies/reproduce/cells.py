@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from toeplens.engine import Job
@@ -21,15 +20,8 @@ from toeplens.studies.reproduce.labels import (
 from toeplens.studies.reproduce.parts import CORE, measures_of, places_of
 from toeplens.studies.reproduce.scales import COUNT, DISTANCE, SCALES, Scale
 from toeplens.studies.results import Key
+from toeplens.studies.store import Cell
 from toeplens.training import RunSpec, run_spec
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of the grid, and where it stands."""
-
-    key: Key
-    job: Job
 
 
 def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int, measures: tuple[str, ...] = ()) -> Cell:

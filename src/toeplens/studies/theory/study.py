@@ -22,7 +22,7 @@ from toeplens.ground.files import make_directory
 from toeplens.studies.claims import Claim, Entry, judge_all
 from toeplens.studies.reproduce.cells import cell
 from toeplens.studies.reproduce.scales import DISTANCE, SCALES
-from toeplens.studies.reproduce.study import CLAIMS_FILE, RESULTS, RUNS, STUDY, is_leftover
+from toeplens.studies.store import CLAIMS_FILE, RESULTS, RUNS, STUDY, is_leftover, read_study
 from toeplens.studies.theory import contraction, estimators, expressiveness, heads, phases
 from toeplens.studies.theory.records import Record, Records
 from toeplens.training import Run, environment
@@ -138,11 +138,8 @@ def gather(directory: Path | str) -> Theory:
 
 def is_theory(directory: Path | str) -> bool:
     """Whether a directory is this study's."""
-    path = Path(directory) / STUDY
-    if not path.exists():
-        return False
-    content = read_json(path)
-    return isinstance(content, dict) and content.get("study") == KIND
+    content = read_study(Path(directory))
+    return content is not None and content.get("study") == KIND
 
 
 def _claim(directory: Path, scale: str, seeds: int) -> Path:

@@ -1,0 +1,42 @@
+"""The cells of a grid study, as runs."""
+
+from __future__ import annotations
+
+from toeplens import tasks
+from toeplens.engine import Job
+from toeplens.ground import InputError
+from toeplens.model import decoder_config
+from toeplens.studies.grid.spec import Column, GridSpec
+from toeplens.studies.results import Key
+from toeplens.studies.store import Cell
+from toeplens.training import run_spec
+
+
+def cells(spec: GridSpec) -> list[Cell]:
+    """All cells: seed by seed, task by task, encoding by encoding."""
+    columns = list(spec.columns())
+    return [
+        _cell(spec, task, column, seed)
+        for seed in range(spec.first_seed, spec.first_seed + spec.seeds)
+        for task in spec.tasks
+        for column in columns
+        if task in column.tasks
+    ]
+
+
+def _cell(spec: GridSpec, label: str, column: Column, seed: int) -> Cell:
+    part = spec.tasks[label]
+    try:
+        task = tasks.build(part.task or label, **part.options)
+        sizes = {"vocab_size": task.vocab_size, "num_classes": max(task.labels) + 1, "max_len": task.length}
+        fields = {**sizes, **spec.model, **part.model, **column.model}
+        model = decoder_config(**fields, encoding=column.encoding, encoding_options=column.options)
+        training = {"seed": seed, "data_seed": seed, **spec.training, **part.training}
+        run = run_spec(task=part.task or label, task_options=part.options, model=model, **training)
+    except InputError as error:
+        raise InputError(f"{column.label} on {label}: {error}") from None
+    name = f"{spec.title_of(label)} · {column.title} · seed {seed}"
+    return Cell(
+        Key(model.protocol, label, column.label, seed),
+        Job(run, name, spec.examples, "test", spec.measures, part.watch),
+    )

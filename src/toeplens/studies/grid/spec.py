@@ -1,0 +1,203 @@
+"""What a grid study is: tasks, encodings, and what is common to all, as a YAML file says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from toeplens import encodings, tasks
+from toeplens.engine import MEASURES
+from toeplens.ground import InputError, choose, plain, sentence
+from toeplens.model import DecoderConfig
+from toeplens.training import RunSpec
+
+ClaimSet = Literal["positional-symbolic"]
+_OURS = files("toeplens.studies.grid") / "specs"
+_FIELDS = {  # less those that the grid itself sets
+    "model": set(DecoderConfig.model_fields) - {"encoding", "encoding_options"},
+    "training": set(RunSpec.model_fields) - {"task", "task_options", "model", "seed", "data_seed"},
+}
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_is_all_defaults(cls, given: Any) -> Any:
+        return {} if given is None else given
+
+    @field_validator("options", "model", "training", mode="after", check_fields=False)
+    @classmethod
+    def _fields_are_known(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        for name in value:
+            if info.field_name in _FIELDS:
+                choose(str(info.field_name), name, _FIELDS[info.field_name])
+        return plain(value)
+
+
+class TaskPart(_Part):
+    """A row of the grid.
+
+    task      its name (`toeplens.tasks.names`); the label unless given
+    title     what people call it
+    options   of the task
+    model     fields of `DecoderConfig` that differ for this task
+    training  fields of `RunSpec` that differ for this task
+    watch     whether heads are looked at during training (`toeplens.engine.HeadWatch`)
+    """
+
+    task: str = ""
+    title: str = ""
+    options: dict[str, Any] = {}
+    model: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    watch: bool = False
+
+
+class EncodingPart(_Part):
+    """A column of the grid.
+
+    encoding  its name (`toeplens.encodings.names`); the label unless given
+    title     what people call it
+    options   of the encoding
+    scan      one option and the values it takes in turn, each a column of its own, ``LABEL/VALUE``
+    model     fields of `DecoderConfig` that differ for this encoding
+    tasks     labels of the tasks it is trained on; all unless given
+    """
+
+    encoding: str = ""
+    title: str = ""
+    options: dict[str, Any] = {}
+    scan: dict[str, list[float]] = {}
+    model: dict[str, Any] = {}
+    tasks: tuple[str, ...] | None = None
+
+    @field_validator("scan", mode="after")
+    @classmethod
+    def _one_option(cls, value: dict[str, list[float]]) -> dict[str, list[float]]:
+        if len(value) > 1 or any(not each or len(set(each)) < len(each) for each in value.values()):
+            raise ValueError(f"scan: {value} was given; it takes one option and its values, each once.")
+        return value
+
+
+@dataclass(frozen=True)
+class Column:
+    """An encoding as one column of the grid: of a scan, with one of its values.
+
+    label  what the study calls it
+    scan   label of the scan it belongs to; empty where there is none
+    value  of the scanned option; None where there is none
+    """
+
+    label: str
+    title: str
+    encoding: str
+    options: dict[str, Any]
+    model: dict[str, Any]
+    tasks: tuple[str, ...]
+    scan: str = ""
+    value: float | None = None
+
+
+class GridSpec(_Part):
+    """A study of tasks by encodings; its fields are those of the YAML file.
+
+    title, about  for the report
+    tasks         rows, by label
+    encodings     columns, by label
+    model         fields of `DecoderConfig` for all; vocabulary, classes and longest text are the task's unless given
+    training      fields of `RunSpec` for all: sizes of the sets, epochs, optimiser
+    seeds         trained models a cell; seeds of weights, order and data are ``first_seed`` and those after it
+    measures      what is measured of each trained model beside its head ablation (`toeplens.engine.MEASURES`)
+    examples      how many test examples the ablation and the measures look at
+    claims        a set of claims to judge on the results; none unless given
+    """
+
+    title: str = "Tasks by encodings"
+    about: str = ""
+    tasks: dict[str, TaskPart] = Field(min_length=1)
+    encodings: dict[str, EncodingPart] = Field(min_length=1)
+    model: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    seeds: int = Field(3, ge=1)
+    first_seed: int = Field(42, ge=0)
+    measures: tuple[str, ...] = ("behaviour", "frequency", "toeplitz", "extrapolation")
+    examples: int = Field(1024, ge=1)
+    claims: ClaimSet | None = None
+
+    @field_validator("measures", mode="after")
+    @classmethod
+    def _measures_are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            choose("measures", name, MEASURES)
+        return value
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> GridSpec:
+        for label, part in self.tasks.items():
+            choose(f"tasks.{label}", part.task or label, tasks.names())
+        for label, part in self.encodings.items():
+            choose(f"encodings.{label}", part.encoding or label, encodings.names())
+            for task in part.tasks or ():
+                choose(f"encodings.{label}.tasks", task, self.tasks)
+        labels = [column.label for column in self.columns()]
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        if twice is not None:
+            raise ValueError(f"encodings: two of them are called {twice!r}; each needs a label of its own.")
+        return self
+
+    def columns(self) -> Iterator[Column]:
+        """The encodings in order, scans value by value."""
+        for label, part in self.encodings.items():
+            about = {"encoding": part.encoding or label, "model": part.model, "tasks": part.tasks or tuple(self.tasks)}
+            if not part.scan:
+                yield Column(label, part.title or label, options=part.options, **about)
+            for option, values in part.scan.items():
+                for value in values:
+                    title = f"{part.title or label}, {option} {value:g}"
+                    options = {**part.options, option: value}
+                    yield Column(f"{label}/{value:g}", title, options=options, scan=label, value=value, **about)
+
+    def title_of(self, task: str) -> str:
+        """What people call a task."""
+        return self.tasks[task].title or task
+
+
+def specs() -> tuple[str, ...]:
+    """The names of the studies that come with the package."""
+    return tuple(sorted(Path(str(path)).stem for path in _OURS.iterdir() if path.name.endswith(".yaml")))
+
+
+def read_spec(place: Path | str) -> GridSpec:
+    """A study from a YAML file, or one of ours by its name; raises `InputError` in one sentence."""
+    path = Path(place)
+    if not path.exists() and path.suffix not in (".yaml", ".yml"):
+        path = Path(str(_OURS / f"{choose('spec', str(place), specs())}.yaml"))
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"spec: there is no {path}; give a YAML file, or one of {', '.join(specs())}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"spec: {path} cannot be read ({error}).") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"spec: {path} is not YAML ({' '.join(str(error).split())}).") from None
+    return grid_spec(content)
+
+
+def grid_spec(content: Any) -> GridSpec:
+    """A `GridSpec` from plain values; wrong ones raise an `InputError` of one sentence."""
+    if not isinstance(content, dict):
+        raise InputError("spec: it holds no fields; at least tasks and encodings are needed.")
+    try:
+        return GridSpec(**content)
+    except ValidationError as error:
+        raise InputError(sentence(error)) from None
+    except TypeError as error:
+        raise InputError(f"spec: {error}.") from None
