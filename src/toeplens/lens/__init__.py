@@ -20,6 +20,7 @@ from toeplens.lens.margins import Margins, margins
 from toeplens.lens.permutation import PermutationScores, permutation_scores
 from toeplens.lens.position_effect import PositionEffect, position_effect
 from toeplens.lens.positional_drift import PositionalDrift, positional_drift
+from toeplens.lens.relevance import Relevance
 from toeplens.lens.representation import Representation, representation
 from toeplens.lens.shares import Shares
 from toeplens.lens.single_phase import SinglePhase, single_phase
@@ -55,6 +56,7 @@ __all__ = [
     "PositionSubspace",
     "PositionalDrift",
     "Prediction",
+    "Relevance",
     "Replayable",
     "Representation",
     "Scalable",
