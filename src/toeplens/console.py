@@ -17,6 +17,7 @@ from toeplens.engine import Event, Extrapolation, Job
 from toeplens.ground.files import finite
 from toeplens.lens import HeadAblation, HeadSets, deposit
 from toeplens.studies import Entry
+from toeplens.studies.grid import Grid
 from toeplens.studies.reproduce import Row
 from toeplens.studies.structure import RunStructure
 
@@ -183,6 +184,20 @@ def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
             "–" if row.where is None else row.where.replace("layer ", "L").replace(" head ", " H"),
         )
     return list(tables.values())
+
+
+def matrix_table(state: Grid) -> Table:
+    """Accuracy by task and encoding; the columns of a scan are left to the page."""
+    columns = [column for column in state.spec.columns() if not column.scan]
+    places = {(row.task, row.label): row for row in state.matrix()}
+    made = table("Test accuracy (%), mean over seeds", "task", "best guess", *(column.label for column in columns))
+    for task in state.spec.tasks:
+        rows = [places.get((task, column.label)) for column in columns]
+        if any(rows):
+            guess = max(row.length_chance for row in rows if row)
+            scores = ["–" if row is None else per_cent(row.accuracy) for row in rows]
+            made.add_row(state.spec.title_of(task), per_cent(guess), *scores)
+    return made
 
 
 def ablation_tables(ablation: HeadAblation) -> list[Table]:

@@ -19,14 +19,17 @@ from toeplens.engine import examples as looked_at
 from toeplens.engine import examples_of
 from toeplens.engine.watch import HeadWatch
 from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace, behaviour
 from toeplens.model import Decoder
+from toeplens.sources import DecoderSource
 from toeplens.training import Run, RunSpec, run_spec, train
 from toeplens.training import run as store
 from toeplens.training.watch import Watcher
 
 HEADS, LAYERS, LENGTH = 2, 2, 8
 EXAMPLES, ABLATED = 40, 20
-FIELDS = ["accuracy", "drops", "loss", "signal", "exponent"]
+SHARES = ["positional", "symbolic", "interaction", "variance"]
+FIELDS = ["accuracy", "drops", "loss", "signal", "exponent", *SHARES]
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +159,24 @@ def test_heads_are_worth_what_a_plain_program_finds(protocol: str, task: str):
     assert np.any(row["drops"])
 
 
+def test_what_heads_follow_is_told_of_the_queries_that_the_model_uses():
+    """Shares on the ablated examples are those of a trace of them; an encoding without such a table has none."""
+    spec = tiny()
+    model = decoder(spec)
+    row = watcher(spec).look(model, 0)
+    shown = examples_of(spec, ABLATED)
+    trace = AttentionTrace(DecoderSource(model), torch.from_numpy(shown.tokens), torch.from_numpy(shown.lengths))
+    found = behaviour(trace, counted="used").to_dict()
+    assert {name: row[name] for name in SHARES} == {name: found[name] for name in SHARES}
+    assert row["positional"] != behaviour(trace).to_dict()["positional"]
+    content = {"encoding": "cope", "protocol": "paper", "dropout": 0.0}
+    other = tiny(
+        model=tiny().model.model_dump(include={"vocab_size", "d_model", "d_ff", "num_layers", "num_heads", "max_len"})
+        | content
+    )
+    assert [watcher(other).look(decoder(other), 0)[name] for name in SHARES] == [None] * 4
+
+
 def test_rows_are_of_snapshots_of_the_run(tmp_path: Path):
     """The run is stopped at some moments, and its checkpoint's weights are looked at by the plain program."""
     spec = tiny()
@@ -259,7 +280,8 @@ def test_a_look_leaves_the_model_and_the_random_states_as_they_were():
 def test_it_is_a_watcher_whose_name_says_what_it_looks_at():
     spec = tiny()
     assert isinstance(HeadWatch(spec), Watcher)
-    assert HeadWatch(spec).name == "heads on 64 and gradients on 64 test examples"  # the test set has no more
+    name = "heads and what they follow on 64 and gradients on 64 test examples"
+    assert HeadWatch(spec).name == name  # the test set has no more
     names = {watcher(spec, **change).name for change in ({}, {"examples": 30}, {"ablated": 10})}
     assert len(names | {watcher(spec, split="train+test").name}) == 4
 

@@ -15,11 +15,10 @@ from toeplens.lens.head_sets import HeadSets
 from toeplens.lens.representation import Representation
 from toeplens.lens.seed_statistics import Strength
 from toeplens.model import Protocol
-from toeplens.studies import CellResult, Key, Results, judge
+from toeplens.studies import Cell, CellResult, Key, Results, judge
 from toeplens.studies.reproduce import (
     DISTANCE,
     PROTOCOLS,
-    Cell,
     Plan,
     Reproduction,
     accuracy_table,

@@ -19,20 +19,18 @@ from jaxtyping import config
 
 from toeplens.engine import Job, Limits, carry_out, local, run_local
 from toeplens.ground import InputError, read_json
-from toeplens.studies import CellResult, Results, judge
+from toeplens.studies import Cell, CellResult, Results, judge, limits_for
 from toeplens.studies.reproduce import (
     COUNT,
     DISTANCE,
     PAPER_TABLE_1,
     PROTOCOLS,
     SCALES,
-    Cell,
     Reproduction,
     accuracy_table,
     claims_of,
     gather,
     grid,
-    limits_for,
     reproduce,
     study,
     title,

@@ -12,7 +12,7 @@ from toeplens.cli.options import Budget, Compile, Device, Json, compile_mode, se
 from toeplens.engine import Limits, stop_on_signals
 from toeplens.ground import choose
 from toeplens.model import Protocol
-from toeplens.studies import COUNTED, RULE, limits_for, theory
+from toeplens.studies import COUNTED, RULE, grid, limits_for, theory
 from toeplens.studies import reproduce as study
 from toeplens.training import plan_execution
 
@@ -141,6 +141,8 @@ def report_page(
     """Write a study's page again from what is finished."""
     if theory.is_theory(directory):
         page = report.write_theory(theory.gather(directory))
+    elif grid.is_grid(directory):
+        page = report.write_grid(grid.gather(directory))
     else:
         page = report.write_page(study.gather(directory))
     if as_json:
@@ -155,15 +157,16 @@ def claims(
     as_json: Json = False,
 ) -> None:
     """Judge the papers' claims on a study's results and print the ledger."""
-    state = theory.gather(directory) if theory.is_theory(directory) else study.gather(directory)
+    of = theory if theory.is_theory(directory) else grid if grid.is_grid(directory) else study
+    entries = of.gather(directory).entries
     if as_json:
-        console.print_json([entry.to_dict() for entry in state.entries])
+        console.print_json([entry.to_dict() for entry in entries])
         return
-    console.out.print(console.claims_table(state.entries))
+    console.out.print(console.claims_table(entries))
     if evidence:
-        for entry in state.entries:
+        for entry in entries:
             place = "" if entry.protocol is None else f", {entry.protocol}"
             console.say(f"{entry.claim.id}{place}: {entry.verdict}")
             for line in entry.evidence:
                 console.say(f"  {line}")
-    console.say(RULE if theory.is_theory(directory) else f"{RULE} {COUNTED}")
+    console.say(RULE if of is theory else f"{RULE} {COUNTED}")

@@ -72,12 +72,12 @@ class HeadWatch:
         seeds = seed_strength(DecoderGradients(model), [data.slice(0, len(data))], levels=("logits",), bootstrap=0)
         logits = seeds.levels["logits"]
         return {
-            **_shares(model, self.ablated),
             "accuracy": heads.baseline,
             "drops": heads.drops.tolist(),
             "loss": seeds.loss,
             "signal": logits.signal.tolist(),
             "exponent": logits.heads.exponent.tolist(),
+            **_shares(model, self.ablated),
         }
 
 

@@ -1,6 +1,7 @@
 """Studies of one's own: tasks by encodings, from a YAML file."""
 
 from toeplens.studies.grid.cells import cells
+from toeplens.studies.grid.matrix import Row
 from toeplens.studies.grid.relations import FIGURES, Point, Relation
 from toeplens.studies.grid.spec import Column, GridSpec, grid_spec, read_spec, specs
 from toeplens.studies.grid.study import Grid, gather, is_grid, study
@@ -12,6 +13,7 @@ __all__ = [
     "GridSpec",
     "Point",
     "Relation",
+    "Row",
     "cells",
     "gather",
     "grid_spec",

@@ -72,6 +72,13 @@ def peak(cell: CellResult) -> float:
     return max((layer.peak for layer in cell.deposits()), default=float("nan"))
 
 
+def toeplitz(cell: CellResult) -> float:
+    """The mean Toeplitz share of a cell's heads; NaN where it was not measured."""
+    found = measured(cell, "toeplitz")
+    shares = np.empty(0) if found is None else array(found["share"])
+    return float(np.nanmean(shares)) if np.isfinite(shares).any() else float("nan")
+
+
 def centres(cell: CellResult) -> Heads | None:
     """Each head's mean log2 frequency, weighed by what makes its logits vary; None without a rotation."""
     found = measured(cell, "frequency")

@@ -13,6 +13,7 @@ from toeplens.studies.claims import Entry, judge_all
 from toeplens.studies.grid.cells import cells
 from toeplens.studies.grid.checks import Evidence
 from toeplens.studies.grid.claims import CLAIMS
+from toeplens.studies.grid.matrix import Row, matrix
 from toeplens.studies.grid.relations import Relation, relations
 from toeplens.studies.grid.spec import GridSpec, grid_spec
 from toeplens.studies.results import Results
@@ -56,6 +57,10 @@ class Grid:
     def complete(self) -> bool:
         """Whether every cell is finished."""
         return self.finished == self.total
+
+    def matrix(self) -> list[Row]:
+        """Every encoding on every task."""
+        return matrix(self.spec, self.results)
 
 
 def study(
@@ -138,6 +143,7 @@ def _write(state: Grid) -> None:
         "environment": state.environment,
     }
     found = [cell.to_dict() for cell in state.results.cells]
+    table = [row.to_dict() for row in state.matrix()]
     related = [relation.to_dict() for relation in state.relations]
-    write_json(state.directory / RESULTS, {**head, "relations": related, "cells": found}, rows="cells")
+    write_json(state.directory / RESULTS, {**head, "table": table, "relations": related, "cells": found}, rows="cells")
     write_json(state.directory / CLAIMS_FILE, {**head, "claims": [entry.to_dict() for entry in state.entries]})

@@ -1,0 +1,69 @@
+"""The command that carries out a grid study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toeplens import console, report
+from toeplens.cli.options import Budget, Compile, Device, Json, compile_mode, seconds
+from toeplens.engine import Limits, stop_on_signals
+from toeplens.studies import grid, limits_for
+from toeplens.studies.store import jobs_of
+from toeplens.training import plan_execution
+
+
+def study(
+    spec: Annotated[
+        str,
+        typer.Argument(help=f"A YAML file, or one of those that come along: {', '.join(grid.specs())}."),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory of the study; one that was stopped is gone on with.")],
+    seeds: Annotated[
+        int | None, typer.Option(help="Trained models a cell, in place of the file's; 3 or more give intervals.")
+    ] = None,
+    time_budget: Budget = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; one a core unless given.")] = None,
+    device: Device = "auto",
+    compile: Compile = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train tasks by encodings, measure what heads follow and how models do on longer texts, write the page."""
+    wanted = grid.read_spec(spec)
+    if seeds is not None:
+        wanted = grid.grid_spec({**wanted.model_dump(mode="json"), "seeds": seeds})
+    jobs = jobs_of(grid.cells(wanted))
+    budget = seconds(time_budget)
+    execution = plan_execution(device, compile_mode(compile), "auto")
+    console.say(f"{len(jobs)} models ({wanted.title}) on {execution.describe()}", aside=True)
+    with stop_on_signals() as stopped, console.StudyProgress(jobs) as progress:
+        limits = limits_for(budget, Limits(device=device, compile=compile_mode(compile), should_stop=stopped))
+        state = grid.study(wanted, out, limits=limits, workers=workers, on_event=progress)
+    _print(state, as_json)
+    if stopped():
+        raise typer.Exit(130)
+
+
+def _print(state: grid.Grid, as_json: bool) -> None:
+    page = report.write_grid(state)
+    if as_json:
+        console.print_json(
+            {
+                "finished": state.finished,
+                "total": state.total,
+                "share": state.share,
+                "page": str(page),
+                "table": [row.to_dict() for row in state.matrix()],
+                "claims": [entry.to_dict() for entry in state.entries],
+            }
+        )
+        return
+    console.out.print(console.matrix_table(state))
+    if state.entries:
+        console.out.print(console.claims_table(state.entries))
+    if not state.complete:
+        share = f"{100 * state.share:.3g} % of all training steps"
+        console.say(f"{state.finished} of {state.total} cells are finished ({share}); the same command goes on.")
+    console.say(f"page: {page.resolve()}")
