@@ -165,6 +165,10 @@ class GridSpec(_Part):
                     options = {**part.options, option: value}
                     yield Column(f"{label}/{value:g}", title, options=options, scan=label, value=value, **about)
 
+    def to_yaml(self) -> str:
+        """The same as a YAML file, in which tasks and encodings keep their order."""
+        return yaml.safe_dump(self.model_dump(mode="json", exclude_defaults=True), sort_keys=False, width=120)
+
     def title_of(self, task: str) -> str:
         """What people call a task."""
         return self.tasks[task].title or task
@@ -181,14 +185,19 @@ def read_spec(place: Path | str) -> GridSpec:
     if not path.exists() and path.suffix not in (".yaml", ".yml"):
         path = Path(str(_OURS / f"{choose('spec', str(place), specs())}.yaml"))
     try:
-        content = yaml.safe_load(path.read_text())
+        return spec_from_yaml(path.read_text(), str(path))
     except FileNotFoundError:
         raise InputError(f"spec: there is no {path}; give a YAML file, or one of {', '.join(specs())}.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"spec: {path} cannot be read ({error}).") from None
+
+
+def spec_from_yaml(text: str, source: str = "it") -> GridSpec:
+    """A study from the text of a YAML file, which ``source`` names in errors."""
+    try:
+        return grid_spec(yaml.safe_load(text))
     except yaml.YAMLError as error:
-        raise InputError(f"spec: {path} is not YAML ({' '.join(str(error).split())}).") from None
-    return grid_spec(content)
+        raise InputError(f"spec: {source} is not YAML ({' '.join(str(error).split())}).") from None
 
 
 def grid_spec(content: Any) -> GridSpec:

@@ -15,7 +15,7 @@ from toeplens.studies.grid.checks import Evidence
 from toeplens.studies.grid.claims import CLAIMS
 from toeplens.studies.grid.matrix import Row, matrix
 from toeplens.studies.grid.relations import Relation, relations
-from toeplens.studies.grid.spec import GridSpec, grid_spec
+from toeplens.studies.grid.spec import GridSpec, spec_from_yaml
 from toeplens.studies.results import Results
 from toeplens.studies.store import (
     CLAIMS_FILE,
@@ -86,7 +86,7 @@ def study(
     directory = Path(out)
     if read_study(directory) is not None and not is_grid(directory):
         raise InputError(f"out: {directory} holds another study; give another directory.")
-    own(directory, {"study": KIND, "spec": spec.model_dump(mode="json")})
+    own(directory, {"study": KIND, "spec": spec.to_yaml()})
     try:
         with timed(directory):
             run_local(jobs, directory / RUNS, limits, workers=workers, on_event=on_event)
@@ -108,7 +108,7 @@ def gather(directory: Path | str) -> Grid:
     if content is None:
         raise InputError(f"study: {directory} is not a study's directory (no {STUDY}).")
     try:
-        spec, environment = grid_spec(content["spec"]), about(content)
+        spec, environment = spec_from_yaml(content["spec"]), about(content)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"study: {directory / STUDY} is damaged ({error}).") from None
     wanted = cells(spec)
@@ -137,7 +137,7 @@ def gather(directory: Path | str) -> Grid:
 def _write(state: Grid) -> None:
     head = {
         "study": KIND,
-        "spec": state.spec.model_dump(mode="json"),
+        "spec": state.spec.to_yaml(),
         "finished": state.finished,
         "total": state.total,
         "environment": state.environment,
