@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jaxtyping import config
 
 from toeplens.engine import Job, Limits, carry_out
 from toeplens.ground import InputError
@@ -19,6 +20,7 @@ from toeplens.studies.theory import (
     Theory,
     check_theory,
     contraction,
+    estimators,
     expressiveness,
     gather,
     heads,
@@ -28,14 +30,25 @@ from toeplens.studies.theory import (
     universal,
 )
 
+SMALL: dict[Any, dict[str, Any]] = {
+    contraction: {"SEARCHED": (2, 3, 4), "LENGTHS": (16, 32)},
+    phases: {"SIZES": (2, 3, 4), "FEJER": (2, 3), "ROWS": (8, 32)},
+    expressiveness: {"FIXED": (100,), "DRAWS": 1000},
+    estimators: {"WIDTHS": (64,), "VOCABULARIES": (8, 64), "DRAWS": 2, "TEXTS": 8},
+}
+
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[None]:
-    """Few tries, small models, all in this process."""
+    """Few tries, few sizes, small models, all in this process and without shape checks."""
     patch = pytest.MonkeyPatch()
+    for module, sizes in SMALL.items():
+        for name, value in sizes.items():
+            patch.setattr(module, name, value)
+    config.update("jaxtyping_disable", True)
     patch.setitem(study.EXPERIMENTS, "contraction", partial(contraction.contraction, tries=20))
     patch.setitem(study.EXPERIMENTS, "phases", partial(phases.phases, tries=20))
-    options = {"instances": 2, "restarts": 1, "steps": 20}
+    options = {"instances": 1, "restarts": 1, "steps": 5}
     patch.setitem(study.EXPERIMENTS, "expressiveness", partial(expressiveness.expressiveness, **options))
 
     def small(scale: str, label: str, seed: int) -> Job:
@@ -51,6 +64,7 @@ def quick() -> Iterator[None]:
     patch.setattr(study, "_job", small)
     patch.setattr(study, "run_local", here)
     yield
+    config.update("jaxtyping_disable", False)
     patch.undo()
 
 
