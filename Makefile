@@ -36,6 +36,7 @@ bench: .venv/.test
 	.venv/bin/python benchmarks/watch.py
 	.venv/bin/python benchmarks/encodings.py
 	.venv/bin/python benchmarks/toeplitz.py
+	.venv/bin/python benchmarks/behaviour.py
 
 clean:
 	rm -rf .venv demo site .pytest_cache .ruff_cache .hypothesis
