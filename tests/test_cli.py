@@ -24,6 +24,7 @@ from toeplens import __version__, cli, encodings, tasks
 from toeplens.encodings.conformance import CHECKS
 from toeplens.engine import Asked, Job, Limits, carry_out, read_ablation
 from toeplens.ground import read_json
+from toeplens.studies.grid import grid as whole
 from toeplens.studies.reproduce import COUNT, DISTANCE, SCALES, claims_of, study
 from toeplens.training import Run, train
 from toeplens.training import run as store
@@ -168,6 +169,7 @@ def test_a_card_that_cannot_be_made(toeplens: Toeplens, tmp_path: Path, argument
 
 COMMANDS = [
     "reproduce",
+    "study",
     "theory",
     "train",
     "ablate",
@@ -675,6 +677,50 @@ def test_a_study_its_claims_and_its_page(toeplens: Toeplens, tmp_path: Path):
     assert "2 models at scale smoke" in people.err
     larger = [*command, "--scale", "laptop"]
     assert "holds a study at scale 'smoke'" in toeplens(*larger).refusal()
+
+
+SMALL_STUDY = """
+title: Mine
+claims: positional-symbolic
+seeds: 1
+examples: 8
+measures: [toeplitz, extrapolation]
+model: {d_model: 8, d_ff: 8, num_layers: 1, num_heads: 2}
+training: {train_examples: 16, test_examples: 8, batch_size: 16, epochs: 1}
+tasks:
+  index: {options: {length: 6, words: 6}}
+encodings:
+  rope: {title: RoPE}
+  nope:
+"""
+
+
+def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In this process; its table, its claims and its page."""
+
+    def here(jobs: list[Job], out: Path, limits: Limits, **_: Any) -> None:
+        for job in jobs:
+            carry_out(job, out, limits)
+
+    monkeypatch.setattr(whole, "run_local", here)
+    (tmp_path / "mine.yaml").write_text(SMALL_STUDY)
+    out = tmp_path / "study"
+    command = ["study", tmp_path / "mine.yaml", "--out", out, "--compile", "off"]
+    state = toeplens(*command, "--json").json()
+    assert (state["finished"], state["total"]) == (2, 2)
+    assert [(row["task"], row["label"]) for row in state["table"]] == [("index", "rope"), ("index", "nope")]
+    assert Path(state["page"]).read_text().lstrip().lower().startswith("<!doctype html>")
+    people = toeplens(*command)
+    assert "2 models (Mine)" in people.err
+    assert "best guess" in people.out
+    assert "exclusion" in people.out
+    assert toeplens("claims", out, "--json").json() == state["claims"]
+    assert toeplens("report", out, "--json").json()["page"] == state["page"]
+    more = toeplens(*command, "--seeds", "2", "--time-budget", "0.0001").out
+    assert "2 of 4 cells are finished" in more
+    assert "spec: there is no 'mine'" in toeplens("study", "mine", "--out", out).refusal()
+    assert "another study" in toeplens("reproduce", "--scale", "smoke", "--out", out).refusal()
+    assert "another study" in toeplens("study", "canonical", "--out", _reproduction(tmp_path)).refusal()
 
 
 def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -109,7 +109,7 @@ def gather(directory: Path | str) -> Grid:
         raise InputError(f"study: {directory} is not a study's directory (no {STUDY}).")
     try:
         spec, environment = spec_from_yaml(content["spec"]), about(content)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"study: {directory / STUDY} is damaged ({error}).") from None
     wanted = cells(spec)
     gathered = gather_cells(directory, wanted)

@@ -33,6 +33,8 @@ from toeplens.studies.store import (
     timed,
 )
 
+KIND = "reproduce"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -162,6 +164,8 @@ def _read_plan(directory: Path) -> tuple[Plan, dict[str, Any]]:
         raise InputError(
             f"study: {directory} is not a study's directory (no {STUDY}); give one that 'toeplens reproduce' wrote."
         )
+    if content.get("study", KIND) != KIND:
+        raise InputError(f"out: {directory} holds another study; give another directory.")
     try:
         plan = Plan(
             choose("scale", content["scale"], SCALES),
@@ -178,7 +182,7 @@ def _read_plan(directory: Path) -> tuple[Plan, dict[str, Any]]:
 
 def _write(state: Reproduction) -> None:
     head = {
-        "study": "reproduce",
+        "study": KIND,
         "scale": state.plan.scale,
         "protocols": list(state.plan.protocols),
         "seeds": state.plan.seeds,
