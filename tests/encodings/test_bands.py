@@ -76,6 +76,23 @@ def test_logits_are_the_formulas(gains: list, off: str, pairing: str) -> None:
     assert float((ours - wanted).abs().max()) < 1e-10
 
 
+def test_frequencies_of_ones_own() -> None:
+    """One for all pairs turns the whole vector by one angle; a list is RoPE where it is RoPE's; bands still act."""
+    q, k = vectors()
+    one = logits(build("rope-bands", frequencies=0.7), q, k)
+    pairs = [x.double().unflatten(-1, (-1, 2)) for x in (q, k)]
+    inner = [torch.view_as_complex(x.contiguous()) for x in pairs]
+    for row, i in enumerate(PLACES.tolist()):
+        for column, j in enumerate(PLACES.tolist()):
+            turned = inner[0][:, :, row] * inner[1][:, :, column].conj() * cmath.exp(0.7j * (i - j))
+            assert float((one[:, :, row, column] - turned.sum(-1).real).abs().max()) < 1e-10
+    given = build("rope").frequencies[0].tolist()
+    same = build("rope-bands", frequencies=given).rotate(q, k, PLACES, PLACES)
+    assert all(torch.equal(a, b) for a, b in zip(same, build("rope").rotate(q, k, PLACES, PLACES), strict=True))
+    kept = build("rope-bands", frequencies=0.7, keep=[1]).frequencies[0]
+    assert kept.tolist() == [0.0, 0.7, 0.0, 0.0]
+
+
 def test_gains_over_one_raise_a_pair() -> None:
     q, k = vectors()
     ours = logits(build("rope-bands", gains=[3.0, 1.0, 0.0, 1.5], off="pair"), q, k)
@@ -182,6 +199,9 @@ def test_p_rope_keeps_the_highest_frequencies(pairing: str) -> None:
         ("rope-bands", {"keep": [1], "ramp": [1, 1, 1]}, "ramp"),
         ("rope-bands", {"off": "band"}, "off"),
         ("rope-bands", {"layers": [-1]}, "layers"),
+        ("rope-bands", {"frequencies": [1.0, 0.1]}, "frequencies"),
+        ("rope-bands", {"frequencies": -1.0}, "frequencies"),
+        ("rope-bands", {"frequencies": float("inf")}, "frequencies"),
         ("p-rope", {"p": 1.1}, "p"),
         ("p-rope", {"p": -0.1}, "p"),
         ("p-rope", {"base": 0.0}, "base"),
