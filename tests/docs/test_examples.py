@@ -47,6 +47,10 @@ def test_there_is_an_example_on_every_page_of_a_capability() -> None:
         "toeplitz",
         "theory",
         "claims",
+        "behaviour",
+        "frequency",
+        "relevance",
+        "study",
     ):
         assert "```python" in (ROOT / "docs" / f"{name}.md").read_text(), name
 

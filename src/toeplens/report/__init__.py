@@ -3,6 +3,7 @@
 from toeplens.report import figures
 from toeplens.report.card import render_card, write_card, write_cards
 from toeplens.report.decomposition import render_structure, write_structure
+from toeplens.report.grid import render_grid, write_grid
 from toeplens.report.page import PAGE, render, write_page
 from toeplens.report.theory import render_theory, write_theory
 
@@ -11,10 +12,12 @@ __all__ = [
     "figures",
     "render",
     "render_card",
+    "render_grid",
     "render_structure",
     "render_theory",
     "write_card",
     "write_cards",
+    "write_grid",
     "write_page",
     "write_structure",
     "write_theory",

@@ -1,0 +1,137 @@
+"""A grid study made up for the page's tests: every figure is random, nothing is trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from toeplens.lens import HeadAblation
+from toeplens.studies import CellResult, Claim, Entry, Key, Results
+from toeplens.studies.grid import Grid, GridSpec, cells, grid_spec
+from toeplens.studies.grid.relations import relations
+
+LAYERS, HEADS, SEEDS = 2, 3, 2
+TURNS = (1.0, 0.1, 0.0)  # radians a token; the last never turns
+FACTORS = (1.0, 1.25, 1.5, 2.0, 4.0)
+NASTY = "<script>alert('x')</script>&"
+WHY = "labels: <b>a text so long</b> has other ones."
+CHANCE, GUESS = 0.125, 0.2
+UNSKILLED, HALF_DIVERGED, LOST = ("index", "nope"), ("retrieval", "t5"), ("retrieval", "alibi")
+
+
+def made_up_spec(**changes: Any) -> GridSpec:
+    """Two tasks by four encodings, one encoding on one task alone, and a scan."""
+    content = {
+        "title": "Made up",
+        "about": "Nothing was trained.",
+        "seeds": SEEDS,
+        "model": {"d_model": 24, "d_ff": 24, "num_layers": LAYERS, "num_heads": HEADS},
+        "training": {"train_examples": 64, "test_examples": 32, "epochs": 1},
+        "tasks": {
+            "index": {"options": {"length": 10, "words": 8}, "watch": True},
+            "retrieval": {"title": "find", "options": {"length": 10, "keys": 4, "values": 4, "pairs": 3}},
+        },
+        "encodings": {
+            "alibi": {"title": "ALiBi"},
+            "t5": {},
+            "nope": {},
+            "rope": {"title": "RoPE"},
+            "mine": {"encoding": "rope-bands", "options": {"keep": [0]}, "tasks": ["index"]},
+            "turn": {"title": "One turn", "encoding": "rope-bands", "scan": {"frequencies": [3.0, 0.001]}},
+        },
+    }
+    return grid_spec(content | changes)
+
+
+def _shares(rng: np.random.Generator) -> dict[str, Any]:
+    made = rng.dirichlet((1, 1, 1), (LAYERS, HEADS))
+    names = ("positional", "symbolic", "interaction")
+    return {name: made[..., i].tolist() for i, name in enumerate(names)}
+
+
+def _extrapolation(rng: np.random.Generator, accuracy: float) -> dict[str, Any]:
+    rows = [
+        {
+            "factor": factor,
+            "accuracy": accuracy * float(rng.uniform(0.4, 1)) if factor > 1 else accuracy,
+            "chance": CHANCE,
+            "length_chance": GUESS,
+            "baselines": {"bag": 0.3, "last": 0.1} if factor == 1 else {},
+            "why": "",
+        }
+        for factor in FACTORS
+    ]
+    rows[-1] |= {"accuracy": None, "chance": None, "length_chance": None, "why": WHY}
+    return {"rows": rows}
+
+
+def _cell(key: Key, *, accuracy: float, rotates: bool, watched: bool) -> CellResult:
+    rng = np.random.default_rng(np.random.Philox(sum(map(ord, f"{key.task}{key.label}{key.seed}"))))
+    drops = rng.uniform(-0.02, 0.9, (LAYERS, HEADS))
+    curves = np.full((LAYERS, HEADS + 1), accuracy)
+    shares = _shares(rng)
+    shares["positional"][0][0] = shares["symbolic"][0][0] = shares["interaction"][0][0] = None  # a flat head
+    why = {"why": "encoding: it does not turn."}
+    use = {
+        "frequencies": [[list(TURNS)] * HEADS] * LAYERS,
+        "centre": rng.uniform(-8, 0, (LAYERS, HEADS)).tolist(),
+    }
+    return CellResult(
+        key=key,
+        run="0" * 16,
+        status="complete",
+        chance=CHANCE,
+        length_chance=GUESS,
+        parameters=1000 + len(key.label),
+        epochs=[{"seconds": 0.5}, {"seconds": float(rng.uniform(1, 3))}],
+        result={"test_accuracy": accuracy},
+        ablation=HeadAblation(drops, drops, drops, accuracy, curves, 64, CHANCE),
+        measures={
+            "behaviour": shares,
+            "frequency": use if rotates else why,
+            "bands": {"drops": rng.uniform(0, 1, (LAYERS, HEADS, len(TURNS))).tolist()} if rotates else why,
+            "toeplitz": {"share": rng.uniform(0, 1, (LAYERS, HEADS)).tolist()},
+            "extrapolation": _extrapolation(rng, accuracy),
+        },
+        watched=[{"step": step, "accuracy": step / 20, **_shares(rng)} for step in (0, 4, 12)] if watched else [],
+    )
+
+
+def _diverged(cell: CellResult) -> CellResult:
+    gone = {"test_accuracy": None}
+    return replace(cell, status="diverged", result=gone, ablation=None, measures={}, watched=[])
+
+
+def made_up_grid(directory: Path, spec: GridSpec | None = None, finished: int | None = None) -> Grid:
+    """Its first ``finished`` models, all unless given; some of them without skill, some diverged."""
+    spec = spec or made_up_spec()
+    places = cells(spec)
+    rotating = {column.label for column in spec.columns() if column.encoding.startswith("rope")}
+    found = []
+    for at, place in enumerate(places[:finished]):
+        key, pair = place.key, (place.key.task, place.key.label)
+        accuracy = 0.25 if pair == UNSKILLED else 0.5 + 0.01 * (at % 40)
+        cell = _cell(
+            key,
+            accuracy=accuracy,
+            rotates=key.label in rotating,
+            watched=key.task in spec.tasks and spec.tasks[key.task].watch,
+        )
+        gone = pair == LOST or (pair == HALF_DIVERGED and key.seed == spec.first_seed)
+        found.append(_diverged(cell) if gone else cell)
+    results = Results(found)
+    claim = Claim("all-well", "arXiv <0>", f"All is well, {NASTY}", "A rule & more.", lambda data: ())
+    return Grid(
+        directory=directory,
+        spec=spec,
+        results=results,
+        entries=[Entry(claim, None, "holds in part", ["evidence <1>"])] if found else [],
+        relations=relations(spec, results),
+        finished=len(found),
+        total=len(places),
+        share=len(found) / len(places),
+        environment={"command": "made up", "seconds": 12.5, "torch": "2"},
+    )
