@@ -86,8 +86,8 @@ def _cell(key: Key, *, accuracy: float, rotates: bool, watched: bool) -> CellRes
         chance=CHANCE,
         length_chance=GUESS,
         parameters=1000 + len(key.label),
-        epochs=[{"seconds": 0.5}, {"seconds": float(rng.uniform(1, 3))}],
-        result={"test_accuracy": accuracy},
+        epochs=[{"seconds": 0.5}, {"seconds": (took := float(rng.uniform(1, 3)))}],
+        result={"test_accuracy": accuracy, "seconds": took},
         ablation=HeadAblation(drops, drops, drops, accuracy, curves, 64, CHANCE),
         measures={
             "behaviour": shares,

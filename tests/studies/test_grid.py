@@ -238,6 +238,7 @@ def test_the_rows_of_the_table_are_those_of_the_cells(finished: Path, tmp_path: 
         assert row.skill == pytest.approx(cell.skill)
         assert row.rule_accuracy == max(cell.measures["extrapolation"]["rows"][0]["baselines"].values())
         assert row.parameters == cell.parameters
+        assert row.train_seconds == cell.result["seconds"] == pytest.approx(cell.epochs[-1]["seconds"], abs=0.5)
 
 
 def test_a_study_grows_and_what_is_done_is_not_done_again(finished: Path, tmp_path: Path, here: Here):

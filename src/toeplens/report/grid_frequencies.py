@@ -13,6 +13,7 @@ from toeplens.report.parts import Block, Group, Panel, Sign, View
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Column, Grid, heads
 
+_UNITS = {"frequencies": "radians a token"}  # of scanned options
 _DECADES = 2  # a scan over more is drawn on a logarithmic axis
 
 
@@ -74,7 +75,8 @@ def _scan(
         low, high = log10(low), log10(high)
         canvas.x(type="log", dtick=1)
     room = 0.04 * (high - low) or 1.0
-    canvas.x(next(iter(state.spec.encodings[columns[0].scan].scan)), range=[low - room, high + room])
+    option = next(iter(state.spec.encodings[columns[0].scan].scan))
+    canvas.x(f"{option}, {_UNITS[option]}" if option in _UNITS else option, range=[low - room, high + room])
     canvas.y("", range=[-0.02, 1.04], tickformat=".0%")
     return Panel(title, canvas.figure(), "; ".join(told) + ".")
 

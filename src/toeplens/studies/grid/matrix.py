@@ -90,7 +90,7 @@ def _row(task: str, column: Column, cells: Sequence[CellResult]) -> Row:
         seeds=len(cells),
         diverged=len(cells) - len(finished),
         parameters=cells[0].parameters,
-        train_seconds=mean(lambda cell: sum(row["seconds"] for row in cell.epochs)),
+        train_seconds=mean(lambda cell: cell.result["seconds"]),
     )
 
 
