@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
+import pytest
 import torch
 from hypothesis import settings
-from jaxtyping import install_import_hook
+from jaxtyping import config, install_import_hook
 
 # Every annotation of these packages is checked in every call (an int passes for a float, as in PEP 484). Constructors
 # are left out: what they refuse, and in which words, is theirs to say and ours to test. jaxtyping takes the checker as
@@ -23,3 +25,19 @@ torch.set_num_threads(1)
 
 settings.register_profile("toeplens", deadline=None, derandomize=True, max_examples=25, database=None)
 settings.load_profile("toeplens")
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """No shape checks: for what runs checked in other tests, and runs so often here that they would cost the most."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(params=["unchecked", pytest.param("checked", marks=pytest.mark.heavy)])
+def checked_in_ci(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Shape checks in CI's heavy run alone: for tests of numbers that run a model or a lens many times over."""
+    config.update("jaxtyping_disable", request.param == "unchecked")
+    yield
+    config.update("jaxtyping_disable", False)

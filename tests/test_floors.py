@@ -7,6 +7,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,11 @@ def floor_of(module: str) -> str | None:
     return parts[1] if parts[0] == "toeplens" and len(parts) > 1 and parts[1] in {*FLOORS, *TOP} else None
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and full name of all that is imported anywhere in a file, inside functions too."""
     for node in ast.walk(tree):
@@ -70,7 +76,7 @@ def broken(paths: list[Path]) -> list[str]:
     return [
         f"{path.relative_to(SOURCE)}:{line} imports {name}"
         for path in paths
-        for line, name in imports(ast.parse(path.read_text()))
+        for line, name in imports(parsed(path))
         if not allowed(module_of(path), name)
     ]
 
@@ -108,13 +114,13 @@ def test_a_file_imports_only_from_its_own_floor_and_those_below(path: Path):
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_imports_are_absolute_and_name_what_they_take(path: Path):
-    names = [name for _, name in imports(ast.parse(path.read_text()))]
+    names = [name for _, name in imports(parsed(path))]
     assert [name for name in names if name.startswith(".") or name.endswith(".*")] == []
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "encodings").glob("*.py")), ids=module_of)
 def test_encodings_need_torch_and_nothing_else(path: Path):
-    roots = {name.split(".")[0] for _, name in imports(ast.parse(path.read_text()))}
+    roots = {name.split(".")[0] for _, name in imports(parsed(path))}
     assert roots <= {"torch", "jaxtyping", "toeplens", *sys.stdlib_module_names}
 
 
@@ -125,7 +131,7 @@ def test_no_file_is_over_400_lines(path: Path):
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_every_file_says_what_it_is_for(path: Path):
-    assert ast.get_docstring(ast.parse(path.read_text()))
+    assert ast.get_docstring(parsed(path))
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -188,6 +188,7 @@ def test_the_relative_projection_is_a_product_with_the_bank() -> None:
 # ---- both -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(("name", "options"), [("cope", {"scaled": True}), ("relative-projection", {"basis": 4})])
 def test_its_variants_conform(name: str, options: dict[str, Any]) -> None:
     conformance.check(name, skip=("compile",), **options)

@@ -246,6 +246,7 @@ def test_moving_all_positions_changes_no_logit(name: str, options: dict) -> None
     assert float(difference.detach().abs().max()) <= bound
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize("name", ["rope", "partial-rope", "mla", "t5", "alibi", "relative-table"])
 @given(shift=st.integers(-(10**6), 10**6), stretch=st.integers(1, 40))
 def test_logits_depend_on_offsets_alone(name: str, shift: int, stretch: int) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given
@@ -105,17 +103,11 @@ def test_notes_go_on_from_those_of_earlier_tokens(name: str, options: dict[str, 
     agree(torch.cat((first, encoding.note(x[:, cut:], first)), dim=2), whole, 1e-12)
 
 
-@pytest.fixture
-def _unchecked() -> Iterator[None]:
-    """Flex attention traces its score function, and must not meet the checks of our annotations in there."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")  # flex attention traces its score function, and must not meet checks in there
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@every_case
+@pytest.mark.parametrize(
+    ("name", "options"), [*CASES[:2], *(pytest.param(*case, marks=pytest.mark.heavy) for case in CASES[2:])]
+)
 def test_flex_attention_with_its_score_function_is_attention_with_its_bias(name: str, options: dict[str, Any]) -> None:
     encoding = build(name, **options)
     generator = torch.Generator().manual_seed(2)

@@ -261,5 +261,6 @@ def test_each_layer_has_its_own(name: str, options: dict[str, Any]) -> None:
         assert not torch.equal(a, b), label
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 def test_a_full_projection_without_its_activation_conforms() -> None:
     conformance.check("path", skip=["compile"], rank=None, conv_size=1, activation="none")

@@ -209,6 +209,7 @@ def test_alibi_is_mpts(num_heads: int) -> None:
     agree(ours * causal, (theirs - theirs.transpose(-2, -1)) * causal, 1e-5)
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     ("name", "options"), [("kerple-power", {"shared": True}), ("sandwich", {"width": 6}), ("fire", {"threshold": 20.0})]
 )

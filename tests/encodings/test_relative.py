@@ -315,6 +315,7 @@ def test_debertas_layers_share_its_table_alone() -> None:
 # ---- all of them ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -246,6 +246,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_every_variant_conforms(name: str, options: dict[str, Any]) -> None:
     conformance.check(name, skip=["compile"], **options)

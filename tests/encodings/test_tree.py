@@ -234,6 +234,7 @@ def test_what_is_no_path_is_refused(positions: Tensor, field: str) -> None:
         encoding.bias(positions, positions)
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -80,6 +80,7 @@ def test_tupe_starts_anew_when_told_to() -> None:
     assert not encoding.first.any()
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize("options", [{"relative": True}, {"untied_first": True}])
 def test_its_variants_conform(options: dict[str, Any]) -> None:
     conformance.check("tupe", skip=("compile",), **options)

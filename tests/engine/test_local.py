@@ -87,6 +87,7 @@ def test_workers_give_bit_for_bit_what_one_process_gives(tmp_path: Path):
         assert 0 <= event.step <= event.total
 
 
+@pytest.mark.heavy
 def test_a_deadline_stops_everything_and_a_second_call_completes_it(tmp_path: Path):
     wanted = jobs(1, 1, 1, examples=3200)  # 200 steps after the start of a process: more than a second anywhere
     began = time.monotonic()
@@ -230,6 +231,7 @@ def wait_until(true: Any, seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.heavy
 def test_killing_the_parent_leaves_no_workers_behind_and_loses_no_checkpoint(tmp_path: Path):
     specs = [tiny(seed, 10**6) for seed in (1, 2)]
     given = {"specs": [spec.model_dump(mode="json") for spec in specs], "out": str(tmp_path)}

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from toeplens import encodings
+from toeplens.encodings import conformance, registry
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gaussian-window"
 
 
@@ -32,6 +35,24 @@ def toeplens(environment: dict[str, str], *arguments: str) -> str:
     return run.stdout
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_it_is_known_and_conforms(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, which need not start: found by its entry point and checked, but for its compilation."""
+    monkeypatch.syspath_prepend(installed["PYTHONPATH"])
+    registry._all.cache_clear()
+    try:
+        assert encodings.get("gaussian-window").coupling == "bias"
+        options = encodings.options("gaussian-window")
+        assert {name: option.default for name, option in options.items()} == {"widest": 32.0}
+        for widest in (32.0, 4.0):
+            conformance.check("gaussian-window", skip=["compile"], widest=widest)
+    finally:
+        monkeypatch.undo()
+        sys.modules.pop("gaussian_window")
+        registry._all.cache_clear()
+
+
+@pytest.mark.heavy
 def test_the_commands_know_it(installed: dict[str, str]) -> None:
     rows = {row["name"]: row for row in json.loads(toeplens(installed, "encodings", "--json"))}
     assert rows["gaussian-window"]["coupling"] == "bias"
@@ -39,8 +60,9 @@ def test_the_commands_know_it(installed: dict[str, str]) -> None:
 
 
 def test_it_trains(installed: dict[str, str], tmp_path: Path) -> None:
-    common = ["--scale", "smoke", "--out", str(tmp_path), "--json", "--set", "epochs=1"]
-    option = ["--set", "model.encoding_options.widest=8"]
+    common = ["--scale", "smoke", "--out", str(tmp_path), "--json"]
+    changes = ["epochs=1", "train_examples=64", "test_examples=32", "model.encoding_options.widest=8"]
+    option = [part for change in changes for part in ("--set", change)]
     result = json.loads(toeplens(installed, "train", "--encoding", "gaussian-window", *option, *common))
     assert result["status"] == "complete"
     spec = json.loads((Path(result["directory"]) / "spec.json").read_text())
@@ -48,6 +70,7 @@ def test_it_trains(installed: dict[str, str], tmp_path: Path) -> None:
     assert spec["model"]["encoding_options"] == {"widest": 8}
 
 
+@pytest.mark.heavy
 def test_its_own_tests_pass(installed: dict[str, str]) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider", str(EXAMPLE / "tests")],

@@ -96,6 +96,7 @@ def share_by_hand(part: Tensor, total: Tensor, seen: Tensor) -> tuple[Tensor, Te
     return torch.stack(plain), torch.tensor(softmax, dtype=torch.float64)
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     ("encoding", "protocol"), in_both_protocols(sorted(set(encodings.names()) - NO_FORM - NONLINEAR), CASES)
 )
@@ -131,6 +132,7 @@ def test_an_encoding_that_is_not_linear_is_refused_by_its_own_numbers(encoding: 
         decompose(trace_of(model_of(encoding)), 0)
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(("encoding", "protocol"), in_both_protocols(CASES, ("rope", "mla")))
 def test_shares_are_covariances_of_the_written_out_matrices(encoding: str, protocol: str) -> None:
     """float64, 1e-9."""
@@ -228,6 +230,7 @@ def test_frequencies_by_hand(encoding: str) -> None:
     torch.testing.assert_close(by_part, parts.shares.softmax[:, :4], rtol=0, atol=1e-9)
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "sinusoidal", "mla", "nope", "transformer-xl"])
 @pytest.mark.parametrize("protocol", ["paper", "released"])
 def test_kinds_by_hand(encoding: str, protocol: str) -> None:
@@ -363,6 +366,7 @@ def test_a_head_that_does_nothing_is_flat() -> None:
     assert float(parts.variance) == 0
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @settings(max_examples=10)
 @given(seed=st.integers(0, 99), encoding=st.sampled_from(["rope", "alibi", "nope", "t5"]))
 def test_order_of_heads_and_of_sequences_does_not_matter(seed: int, encoding: str) -> None:

@@ -96,8 +96,16 @@ def latent(encoding: str) -> bool:
 # ---- the two paths --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-@both_protocols
+@pytest.mark.usefixtures("checked_in_ci")
+@pytest.mark.parametrize(
+    ("protocol", "dtype", "tolerance"),
+    [
+        ("paper", torch.float32, 1e-5),
+        ("paper", torch.float64, 1e-10),
+        pytest.param("released", torch.float32, 1e-5, marks=pytest.mark.heavy),
+        ("released", torch.float64, 1e-10),
+    ],
+)
 @every_encoding
 def test_fused_and_explicit_attention_are_the_same_function(
     encoding: str, protocol: str, dtype: torch.dtype, tolerance: float
@@ -123,6 +131,7 @@ def compute_everywhere(decoder: Decoder, tokens: Tensor, lengths: Tensor | None,
     return decoder.final_norm(x)
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @both_protocols
 @every_encoding
 def test_the_one_position_that_is_read_is_what_a_pass_over_all_positions_gives_there(
@@ -141,6 +150,7 @@ def test_the_one_position_that_is_read_is_what_a_pass_over_all_positions_gives_t
                 assert differ(decoder(tokens, lengths, positions, fused=fused), expected) <= 1e-10
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @both_protocols
 @every_encoding
 def test_the_mean_readouts_are_means(encoding: str, protocol: str) -> None:
@@ -155,6 +165,7 @@ def test_the_mean_readouts_are_means(encoding: str, protocol: str) -> None:
     assert differ(decoder(tokens), model(encoding, protocol, readout="mean")(tokens)) <= 1e-10
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @both_protocols
 @every_encoding
 def test_a_pass_can_be_taken_up_at_any_layer(encoding: str, protocol: str) -> None:
@@ -184,6 +195,7 @@ def test_a_repeated_context_is_the_context_of_the_repeated_batch(encoding: str, 
 # ---- what may be seen -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize("source", ["layer", "embeddings"])
 @every_encoding
 def test_a_causal_decoder_does_not_see_later_tokens(encoding: str, source: str) -> None:
@@ -203,6 +215,7 @@ def test_a_causal_decoder_does_not_see_later_tokens(encoding: str, source: str) 
         assert (differ(states[:, :6], after[:, :6]) == 0.0) == causal
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @both_protocols
 @every_encoding
 def test_what_stands_in_the_padding_matters_only_without_a_pad_mask(encoding: str, protocol: str) -> None:
@@ -254,6 +267,7 @@ few_examples = settings(max_examples=8)
 shared_model = cache(model)
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @both_protocols
 @every_encoding
 @few_examples
@@ -263,6 +277,7 @@ def test_sequences_of_a_batch_do_not_see_each_other(encoding: str, protocol: str
     assert differ(decoder(tokens, LENGTHS)[order], decoder(tokens[order], LENGTHS[order])) <= 1e-12
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     ("encoding", "protocol"),
     [

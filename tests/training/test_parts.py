@@ -11,6 +11,7 @@ from toeplens.model import decoder_config
 from toeplens.training import loop, run_spec, train
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize("tokens_at_once", [1, 40, 64])
 def test_parts_of_a_batch_give_the_same_run(
     tokens_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

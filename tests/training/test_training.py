@@ -312,6 +312,7 @@ def test_the_weights_on_disk_are_those_that_were_evaluated_last(tmp_path: Path):
     assert (loss, accuracy) == (run.metrics[-1]["test_loss"], run.metrics[-1]["test_accuracy"])
 
 
+@pytest.mark.usefixtures("checked_in_ci")
 def test_a_small_model_learns_a_small_task(tmp_path: Path):
     model = {"vocab_size": 8, "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "max_len": 8, "dropout": 0.0}
     spec = run_spec(
