@@ -1,0 +1,499 @@
+"""Captured attention is the model's own: formed again from its parts, by a plain program, and by our own encodings."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from toeplens import encodings
+from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.lens import NoForm, behaviour
+from toeplens.sources.huggingface import AttentionCall, captured
+from toeplens.sources.huggingface.rotation import find_rotation
+
+transformers = pytest.importorskip("transformers")
+
+TOKENS, PADDED = 12, 9  # the second sequence has 9 tokens before its padding
+SIZES = {
+    "vocab_size": 31,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = SIZES | {"num_key_value_heads": 2}
+NARROW = GROUPED | {"head_dim": 8, "sliding_window": 4}
+GPT = {
+    "vocab_size": 31,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+FALCON = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
+LATENT = SIZES | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 5,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+}
+T5 = {
+    "vocab_size": 31,
+    "d_model": 32,
+    "d_kv": 8,
+    "num_layers": 2,
+    "num_heads": 4,
+    "d_ff": 48,
+    "decoder_start_token_id": 0,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("LlamaForCausalLM", GROUPED),
+    "Llama-yarn": ("LlamaForCausalLM", GROUPED | {"rope_parameters": YARN}),
+    "Mistral": ("MistralForCausalLM", GROUPED | {"sliding_window": 4}),
+    "Gemma2": ("Gemma2ForCausalLM", NARROW | {"attn_logit_softcapping": 0.5}),
+    "Gemma3Text": ("Gemma3ForCausalLM", NARROW),
+    "Qwen3": ("Qwen3ForCausalLM", GROUPED | {"head_dim": 8}),
+    "GPTNeoX": (
+        "GPTNeoXForCausalLM",
+        SIZES | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 10000.0}},
+    ),
+    "GPTJ": ("GPTJForCausalLM", GPT | {"rotary_dim": 4}),
+    "Falcon": ("FalconForCausalLM", FALCON),
+    "Falcon-alibi": ("FalconForCausalLM", FALCON | {"alibi": True}),
+    "Cohere": ("CohereForCausalLM", GROUPED),
+    "Bloom": ("BloomForCausalLM", {"vocab_size": 31, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "Mpt": ("MptForCausalLM", {"vocab_size": 31, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}),
+    "T5": ("T5ForConditionalGeneration", T5),
+    "GPT2": ("GPT2LMHeadModel", GPT),
+    "Bert": ("BertModel", SIZES),
+    "OPT": ("OPTForCausalLM", SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "GptOss": (
+        "GptOssForCausalLM",
+        NARROW | {"num_local_experts": 2, "num_experts_per_tok": 1, "rope_parameters": YARN},
+    ),
+    "DeepseekV2": ("DeepseekV2ForCausalLM", LATENT),
+    "DeepseekV3": ("DeepseekV3ForCausalLM", LATENT),
+    "DebertaV2": (
+        "DebertaV2Model",
+        SIZES | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 16},
+    ),
+}
+UNPLACED = {  # why some layers have no form that `behaviour` takes
+    "Mistral": "a window of 4",
+    "Gemma2": "tanh",
+    "Gemma3Text": "a window of 4",
+    "GptOss": "a window of 4",
+    "DebertaV2": "no function of the offset",
+    "T5": "different sequences",
+}
+TURNED = {  # pairing, first of the pairs' dimensions, frequencies
+    "Llama": ("half", 0, [1, 0.1, 0.01, 0.001]),
+    "GPTNeoX": ("half", 0, [1, 0.01]),
+    "GPTJ": ("interleaved", 0, [1, 0.01]),
+    "Cohere": ("interleaved", 0, [500000 ** (-t / 4) for t in range(4)]),
+    "DeepseekV2": ("interleaved", 6, [1, 0.01]),
+    "DeepseekV3": ("interleaved", 6, [1, 0.01]),
+}
+
+
+@cache
+def model_of(name: str) -> Any:
+    """A tiny model with random weights that are large enough for its attention not to be flat."""
+    kind, sizes = MODELS[name]
+    config = getattr(transformers, name.split("-")[0] + "Config")(**sizes)
+    generator = torch.Generator().manual_seed(7)
+    model = getattr(transformers, kind)(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.copy_(0.2 * noise if weight.ndim > 1 else weight + 0.1 * noise)
+    return model
+
+
+def inputs_of(model: nn.Module) -> dict[str, Tensor]:
+    tokens = torch.randint(4, 31, (2, TOKENS), generator=torch.Generator().manual_seed(3))
+    there = torch.ones_like(tokens)
+    there[1, PADDED:] = 0
+    more = {"decoder_input_ids": tokens[:, :7]} if model.config.is_encoder_decoder else {}
+    return {"input_ids": tokens, "attention_mask": there} | more
+
+
+@cache
+def pass_of(name: str) -> tuple[list[AttentionCall], Tensor]:
+    calls: list[AttentionCall] = []
+    out = captured(model_of(name), inputs_of(model_of(name)), calls.append)
+    return calls, out[0]
+
+
+def calls_of(name: str) -> list[AttentionCall]:
+    return pass_of(name)[0]
+
+
+def eager_attentions(model: Any) -> Any:
+    """What the model returns under ``output_attentions``."""
+    configs = [module.config for module in model.modules() if hasattr(module, "config")]
+    before = [config._attn_implementation for config in configs]
+    for config in configs:
+        config._attn_implementation = "eager"
+    with torch.no_grad():
+        out = model(**inputs_of(model), output_attentions=True)
+    for config, implementation in zip(configs, before, strict=True):
+        config._attn_implementation = implementation
+    return out
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_calls_are_the_models_own(name: str) -> None:
+    """The pass is the model's own in its own setting; weights are those it returns, and the softmax of the logits."""
+    model = model_of(name)
+    calls, out = pass_of(name)
+    assert len(calls) == (6 if name == "T5" else 2)
+    with torch.no_grad():
+        torch.testing.assert_close(out, model(**inputs_of(model))[0], atol=1e-4, rtol=1e-4)
+    returned = None if name.startswith("Falcon") else eager_attentions(model)  # Falcon's are not of its fused attention
+    lists = {"se": "encoder_attentions", "sd": "decoder_attentions", "cd": "cross_attentions"}
+    for call in calls:
+        logits = call.logits()
+        seen = logits.isfinite().any(-1, keepdim=True)
+        if call.sinks is not None:
+            logits = torch.cat((logits, call.sinks.double().view(1, -1, 1, 1).expand(*logits.shape[:3], 1)), -1)
+        weights = logits.exp() / logits.exp().sum(-1, keepdim=True)
+        weights = torch.where(seen, weights[..., : call.k.shape[2]], 0)
+        if returned is None:
+            assert call.weights is None
+            assert call.proof.weights is None
+        else:
+            own = returned[lists[call.kind[0] + call.side[0]] if name == "T5" else "attentions"][call.layer]
+            assert call.weights is not None
+            assert torch.equal(call.weights, own)
+            torch.testing.assert_close(weights, own.double() * seen, atol=1e-5, rtol=0)
+            assert call.proof.weights is not None
+            assert call.proof.weights < 1e-5
+        values = call.v.repeat_interleave(weights.shape[1] // call.v.shape[1], 1).double()
+        heads = call.heads.double() * seen.transpose(1, 2)
+        torch.testing.assert_close(heads, (weights @ values).transpose(1, 2), atol=1e-4, rtol=1e-4)
+        assert call.proof.outputs < 1e-5
+        assert call.proof.queries == call.q.shape[2]
+
+
+def remade(q: Tensor, k: Tensor, rotation: Tensor | None, bias: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """Logits of queries and keys that are rotated pair by pair as e^(iota (i - j) theta), by their definition."""
+    count, width = 0 if rotation is None else len(rotation), q.shape[2]
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    offsets = torch.arange(width)[:, None] - torch.arange(width)
+    made = q[..., 2 * count :].double() @ k[..., 2 * count :].double().transpose(-1, -2)
+    for pair in range(count):
+        x, y = (torch.complex(*z[..., 2 * pair : 2 * pair + 2].double().unbind(-1)) for z in (q, k))
+        assert rotation is not None
+        made += (x[..., :, None] * y[..., None, :].conj() * torch.exp(1j * rotation[pair] * offsets)).real
+    made = scale * made
+    if bias is not None:
+        made = made + bias[:, (offsets.clamp(min=0) if causal else offsets + width - 1)]
+    return made
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_placed_layers_have_the_models_logits(name: str) -> None:
+    """Where a layer has the form that `behaviour` takes, the parts give its logits, up to one number a query."""
+    placed = 0
+    for call in calls_of(name):
+        if call.kind == "cross" or call.window or name in ("Gemma2", "DebertaV2"):
+            with pytest.raises(NoForm, match=UNPLACED[name]):
+                call.placed()
+            continue
+        parts = call.placed()
+        placed += 1
+        lengths = parts.pop("lengths")
+        assert parts.pop("pairing") == "interleaved"
+        padded = name != "T5" or call.side == "encoder"
+        assert (lengths is not None) == padded
+        assert lengths is None or lengths.tolist() == [TOKENS, PADDED]
+        ours, own = remade(**parts), call.logits()
+        for sequence in range(2):
+            end = own.shape[-1] if lengths is None else int(lengths[sequence])
+            a, b = (x[sequence, :, :end, :end] for x in (ours, own))
+            a, b = (x - x.diagonal(dim1=1, dim2=2).unsqueeze(-1) for x in (a, b))
+            seen = b.isfinite()
+            assert torch.equal(seen, torch.ones_like(seen).tril() if parts["causal"] else torch.ones_like(seen))
+            torch.testing.assert_close(a[seen], b[seen], atol=2e-5 * float(own[own.isfinite()].abs().max()), rtol=0)
+    expected = {"Mistral": 0, "Gemma2": 0, "Gemma3Text": 0, "GptOss": 1, "DebertaV2": 0, "T5": 4}
+    assert placed == expected.get(name, 2)
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_rotations_are_found(name: str) -> None:
+    pairing, first, frequencies = TURNED[name]
+    for call in calls_of(name):
+        found = call.rotation
+        assert found is not None
+        assert found.pairing == pairing
+        assert int(found.pairs.min()) == first
+        torch.testing.assert_close(found.frequencies, torch.tensor(frequencies, dtype=torch.float64), atol=1e-6, rtol=0)
+        torch.testing.assert_close(found.magnitudes, torch.ones_like(found.frequencies), atol=1e-6, rtol=0)
+
+
+def test_scaled_rotations_come_out_as_what_they_are() -> None:
+    """YaRN (Peng et al. 2023): lower frequencies by its factor, its fastest as they were, a magnitude 0.1 ln s + 1."""
+    found = calls_of("Llama-yarn")[0].rotation
+    assert found is not None
+    module = model_of("Llama-yarn").model.rotary_emb
+    torch.testing.assert_close(found.frequencies, module.inv_freq.double(), atol=1e-6, rtol=0)
+    assert float(found.frequencies[-1]) == pytest.approx(0.001 / 4, abs=1e-6)
+    torch.testing.assert_close(
+        found.magnitudes,
+        torch.full_like(found.frequencies, 0.1 * torch.tensor(4.0).log().item() + 1),
+        atol=1e-6,
+        rtol=0,
+    )
+
+
+def test_our_encodings_do_the_same() -> None:
+    """Our rotation of the unrotated queries and keys, our ALiBi and our T5 buckets are the models'."""
+    sizes = {"d_model": 32, "num_heads": 4, "max_len": 64}
+    positions = torch.arange(TOKENS)
+    for name, pairing, width in (("Llama", "half", 8), ("GPTNeoX", "half", 4), ("GPTJ", "interleaved", 4)):
+        call = calls_of(name)[0]
+        rope = encodings.build("rope", head_dim=width, pairing=pairing, **sizes)
+        assert call.unrotated is not None
+        q, k = (x[..., :width] for x in call.unrotated)
+        turned = rope.rotate(q, k.repeat_interleave(4 // k.shape[1], 1), positions, positions)
+        torch.testing.assert_close(turned[0], call.q[..., :width], atol=1e-5, rtol=0)
+        torch.testing.assert_close(turned[1][:, :: 4 // k.shape[1]], call.k[..., :width], atol=1e-5, rtol=0)
+    for name, factor in (("Bloom", 1.0), ("Mpt", 1.0), ("Falcon-alibi", 8**-0.5)):
+        alibi = encodings.build("alibi", head_dim=8, **sizes).kernel(positions)
+        torch.testing.assert_close(calls_of(name)[1].bias_by_offset(), alibi * factor, atol=1e-5, rtol=0)
+    stacks = {"encoder": model_of("T5").encoder, "decoder": model_of("T5").decoder}
+    for call in calls_of("T5"):
+        if call.kind == "cross":
+            assert call.bias is None
+            continue
+        t5 = encodings.build("t5", head_dim=8, bidirectional=call.side == "encoder", **sizes)
+        t5.weight.data.copy_(stacks[call.side].block[0].layer[0].SelfAttention.relative_attention_bias.weight)
+        length = call.q.shape[2]
+        offsets = torch.arange(0 if call.causal else 1 - length, length)
+        torch.testing.assert_close(call.bias_by_offset(), t5.kernel(offsets).double(), atol=1e-6, rtol=0)
+
+
+def test_fields_say_what_the_architecture_is() -> None:
+    llama, gemma, opt, latent = (calls_of(name)[0] for name in ("Llama", "Gemma2", "OPT", "DeepseekV3"))
+    assert (llama.q.shape, llama.k.shape) == ((2, 4, TOKENS, 8), (2, 2, TOKENS, 8))
+    assert llama.module == "model.layers.0.self_attn (LlamaAttention)"
+    assert (llama.kind, llama.side, llama.causal, llama.window) == ("self", "decoder", True, None)
+    assert llama.scale == pytest.approx(8**-0.5)
+    assert gemma.softcap == 0.5
+    assert [call.window for call in calls_of("Gemma2")] == [4, None]
+    assert opt.rotation is None
+    assert opt.unknown is None
+    assert (latent.q.shape[-1], latent.v.shape[-1], latent.k.shape[1]) == (10, 5, 4)
+    assert calls_of("GptOss")[0].sinks is not None
+    assert [call.side for call in calls_of("Bert")] == ["encoder"] * 2
+    assert [(call.side, call.kind, call.layer) for call in calls_of("T5")] == [
+        *(("encoder", "self", layer) for layer in (0, 1)),
+        *(("decoder", kind, layer) for layer in (0, 1) for kind in ("self", "cross")),
+    ]
+    shares = behaviour(**calls_of("Bloom")[0].placed())
+    assert (shares.positional + shares.symbolic + shares.interaction == pytest.approx(1.0)) or shares.flat.any()
+
+
+@settings(max_examples=10)
+@given(
+    pairing=st.sampled_from(("half", "interleaved")),
+    frequencies=st.lists(st.floats(1e-4, 3.0), min_size=1, max_size=4),
+    still=st.integers(0, 3),
+    magnitude=st.floats(0.5, 2.0),
+    start=st.integers(0, 50),
+)
+def test_any_rotation_is_found(
+    pairing: str, frequencies: list[float], still: int, magnitude: float, start: int
+) -> None:
+    generator = torch.Generator().manual_seed(still)
+    turns, width = torch.tensor(frequencies, dtype=torch.float64), 2 * len(frequencies)
+    order = torch.arange(width).view(2, -1).T if pairing == "half" else torch.arange(width).view(-1, 2)
+    positions = torch.arange(start, start + 20)
+
+    def turned(x: Tensor) -> Tensor:
+        out, angles = x.clone(), positions[:, None] * turns
+        a, b = x[..., order[:, 0]], x[..., order[:, 1]]
+        out[..., order[:, 0]] = magnitude * (a * angles.cos() - b * angles.sin())
+        out[..., order[:, 1]] = magnitude * (a * angles.sin() + b * angles.cos())
+        return out
+
+    q, k = (torch.randn(2, h, 20, width + still, generator=generator, dtype=torch.float64) for h in (4, 2))
+    found = find_rotation((q, turned(q)), (k, turned(k)), torch.arange(20).unsqueeze(0))
+    assert found.pairing == pairing or len(frequencies) == 1
+    assert torch.equal(found.pairs[: len(frequencies)], order)
+    torch.testing.assert_close(found.frequencies[: len(frequencies)], turns, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        found.magnitudes[: len(frequencies)], torch.full_like(turns, magnitude), atol=1e-6, rtol=0
+    )
+
+
+def test_other_rotations_are_refused() -> None:
+    q, k = torch.randn(2, 2, 3, 20, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    places = torch.arange(20).unsqueeze(0)
+    bent = places[0].double().square() * 0.05  # an angle that is not linear in the position
+    after = [(x, torch.cat((_plane(x, bent), x[..., 2:]), -1)) for x in (q, k)]
+    with pytest.raises(NoForm, match="not one angle a position"):
+        find_rotation(*after, places)
+    grown = [(x, x * 0.9 ** places[0].unsqueeze(-1)) for x in (q, k)]  # a magnitude that is not the same everywhere
+    with pytest.raises(NoForm, match="not one angle a position"):
+        find_rotation(*grown, places)
+    mixed = [(x, x @ torch.linalg.qr(q[0, 0, :8]).Q) for x in (q, k)]
+    with pytest.raises(NoForm, match="turns no pairs"):
+        find_rotation(*mixed, places)
+    with pytest.raises(NoForm, match="1 token"):
+        find_rotation(*((x[:, :, :1], x[:, :, :1]) for x in (q, k)), places[:, :1])
+
+
+def _plane(x: Tensor, angles: Tensor) -> Tensor:
+    z = torch.complex(x[..., 0], x[..., 1]) * torch.exp(1j * angles)
+    return torch.stack((z.real, z.imag), -1)
+
+
+def state(model: nn.Module) -> Any:
+    """All that a pass might leave behind."""
+    from transformers.masking_utils import AttentionMaskInterface
+
+    functions = sys.modules[type(model).__module__].__dict__
+    return (
+        dict(transformers.AttentionInterface._global_mapping),
+        dict(AttentionMaskInterface._global_mapping),
+        [(module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()],
+        [dict(vars(m.config)) | {"rope_parameters": None} for m in model.modules() if hasattr(m, "config")],
+        {name: value for name, value in functions.items() if callable(value)},
+    )
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPTJ", "T5"])
+def test_model_and_tables_stay_as_they_were(name: str) -> None:
+    model = model_of(name)
+    model.train()
+    first = next(module for module in model.modules() if isinstance(module, nn.Dropout | nn.Linear))
+    first.eval()  # not all modules need be in the same mode
+    before = state(model)
+    out = captured(model, inputs_of(model), lambda call: None)
+    assert state(model) == before
+    with pytest.raises(ZeroDivisionError):
+        captured(model, inputs_of(model), lambda call: call.layer / 0)  # type: ignore[arg-type, return-value]
+    assert state(model) == before
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(out.logits, model(**inputs_of(model)).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_one_layer_is_held_at_a_time() -> None:
+    for name in ("Llama", "Bloom", "Bert"):
+        held: list[weakref.ref[Tensor]] = []
+
+        def look(call: AttentionCall, held: list[weakref.ref[Tensor]] = held) -> None:
+            assert all(ref() is None for ref in held)
+            held.extend(weakref.ref(x) for x in (call.weights, call.q, call.heads))
+
+        captured(model_of(name), inputs_of(model_of(name)), look)
+        assert len(held) == 6
+
+
+def test_other_passes_are_not_observed() -> None:
+    """A pass of the same model in another thread, or in ``on_layer``, and what ``on_layer`` computes."""
+    for name in ("Llama", "Bert", "Bloom"):
+        model, calls, others = model_of(name), [], []
+        inputs = inputs_of(model)
+        with torch.no_grad():
+            own = model(**inputs)[0]
+
+        def run(others: list[Tensor] = others, model: Any = model, inputs: Any = inputs) -> None:
+            with torch.no_grad():
+                others.append(model(**inputs)[0])
+
+        def look(call: AttentionCall, calls: list[AttentionCall] = calls, run: Callable[[], None] = run) -> None:
+            calls.append(call)
+            (call.q @ call.q.transpose(-1, -2)).softmax(-1) @ call.q
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+            run()
+
+        captured(model, inputs, look)
+        assert len(calls) == 2
+        assert len(others) == 4
+        for other in others:
+            torch.testing.assert_close(other, own, atol=1e-4, rtol=1e-4)
+
+
+def test_what_is_not_understood_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = transformers.XLNetConfig(vocab_size=31, d_model=32, n_layer=1, n_head=4, d_inner=48)
+    with pytest.raises(InputError, match=r"layer.0.rel_attn \(XLNetRelativeAttention\) was not understood"):
+        captured(transformers.XLNetModel(config), {"input_ids": torch.tensor([[5, 6, 7]])}, pytest.fail)
+    config = transformers.MambaConfig(vocab_size=31, hidden_size=32, num_hidden_layers=1)
+    with pytest.raises(InputError, match="MambaModel has no module"):
+        captured(transformers.MambaModel(config), {"input_ids": torch.tensor([[5, 6, 7]])}, pytest.fail)
+
+    from transformers.models.gptj import modeling_gptj
+    from transformers.models.llama import modeling_llama
+
+    eager = modeling_llama.eager_attention_forward
+
+    def tilted(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **rest: Any) -> Any:
+        return eager(module, query, key, value, mask + 0.01 * torch.arange(TOKENS), **rest)
+
+    def scaled(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **rest: Any) -> Any:
+        heads, weights = eager(module, query, key, value, mask, **rest)
+        return 1.001 * heads, weights
+
+    llama, gptj = model_of("Llama"), model_of("GPTJ")
+    for planted in (tilted, scaled):
+        monkeypatch.setattr(modeling_llama, "eager_attention_forward", planted)
+        with pytest.raises(InputError, match=r"layers.0.self_attn \(LlamaAttention\) .* differ by"):
+            captured(llama, inputs_of(llama), pytest.fail)
+
+    def capped(self: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        weights = ((query @ key.transpose(-1, -2) / self.scale_attn).tanh() + mask).softmax(-1)
+        return weights @ value, weights
+
+    monkeypatch.setattr(modeling_gptj.GPTJAttention, "_attn", capped)
+    with pytest.raises(InputError, match=r"transformer.h.0.attn \(GPTJAttention\) .* 'tanh' between"):
+        captured(gptj, inputs_of(gptj), pytest.fail)
+
+
+def test_rotations_that_are_not_seen_are_not_taken_for_none() -> None:
+    """RoFormer rotates in a method of its own: its call is proved, and its parts are not known."""
+    config = transformers.RoFormerConfig(**SIZES | {"num_hidden_layers": 1})
+    calls: list[AttentionCall] = []
+    captured(transformers.RoFormerModel(config), {"input_ids": torch.tensor([[5, 6, 7]])}, calls.append)
+    assert calls[0].rotation is None
+    with pytest.raises(NoForm, match="a rotation that was not seen"):
+        calls[0].placed()
+
+
+def test_wrong_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="model: a Linear was given"):
+        captured(nn.Linear(2, 2), {}, pytest.fail)
+    with pytest.raises(InputError, match="inputs: past_key_values was given"):
+        captured(model_of("Llama"), {"past_key_values": object()}, pytest.fail)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(EnvironmentFailure, match=r"toeplens\[hf\]"):
+        captured(model_of("Llama"), {}, pytest.fail)
