@@ -1,0 +1,175 @@
+"""Attention written out in a module's own forward, followed operation by operation from q . k to the heads' outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_PRODUCTS = ("matmul", "rmatmul", "bmm", "baddbmm")
+_SAME = ("view", "reshape", "contiguous", "to", "float", "type", "type_as", "dropout", "clone", "detach")
+_PLUS = {"add": 1.0, "radd": 1.0, "iadd": 1.0, "sub": -1.0, "isub": -1.0}
+_TIMES = ("mul", "rmul", "imul", "multiply")
+_OVER = ("div", "truediv", "itruediv", "true_divide")
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What is known of a tensor of logits, or of weights: logits = scale left @ right + the sum of the terms.
+
+    left, right  the factors, [B, H, N, d] and [B, H, d, N] or with batch and heads as one dimension
+    terms        what was added, each as it was at the time, with the number of dimensions of the logits then
+    hidden       masks, True where a key is hidden, likewise
+    weights      the softmax, once it is taken; None for fused attention too
+    broken       the first operation that was not understood; None if all were
+    """
+
+    left: Tensor
+    right: Tensor
+    scale: float = 1.0
+    terms: tuple[tuple[Tensor, int], ...] = ()
+    hidden: tuple[tuple[Tensor, int], ...] = ()
+    weights: Tensor | None = None
+    broken: str | None = None
+
+
+def low(dtype: torch.dtype) -> float:
+    """What is added to hide a key is below this: models take the least number of their dtype, or minus infinity."""
+    return torch.finfo(dtype).min / 4
+
+
+@dataclass(eq=False)
+class Products(TorchFunctionMode):
+    """Follows the products of queries and keys while ``watching()``; hands over what it followed, values and outputs.
+
+    A mode is of its thread alone, and changes nothing of what the model computes.
+    """
+
+    watching: Callable[[], bool]
+    found: Callable[[Followed, Tensor, Tensor], None]
+    last: str | None = None  # why the last softmax of logits, or use of its weights, was not understood
+    _known: dict[int, tuple[Tensor, Followed]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def forget(self) -> None:
+        """Let go of all tensors that are followed."""
+        self._known.clear()
+        self.last = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if isinstance(out, Tensor) and self.watching():
+            self._follow(getattr(func, "__name__", str(func)).strip("_"), args, kwargs, out)
+        return out
+
+    def _follow(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+        if name == "scaled_dot_product_attention":
+            made, values = _fused(*args, **kwargs)
+            self.found(made, values, out)
+            return
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        if name in _PRODUCTS and len(given) >= 2:
+            self._product(name, given, kwargs, out)
+            return
+        known = [(x, self._known[id(x)][1]) for x in given if id(x) in self._known]
+        if not known:
+            return
+        # of two tables of logits the first that is understood is followed; the other is a term like any
+        followed, made = next(((x, each) for x, each in known if each.broken is None), known[0])
+        if made.broken is None:
+            made = _next(name, followed, args, kwargs, out, made) or replace(made, broken=name)
+        if name == "softmax" and made.broken is not None:
+            self.last = f"{made.broken!r} between the product of queries and keys and its softmax"
+        self._known[id(out)] = (out, made)
+
+    def _product(self, name: str, given: list[Tensor], kwargs: dict[str, Any], out: Tensor) -> None:
+        if name == "rmatmul":
+            given = given[::-1]
+        left, right = given[-2:]
+        made = self._known.get(id(left), (left, None))[1]
+        if made is not None and made.weights is not None:
+            if made.broken is None:
+                self.found(made, right, out)
+            else:
+                self.last = f"{made.broken!r} between the softmax and the product with the values"
+        elif left.ndim in (3, 4) and right.ndim == left.ndim:
+            terms = ()
+            if name == "baddbmm":
+                terms = ((given[0] * kwargs.get("beta", 1), out.ndim),)
+            self._known[id(out)] = (out, Followed(left, right, float(kwargs.get("alpha", 1)), terms))
+
+
+def _fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Followed, Tensor]:
+    """The logits and the values of torch's fused attention."""
+    made = Followed(q, k.transpose(-2, -1), q.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        made = replace(made, hidden=((~visible, 4),))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        made = replace(made, hidden=((~attn_mask, 4),))
+    elif attn_mask is not None:
+        made = replace(made, terms=((attn_mask, 4),))
+    return made, v
+
+
+def _next(
+    name: str, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor, made: Followed
+) -> Followed | None:
+    """What is known of the result of one operation on x; None where the operation is not understood."""
+    others = [each for each in args if each is not x]
+    leads = bool(args) and args[0] is x
+    if name in _SAME:
+        return made
+    if made.weights is not None:
+        return None
+    if name == "softmax":
+        dim = kwargs.get("dim", others[0] if others else None)
+        return replace(made, weights=out) if dim in (-1, out.ndim - 1) else None
+    if name in _TIMES or (name in _OVER and leads):
+        factor = _number(others)
+        if factor is None or kwargs:
+            return None
+        factor = 1 / factor if name in _OVER else factor
+        terms = tuple((term * factor, ndim) for term, ndim in made.terms)
+        return replace(made, scale=made.scale * factor, terms=terms)
+    if name in _PLUS and len(others) == 1 and not kwargs and (leads or _PLUS[name] > 0):
+        term = torch.as_tensor(others[0], dtype=x.dtype, device=x.device) * _PLUS[name]
+        return replace(made, terms=(*made.terms, (term, x.ndim)))
+    if name == "max" and _number(others, low(x.dtype)) is not None:
+        return made
+    if name == "masked_fill" and leads and _number(others[1:], low(x.dtype)) is not None:
+        return replace(made, hidden=(*made.hidden, (others[0], x.ndim)))
+    if name == "where" and len(args) == 3 and args[1] is x and _number(others[1:], low(x.dtype)) is not None:
+        return replace(made, hidden=(*made.hidden, (~others[0], x.ndim)))
+    return None
+
+
+def _number(others: list[Any], most: float | None = None) -> float | None:
+    """The one number that was given, as a number or a tensor of one; None unless it is at most ``most``."""
+    if len(others) != 1 or (isinstance(others[0], Tensor) and others[0].numel() != 1):
+        return None
+    value = float(others[0])
+    return value if most is None or value <= most else None
+
+
+def four(x: Tensor, batch: int, ndim: int = 3) -> Tensor:
+    """[B, H, ., .] of a tensor that belongs to one of ``ndim`` dimensions, whose first of three is batch and heads."""
+    if x.ndim == 3 and ndim == 3 and x.shape[0] % batch == 0 and x.shape[0] > 1:
+        return x.reshape(batch, -1, *x.shape[1:])
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)

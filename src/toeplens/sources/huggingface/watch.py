@@ -1,0 +1,283 @@
+"""What happens inside the attention modules of one pass: their calls, found and proved one by one."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toeplens.ground import InputError
+from toeplens.lens.decompose import NoForm
+from toeplens.sources.huggingface.calls import AttentionCall, Side
+from toeplens.sources.huggingface.products import Followed, Products, four, low
+from toeplens.sources.huggingface.proof import prove
+from toeplens.sources.huggingface.rotation import Rotation, find_rotation
+
+ACTIVE: ContextVar[Watch | None] = ContextVar("toeplens_watch", default=None)
+ROTATIONS = re.compile(r"_?apply_\w*(rot|rope)\w*|rotate_queries_or_keys")
+_SAID = re.compile(r"rotar|rotate|rope(?![a-z])")
+_ATTENTION = re.compile("Attention|Attn")
+_ELSEWHERE = ("key_value_states", "encoder_hidden_states", "encoder_hidden_state")  # what keys are made of, if given
+
+
+def attention_modules(model: nn.Module) -> dict[nn.Module, str]:
+    """The modules whose class is named after attention, and their names."""
+    return {module: name for name, module in model.named_modules() if _ATTENTION.search(type(module).__name__)}
+
+
+def functions_of(module: nn.Module) -> list[FunctionType]:
+    """The functions that the module's classes define, ``forward`` first, without those of torch."""
+    classes = [cls for cls in type(module).__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module]
+    found = []
+    for cls in classes:
+        values = [getattr(value, "__func__", value) for value in vars(cls).values()]
+        own = [inspect.unwrap(value) for value in values if isinstance(value, FunctionType)]
+        found += sorted((each for each in own if isinstance(each, FunctionType)), key=lambda f: f.__name__ != "forward")
+    return found
+
+
+def eager_function(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The function that a module which asks the attention interface falls back on: the model's own eager attention."""
+    for function in functions_of(module):
+        for name in function.__code__.co_names:
+            if name.endswith("eager_attention_forward") and name in function.__globals__:
+                return function.__globals__[name]
+    raise InputError(f"model: {type(module).__name__} asks the attention interface and has no eager attention.")
+
+
+def asks_interface(model: nn.Module) -> bool:
+    """Whether any of the model's attention goes through transformers' attention interface."""
+    functions = (each for module in attention_modules(model) for each in functions_of(module))
+    return any("get_interface" in each.__code__.co_names for each in functions)
+
+
+@dataclass
+class _Frame:
+    """An attention module that is running: its batch and length, whether its keys come from elsewhere, its calls."""
+
+    module: nn.Module
+    batch: int
+    tokens: int
+    cross: bool
+    calls: list[AttentionCall] = field(default_factory=list)
+    inside: int = 0  # calls of the modules in it
+    turned: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # what was rotated, and what became of it
+
+
+class Watch:
+    """One pass of a model under observation, from one thread."""
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None]) -> None:
+        self.modules = attention_modules(model)
+        self.names = {module: name for name, module in model.named_modules()}
+        self.two_sided = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        self.positions = inputs.get("position_ids")
+        self.on_layer = on_layer
+        self.frames: list[_Frame] = []
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.aside = False  # while what is computed is no attention module's own code
+        self.products = Products(lambda: bool(self.frames) and not self.aside, self.written_out)
+
+    def name(self, module: nn.Module) -> str:
+        """Name and class of a module of the model."""
+        return f"{self.names.get(module, '?')} ({type(module).__name__})"
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An attention module begins."""
+        if ACTIVE.get() is not self:
+            return
+        named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
+        first = next((x for x in named.values() if isinstance(x, Tensor) and x.ndim >= 2), torch.empty(0, 0))
+        cross = any(named.get(name) is not None for name in _ELSEWHERE)
+        self.frames.append(_Frame(module, first.shape[0], first.shape[1], cross))
+        self.products.forget()
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """An attention module ends: its call is handed over; without one call, it was not understood."""
+        if ACTIVE.get() is not self:
+            return
+        frame, why = self.frames.pop(), self.products.last
+        self.products.forget()
+        if len(frame.calls) + frame.inside == 0:
+            why = "no softmax of a product of queries and keys was seen in it" if why is None else f"it has {why}"
+            raise InputError(f"model: the attention of {self.name(module)} was not understood: {why}.")
+        if len(frame.calls) > 1:
+            raise InputError(
+                f"model: the attention of {self.name(module)} was not understood: it is made of {len(frame.calls)} "
+                "pieces, each with its own softmax."
+            )
+        if self.frames:
+            self.frames[-1].inside += 1
+        for call in frame.calls:
+            self._hand_over(call)
+
+    def rotated(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """A function that applies a rotation was called."""
+        if not self.frames:
+            return
+        made = [x for x in (output if isinstance(output, tuple) else (output,)) if isinstance(x, Tensor)]
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        for after in made:
+            before = next((x for x in given if x.shape == after.shape), None)
+            if before is not None:
+                given = [x for x in given if x is not before]
+                self.frames[-1].turned.append((before, after))
+
+    def interface(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The module's own eager attention, and its call."""
+        eager = eager_function(module)
+        self.aside = True
+        heads, weights = eager(module, query, key, value, mask, *args, **kwargs)
+        if weights is None:
+            raise InputError(f"model: the attention of {self.name(module)} was not understood: it gives no weights.")
+        named = inspect.signature(eager).bind(module, query, key, value, mask, *args, **kwargs)
+        named.apply_defaults()
+        options = named.arguments | named.arguments.get("kwargs", {})
+        mask = None if mask is None else mask[..., : key.shape[2]]  # a cache of fixed size has more
+        scale = options.get("scaling")
+        if scale is None:
+            scale = getattr(module, "scaling", query.shape[-1] ** -0.5)
+        terms = [x for x in (options.get("position_bias"), mask) if x is not None and x.dtype != torch.bool]
+        hidden = [~mask] if mask is not None and mask.dtype == torch.bool else []
+        parts = {"q": query, "k": key, "v": value, "weights": weights, "heads": heads, "scale": float(scale)}
+        self._add(module, parts, options.get("softcap"), options.get("s_aux"), terms, hidden)
+        self.aside = False
+        return heads, weights
+
+    def written_out(self, made: Followed, v: Tensor, out: Tensor) -> None:
+        """A module's own code took a product of queries and keys, its softmax, and the product with the values."""
+        frame = self.frames[-1]
+        batch = frame.batch
+        terms = [four(term, batch, ndim) for term, ndim in made.terms]
+        hidden = [four(mask, batch, ndim) for mask, ndim in made.hidden]
+        parts = {
+            "q": four(made.left, batch),
+            "k": four(made.right, batch).transpose(-2, -1),
+            "v": four(v, batch),
+            "weights": None if made.weights is None else four(made.weights, batch),
+            "heads": four(out, batch).transpose(1, 2),
+            "scale": made.scale,
+        }
+        if not frame.cross and parts["q"].shape[2] != frame.tokens:
+            raise InputError(
+                f"model: the attention of {self.name(frame.module)} was not understood: a softmax in it is over "
+                f"{parts['q'].shape[2]} queries of {frame.tokens}."
+            )
+        self._add(frame.module, parts, None, None, terms, hidden)
+
+    def _add(
+        self,
+        module: nn.Module,
+        parts: dict[str, Any],
+        softcap: float | None,
+        sinks: Tensor | None,
+        terms: list[Tensor],
+        hidden: list[Tensor],
+    ) -> None:
+        frame = self.frames[-1] if self.frames and self.frames[-1].module is module else None
+        q, k = parts["q"], parts["k"]
+        bias, visible = _bias_and_mask(terms, hidden, k.shape[2])
+        parts |= {"softcap": softcap, "sinks": sinks, "bias": bias, "visible": visible}
+        proof = prove(self.name(module), **parts)
+        unrotated, rotation, unknown = self._rotation(module, frame, q, k)
+        cross = frame.cross if frame is not None else q.shape[2] != k.shape[2]
+        one_way = visible is not None and not bool(visible.triu(1).any())
+        side: Side = "decoder" if one_way and not cross else "encoder"
+        if self.two_sided:
+            side = "encoder" if "encoder" in self.names.get(module, "").split(".") else "decoder"
+        elif cross:
+            side = "decoder"
+        kind = "cross" if cross else "self"
+        layer = self.counts[side, kind]
+        self.counts[side, kind] += 1
+        found = {"unrotated": unrotated, "rotation": rotation, "unknown": unknown, "proof": proof}
+        call = AttentionCall(layer=layer, kind=kind, side=side, module=self.name(module), **parts, **found)
+        if frame is None:
+            self._hand_over(call)
+        else:
+            frame.calls.append(call)
+
+    def _hand_over(self, call: AttentionCall) -> None:
+        token, before, self.aside = ACTIVE.set(None), self.aside, True
+        try:
+            self.on_layer(call)
+        finally:
+            self.aside = before
+            ACTIVE.reset(token)
+
+    def _rotation(
+        self, module: nn.Module, frame: _Frame | None, q: Tensor, k: Tensor
+    ) -> tuple[tuple[Tensor, Tensor] | None, Rotation | None, str | None]:
+        """q and k before their rotation, and what it is; or why that is not known."""
+        turned = [] if frame is None else frame.turned
+        if not turned:
+            named = [(name, each.__globals__) for each in functions_of(module) for name in each.__code__.co_names]
+            said = any(_SAID.search(name.lower()) for name, _ in named)
+            if not said or any(ROTATIONS.fullmatch(name) and name in names for name, names in named):
+                return None, None, None
+            return None, None, "it has a rotation that was not seen."
+        before = _before(q, turned), _before(k, turned)
+        if before[0] is None or before[1] is None:
+            return None, None, "what its rotation makes of queries and keys is changed before their product."
+        unrotated = before[0], before[1]
+        if q.shape[2] != k.shape[2]:
+            return unrotated, None, "its queries and keys are rotated, and not of the same tokens."
+        positions = torch.arange(q.shape[2], device=q.device).unsqueeze(0)
+        if isinstance(self.positions, Tensor) and self.positions.ndim == 2 and self.positions.shape[1] == q.shape[2]:
+            positions = self.positions
+        try:
+            return unrotated, find_rotation((unrotated[0], q), (unrotated[1], k), positions), None
+        except NoForm as error:
+            return unrotated, None, str(error)
+
+
+def _bias_and_mask(terms: list[Tensor], hidden: list[Tensor], keys: int) -> tuple[Tensor | None, Tensor | None]:
+    """The sum of what is added where keys are visible, and where they are; None for what does nothing."""
+    masks = [*hidden, *(term <= low(term.dtype) for term in terms)]
+    covered = torch.zeros((1, 1, 1, keys), dtype=torch.bool, device=masks[0].device) if masks else None
+    for mask in masks:
+        covered = mask | covered if covered is not None else mask
+    bias: Tensor | None = None
+    for term in terms:
+        rest = term.masked_fill(term <= low(term.dtype), 0)
+        if bool(rest.any()):
+            bias = rest if bias is None else bias + rest
+    if bias is not None:
+        bias = bias.expand(*bias.shape[:-1], keys)
+        bias = bias if covered is None else bias.masked_fill(covered, 0)
+    return bias, ~covered if covered is not None and bool(covered.any()) else None
+
+
+def _before(final: Tensor, turned: list[tuple[Tensor, Tensor]]) -> Tensor | None:
+    """Queries or keys with what a rotation made of some of their dimensions put back; None if that is not in them."""
+    for before, after in reversed(turned):
+        if after.ndim != 4:
+            continue
+        for x, y in ((before, after), (before.transpose(1, 2), after.transpose(1, 2))):
+            width = y.shape[-1]
+            same = y.shape[0] == final.shape[0] and y.shape[1] in (1, final.shape[1]) and y.shape[2] == final.shape[2]
+            if not same or width > final.shape[-1]:
+                continue
+            for start in dict.fromkeys((0, final.shape[-1] - width)):
+                if torch.equal(final[..., start : start + width], y.expand(*final.shape[:3], width).to(final.dtype)):
+                    whole = final.clone()
+                    whole[..., start : start + width] = x
+                    return whole
+    return None
