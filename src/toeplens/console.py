@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -149,6 +150,43 @@ class RunProgress:
         """Take note of a step."""
         text = self.label + (f"  test accuracy {row['test_accuracy']:.3f}" if row else "")
         self.bar.update(self.task, completed=step, total=total, description=text)
+
+
+class StudyState(Protocol):
+    """What studies of trained models have in common."""
+
+    @property
+    def entries(self) -> list[Entry]: ...
+    @property
+    def finished(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def share(self) -> float: ...
+
+
+def print_study(state: StudyState, page: Path, rows: Sequence[Any], tables: Sequence[Table], *, as_json: bool) -> None:
+    """A study's tables, its claims, how far it is and where its page is; or the same as JSON, with its table's rows."""
+    if as_json:
+        print_json(
+            {
+                "finished": state.finished,
+                "total": state.total,
+                "share": state.share,
+                "page": str(page),
+                "table": [row.to_dict() for row in rows],
+                "claims": [entry.to_dict() for entry in state.entries],
+            }
+        )
+        return
+    for each in tables:
+        out.print(each)
+    if state.entries:
+        out.print(claims_table(state.entries))
+    if state.finished < state.total:
+        share = f"{100 * state.share:.3g} % of all training steps"
+        say(f"{state.finished} of {state.total} cells are finished ({share}); the same command goes on.")
+    say(f"page: {page.resolve()}")
 
 
 def claims_table(entries: Sequence[Entry]) -> Table:

@@ -41,29 +41,7 @@ def study(
     with stop_on_signals() as stopped, console.StudyProgress(jobs) as progress:
         limits = limits_for(budget, Limits(device=device, compile=compile_mode(compile), should_stop=stopped))
         state = grid.study(wanted, out, limits=limits, workers=workers, on_event=progress)
-    _print(state, as_json)
+    page = report.write_grid(state)
+    console.print_study(state, page, state.matrix(), [console.matrix_table(state)], as_json=as_json)
     if stopped():
         raise typer.Exit(130)
-
-
-def _print(state: grid.Grid, as_json: bool) -> None:
-    page = report.write_grid(state)
-    if as_json:
-        console.print_json(
-            {
-                "finished": state.finished,
-                "total": state.total,
-                "share": state.share,
-                "page": str(page),
-                "table": [row.to_dict() for row in state.matrix()],
-                "claims": [entry.to_dict() for entry in state.entries],
-            }
-        )
-        return
-    console.out.print(console.matrix_table(state))
-    if state.entries:
-        console.out.print(console.claims_table(state.entries))
-    if not state.complete:
-        share = f"{100 * state.share:.3g} % of all training steps"
-        console.say(f"{state.finished} of {state.total} cells are finished ({share}); the same command goes on.")
-    console.say(f"page: {page.resolve()}")

@@ -61,32 +61,10 @@ def reproduce(
             workers=workers,
             on_event=progress,
         )
-    _print_state(state, as_json)
+    page = report.write_page(state)
+    console.print_study(state, page, state.table, console.accuracy_tables(state.table), as_json=as_json)
     if stopped():
         raise typer.Exit(130)
-
-
-def _print_state(state: study.Reproduction, as_json: bool) -> None:
-    page = report.write_page(state)
-    if as_json:
-        console.print_json(
-            {
-                "finished": state.finished,
-                "total": state.total,
-                "share": state.share,
-                "page": str(page),
-                "table": [row.to_dict() for row in state.table],
-                "claims": [entry.to_dict() for entry in state.entries],
-            }
-        )
-        return
-    for table in console.accuracy_tables(state.table):
-        console.out.print(table)
-    console.out.print(console.claims_table(state.entries))
-    if not state.complete:
-        share = f"{100 * state.share:.3g} % of all training steps"
-        console.say(f"{state.finished} of {state.total} cells are finished ({share}); the same command goes on.")
-    console.say(f"page: {page.resolve()}")
 
 
 def theory_study(

@@ -134,13 +134,7 @@ def centres(state: Grid, number: int) -> Block:
                 x=x,
                 y=y,
                 mode="markers",
-                marker={
-                    "color": one.tint,
-                    "symbol": one.symbol,
-                    "size": [round(5 + 13 * min(1.0, drop) ** 0.5, 1) for drop in lost],
-                    "opacity": 0.6,
-                    "line": {"width": 0},
-                },
+                marker=one.heads(lost),
                 customdata=list(zip(where, [round(100 * drop, 1) for drop in lost], strict=True)),
                 name=plain(one.title),
                 hovertemplate="%{customdata[0]}<br>centre %{x:.2f} octaves, positional %{y:.2f}<br>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ _FAMILIES = {
     "random-fixed": "random",
     "nope": "nope",
 }
+_SMALLEST, _LARGEST = 5.0, 20.0  # pixels across: of a head without which nothing is lost, and everything
 _PALETTE = (  # colours readable on white and on near-black
     ("#2f6fe0", "circle", "●"),
     ("#de7a00", "square", "■"),
@@ -58,6 +60,11 @@ class Look:
     tint: str
     symbol: str
     glyph: str
+
+    def heads(self, lost: Iterable[float]) -> dict[str, Any]:
+        """Markers of heads, the larger the more accuracy is lost without the head."""
+        sizes = [round(_SMALLEST + (_LARGEST - _SMALLEST) * min(1.0, drop) ** 0.5, 1) for drop in lost]
+        return {"color": self.tint, "symbol": self.symbol, "size": sizes, "opacity": 0.6, "line": {"width": 0}}
 
     @property
     def sign(self) -> Sign:

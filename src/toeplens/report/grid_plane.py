@@ -13,7 +13,6 @@ from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid, heads
 
 _SHARES = ("positional", "symbolic")
-_SMALLEST, _LARGEST = 5.0, 20.0  # pixels across: of a head without which nothing is lost, and everything
 _HALF = 0.5
 
 
@@ -90,13 +89,7 @@ def _heads(
             x=x,
             y=y,
             mode="markers",
-            marker={
-                "color": one.tint,
-                "symbol": one.symbol,
-                "size": [round(_SMALLEST + (_LARGEST - _SMALLEST) * min(1.0, drop) ** 0.5, 1) for drop in lost],
-                "opacity": 0.6,
-                "line": {"width": 0},
-            },
+            marker=one.heads(lost),
             customdata=list(zip(where, between, [round(100 * drop, 1) for drop in lost], strict=True)),
             name=plain(one.title),
             hovertemplate="%{customdata[0]}<br>positional %{x:.2f}, symbolic %{y:.2f}, "
