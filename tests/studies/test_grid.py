@@ -266,6 +266,8 @@ def test_a_stopped_study_says_how_far_it_is(tmp_path: Path, here: Here):
         ('{"study": "theory"}', "holds another study"),
         ('{"scale": "smoke"}', "holds another study"),
         ("[]", "study: .*damaged"),
+        ('{"study": "grid"}', "study: .*damaged"),
+        ('{"study": "grid", "seconds": "long", "environment": {}}', "study: .*damaged"),
     ],
 )
 def test_another_studys_directory_is_left_alone(text: str, words: str, tmp_path: Path, here: Here):

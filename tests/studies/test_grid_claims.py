@@ -251,7 +251,7 @@ def test_figures_of_a_model_by_hand():
     one = cell("index", "rope", 0, Model(accuracy=0.8, peak=0.5, kept=0.25))
     assert heads.carried(one, "positional") == pytest.approx(0.9)
     assert heads.carried(one, "symbolic") == pytest.approx(0.05)
-    assert heads.peak(one) == pytest.approx(0.5)
+    assert one.peak == pytest.approx(0.5)
     assert heads.skill_at(one, 1.0) == pytest.approx(one.skill) == pytest.approx(7 / 9)
     assert heads.kept(one) == pytest.approx(0.25)
     assert heads.kept(one, 2.0) == pytest.approx(0.0625)

@@ -17,6 +17,7 @@ from toeplens.report.parts import Block
 from toeplens.report.tables import claim_rows
 from toeplens.studies import COUNTED, RULE
 from toeplens.studies.grid import Grid, heads
+from toeplens.studies.results import SKILLED
 
 _MAKERS: tuple[Callable[[Grid, int], Block], ...] = (
     grid_plane.plane,
@@ -57,7 +58,7 @@ def render_grid(state: Grid) -> str:
             matrix=grid_matrix.matrix(state),
             diverged=[cell for cell in state.results.cells if cell.status == "diverged"],
             skilled=grid_matrix.skilled(state),
-            least=heads.SKILLED,
+            least=SKILLED,
             longer=heads.LONGER,
             by_length=grid_lengths.by_length(state),
             by_task=grid_lengths.by_task(state),

@@ -12,6 +12,7 @@ from toeplens.report.grid_look import Look, Spread, encoding_looks, finished, pl
 from toeplens.report.parts import Block, Group, Panel, Sign, View
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Column, Grid, heads
+from toeplens.studies.results import SKILLED
 
 _UNITS = {"frequencies": "radians a token"}  # of scanned options
 _DECADES = 2  # a scan over more is drawn on a logarithmic axis
@@ -39,7 +40,7 @@ def scans(state: Grid, number: int) -> Block:
     caption = (
         "Models that differ in one option alone, a line a task: mean over seeds, the band their range. Left: test "
         "accuracy. Right: the positional share (solid) and the symbolic share (dashed) of the heads, each head weighed "
-        f"by what is lost without it, of models whose skill is {heads.SKILLED:.0%} or more. Press a task to hide or "
+        f"by what is lost without it, of models whose skill is {SKILLED:.0%} or more. Press a task to hide or "
         "show it."
     )
     signs = [one.sign for one in looks.values() if one.key in shown]
@@ -47,7 +48,7 @@ def scans(state: Grid, number: int) -> Block:
 
 
 def _rests(share: str) -> Callable[[CellResult], float]:
-    return lambda cell: heads.carried(cell, share) if heads.skilled(cell) else float("nan")
+    return lambda cell: heads.carried(cell, share) if cell.skilled else float("nan")
 
 
 Line = tuple[Callable[[CellResult], float], str, str]  # a figure of a model, the line's dash, its name
@@ -122,7 +123,7 @@ def centres(state: Grid, number: int) -> Block:
             models = [
                 cell
                 for cell in state.results.cells
-                if cell.key.task == one.key and heads.skilled(cell) and (cell.key.label in scanned) == scan
+                if cell.key.task == one.key and cell.skilled and (cell.key.label in scanned) == scan
             ]
             points = [point for cell in models for point in _centred(state, cell)]
             if not points:
@@ -182,7 +183,7 @@ def bands(state: Grid, number: int) -> Block:
     for label, encoding in encoding_looks(state.spec).items():
         canvas, told = Canvas(230, left=62, bottom=40), []
         for one in tasks.values():
-            tables = [worth(cell) for cell in finished(state, one.key, label) if heads.skilled(cell)]
+            tables = [worth(cell) for cell in finished(state, one.key, label) if cell.skilled]
             tables = [table for table in tables if table]
             if not tables:
                 continue

@@ -167,7 +167,7 @@ def models(state: Grid) -> list[ModelRow]:
         if cell is None:
             rows.append(ModelRow(key, *words, "not finished", *[_NONE] * 4))
             continue
-        shares = [heads.carried(cell, share) if heads.skilled(cell) else float("nan") for share in _CARRIED]
+        shares = [heads.carried(cell, share) if cell.skilled else float("nan") for share in _CARRIED]
         rows.append(
             ModelRow(key, *words, cell.status, *(percent(v, sign=False) for v in (cell.accuracy, cell.skill, *shares)))
         )
@@ -179,4 +179,4 @@ _CARRIED = ("positional", "symbolic")
 
 def skilled(state: Grid) -> int:
     """How many finished models have learned enough for their heads to say anything."""
-    return sum(heads.skilled(cell) for cell in state.results.cells if isfinite(cell.accuracy))
+    return sum(cell.skilled for cell in state.results.cells if isfinite(cell.accuracy))

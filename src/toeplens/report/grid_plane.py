@@ -11,6 +11,7 @@ from toeplens.report.grid_look import Look, Spread, encoding_looks, finished, pl
 from toeplens.report.parts import Block, Group, Panel, View
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid, heads
+from toeplens.studies.results import SKILLED
 
 _SHARES = ("positional", "symbolic")
 _HALF = 0.5
@@ -20,7 +21,7 @@ def plane(state: Grid, number: int) -> Block:
     """All heads of models with skill, and what the skill of each model rests on; a view for all tasks and for each."""
     looks = encoding_looks(state.spec)
     models = {
-        (task, label): [cell for cell in finished(state, task, label) if heads.skilled(cell)]
+        (task, label): [cell for cell in finished(state, task, label) if cell.skilled]
         for task in state.spec.tasks
         for label in looks
     }
@@ -39,7 +40,7 @@ def plane(state: Grid, number: int) -> Block:
         "lies in the triangle, and its distance from the slanted side is its interaction. Left: each head, the larger "
         "the more accuracy is lost without it. Right: a mark is an encoding on a task, the mean over its heads, each "
         "weighed by what is lost without it, and over seeds (rings, where one task is shown). Models whose skill is "
-        f"under {heads.SKILLED:.0%}, and scans, are left out. Press an encoding to hide or show it."
+        f"under {SKILLED:.0%}, and scans, are left out. Press an encoding to hide or show it."
     )
     signs = [one.sign for label, one in looks.items() if label in used]
     return Block("plane", number, "Positional, symbolic, or both at once", caption, views, legend=signs)

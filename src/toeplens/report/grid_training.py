@@ -75,7 +75,7 @@ def followed(cell: CellResult, name: str) -> list[tuple[int, float]]:
     if name == "accuracy":
         return [(int(row["step"]), float(row["accuracy"])) for row in rows]
     lost = heads.drops(cell)
-    if lost is None or not heads.skilled(cell):
+    if lost is None or not cell.skilled:
         return []
     at = np.unravel_index(int(lost.argmax()), lost.shape)
     return [(int(row["step"]), float(heads.array(row[name])[at])) for row in rows if row.get(name) is not None]

@@ -13,6 +13,9 @@ from toeplens.ground import InputError
 from toeplens.lens import HeadAblation, LayerDeposit, deposit
 from toeplens.model import Protocol
 
+SKILLED = 0.25  # of what there is to learn: below it a model's heads say nothing about the task
+ONLY_SKILLED = f"Only models with skill of at least {SKILLED:g} count."
+
 
 @dataclass(frozen=True, order=True)
 class Key:
@@ -65,6 +68,16 @@ class CellResult:
     def skill(self) -> float:
         """Test accuracy over the best guess from the length alone, as a share of what there is to learn."""
         return (self.accuracy - self.length_chance) / (1 - self.length_chance)
+
+    @property
+    def skilled(self) -> bool:
+        """Whether the model has learned enough for its heads to say anything; a run that diverged has not."""
+        return self.skill >= SKILLED
+
+    @property
+    def peak(self) -> float:
+        """The largest loss by one head, as a share of the accuracy over chance; NaN without an ablation."""
+        return max((layer.peak for layer in self.deposits()), default=float("nan"))
 
     def deposits(self) -> list[LayerDeposit]:
         """The deposit of each layer; empty without an ablation."""

@@ -54,16 +54,25 @@ def read_study(directory: Path) -> dict[str, Any] | None:
     return content
 
 
+def enter(directory: Path) -> dict[str, Any] | None:
+    """Make ``directory`` if it is not there; what study it holds, None for none. Other files are not written among."""
+    make_directory(directory)
+    had = read_study(directory)
+    if had is None and any(not is_leftover(child) for child in directory.iterdir()):
+        raise InputError(f"out: {directory} holds files that are not a study's; give an empty or new directory.")
+    return had
+
+
 def own(directory: Path, content: dict[str, Any]) -> None:
     """Make ``directory`` the study's that ``content`` describes, or note that it is now described by it.
 
     Whether an earlier study there is the same one is for the caller to say, see `read_study`.
     """
-    make_directory(directory)
-    had = read_study(directory)
-    if had is None and any(not is_leftover(child) for child in directory.iterdir()):
-        raise InputError(f"out: {directory} holds files that are not a study's; give an empty or new directory.")
-    seconds = 0.0 if had is None else float(had[_SECONDS])
+    had = enter(directory)
+    try:
+        seconds = 0.0 if had is None else about(had)[_SECONDS]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"study: {directory / STUDY} is damaged ({error}).") from None
     write_json(directory / STUDY, {**content, _SECONDS: seconds, _ENVIRONMENT: environment()})
     make_directory(directory / RUNS)
 
@@ -97,6 +106,10 @@ class Gathered:
     cells: list[CellResult]
     share: float
     execution: str | None
+
+    def told(self, environment: dict[str, Any]) -> dict[str, Any]:
+        """What the study was carried out with, and how its runs were computed."""
+        return environment if self.execution is None else {**environment, "execution": self.execution}
 
 
 def gather_cells(directory: Path, cells: Sequence[Cell]) -> Gathered:

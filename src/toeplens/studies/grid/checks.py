@@ -32,7 +32,7 @@ class Evidence:
 
     def skilled(self, task: str, label: str) -> list[CellResult]:
         """The cells of a task and encoding that learned enough."""
-        return [cell for cell in self.results.of(task, label) if heads.skilled(cell)]
+        return [cell for cell in self.results.of(task, label) if cell.skilled]
 
     def scan(self, task: str) -> tuple[list[float], Float[np.ndarray, "V S"]]:
         """The scanned values in order, and accuracies by value and seed, of seeds that have all values."""
@@ -154,7 +154,7 @@ def turning(data: Evidence) -> list[Finding]:
 
 
 def emerges(task: str, share: str) -> Check:
-    """The purest head of the kind that a task asks for, before and after training, among heads that matter."""
+    """How much of a kind the head that matters most after training is then, and was before it."""
 
     def check(data: Evidence) -> list[Finding]:
         gains, pure = [], []

@@ -8,14 +8,14 @@ under another seed (7), which set the sizes of the tasks and the range of the sc
 from __future__ import annotations
 
 from toeplens.studies.claims import Claim
-from toeplens.studies.grid import checks, heads
+from toeplens.studies.grid import checks
 from toeplens.studies.grid.checks import BOTH, HIGH, INDEX, LOW, MIX, NOPE, PURE, RETRIEVAL, ROPE, Evidence
 from toeplens.studies.grid.spec import ClaimSet
+from toeplens.studies.results import ONLY_SKILLED
 
 SISTER = "arXiv 2511.11579"
 FOLLOW_UP = "arXiv 2605.31558"
 PAPER = "arXiv 2505.13027"
-_SKILLED = f"Only models with skill of at least {heads.SKILLED:g} count."
 _PAIRED = "paired over seeds"
 _CLAIMS: tuple[Claim[Evidence], ...] = (
     Claim(
@@ -31,7 +31,7 @@ _CLAIMS: tuple[Claim[Evidence], ...] = (
         SISTER,
         "How positional a head is corresponds strongly to the frequencies it uses: high ones positional, low symbolic.",
         "Spearman's correlation, over all heads of a seed's RoPE models of all tasks, of the frequencies' centre "
-        f"(octaves, by variance) with the positional less the symbolic share: above 0, and above 0.5. {_SKILLED}",
+        f"(octaves, by variance) with the positional less the symbolic share: above 0, and above 0.5. {ONLY_SKILLED}",
         checks.correspondence,
     ),
     Claim(
@@ -83,7 +83,7 @@ _CLAIMS: tuple[Claim[Evidence], ...] = (
         SISTER,
         "The positional task is done by positional heads and the symbolic one by symbolic heads.",
         "Shares of RoPE's heads, weighed by what is lost without each: on index more positional than symbolic, on "
-        f"retrieval more symbolic than positional, over seeds. {_SKILLED}",
+        f"retrieval more symbolic than positional, over seeds. {ONLY_SKILLED}",
         checks.every(checks.carried(INDEX, 1), checks.carried(RETRIEVAL, -1)),
     ),
     Claim(
@@ -98,7 +98,7 @@ _CLAIMS: tuple[Claim[Evidence], ...] = (
         SISTER,
         "In a trained model it is the high frequencies that the positional task hangs on.",
         "Loss gained on index when single frequencies of single heads stop turning, summed over heads: more over the "
-        f"faster half than over the slower half of RoPE's frequencies, over seeds. {_SKILLED}",
+        f"faster half than over the slower half of RoPE's frequencies, over seeds. {ONLY_SKILLED}",
         checks.turning,
     ),
     Claim(
@@ -106,7 +106,7 @@ _CLAIMS: tuple[Claim[Evidence], ...] = (
         FOLLOW_UP,
         "Purely positional heads emerge in training.",
         "On index, the positional share of the head that matters most at the end is larger at the end than at the "
-        f"beginning, and at least {PURE:g} in every seed. {_SKILLED}",
+        f"beginning, and at least {PURE:g} in every seed. {ONLY_SKILLED}",
         checks.emerges(INDEX, "positional"),
     ),
     Claim(
@@ -114,7 +114,7 @@ _CLAIMS: tuple[Claim[Evidence], ...] = (
         FOLLOW_UP,
         "Purely symbolic heads emerge in training.",
         "On retrieval, the symbolic share of the head that matters most at the end is larger at the end than at the "
-        f"beginning, and at least {PURE:g} in every seed. {_SKILLED}",
+        f"beginning, and at least {PURE:g} in every seed. {ONLY_SKILLED}",
         checks.emerges(RETRIEVAL, "symbolic"),
     ),
     Claim(
@@ -122,7 +122,7 @@ _CLAIMS: tuple[Claim[Evidence], ...] = (
         FOLLOW_UP,
         "Symbolic mechanisms extrapolate in length better than positional ones.",
         "RoPE keeps more of its skill on retrieval than on index at 1.5 and at 2 times the training length, "
-        f"{_PAIRED}. {_SKILLED}",
+        f"{_PAIRED}. {ONLY_SKILLED}",
         checks.extrapolates,
     ),
     Claim(
@@ -130,7 +130,7 @@ _CLAIMS: tuple[Claim[Evidence], ...] = (
         FOLLOW_UP,
         "The more positional what carries a model's skill, the less it extrapolates.",
         "Rank correlation over models, within tasks, of the positional share of what carries the skill with the skill "
-        f"kept on longer texts: below 0 at each length, by an interval over encodings. {_SKILLED}",
+        f"kept on longer texts: below 0 at each length, by an interval over encodings. {ONLY_SKILLED}",
         checks.related("positional", -1),
     ),
     Claim(
@@ -138,7 +138,7 @@ _CLAIMS: tuple[Claim[Evidence], ...] = (
         f"{PAPER}, appendix D",
         "The more a model's skill is deposited in one head, the less it extrapolates (a hypothesis there).",
         "Rank correlation over models, within tasks, of the largest loss by one head with the skill kept on longer "
-        f"texts: below 0 at each length, by an interval over encodings. {_SKILLED}",
+        f"texts: below 0 at each length, by an interval over encodings. {ONLY_SKILLED}",
         checks.related("deposit", -1),
     ),
     Claim(
@@ -146,7 +146,7 @@ _CLAIMS: tuple[Claim[Evidence], ...] = (
         f"{PAPER}, appendix D",
         "The less position and content are coupled, the better a model extrapolates (a hypothesis there).",
         "Rank correlation over models, within tasks, of the interaction share of what carries the skill with the skill "
-        f"kept on longer texts: below 0 at each length, by an interval over encodings. {_SKILLED}",
+        f"kept on longer texts: below 0 at each length, by an interval over encodings. {ONLY_SKILLED}",
         checks.related("interaction", -1),
     ),
 )

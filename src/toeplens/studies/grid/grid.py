@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,10 @@ class Grid:
 
     def matrix(self) -> list[Row]:
         """Every encoding on every task."""
+        return self._matrix
+
+    @cached_property
+    def _matrix(self) -> list[Row]:
         return matrix(self.spec, self.results)
 
 
@@ -113,8 +118,6 @@ def gather(directory: Path | str) -> Grid:
         raise InputError(f"study: {directory / STUDY} is damaged ({error}).") from None
     wanted = cells(spec)
     gathered = gather_cells(directory, wanted)
-    if gathered.execution is not None:
-        environment = {**environment, "execution": gathered.execution}
     results = Results(gathered.cells)
     related = relations(spec, results)
     entries = judge_all(CLAIMS[spec.claims], Evidence(spec, results, related)) if spec.claims else []
@@ -127,7 +130,7 @@ def gather(directory: Path | str) -> Grid:
         len(gathered.cells),
         len(wanted),
         gathered.share,
-        environment,
+        gathered.told(environment),
     )
     if gathered.cells:
         _write(state)

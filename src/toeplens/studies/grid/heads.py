@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from toeplens.engine.attention_measures import WHY
 from toeplens.studies.results import CellResult
 
-SKILLED = 0.25  # of what there is to learn: below it a model's heads say nothing about the task
 LONGER = 1.5  # times the training length: where extrapolation is compared
 _NEAR = 0.1  # a length is a whole number of tokens, so not always the factor that was asked for
 _SHARES = ("positional", "symbolic", "interaction")
@@ -30,17 +30,12 @@ class Behaviours:
 def measured(cell: CellResult, name: str) -> dict[str, Any] | None:
     """A measure of a cell; None where it was not made, or the encoding has no such thing."""
     found = cell.measures.get(name)
-    return None if found is None or "why" in found else found
+    return None if found is None or WHY in found else found
 
 
 def array(values: Any) -> np.ndarray:
     """Nested lists as numbers, NaN for None."""
     return np.array(values, dtype=float)
-
-
-def skilled(cell: CellResult) -> bool:
-    """Whether a model has learned enough for its heads to say anything."""
-    return cell.status == "complete" and cell.skill >= SKILLED
 
 
 def behaviours(cell: CellResult) -> Behaviours | None:
@@ -65,11 +60,6 @@ def carried(cell: CellResult, share: str) -> float:
     values = getattr(found, share)
     weights = np.where(np.isnan(values), 0, lost)
     return float((weights * np.nan_to_num(values)).sum() / weights.sum()) if weights.sum() > 0 else float("nan")
-
-
-def peak(cell: CellResult) -> float:
-    """The largest loss by one head, as a share of the accuracy over chance; NaN without an ablation."""
-    return max((layer.peak for layer in cell.deposits()), default=float("nan"))
 
 
 def toeplitz(cell: CellResult) -> float:
@@ -104,4 +94,4 @@ def skill_at(cell: CellResult, factor: float) -> float:
 
 def kept(cell: CellResult, factor: float = LONGER) -> float:
     """Skill on longer texts over skill on texts of the training length; NaN for a model without skill."""
-    return skill_at(cell, factor) / skill_at(cell, 1.0) if skilled(cell) else float("nan")
+    return skill_at(cell, factor) / skill_at(cell, 1.0) if cell.skilled else float("nan")

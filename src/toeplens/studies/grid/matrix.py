@@ -82,7 +82,7 @@ def _row(task: str, column: Column, cells: Sequence[CellResult]) -> Row:
         positional=mean(lambda cell: heads.carried(cell, "positional")),
         symbolic=mean(lambda cell: heads.carried(cell, "symbolic")),
         toeplitz=mean(heads.toeplitz),
-        peak=mean(heads.peak),
+        peak=mean(lambda cell: cell.peak),
         chance=cells[0].chance,
         length_chance=cells[0].length_chance,
         rule=rule,

@@ -18,7 +18,7 @@ from toeplens.studies.results import CellResult, Results
 _RESAMPLES, _LEAST = 2000, 4  # encodings at least: an interval over fewer says nothing
 _NOTHING = 1e-9
 FIGURES: dict[str, tuple[str, Callable[[CellResult], float]]] = {
-    "deposit": ("largest loss by one head, of the skill", heads.peak),
+    "deposit": ("largest loss by one head, of the skill", lambda cell: cell.peak),
     "positional": ("positional share of what carries the skill", lambda cell: heads.carried(cell, "positional")),
     "symbolic": ("symbolic share of what carries the skill", lambda cell: heads.carried(cell, "symbolic")),
     "interaction": ("interaction share of what carries the skill", lambda cell: heads.carried(cell, "interaction")),
@@ -70,7 +70,7 @@ def relations(spec: GridSpec, results: Results) -> list[Relation]:
     Columns of a scan are left out.
     """
     columns = {column.label for column in spec.columns() if not column.scan}
-    cells = [cell for cell in results.cells if cell.key.label in columns and heads.skilled(cell)]
+    cells = [cell for cell in results.cells if cell.key.label in columns and cell.skilled]
     found = []
     for name, (_, figure) in FIGURES.items():
         figures = [figure(cell) for cell in cells]

@@ -139,8 +139,6 @@ def gather(directory: Path | str) -> Reproduction:
     plan, environment = _read_plan(directory)
     cells = plan.cells()
     gathered = gather_cells(directory, cells)
-    if gathered.execution is not None:
-        environment = {**environment, "execution": gathered.execution}
     results = Results(gathered.cells)
     state = Reproduction(
         directory,
@@ -151,7 +149,7 @@ def gather(directory: Path | str) -> Reproduction:
         len(gathered.cells),
         len(cells),
         gathered.share,
-        environment,
+        gathered.told(environment),
     )
     if gathered.cells:
         _write(state)

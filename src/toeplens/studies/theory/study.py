@@ -22,7 +22,7 @@ from toeplens.ground.files import make_directory
 from toeplens.studies.claims import Claim, Entry, judge_all
 from toeplens.studies.reproduce.cells import cell
 from toeplens.studies.reproduce.scales import DISTANCE, SCALES
-from toeplens.studies.store import CLAIMS_FILE, RESULTS, RUNS, STUDY, is_leftover, read_study
+from toeplens.studies.store import CLAIMS_FILE, RESULTS, RUNS, STUDY, enter, read_study
 from toeplens.studies.theory import contraction, estimators, expressiveness, heads, phases
 from toeplens.studies.theory.records import Record, Records
 from toeplens.training import Run, environment
@@ -143,15 +143,12 @@ def is_theory(directory: Path | str) -> bool:
 
 
 def _claim(directory: Path, scale: str, seeds: int) -> Path:
-    make_directory(directory)
-    if (directory / STUDY).exists():
-        if not is_theory(directory):
+    had = enter(directory)
+    if had is not None:
+        if had.get("study") != KIND:
             raise InputError(f"out: {directory} holds another study; give another directory.")
-        had = read_json(directory / STUDY)
         if had.get("scale") != scale:
             raise InputError(f"out: {directory} holds a study at scale {had.get('scale')!r}; give another directory.")
-    elif any(not is_leftover(child) for child in directory.iterdir()):
-        raise InputError(f"out: {directory} holds files that are not a study's; give an empty or new directory.")
     about = {**environment(), "began": time.strftime("%Y-%m-%d")}
     write_json(directory / STUDY, {"study": KIND, "scale": scale, "seeds": seeds, "environment": about})
     make_directory(directory / RECORDS)

@@ -13,8 +13,6 @@ from toeplens.studies.verdicts import Finding, above
 V1 = "arXiv 2505.13027 v1"
 FINAL = "ICLR 2026 version"
 BETTER = "paired difference of final test accuracy over seeds above 0"
-SKILLED = 0.25
-COUNTED = f"Only models with skill of at least {SKILLED:g} count."
 
 
 def beats(results: Results, task: str, first: str, others: Sequence[str]) -> list[Finding]:
@@ -33,17 +31,12 @@ def expected(results: Results, task: str, label: str) -> bool:
 
 def skilled(cells: Sequence[CellResult]) -> list[CellResult]:
     """Cells whose ablation can say anything: the model learned at least a quarter of what there is to learn."""
-    return [cell for cell in cells if cell.ablation and cell.skill >= SKILLED]
+    return [cell for cell in cells if cell.ablation and cell.skilled]
 
 
 def single_head(cell: CellResult, layers: slice = slice(None)) -> bool:
     """Whether a layer among ``layers`` is single-head."""
     return any(layer.kind == "single-head" for layer in cell.deposits()[layers])
-
-
-def peak(cell: CellResult) -> float:
-    """The largest loss by one head of the model, as a share of its accuracy over chance."""
-    return max(layer.peak for layer in cell.deposits())
 
 
 def peak_layer(cell: CellResult) -> int:
@@ -55,7 +48,7 @@ def paired_peaks(results: Results, task: str, first: str, second: str) -> np.nda
     """Peak of ``first`` minus ``second``, paired by seed, of the skilled models."""
     other = {cell.key.seed: cell for cell in skilled(results.of(task, second))}
     cells = [cell for cell in skilled(results.of(task, first)) if cell.key.seed in other]
-    return np.array([peak(cell) - peak(other[cell.key.seed]) for cell in cells])
+    return np.array([cell.peak - other[cell.key.seed].peak for cell in cells])
 
 
 def full_rope(results: Results, task: str) -> str:

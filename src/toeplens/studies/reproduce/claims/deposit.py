@@ -6,7 +6,6 @@ import numpy as np
 
 from toeplens.studies.claims import Claim
 from toeplens.studies.reproduce.claims.common import (
-    COUNTED,
     FINAL,
     V1,
     full_rope,
@@ -18,7 +17,7 @@ from toeplens.studies.reproduce.claims.common import (
 from toeplens.studies.reproduce.labels import title
 from toeplens.studies.reproduce.parts import CORE
 from toeplens.studies.reproduce.scales import COUNT, DISTANCE
-from toeplens.studies.results import CellResult, Results
+from toeplens.studies.results import ONLY_SKILLED, CellResult, Results
 from toeplens.studies.verdicts import Finding, above, below, found, opposite, seen, within
 
 _NO_DEPOSIT_NEEDED = ("nope", "alibi", "relative", "absolute")
@@ -224,7 +223,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{V1}, 3.3",
         "The deposit is more prominent under RoPE than under encodings with less structure.",
         f"Peak (largest loss by one head as a share of the skill) of RoPE less that of NoPE, ALiBi, relative and "
-        f"absolute, paired by seed: above 0, each. {COUNTED}",
+        f"absolute, paired by seed: above 0, each. {ONLY_SKILLED}",
         _more_under_rope,
         CORE,
     ),
@@ -232,7 +231,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "absolute-uneven",
         f"{V1}, C.2",
         "Absolute encoding has some significant and some insignificant heads in the shallow layer.",
-        f"In its first layer the largest drop is above 0.1 and the smallest below 0.02. {COUNTED}",
+        f"In its first layer the largest drop is above 0.1 and the smallest below 0.02. {ONLY_SKILLED}",
         _absolute_uneven,
         CORE,
     ),
@@ -240,7 +239,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "nope-relative-alibi-alike",
         f"{V1}, C.2",
         "NoPE, relative and ALiBi spread position over their heads alike.",
-        f"Their peaks differ, pair by pair and paired by seed, by less than 0.2. {COUNTED}",
+        f"Their peaks differ, pair by pair and paired by seed, by less than 0.2. {ONLY_SKILLED}",
         _alike,
         CORE,
     ),
@@ -248,7 +247,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "mla-average-deposit",
         f"{V1}, 1 and 5.2",
         "MLA has a more distributed, average deposit.",
-        f"Effective heads, mean over the layers, MLA less RoPE, paired by seed: above 0. {COUNTED}",
+        f"Effective heads, mean over the layers, MLA less RoPE, paired by seed: above 0. {ONLY_SKILLED}",
         _mla_average,
         CORE,
     ),
@@ -257,7 +256,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{V1}, Remark C.1",
         "The deposit is not removed by ordinary dropout.",
         f"RoPE trained with dropout 0.1 has a single-head layer, and its peak less that of RoPE as the scale has it, "
-        f"paired by seed, is above -0.1. {COUNTED}",
+        f"paired by seed, is above -0.1. {ONLY_SKILLED}",
         _dropout,
         "others",
     ),
@@ -282,7 +281,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{V1}, C.3",
         "Under partial RoPE the largest deposit may lie in the second or third layer, and the first may have none.",
         "In some model of partial RoPE the largest drop lies after the first layer; in some the first layer is not "
-        f"single-head and a later one is. {COUNTED}",
+        f"single-head and a later one is. {ONLY_SKILLED}",
         _partial_moves,
         "partial",
     ),

@@ -10,10 +10,10 @@ from scipy.stats import spearmanr
 
 from toeplens.lens import HeadAblation, HeadSets, PositionalDrift, Representation, SeedStrength, margins
 from toeplens.studies.claims import Claim
-from toeplens.studies.reproduce.claims.common import COUNTED, FINAL, V1, skilled
+from toeplens.studies.reproduce.claims.common import FINAL, V1, skilled
 from toeplens.studies.reproduce.labels import title
 from toeplens.studies.reproduce.scales import DISTANCE
-from toeplens.studies.results import CellResult, Results
+from toeplens.studies.results import ONLY_SKILLED, CellResult, Results
 from toeplens.studies.verdicts import Finding, above, below, seen
 
 _PART = "mechanism"
@@ -209,7 +209,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{FINAL}, Theorem 6.1",
         "The head with the early advantage ends up with all the positional work.",
         "RoPE's first layer: rank correlation over its heads between the signal at initialisation and the final drop "
-        f"above 0; and the head that leads at first has the largest drop. {COUNTED}",
+        f"above 0; and the head that leads at first has the largest drop. {ONLY_SKILLED}",
         _leader_stays,
     ),
     _claim(
@@ -226,7 +226,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{V1}, App. D; {FINAL}, 5",
         "Once one head of RoPE has position, the others no longer capture it.",
         "The rotation is taken from one head at a time: the largest drop above 0.25, the second largest of the whole "
-        f"model below 0.1. {COUNTED}",
+        f"model below 0.1. {ONLY_SKILLED}",
         _monopoly,
     ),
     _claim(
@@ -234,14 +234,15 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{V1}, App. D",
         "Fewer parameters answer to position under RoPE than under relative encoding or none.",
         "Size of a set of heads that keeps 90% of the skill when all others are silenced, RoPE less NoPE and less "
-        f"relative, paired by seed: below 0, each. {COUNTED}",
+        f"relative, paired by seed: below 0, each. {ONLY_SKILLED}",
         _fewer_heads,
     ),
     _claim(
         "two-heads-do-it",
         f"{FINAL}, 5",
         "RoPE needs one or two heads for all positional reasoning; the rest are redundant.",
-        f"Size of a set of RoPE's heads that keeps 90% of the skill when all others are silenced: below 2.5. {COUNTED}",
+        "Size of a set of RoPE's heads that keeps 90% of the skill when all others are silenced: below 2.5. "
+        f"{ONLY_SKILLED}",
         _two_heads,
     ),
 )
