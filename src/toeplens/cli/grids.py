@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from toeplens import console, report
-from toeplens.cli.options import Budget, Compile, Device, Json, compile_mode, seconds
+from toeplens.cli.options import Budget, Compile, Device, Json, StudyOut, Workers, compile_mode, seconds
 from toeplens.engine import Limits, stop_on_signals
 from toeplens.studies import grid, limits_for
 from toeplens.studies.store import jobs_of
@@ -20,12 +19,12 @@ def study(
         str,
         typer.Argument(help=f"A YAML file, or one of those that come along: {', '.join(grid.specs())}."),
     ],
-    out: Annotated[Path, typer.Option(help="Directory of the study; one that was stopped is gone on with.")],
+    out: StudyOut,
     seeds: Annotated[
         int | None, typer.Option(help="Trained models a cell, in place of the file's; 3 or more give intervals.")
     ] = None,
     time_budget: Budget = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; one a core unless given.")] = None,
+    workers: Workers = None,
     device: Device = "auto",
     compile: Compile = "auto",
     as_json: Json = False,

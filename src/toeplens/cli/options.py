@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,8 @@ from toeplens.ground import InputError, choose
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON on standard output.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Compile = Annotated[str, typer.Option(help="torch.compile: auto (where it pays), on or off.")]
+StudyOut = Annotated[Path, typer.Option(help="Directory of the study; one that was stopped is gone on with.")]
+Workers = Annotated[int | None, typer.Option(help="Processes; one a core unless given.")]
 Budget = Annotated[str | None, typer.Option(help="Stop within this time, e.g. 90s, 9m, 2h; the same command goes on.")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from toeplens import console, report
-from toeplens.cli.options import Budget, Compile, Device, Json, compile_mode, seconds
+from toeplens.cli.options import Budget, Compile, Device, Json, StudyOut, Workers, compile_mode, seconds
 from toeplens.engine import Limits, stop_on_signals
 from toeplens.ground import choose
 from toeplens.model import Protocol
@@ -18,7 +18,7 @@ from toeplens.training import plan_execution
 
 
 def reproduce(
-    out: Annotated[Path, typer.Option(help="Directory of the study; one that was stopped is gone on with.")],
+    out: StudyOut,
     scale: Annotated[
         str, typer.Option(help="smoke (a minute), laptop (under 10 minutes) or paper (a GPU, hours).")
     ] = "laptop",
@@ -32,7 +32,7 @@ def reproduce(
         ),
     ] = None,
     time_budget: Budget = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; one a core unless given.")] = None,
+    workers: Workers = None,
     device: Device = "auto",
     compile: Compile = "auto",
     as_json: Json = False,
@@ -68,13 +68,13 @@ def reproduce(
 
 
 def theory_study(
-    out: Annotated[Path, typer.Option(help="Directory of the study; one that was stopped is gone on with.")],
+    out: StudyOut,
     scale: Annotated[
         str, typer.Option(help="Of the models whose heads are measured: smoke, laptop or paper.")
     ] = "laptop",
     seeds: Annotated[int, typer.Option(help="Of every experiment and model; 3 or more give intervals.")] = 3,
     time_budget: Budget = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; one a core unless given.")] = None,
+    workers: Workers = None,
     device: Device = "auto",
     compile: Compile = "auto",
     as_json: Json = False,
