@@ -58,12 +58,13 @@ def by_hand(case: dict[str, Any]) -> np.ndarray:
         for sequence in range(count):
             end = int(case["lengths"][sequence])
             for i in range(end):
-                seen = i + 1 if case["causal"] else end
-                if seen < 2:
+                first = max(0, i + 1 - (case["window"] or length))
+                stop = i + 1 if case["causal"] else end
+                if stop - first < 2:
                     continue
-                table = np.empty((seen, seen))
-                for j in range(seen):
-                    keys = k[sequence, own, :seen] - p[sequence, own, :seen] + p[sequence, own, j]
+                table = np.empty((stop - first, stop - first))
+                for j in range(first, stop):
+                    keys = k[sequence, own, first:stop] - p[sequence, own, first:stop] + p[sequence, own, j]
                     turned = keys.copy()
                     theta = torch.zeros(1, 0) if case["rotation"] is None else case["rotation"]
                     for t in range(theta.shape[-1]):
@@ -72,10 +73,10 @@ def by_hand(case: dict[str, Any]) -> np.ndarray:
                         a, b = (t, t + n) if case["pairing"] == "half" else (2 * t, 2 * t + 1)
                         turned[:, a] = keys[:, a] * math.cos(angle) - keys[:, b] * math.sin(angle)
                         turned[:, b] = keys[:, a] * math.sin(angle) + keys[:, b] * math.cos(angle)
-                    table[j] = case["scale"] * turned @ q[sequence, head, i]
+                    table[j - first] = case["scale"] * turned @ q[sequence, head, i]
                     if case["bias"] is not None:
                         offset = i - j if case["causal"] else i - j + length - 1
-                        table[j] += float(case["bias"][head % len(case["bias"]), offset])
+                        table[j - first] += float(case["bias"][head % len(case["bias"]), offset])
                 tables[-1].append(table)
     return shares_of(tables)
 
@@ -84,7 +85,7 @@ def by_hand(case: dict[str, Any]) -> np.ndarray:
 def cases(draw: st.DrawFn) -> dict[str, Any]:
     """Any input that `behaviour` takes of tensors."""
     heads, groups, count = draw(st.sampled_from([(1, 1, 2), (2, 1, 1), (4, 2, 1), (2, 2, 2)]))
-    length, width = draw(st.integers(2, 7)), draw(st.integers(1, 6))
+    length, width = draw(st.integers(2, 8)), draw(st.integers(1, 6))
     made = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
 
     def normal(*shape: int) -> Tensor:
@@ -103,6 +104,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "bias": normal(bias_rows, length if causal else 2 * length - 1) + 3 if bias_rows else None,
         "k_position": None if places is None else normal(*places),
         "causal": causal,
+        "window": draw(st.sampled_from([None, 1, 2, 3, 5, 9])) if causal else None,
         "scale": draw(st.sampled_from([1.0, 0.5])),
         "lengths": torch.tensor([length, *draw(st.lists(st.integers(0, length), min_size=1, max_size=1))][:count]),
     }
@@ -115,11 +117,14 @@ def shares(found: Behaviour) -> np.ndarray:
 @given(cases(), st.sampled_from([3, 128]), st.sampled_from([1, 2**19]))
 def test_the_closed_form_is_the_table_written_out(case: dict[str, Any], chunk: int, block: int) -> None:
     """float64, 1e-8 of the whole variance; with frequencies of 0, pi, 2 pi, nearly 0 and equal ones."""
-    expected = by_hand(case)
+    expected = by_hand(case) if case["window"] != 1 else np.empty(0)
     with patch.multiple(two_way, CHUNK=chunk, BLOCK=block):
         found = behaviour(**case)
-    assert found.queries == sum((n if n > 1 else 0) - (case["causal"] and n > 1) for n in case["lengths"].tolist())
-    assert not found.flat.any()
+    alone = case["window"] == 1
+    assert found.queries == sum((n > 1) * (n - case["causal"]) * (not alone) for n in case["lengths"].tolist())
+    assert (found.flat == alone).all()
+    if alone:
+        return
     np.testing.assert_allclose(shares(found), expected[:3], rtol=0, atol=1e-8)
     np.testing.assert_allclose(found.variance, expected[3], rtol=1e-8)
     assert (shares(found) >= 0).all()
@@ -139,12 +144,57 @@ def random_case(length: int = 12, **others: Any) -> dict[str, Any]:
 def test_slow_frequencies_keep_their_digits() -> None:
     """Turns of 1e-6 in all: Var(P) and Var(I) are of 1e-10 of the squares that they come from (rtol 1e-5)."""
     case = random_case(rotation=torch.full((1, 3), 1e-6, dtype=torch.float64))
-    case |= {"bias": None, "k_position": None, "causal": True, "scale": 1.0, "pairing": "interleaved"}
+    case |= {"bias": None, "k_position": None, "causal": True, "scale": 1.0, "pairing": "interleaved", "window": None}
     case["lengths"] = torch.tensor([12, 12])
     found, expected = behaviour(**case), by_hand(case)
     np.testing.assert_allclose(shares(found), expected[:3], rtol=1e-5)
     assert (found.interaction > 0).all()
     assert (found.interaction < 1e-9).all()
+
+
+def variances(case: dict[str, Any], **others: Any) -> Tensor:
+    """Var(P), Var(S), Var(I) of every query: [3, B, H, N]."""
+    given = {"rotation": None, "pairing": "half", "bias": None, "k_position": None} | case | others
+    names = ("q", "k", "rotation", "pairing", "bias", "k_position")
+    arguments: tuple[Any, ...] = (*(given[name] for name in names), True, 1.0, None, "known", "all", given["window"])
+    found = two_way.two_way(next(placed.placed_from(*arguments))[2])
+    return torch.stack((found.positional, found.symbolic, found.interaction))
+
+
+@pytest.mark.parametrize("window", [2, 3, 4, 5, 7, 11, 12, 30])
+def test_a_window_sees_nothing_of_what_is_before_it(window: int, unchecked: None) -> None:
+    """Each query as the last one of its window's keys alone; float64, 1e-9, though key 0 is a million times larger."""
+    case = random_case(23, bias=torch.linspace(0, 5, 23).double().sin())
+    case["k"][..., 0, :] *= 1e6
+    case["k_position"] = case["q"].roll(1, 0)
+    with patch.object(two_way, "CHUNK", 4):
+        found = variances(case, window=window)
+        for i in range(1, 23):
+            first = max(0, i + 1 - window)
+            own = {name: case[name][..., first : i + 1, :] for name in ("q", "k", "k_position")}
+            alone = variances(case | own, bias=case["bias"][: i + 1 - first], window=None)[..., -1]
+            torch.testing.assert_close(found[..., i], alone, rtol=1e-9, atol=1e-9)
+
+
+def test_a_window_of_all_keys_is_none() -> None:
+    case = random_case()
+    np.testing.assert_array_equal(shares(behaviour(**case, window=12)), shares(behaviour(**case)))
+    assert abs(shares(behaviour(**case, window=11)) - shares(behaviour(**case))).max() > 1e-4
+
+
+def test_contents_change_places_within_the_window() -> None:
+    """float64, 1e-12; the logits of the permutation scores."""
+    case = random_case(k_position=random_case()["q"].roll(1, 0), bias=torch.linspace(0, 5, 12).double())
+    given = (case["q"], case["k"], case["rotation"], "half", case["bias"], case["k_position"], True, 1.0, None)
+    near, far = (next(placed.placed_from(*given, "known", "all", window))[2] for window in (4, None))
+    for query in (2, 9):
+        first = max(0, query - 3)
+        order = torch.arange(query + 1 - first).flip(0)
+        every = torch.cat((torch.arange(first), order + first))
+        expected = far.logits(1, query, every)[..., first:]
+        torch.testing.assert_close(near.logits(1, query, order), expected, rtol=1e-12, atol=1e-12)
+    found = permutation_scores(**case, window=1 + 1, queries=99, permutations=2)
+    assert found.queries == 2 * 11
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -392,6 +442,8 @@ def test_records_come_back(trace: bool) -> None:
         ({"bias": torch.zeros(11)}, "bias"),
         ({"bias": torch.zeros(12), "causal": False}, "bias"),
         ({"k_position": torch.zeros(3, 12, 6)}, "k_position"),
+        ({"window": 0}, "window"),
+        ({"window": 3, "causal": False}, "window"),
         ({"lengths": torch.tensor([13, 1])}, "lengths"),
         ({"lengths": torch.tensor([1])}, "lengths"),
         ({"k": torch.full((2, 2, 12, 6), torch.nan)}, "k"),
@@ -405,6 +457,8 @@ def test_wrong_input_is_one_sentence(change: dict[str, Any], field: str) -> None
 def test_a_trace_takes_no_tensors() -> None:
     with pytest.raises(InputError, match=r"^k: "):
         behaviour(trace_of("rope"), torch.zeros(2, 2))
+    with pytest.raises(InputError, match=r"^window: "):
+        behaviour(trace_of("rope"), window=3)
     with pytest.raises(InputError, match=r"^split: "):
         behaviour(trace_of("rope")[0], split="mean")
     with pytest.raises(InputError, match=r"^split: "):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor
 from toeplens import encodings
 from toeplens.encodings import BandControl, Rotary, controlled, swapped
 from toeplens.ground import InputError
-from toeplens.lens import AttentionTrace, LayerTrace
+from toeplens.lens import AttentionTrace, LayerTrace, frequency_tensors
 from toeplens.lens.bands import ablate_bands
 from toeplens.lens.decompose import NoForm
 from toeplens.lens.frequency import frequency_use
@@ -130,6 +131,125 @@ def test_use_of_the_query_that_is_read_alone(encoding: str) -> None:
     torch.testing.assert_close(used.shares.softmax[1], softmax, rtol=0, atol=1e-9)
     q = torch.stack([trace[1].q[b, :, n - 1] for b, n in enumerate(trace[1].present.sum(1).tolist())]).square().sum(0)
     torch.testing.assert_close(used.q_energy[1], q / q.sum(-1, keepdim=True), rtol=1e-9, atol=0)
+
+
+def by_hand_of_tensors(case: dict[str, Any]) -> dict[str, Tensor]:
+    """Every term of every logit, pair by pair: key by key of query by query."""
+    q, k, theta = case["q"].double(), case["k"].double(), case["rotation"]
+    heads, length, width = q.shape[1:]
+    n = theta.shape[-1]
+    own = torch.arange(heads) // (heads // k.shape[1])
+    k = k[:, own]
+    columns = [list(range(2 * n, width))]
+    columns += [[t, t + n] if case["pairing"] == "half" else [2 * t, 2 * t + 1] for t in range(n)]
+    made: dict[str, list[Tensor]] = {"norms": [], "logits": [], "softmax": [], "variance": []}
+    for h in range(heads):
+        terms, centred, norms = [], [], []
+        for b, end in enumerate(case["lengths"].tolist()):
+            for i in range(end):
+                first = max(0, i + 1 - (case["window"] or length))
+                here = []
+                for j in range(first, i + 1 if case["causal"] else end):
+                    x, y = q[b, h, i], k[b, h, j]
+                    parts = [float(x[columns[0]] @ y[columns[0]])]
+                    for t, (one, two) in enumerate(columns[1:]):
+                        z = complex(x[one], x[two]) * complex(y[one], -y[two])
+                        angle = (i - j) * float(theta[h % len(theta), t])
+                        parts.append((z * complex(math.cos(angle), math.sin(angle))).real)
+                    parts = [case["scale"] * part for part in parts]
+                    at = i - j if case["causal"] else i - j + length - 1
+                    parts.append(0.0 if case["bias"] is None else float(case["bias"][h % len(case["bias"]), at]))
+                    here.append(torch.tensor(parts, dtype=torch.float64))
+                    norms.append(torch.stack([x[dims].norm() * y[dims].norm() for dims in columns]))
+                terms += here
+                centred += [one - torch.stack(here).mean(0) for one in here]
+        made["norms"].append(torch.stack(norms).mean(0))
+        for name, every in (("logits", terms), ("softmax", centred)):
+            stacked = torch.stack(every)
+            stacked = stacked - stacked.mean(0)
+            whole = stacked.sum(-1)
+            made[name].append((stacked * whole.unsqueeze(-1)).sum(0) / whole.square().sum())
+        made["variance"].append(torch.stack(terms).sum(-1).var(correction=0))
+    return {name: torch.stack(values) for name, values in made.items()}
+
+
+@st.composite
+def tensor_cases(draw: st.DrawFn) -> dict[str, Any]:
+    """Any input that `frequency_use` takes of tensors, that varies."""
+    heads, groups, count = draw(st.sampled_from([(1, 1, 2), (2, 1, 1), (4, 2, 1), (2, 2, 2)]))
+    length, width = draw(st.integers(3, 8)), draw(st.integers(1, 5))
+    made = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=made, dtype=torch.float64)
+
+    causal, rows = draw(st.booleans()), draw(st.sampled_from([0, 1, heads]))
+    return {
+        "q": normal(count, heads, length, width) + 1,
+        "k": normal(count, groups, length, width) + 2 * normal(groups, 1, width),
+        "rotation": 2 * normal(draw(st.sampled_from([1, heads])), draw(st.integers(0, width // 2))),
+        "pairing": draw(st.sampled_from(["interleaved", "half"])),
+        "bias": normal(rows, length if causal else 2 * length - 1) if rows else None,
+        "causal": causal,
+        "window": draw(st.sampled_from([None, 2, 3, 5, 9])) if causal else None,
+        "scale": draw(st.sampled_from([1.0, 0.5])),
+        "lengths": torch.tensor([length, draw(st.integers(0, length))])[:count],
+    }
+
+
+@given(tensor_cases(), st.sampled_from([1, 1 << 23]))
+def test_use_of_tensors_by_hand(case: dict[str, Any], at_once: int) -> None:
+    """float64, 1e-9; windows, grouped key heads, padding, biases, both pairings, causal and not."""
+    expected = by_hand_of_tensors(case)
+    with patch.object(frequency_tensors, "_AT_ONCE", at_once):
+        found = frequency_use(**case)
+    for name, values in (("norms", found.norms), ("variance", found.variance), *vars(found.shares).items()):
+        torch.testing.assert_close(
+            values, expected[name], rtol=1e-9, atol=1e-9, msg=lambda text, n=name: f"{n}: {text}"
+        )
+    heads, pairs = case["q"].shape[1], case["rotation"].shape[-1]
+    assert found.layers == ()
+    torch.testing.assert_close(found.frequencies, case["rotation"].expand(heads, pairs))
+    there = torch.arange(case["q"].shape[2]) < case["lengths"][:, None]
+    for given_, energy in ((case["q"], found.q_energy), (case["k"], found.k_energy)):
+        wide = given_.repeat_interleave(heads // given_.shape[1], 1).square()
+        total = (wide * there[:, None, :, None]).sum((0, 2))
+        torch.testing.assert_close(energy, total / total.sum(-1, keepdim=True), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi"])
+def test_tensors_and_traces_agree(encoding: str) -> None:
+    """float64, 1e-9; one layer's queries and keys, given as they are."""
+    trace = trace_of(model_of(encoding))
+    layer, found = trace[1], frequency_use(trace)
+    rotation = layer.encoding.frequencies if isinstance(layer.encoding, Rotary) else None
+    bias = None if rotation is not None else layer.encoding.kernel(torch.arange(7))
+    given_: dict[str, Any] = {"rotation": rotation, "bias": bias, "scale": layer.scale, "lengths": LENGTHS}
+    alone = frequency_use(layer.q, layer.k, **given_)
+    for name in ("frequencies", "norms", "variance", "q_energy", "k_energy"):
+        torch.testing.assert_close(getattr(alone, name), getattr(found, name)[1], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(alone.shares.logits, found.shares.logits[1], rtol=0, atol=1e-9)
+    torch.testing.assert_close(alone.shares.softmax, found.shares.softmax[1], rtol=0, atol=1e-9)
+    assert alone.to_dict()["centre"] == pytest.approx(found.to_dict()["centre"][1], nan_ok=True) or rotation is None
+    head = frequency_use(layer.q[0, 2], layer.k[0, 2], **{**given_, "bias": None, "lengths": None})
+    several = frequency_use(layer.q[:1], layer.k[:1], **{**given_, "bias": None, "lengths": None})
+    torch.testing.assert_close(head.norms, several.norms[2])
+    torch.testing.assert_close(head.shares.logits, several.shares.logits[2])
+    assert head.variance.shape == head.centre().shape == ()
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_nothing_before_the_window_counts(window: int | None) -> None:
+    """float64, 1e-9: a key 0 that is a million times larger is seen by the first four queries alone."""
+    q, k = torch.randn(2, 1, 2, 19, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    rotation, lengths = torch.tensor([1.0, 0.1]), torch.tensor([19])
+    case: dict[str, Any] = {"q": q, "k": k, "rotation": rotation[None], "pairing": "half", "bias": None, "causal": True}
+    case |= {"window": window, "scale": 1.0, "lengths": lengths}
+    k[..., 0, :] *= 1e6
+    q[..., :4, :] = 0
+    first, small = (frequency_use(**{**case, "k": x}).variance for x in (k, k.clone().index_fill_(2, lengths * 0, 0)))
+    assert torch.allclose(first, small, rtol=1e-9) == (window is not None)
+    torch.testing.assert_close(first, by_hand_of_tensors(case)["variance"], rtol=1e-9, atol=0)
 
 
 def test_a_layer_without_a_rotation_is_in_the_first_column() -> None:
@@ -316,3 +436,9 @@ def test_wrong_choices_are_refused() -> None:
         ablate_bands(source, [(TOKENS, LABELS, LENGTHS)])
     with pytest.raises(InputError, match=r"^top: 9 was given; it must be from 1 to 8"):
         frequency_use(trace_of(model_of("rope"))).massive(9)
+    with pytest.raises(InputError, match=r"^rotation: it was given beside a trace"):
+        frequency_use(trace_of(model_of("rope")), rotation=torch.ones(2))
+    case: dict[str, Any] = dict.fromkeys(("q", "k"), torch.ones(2, 4, 3))
+    for field, value in (("window", 0), ("k", None), ("counted", "used")):
+        with pytest.raises(InputError, match=f"^{field}: "):
+            frequency_use(**{**case, field: value})

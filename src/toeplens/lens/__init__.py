@@ -17,6 +17,7 @@ from toeplens.lens.head_sets import HeadSets, cumulative_ablation, head_sets, su
 from toeplens.lens.interventions import Batch, Replayable
 from toeplens.lens.levinson import Prediction, positions_from, predictor
 from toeplens.lens.margins import Margins, margins
+from toeplens.lens.patterns import Patterns, PatternSums
 from toeplens.lens.permutation import PermutationScores, permutation_scores
 from toeplens.lens.position_effect import PositionEffect, position_effect
 from toeplens.lens.positional_drift import PositionalDrift, positional_drift
@@ -51,6 +52,8 @@ __all__ = [
     "Margins",
     "Memory",
     "NoForm",
+    "PatternSums",
+    "Patterns",
     "PermutationScores",
     "PositionEffect",
     "PositionSubspace",

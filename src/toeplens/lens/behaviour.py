@@ -97,6 +97,7 @@ def behaviour(
     lengths: Int[Tensor, "_B"] | None = None,
     split: KeySplit = "known",
     counted: Counted = "all",
+    window: int | None = None,
 ) -> Behaviour:
     """The positional, symbolic and interaction share of every head, exact: no sampling, no table of N x N.
 
@@ -121,11 +122,15 @@ def behaviour(
                     variance in the position part
         counted     of a trace, which queries count: ``all``, or those ``used``: of a layer whose output is read in one
                     place, the query there. What its other queries would do is nothing that the model was trained for
+        window      if causal: key j is visible to query i only for i - window < j <= i, in a layer with a sliding
+                    window; every j <= i unless given
 
     Raises `InputError` for shapes that do not fit, numbers that are not finite, and encodings of another form.
     """
     options = (rotation, pairing, bias, k_position, causal, scale, lengths)
-    found = [(layer, name, *_heads(placed)) for layer, name, placed in placed_from(q, k, *options, split, counted)]
+    found = [
+        (layer, name, *_heads(placed)) for layer, name, placed in placed_from(q, k, *options, split, counted, window)
+    ]
     layers, splits, heads, counts = zip(*found, strict=True)
     arrays = {key: np.stack([each[key] for each in heads]) for key in heads[0]}
     if isinstance(q, Tensor):

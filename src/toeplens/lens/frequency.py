@@ -7,33 +7,32 @@ A logit is Re sum_t q_t conj(k_t) kernel_t(i - j), a sum over pairs of dimension
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 
+from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
-from toeplens.lens.decompose import NoForm, checked
-from toeplens.lens.pieces import BIAS, Pieces
+from toeplens.lens.frequency_layers import LayerUse, layer_use
+from toeplens.lens.frequency_tensors import tensors_use
+from toeplens.lens.placed import placed_from
 from toeplens.lens.position_effect import listed
-from toeplens.lens.shares import Shares, grouped, shares_of, spread
-from toeplens.lens.terms import Common, sum_of
-from toeplens.lens.trace import AttentionTrace, Counted, LayerTrace
-
-_CONTENT = "content-content"
+from toeplens.lens.shares import Shares
+from toeplens.lens.trace import AttentionTrace, Counted
 
 
 @dataclass(frozen=True)
 class FrequencyUse:
     """What each head does with each frequency (measures, "Frequency use and control").
 
-    Columns are groups of dimensions: first those that are not turned, then the pairs t = 0 .. n - 1, the highest
-    frequency first. In a layer without a rotation all is in the first column.
+    Columns are groups of dimensions: first those that are not turned, then the pairs t = 0 .. n - 1, in the order of
+    the rotation (of a trace the highest frequency first). In a layer without a rotation all is in the first column.
+    Arrays are as given for a trace; without their L for tensors; without L and H for q [N, d].
 
-    layers       from 0
+    layers       from 0; empty for tensors
     frequencies  [L, H, n] radians a position; 0 where a head's pair does not turn, NaN in a layer without a rotation
     norms        [L, H, 1 + n] mean over the visible pairs of ||q_i^(t)|| ||k_j^(t)||, without the scale
     shares       of the variance of the logits, Cov(L_t, L) / Var(L): [L, H, 1 + n + 1], the last for what an encoding
@@ -45,14 +44,14 @@ class FrequencyUse:
     """
 
     layers: tuple[int, ...]
-    frequencies: Float[Tensor, "L H n"]
-    norms: Float[Tensor, "L H g"]
+    frequencies: Float[Tensor, "*LH n"]
+    norms: Float[Tensor, "*LH g"]
     shares: Shares
-    variance: Float[Tensor, "L H"]
-    q_energy: Float[Tensor, "L H d"]
-    k_energy: Float[Tensor, "L H d"]
+    variance: Float[Tensor, "*LH"]
+    q_energy: Float[Tensor, "*LH d"]
+    k_energy: Float[Tensor, "*LH d"]
 
-    def norm_shares(self) -> Float[Tensor, "L H g"]:
+    def norm_shares(self) -> Float[Tensor, "*LH g"]:
         """The norms over their sum; NaN where all are 0."""
         return self.norms / self.norms.sum(-1, keepdim=True)
 
@@ -69,7 +68,7 @@ class FrequencyUse:
         }
         return {"layers": list(self.layers), **{name: listed(x.cpu().numpy()) for name, x in named.items()}}
 
-    def massive(self, top: int = 1) -> tuple[Float[Tensor, "L H"], Float[Tensor, "L H"]]:
+    def massive(self, top: int = 1) -> tuple[Float[Tensor, "*LH"], Float[Tensor, "*LH"]]:
         """What the ``top`` largest dimensions have of the squared norms of queries and of keys (Jin et al. 2025).
 
         Spread evenly it would be top / d.
@@ -80,7 +79,7 @@ class FrequencyUse:
         q, k = (energy.topk(top, dim=-1).values.sum(-1) for energy in (self.q_energy, self.k_energy))
         return q, k
 
-    def centre(self) -> Float[Tensor, "L H"]:
+    def centre(self) -> Float[Tensor, "*LH"]:
         """The mean log2 of the frequencies, each weighed by its share of the variance, if that is positive.
 
         The rotation's centre of gravity in octaves (0: one radian a position); NaN without a positive share.
@@ -91,105 +90,56 @@ class FrequencyUse:
 
 
 @torch.no_grad()
-def frequency_use(trace: AttentionTrace, *, counted: Counted = "all") -> FrequencyUse:
-    """Norm and variance use of every frequency, in the layers of a trace; exact, in O(N d^2) a head, in float64.
+def frequency_use(
+    q: Float[Tensor, "*_B _N _d"] | AttentionTrace,
+    k: Float[Tensor, "*_B2 _N _d"] | None = None,
+    *,
+    rotation: Float[Tensor, "*_H _n"] | None = None,
+    pairing: Pairing = "interleaved",
+    bias: Float[Tensor, "*_H2 _D"] | None = None,
+    causal: bool = True,
+    scale: float = 1.0,
+    lengths: Int[Tensor, "_B"] | None = None,
+    window: int | None = None,
+    counted: Counted = "all",
+) -> FrequencyUse:
+    """Norm and variance use of every frequency, of the layers of a trace or of tensors.
+
+    Exact, in O(N d^2) time a head, in float64; of sequences together, over all of their visible pairs.
 
     Arguments
-        counted  which queries count: ``all``, or those ``used``: of a layer that is read out in one place, that one
+        q        [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace`, where the rest is read
+        k        [..., G, N, d] keys; head h reads key head h // (H / G). Or [N, d]
+        rotation, pairing, bias, causal, scale, lengths, window  as in `toeplens.lens.behaviour.behaviour`
+        counted  of a trace, which queries count: ``all``, or those ``used``: of a layer that is read out in one place,
+                 that one
 
-    Raises `NoForm`, an `InputError`, where an encoding's logits are no sum over pairs of dimensions and a bias.
+    Raises `InputError` for tensors that do not fit or are not finite, and `NoForm`, one of its kind, where an
+    encoding's logits are no sum over pairs of dimensions and a bias.
     """
-    found = [_layer(layer, counted) for layer in trace]
-    most = max(one.frequencies.shape[-1] for one in found)
-    wide = [one.with_columns(most) for one in found]
+    if isinstance(q, AttentionTrace):
+        for name, value in (("k", k), ("rotation", rotation), ("bias", bias), ("lengths", lengths), ("window", window)):
+            if value is not None:
+                raise InputError(f"{name}: it was given beside a trace; a trace has its own.")
+        found = [layer_use(layer, counted) for layer in q]
+        most = max(one.frequencies.shape[-1] for one in found)
+        return _use(tuple(q.layers), [one.with_columns(most) for one in found], torch.stack)
+    options = (rotation, pairing, bias, None, causal, scale, lengths)
+    [(_, _, placed)] = placed_from(q, k, *options, "known", counted, window)
+    assert k is not None
+    plain = q.ndim == 2
+    queries, keys = (q[None], k[None]) if plain else (q, k)
+    one = tensors_use(placed, queries, keys, rotation)
+    return _use((), [one], lambda found: found[0][0] if plain else found[0])
 
-    def stacked(of: Callable[[_LayerUse], Tensor]) -> Tensor:
-        return torch.stack([of(one) for one in wide])
 
+def _use(layers: tuple[int, ...], found: list[LayerUse], together: Callable[[list[Tensor]], Tensor]) -> FrequencyUse:
     return FrequencyUse(
-        layers=tuple(trace.layers),
-        frequencies=stacked(lambda one: one.frequencies),
-        norms=stacked(lambda one: one.norms),
-        shares=Shares(stacked(lambda one: one.shares.logits), stacked(lambda one: one.shares.softmax)),
-        variance=stacked(lambda one: one.variance),
-        q_energy=stacked(lambda one: one.q_energy),
-        k_energy=stacked(lambda one: one.k_energy),
+        layers=layers,
+        frequencies=together([one.frequencies for one in found]),
+        norms=together([one.norms for one in found]),
+        shares=Shares(together([one.shares.logits for one in found]), together([one.shares.softmax for one in found])),
+        variance=together([one.variance for one in found]),
+        q_energy=together([one.q_energy for one in found]),
+        k_energy=together([one.k_energy for one in found]),
     )
-
-
-@dataclass(frozen=True)
-class _LayerUse:
-    frequencies: Float[Tensor, "H n"]
-    norms: Float[Tensor, "H g"]
-    shares: Shares
-    variance: Float[Tensor, "H"]
-    q_energy: Float[Tensor, "H d"]
-    k_energy: Float[Tensor, "H d"]
-
-    def with_columns(self, pairs: int) -> _LayerUse:
-        """The same with columns for so many frequencies, as other layers have."""
-        more = pairs - self.frequencies.shape[-1]
-        shares = (
-            torch.cat((x[..., :-1], x.new_zeros(len(x), more), x[..., -1:]), dim=-1)
-            for x in (self.shares.logits, self.shares.softmax)
-        )
-        return replace(
-            self,
-            frequencies=F.pad(self.frequencies, (0, more), value=torch.nan),
-            norms=F.pad(self.norms, (0, more)),
-            shares=Shares(*shares),
-        )
-
-
-def _layer(layer: LayerTrace, counted: Counted) -> _LayerUse:
-    encoding, name = layer.encoding, type(layer.encoding).__name__
-    if encoding.data_dependent or encoding.overrides("transform_logits") or encoding.overrides("transform_weights"):
-        raise NoForm(f"encoding: the logits of {name} are no sum over pairs of dimensions and a bias.")
-    pieces = Pieces(layer, torch.zeros_like(layer.inputs), torch.zeros_like(layer.key_inputs), counted)
-    checked(pieces)
-    heads = layer.q.shape[1]
-    if pieces.rotation is None:
-        if encoding.overrides("rotate"):
-            raise NoForm(f"encoding: {name} does not turn pairs of dimensions by a function of the offset alone.")
-        groups = torch.zeros(layer.q.shape[-1], dtype=torch.long, device=layer.q.device)
-        frequencies = pieces.q.new_empty(heads, 0)
-    else:
-        groups = pieces.rotation.groups
-        frequencies = pieces.rotation.frequencies.double().expand(heads, -1)
-    count = 1 + frequencies.shape[-1]
-    whole, parts, biases = [], [], []
-    for _, batch in pieces.batches():
-        one = batch.whole()
-        part = one.products(*batch.products[_CONTENT])
-        bias = one.known(batch.fixed[BIAS]) if BIAS in batch.fixed else None
-        if bias is None:
-            bias = Common(*(torch.zeros_like(x.sum(-1)) for x in vars(part).values()))
-        parts.append(grouped(part, groups, count))
-        biases.append(bias)
-        whole.append(part.summed() + bias)
-    total, by_group, bias = (sum_of(found) for found in (whole, parts, biases))
-    variances = spread(total, total, pieces.pairs)
-    whole_spread = spread(by_group, total, pieces.pairs)
-    terms = [(whole_spread[0][..., g], whole_spread[1][..., g]) for g in range(count)]
-    terms.append(spread(bias, total, pieces.pairs))
-    energies = [x.square().sum((0, 2)) for x in (pieces.q, pieces.k)]
-    q_energy, k_energy = (energy / energy.sum(-1, keepdim=True) for energy in energies)
-    return _LayerUse(
-        frequencies,
-        _norms(pieces, groups, count),
-        shares_of(terms, variances),
-        variances[0] / pieces.pairs,
-        q_energy,
-        k_energy,
-    )
-
-
-def _norms(pieces: Pieces, groups: Int[Tensor, "d"], count: int) -> Float[Tensor, "H g"]:
-    """Mean over the visible pairs of the product of norms, group by group; a running sum, no pairs formed."""
-    q, k = (_by_group(x, groups, count) for x in (pieces.q, pieces.k))
-    seen = k.cumsum(2) if pieces.layer.causal else k.sum(2, keepdim=True)
-    return (q * seen).sum((0, 2)) / pieces.pairs
-
-
-def _by_group(x: Float[Tensor, "B H N d"], groups: Int[Tensor, "d"], count: int) -> Float[Tensor, "B H N g"]:
-    return x.new_zeros(*x.shape[:-1], count).index_add_(-1, groups, x.square()).sqrt()

@@ -100,6 +100,7 @@ def permutation_scores(
     lengths: Int[Tensor, "_B"] | None = None,
     split: KeySplit = "known",
     counted: Counted = "all",
+    window: int | None = None,
     queries: int = 64,
     permutations: int = 32,
     seed: int = 0,
@@ -135,7 +136,7 @@ def permutation_scores(
             raise InputError(f"{name}: {count} was given; it must be at least 1.")
     options = (rotation, pairing, bias, k_position, causal, scale, lengths)
     found, layers, splits, drawn = [], [], [], 0
-    for layer, name, placed in placed_from(q, k, *options, split, counted):
+    for layer, name, placed in placed_from(q, k, *options, split, counted, window):
         terms = _terms(placed, queries, permutations, seed)
         drawn = len(terms)
         found.append([_scores(terms[:, which]) for which in range(2)])

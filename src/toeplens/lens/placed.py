@@ -37,6 +37,7 @@ class Placed:
     causal   whether key j is visible to query i only for j <= i
     ends     [B] tokens of each sequence; those after it are neither queries nor keys
     asked    [B, N] the queries that count, of those; None if all do
+    window   how many keys up to its own a query sees at most, if causal; None if all of them
     """
 
     q: Float[Tensor, "B H N d"]
@@ -48,6 +49,7 @@ class Placed:
     causal: bool
     ends: Int[Tensor, "B"]
     asked: Bool[Tensor, "B N"] | None = None
+    window: int | None = None
 
     @property
     def pairs(self) -> int:
@@ -70,24 +72,27 @@ class Placed:
         rows = torch.arange(self.q.shape[2], device=self.q.device)
         ends = self.ends.unsqueeze(1)
         seen = torch.where(rows < ends, rows + 1 if self.causal else ends, 0)
+        seen = seen if self.window is None else seen.clamp(max=self.window)
         return seen if self.asked is None else seen * self.asked
 
     def logits(self, sequence: int, query: int, contents: Int[Tensor, "*K n"]) -> Float[Tensor, "H *K n"]:
         """The logits of one query with other contents at the n positions that it sees, in float64.
 
         Arguments
-            contents  [..., n] whose content stands at each of these positions; 0, 1, ..., n - 1 is as it was
+            contents  [..., n] whose content stands at each of these positions, counted from the first of them;
+                      0, 1, ..., n - 1 is as it was
         """
         n, count = contents.shape[-1], self.pairs
-        rows = torch.arange(n, device=self.q.device)
+        start = 0 if self.window is None else max(0, query + 1 - self.window)
+        rows = torch.arange(start, start + n, device=self.q.device)
         q = self.ordered(self.q[sequence, :, query])
-        v = turned_by(complex_pairs(q, count).unsqueeze(1) * self.turns[:, :n], q.unsqueeze(1))
-        keys = self.ordered(self.content[sequence, :, : int(self.ends[sequence])])[self.key_heads(slice(None))]
+        v = turned_by(complex_pairs(q, count).unsqueeze(1) * self.turns[:, rows], q.unsqueeze(1))
+        keys = self.ordered(self.content[sequence, :, start : int(self.ends[sequence])])[self.key_heads(slice(None))]
         step = max(1, _NUMBERS // v.numel())
         parts = contents.reshape(-1, n).split(step)
         made = torch.cat([torch.einsum("hnd,hknd->hkn", v, keys[:, at]) for at in parts], dim=1)
         if self.places is not None:
-            own = self.ordered(self.places[sequence if len(self.places) > 1 else 0, :, :n])
+            own = self.ordered(self.places[sequence if len(self.places) > 1 else 0, :, rows])
             own = own[self.key_heads(slice(None))] if len(own) > 1 else own
             made = made + (v * own).sum(-1).unsqueeze(1)
         if self.bias is not None:
@@ -108,11 +113,12 @@ def placed_from(
     lengths: Tensor | None,
     split: KeySplit,
     counted: Counted,
+    window: int | None = None,
 ) -> Iterator[tuple[int, str, Placed]]:
     """Layer, split and what is placed, for the arguments of `toeplens.lens.behaviour.behaviour`; -1 for tensors."""
     if not isinstance(q, Tensor):
         given = {"k": k, "rotation": rotation, "bias": bias, "k_position": k_position, "lengths": lengths}
-        for name, value in given.items():
+        for name, value in {**given, "window": window}.items():
             if value is not None:
                 raise InputError(f"{name}: it was given beside a trace; a trace has its own.")
         yield from _layers(q, split, counted)
@@ -121,7 +127,7 @@ def placed_from(
     elif k is None:
         raise InputError("k: it was not given; queries need keys.")
     else:
-        yield -1, "none", _tensors(q, k, rotation, pairing, bias, k_position, causal, scale, lengths)
+        yield -1, "none", _tensors(q, k, rotation, pairing, bias, k_position, causal, scale, lengths, window)
 
 
 def _tensors(
@@ -134,7 +140,10 @@ def _tensors(
     causal: bool,
     scale: float,
     lengths: Tensor | None,
+    window: int | None,
 ) -> Placed:
+    if window is not None and (window < 1 or not causal):
+        raise InputError(f"window: {window} was given; it must be at least 1, of causal attention.")
     if q.ndim == k.ndim == 2:
         q, k = q[None], k[None]
     given = f"q, k: their shapes are {list(q.shape)} and {list(k.shape)}"
@@ -176,7 +185,7 @@ def _tensors(
     phases = torch.arange(length, device=q.device).double().unsqueeze(-1) * frequencies.double().unsqueeze(-2)
     turns = torch.polar(torch.ones_like(phases), -phases)
     return Placed(
-        q=_turned((q.double() * scale).reshape(-1, *q.shape[-3:]), groups, turns.conj()),
+        q=turned_pairs((q.double() * scale).reshape(-1, *q.shape[-3:]), groups, turns.conj()),
         content=k.reshape(-1, *k.shape[-3:]),
         places=k_position,
         groups=groups,
@@ -184,6 +193,7 @@ def _tensors(
         bias=bias,
         causal=causal,
         ends=lengths,
+        window=None if window is None or window >= length else window,
     )
 
 
@@ -272,10 +282,10 @@ def _rotation_of(layer: LayerTrace) -> tuple[Int[Tensor, "d"], Complex[Tensor, "
     return groups, turns[:1] if (turns == turns[:1]).all() else turns
 
 
-def _turned(
+def turned_pairs(
     q: Float[Tensor, "B H N d"], groups: Int[Tensor, "d"], turns: Complex[Tensor, "_H N n"]
 ) -> Float[Tensor, "B H N d"]:
-    """Queries with their pairs multiplied by these."""
+    """Queries or keys with their pairs multiplied by these."""
     order = groups.argsort(stable=True)[len(groups) - 2 * turns.shape[-1] :]
     first, second = order[::2], order[1::2]
     pairs = torch.complex(q[..., first], q[..., second]) * turns

@@ -20,6 +20,10 @@ Cov' without the conjugate. The sums over j of e^(-iota j (theta_t +- theta_s)) 
 not taken in closed form: no frequency, 0 and multiples of 2 pi included, then has a denominator near 0, and e_j may be
 any factors (xPos's, which decay). All covariances are kept about the running mean (Chan, Golub, LeVeque 1983), so that
 little cancels. O(N d^2) a head, in chunks.
+
+With a window of w keys, positions are cut into blocks of w. A query sees the keys of its own block up to itself and,
+of the block before, those after its own place there: a running sum forwards and one backwards, which are added. No sum
+is taken off another, so nothing cancels there either (van Herk 1992).
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from torch import Tensor
 
 from toeplens.lens import moments
 from toeplens.lens.placed import Placed, complex_pairs, joined, turned_by
+from toeplens.lens.two_way_sums import Met, Moments, Sums, both, both_summed, from_each, running, with_far
 
 CHUNK = 128  # queries at once; in their own chunk they meet the keys one by one
 BLOCK = 2**19  # numbers (float64) of one working array, as far as one head and a chunk allow
@@ -65,16 +70,19 @@ class TwoWay:
 def two_way(placed: Placed) -> TwoWay:
     """The two-way analysis of variance of every query's table, in O(N d^2) time and O(N d) memory a head; float64.
 
+    With a window of w keys the memory is O(w d^2 / chunk) more.
+
     Raises `InputError` for numbers that are not finite.
     """
     found = torch.zeros(4, *placed.q.shape[:3], dtype=torch.float64, device=placed.q.device)
+    seen = placed.seen()
     for sequences, heads in _tiles(placed):
-        if not placed.ends[sequences].any():
+        if not (seen[sequences] > 1).any():
             continue
         tile = _Tile(placed, sequences, heads)
         for rows, values in tile.run():
             found[:, sequences, heads, rows] = values
-    found = torch.where(placed.seen().unsqueeze(1) > 1, found, 0)
+    found = torch.where(seen.unsqueeze(1) > 1, found, 0)
     others = {"k_position": placed.places, "rotation": placed.turns.real, "bias": placed.bias}
     given = {name: x for name, x in others.items() if x is not None}
     moments.finite(found.sum(), q=placed.q, k=placed.content, **given)
@@ -93,41 +101,17 @@ def _tiles(placed: Placed) -> Iterator[tuple[slice, slice]]:
             yield slice(start, min(start + together, count)), slice(head, min(head + at_once, heads))
 
 
-class _Moments:
-    """Mean and sums of squares and products about it, of the rows so far; starts at the first row."""
-
-    def __init__(self, first: Float[Tensor, "*B 1 F"]) -> None:
-        self.first = self.mean = first
-        self.products = first.new_zeros(*first.shape[:-2], first.shape[-1], first.shape[-1])
-
-    def add(self, rows: Float[Tensor, "*B C F"], count: int) -> None:
-        """Take in rows, given about the mean; ``count`` is how many there are then."""
-        shift = rows.sum(-2, keepdim=True) / count
-        self.products = self.products + rows.mT @ rows - count * (shift.mT @ shift)
-        self.mean = self.mean + shift
-
-    def of(
-        self, weights: Float[Tensor, "*_B C F"], rows: Float[Tensor, "*_B2 C F"] | None, seen: Float[Tensor, "_"]
-    ) -> tuple[Float[Tensor, "*_B C"], Float[Tensor, "*_B C"] | float]:
-        """Mean square and mean of weights . row about the mean here, over the rows so far and those up to one's own."""
-        square, total = ((weights @ self.products) * weights).sum(-1), 0.0
-        if rows is not None:
-            own = (weights @ rows.mT).tril()
-            square, total = square + own.square().sum(-1), own.sum(-1) / seen
-        return square / seen, total
-
-
 @dataclass(frozen=True)
 class _Chunk:
-    """A chunk's keys and positions about the running means before it.
+    """The keys and positions that a chunk's queries meet one by one, beside those that all of them see.
 
     contents, positions  [b, h, C, d] and [_b, _h, C, F]
-    squares              [b, h, C] squared lengths of content and position part, not about a mean
-    turned, content      running sums of the products of e_t and e_s, and of c_t and c_s, of all rows so far
+    squares              [b, h, C] squared lengths of content and position part, summed over those met; not about a mean
+    turned, content      sums of the products of e_t and e_s, and of c_t and c_s, of all rows that each query sees
     """
 
-    contents: Tensor
-    positions: Tensor
+    contents: Met
+    positions: Met
     squares: Tensor
     turned: list[Tensor]
     content: list[Tensor]
@@ -141,25 +125,41 @@ class _Tile:
         self.length = int(placed.ends[sequences].max())
         self.keys = placed.key_heads(heads)
         self.turns = _by_head(placed.turns, heads)
-        self.count = 0
-        start = self._rows(0)[:1]
-        self.contents, self.positions = _Moments(self._contents(start)), _Moments(self.at(start))
-        self.squares = torch.zeros_like(self.contents.mean[..., 0, 0])
+        self.first = self.at(self._rows(0, 1)[0])
         self.bias = None if placed.bias is None else _Bias(self, _by_head(placed.bias.double(), heads))
 
     def run(self) -> Iterator[tuple[slice, Float[Tensor, "4 b h C"]]]:
         """Var(P), Var(S), Var(I) and size, some queries at a time."""
-        starts = range(0, self.length, CHUNK)
-        for start in starts:
-            rows = self._rows(start)
-            chunk = self._chunk(rows)
-            if self.placed.causal:
-                yield slice(start, start + len(rows)), self._answer(rows, chunk)
-            self._add(chunk)
         if not self.placed.causal:
-            for start in starts:
-                rows = self._rows(start)
-                yield slice(start, start + len(rows)), self._answer(rows, None)
+            chunks = self._rows(0, self.length)
+            every = self._none(chunks[0])
+            for rows in chunks:
+                every = every.added(*self.about(rows, every))
+            for rows in chunks:
+                yield slice(int(rows[0]), int(rows[-1]) + 1), self._answer(rows, every, None)
+            return
+        size = self.length if self.placed.window is None else self.placed.window
+        later: list[tuple[Tensor, Sums]] = []  # of the block before: the rows of each chunk, the sums of those after
+        for start in range(0, self.length, size):
+            chunks = self._rows(start, min(start + size, self.length))
+            own = self._none(chunks[0])
+            for index, rows in enumerate(chunks):
+                far, before = None, own
+                if later:
+                    far, after = later[index]
+                    before = after.joined(own)
+                yield slice(int(rows[0]), int(rows[-1]) + 1), self._answer(rows, before, self._chunk(rows, far, before))
+                own = own.added(*self.about(rows, own))
+            if start + size < self.length:
+                later = self._later(chunks)
+
+    def _later(self, chunks: list[Int[Tensor, "_"]]) -> list[tuple[Int[Tensor, "_"], Sums]]:
+        """The chunks of a block, and what is kept of all rows after each."""
+        after, found = self._none(chunks[-1]), []
+        for rows in reversed(chunks):
+            found.append((rows, after))
+            after = after.added(*self.about(rows, after))
+        return found[::-1]
 
     def at(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "_b _h C F"]:
         """What a position is made of: e_j, real and imaginary parts, and R_j p_j."""
@@ -174,8 +174,22 @@ class _Tile:
         lead = torch.broadcast_shapes(turned.shape[:2], p.shape[:2])
         return torch.cat((turned.expand(*lead, -1, -1), p.expand(*lead, -1, -1)), dim=-1)
 
-    def _rows(self, start: int) -> Int[Tensor, "C"]:
-        return torch.arange(start, min(start + CHUNK, self.length), device=self.placed.q.device)
+    def about(
+        self, rows: Int[Tensor, "C"], sums: Sums
+    ) -> tuple[Float[Tensor, "b h C d"], Float[Tensor, "_b _h C F"], Float[Tensor, "b h C"]]:
+        """Keys and positions about the means of ``sums``, and their squared lengths, not about a mean."""
+        contents, positions = self._contents(rows), self.at(rows)
+        squares = contents.square().sum(-1) + positions[..., 2 * self.placed.pairs :].square().sum(-1)
+        return contents - sums.contents.mean, positions - sums.positions.mean, squares
+
+    def _rows(self, start: int, stop: int) -> list[Int[Tensor, "_"]]:
+        """Positions, chunk by chunk."""
+        return list(torch.arange(start, stop, device=self.placed.q.device).split(CHUNK))
+
+    def _none(self, rows: Int[Tensor, "C"]) -> Sums:
+        """Nothing yet, about the first of these rows."""
+        contents = Moments(self._contents(rows[:1]))
+        return Sums(0, contents, Moments(self.at(rows[:1])), torch.zeros_like(contents.mean[..., 0, 0]))
 
     def _contents(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "b h C d"]:
         return self.placed.ordered(self.placed.content[self.sequences][:, :, rows])[:, self.keys]
@@ -184,54 +198,56 @@ class _Tile:
         """What positions are made of, once for all sequences and heads that share the rotation."""
         return positions[:1, : len(self.turns)]
 
-    def _chunk(self, rows: Int[Tensor, "C"]) -> _Chunk:
+    def _chunk(self, rows: Int[Tensor, "C"], far: Int[Tensor, "_"] | None, before: Sums) -> _Chunk:
+        """A chunk, and the one a window before it, about the means of ``before``."""
         pairs = self.placed.pairs
-        contents, positions = self._contents(rows), self.at(rows)
-        squares = contents.square().sum(-1) + positions[..., 2 * pairs :].square().sum(-1)
-        contents, positions = contents - self.contents.mean, positions - self.positions.mean
-        turned = _both(complex_pairs(self._shared(positions), pairs)), self._turned_before()
-        content = _both(complex_pairs(contents, pairs)), self._content_before()
-        return _Chunk(contents, positions, squares, _running(*turned), _running(*content))
+        contents, positions, squares = self.about(rows, before)
+        squares = squares.cumsum(-1)
+        turned = running(both(complex_pairs(self._shared(positions), pairs)), self._turned(before))
+        content = running(both(complex_pairs(contents, pairs)), self._content(before))
+        far_contents = far_positions = None
+        if far is not None and len(far) > 1:
+            far_contents, far_positions, lengths = self.about(far[1:], before)
+            squares = with_far(squares, from_each(lengths, -1), -1)
+            for mine, its in ((turned, self._shared(far_positions)), (content, far_contents)):
+                for part, product in zip(mine, both(complex_pairs(its.flip(-2), pairs)), strict=True):
+                    with_far(part, product.cumsum_(-3).flip(-3), -3)
+        return _Chunk(Met(contents, far_contents), Met(positions, far_positions), squares, turned, content)
 
-    def _turned_before(self) -> list[Tensor]:
-        return _both_summed(self._shared(self.positions.products), self.placed.pairs)
+    def _turned(self, sums: Sums) -> list[Tensor]:
+        return both_summed(self._shared(sums.positions.products), self.placed.pairs)
 
-    def _content_before(self) -> list[Tensor]:
-        return _both_summed(self.contents.products, self.placed.pairs)
+    def _content(self, sums: Sums) -> list[Tensor]:
+        return both_summed(sums.contents.products, self.placed.pairs)
 
-    def _add(self, chunk: _Chunk) -> None:
-        """Go on to the means with the chunk's rows."""
-        self.count += chunk.contents.shape[-2]
-        self.contents.add(chunk.contents, self.count)
-        self.positions.add(chunk.positions, self.count)
-        self.squares = self.squares + chunk.squares.sum(-1)
-
-    def _answer(self, rows: Int[Tensor, "C"], chunk: _Chunk | None) -> Float[Tensor, "4 b h C"]:
-        """Of queries that see all rows taken in and, of the chunk, those up to their own."""
+    def _answer(self, rows: Int[Tensor, "C"], before: Sums, chunk: _Chunk | None) -> Float[Tensor, "4 b h C"]:
+        """Of queries that all see what is ``before``, and each its own part of the chunk."""
         placed, pairs = self.placed, self.placed.pairs
-        seen = (rows * 0 + self.count if chunk is None else rows + 1).double()
+        seen = rows * 0 + before.count if chunk is None else rows + 1
+        seen = seen.double() if placed.window is None else seen.clamp(max=placed.window).double()
         q = placed.ordered(placed.q[self.sequences, self.heads, rows])
         w = complex_pairs(q, pairs)
-        own = (None, None) if chunk is None else (chunk.contents, chunk.positions)
+        met = (None, None) if chunk is None else (chunk.contents, chunk.positions)
         content, position = (
-            x.mean * 0 if rows is None else rows.cumsum(-2) / seen.unsqueeze(-1)
-            for x, rows in zip((self.contents, self.positions), own, strict=True)
+            x.mean * 0 if rows is None else rows.summed() / seen.unsqueeze(-1)
+            for x, rows in zip((before.contents, before.positions), met, strict=True)
         )
-        content_mean, position_mean = self.contents.mean + content, self.positions.mean + position
+        content_mean, position_mean = before.contents.mean + content, before.positions.mean + position
         weights = joined(w.conj() * complex_pairs(content_mean, pairs))
         if placed.places is not None:
             weights = torch.cat((weights, turned_by(w, q)), dim=-1)
-        positional = _variance(*self.positions.of(weights, own[1], seen))
+        positional = _variance(*before.positions.of(weights, met[1], seen))
         mixed = turned_by(w * complex_pairs(position_mean, pairs), q)
-        symbolic = _variance(*self.contents.of(mixed, own[0], seen))
-        squares = self.squares.unsqueeze(-1) + (0 if chunk is None else chunk.squares.cumsum(-1))
+        symbolic = _variance(*before.contents.of(mixed, met[0], seen))
+        squares = before.squares.unsqueeze(-1) + (0 if chunk is None else chunk.squares)
         size = q.square().sum(-1) * squares / seen
         if self.bias is not None:
             common = self.bias.common(rows) / seen.unsqueeze(-1)
-            common = common - (position_mean - self.positions.first) * self.bias.mean[:, rows].unsqueeze(-1)
+            common = common - (position_mean - self.first) * self.bias.mean[:, rows].unsqueeze(-1)
             positional = positional + 2 * (weights * common).sum(-1) + self.bias.variance[:, rows]
             size = size + self.bias.square[:, rows]
-        interaction = self._interaction(w, complex_pairs(content, pairs), complex_pairs(position, pairs), chunk, seen)
+        moved = complex_pairs(content, pairs), complex_pairs(position, pairs)
+        interaction = self._interaction(w, *moved, before, chunk, seen)
         return torch.stack([x.expand_as(symbolic) for x in (positional, symbolic, interaction, size)])
 
     def _interaction(
@@ -239,20 +255,21 @@ class _Tile:
         w: Complex[Tensor, "b h C n"],
         content: Complex[Tensor, "b h _C n"],
         position: Complex[Tensor, "_b _h _C n"],
+        before: Sums,
         chunk: _Chunk | None,
         seen: Float[Tensor, "C"],
     ) -> Float[Tensor, "b h C"]:
-        """Var(I), from squares about the means before the chunk, which the means here differ from by ``content`` and
+        """Var(I), from squares about the means ``before``, which the means here differ from by ``content`` and
         ``position``."""
         pairs = w.shape[-1]
         if not pairs:
             return w.real.sum(-1)
         if chunk is None:
-            turned, contents = ([x.unsqueeze(-3) for x in y] for y in (self._turned_before(), self._content_before()))
+            turned, contents = ([x.unsqueeze(-3) for x in y] for y in (self._turned(before), self._content(before)))
         else:
             turned, contents = chunk.turned, chunk.content
         total = torch.zeros_like(w[..., 0].real)
-        for product, by_turn, by_content in zip(_both(w), turned, contents, strict=True):
+        for product, by_turn, by_content in zip(both(w), turned, contents, strict=True):
             product *= by_turn
             product[..., 0, :] *= 0.5  # t = s is one term, where t != s are two of the same real part
             if pairs % 2 == 0:
@@ -261,11 +278,11 @@ class _Tile:
         square = total / seen**2
         if chunk is None:
             return square
-        by_content = _wide(joined(w * position), chunk.contents.shape[-1])
-        by_position = _wide(joined(w.conj() * content), chunk.positions.shape[-1])
+        by_content = _wide(joined(w * position), before.contents.mean.shape[-1])
+        by_position = _wide(joined(w.conj() * content), before.positions.mean.shape[-1])
         mean = (w * position * content.conj()).sum(-1).real
-        square = square - self.contents.of(by_content, chunk.contents, seen)[0]
-        return square - self.positions.of(by_position, chunk.positions, seen)[0] + mean**2
+        square = square - before.contents.of(by_content, chunk.contents, seen)[0]
+        return square - before.positions.of(by_position, chunk.positions, seen)[0] + mean**2
 
 
 class _Bias:
@@ -276,15 +293,21 @@ class _Bias:
 
     def __init__(self, tile: _Tile, bias: Float[Tensor, "_h D"]) -> None:
         self.length, self.causal = tile.length, tile.placed.causal
+        self.reach = self.length if tile.placed.window is None else min(self.length, tile.placed.window)
         first = 0 if self.causal else bias.shape[-1] // 2 + 1 - self.length
         bias = bias[:, first : first + (self.length if self.causal else 2 * self.length - 1)]
-        seen = torch.arange(1, self.length + 1, device=bias.device).double() if self.causal else self.length
+        rows = torch.arange(self.length, device=bias.device)
+        seen = (rows + 1).clamp(max=self.reach).double() if self.causal else self.length
         self.square = self._windows(bias**2) / seen
         bias = bias - bias[:, :1] if self.causal else bias - bias[:, self.length - 1 : self.length]
         self.mean = self._windows(bias) / seen
         self.variance = self._windows(bias**2) / seen - self.mean**2
-        positions = tile.at(torch.arange(self.length, device=bias.device)) - tile.positions.first
-        self._common = self._convolved(bias, positions) if positions.shape[-1] else positions
+        positions = tile.at(rows) - tile.first
+        self._common = (
+            self._convolved(bias[:, : self.reach] if self.causal else bias, positions)
+            if positions.shape[-1]
+            else positions
+        )
 
     def common(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "_b _h C F"]:
         """The sum of bias times what positions are made of (less the first position's), over the keys seen."""
@@ -294,6 +317,7 @@ class _Bias:
         """Sums over the keys seen."""
         sums = values.cumsum(-1)
         if self.causal:
+            sums[:, self.reach :] = sums[:, self.reach - 1, None]
             return sums
         return sums[:, self.length - 1 :] - sums[:, : self.length] + values[:, : self.length]
 
@@ -317,36 +341,6 @@ def _by_head(x: Tensor, heads: slice) -> Tensor:
 
 def _wide(x: Float[Tensor, "*B _"], width: int) -> Float[Tensor, "*B F"]:
     return torch.nn.functional.pad(x, (0, width - x.shape[-1]))
-
-
-def _both(x: Complex[Tensor, "*B n"]) -> list[Tensor]:
-    """x_t conj(x_s) and x_t x_s at [r, t] for s = t + r mod n, r = 0 .. n // 2: every pair of t and s."""
-    count = x.shape[-1]
-    if not count:
-        return [x.unsqueeze(-2), x.unsqueeze(-2)]
-    made = []
-    for other in (x.conj().resolve_conj(), x):
-        shifted = torch.cat((other, other[..., : count // 2]), dim=-1).unfold(-1, count, 1)
-        made.append(torch.mul(x.unsqueeze(-2), shifted, out=x.new_empty(shifted.shape)))  # side by side, as is summed
-    return made
-
-
-def _running(products: list[Tensor], before: list[Tensor]) -> list[Tensor]:
-    """Running sums of `_both` over rows, in its place."""
-    for part, sums in zip(products, before, strict=True):
-        part[..., 0, :, :] += sums
-        part.cumsum_(-3)
-    return products
-
-
-def _both_summed(products: Float[Tensor, "*B F F"], pairs: int) -> list[Tensor]:
-    """The sum of `_both` over rows, from the sums of products of their real and imaginary parts."""
-    real, imaginary = slice(pairs), slice(pairs, 2 * pairs)
-    parts = [products[..., a, b] for a in (real, imaginary) for b in (real, imaginary)]
-    first = torch.arange(pairs, device=products.device)
-    second = (first + torch.arange(pairs // 2 + 1, device=products.device).unsqueeze(-1)) % max(1, pairs)
-    rr, ri, ir, ii = (part[..., first, second] for part in parts)
-    return [torch.complex(rr + ii, ir - ri), torch.complex(rr - ii, ir + ri)]
 
 
 def _variance(square: Tensor, mean: Tensor | float) -> Tensor:

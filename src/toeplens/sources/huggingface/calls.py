@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -11,7 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from toeplens.lens.decompose import NoForm
-from toeplens.sources.huggingface.proof import Proof, logits, tolerance
+from toeplens.sources.huggingface.masks import blocks, padded_lengths, table_by_offset, window_of
+from toeplens.sources.huggingface.proof import Proof, logits, softmax, tolerance
 from toeplens.sources.huggingface.rotation import Rotation
 
 Kind = Literal["self", "cross"]
@@ -33,8 +35,11 @@ class AttentionCall:
     softcap    c of c tanh(x / c), which the scaled product passes through; None if it does not
     sinks      [H] one more logit of each head, which takes weight and gives no value; None if there is none
     bias       [B or 1, H or 1, Nq or 1, Nk] what is added after the cap, 0 where nothing is visible; None if nothing is
-    visible    the same shape: whether the query sees the key; None if every key is seen
-    weights    [B, H, Nq, Nk] the model's own; None where it forms none, but outputs alone
+    causal     whether keys after the query are hidden
+    visible    the same shape as the bias: whether the query sees the key; None if every key is seen that ``causal``
+               leaves
+    weights    [B, H, Nq, Nk] the model's own; None on long inputs, where they are formed some queries at a time, and
+               where it forms none, but outputs alone
     heads      [B, Nq, H, dv] each head's output, before the output projection
     unrotated  q and k before their rotation, as the dimensions lie after it but for `Rotation.pairs`; None where no
                rotation was seen
@@ -54,6 +59,7 @@ class AttentionCall:
     softcap: float | None
     sinks: Float[Tensor, "H"] | None
     bias: Float[Tensor, "_B _H _Nq Nk"] | None = field(repr=False)
+    causal: bool
     visible: Bool[Tensor, "_B _H _Nq Nk"] | None = field(repr=False)
     weights: Float[Tensor, "B H Nq Nk"] | None = field(repr=False)
     heads: Float[Tensor, "B Nq H dv"] = field(repr=False)
@@ -65,43 +71,41 @@ class AttentionCall:
     def logits(self, rows: Int[Tensor, "R"] | None = None) -> Float[Tensor, "B H R Nk"]:
         """The logits in float64 at these queries, all unless given; minus infinity where a key is not visible."""
         rows = torch.arange(self.q.shape[2], device=self.q.device) if rows is None else rows
-        parts = {"scale": self.scale, "softcap": self.softcap, "bias": self.bias, "visible": self.visible}
-        return logits(self.q, self.k, **parts, rows=rows)
+        return logits(self.q, self.k, **self._parts, rows=rows)
 
-    @cached_property
-    def causal(self) -> bool:
-        """Whether no query sees a key after it."""
-        return self.visible is not None and self.kind == "self" and not bool(self.visible.triu(1).any())
+    def blocks(self) -> Iterator[tuple[Int[Tensor, "R"], Float[Tensor, "B H R Nk"], Float[Tensor, "B H R Nk"]]]:
+        """Queries, their logits and their weights, some queries at a time, in float32 or the model's own if wider.
+
+        A query that sees no key has weights 0; a sink's is left out.
+        """
+        dtype = torch.promote_types(self.q.dtype, torch.float32)
+        for part in blocks(self.q.shape[2], self.q.shape[0] * self.q.shape[1] * self.k.shape[2]):
+            rows = torch.arange(part.start, part.stop, device=self.q.device)
+            made = logits(self.q, self.k, **self._parts, rows=rows, dtype=dtype)
+            yield rows, made, softmax(made, self.sinks).nan_to_num(nan=0.0)
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("scale", "softcap", "bias", "visible", "causal")}
 
     @cached_property
     def window(self) -> int | None:
         """Of causal attention, how many keys up to its own a query sees at most, where that is less than all."""
-        if not self.causal or self.visible is None:
-            return None
-        near = self.visible.any(0).any(0)
-        reach = int((_offsets(near) * near).max()) + 1
-        return reach if reach < near.shape[-1] else None
+        return None if self.visible is None or not self.causal else window_of(self.visible)
 
     @cached_property
     def lengths(self) -> Int[Tensor, "B"] | None:
-        """Tokens before the padding, where padding is all that hides keys from queries of self-attention.
+        """Tokens before the padding, where padding is all that hides keys, beside ``causal`` and ``window``.
 
-        None where nothing is padded. Raises `NoForm` where other keys are hidden than padding and, if the attention is
-        causal, those after the query: by a window, by packed sequences, by padding on the left.
+        None where nothing is padded. Raises `NoForm` where other keys are hidden: by packed sequences, by padding on
+        the left.
         """
-        batch, length = self.q.shape[0], self.q.shape[2]
         if self.visible is None:
             return None
-        visible = self.visible.expand(batch, -1, length, -1)
-        places = torch.arange(length, device=visible.device)
-        ends = visible.any(2).any(1).sum(-1)
-        there = places < ends.unsqueeze(-1)
-        wanted = there.unsqueeze(1).expand(-1, length, -1)
-        wanted = wanted.tril() if self.causal else wanted
-        if bool(((visible != wanted.unsqueeze(1)) & there[:, None, :, None]).any()):
-            seen = f"a window of {self.window} positions" if self.window else "some of the keys"
-            raise NoForm(f"{self.module}: its queries see {seen}; what is known is all keys, or all up to the query.")
-        return None if bool(there.all()) else ends
+        ends = padded_lengths(self.visible, self.causal, self.window)
+        if isinstance(ends, str):
+            raise NoForm(f"{self.module}: its queries see {ends}; what is known is all keys, or those of a window.")
+        return None if ends is None else ends.expand(self.q.shape[0])
 
     def bias_by_offset(self) -> Float[Tensor, "_H D"] | None:
         """The bias as a function of the offset i - j: of 0 .. N-1 if causal, else of -(N-1) .. N-1; None without one.
@@ -111,47 +115,33 @@ class AttentionCall:
         """
         if self.bias is None:
             return None
-        found = []
+        found, length, allowed = [], self.q.shape[2], tolerance(self.bias.dtype)
         for head in range(self.bias.shape[1]):
-            plain = self._of_offset(head, relative=False)
-            table = self._of_offset(head, relative=True) if plain is None else plain
+            bias = self.bias[:, head].expand(-1, length, -1)
+            seen = None
+            if self.visible is not None:
+                seen = self.visible[:, head if self.visible.shape[1] > 1 else 0].expand(-1, length, -1)
+                bias = bias.expand(len(seen), -1, -1)
+            tries = (table_by_offset(bias, seen, self.causal, relative, allowed) for relative in (False, True))
+            table = next((each for each in tries if each is not None), None)
             if table is None:
                 raise NoForm(f"{self.module}: its bias is no function of the offset alone.")
-            found.append(table)
+            found.append(table[length - 1 :] if self.causal else table)
         return torch.stack(found)
 
-    def _of_offset(self, head: int, *, relative: bool) -> Float[Tensor, "D"] | None:
-        """One head's bias by offset, less that of each query's own key if relative; None where it is no such thing."""
-        assert self.bias is not None
-        length = self.q.shape[2]
-        bias = self.bias[:, head].double().expand(self.q.shape[0], length, -1)
-        seen = torch.ones_like(bias, dtype=torch.bool)
-        if self.visible is not None:
-            seen = self.visible[:, head if self.visible.shape[1] > 1 else 0].expand_as(bias)
-        if relative:
-            bias = bias - bias.diagonal(dim1=1, dim2=2).unsqueeze(-1)
-            seen = seen & seen.diagonal(dim1=1, dim2=2).unsqueeze(-1)
-        at = (_offsets(bias[0]) + length - 1).expand_as(bias)[seen]
-        counts = torch.bincount(at, minlength=2 * length - 1)
-        table = torch.zeros(2 * length - 1, dtype=bias.dtype, device=bias.device).index_add(0, at, bias[seen])
-        table = table / counts.clamp_min(1)
-        near = tolerance(self.bias.dtype) * float(bias[seen].abs().max()) if len(at) else 0.0
-        if len(at) and float((table[at] - bias[seen]).abs().max()) > near:
-            return None
-        return table[length - 1 :] if self.causal else table
-
     def placed(self) -> dict[str, Any]:
-        """What `toeplens.lens.behaviour` takes of this layer: q, k, rotation, pairing, bias, causal, scale, lengths.
+        """What `toeplens.lens.behaviour` takes of this layer: queries, keys and all that it names of their logits.
 
-        The rotated pairs come first, interleaved, with the rotation's magnitude in them. Raises `NoForm` where the
-        logits are not a rotation of pairs by an angle a position and a bias by offset.
+        The rotated pairs come first, interleaved, with the rotation's magnitude in them. A cap is left out: they are
+        the logits before it. Raises `NoForm` where those are not a rotation of pairs by an angle a position and a bias
+        by offset.
         """
         if self.kind == "cross":
             raise NoForm(f"{self.module}: its queries and keys are of different sequences.")
         if self.unknown is not None:
             raise NoForm(f"{self.module}: {self.unknown}")
-        if self.softcap is not None:
-            raise NoForm(f"{self.module}: its logits pass through c tanh(x / c), c = {self.softcap:g}.")
+        if self.softcap is not None and self.bias is not None:
+            raise NoForm(f"{self.module}: a bias is added after its cap, c tanh(x / c).")
         q, k, rotation = self.q, self.k, None
         if self.rotation is not None and self.unrotated is not None:
             pairs = self.rotation.pairs
@@ -171,10 +161,5 @@ class AttentionCall:
             "causal": self.causal,
             "scale": self.scale,
             "lengths": self.lengths,
+            "window": self.window,
         }
-
-
-def _offsets(like: Tensor) -> Int[Tensor, "Nq Nk"]:
-    """i - j of the last two dimensions."""
-    rows, keys = (torch.arange(size, device=like.device) for size in like.shape[-2:])
-    return rows.unsqueeze(-1) - keys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.sources.huggingface.calls import AttentionCall
+from toeplens.sources.huggingface.eager import run_eager
 from toeplens.sources.huggingface.lent import changed
+from toeplens.sources.huggingface.settings import Entry, configs_of, evaluation
 from toeplens.sources.huggingface.watch import (
     ACTIVE,
     ROTATIONS,
@@ -19,9 +22,10 @@ from toeplens.sources.huggingface.watch import (
     attention_modules,
     eager_function,
     functions_of,
+    fused,
 )
 
-_NAME = "toeplens"  # of our entry in transformers' attention interface
+_ENTRIES = {True: "toeplens", False: "toeplens_added"}  # in transformers' attention interface, by `fused`
 _HELD = ("past_key_values", "cache_params")  # inputs that would hold the keys of all layers
 
 
@@ -45,7 +49,7 @@ def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     """
     try:
         from transformers import AttentionInterface, PreTrainedModel
-        from transformers.masking_utils import AttentionMaskInterface, eager_mask
+        from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
     except ImportError as error:
         raise EnvironmentFailure("transformers: it is missing; pip install 'toeplens[hf]' installs it.") from error
     if not isinstance(model, PreTrainedModel):
@@ -56,14 +60,15 @@ def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     watch = Watch(model, inputs, on_layer)
     if not watch.modules:
         raise InputError(f"model: {type(model).__name__} has no module that is named after attention.")
+    entry, masks = _ENTRIES[fused(model)], sdpa_mask if fused(model) else eager_mask
     tables = [
-        (AttentionInterface._global_mapping, _NAME, lambda before: _attend),
-        (AttentionMaskInterface._global_mapping, _NAME, lambda before: eager_mask),
+        (AttentionInterface._global_mapping, entry, lambda before: partial(_attend, fused(model))),
+        (AttentionMaskInterface._global_mapping, entry, lambda before: masks),
     ]
     handles = []
     token = ACTIVE.set(watch)
     try:
-        with changed([*tables, *_settings(model), *_rotations(model)]), watch.products:
+        with changed([*tables, *evaluation(model), *_asking(model), *_rotations(model)]), watch.products:
             for module in watch.modules:
                 handles.append(module.register_forward_pre_hook(watch.enter, with_kwargs=True))
                 handles.append(module.register_forward_hook(watch.leave))
@@ -78,35 +83,36 @@ def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
 
 
 def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *args: Any, **kwargs: Any
+    fused: bool,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *args: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Our entry in the attention interface: the module's own eager attention, observed if this thread observes."""
-    watch = ACTIVE.get()
-    if watch is None:
-        return eager_function(module)(module, query, key, value, mask, *args, **kwargs)
-    return watch.interface(module, query, key, value, mask, *args, **kwargs)
+    mask = None if mask is None else mask[..., : key.shape[2]]  # a cache of fixed size has more
+    causal = False
+    if fused and mask is None and query.shape[2] > 1:  # as torch's fused attention has it
+        told = kwargs.get("is_causal")
+        causal = bool(getattr(module, "is_causal", True) if told is None else told)
+    watch, eager = ACTIVE.get(), eager_function(module)
+    if watch is not None:
+        return watch.interface(eager, module, query, key, value, mask, causal, args, kwargs)
+    made = run_eager(eager, module, query, key, value, mask, causal, args, kwargs)
+    return made.heads, made.weights
 
 
-def _settings(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Callable[[Any], Any]]]:
-    """Evaluation mode in every module; our attention, if it is asked for, and no cache in every configuration."""
-    asks = asks_interface(model)
-    configs: dict[int, Any] = {}
-    for module in model.modules():
-        yield vars(module), "training", lambda before: False
-        waiting = [getattr(module, "config", None)]
-        while waiting:
-            config = waiting.pop()
-            if config is not None and hasattr(config, "sub_configs") and id(config) not in configs:
-                configs[id(config)] = config
-                waiting += [getattr(config, key, None) for key in config.sub_configs]
-    for config in configs.values():
-        if asks:
-            yield vars(config), "_attn_implementation_internal", lambda before: _NAME
-        if "use_cache" in vars(config):
-            yield vars(config), "use_cache", lambda before: False
+def _asking(model: nn.Module) -> Iterator[Entry]:
+    """Our attention, if the model asks for any."""
+    if asks_interface(model):
+        for config in configs_of(model):
+            yield vars(config), "_attn_implementation_internal", lambda before: _ENTRIES[fused(model)]
 
 
-def _rotations(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Callable[[Any], Any]]]:
+def _rotations(model: nn.Module) -> Iterator[Entry]:
     """The functions that apply rotations, in the modelling modules of the model's attention."""
     found = {id(each.__globals__): each.__globals__ for m in attention_modules(model) for each in functions_of(m)}
     for names in found.values():

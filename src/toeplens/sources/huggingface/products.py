@@ -14,6 +14,7 @@ _PRODUCTS = ("matmul", "rmatmul", "bmm", "baddbmm")
 _SAME = ("view", "reshape", "contiguous", "to", "float", "type", "type_as", "dropout", "clone", "detach")
 _PLUS = {"add": 1.0, "radd": 1.0, "iadd": 1.0, "sub": -1.0, "isub": -1.0}
 _TIMES = ("mul", "rmul", "imul", "multiply")
+_HIDES = -1e8
 _OVER = ("div", "truediv", "itruediv", "true_divide")
 
 
@@ -24,6 +25,7 @@ class Followed:
     left, right  the factors, [B, H, N, d] and [B, H, d, N] or with batch and heads as one dimension
     terms        what was added, each as it was at the time, with the number of dimensions of the logits then
     hidden       masks, True where a key is hidden, likewise
+    causal       whether the keys after the query are hidden, beside the masks
     weights      the softmax, once it is taken; None for fused attention too
     broken       the first operation that was not understood; None if all were
     """
@@ -33,13 +35,17 @@ class Followed:
     scale: float = 1.0
     terms: tuple[tuple[Tensor, int], ...] = ()
     hidden: tuple[tuple[Tensor, int], ...] = ()
+    causal: bool = False
     weights: Tensor | None = None
     broken: str | None = None
 
 
 def low(dtype: torch.dtype) -> float:
-    """What is added to hide a key is below this: models take the least number of their dtype, or minus infinity."""
-    return torch.finfo(dtype).min / 4
+    """What is added to hide a key is below this: models take the least number of their dtype, or -1e9 and less.
+
+    Next to a key that is seen, the weight of such a key is 0 in every precision.
+    """
+    return max(torch.finfo(dtype).min / 4, _HIDES)
 
 
 @dataclass(eq=False)
@@ -74,6 +80,8 @@ class Products(TorchFunctionMode):
             made, values = _fused(*args, **kwargs)
             self.found(made, values, out)
             return
+        if name == "einsum":
+            name, args, out = _as_matmul(args, out)
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if name in _PRODUCTS and len(given) >= 2:
             self._product(name, given, kwargs, out)
@@ -106,6 +114,31 @@ class Products(TorchFunctionMode):
             self._known[id(out)] = (out, Followed(left, right, float(kwargs.get("alpha", 1)), terms))
 
 
+def _as_matmul(args: tuple[Any, ...], out: Tensor) -> tuple[str, tuple[Any, ...], Tensor]:
+    """A sum over the one index that two factors share and the result has not, as the product of matrices that it is.
+
+    What is laid out as a matrix product already stays the tensor that it is; another sum stays ``einsum``.
+    """
+    terms = str(args[0]).replace(" ", "").replace("->", ",").split(",")
+    if len(terms) != 3 or len(args) != 3 or any(len(set(term)) != len(term) or "." in term for term in terms):
+        return "einsum", args, out
+    left, right, made = terms
+    shared = [index for index in left if index in right]
+    summed = [index for index in shared if index not in made]
+    rows, columns = ([index for index in term if index not in shared] for term in (left, right))
+    if len(summed) != 1 or len(rows) != 1 or len(columns) != 1 or len(made) != len(shared) + 1:
+        return "einsum", args, out
+    ends = made.endswith(rows[0] + columns[0])
+    batch = "".join(index for index in (made if ends else left) if index in shared and index in made)
+    x = _laid_out(args[1], left, batch + rows[0] + summed[0])
+    y = _laid_out(args[2], right, batch + summed[0] + columns[0])
+    return "matmul", (x, y), _laid_out(out, made, batch + rows[0] + columns[0])
+
+
+def _laid_out(x: Tensor, indices: str, wanted: str) -> Tensor:
+    return x if indices == wanted else x.permute([indices.index(index) for index in wanted])
+
+
 def _fused(
     q: Tensor,
     k: Tensor,
@@ -119,8 +152,7 @@ def _fused(
     """The logits and the values of torch's fused attention."""
     made = Followed(q, k.transpose(-2, -1), q.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
-        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
-        made = replace(made, hidden=((~visible, 4),))
+        made = replace(made, causal=True)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         made = replace(made, hidden=((~attn_mask, 4),))
     elif attn_mask is not None:
@@ -136,15 +168,22 @@ def _next(
     leads = bool(args) and args[0] is x
     if name in _SAME:
         return made
-    if made.weights is not None:
-        return None
+    if made.weights is not None:  # what a mask makes of weights must still be the softmax of the visible: see `prove`
+        emptied = name == "masked_fill" and leads and _number(others[1:], 0.0) is not None
+        return replace(made, weights=out) if emptied else None
     if name == "softmax":
         dim = kwargs.get("dim", others[0] if others else None)
         return replace(made, weights=out) if dim in (-1, out.ndim - 1) else None
     if name in _TIMES or (name in _OVER and leads):
         factor = _number(others)
-        if factor is None or kwargs:
+        if kwargs:
             return None
+        if factor is None:
+            return (
+                replace(made, hidden=(*made.hidden, (others[0] == 0, x.ndim)))
+                if name in _TIMES and _is_mask(others)
+                else None
+            )
         factor = 1 / factor if name in _OVER else factor
         terms = tuple((term * factor, ndim) for term, ndim in made.terms)
         return replace(made, scale=made.scale * factor, terms=terms)
@@ -166,6 +205,11 @@ def _number(others: list[Any], most: float | None = None) -> float | None:
         return None
     value = float(others[0])
     return value if most is None or value <= most else None
+
+
+def _is_mask(others: list[Any]) -> bool:
+    """Whether the one factor is a tensor of nothing but 0 and 1."""
+    return len(others) == 1 and isinstance(others[0], Tensor) and bool(((others[0] == 0) | (others[0] == 1)).all())
 
 
 def four(x: Tensor, batch: int, ndim: int = 3) -> Tensor:

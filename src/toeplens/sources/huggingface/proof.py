@@ -35,6 +35,12 @@ class Proof:
     tolerance: float
 
 
+def proved_rows(q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B _G Nk d"]) -> Int[Tensor, "R"]:
+    """The queries whose weights are formed again: all, or on long inputs some, first and last among them."""
+    count = max(1, min(q.shape[2], _AT_ONCE // (q.shape[0] * q.shape[1] * k.shape[2])))
+    return torch.linspace(0, q.shape[2] - 1, count, device=q.device, dtype=torch.float64).round().long()
+
+
 def prove(
     name: str,
     q: Float[Tensor, "B H Nq d"],
@@ -46,33 +52,32 @@ def prove(
     sinks: Float[Tensor, "H"] | None,
     bias: Tensor | None,
     visible: Tensor | None,
-    weights: Float[Tensor, "B H Nq Nk"] | None,
+    causal: bool,
+    rows: Int[Tensor, "R"],
+    own: Float[Tensor, "B H R Nk"] | None,
     heads: Float[Tensor, "B Nq H dv"],
 ) -> Proof:
-    """Form weights and outputs again, of all queries or, on long inputs, of some; as the fields of `AttentionCall`.
+    """Form weights and outputs again at these queries; as the fields of `AttentionCall`, ``own`` the model's weights.
 
     Raises `InputError` that names the module where they are not the model's own. Queries that see no key are left out:
     their weights are whatever the model's substitute for minus infinity makes of them.
     """
     fits = q.ndim == k.ndim == v.ndim == 4 and q.shape[1] % k.shape[1] == 0 and q.shape[1] % v.shape[1] == 0
-    fits = fits and q.shape[3] == k.shape[3] and (weights is None or weights.shape == (*q.shape[:3], k.shape[2]))
+    fits = fits and q.shape[3] == k.shape[3] and (own is None or own.shape == (*q.shape[:2], len(rows), k.shape[2]))
     if not fits or heads.shape != (q.shape[0], q.shape[2], q.shape[1], v.shape[3]):
-        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, weights, heads) if x is not None)
+        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, own, heads) if x is not None)
         raise InputError(
             f"model: the attention of {name} was not understood: its queries, keys, values, weights and outputs are of "
             f"shapes that do not fit, {shapes}."
         )
-    count = max(1, min(q.shape[2], _AT_ONCE // (q.shape[0] * q.shape[1] * k.shape[2])))
-    rows = torch.linspace(0, q.shape[2] - 1, count, device=q.device, dtype=torch.float64).round().long()
-    formed = logits(q, k, scale=scale, softcap=softcap, bias=bias, visible=visible, rows=rows)
+    formed = logits(q, k, scale=scale, softcap=softcap, bias=bias, visible=visible, causal=causal, rows=rows)
     seen = formed.isfinite().any(-1, keepdim=True)
     ours = softmax(formed.masked_fill(~seen, 0), sinks)
     made = torch.einsum("bhqk,bhkd->bqhd", ours, _spread(v, q.shape[1]).double())
-    own, asked = heads.index_select(1, rows).double(), seen.transpose(1, 2)
-    given = ours if weights is None else weights.index_select(2, rows).double()
-    wrong = float(((ours - given) * seen).abs().max())
-    size = float((own * asked).abs().max())
-    missed = float(((made - own) * asked).abs().max()) / (size if size > 0 else 1.0)
+    outputs, asked = heads.index_select(1, rows).double(), seen.transpose(1, 2)
+    wrong = 0.0 if own is None else float(((ours - own.double()) * seen).abs().max())
+    size = float((outputs * asked).abs().max())
+    missed = float(((made - outputs) * asked).abs().max()) / (size if size > 0 else 1.0)
     allowed = tolerance(max(q.dtype, heads.dtype, key=lambda dtype: torch.finfo(dtype).eps))
     if not (wrong <= allowed and missed <= allowed):
         hint = "" if allowed == tolerance(torch.float32) else f", and the model in float32 instead of {q.dtype}"
@@ -81,7 +86,7 @@ def prove(
             f"{wrong:.1e} and its outputs by {missed:.1e} (relative) from the model's own, where at most {allowed:.0e} "
             f"is allowed; known are a scaled product, a cap, a bias, a mask and sinks{hint}."
         )
-    return Proof(None if weights is None else wrong, missed, count, allowed)
+    return Proof(None if own is None else wrong, missed, len(rows), allowed)
 
 
 def logits(
@@ -92,22 +97,31 @@ def logits(
     softcap: float | None,
     bias: Tensor | None,
     visible: Tensor | None,
+    causal: bool,
     rows: Int[Tensor, "R"],
+    dtype: torch.dtype = torch.float64,
 ) -> Float[Tensor, "B H R Nk"]:
-    """softcap(scale q . k) + bias in float64 at these queries; minus infinity where a key is not visible."""
-    made = scale * (q.index_select(2, rows).double() @ _spread(k, q.shape[1]).double().transpose(-2, -1))
+    """softcap(scale q . k) + bias at these queries; minus infinity where a key is not visible."""
+    groups = k.shape[1]  # the heads of a group together: keys are not repeated
+    parts = q.index_select(2, rows).to(dtype).unflatten(1, (groups, -1)), k.to(dtype).transpose(-2, -1)
+    made = scale * (parts[0] @ parts[1].unsqueeze(2)).flatten(1, 2)
     if softcap is not None:
         made = softcap * (made / softcap).tanh()
     if bias is not None:
-        made = made + _rows(bias, rows).double()
-    return made if visible is None else made.masked_fill(~_rows(visible, rows), -torch.inf)
+        made = made + _rows(bias, rows).to(dtype)
+    if visible is not None:
+        made = made.masked_fill(~_rows(visible, rows), -torch.inf)
+    if causal:
+        later = torch.arange(k.shape[2], device=rows.device) > rows.unsqueeze(-1)
+        made = made.masked_fill(later, -torch.inf)
+    return made
 
 
 def softmax(logits: Float[Tensor, "B H R Nk"], sinks: Float[Tensor, "H"] | None) -> Float[Tensor, "B H R Nk"]:
     """The weights; a sink is one more logit of each head, whose weight is dropped."""
     if sinks is None:
         return logits.softmax(-1)
-    more = sinks.double().view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+    more = sinks.to(logits.dtype).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
     return torch.cat((logits, more), -1).softmax(-1)[..., :-1]
 
 

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from toeplens.ground import InputError
 from toeplens.lens.decompose import NoForm
 from toeplens.sources.huggingface.calls import AttentionCall, Side
+from toeplens.sources.huggingface.eager import Eager, run_eager
+from toeplens.sources.huggingface.masks import just_causal, one_way
 from toeplens.sources.huggingface.products import Followed, Products, four, low
-from toeplens.sources.huggingface.proof import prove
+from toeplens.sources.huggingface.proof import prove, proved_rows
 from toeplens.sources.huggingface.rotation import Rotation, find_rotation
 
 ACTIVE: ContextVar[Watch | None] = ContextVar("toeplens_watch", default=None)
@@ -57,6 +59,11 @@ def asks_interface(model: nn.Module) -> bool:
     """Whether any of the model's attention goes through transformers' attention interface."""
     functions = (each for module in attention_modules(model) for each in functions_of(module))
     return any("get_interface" in each.__code__.co_names for each in functions)
+
+
+def fused(model: nn.Module) -> bool:
+    """Whether the model's masks may be those of torch's fused attention: truth values, and none if it is causal."""
+    return bool(getattr(model, "_supports_sdpa", False))
 
 
 @dataclass
@@ -133,33 +140,38 @@ class Watch:
 
     def interface(
         self,
+        eager: Callable[..., tuple[Tensor, Tensor | None]],
         module: nn.Module,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
-        *args: Any,
-        **kwargs: Any,
+        causal: bool,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
         """The module's own eager attention, and its call."""
-        eager = eager_function(module)
-        self.aside = True
-        heads, weights = eager(module, query, key, value, mask, *args, **kwargs)
-        if weights is None:
-            raise InputError(f"model: the attention of {self.name(module)} was not understood: it gives no weights.")
         named = inspect.signature(eager).bind(module, query, key, value, mask, *args, **kwargs)
         named.apply_defaults()
         options = named.arguments | named.arguments.get("kwargs", {})
-        mask = None if mask is None else mask[..., : key.shape[2]]  # a cache of fixed size has more
         scale = options.get("scaling")
         if scale is None:
             scale = getattr(module, "scaling", query.shape[-1] ** -0.5)
-        terms = [x for x in (options.get("position_bias"), mask) if x is not None and x.dtype != torch.bool]
-        hidden = [~mask] if mask is not None and mask.dtype == torch.bool else []
-        parts = {"q": query, "k": key, "v": value, "weights": weights, "heads": heads, "scale": float(scale)}
-        self._add(module, parts, options.get("softcap"), options.get("s_aux"), terms, hidden)
-        self.aside = False
-        return heads, weights
+        before, self.aside = self.aside, True
+        try:
+            made = run_eager(eager, module, query, key, value, mask, causal, args, kwargs)
+            if made.own is None:
+                raise InputError(
+                    f"model: the attention of {self.name(module)} was not understood: it gives no weights."
+                )
+            terms = [x for x in (options.get("position_bias"), mask) if x is not None and x.dtype != torch.bool]
+            hidden = [~mask] if mask is not None and mask.dtype == torch.bool else []
+            parts = {"q": query, "k": key, "v": value, "scale": float(scale)}
+            parts |= {"softcap": options.get("softcap"), "sinks": options.get("s_aux"), "causal": causal}
+            self._add(module, parts, made, terms, hidden)
+        finally:
+            self.aside = before
+        return made.heads, made.weights
 
     def written_out(self, made: Followed, v: Tensor, out: Tensor) -> None:
         """A module's own code took a product of queries and keys, its softmax, and the product with the values."""
@@ -171,35 +183,35 @@ class Watch:
             "q": four(made.left, batch),
             "k": four(made.right, batch).transpose(-2, -1),
             "v": four(v, batch),
-            "weights": None if made.weights is None else four(made.weights, batch),
-            "heads": four(out, batch).transpose(1, 2),
             "scale": made.scale,
+            "softcap": None,
+            "sinks": None,
+            "causal": made.causal,
         }
         if not frame.cross and parts["q"].shape[2] != frame.tokens:
             raise InputError(
                 f"model: the attention of {self.name(frame.module)} was not understood: a softmax in it is over "
                 f"{parts['q'].shape[2]} queries of {frame.tokens}."
             )
-        self._add(frame.module, parts, None, None, terms, hidden)
+        weights = None if made.weights is None else four(made.weights, batch)
+        rows = proved_rows(parts["q"], parts["k"])
+        own = None if weights is None else weights.index_select(2, rows)
+        self._add(frame.module, parts, Eager(four(out, batch).transpose(1, 2), weights, rows, own), terms, hidden)
 
     def _add(
-        self,
-        module: nn.Module,
-        parts: dict[str, Any],
-        softcap: float | None,
-        sinks: Tensor | None,
-        terms: list[Tensor],
-        hidden: list[Tensor],
+        self, module: nn.Module, parts: dict[str, Any], made: Eager, terms: list[Tensor], hidden: list[Tensor]
     ) -> None:
         frame = self.frames[-1] if self.frames and self.frames[-1].module is module else None
         q, k = parts["q"], parts["k"]
-        bias, visible = _bias_and_mask(terms, hidden, k.shape[2])
-        parts |= {"softcap": softcap, "sinks": sinks, "bias": bias, "visible": visible}
-        proof = prove(self.name(module), **parts)
-        unrotated, rotation, unknown = self._rotation(module, frame, q, k)
+        parts["bias"], visible = _bias_and_mask(terms, hidden, k.shape[2])
         cross = frame.cross if frame is not None else q.shape[2] != k.shape[2]
-        one_way = visible is not None and not bool(visible.triu(1).any())
-        side: Side = "decoder" if one_way and not cross else "encoder"
+        if visible is not None and not cross:
+            parts["causal"] = parts["causal"] or one_way(visible)
+            visible = None if parts["causal"] and just_causal(visible) else visible
+        parts["visible"] = visible
+        proof = prove(self.name(module), **parts, rows=made.rows, own=made.own, heads=made.heads)
+        unrotated, rotation, unknown = self._rotation(module, frame, q, k)
+        side: Side = "decoder" if parts["causal"] and not cross else "encoder"
         if self.two_sided:
             side = "encoder" if "encoder" in self.names.get(module, "").split(".") else "decoder"
         elif cross:
@@ -207,6 +219,7 @@ class Watch:
         kind = "cross" if cross else "self"
         layer = self.counts[side, kind]
         self.counts[side, kind] += 1
+        parts |= {"weights": made.weights, "heads": made.heads}
         found = {"unrotated": unrotated, "rotation": rotation, "unknown": unknown, "proof": proof}
         call = AttentionCall(layer=layer, kind=kind, side=side, module=self.name(module), **parts, **found)
         if frame is None:

@@ -1,0 +1,116 @@
+"""What silencing each attention head of a Hugging Face model does to its loss or to its last hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import nn
+
+from toeplens.ground import InputError, choose
+from toeplens.sources.huggingface.anatomy import anatomy_of
+from toeplens.sources.huggingface.first_order import first_order
+from toeplens.sources.huggingface.observing import observed
+from toeplens.sources.huggingface.outcome import Effect, outcome_of
+from toeplens.sources.huggingface.passes import Passes
+from toeplens.sources.huggingface.replays import Address
+from toeplens.sources.huggingface.silencing import silenced
+
+Method = Literal["exact", "attribution"]
+Silenced = tuple[str, str, str, int, int]  # module, side, kind, layer, heads
+
+
+@dataclass(frozen=True)
+class HeadEffects:
+    """What each head does.
+
+    effects   for each call of attention, [B, H] float64: what silencing a head changes in each sequence. Of ``loss``:
+              what it adds, nats a predicted token; of ``states``: the mean squared distance of the last hidden states
+              from the intact ones, relative to their variance over the tokens. NaN where that is not defined
+    baseline  [B] the intact loss; None for ``states``
+    outcome   ``loss`` or ``states``
+    method    ``exact`` or ``attribution``
+    replayed  calls that were replayed from their layer on, without those before it; the others took whole passes
+    """
+
+    effects: tuple[Float[np.ndarray, "B _H"], ...]
+    baseline: Float[np.ndarray, "B"] | None
+    outcome: Effect
+    method: Method
+    replayed: int
+
+
+def head_effects(
+    model: Any,
+    inputs: Mapping[str, Any],
+    calls: Sequence[Silenced],
+    *,
+    method: Method = "exact",
+    mask_token: int | None = None,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> HeadEffects:
+    """Silence each head of a transformers model alone: its output is 0 at every position, before the projection.
+
+    What is measured is the mean cross-entropy of the next token for a causal language model, of the decoder's next
+    token for an encoder-decoder with such a head, and of 15 % of the tokens, which are masked, for a masked language
+    model whose mask token is given. Everything else, and a masked one without it, has effects on the last hidden
+    states. Padding does not count.
+
+    The layers before a head's are run once: what the last of them gave is put in their place in the passes for the
+    heads after it, several heads a pass where sequences are short. In each such set one pass silences nothing; where it
+    does not give the intact states (layers that share keys, or hand more on than one output), whole passes are run
+    instead. The head of the model is run on some positions at a time. Afterwards the model is as it was.
+
+    Arguments
+        model        a `transformers.PreTrainedModel`
+        inputs       what its ``forward`` takes, by name; with ``decoder_input_ids`` for an encoder-decoder
+        calls        the attention to silence: module (its class may follow), side, kind, layer and number of heads, as
+                     `AttentionCall` has them
+        method       ``exact``; or ``attribution``, the first-order estimate z . dloss/dz negated, of all heads from one
+                     forward and one backward pass, for the loss alone
+        mask_token   index of the mask token
+        seed         of the tokens that are masked
+        on_progress  is called with the heads that are done, and all
+
+    Raises `InputError` for a call that the pass does not have, for an attribution without a loss, for a model whose
+    head or attention is not understood.
+    """
+    choose("method", method, get_args(Method))
+    outcome = outcome_of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
+    if method == "attribution" and outcome.effect == "states":
+        raise InputError(
+            "method: attribution was given for last hidden states, whose distance from the intact ones has no "
+            "first-order term; it must be exact."
+        )
+    report = on_progress or (lambda done, total: None)
+    counts = [heads for *_, heads in calls]
+    passes = Passes(model, anatomy_of(model), outcome)
+    with observed(model, passes.anatomy):
+        with torch.no_grad():
+            intact, baseline = passes.intact()
+        places = [_place(model, call, intact.order) for call in calls]
+        if method == "exact":
+            effects, replayed = silenced(passes, intact, baseline, places, counts, report) if calls else ([], 0)
+        else:
+            effects, replayed = first_order(passes, places, counts) if calls else [], 0
+            report(sum(counts), sum(counts))
+    kept = None if baseline is None else baseline.cpu().numpy()
+    return HeadEffects(tuple(effects), kept, outcome.effect, method, replayed)
+
+
+def _place(model: nn.Module, call: Silenced, order: Sequence[Address]) -> Address:
+    """Where in the pass a call is; of a module that is called again and again, by its layer."""
+    name, _, _, layer, _ = call
+    module = dict(model.named_modules(remove_duplicate=False)).get(name.split(" (")[0])
+    own = [each for each in order if each.module is module]
+    if len(own) > 1:
+        alike = [each for each in order if type(each.module) is type(module)]
+        own = [each for each in alike[layer : layer + 1] if each.module is module]
+    if not own:
+        raise InputError(f"calls: {name} was given for layer {layer}; no such attention is called in the pass.")
+    return own[0]

@@ -1,0 +1,63 @@
+"""First-order effects of all heads of a Hugging Face model on its loss, from one pass forward and one back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from toeplens.sources.huggingface.outcome import pieces, summed, wide
+from toeplens.sources.huggingface.passes import Passes, fits
+from toeplens.sources.huggingface.replays import Address
+
+
+def first_order(passes: Passes, places: Sequence[Address], counts: Sequence[int]) -> list[Float[np.ndarray, "B _H"]]:
+    """-z . dloss/dz of each call's heads, z their outputs, in each sequence; NaN without a label.
+
+    Parameters need no gradient meanwhile, so that nothing is kept for theirs.
+    """
+    probes = [_Probe(passes.batch, count) for count in counts]
+    labels = passes.outcome.labels
+    assert labels is not None
+    with torch.enable_grad(), _without_gradients(passes.model):
+        run = passes.run(changes=dict(zip(places, probes, strict=True)))
+        labels = labels.to(run.states.device)
+        predicted = (labels >= 0).sum(1)
+        upstream = torch.zeros_like(run.states)
+        for some in pieces(labels, passes.vocabulary):
+            states = run.states.detach()[:, some].requires_grad_()
+            each = summed(passes.logits(run, states), labels[:, some])
+            total = (each / predicted.clamp_min(1).to(each.device)).sum()
+            upstream[:, some] = torch.autograd.grad(total, states)[0]
+        gradients = torch.autograd.grad(run.states, [probe.at for probe in probes], upstream)
+    known = (predicted > 0).unsqueeze(-1)
+    return [torch.where(known, -each.to(known.device).double(), torch.nan).cpu().numpy() for each in gradients]
+
+
+class _Probe:
+    """Multiplies each head's output by 1 + a number of its own, which is 0."""
+
+    def __init__(self, rows: int, heads: int) -> None:
+        self.shape = rows, heads
+        self.at = torch.empty(0)
+
+    def __call__(self, heads: Float[Tensor, "B N H dv"]) -> Float[Tensor, "B N H dv"]:
+        fits(heads, *self.shape)
+        self.at = torch.zeros(self.shape, dtype=wide(heads).dtype, device=heads.device, requires_grad=True)
+        return (heads * (1 + self.at)[:, None, :, None]).to(heads.dtype)
+
+
+@contextmanager
+def _without_gradients(model: nn.Module) -> Iterator[None]:
+    learnt = [weight for weight in model.parameters() if weight.requires_grad]
+    try:
+        for weight in learnt:
+            weight.requires_grad_(False)
+        yield
+    finally:
+        for weight in learnt:
+            weight.requires_grad_(True)

@@ -1,0 +1,191 @@
+"""A Hugging Face model and its tokenizer by name or directory: safetensors alone unless told, never remote code."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from toeplens.ground import EnvironmentFailure, InputError, choose
+
+Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
+_ATTENTION = re.compile("attention|attn", re.IGNORECASE)
+_TABLE = re.compile(r"^wpe$|^(?!.*rel).*(pos.*emb|emb.*pos)")
+_MISSING = 3  # names of missing weights that are told
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model on its device, in evaluation mode.
+
+    model    a `transformers.PreTrainedModel`
+    name     as it was asked for
+    missing  weights that the checkpoint does not have, so that they are random; none of them is of an attention
+    """
+
+    model: Any
+    name: str
+    missing: tuple[str, ...]
+
+
+def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> Loaded:
+    """A transformers model from a directory, or from the hub or its cache.
+
+    Its class is the one its configuration names, so that a language model keeps its head. No code comes with it.
+
+    Arguments
+        name     a directory that holds a config.json, or a name on the hub
+        dtype    ``auto``: float32 on a CPU, elsewhere the checkpoint's own
+        device   ``auto``: CUDA if there is a GPU, spread over GPUs and memory if accelerate is installed; ``cpu``,
+                 ``cuda`` or ``cuda:N``
+        pickled  whether weights that are no safetensors may be read: unpickling them can run what they hold
+
+    Raises `InputError` for a model that is not there, is no text model of transformers, lacks weights of its attention,
+    or has none but pickled ones; `EnvironmentFailure` where transformers is missing or memory runs out.
+    """
+    choose("dtype", dtype, get_args(Dtype))
+    transformers = library()
+    place = _device(device)
+    with _quiet(transformers):
+        return _load(transformers, name, dtype, place, pickled)
+
+
+def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool) -> Loaded:
+    config = _config(transformers, name)
+    cls = _class(transformers, config, name)
+    chosen: Any = getattr(torch, dtype) if dtype != "auto" else "auto" if place != "cpu" else torch.float32
+    options: dict[str, Any] = {"dtype": chosen, "use_safetensors": None if pickled else True}
+    if place == "auto":
+        options["device_map"] = "auto"
+    try:
+        model, info = cls.from_pretrained(name, config=config, output_loading_info=True, **options)
+        model = model if place == "auto" else model.to(place)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise EnvironmentFailure(
+            f"model: {name} does not fit into the memory of {place}; a smaller dtype or another device is needed."
+        ) from None
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"model: {name} could not be loaded: {_why(error, pickled)}") from None
+    missing = tuple(sorted(info["missing_keys"]))
+    lost = [key for key in missing if _ATTENTION.search(key)]
+    if lost:
+        more = f" and {len(lost) - _MISSING} more" if len(lost) > _MISSING else ""
+        raise InputError(
+            f"model: the checkpoint of {name} lacks weights of the attention: {', '.join(lost[:_MISSING])}{more}; they "
+            "would be random."
+        )
+    return Loaded(model.eval(), name, missing)
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer that lies with a model. Raises `InputError` where there is none."""
+    try:
+        with _quiet(library()):
+            return library().AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise InputError(
+            f"model: {name} has no tokenizer that can be read ({_first(error)}); tokens must be given instead of text."
+        ) from None
+
+
+def position_limit(model: nn.Module) -> int | None:
+    """How many tokens the model has position vectors for; None where positions are not looked up in a table."""
+    found = []
+    for name, module in model.named_modules():
+        last = name.split(".")[-1]
+        if isinstance(module, nn.Embedding) and _TABLE.search(last):
+            first = module.padding_idx
+            skipped = 0 if first is None else first + 1
+            found.append(module.num_embeddings - max(skipped, int(getattr(module, "offset", 0))))
+    return min(found) if found else None
+
+
+def library() -> Any:
+    """The module transformers. Raises `EnvironmentFailure` where it is not installed."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise EnvironmentFailure("transformers: it is missing; pip install 'toeplens[hf]' installs it.") from error
+    return transformers
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without the progress bars and warnings of transformers and the hub: what goes wrong is said in an error."""
+    logs = transformers.utils.logging
+    hub, level, bars = logging.getLogger("huggingface_hub"), logs.get_verbosity(), logs.is_progress_bar_enabled()
+    before = hub.level
+    logs.set_verbosity(logs.CRITICAL)
+    logs.disable_progress_bar()
+    hub.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logs.set_verbosity(level)
+        hub.setLevel(before)
+        if bars:
+            logs.enable_progress_bar()
+
+
+def _device(device: str) -> str:
+    """``auto`` where a model is to be spread, else a device of torch."""
+    if device == "auto":
+        if not torch.cuda.is_available():
+            return "cpu"
+        return "cuda" if importlib.util.find_spec("accelerate") is None else "auto"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise InputError(f"device: {device!r} was given; it must be auto, cpu, cuda or cuda:N.")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise InputError(f"device: {device!r} was given; there is no CUDA GPU here.")
+    return device
+
+
+def _config(transformers: Any, name: str) -> Any:
+    if Path(name).exists() and not (Path(name) / "config.json").is_file():
+        raise InputError(f"model: {name} holds no config.json; it must be a run's directory or a transformers model's.")
+    try:
+        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        why = _first(error)
+        if "trust_remote_code" in str(error):
+            why = "it brings code of its own, which is never run"
+        elif not Path(name).exists() and isinstance(error, OSError):
+            why = "there is no such directory, and the hub and its cache do not give it"
+        raise InputError(f"model: {name} could not be loaded: {why}.") from None
+
+
+def _class(transformers: Any, config: Any, name: str) -> Any:
+    """The class that the configuration names, or the one that transformers has for its type."""
+    for wanted in config.architectures or ():
+        cls = getattr(transformers, wanted, None)
+        if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
+            return cls
+    if config.architectures:
+        raise InputError(
+            f"model: {name} is a {config.architectures[0]}, which is not in transformers {transformers.__version__}."
+        )
+    kinds = (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM, transformers.AutoModel)
+    for kind in kinds:
+        if type(config) in kind._model_mapping:
+            return kind._model_mapping[type(config)]
+    raise InputError(f"model: {name} is of type {config.model_type}, of which transformers has no model.")
+
+
+def _why(error: Exception, pickled: bool) -> str:
+    if not pickled and "safetensors" in str(error):
+        return "it has no weights as safetensors; pickled ones are only read if that is allowed (--pickled)."
+    return f"{_first(error)}."
+
+
+def _first(error: Exception) -> str:
+    """The first line of what went wrong."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")

@@ -1,0 +1,97 @@
+"""A Hugging Face model in whose passes layers and attention ask a `Replay`, for as long as that is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any
+
+from torch import nn
+
+from toeplens.ground import EnvironmentFailure
+from toeplens.sources.huggingface.anatomy import Anatomy
+from toeplens.sources.huggingface.lent import changed
+from toeplens.sources.huggingface.replays import RUN
+from toeplens.sources.huggingface.watch import asks_interface, attention_modules, functions_of
+
+_EAGER = "eager_attention_forward"  # how the name of a model's own eager attention ends
+
+
+@contextmanager
+def observed(model: Any, anatomy: Anatomy) -> Iterator[None]:
+    """Evaluation mode, no cache of keys, and passes of `Replay` observed; afterwards all is as it was.
+
+    Raises `EnvironmentFailure` where transformers is not installed.
+    """
+    try:
+        from transformers import AttentionInterface
+    except ImportError as error:
+        raise EnvironmentFailure("transformers: it is missing; pip install 'toeplens[hf]' installs it.") from error
+    with changed([*_settings(model), *_forwards(anatomy), *_attention(model, AttentionInterface._global_mapping)]):
+        yield
+
+
+_Entry = tuple[dict[str, Any], str, Callable[[Any], Any]]
+
+
+def _settings(model: nn.Module) -> Iterator[_Entry]:
+    for module in model.modules():
+        yield vars(module), "training", lambda before: False
+    for config in _configs(model):
+        if "use_cache" in vars(config):
+            yield vars(config), "use_cache", lambda before: False
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """The configurations of the model's modules, and those in them."""
+    found: dict[int, Any] = {}
+    waiting = [getattr(module, "config", None) for module in model.modules()]
+    while waiting:
+        config = waiting.pop()
+        if config is not None and hasattr(config, "sub_configs") and id(config) not in found:
+            found[id(config)] = config
+            waiting += [getattr(config, key, None) for key in config.sub_configs]
+    return list(found.values())
+
+
+def _forwards(anatomy: Anatomy) -> Iterator[_Entry]:
+    modules = {*anatomy.items, *anatomy.written, *anatomy.parts}
+    for module in modules | ({anatomy.embedding} if anatomy.embedding is not None else set()):
+        yield vars(module), "forward", partial(_visited, module)
+
+
+def _visited(module: nn.Module, _before: Any) -> Callable[..., Any]:
+    original = module.forward
+
+    @wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        run = RUN.get()
+        return original(*args, **kwargs) if run is None else run.visit(module, original, args, kwargs)
+
+    return forward
+
+
+def _attention(model: nn.Module, table: dict[str, Any]) -> Iterator[_Entry]:
+    """What modules that ask the attention interface are given: the entries of its table, or their own eager attention.
+
+    The entries keep their names, so that masks and whatever else goes by the name stay as they were.
+    """
+    if not asks_interface(model):
+        return
+    names = {str(getattr(config, "_attn_implementation", None)) for config in _configs(model)}
+    for name in names & table.keys():
+        yield table, name, _asked
+    spaces = {id(each.__globals__): each.__globals__ for m in attention_modules(model) for each in functions_of(m)}
+    for space in spaces.values():
+        for name in [name for name, value in space.items() if name.endswith(_EAGER) and callable(value)]:
+            yield space, name, _asked
+
+
+def _asked(attend: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(attend)
+    def asked(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        run = RUN.get()
+        return attend(module, *args, **kwargs) if run is None else run.interface(attend, module, *args, **kwargs)
+
+    return asked

@@ -1,0 +1,217 @@
+"""Passes of a Hugging Face model in which the layers before one are not run again and heads' outputs are changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from toeplens.ground import InputError
+from toeplens.sources.huggingface.anatomy import Anatomy
+from toeplens.sources.huggingface.products import Followed, Products, four
+
+RUN: ContextVar[Replay | None] = ContextVar("toeplens_replay", default=None)
+
+Change = Callable[[Float[Tensor, "R N H dv"]], Float[Tensor, "R N H dv"]]
+
+
+class Address(NamedTuple):
+    """One call of attention in a pass: its module, in or before which call of a layer, and which of several there."""
+
+    module: nn.Module
+    item: int
+    turn: int
+
+
+@dataclass(eq=False)
+class Replay:
+    """One pass over some copies of a batch: what it leaves out, what it changes, and what it leaves behind.
+
+    batch    sequences of the batch; the pass has each ``rows`` times, copy after copy
+    changes  what is made of the heads' outputs at an address
+    start    calls of layers before this one, from 0 in the order of the pass, are not run: they give what is held
+    held     by list of layers, what its last layer before ``start`` gave, for the batch alone
+    until    what layers before this one give for the first copy goes to ``kept``, by list, the last of each
+    order    the addresses that were met
+    states   what the part that ran last gave: the last hidden states, before the head
+    output   what the model returned; its logits are of the last position alone
+    """
+
+    anatomy: Anatomy
+    batch: int
+    rows: int = 1
+    changes: Mapping[Address, Change] = field(default_factory=dict)
+    start: int = 0
+    held: Mapping[str, Any] = field(default_factory=dict)
+    until: int = 0
+    kept: dict[str, Any] = field(default_factory=dict)
+    order: list[Address] = field(default_factory=list)
+    output: Any = None
+    _parts: dict[nn.Module, Any] = field(default_factory=dict)
+    _fed: Tensor | None = None
+    _items: int = 0
+    _inside: int | None = None
+    _seen: Counter[tuple[nn.Module, int]] = field(default_factory=Counter)
+    _aside: bool = False
+    _within: bool = False
+
+    def run(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
+        """Run the model, within `observed`. Raises `InputError` where an address of a change was not met."""
+        self.kept = dict(self.held)
+        self.held = {name: copied(each, self.batch, self.rows) for name, each in self.held.items()}
+        more = {name: copied(each, self.batch, self.rows) if self.rows > 1 else each for name, each in inputs.items()}
+        self.output = self._forward(model, more)
+        self.held = {}
+        missing = [type(each.module).__name__ for each in self.changes if each not in self.order]
+        if missing:
+            raise InputError(
+                f"model: the outputs of the heads of {missing[0]} were not seen, so they were not changed."
+            )
+
+    def logits(self, model: nn.Module, inputs: Mapping[str, Any], states: Float[Tensor, "R n d"]) -> Tensor:
+        """The logits [R, n, V] of some of the last hidden states: the model's own head, without what is before it."""
+        self._fed = states
+        try:
+            return logits_in(self._forward(model, inputs))
+        finally:
+            self._fed = None
+
+    @property
+    def states(self) -> Float[Tensor, "R N d"]:
+        found = getattr(self.output, "last_hidden_state", None)
+        return _first(next(reversed(self._parts.values()), self.output)) if found is None else found
+
+    def _forward(self, model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+        token = RUN.set(self)
+        try:
+            return model(**inputs)
+        finally:
+            RUN.reset(token)
+
+    def visit(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A module of the anatomy is called."""
+        roles = (
+            (self.anatomy.written, self._attention),
+            (self.anatomy.items, self._item),
+            (self.anatomy.parts, self._part),
+            ((self.anatomy.embedding,), self._embedding),
+        )
+        for modules, role in roles:
+            if module in modules:
+                forward = partial(role, module, forward)
+        return forward(*args, **kwargs)
+
+    def interface(self, attend: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """A module asked the attention interface, and this is the function it was given."""
+        if self._aside:
+            return attend(module, *args, **kwargs)
+        self._aside = True
+        try:
+            heads, *rest = attend(module, *args, **kwargs)
+        finally:
+            self._aside = False
+        change = self.changes.get(self._address(module))
+        return (heads if change is None else change(heads), *rest)
+
+    def _address(self, module: nn.Module) -> Address:
+        item = self._items if self._inside is None else self._inside
+        self.order.append(Address(module, item, self._seen[module, item]))
+        self._seen[module, item] += 1
+        return self.order[-1]
+
+    def _attention(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        address = self._address(module)
+        change = self.changes.get(address)
+        if change is None:
+            return forward(*args, **kwargs)
+        with _Altered(change, self.batch * self.rows) as products:
+            output = forward(*args, **kwargs)
+        products.forget()
+        if products.count != 1:
+            self.order.remove(address)
+        return output
+
+    def _item(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        number, self._items = self._items, self._items + 1
+        where = self.anatomy.items[module]
+        if number < self.start:
+            return self.held[where]
+        before, self._inside = self._inside, number
+        output = forward(*args, **kwargs)
+        self._inside = before
+        if number < self.until:
+            self.kept[where] = tree_map(self._of_first_copy, output)
+        return output
+
+    def _of_first_copy(self, x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return x[: self.batch].clone() if x.ndim and x.shape[0] == self.batch * self.rows else x.clone()
+
+    def _part(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._within:
+            return forward(*args, **kwargs)
+        if self._fed is None:
+            self._within = True
+            self._parts.pop(module, None)
+            self._parts[module] = forward(*args, **kwargs)
+            self._within = False
+            return self._parts[module]
+        output = self._parts[module]
+        if module is not next(reversed(self._parts)):
+            return output
+        if isinstance(output, Tensor):
+            return self._fed
+        if isinstance(output, tuple):
+            return (self._fed, *output[1:])
+        return type(output)(**{**output, next(iter(output)): self._fed})
+
+    def _embedding(self, module: nn.Module, forward: Callable[..., Any], states: Tensor) -> Any:
+        return forward(states[:, -1:] if self._fed is None and states.ndim == 3 else states)
+
+
+class _Altered(Products):
+    """Changes the product of weights and values of the attention that is written out."""
+
+    def __init__(self, change: Change, rows: int) -> None:
+        super().__init__(lambda: True, self._change)
+        self._made: Tensor | None = None
+        self._heads, self._rows = change, rows
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs)
+        made, self._made = self._made, None
+        return out if made is None else made
+
+    def _change(self, followed: Followed, values: Tensor, out: Tensor) -> None:
+        self.count += 1
+        self._made = self._heads(four(out, self._rows).transpose(1, 2)).transpose(1, 2).reshape(out.shape)
+
+
+def copied(content: Any, batch: int, rows: int) -> Any:
+    """Fresh tensors with every sequence ``rows`` times, copy after copy; those without a batch are copied alone."""
+
+    def copy(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return x.repeat(rows, *(1,) * (x.ndim - 1)) if x.ndim and x.shape[0] == batch else x.clone()
+
+    return tree_map(copy, content)
+
+
+def logits_in(output: Any) -> Tensor:
+    """The logits of what a language model returns."""
+    found = getattr(output, "logits", None)
+    return _first(output) if found is None else found
+
+
+def _first(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]

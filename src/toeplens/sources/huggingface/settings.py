@@ -1,0 +1,31 @@
+"""The settings of a Hugging Face model for the length of a pass: evaluation mode, no cache of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+Entry = tuple[dict[str, Any], str, Callable[[Any], Any]]  # of `toeplens.sources.huggingface.lent.changed`
+
+
+def evaluation(model: nn.Module) -> Iterator[Entry]:
+    """Evaluation mode in every module, no cache in every configuration."""
+    for module in model.modules():
+        yield vars(module), "training", lambda before: False
+    for config in configs_of(model):
+        if "use_cache" in vars(config):
+            yield vars(config), "use_cache", lambda before: False
+
+
+def configs_of(model: nn.Module) -> list[Any]:
+    """The configurations of the model's modules, and those in them."""
+    found: dict[int, Any] = {}
+    waiting = [getattr(module, "config", None) for module in model.modules()]
+    while waiting:
+        config = waiting.pop()
+        if config is not None and hasattr(config, "sub_configs") and id(config) not in found:
+            found[id(config)] = config
+            waiting += [getattr(config, key, None) for key in config.sub_configs]
+    return list(found.values())

@@ -1,0 +1,58 @@
+"""The captured pass against a plain one: whether what was taken apart is the model as it runs by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toeplens.ground import InputError
+from toeplens.sources.huggingface.calls import AttentionCall
+from toeplens.sources.huggingface.capture import captured
+from toeplens.sources.huggingface.lent import changed
+from toeplens.sources.huggingface.settings import Entry, evaluation
+
+_LAST = 64  # positions of a language model whose logits are formed: those of all may not fit
+_ALLOWED = {torch.float64: 1e-6, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+
+
+def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None]) -> float:
+    """`captured`, and a plain pass of the model in its own attention: the largest difference of their outputs.
+
+    It is relative to the largest output. The outputs are the model's first: last states, or of a language model the
+    logits at the last 64 positions, on which all layers and earlier positions have their effect.
+
+    Raises `InputError` where they are not the same but for rounding, and as `captured`.
+    """
+    with changed(_shortened(model)):
+        with torch.no_grad(), changed(evaluation(model)):
+            own = _first(model(**inputs))
+        made = _first(captured(model, inputs, on_layer))
+    size = float(own.abs().max())
+    far = float((made - own).abs().max()) / (size if size > 0 else 1.0) if made.shape == own.shape else torch.inf
+    allowed = _ALLOWED.get(own.dtype, 1e-3)
+    if not far <= allowed:
+        raise InputError(
+            f"model: {type(model).__name__} was not understood: with its eager attention its outputs differ by "
+            f"{far:.1e} (relative) from those of its own pass, where at most {allowed:.0e} is allowed."
+        )
+    return far
+
+
+def _shortened(model: Any) -> Iterator[Entry]:
+    """The output embedding at the last positions alone, where it is a module of its own."""
+    embedding = model.get_output_embeddings()
+    if isinstance(embedding, nn.Linear) and embedding is not model.get_input_embeddings():
+        forward = embedding.forward
+
+        def last(x: Tensor) -> Tensor:
+            return forward(x[:, -_LAST:] if x.ndim == 3 else x)
+
+        yield vars(embedding), "forward", lambda before: last
+
+
+def _first(output: Any) -> Tensor:
+    """The first tensor that a model returns."""
+    return output if isinstance(output, Tensor) else next(x for x in output.values() if isinstance(x, Tensor))

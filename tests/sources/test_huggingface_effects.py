@@ -1,0 +1,436 @@
+"""Effects of heads are what a plain pass gives whose output projection is fed 0 in place of a head."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from toeplens.ground import InputError
+from toeplens.sources.huggingface import captured, outcome, passes, silencing
+from toeplens.sources.huggingface.effects import HeadEffects, head_effects
+
+transformers = pytest.importorskip("transformers")
+
+TOKENS, PADDED = 12, 9  # the second sequence has 9 tokens before its padding
+SIZES = {
+    "vocab_size": 31,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = SIZES | {"num_key_value_heads": 2}
+NARROW = GROUPED | {"head_dim": 8, "sliding_window": 4}
+GPT = {
+    "vocab_size": 31,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LATENT = SIZES | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 5,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+}
+T5 = {"vocab_size": 31, "d_model": 32, "d_kv": 8, "num_layers": 2, "num_heads": 4, "d_ff": 48}
+SHARED = NARROW | {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 4,
+    "vocab_size_per_layer_input": 31,
+    "laurel_rank": 4,
+    "altup_num_inputs": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "intermediate_size": [48] * 4,
+    "activation_sparsity_pattern": [0.0] * 4,
+}
+MODELS: dict[str, tuple[str, dict[str, Any], str, int]] = {  # class, sizes, output projection, calls replayed
+    "Llama": ("LlamaForCausalLM", GROUPED | {"num_hidden_layers": 3}, "self_attn.o_proj", 2),
+    "Gemma2": ("Gemma2ForCausalLM", NARROW | {"final_logit_softcapping": 2.0}, "self_attn.o_proj", 1),
+    "OPT": ("OPTForCausalLM", SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 16}, "self_attn.out_proj", 1),
+    "GPT2": ("GPT2LMHeadModel", GPT, "attn.c_proj", 1),
+    "GPTJ": ("GPTJForCausalLM", GPT | {"rotary_dim": 4}, "attn.out_proj", 1),
+    "Cohere": ("CohereForCausalLM", GROUPED, "self_attn.o_proj", 1),
+    "Bloom": (
+        "BloomForCausalLM",
+        {"vocab_size": 31, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+        "self_attention.dense",
+        1,
+    ),
+    "Bert": ("BertModel", SIZES, "attention.output.dense", 1),
+    "Bert-masked": ("BertForMaskedLM", SIZES, "attention.output.dense", 1),
+    "Albert": ("AlbertModel", SIZES | {"embedding_size": 16}, "attention.dense", 1),
+    "T5": (
+        "T5ForConditionalGeneration",
+        T5 | {"decoder_start_token_id": 0, "pad_token_id": 0},
+        "Attention.o",
+        5,
+    ),
+    "GptOss": (
+        "GptOssForCausalLM",
+        NARROW | {"num_local_experts": 2, "num_experts_per_tok": 1},
+        "self_attn.o_proj",
+        1,
+    ),
+    "DeepseekV3": ("DeepseekV3ForCausalLM", LATENT, "self_attn.o_proj", 1),
+    "Gemma3n-text": ("Gemma3nForCausalLM", SHARED, "self_attn.o_proj", 0),
+}
+CONFIGS = {"Gemma3n-text": "Gemma3nTextConfig"}
+MASK = 3
+
+
+def model_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    return _model(name, dtype)
+
+
+@cache
+def _model(name: str, dtype: torch.dtype) -> Any:
+    """A tiny model with random weights that are large enough for its attention not to be flat."""
+    kind, sizes, _, _ = MODELS[name]
+    config = getattr(transformers, CONFIGS.get(name, name.split("-")[0] + "Config"))(**sizes)
+    generator = torch.Generator().manual_seed(7)
+    model = getattr(transformers, kind)(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.copy_(0.2 * noise if weight.ndim > 1 else weight + 0.1 * noise)
+    return model.to(dtype)
+
+
+def inputs_of(model: Any) -> dict[str, Tensor]:
+    tokens = torch.randint(4, 31, (2, TOKENS), generator=torch.Generator().manual_seed(3))
+    there = torch.ones_like(tokens)
+    there[1, PADDED:] = 0
+    more = {}
+    if model.config.is_encoder_decoder:
+        more = {"decoder_input_ids": tokens[:, 2:9], "decoder_attention_mask": there[:, 5:]}
+    return {"input_ids": tokens, "attention_mask": there} | more
+
+
+@cache
+def calls_of(name: str) -> list[tuple[str, str, str, int, int]]:
+    found = []
+    model = model_of(name)
+    captured(model, inputs_of(model), lambda c: found.append((c.module, c.side, c.kind, c.layer, c.heads.shape[2])))
+    return found
+
+
+@cache
+def effects_of(name: str, dtype: torch.dtype = torch.float32) -> HeadEffects:
+    model = model_of(name, dtype)
+    return head_effects(model, inputs_of(model), calls_of(name), mask_token=MASK)
+
+
+def labels_of(name: str, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
+    """The inputs of a pass, and the token that each position predicts, -1 for none: written out place by place."""
+    if name == "Bert-masked":
+        random = np.random.Generator(np.random.Philox(0))
+        tokens = inputs["input_ids"].clone()
+        labels = torch.full_like(tokens, -1)
+        for row, length in enumerate((TOKENS, PADDED)):
+            for place in random.choice(np.arange(length), max(1, round(0.15 * length)), replace=False):
+                labels[row, place], tokens[row, place] = tokens[row, place].clone(), MASK
+        return inputs | {"input_ids": tokens}, labels
+    if name in ("Bert", "Albert"):
+        return inputs, None
+    side = "decoder_" if name == "T5" else ""
+    tokens, there = inputs[f"{side}input_ids"], inputs[f"{side}attention_mask"]
+    labels = torch.full_like(tokens, -1)
+    for row in range(len(tokens)):
+        for place in range(tokens.shape[1] - 1):
+            if there[row, place] and there[row, place + 1]:
+                labels[row, place] = tokens[row, place + 1]
+    return inputs, labels
+
+
+def measured(name: str, dtype: torch.dtype) -> Callable[[], Any]:
+    """What a plain pass gives: each sequence's loss, or its last hidden states at its tokens."""
+    model = model_of(name, dtype)
+    inputs, labels = labels_of(name, inputs_of(model))
+
+    @torch.no_grad()
+    def plain() -> Any:
+        out = model(**inputs)
+        if labels is None:
+            return [out[0][0].double(), out[0][1, :PADDED].double()]
+        chances = out.logits.double().log_softmax(-1)
+        rows = []
+        for row in range(2):
+            places = [place for place in range(labels.shape[1]) if labels[row, place] >= 0]
+            rows.append(-sum(chances[row, place, labels[row, place]] for place in places) / len(places))
+        return np.array([float(each) for each in rows])
+
+    return plain
+
+
+def plain_effects(name: str, dtype: torch.dtype, gain: float = 0.0) -> list[np.ndarray]:
+    """Each head's effects, by whole passes in which its part of the projection's input is multiplied by the gain."""
+    model, plain = model_of(name, dtype), measured(name, dtype)
+    intact = plain()
+    by_call = []
+    turns: dict[str, int] = {}
+    for module, _, _, _, heads in calls_of(name):
+        prefix, turn = module.split(" (")[0], turns.get(module, 0)
+        turns[module] = turn + 1
+        ending = MODELS[name][2]
+        found = [m for n, m in model.named_modules() if n.endswith(ending) and (n + ".").startswith(_block(prefix))]
+        assert len(found) == 1
+        rows = []
+        for head in range(heads):
+            passed = [0]
+
+            def silence(
+                projection: nn.Module,
+                args: Any,
+                at: tuple[int, int, int] = (head, heads, turn),
+                passed: list[int] = passed,
+            ) -> Any:
+                head, heads, turn = at
+                passed[0] += 1
+                if passed[0] - 1 != turn:
+                    return None
+                x = args[0].clone()
+                width = x.shape[-1] // heads
+                x[..., head * width : (head + 1) * width] *= gain
+                return (x, *args[1:])
+
+            handle = found[0].register_forward_pre_hook(silence)
+            silenced = plain()
+            handle.remove()
+            if isinstance(intact, list):
+                both = zip(intact, silenced, strict=True)
+                rows.append([float((y - x).square().mean() / x.var(0, correction=0).mean()) for x, y in both])
+            else:
+                rows.append(silenced - intact)
+        by_call.append(np.stack(rows, 1))
+    return by_call
+
+
+def _block(prefix: str) -> str:
+    """The module around an attention in which its projection is: BERT's is not in the module that is captured."""
+    return prefix.removesuffix(".self") + "."
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exact_effects_are_those_of_plain_passes(name: str) -> None:
+    found = effects_of(name)
+    assert found.outcome == ("states" if name in ("Bert", "Albert") else "loss")
+    assert found.replayed == MODELS[name][3]
+    assert len(found.effects) == len(calls_of(name))
+    if found.baseline is not None:
+        np.testing.assert_allclose(found.baseline, measured(name, torch.float32)(), rtol=1e-5)
+    for ours, theirs in zip(found.effects, plain_effects(name, torch.float32), strict=True):
+        assert ours.dtype == np.float64
+        assert np.abs(theirs).max() > 1e-3
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["GPT2", "GPTJ", "Bert"])
+def test_exact_effects_in_float64(name: str) -> None:
+    found = effects_of(name, torch.float64)
+    assert found.replayed == MODELS[name][3]
+    for ours, theirs in zip(found.effects, plain_effects(name, torch.float64), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_exact_effects_in_half_precision() -> None:
+    found, single = effects_of("Llama", torch.bfloat16), effects_of("Llama")
+    assert found.replayed == 2
+    for ours, theirs in zip(found.effects, single.effects, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=0.1)
+
+
+@pytest.mark.parametrize("name", ["GPT2", "GPTJ", "Bert-masked", "T5"])
+def test_attribution_is_the_derivative(name: str) -> None:
+    """Against central differences: the projection is fed (1 + h) and (1 - h) of a head; T5 rounds to float32 inside."""
+    model, step = model_of(name, torch.float64), 1e-3
+    with torch.no_grad():  # gradients are its own affair
+        found = head_effects(model, inputs_of(model), calls_of(name), method="attribution", mask_token=MASK)
+    assert (found.method, found.replayed, found.outcome) == ("attribution", 0, "loss")
+    more, less = (plain_effects(name, torch.float64, gain) for gain in (1 + step, 1 - step))
+    for ours, up, down in zip(found.effects, more, less, strict=True):
+        assert np.abs(ours).max() > 1e-3
+        np.testing.assert_allclose(ours, (down - up) / (2 * step), rtol=1e-4, atol=3e-4 if name == "T5" else 1e-5)
+    assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["Llama", "Bloom", "T5"])
+def test_heads_one_by_one_and_positions_in_pieces_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, whole = model_of(name), effects_of(name)
+    monkeypatch.setattr(passes, "_TOKENS", 1)
+    monkeypatch.setattr(outcome, "_AT_ONCE", 4 * 31)
+    sizes: list[int] = []
+    handle = model.lm_head.register_forward_hook(lambda module, args, out: sizes.append(out.numel()))
+    try:
+        found = head_effects(model, inputs_of(model), calls_of(name))
+    finally:
+        handle.remove()
+    assert max(sizes) <= 4 * 31
+    for ours, theirs in zip(found.effects, whole.effects, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
+    if name == "Llama":
+        first, second = (
+            head_effects(model, inputs_of(model), calls_of(name), method="attribution").effects for _ in range(2)
+        )
+        monkeypatch.undo()
+        third = head_effects(model, inputs_of(model), calls_of(name), method="attribution").effects
+        np.testing.assert_array_equal(first, second)
+        np.testing.assert_allclose(first, third, rtol=1e-4, atol=1e-6)
+
+
+def test_some_of_the_calls() -> None:
+    """Any calls, in any order, with nothing before them run but once."""
+    for name in ("Llama", "T5", "Albert"):
+        model, whole = model_of(name), effects_of(name)
+        calls = calls_of(name)[:0:-1]
+        seen: list[tuple[int, int]] = []
+        found = head_effects(model, inputs_of(model), calls, on_progress=lambda *both, seen=seen: seen.append(both))
+        assert found.replayed == len(calls)
+        assert seen[-1] == (sum(call[4] for call in calls),) * 2
+        for ours, theirs in zip(found.effects, whole.effects[:0:-1], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert head_effects(model_of("Llama"), inputs_of(model_of("Llama")), []).effects == ()
+
+
+def test_layers_before_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("Llama")
+    counts = [0, 0, 0]
+    for place, layer in enumerate(model.model.layers):
+
+        def count(*args: Any, place: int = place, forward: Any = layer.forward, **kwargs: Any) -> Any:
+            counts[place] += 1
+            return forward(*args, **kwargs)
+
+        monkeypatch.setattr(layer, "forward", count)
+    head_effects(model, inputs_of(model), calls_of("Llama"))
+    assert counts == [2, 3, 4]  # the intact pass, then one for each layer up to its own
+
+
+def test_layers_that_share_more_than_their_output_take_whole_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, left = model_of("Llama"), []
+    first, last = model.model.layers[0], model.model.layers[2]
+    own_first, own_last = first.forward, last.forward
+
+    def leave(*args: Any, **kwargs: Any) -> Any:
+        left.append(own_first(*args, **kwargs))
+        return left[-1]
+
+    def take(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return own_last(hidden + left.pop() if left else hidden, *args, **kwargs)
+
+    monkeypatch.setattr(first, "forward", leave)
+    monkeypatch.setattr(last, "forward", take)
+    found = head_effects(model, inputs_of(model), calls_of("Llama"))
+    assert found.replayed == 0
+    for ours, theirs in zip(found.effects, plain_effects("Llama", torch.float32), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def state(model: nn.Module) -> Any:
+    """All that a pass might leave behind."""
+    functions = sys.modules[type(model).__module__].__dict__
+    return (
+        dict(transformers.AttentionInterface._global_mapping),
+        [(module.training, len(module._forward_hooks), "forward" in vars(module)) for module in model.modules()],
+        [dict(vars(m.config)) | {"rope_parameters": None} for m in model.modules() if hasattr(m, "config")],
+        {name: value for name, value in functions.items() if callable(value)},
+        [weight.requires_grad for weight in model.parameters()],
+    )
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPTJ", "T5"])
+def test_model_and_tables_stay_as_they_were(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(name)
+    inputs, calls = inputs_of(model), calls_of(name)
+    model.train()
+    next(model.parameters()).requires_grad_(False)
+    before = state(model)
+
+    def stop(done: int, total: int) -> None:
+        raise ZeroDivisionError
+
+    for method in ("exact", "attribution"):
+        found = head_effects(model, inputs, calls, method=method)
+        assert state(model) == before
+        with pytest.raises(ZeroDivisionError):
+            head_effects(model, inputs, calls, method=method, on_progress=stop)
+        assert state(model) == before
+        if method == "exact":
+            np.testing.assert_allclose(found.effects[1], effects_of(name).effects[1], atol=1e-6)
+    next(model.parameters()).requires_grad_(True)
+
+    def full(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(silencing, "apart", full)
+    model.eval()
+    with pytest.raises(torch.OutOfMemoryError):
+        head_effects(model, inputs, calls)
+    model.train()
+    model.eval()
+
+
+def test_sequences_without_a_prediction_have_no_effect() -> None:
+    model = model_of("GPT2")
+    inputs = inputs_of(model)
+    inputs["attention_mask"][1, 1:] = 0
+    for method in ("exact", "attribution"):
+        found = head_effects(model, inputs, calls_of("GPT2"), method=method)
+        assert found.baseline is not None
+        assert np.isnan(found.baseline).tolist() == [False, True]
+        for each in found.effects:
+            assert np.isnan(each).tolist() == [[False] * 4, [True] * 4]
+    bert = model_of("Bert-masked")
+    assert head_effects(bert, inputs_of(bert), calls_of("Bert-masked")).outcome == "states"  # no mask token
+    config = transformers.BertConfig(**SIZES | {"num_hidden_layers": 1})
+    own = transformers.BertLMHeadModel(config).eval()  # sees what comes next, so it is not asked for it
+    call = ("bert.encoder.layer.0.attention.self", "encoder", "self", 0, 4)
+    assert head_effects(own, inputs_of(own), [call]).outcome == "states"
+    found = head_effects(own, inputs_of(own), [call], mask_token=MASK)
+    assert found.outcome == "loss"
+    bert = model_of("Bert")
+    some = {name: each[:, :1] for name, each in inputs_of(bert).items()}
+    for each in head_effects(bert, some, calls_of("Bert")).effects:  # one token has no variance
+        assert np.isnan(each).all()
+
+
+def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    llama, bert, t5 = (model_of(name) for name in ("Llama", "Bert-masked", "T5"))
+    call = calls_of("Llama")[0]
+    with pytest.raises(InputError, match=r"method: attribution .* no first-order term"):
+        head_effects(bert, inputs_of(bert), calls_of("Bert-masked"), method="attribution")
+    with pytest.raises(InputError, match="there is no 'guess'"):
+        head_effects(llama, inputs_of(llama), [call], method="guess")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"calls: 5 heads were given for 2 sequences; .* \[2, 12, 4, 8\]"):
+        head_effects(llama, inputs_of(llama), [(*call[:4], 5)])
+    with pytest.raises(InputError, match=r"calls: model.layers.9 was given for layer 0"):
+        head_effects(llama, inputs_of(llama), [("model.layers.9", *call[1:])])
+    with pytest.raises(InputError, match="inputs: decoder_input_ids are missing"):
+        head_effects(t5, {"input_ids": torch.tensor([[5, 6]])}, calls_of("T5"))
+    transform = bert.cls.predictions.transform
+    own = transform.forward
+    monkeypatch.setattr(transform, "forward", lambda x: own(x - x.mean(1, keepdim=True)))
+    with pytest.raises(InputError, match="the head of BertForMaskedLM was not understood"):
+        head_effects(bert, inputs_of(bert), calls_of("Bert-masked"), mask_token=MASK)
