@@ -31,7 +31,8 @@ FLOORS = [
     "cli",
 ]
 TOP = {"__main__"}  # stands above all of them; ``toeplens`` itself stands below
-EXCEPTIONS: set[tuple[str, str]] = set()  # (module, what it imports), each with its reason in docs/decisions
+# (module, what it imports), each with its reason in docs/decisions
+EXCEPTIONS: set[tuple[str, str]] = {("toeplens.studies.auditing.record", "toeplens.report.audit_notebook")}  # 014
 LONGEST = 400
 
 FILES = sorted(SOURCE.rglob("*.py"))

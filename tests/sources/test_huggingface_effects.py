@@ -348,6 +348,22 @@ def test_layers_that_share_more_than_their_output_take_whole_passes(monkeypatch:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+def test_sequences_that_depend_on_each_other_are_run_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer with places for the first 2 sequences of a pass alone, as experts of a fixed capacity have."""
+    model = model_of("Llama")
+    last = model.model.layers[2].mlp
+    own = last.forward
+
+    def crowded(x: Tensor) -> Tensor:
+        return own(x) * (torch.arange(len(x)) < 2).view(-1, 1, 1)
+
+    monkeypatch.setattr(last, "forward", crowded)
+    found = head_effects(model, inputs_of(model), calls_of("Llama"))
+    assert found.replayed == 0
+    for ours, theirs in zip(found.effects, plain_effects("Llama", torch.float32), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 def state(model: nn.Module) -> Any:
     """All that a pass might leave behind."""
     functions = sys.modules[type(model).__module__].__dict__

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from toeplens import __version__, console
-from toeplens.cli import grids, lists, runs, studies
+from toeplens.cli import audits, grids, lists, runs, studies
 from toeplens.ground import EnvironmentFailure, ToeplensError
 
 __all__ = ["app", "main"]
@@ -24,6 +24,8 @@ for _name, _command in {
     "reproduce": studies.reproduce,
     "study": grids.study,
     "theory": studies.theory_study,
+    "audit": audits.audit,
+    "compare": audits.compare,
     "train": runs.train_run,
     "ablate": runs.ablate,
     "decompose": runs.decompose,

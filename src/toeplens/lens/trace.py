@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from toeplens.encodings import PositionalEncoding, Positions, attention_logits
+from toeplens.encodings import PositionalEncoding, Positions, attention_logits, attention_weights
 from toeplens.encodings.seen import Seen
 from toeplens.ground import InputError, choose
 
@@ -90,6 +90,24 @@ class LayerTrace:
             sequences  which of the batch; all unless given
             queries    which of the R queries; all unless given
         """
+        return self._formed(attention_logits, q, k, sequences, queries)
+
+    @torch.no_grad()
+    def weights(
+        self, *, sequences: slice = slice(None), queries: Int[Tensor, "Q"] | None = None
+    ) -> Float[Tensor, "b H Q R"]:
+        """The layer's attention weights, formed as queries by keys: what the values are weighed with. As `logits`."""
+        self._require_all("transform_weights")
+        return self._formed(attention_weights, None, None, sequences, queries)
+
+    def _formed(
+        self,
+        form: Callable[..., Tensor],
+        q: Tensor | None,
+        k: Tensor | None,
+        sequences: slice,
+        queries: Tensor | None,
+    ) -> Tensor:
         for hook in ("rotate", "score", "bias", "transform_logits"):
             self._require_all(hook)
         q, k = self.q if q is None else q, self.k if k is None else k
@@ -98,7 +116,7 @@ class LayerTrace:
         by_sequence = self.encoding.by_sequence(self.positions)
         places = self.positions[sequences] if by_sequence else self.positions
         rows = self._index if queries is None else queries
-        return attention_logits(
+        return form(
             q[sequences].index_select(2, rows),
             k[sequences],
             encoding=self.encoding,

@@ -38,7 +38,7 @@ class Replay:
     changes  what is made of the heads' outputs at an address
     start    calls of layers before this one, from 0 in the order of the pass, are not run: they give what is held
     held     by list of layers, what its last layer before ``start`` gave, for the batch alone
-    until    what layers before this one give for the first copy goes to ``kept``, by list, the last of each
+    until    what layers before this one give for the last copy goes to ``kept``, by list, the last of each
     order    the addresses that were met
     states   what the part that ran last gave: the last hidden states, before the head
     output   what the model returned; its logits are of the last position alone
@@ -147,13 +147,13 @@ class Replay:
         output = forward(*args, **kwargs)
         self._inside = before
         if number < self.until:
-            self.kept[where] = tree_map(self._of_first_copy, output)
+            self.kept[where] = tree_map(self._of_last_copy, output)
         return output
 
-    def _of_first_copy(self, x: Any) -> Any:
+    def _of_last_copy(self, x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
-        return x[: self.batch].clone() if x.ndim and x.shape[0] == self.batch * self.rows else x.clone()
+        return x[-self.batch :].clone() if x.ndim and x.shape[0] == self.batch * self.rows else x.clone()
 
     def _part(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._within:

@@ -16,6 +16,8 @@ from toeplens.sources.huggingface.outcome import apart, moved
 from toeplens.sources.huggingface.passes import Passes, fits, same
 from toeplens.sources.huggingface.replays import Address, Replay
 
+_NOTHING = -1  # in place of a head
+
 
 @torch.no_grad()
 def silenced(
@@ -28,9 +30,10 @@ def silenced(
 ) -> tuple[list[Float[np.ndarray, "B _H"]], int]:
     """Each call's effects, and how many calls were replayed from their layer.
 
-    The heads of a call are rows of a few passes, of which the first row silences nothing: it has to give the intact
-    states, and what the layers before the next call's hand over is taken of it. Where a replay fails in that, whole
-    passes are run from there on, and where copies of the batch are not independent of each other, one at a time.
+    The heads of a call are copies of the batch in a few passes. In the first of these the last copy has nothing
+    silenced: it has to give the intact states, and what the layers before the next call's hand over is taken of it.
+    (The last, because where sequences compete, as for an expert's places, the later ones lose.) Where a replay fails in
+    that, whole passes are run from there on, and where copies of the batch depend on each other, one at a time.
     """
     ways = list(dict.fromkeys([(True, passes.width), (False, passes.width), (False, 1)]))
     effects = [np.empty((passes.batch, count)) for count in counts]
@@ -44,15 +47,14 @@ def silenced(
         return passes.run(len(heads), changes=change, **parts)
 
     for index, following in zip(order, [*order[1:], order[-1]], strict=True):
-        begin, until = places[index].item, places[following].item
-        rows = range(-1, counts[index])
+        begin, until, heads = places[index].item, places[following].item, range(counts[index])
         if ways[0][0] and reached < begin:
             held, reached = passes.run(start=reached, held=held, until=begin).kept, begin
         while True:
             replays, width = ways[0]
             parts = {"start": begin, "held": held} if replays else {}
             try:
-                found = run(index, rows[:width], until=until if replays else 0, **parts)
+                found = run(index, [*heads[: width - 1], _NOTHING], until=until if replays else 0, **parts)
                 _nothing_changed(passes, found, intact)
                 break
             except Exception as error:
@@ -62,19 +64,20 @@ def silenced(
         if replays:
             held, reached = found.kept, until
             replayed += begin > 0
-        values = []
-        for first in range(0, len(rows), width):
-            found = run(index, rows[first : first + width], **parts) if first else found
+        values = [_values(passes, found, intact, baseline)[: -passes.batch]] if width > 1 else []
+        on_progress(done + len(heads[: width - 1]), sum(counts))
+        for first in range(width - 1, len(heads), width):
+            found = run(index, heads[first : first + width], **parts)
             values.append(_values(passes, found, intact, baseline))
-            on_progress(done + min(first + width, len(rows)) - 1, sum(counts))
-        effects[index] = torch.cat(values).view(-1, passes.batch)[1:].T.cpu().numpy()
+            on_progress(done + len(heads[: first + width]), sum(counts))
+        effects[index] = torch.cat(values).view(-1, passes.batch).T.cpu().numpy()
         done += counts[index]
     return effects, replayed
 
 
 def _nothing_changed(passes: Passes, found: Replay, intact: Replay) -> None:
-    """Refuse a pass whose first copy of the batch is not as it was."""
-    far = apart(found.states[: passes.batch], intact.states, passes.outcome.counted)
+    """Refuse a pass whose last copy of the batch is not as it was."""
+    far = apart(found.states[-passes.batch :], intact.states, passes.outcome.counted)
     if not far <= same(intact.states.dtype):
         raise InputError(
             f"model: {passes.kind} was run again with nothing silenced, and its last hidden states are {far:.1e} apart."

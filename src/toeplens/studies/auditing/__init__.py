@@ -2,5 +2,19 @@
 
 from toeplens.studies.auditing.record import COLUMNS, Audit, HeadRecord, LayerRecord
 from toeplens.studies.auditing.run import audit
+from toeplens.studies.auditing.store import csv_of, open_audit, parquet_of, save
+from toeplens.studies.auditing.texts import read_text, read_tokens
 
-__all__ = ["COLUMNS", "Audit", "HeadRecord", "LayerRecord", "audit"]
+__all__ = [
+    "COLUMNS",
+    "Audit",
+    "HeadRecord",
+    "LayerRecord",
+    "audit",
+    "csv_of",
+    "open_audit",
+    "parquet_of",
+    "read_text",
+    "read_tokens",
+    "save",
+]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -89,13 +90,16 @@ def head_records(
     Arguments
         place  side, kind and layer of all of them
     """
-    columns: dict[str, Sequence[float]] = {name: getattr(patterns, name) for name in _PATTERNS}
+    columns: dict[str, Any] = {name: getattr(patterns, name) for name in _PATTERNS}
+    columns["sink"] = np.clip(columns["sink"], 0, None)  # without a sink it is rounding
     if shares is not None:
         columns |= {name: getattr(shares, name) for name in _SHARES}
     lists: dict[str, Float[np.ndarray, "H n"]] = {"profile": patterns.profile}
     if use is not None:
         columns["centre"] = use.centre().tolist()
-        lists |= {"norm_use": use.norm_shares().cpu().numpy(), "variance_use": use.shares.logits.cpu().numpy()}
+        turned = use.frequencies.amax(-1, keepdim=True).expand_as(use.norms) > 0  # a head may turn nothing
+        lists["norm_use"] = use.norm_shares().masked_fill(~turned, torch.nan).cpu().numpy()
+        lists["variance_use"] = use.shares.logits.masked_fill(~turned[:, :1], torch.nan).cpu().numpy()
     made = []
     for head in range(count):
         found: dict[str, Any] = {name: known(values[head]) for name, values in columns.items()}
@@ -136,7 +140,7 @@ def _position(call: AttentionCall, placed: Mapping[str, Any]) -> str:
     if call.bias is not None:
         said.append("bias by offset" if placed.get("bias") is not None else "bias")
     if not said:
-        said.append("nothing in the logits" if call.kind == "self" else "nothing")
+        said.append("none in the attention" if call.kind == "self" else "none")
     if call.softcap is not None:
         said.append("shares are of the logits before the cap")
     return ", ".join(said)

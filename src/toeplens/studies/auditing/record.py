@@ -142,6 +142,12 @@ class Audit:
     whole: float
     words: tuple[str, ...] = ()
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from toeplens.report.audit_notebook import notebook_html  # its floor is above this one: decision 014
+
+        return notebook_html(self)
+
     def table(self) -> dict[str, list[Any]]:
         """The heads as columns (`COLUMNS`), one number or word a head; None where it is not known."""
         return {name: [getattr(head, name) for head in self.heads] for name in COLUMNS}

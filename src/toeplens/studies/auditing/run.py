@@ -19,12 +19,14 @@ from toeplens.sources.huggingface import AttentionCall, compared
 from toeplens.sources.huggingface.loading import Dtype, library, load_model, load_tokenizer, position_limit
 from toeplens.sources.huggingface.watch import attention_modules
 from toeplens.studies.auditing.measured import Measured, measure_call
+from toeplens.studies.auditing.own import audit_run, is_run
 from toeplens.studies.auditing.record import Audit
 from toeplens.studies.auditing.silenced import Silenced, not_silenced, silence
 from toeplens.studies.auditing.texts import SEQUENCES, TOKENS, Sequences, from_texts, given, repeated
 
 Silencing = Literal["exact", "attribution", "none"]
 Progress = Callable[[str, int, int], None]
+EXAMPLES = 256  # of a run's test set, unless told otherwise
 _FULL = re.compile("not enough memory|can't allocate memory|out of memory", re.IGNORECASE)
 
 
@@ -34,7 +36,7 @@ def audit(
     *,
     tokenizer: Any = None,
     layers: Sequence[int] | None = None,
-    sequences: int = SEQUENCES,
+    sequences: int | None = None,
     max_tokens: int | None = None,
     effects: Silencing = "exact",
     dtype: Dtype = "auto",
@@ -51,13 +53,14 @@ def audit(
     queries by all keys.
 
     Arguments
-        model        a `transformers.PreTrainedModel`; or a directory that holds one, or its name on the hub
+        model        a `transformers.PreTrainedModel`; a directory that holds one, or its name on the hub; or a finished
+                     `toeplens.training.Run` or its directory, which is audited on examples of its test set
         data         token ids [B, N] or [N] (a tensor, an array, lists), or a text or several; random tokens whose
                      second half repeats the first unless given. An encoder-decoder reads the same on both sides, the
                      decoder's one place later
         tokenizer    of a text; the one that lies with the model unless given
         layers       which layers are measured, as `LayerRecord.layer` counts them; all unless given
-        sequences    at most so many
+        sequences    at most so many; 16 unless given, of a run's examples 256
         max_tokens   of a sequence, at most; 256 unless given, of tokens as many as they have
         effects      how heads are silenced: ``exact``, ``attribution`` (a first-order estimate, for language models),
                      ``none``
@@ -70,21 +73,27 @@ def audit(
     """
     started = time.monotonic()
     choose("effects", effects, get_args(Silencing))
-    for field, number in (("sequences", sequences), ("max_tokens", 2 if max_tokens is None else max_tokens)):
-        least = 1 if field == "sequences" else 2
-        if number < least:
+    for field, number, least in (("sequences", sequences, 1), ("max_tokens", max_tokens, 2)):
+        if number is not None and number < least:
             raise InputError(f"{field}: {number} was given; it must be at least {least}.")
+    report = on_progress or (lambda what, done, total: None)
+    wanted = None if layers is None else frozenset(layers)
+    if is_run(model):
+        if data is not None:
+            raise InputError("data: it was given; a run is audited on examples of its own test set.")
+        method = None if effects == "none" else effects
+        options = {"sequences": sequences or EXAMPLES, "device": device, "seed": seed, "on_progress": report}
+        return audit_run(model, layers=wanted, method=method, **options)
     name, missing = None, ()
     if isinstance(model, str | Path):
         loaded = load_model(str(model), dtype=dtype, device=device, pickled=pickled)
         model, name, missing = loaded.model, loaded.name, loaded.missing
     if not isinstance(model, library().PreTrainedModel):
         raise InputError(f"model: a {type(model).__name__} was given; it must be a transformers.PreTrainedModel.")
-    read, tokenizer = _sequences(model, name, data, tokenizer, sequences, max_tokens, seed)
+    read, tokenizer = _sequences(model, name, data, tokenizer, sequences or SEQUENCES, max_tokens, seed)
     _fits(model, read)
-    report = on_progress or (lambda what, done, total: None)
     try:
-        changed, whole = _pass(model, read, layers, effects, _mask_token(tokenizer), seed, report)
+        changed, whole = _pass(model, read, wanted, effects, _mask_token(tokenizer), seed, report)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _too_much(read, model) from error
     except RuntimeError as error:
@@ -123,7 +132,7 @@ def audit(
 def _pass(
     model: Any,
     read: Sequences,
-    layers: Sequence[int] | None,
+    layers: frozenset[int] | None,
     effects: Silencing,
     mask_token: int | None,
     seed: int,
@@ -134,20 +143,20 @@ def _pass(
     inputs = {"input_ids": tokens}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = _shifted(tokens, model.config)
-    wanted, seen = None if layers is None else set(layers), set()
+    seen: set[int] = set()
     measured: list[Measured] = []
     count = len(attention_modules(model))
 
     def look(call: AttentionCall) -> None:
         seen.add(call.layer)
-        if wanted is None or call.layer in wanted:
+        if layers is None or call.layer in layers:
             measured.append(measure_call(call, inputs.get(f"{call.side}_input_ids", tokens)))
         report("layers", len(seen), count)
 
     report("layers", 0, count)
     whole = compared(model, inputs, look)
-    if wanted is not None and not wanted <= seen:
-        raise InputError(f"layers: {sorted(wanted - seen)} was given; the model has layers 0 to {max(seen)}.")
+    if layers is not None and not layers <= seen:
+        raise InputError(f"layers: {sorted(layers - seen)} was given; the model has layers 0 to {max(seen)}.")
     if effects == "none":
         return not_silenced(measured), whole
     return silence(model, inputs, measured, effects, mask_token, seed, partial(report, "heads")), whole

@@ -1,0 +1,193 @@
+"""An audit of a decoder that was trained here, by the measures that a transformers model is audited with."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from toeplens.engine import examples_of
+from toeplens.engine.examples import replayed_at_once
+from toeplens.ground import InputError
+from toeplens.lens import (
+    AttentionTrace,
+    Behaviour,
+    FrequencyUse,
+    HeadAblation,
+    LayerTrace,
+    Patterns,
+    PatternSums,
+    Shares,
+    ablate_heads,
+    behaviour,
+    frequency_use,
+)
+from toeplens.sources import DecoderSource
+from toeplens.studies.auditing.measured import Measured, head_records
+from toeplens.studies.auditing.record import Audit, HeadRecord, LayerRecord, known
+from toeplens.studies.auditing.silenced import Method, concentration
+from toeplens.training import Batches, Run, plan_execution
+
+_AT_ONCE = 1 << 24  # logits that are held at once
+_ALLOWED = 1e-4
+
+
+def is_run(model: Any) -> bool:
+    """Whether it is a run, or a run's directory."""
+    return isinstance(model, Run) or (isinstance(model, str | Path) and (Path(model) / "spec.json").is_file())
+
+
+def audit_run(
+    model: Run | str | Path,
+    *,
+    layers: frozenset[int] | None,
+    sequences: int,
+    method: Method | None,
+    device: str,
+    seed: int,
+    on_progress: Callable[[str, int, int], None],
+) -> Audit:
+    """Audit a finished run's model on examples of its test set.
+
+    Shares and frequency use are over the queries that the model uses: of a last layer that is read in one place, the
+    query there; patterns are over all. Effects are on the loss (cross-entropy, nats an example).
+
+    Raises `InputError` for a run that is not finished, and for layers that it does not have.
+    """
+    started = time.monotonic()
+    run = model if isinstance(model, Run) else Run.open(model)
+    place = plan_execution(device, "off", "float32").device
+    data = Batches.of(examples_of(run.spec, sequences), place, run.spec.ignore_label)
+    decoder = run.model().to(place)
+    source = DecoderSource(decoder)
+    chosen = sorted(range(source.num_layers) if layers is None else layers)
+    trace = AttentionTrace(source, data.tokens, data.lengths, layers=chosen)
+    outputs = dict(enumerate(source.outputs(data.tokens, data.lengths)))
+    shares, uses, unknown = None, [None] * len(chosen), None
+    try:
+        shares = behaviour(trace, counted="used")
+        uses = _frequency_uses(trace)
+    except InputError as error:
+        unknown = str(error)
+    measured = []
+    for done, layer in enumerate(trace):
+        on_progress("layers", done, len(chosen))
+        own = None if shares is None else _at(shares, done)
+        measured.append(_layer(layer, data.tokens, outputs[layer.layer], own, uses[done], unknown))
+    ablation = None
+    if method is not None:
+        on_progress("heads", 0, 1)
+        batches = list(data.split(replayed_at_once(run.spec, data.tokens.shape[1], place)))
+        ablation = ablate_heads(source, batches, metric="loss", method=method, cumulative=False)
+        measured = [_with_effects(each, ablation, each.layer.layer) for each in measured]
+        on_progress("heads", 1, 1)
+    with torch.no_grad():
+        logits = [decoder(data.tokens, data.lengths, fused=fused) for fused in (True, False)]
+    about = {
+        "model": run.spec.name,
+        "class": f"{run.spec.model.encoding} ({run.spec.model.protocol} protocol), {run.spec.task}",
+        "model_type": "decoder",
+        "parameters": sum(weight.numel() for weight in decoder.parameters()),
+        "dtype": "float32",
+        "device": str(place),
+        "text": "examples of the run's test set",
+        "sequences": len(data),
+        "tokens": data.tokens.shape[1],
+        "seed": seed,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    return Audit(
+        about=about,
+        layers=tuple(each.layer for each in measured),
+        heads=tuple(head for each in measured for head in each.heads),
+        effect=None if ablation is None else "loss",
+        method=method,
+        baseline=None if ablation is None else known(ablation.baseline),
+        whole=float((logits[0] - logits[1]).abs().max() / logits[0].abs().max()),
+    )
+
+
+def _layer(
+    layer: LayerTrace,
+    tokens: Int[Tensor, "B N"],
+    heads: Float[Tensor, "B N H dv"],
+    shares: Behaviour | None,
+    use: FrequencyUse | None,
+    unknown: str | None,
+) -> Measured:
+    name, count = type(layer.encoding).__name__, layer.q.shape[1]
+    place = HeadRecord("decoder" if layer.causal else "encoder", "self", layer.layer, 0)
+    patterns, missed = _patterns(layer, tokens, heads)
+    record = LayerRecord(
+        side=place.side,
+        kind="self",
+        layer=layer.layer,
+        module=f"layer {layer.layer} ({name})",
+        heads=count,
+        key_heads=layer.k.shape[1],
+        head_dim=layer.q.shape[-1],
+        scale=layer.scale,
+        softcap=None,
+        causal=layer.causal,
+        window=None,
+        position=f"{name}, coupling: {layer.encoding.coupling}",
+        frequencies=() if use is None else tuple(use.frequencies.amax(0).tolist()),
+        unknown=unknown,
+        weights=None,
+        outputs=missed,
+        tolerance=_ALLOWED,
+    )
+    return Measured(record, head_records(place, count, patterns, shares, use))
+
+
+def _frequency_uses(trace: AttentionTrace) -> list[FrequencyUse | None]:
+    """Each layer's, without the layer's dimension; None where nothing is turned. Heads may turn or not."""
+    found, each = frequency_use(trace, counted="used"), []
+    tensors = {one.name: getattr(found, one.name) for one in fields(found) if one.name not in ("layers", "shares")}
+    for place, turns in enumerate(found.frequencies):
+        shares = Shares(found.shares.logits[place], found.shares.softmax[place])
+        turned = turns.shape[-1] > 0 and bool(turns.isfinite().all())
+        own = {name: x[place] for name, x in tensors.items()}
+        each.append(FrequencyUse(layers=(), shares=shares, **own) if turned else None)
+    return each
+
+
+def _patterns(layer: LayerTrace, tokens: Tensor, heads: Float[Tensor, "B N H dv"]) -> tuple[Patterns, float]:
+    """What the attention looks like; and how far weights times values are from the heads' own outputs."""
+    count, length = layer.q.shape[1:3]
+    sums = PatternSums(heads=count, queries=length, keys=length, tokens=tokens)
+    step, missed, size = max(1, _AT_ONCE // (count * length**2)), 0.0, 0.0
+    for start in range(0, len(tokens), step):
+        some = slice(start, start + step)
+        there = layer.present[some, None, :, None]
+        weights = layer.weights(sequences=some)
+        logits = layer.logits(sequences=some).masked_fill(~there, -torch.inf)  # padding asks nothing
+        sums.add(layer.rows, logits, weights, sequences=some)
+        made = weights @ layer.v[some].repeat_interleave(count // layer.v.shape[1], 1)
+        missed = max(missed, float(((made.transpose(1, 2) - heads[some]) * there.transpose(1, 2)).abs().max()))
+        size = max(size, float(heads[some].abs().max()))
+    return sums.result(), missed / (size or 1.0)
+
+
+def _at(shares: Behaviour, place: int) -> Behaviour:
+    """One layer's shares, without the layers' dimension."""
+    names = ("positional", "symbolic", "interaction", "variance", "flat")
+    return Behaviour(**{name: getattr(shares, name)[place] for name in names}, queries=shares.queries)
+
+
+def _with_effects(measured: Measured, ablation: HeadAblation, place: int) -> Measured:
+    """The records of the layer at a place of the ablation, with its effects and their intervals over examples."""
+    numbers = zip(measured.heads, ablation.drops[place], ablation.low[place], ablation.high[place], strict=True)
+    heads = tuple(
+        replace(head, effect=known(a), effect_low=known(b), effect_high=known(c)) for head, a, b, c in numbers
+    )
+    return Measured(replace(measured.layer, deposit=concentration(ablation.drops[place])), heads)

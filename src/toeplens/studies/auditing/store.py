@@ -1,0 +1,54 @@
+"""An audit's directory: the whole record as JSON, the table of its heads as Parquet and CSV."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import csv, parquet
+
+from toeplens.ground import InputError, read_json, write_bytes, write_json
+from toeplens.ground.files import make_directory
+from toeplens.studies.auditing.record import COLUMNS, Audit
+
+RECORD, PARQUET, CSV = "audit.json", "heads.parquet", "heads.csv"
+_WORDS, _WHOLE = ("side", "kind"), ("layer", "head")
+
+
+def save(audit: Audit, directory: Path) -> Path:
+    """Write the record and its tables, each whole or not at all; an earlier audit there is replaced. Its directory."""
+    make_directory(directory)
+    write_bytes(directory / PARQUET, parquet_of(audit))
+    write_bytes(directory / CSV, csv_of(audit))
+    write_json(directory / RECORD, audit.to_dict())
+    return directory
+
+
+def open_audit(directory: Path | str) -> Audit:
+    """The audit in a directory. Raises `InputError` where there is none, or it is damaged."""
+    path = Path(directory) / RECORD
+    if not path.is_file():
+        raise InputError(f"audit: {directory} holds no {RECORD}; it must be the directory of an audit.")
+    return Audit.from_dict(read_json(path))
+
+
+def parquet_of(audit: Audit) -> bytes:
+    """The table of heads (`COLUMNS`) as a Parquet file; null where a number is not known."""
+    stream = io.BytesIO()
+    parquet.write_table(_table(audit), stream)
+    return stream.getvalue()
+
+
+def csv_of(audit: Audit) -> bytes:
+    """The table of heads as comma-separated values with a header; empty where a number is not known."""
+    stream = io.BytesIO()
+    csv.write_csv(_table(audit), stream)
+    return stream.getvalue()
+
+
+def _table(audit: Audit) -> pa.Table:
+    kinds = {
+        name: pa.string() if name in _WORDS else pa.int32() if name in _WHOLE else pa.float64() for name in COLUMNS
+    }
+    return pa.table(audit.table(), schema=pa.schema(list(kinds.items())))

@@ -1,0 +1,6 @@
+"""A survey of the models of the installed transformers: which of them an audit can take apart, proved on each."""
+
+from toeplens.studies.survey.record import COLUMNS, OUTCOMES, Outcome, Survey, Surveyed
+from toeplens.studies.survey.run import survey
+
+__all__ = ["COLUMNS", "OUTCOMES", "Outcome", "Survey", "Surveyed", "survey"]

@@ -1,0 +1,125 @@
+"""One small model, checked: its attention taken apart and proved, its captured pass against its plain one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toeplens.ground import InputError
+from toeplens.lens.decompose import NoForm
+from toeplens.sources.huggingface import AttentionCall, captured
+from toeplens.sources.huggingface.products import Products
+from toeplens.sources.huggingface.watch import attention_modules
+from toeplens.studies.survey.models import NotText, small_inputs, small_model
+from toeplens.studies.survey.record import Surveyed
+
+WHOLE = 1e-3  # of the largest output: what a captured pass may differ by from a plain one
+_SEED = 11  # of models that draw at random while they run
+
+
+def surveyed(name: str) -> Surveyed:
+    """Build a model type small and check it; whatever happens becomes its record."""
+    began = time.perf_counter()
+    made: dict[str, Any]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            made = _surveyed(name)
+    except NotText as error:
+        made = {"outcome": "other", "why": str(error)}
+    except Exception as error:  # whatever a library of hundreds of models may raise
+        made = {"outcome": "failed", "why": _one_line(error)}
+    return Surveyed(name, **made, seconds=round(time.perf_counter() - began, 2))
+
+
+def _surveyed(name: str) -> dict[str, Any]:
+    model = small_model(name)
+    about = {"model": type(model).__name__, "parameters": sum(weight.numel() for weight in model.parameters())}
+    inputs, plain = small_inputs(model), None
+    try:
+        plain = _plain(model, inputs)
+    except Exception:  # some models take no padding
+        inputs = small_inputs(model, padded=False)
+        plain = _plain(model, inputs)
+    if not bool(plain.isfinite().all()):
+        return about | {"outcome": "failed", "why": "its own pass gives numbers that are not finite."}
+    if not attention_modules(model):
+        seen = _products(model, inputs)
+        why = f"model: {type(model).__name__} has no module that is named after attention"
+        if seen:
+            return about | {"outcome": "refused", "why": f"{why}, and {seen} products of its pass are attention."}
+        return about | {"outcome": "none", "why": f"{why}, and no softmax of a product in its pass."}
+    try:
+        return about | {"outcome": "proved"} | check(model, inputs)
+    except InputError as error:
+        return about | {"outcome": "refused", "why": str(error)}
+    except Exception as error:  # the plain pass went well: this is ours
+        return about | {"outcome": "refused", "why": f"the capture of its attention broke off: {_one_line(error)}"}
+
+
+def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What `Surveyed` has of a proved model: ``calls``, ``placed``, ``weights``, ``outputs``, ``whole``, ``why``.
+
+    Raises `InputError` where an attention was not understood, where the model's output in the captured pass is not that
+    of its plain pass, up to `WHOLE` of the largest at the tokens that are no padding, and where the plain pass has more
+    attention than was captured.
+    """
+    weights: list[float] = []
+    outputs: list[float] = []
+    reasons: list[str] = []
+
+    def look(call: AttentionCall) -> None:
+        outputs.append(call.proof.outputs)
+        if call.proof.weights is not None:
+            weights.append(call.proof.weights)
+        try:
+            call.placed()
+        except NoForm as error:
+            reasons.append(str(error))
+
+    plain = _plain(model, inputs)
+    torch.manual_seed(_SEED)
+    own = captured(model, inputs, look)[0]
+    whole = _difference(plain, own, inputs)
+    if not whole <= WHOLE:
+        raise InputError(
+            f"model: the output of {type(model).__name__} differs by {whole:.1e} of the largest from that of its plain "
+            f"pass, where at most {WHOLE:.0e} is allowed."
+        )
+    seen = _products(model, inputs)
+    if seen > len(outputs):
+        raise InputError(
+            f"model: of {seen} softmaxes of products in the plain pass of {type(model).__name__}, {len(outputs)} were "
+            "captured as attention."
+        )
+    found = {"calls": len(outputs), "placed": len(outputs) - len(reasons), "whole": whole, "outputs": max(outputs)}
+    return found | {"weights": max(weights, default=None), "why": reasons[0] if reasons else None}
+
+
+@torch.no_grad()
+def _plain(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    torch.manual_seed(_SEED)
+    return model(**inputs)[0]
+
+
+def _products(model: Any, inputs: Mapping[str, Tensor]) -> int:
+    """How many products with values are taken, in any module of a plain pass, of a softmax of queries times keys."""
+    found: list[int] = []
+    with Products(lambda: True, lambda made, values, out: found.append(1)):
+        _plain(model, inputs)
+    return len(found)
+
+
+def _difference(plain: Tensor, own: Tensor, inputs: Mapping[str, Tensor]) -> float:
+    there = inputs.get("attention_mask")
+    if there is not None and plain.shape[:2] == there.shape:
+        plain, own = plain[there.bool()], own[there.bool()]
+    return float((plain - own).abs().max() / plain.abs().max().clamp_min(torch.finfo(plain.dtype).tiny))
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"

@@ -1,0 +1,128 @@
+"""Sizes of a small model: those of every configuration, and what some model types need of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _scaled(kind: str, **more: Any) -> dict[str, Any]:
+    """Parameters of a rotary encoding."""
+    return {"rope_type": kind, "rope_theta": 10000.0, **more}
+
+
+def _axes(*sections: int) -> dict[str, Any]:
+    """Parameters of a rotary encoding whose pairs are shared out among axes."""
+    return _scaled("default", mrope_section=list(sections))
+
+
+_DISENTANGLED = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 16}
+# what fields of configurations are called, whatever the type; a configuration takes those that it has
+SMALL: dict[str, Any] = {
+    **dict.fromkeys(("vocab_size", "src_vocab_size", "tgt_vocab_size", "vocab_size_per_layer_input"), 96),
+    **dict.fromkeys(
+        ("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embedding_size", "word_embed_proj_dim"), 64
+    ),
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "num_heads", "n_head", "n_heads", "attention_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads"), 2),
+    "swa_num_attention_heads": 4,
+    **dict.fromkeys(("head_dim", "d_kv", "d_head", "swa_head_dim", "v_head_dim", "global_head_dim"), 16),
+    **dict.fromkeys(("dim_head", "kv_channels", "attention_head_size"), 16),
+    **dict.fromkeys(
+        ("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "d_ff", "dff", "d_inner"), 80
+    ),
+    **dict.fromkeys(("hidden_dim", "ffn_hidden_size", "dim_ff", "n_inner", "intermediate_size_mlp"), 80),
+    **dict.fromkeys(("dense_intermediate_size", "prefix_dense_intermediate_size", "feed_forward_size"), 80),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 32),
+    **dict.fromkeys(("expert_ffn_hidden_size", "moe_shared_expert_intermediate_size"), 32),
+    **dict.fromkeys(("shared_experts_intermediate_size", "expert_intermediate_size"), 32),
+    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "zero_expert_num"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "n_group"), 2),
+    **dict.fromkeys(("topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
+    **dict.fromkeys(("q_lora_rank", "o_lora_rank"), 24),
+    **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim"), 16),
+    "qk_rope_head_dim": 8,
+    "rotary_dim": 8,
+    **dict.fromkeys(("index_head_dim", "indexer_head_dim"), 16),
+    **dict.fromkeys(("index_n_heads", "indexer_n_heads", "indexer_kv_heads"), 2),
+    "index_topk": 6,
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions"), 64),
+    **dict.fromkeys(("max_encoder_position_embeddings", "max_decoder_position_embeddings"), 64),
+    **dict.fromkeys(("sliding_window", "window_size", "local_attention", "sliding_window_size"), 8),
+    **dict.fromkeys(("attention_window_size", "attention_window", "attention_chunk_size"), 8),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_heads"), 2),
+    "linear_num_value_heads": 4,
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 8),
+    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size", "mamba_head_dim", "mamba_d_head"), 8),
+    **dict.fromkeys(("mamba_chunk_size", "chunk_size"), 8),
+    "hidden_size_per_layer_input": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "decoder_start_token_id": 1,
+    "eos_token_id": 2,
+    "sep_token_id": 3,
+    "cls_token_id": 4,
+    "mask_token_id": 5,
+}
+# fields that have an entry a layer
+LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "block_types", "no_rope_layers", "indexer_types")
+MORE: dict[str, dict[str, Any]] = {
+    "bamba": {"mamba_n_heads": 16, "attn_layer_indices": [1]},
+    "cosmos3_edge_text": {"rope_parameters": _axes(2, 3, 3)},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0}},
+    "deberta": _DISENTANGLED,
+    "deberta-v2": _DISENTANGLED,
+    "esmc": {"num_key_value_heads": 4},
+    "glm4v_moe_text": {"rope_parameters": _axes(1, 1, 2) | {"partial_rotary_factor": 0.5}},
+    "glm4v_text": {"rope_parameters": _axes(2, 3, 3)},
+    "glm5_next_text": {"index_kpool": 2, "qk_rope_head_dim": 0},
+    "glm_image_text": {"rope_parameters": _axes(2, 3, 3)},
+    "glm_ocr_text": {"rope_parameters": _axes(2, 3, 3)},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"mamba_n_heads": 16, "layer_types": ["mamba", "attention"]},
+    "hunyuan_vl_text": {"rope_parameters": _axes(2, 2, 2, 2)},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "lilt": {"hidden_size": 96},
+    "longcat_flash": {"head_dim": 8},
+    "luke": {"entity_vocab_size": 32, "entity_emb_size": 32},
+    "mamba2": {"num_heads": 8},
+    "qwen2_5_vl_text": {"rope_parameters": _axes(2, 3, 3)},
+    "qwen2_vl_text": {"rope_parameters": _axes(2, 3, 3)},
+    "qwen4_exp_text": {"indexer_budget": 8, "indexer_compress_ratio": 2, "indexer_kv_heads": 1},
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "reformer": {
+        "axial_pos_shape": (8, 8),
+        "axial_pos_embds_dim": (16, 48),
+        "attn_layers": ("local", "lsh"),
+        "local_attn_chunk_length": 4,
+        "lsh_attn_chunk_length": 4,
+        "num_buckets": 4,
+        "hash_seed": 1,
+    },
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "num_hidden_layers": 4},
+    "zaya": {"num_experts_per_tok": 1},
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # of a type whose position is not told by its default alone
+    "esm+rotary": ("esm", {"position_embedding_type": "rotary"}),
+    "falcon+alibi": ("falcon", {"alibi": True}),
+    "llama+dynamic": ("llama", {"rope_parameters": _scaled("dynamic", factor=4.0)}),
+    "llama+linear": ("llama", {"rope_parameters": _scaled("linear", factor=4.0)}),
+    "llama+llama3": (
+        "llama",
+        {
+            "rope_parameters": _scaled(
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=16,
+            )
+        },
+    ),
+    "llama+yarn": ("llama", {"rope_parameters": _scaled("yarn", factor=4.0, original_max_position_embeddings=16)}),
+}
