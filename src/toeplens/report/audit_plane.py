@@ -9,7 +9,7 @@ from plotly.colors import sample_colorscale
 from toeplens.report.audit_sheets import digits_of, values_of
 from toeplens.report.audit_words import PATTERN, Names, place_title, told
 from toeplens.report.grid_look import Look
-from toeplens.report.grid_plane import _triangle
+from toeplens.report.grid_plane import triangle
 from toeplens.report.parts import Block, Group, Panel, Sign, View
 from toeplens.studies.auditing.record import Audit, HeadRecord
 
@@ -52,7 +52,7 @@ def tints(audit: Audit, heads: Sequence[HeadRecord]) -> list[str]:
 
 
 def _panel(audit: Audit, names: Names, known: list[HeadRecord], places: list[tuple[str, str]]) -> Panel:
-    canvas, digits = _triangle(), digits_of("effect", values_of(audit))
+    canvas, digits = triangle(), digits_of("effect", values_of(audit))
     largest = max((head.effect or 0 for head in audit.heads), default=0)
     for i, place in enumerate(places):
         heads = [head for head in known if (head.side, head.kind) == place]

@@ -51,7 +51,7 @@ def _panels(state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], l
     return [Panel(title, canvas.figure(), words) for title, (canvas, words) in made if canvas is not None]
 
 
-def _triangle() -> Canvas:
+def triangle() -> Canvas:
     canvas = Canvas(380, left=46, right=6, top=4, bottom=40)
     axis = {"range": [-0.1, 1.06], "tickvals": [0, 0.25, 0.5, 0.75, 1], "constrain": "domain"}
     canvas.x("positional share", **axis)
@@ -73,7 +73,7 @@ def _triangle() -> Canvas:
 def _heads(
     state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]
 ) -> tuple[Canvas | None, str]:
-    canvas, told = _triangle(), []
+    canvas, told = triangle(), []
     for label, one in looks.items():
         points = [
             point
@@ -134,7 +134,7 @@ def _counted(points: Sequence[Point]) -> str:
 def _models(
     state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]
 ) -> tuple[Canvas | None, str]:
-    canvas, told = _triangle(), []
+    canvas, told = triangle(), []
     one_task = len({task for task, _ in models}) == 1
     for label, one in looks.items():
         rows = []

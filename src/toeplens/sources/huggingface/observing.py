@@ -13,6 +13,7 @@ from toeplens.ground import EnvironmentFailure
 from toeplens.sources.huggingface.anatomy import Anatomy
 from toeplens.sources.huggingface.lent import changed
 from toeplens.sources.huggingface.replays import RUN
+from toeplens.sources.huggingface.settings import Entry, configs_of, evaluation
 from toeplens.sources.huggingface.watch import asks_interface, attention_modules, functions_of
 
 _EAGER = "eager_attention_forward"  # how the name of a model's own eager attention ends
@@ -28,34 +29,11 @@ def observed(model: Any, anatomy: Anatomy) -> Iterator[None]:
         from transformers import AttentionInterface
     except ImportError as error:
         raise EnvironmentFailure("transformers: it is missing; pip install 'toeplens[hf]' installs it.") from error
-    with changed([*_settings(model), *_forwards(anatomy), *_attention(model, AttentionInterface._global_mapping)]):
+    with changed([*evaluation(model), *_forwards(anatomy), *_attention(model, AttentionInterface._global_mapping)]):
         yield
 
 
-_Entry = tuple[dict[str, Any], str, Callable[[Any], Any]]
-
-
-def _settings(model: nn.Module) -> Iterator[_Entry]:
-    for module in model.modules():
-        yield vars(module), "training", lambda before: False
-    for config in _configs(model):
-        if "use_cache" in vars(config):
-            yield vars(config), "use_cache", lambda before: False
-
-
-def _configs(model: nn.Module) -> list[Any]:
-    """The configurations of the model's modules, and those in them."""
-    found: dict[int, Any] = {}
-    waiting = [getattr(module, "config", None) for module in model.modules()]
-    while waiting:
-        config = waiting.pop()
-        if config is not None and hasattr(config, "sub_configs") and id(config) not in found:
-            found[id(config)] = config
-            waiting += [getattr(config, key, None) for key in config.sub_configs]
-    return list(found.values())
-
-
-def _forwards(anatomy: Anatomy) -> Iterator[_Entry]:
+def _forwards(anatomy: Anatomy) -> Iterator[Entry]:
     modules = {*anatomy.items, *anatomy.written, *anatomy.parts}
     for module in modules | ({anatomy.embedding} if anatomy.embedding is not None else set()):
         yield vars(module), "forward", partial(_visited, module)
@@ -72,14 +50,14 @@ def _visited(module: nn.Module, _before: Any) -> Callable[..., Any]:
     return forward
 
 
-def _attention(model: nn.Module, table: dict[str, Any]) -> Iterator[_Entry]:
+def _attention(model: nn.Module, table: dict[str, Any]) -> Iterator[Entry]:
     """What modules that ask the attention interface are given: the entries of its table, or their own eager attention.
 
     The entries keep their names, so that masks and whatever else goes by the name stay as they were.
     """
     if not asks_interface(model):
         return
-    names = {str(getattr(config, "_attn_implementation", None)) for config in _configs(model)}
+    names = {str(getattr(config, "_attn_implementation", None)) for config in configs_of(model)}
     for name in names & table.keys():
         yield table, name, _asked
     spaces = {id(each.__globals__): each.__globals__ for m in attention_modules(model) for each in functions_of(m)}

@@ -13,7 +13,7 @@ from toeplens.ground import InputError
 from toeplens.studies.survey.special import LISTS, MORE, SMALL, VARIANTS
 
 _HEADS = ("FOR_SEQ_TO_SEQ_CAUSAL_LM_", "FOR_MASKED_LM_", "FOR_CAUSAL_LM_", "FOR_TEXT_ENCODING_", "")  # first that is
-_SENSES = ("vision", "image", "audio", "speech", "acoustic", "vq")  # parts of configurations that read no text
+_SENSES = ("vision", "image", "pixel", "audio", "speech", "acoustic", "vq", "input_features", "input_values", "video")
 LARGEST = 50_000_000  # parameters
 TOKENS, DECODED, PADDED = 12, 7, 9  # of an input, of what is decoded, of the second sequence without its padding
 _FIRST_WORD = 16  # tokens before it may have a meaning of their own
@@ -114,18 +114,20 @@ def small_model(name: str) -> Any:
 
 
 def _refuse_other_inputs(kind: Any, model_type: str) -> None:
-    """`NotText` where the class says that it takes more than text, or its configuration has a part that does."""
+    """`NotText` where the model takes no tokens, or takes more than text, or its configuration has a part that does.
+
+    What a class says of its modalities is no guide: text models inherit it from those that they are parts of.
+    """
     from transformers import CONFIG_MAPPING
 
-    taken = [kind.input_modalities] if isinstance(kind.input_modalities, str) else list(kind.input_modalities)
-    if taken != ["text"] or "input_ids" not in signature(kind.forward).parameters:
-        raise NotText(f"{kind.__name__} takes {' and '.join(taken)} ({kind.main_input_name}).")
+    names = list(signature(kind.forward).parameters)
     config_class: Any = CONFIG_MAPPING[model_type]
-    other = [part for part in config_class.sub_configs if any(word in part for word in _SENSES)]
-    if other:
-        raise NotText(f"{kind.__name__} takes more than text: its configuration has {', '.join(other)}.")
-    if not issubclass(config_class, kind.config_class):
-        raise NotText(f"{kind.__name__} is of the model type {kind.config_class.model_type!r}.")
+    if "input_ids" not in names:
+        raise NotText(f"{kind.__name__} takes no token ids but {kind.main_input_name}.")
+    for what, given in (("it takes", names), ("its configuration has", config_class.sub_configs)):
+        other = [name for name in given if any(word in name for word in _SENSES)]
+        if other:
+            raise NotText(f"{kind.__name__} is for more than text: {what} {', '.join(other)}.")
 
 
 def small_inputs(model: Any, *, padded: bool = True) -> dict[str, Tensor]:
