@@ -196,6 +196,14 @@ def test_planted_heads_are_found() -> None:
     assert planted(induction[None, None], tokens.roll(3, 1).sort().values).induction[0] < 1  # other tokens
 
 
+def test_a_token_is_no_copy_of_itself() -> None:
+    """Key i + 1, seen where attention goes both ways, follows token i, but no other copy of it."""
+    sums = PatternSums(heads=1, queries=4, keys=4, tokens=torch.tensor([[0, 1, 2, 3], [0, 1, 0, 3]]))
+    sums.add(torch.arange(4), torch.zeros(2, 1, 4, 4), torch.full((2, 1, 4, 4), 0.25))
+    found = sums.result()
+    assert (found.eligible[0], found.induction[0]) == (2, 0.25)  # queries 0 and 2 of the second
+
+
 def test_even_attention_has_all_the_entropy_and_constant_logits_vary_by_nothing() -> None:
     weights = torch.ones(1, 1, 6, 6).tril() / torch.arange(1, 7).unsqueeze(1)
     assert planted(weights).entropy[0] == pytest.approx(1, abs=1e-6)

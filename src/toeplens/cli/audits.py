@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -70,6 +71,8 @@ def audit(
             seed=seed,
             on_progress=progress,
         )
+    if data is not None:
+        found = replace(found, about=found.about | {"text": str(text or tokens)})
     auditing.save(found, out)
     page = report.write_audit(found, out, auditing.parquet_of(found))
     if as_json:

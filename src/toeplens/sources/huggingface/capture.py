@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.sources.huggingface.calls import AttentionCall
-from toeplens.sources.huggingface.eager import run_eager
 from toeplens.sources.huggingface.lent import changed
 from toeplens.sources.huggingface.settings import Entry, configs_of, evaluation
 from toeplens.sources.huggingface.watch import (
     ACTIVE,
+    EAGER,
     ROTATIONS,
     Watch,
     asks_interface,
@@ -25,7 +25,7 @@ from toeplens.sources.huggingface.watch import (
     fused,
 )
 
-_ENTRIES = {True: "toeplens", False: "toeplens_added"}  # in transformers' attention interface, by `fused`
+_NAMES = {True: "sdpa", False: "eager"}  # of the attention that a model is asked for, by `fused`
 _HELD = ("past_key_values", "cache_params")  # inputs that would hold the keys of all layers
 
 
@@ -34,9 +34,9 @@ def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     """Run a transformers model once and hand over each call of its attention, proved, before the pass goes on.
 
     The model runs in evaluation mode without a cache of keys and, where it asks transformers' attention interface, with
-    its own eager attention; afterwards it is as it was, and so are transformers' tables, an error or not. One layer's
-    attention is held at a time, unless ``on_layer`` keeps it. Passes in other threads are not observed; while this one
-    runs, those of the same model are eager too. Layers that are no attention (recurrences, convolutions) are passed by.
+    its own eager attention, some queries at a time; afterwards it is as it was, and so are transformers' tables, an
+    error or not. One layer's attention is held at a time, unless ``on_layer`` keeps it. Passes in other threads are not
+    observed. Layers that are no attention (recurrences, convolutions) are passed by.
 
     Arguments
         model     a `transformers.PreTrainedModel`
@@ -49,7 +49,6 @@ def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     """
     try:
         from transformers import AttentionInterface, PreTrainedModel
-        from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
     except ImportError as error:
         raise EnvironmentFailure("transformers: it is missing; pip install 'toeplens[hf]' installs it.") from error
     if not isinstance(model, PreTrainedModel):
@@ -60,15 +59,11 @@ def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     watch = Watch(model, inputs, on_layer)
     if not watch.modules:
         raise InputError(f"model: {type(model).__name__} has no module that is named after attention.")
-    entry, masks = _ENTRIES[fused(model)], sdpa_mask if fused(model) else eager_mask
-    tables = [
-        (AttentionInterface._global_mapping, entry, lambda before: partial(_attend, fused(model))),
-        (AttentionMaskInterface._global_mapping, entry, lambda before: masks),
-    ]
+    lent = [*evaluation(model), *_asking(model, AttentionInterface._global_mapping), *_rotations(model)]
     handles = []
     token = ACTIVE.set(watch)
     try:
-        with changed([*tables, *evaluation(model), *_asking(model), *_rotations(model)]), watch.products:
+        with changed(lent), watch.products:
             for module in watch.modules:
                 handles.append(module.register_forward_pre_hook(watch.enter, with_kwargs=True))
                 handles.append(module.register_forward_hook(watch.leave))
@@ -82,34 +77,50 @@ def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     return output
 
 
-def _attend(
-    fused: bool,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *args: Any,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Our entry in the attention interface: the module's own eager attention, observed if this thread observes."""
-    mask = None if mask is None else mask[..., : key.shape[2]]  # a cache of fixed size has more
-    causal = False
-    if fused and mask is None and query.shape[2] > 1:  # as torch's fused attention has it
-        told = kwargs.get("is_causal")
-        causal = bool(getattr(module, "is_causal", True) if told is None else told)
-    watch, eager = ACTIVE.get(), eager_function(module)
-    if watch is not None:
+def _asking(model: nn.Module, table: dict[str, Any]) -> Iterator[Entry]:
+    """Attention under observation where the model asks the interface: its entry, or the model's own eager function.
+
+    Names stay as they are, as models go by them; and so do the masks of the fused attention, which may be none.
+    """
+    if not asks_interface(model):
+        return
+    name = _NAMES[fused(model)]
+    for config in configs_of(model):
+        yield vars(config), "_attn_implementation_internal", lambda before: name
+    if name in table:
+        yield table, name, partial(_attending, True)
+    else:
+        spaces = {id(each.__globals__): each.__globals__ for m in attention_modules(model) for each in functions_of(m)}
+        for space in spaces.values():
+            for own in [own for own, value in space.items() if own.endswith(EAGER) and callable(value)]:
+                yield space, own, partial(_attending, False)
+
+
+def _attending(from_table: bool, attend: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself; in a thread that observes, the module's own eager attention, observed."""
+
+    @wraps(attend)
+    def attending(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        watch, mask = ACTIVE.get(), attention_mask
+        if watch is None:
+            return attend(module, query, key, value, mask, *args, **kwargs)
+        mask = None if mask is None else mask[..., : key.shape[2]]  # a cache of fixed size has more
+        causal = False
+        if from_table and mask is None and query.shape[2] > 1:  # as torch's fused attention has it
+            told = kwargs.get("is_causal")
+            causal = bool(getattr(module, "is_causal", True) if told is None else told)
+        eager = eager_function(module) if from_table else attend
         return watch.interface(eager, module, query, key, value, mask, causal, args, kwargs)
-    made = run_eager(eager, module, query, key, value, mask, causal, args, kwargs)
-    return made.heads, made.weights
 
-
-def _asking(model: nn.Module) -> Iterator[Entry]:
-    """Our attention, if the model asks for any."""
-    if asks_interface(model):
-        for config in configs_of(model):
-            yield vars(config), "_attn_implementation_internal", lambda before: _ENTRIES[fused(model)]
+    return attending
 
 
 def _rotations(model: nn.Module) -> Iterator[Entry]:

@@ -14,9 +14,7 @@ from toeplens.sources.huggingface.anatomy import Anatomy
 from toeplens.sources.huggingface.lent import changed
 from toeplens.sources.huggingface.replays import RUN
 from toeplens.sources.huggingface.settings import Entry, configs_of, evaluation
-from toeplens.sources.huggingface.watch import asks_interface, attention_modules, functions_of
-
-_EAGER = "eager_attention_forward"  # how the name of a model's own eager attention ends
+from toeplens.sources.huggingface.watch import EAGER, asks_interface, attention_modules, functions_of
 
 
 @contextmanager
@@ -62,7 +60,7 @@ def _attention(model: nn.Module, table: dict[str, Any]) -> Iterator[Entry]:
         yield table, name, _asked
     spaces = {id(each.__globals__): each.__globals__ for m in attention_modules(model) for each in functions_of(m)}
     for space in spaces.values():
-        for name in [name for name, value in space.items() if name.endswith(_EAGER) and callable(value)]:
+        for name in [name for name, value in space.items() if name.endswith(EAGER) and callable(value)]:
             yield space, name, _asked
 
 

@@ -25,6 +25,7 @@ from toeplens.sources.huggingface.rotation import Rotation, find_rotation
 
 ACTIVE: ContextVar[Watch | None] = ContextVar("toeplens_watch", default=None)
 ROTATIONS = re.compile(r"_?apply_\w*(rot|rope)\w*|rotate_queries_or_keys")
+EAGER = "eager_attention_forward"  # how the name of a model's own eager attention ends
 _SAID = re.compile(r"rotar|rotate|rope(?![a-z])")
 _ATTENTION = re.compile("Attention|Attn")
 _ELSEWHERE = ("key_value_states", "encoder_hidden_states", "encoder_hidden_state")  # what keys are made of, if given
@@ -50,7 +51,7 @@ def eager_function(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | No
     """The function that a module which asks the attention interface falls back on: the model's own eager attention."""
     for function in functions_of(module):
         for name in function.__code__.co_names:
-            if name.endswith("eager_attention_forward") and name in function.__globals__:
+            if name.endswith(EAGER) and name in function.__globals__:
                 return function.__globals__[name]
     raise InputError(f"model: {type(module).__name__} asks the attention interface and has no eager attention.")
 

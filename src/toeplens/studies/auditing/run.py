@@ -101,7 +101,7 @@ def audit(
             raise _too_much(read, model) from error
         raise
     about = {
-        "model": name or getattr(model.config, "name_or_path", "") or type(model).__name__,
+        "model": _called(name or getattr(model.config, "name_or_path", "") or type(model).__name__),
         "class": type(model).__name__,
         "model_type": model.config.model_type,
         "parameters": sum(weight.numel() for weight in model.parameters()),
@@ -190,6 +190,11 @@ def _sequences(
             raise InputError("tokenizer: it was not given; a text needs one, as the model has no name to load it by.")
         tokenizer = load_tokenizer(source)
     return from_texts(tokenizer, texts, sequences, length, "text as given"), tokenizer
+
+
+def _called(name: str) -> str:
+    """A name on the hub as it is; of a directory the last two folders."""
+    return "/".join(Path(name).resolve().parts[-2:]) if Path(name).is_dir() else name
 
 
 def _fits(model: Any, read: Sequences) -> None:
