@@ -51,6 +51,7 @@ def test_there_is_an_example_on_every_page_of_a_capability() -> None:
         "frequency",
         "relevance",
         "study",
+        "audit",
     ):
         assert "```python" in (ROOT / "docs" / f"{name}.md").read_text(), name
 

@@ -1,5 +1,6 @@
 """Studies: a grid of runs, measures on them, tables, and claims with verdicts."""
 
+from toeplens.studies.auditing import Audit, audit
 from toeplens.studies.claims import Claim, Entry, judge, judge_all
 from toeplens.studies.results import CellResult, Key, Results
 from toeplens.studies.store import Cell, limits_for
@@ -23,6 +24,7 @@ __all__ = [
     "COUNTED",
     "MIN_SEEDS",
     "RULE",
+    "Audit",
     "Cell",
     "CellResult",
     "Claim",
@@ -32,6 +34,7 @@ __all__ = [
     "Results",
     "Verdict",
     "above",
+    "audit",
     "below",
     "combine",
     "found",
