@@ -30,6 +30,7 @@ from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord
 from toeplens.studies.grid import Grid
 from toeplens.studies.reproduce import Row
 from toeplens.studies.structure import RunStructure
+from toeplens.studies.survey import OUTCOMES, Survey
 
 Item = TypeVar("Item")
 
@@ -342,6 +343,19 @@ def audit_tables(found: Audit) -> list[Table]:
         shares = (_short(each.deposit.get("top_share")), _short(each.deposit.get("effective_heads")))
         layers.add_row(_where(each), each.position, str(each.window or "–"), *shares, f"{proof:.1e}")
     return [heads, layers]
+
+
+def survey_tables(found: Survey) -> list[Table]:
+    """How many model types had each outcome, the largest differences, and those that were refused, with why."""
+    totals = table("Model types of transformers", "outcome", "types", "what it says")
+    for outcome, count in found.totals().items():
+        totals.add_row(outcome, str(count), OUTCOMES[outcome])
+    differences = table("Largest differences of the proved ones", *found.largest())
+    differences.add_row(*("–" if value is None else f"{value:.1e}" for value in found.largest().values()))
+    refused = table("Refused", "type", "why")
+    for row in found.of("refused"):
+        refused.add_row(row.name, row.why)
+    return [totals, differences, refused]
 
 
 def _where(record: HeadRecord | LayerRecord) -> str:

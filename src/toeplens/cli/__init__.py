@@ -26,6 +26,7 @@ for _name, _command in {
     "theory": studies.theory_study,
     "audit": audits.audit,
     "compare": audits.compare,
+    "survey": audits.survey,
     "train": runs.train_run,
     "ablate": runs.ablate,
     "decompose": runs.decompose,

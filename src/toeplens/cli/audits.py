@@ -10,10 +10,12 @@ from typing import Annotated, Any, get_args
 import typer
 
 from toeplens import console, report
-from toeplens.cli.options import Json
+from toeplens.cli.options import Json, Workers
 from toeplens.ground import InputError, choose
+from toeplens.ground.files import make_directory
 from toeplens.sources.huggingface.loading import Dtype
 from toeplens.studies import auditing
+from toeplens.studies import survey as survey_of
 from toeplens.studies.auditing.run import Silencing
 
 
@@ -90,8 +92,32 @@ def compare(
 ) -> None:
     """Lay two audits side by side: a base and its variant, two encodings, two checkpoints of a run."""
     found = [auditing.open_audit(each) for each in (first, second)]
+    make_directory(out)
     page = report.write_comparison(found[0], found[1], (str(first), str(second)), out)
     console.say(f"page: {page}")
+
+
+def survey(
+    out: Annotated[Path, typer.Option(help="Directory of the survey; one that was stopped is gone on with.")],
+    only: Annotated[
+        list[str] | None, typer.Option(help="A model type of transformers (may be repeated); all unless given.")
+    ] = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Build every text model of the installed transformers small and audit it: what is understood, and what is not."""
+    with console.AuditProgress() as progress:
+        count = len(only or survey_of.model_types())
+        done = iter(range(1, count + 1))
+        found = survey_of.survey(
+            out, only=only, workers=workers, on_progress=lambda _: progress("types", next(done), count)
+        )
+    if as_json:
+        console.print_json(found.to_dict())
+        return
+    for each in console.survey_tables(found):
+        console.out.print(each)
+    console.say(f"record: {out / survey_of.RESULT}")
 
 
 def _layers(text: str | None) -> list[int] | None:

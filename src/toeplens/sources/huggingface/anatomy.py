@@ -44,9 +44,17 @@ def anatomy_of(model: Any) -> Anatomy:
     written = frozenset(module for module in attention if not _asks(module))
     embedding = model.get_output_embeddings()
     inside = embedding is not None and any(embedding in set(part.modules()) for part in parts)
-    if inside or embedding is model.get_input_embeddings():
+    if inside or embedding is input_embedding(model):
         embedding = None
     return Anatomy(items, written, frozenset(parts), embedding)
+
+
+def input_embedding(model: Any) -> Any:
+    """The module that embeds the tokens; None where the model does not tell."""
+    try:
+        return model.get_input_embeddings()
+    except (NotImplementedError, AttributeError):
+        return None
 
 
 def _asks(module: nn.Module) -> bool:

@@ -138,6 +138,8 @@ class AttentionCall:
         """
         if self.kind == "cross":
             raise NoForm(f"{self.module}: its queries and keys are of different sequences.")
+        if self.q.shape[2] != self.k.shape[2]:
+            raise NoForm(f"{self.module}: it has {self.q.shape[2]} queries for {self.k.shape[2]} keys.")
         if self.unknown is not None:
             raise NoForm(f"{self.module}: {self.unknown}")
         if self.softcap is not None and self.bias is not None:

@@ -36,7 +36,8 @@ def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     The model runs in evaluation mode without a cache of keys and, where it asks transformers' attention interface, with
     its own eager attention, some queries at a time; afterwards it is as it was, and so are transformers' tables, an
     error or not. One layer's attention is held at a time, unless ``on_layer`` keeps it. Passes in other threads are not
-    observed. Layers that are no attention (recurrences, convolutions) are passed by.
+    observed. Layers that are no attention (recurrences, convolutions, linear attention) are passed by: those named after
+    attention where nothing in them can be a softmax, of whatever.
 
     Arguments
         model     a `transformers.PreTrainedModel`
@@ -44,7 +45,8 @@ def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
         on_layer  is called with each `AttentionCall`, in the order of the pass
 
     Returns what the model returns. Raises `InputError` that names the module where an attention was not understood: its
-    weights and outputs, formed again from the parts, are not the model's own, or no parts were found. Raises
+    weights and outputs, formed again from the parts, are not the model's own, or no parts were found, or it is in no
+    module that is named after attention. Raises
     `EnvironmentFailure` where transformers is not installed.
     """
     try:
@@ -63,7 +65,7 @@ def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     handles = []
     token = ACTIVE.set(watch)
     try:
-        with changed(lent), watch.products:
+        with changed(lent), watch.products, watch.exponentials:
             for module in watch.modules:
                 handles.append(module.register_forward_pre_hook(watch.enter, with_kwargs=True))
                 handles.append(module.register_forward_hook(watch.leave))
@@ -124,11 +126,16 @@ def _attending(from_table: bool, attend: Callable[..., Any]) -> Callable[..., An
 
 
 def _rotations(model: nn.Module) -> Iterator[Entry]:
-    """The functions that apply rotations, in the modelling modules of the model's attention."""
+    """The functions that apply rotations, in the modelling modules of the model's attention, and its methods that do."""
     found = {id(each.__globals__): each.__globals__ for m in attention_modules(model) for each in functions_of(m)}
     for names in found.values():
         for name in [name for name, value in names.items() if callable(value) and ROTATIONS.fullmatch(name)]:
             yield names, name, _observed
+    for module in attention_modules(model):
+        for name in {name for cls in type(module).__mro__ for name in vars(cls) if ROTATIONS.fullmatch(name)}:
+            method = getattr(module, name)
+            if callable(method):
+                yield vars(module), name, lambda before, method=method: _observed(method)
 
 
 def _observed(rotate: Callable[..., Any]) -> Callable[..., Any]:

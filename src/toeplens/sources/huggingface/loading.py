@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
+from toeplens.sources.huggingface.anatomy import input_embedding
 
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 _ATTENTION = re.compile("attention|attn", re.IGNORECASE)
@@ -89,11 +90,23 @@ def load_tokenizer(name: str) -> Any:
     """The tokenizer that lies with a model. Raises `InputError` where there is none."""
     try:
         with _quiet(library()):
-            return library().AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            found = library().AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        why = "it has no words"
     except (OSError, ValueError, KeyError, ImportError) as error:
+        found, why = None, _first(error)
+    # without any files transformers makes a tokenizer of special tokens, and of a mark for blanks
+    if found is None or len(set(found.get_vocab().values()) - set(found.all_special_ids)) < 2:
         raise InputError(
-            f"model: {name} has no tokenizer that can be read ({_first(error)}); tokens must be given instead of text."
-        ) from None
+            f"model: {name} has no tokenizer that can be read ({why}); tokens must be given instead of text."
+        )
+    return found
+
+
+def vocabulary(model: Any) -> int | None:
+    """How many tokens the model has vectors for; None where that is not known."""
+    weight = getattr(input_embedding(model), "weight", None)
+    found = getattr(model.config, "vocab_size", None) if weight is None else weight.shape[0]
+    return found if isinstance(found, int) else None
 
 
 def position_limit(model: nn.Module) -> int | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 _PRODUCTS = ("matmul", "rmatmul", "bmm", "baddbmm")
 _SAME = ("view", "reshape", "contiguous", "to", "float", "type", "type_as", "dropout", "clone", "detach")
@@ -16,6 +20,9 @@ _PLUS = {"add": 1.0, "radd": 1.0, "iadd": 1.0, "sub": -1.0, "isub": -1.0}
 _TIMES = ("mul", "rmul", "imul", "multiply")
 _HIDES = -1e8
 _OVER = ("div", "truediv", "itruediv", "true_divide")
+_SHARING = ("softmax", "sumexp", "attention", "attn")  # parts of the names of operations that share weight out
+_EXPONENTIALS = ("exp", "exp2", "expm1", "special_exp2", "special_expm1", "pow")
+_MULTIPLIED = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot")
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,8 @@ class Followed:
     terms        what was added, each as it was at the time, with the number of dimensions of the logits then
     hidden       masks, True where a key is hidden, likewise
     causal       whether the keys after the query are hidden, beside the masks
-    weights      the softmax, once it is taken; None for fused attention too
+    taken        whether the softmax is taken
+    weights      the weights that were multiplied by the values; None before that, and for fused attention
     broken       the first operation that was not understood; None if all were
     """
 
@@ -36,6 +44,7 @@ class Followed:
     terms: tuple[tuple[Tensor, int], ...] = ()
     hidden: tuple[tuple[Tensor, int], ...] = ()
     causal: bool = False
+    taken: bool = False
     weights: Tensor | None = None
     broken: str | None = None
 
@@ -52,13 +61,14 @@ def low(dtype: torch.dtype) -> float:
 class Products(TorchFunctionMode):
     """Follows the products of queries and keys while ``watching()``; hands over what it followed, values and outputs.
 
-    A mode is of its thread alone, and changes nothing of what the model computes.
+    A mode is of its thread alone, and changes nothing of what the model computes. Tables of queries by keys are not
+    kept alive by being followed.
     """
 
     watching: Callable[[], bool]
     found: Callable[[Followed, Tensor, Tensor], None]
     last: str | None = None  # why the last softmax of logits, or use of its weights, was not understood
-    _known: dict[int, tuple[Tensor, Followed]] = field(default_factory=dict)
+    _known: dict[int, tuple[weakref.ref[Tensor], Followed]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -86,7 +96,7 @@ class Products(TorchFunctionMode):
         if name in _PRODUCTS and len(given) >= 2:
             self._product(name, given, kwargs, out)
             return
-        known = [(x, self._known[id(x)][1]) for x in given if id(x) in self._known]
+        known = [(x, made) for x in given if (made := self._of(x)) is not None]
         if not known:
             return
         # of two tables of logits the first that is understood is followed; the other is a term like any
@@ -95,23 +105,78 @@ class Products(TorchFunctionMode):
             made = _next(name, followed, args, kwargs, out, made) or replace(made, broken=name)
         if name == "softmax" and made.broken is not None:
             self.last = f"{made.broken!r} between the product of queries and keys and its softmax"
-        self._known[id(out)] = (out, made)
+        self._follow_on(out, made)
+
+    def _of(self, x: Tensor) -> Followed | None:
+        """What is known of a tensor."""
+        entry = self._known.get(id(x))
+        return entry[1] if entry is not None and entry[0]() is x else None
+
+    def _follow_on(self, x: Tensor, made: Followed) -> None:
+        key, known = id(x), self._known
+
+        def forget(ref: weakref.ref[Tensor]) -> None:
+            if key in known and known[key][0] is ref:  # the id may be another tensor's by now
+                del known[key]
+
+        known[key] = (weakref.ref(x, forget), made)
 
     def _product(self, name: str, given: list[Tensor], kwargs: dict[str, Any], out: Tensor) -> None:
         if name == "rmatmul":
             given = given[::-1]
         left, right = given[-2:]
-        made = self._known.get(id(left), (left, None))[1]
-        if made is not None and made.weights is not None:
+        made = self._of(left)
+        if made is not None and made.taken:
             if made.broken is None:
-                self.found(made, right, out)
+                self.found(replace(made, weights=left), right, out)
             else:
                 self.last = f"{made.broken!r} between the softmax and the product with the values"
         elif left.ndim in (3, 4) and right.ndim == left.ndim:
             terms = ()
             if name == "baddbmm":
                 terms = ((given[0] * kwargs.get("beta", 1), out.ndim),)
-            self._known[id(out)] = (out, Followed(left, right, float(kwargs.get("alpha", 1)), terms))
+            self._follow_on(out, Followed(left, right, float(kwargs.get("alpha", 1)), terms))
+
+
+class Exponentials(TorchDispatchMode):
+    """Tells of every operation, while ``watching()``, that may share weight out among keys, followed or not.
+
+    That is a softmax of whatever, by any of torch's functions, and an exponential of what a product of two tensors went
+    into that are no parameters. It sees the operations that torch's functions and compiled code are made of.
+    """
+
+    def __init__(self, watching: Callable[[], bool], found: Callable[[str], None], weights: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._watching, self._found = watching, found
+        self._weights = {_storage(weight) for weight in weights}
+        self._products: dict[int, StorageWeakRef] = {}  # memory that products went into; its id stays its own
+
+    def forget(self) -> None:
+        """Let go of the products so far."""
+        self._products.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if self._watching():
+            self._note(func.overloadpacket.__name__, args, kwargs or {}, out)
+        return out
+
+    def _note(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
+        given, made = ([x for x in tree_leaves(each) if isinstance(x, Tensor)] for each in ((args, kwargs), out))
+        if any(word in name for word in _SHARING) or any(x.layout is not torch.strided for x in (*given, *made)):
+            self._found(name)
+            return
+        follows = any(_storage(x) in self._products for x in given)
+        if follows and name.rstrip("_") in _EXPONENTIALS and not (name == "pow" and isinstance(args[0], Tensor)):
+            self._found(name)
+        if name.rstrip("_") in _MULTIPLIED:
+            follows = follows or not any(_storage(x) in self._weights for x in given[-2:])
+        if follows:
+            self._products |= {_storage(x): StorageWeakRef(x.untyped_storage()) for x in made}
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
 
 
 def _as_matmul(args: tuple[Any, ...], out: Tensor) -> tuple[str, tuple[Any, ...], Tensor]:
@@ -168,12 +233,12 @@ def _next(
     leads = bool(args) and args[0] is x
     if name in _SAME:
         return made
-    if made.weights is not None:  # what a mask makes of weights must still be the softmax of the visible: see `prove`
+    if made.taken:  # what a mask makes of weights must still be the softmax of the visible: see `prove`
         emptied = name == "masked_fill" and leads and _number(others[1:], 0.0) is not None
-        return replace(made, weights=out) if emptied else None
+        return made if emptied else None
     if name == "softmax":
         dim = kwargs.get("dim", others[0] if others else None)
-        return replace(made, weights=out) if dim in (-1, out.ndim - 1) else None
+        return replace(made, taken=True) if dim in (-1, out.ndim - 1) else None
     if name in _TIMES or (name in _OVER and leads):
         factor = _number(others)
         if kwargs:

@@ -19,7 +19,7 @@ from toeplens.lens.decompose import NoForm
 from toeplens.sources.huggingface.calls import AttentionCall, Side
 from toeplens.sources.huggingface.eager import Eager, run_eager
 from toeplens.sources.huggingface.masks import just_causal, one_way
-from toeplens.sources.huggingface.products import Followed, Products, four, low
+from toeplens.sources.huggingface.products import Exponentials, Followed, Products, four, low
 from toeplens.sources.huggingface.proof import prove, proved_rows
 from toeplens.sources.huggingface.rotation import Rotation, find_rotation
 
@@ -27,7 +27,8 @@ ACTIVE: ContextVar[Watch | None] = ContextVar("toeplens_watch", default=None)
 ROTATIONS = re.compile(r"_?apply_\w*(rot|rope)\w*|rotate_queries_or_keys")
 EAGER = "eager_attention_forward"  # how the name of a model's own eager attention ends
 _SAID = re.compile(r"rotar|rotate|rope(?![a-z])")
-_ATTENTION = re.compile("Attention|Attn")
+_ATTENTION = re.compile("Attention|Attn|MLA(?![a-z])")
+_ROUNDED = 4  # roundings, each by one unit, of a number that is multiplied
 _ELSEWHERE = ("key_value_states", "encoder_hidden_states", "encoder_hidden_state")  # what keys are made of, if given
 
 
@@ -69,15 +70,15 @@ def fused(model: nn.Module) -> bool:
 
 @dataclass
 class _Frame:
-    """An attention module that is running: its batch and length, whether its keys come from elsewhere, its calls."""
+    """An attention module that is running: its length, whether its keys come from elsewhere, its calls."""
 
     module: nn.Module
-    batch: int
     tokens: int
     cross: bool
     calls: list[AttentionCall] = field(default_factory=list)
     inside: int = 0  # calls of the modules in it
     turned: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # what was rotated, and what became of it
+    shared: str | None = None  # an operation in it that may share weight out among keys
 
 
 class Watch:
@@ -92,7 +93,12 @@ class Watch:
         self.frames: list[_Frame] = []
         self.counts: Counter[tuple[str, str]] = Counter()
         self.aside = False  # while what is computed is no attention module's own code
-        self.products = Products(lambda: bool(self.frames) and not self.aside, self.written_out)
+        given = [x for x in inputs.values() if isinstance(x, Tensor) and x.ndim >= 2]
+        self.batch = given[0].shape[0] if given else 1
+        self.lengths = {x.shape[1] for x in given}
+        self.products = Products(lambda: not self.aside, self.written_out)
+        held = [*model.parameters(), *model.buffers()]
+        self.exponentials = Exponentials(lambda: bool(self.frames) and not self.aside, self.shares, held)
 
     def name(self, module: nn.Module) -> str:
         """Name and class of a module of the model."""
@@ -105,17 +111,36 @@ class Watch:
         named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
         first = next((x for x in named.values() if isinstance(x, Tensor) and x.ndim >= 2), torch.empty(0, 0))
         cross = any(named.get(name) is not None for name in _ELSEWHERE)
-        self.frames.append(_Frame(module, first.shape[0], first.shape[1], cross))
-        self.products.forget()
+        cross = cross or ("query" in named and named.get("key") is not None and named["key"] is not named["query"])
+        if not self.frames:
+            self.exponentials.forget()
+        self.frames.append(_Frame(module, self._tokens(first), cross))
+        self.products.last = None
+
+    def _tokens(self, x: Tensor) -> int:
+        """How many tokens a module's input has: [B, N, d], [N, B, d] or [B, d, N]."""
+        if x.ndim != 3:
+            return x.shape[1]
+        if x.shape[0] != self.batch and x.shape[1] == self.batch:
+            return x.shape[0]
+        return x.shape[2] if x.shape[1] not in self.lengths and x.shape[2] in self.lengths else x.shape[1]
+
+    def shares(self, name: str) -> None:
+        """An operation in a module's own code may share weight out among keys."""
+        self.frames[-1].shared = name
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """An attention module ends: its call is handed over; without one call, it was not understood."""
+        """An attention module ends: its call is handed over. Without one, it was not understood if it has a softmax."""
         if ACTIVE.get() is not self:
             return
         frame, why = self.frames.pop(), self.products.last
-        self.products.forget()
+        self.products.last = None
         if len(frame.calls) + frame.inside == 0:
-            why = "no softmax of a product of queries and keys was seen in it" if why is None else f"it has {why}"
+            if why is None and frame.shared is None:  # linear attention, a recurrence
+                return
+            why = (
+                f"its {frame.shared!r} is no softmax of a product that was followed" if why is None else f"it has {why}"
+            )
             raise InputError(f"model: the attention of {self.name(module)} was not understood: {why}.")
         if len(frame.calls) > 1:
             raise InputError(
@@ -176,8 +201,12 @@ class Watch:
 
     def written_out(self, made: Followed, v: Tensor, out: Tensor) -> None:
         """A module's own code took a product of queries and keys, its softmax, and the product with the values."""
-        frame = self.frames[-1]
-        batch = frame.batch
+        if not self.frames:
+            raise InputError(
+                "model: a softmax of a product of queries and keys was seen outside the modules that are named after "
+                "attention; it was not captured."
+            )
+        frame, batch = self.frames[-1], self.batch
         terms = [four(term, batch, ndim) for term, ndim in made.terms]
         hidden = [four(mask, batch, ndim) for mask, ndim in made.hidden]
         parts = {
@@ -189,6 +218,11 @@ class Watch:
             "sinks": None,
             "causal": made.causal,
         }
+        if parts["q"].shape[0] != batch:
+            raise InputError(
+                f"model: the attention of {self.name(frame.module)} was not understood: a softmax in it is over "
+                f"{parts['q'].shape[0]} sequences of {batch}."
+            )
         if not frame.cross and parts["q"].shape[2] != frame.tokens:
             raise InputError(
                 f"model: the attention of {self.name(frame.module)} was not understood: a softmax in it is over "
@@ -244,7 +278,10 @@ class Watch:
         if not turned:
             named = [(name, each.__globals__) for each in functions_of(module) for name in each.__code__.co_names]
             said = any(_SAID.search(name.lower()) for name, _ in named)
-            if not said or any(ROTATIONS.fullmatch(name) and name in names for name, names in named):
+            if not said or any(
+                ROTATIONS.fullmatch(name) and (name in names or callable(getattr(module, name, None)))
+                for name, names in named
+            ):
                 return None, None, None
             return None, None, "it has a rotation that was not seen."
         before = _before(q, turned), _before(k, turned)
@@ -280,18 +317,42 @@ def _bias_and_mask(terms: list[Tensor], hidden: list[Tensor], keys: int) -> tupl
 
 
 def _before(final: Tensor, turned: list[tuple[Tensor, Tensor]]) -> Tensor | None:
-    """Queries or keys with what a rotation made of some of their dimensions put back; None if that is not in them."""
-    for before, after in reversed(turned):
-        if after.ndim != 4:
-            continue
-        for x, y in ((before, after), (before.transpose(1, 2), after.transpose(1, 2))):
-            width = y.shape[-1]
-            same = y.shape[0] == final.shape[0] and y.shape[1] in (1, final.shape[1]) and y.shape[2] == final.shape[2]
-            if not same or width > final.shape[-1]:
+    """Queries or keys with what a rotation made of some of their dimensions put back; None if that is not in them.
+
+    What was rotated may have been multiplied by a number for each token and head since, as a norm without weights does:
+    such a factor and a rotation can change places, so that it goes with what is put back.
+    """
+    for exact in (True, False):
+        for before, after in reversed(turned):
+            if after.ndim != 4:
                 continue
-            for start in dict.fromkeys((0, final.shape[-1] - width)):
-                if torch.equal(final[..., start : start + width], y.expand(*final.shape[:3], width).to(final.dtype)):
-                    whole = final.clone()
-                    whole[..., start : start + width] = x
-                    return whole
+            for x, y in ((before, after), (before.transpose(1, 2), after.transpose(1, 2))):
+                width, heads = y.shape[-1], final.shape[1]
+                same = y.shape[0] == final.shape[0] and heads % max(1, y.shape[1]) == 0 and y.shape[2] == final.shape[2]
+                if not same or width > final.shape[-1] or y.numel() == 0:
+                    continue
+                for start in dict.fromkeys((0, final.shape[-1] - width)):
+                    part = final[..., start : start + width]
+                    for order in _orders(y.shape[1], heads, final.device):
+                        factor = _factor(part, y[:, order], exact)
+                        if factor is not None:
+                            whole = final.clone()
+                            whole[..., start : start + width] = factor * x[:, order]
+                            return whole
     return None
+
+
+def _orders(groups: int, heads: int, device: torch.device) -> list[Tensor]:
+    """Which of the heads that were rotated each head may have: one after another, or each several times on end."""
+    places = torch.arange(heads, device=device)
+    return [places % groups] if groups in (1, heads) else [places % groups, places // (heads // groups)]
+
+
+def _factor(part: Tensor, turned: Tensor, exact: bool) -> Tensor | float | None:
+    """The number for each token and head that takes the second to the first; None if that leaves more than rounding."""
+    if exact:
+        return 1.0 if torch.equal(part, turned.to(part.dtype)) else None
+    x, y = part.double(), turned.double()
+    factor = (x * y).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    missed = (factor * y - x).abs().amax(-1)
+    return factor if bool((missed <= _ROUNDED * torch.finfo(part.dtype).eps * x.abs().amax(-1)).all()) else None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from toeplens.ground import InputError
+from toeplens.sources.huggingface.anatomy import input_embedding
 from toeplens.sources.huggingface.calls import AttentionCall
 from toeplens.sources.huggingface.capture import captured
 from toeplens.sources.huggingface.lent import changed
@@ -44,7 +45,7 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
 def _shortened(model: Any) -> Iterator[Entry]:
     """The output embedding at the last positions alone, where it is a module of its own."""
     embedding = model.get_output_embeddings()
-    if isinstance(embedding, nn.Linear) and embedding is not model.get_input_embeddings():
+    if isinstance(embedding, nn.Linear) and embedding is not input_embedding(model):
         forward = embedding.forward
 
         def last(x: Tensor) -> Tensor:

@@ -69,14 +69,10 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Measured:
 
 def patterns_of(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Patterns:
     """What the call's attention looks like, block by block of its queries."""
-    cross = call.kind == "cross"
-    sums = PatternSums(
-        heads=call.q.shape[1],
-        queries=call.q.shape[2],
-        keys=call.k.shape[2],
-        tokens=None if cross else tokens,
-        cross=cross,
-    )
+    heads, queries, keys = call.q.shape[1], call.q.shape[2], call.k.shape[2]
+    cross = call.kind == "cross" or queries != keys  # else keys are pooled, or have others before them
+    known_tokens = tokens if not cross and tokens.shape[1] == queries else None  # not with a prefix of vectors
+    sums = PatternSums(heads=heads, queries=queries, keys=keys, tokens=known_tokens, cross=cross)
     for rows, logits, weights in call.blocks():
         sums.add(rows, logits, weights)
     return sums.result()

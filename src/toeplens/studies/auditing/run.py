@@ -16,12 +16,12 @@ from torch import Tensor
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
 from toeplens.sources.huggingface import AttentionCall, compared
-from toeplens.sources.huggingface.loading import Dtype, library, load_model, load_tokenizer, position_limit
+from toeplens.sources.huggingface.loading import Dtype, library, load_model, load_tokenizer, position_limit, vocabulary
 from toeplens.sources.huggingface.watch import attention_modules
 from toeplens.studies.auditing.measured import Measured, measure_call
 from toeplens.studies.auditing.own import audit_run, is_run
 from toeplens.studies.auditing.record import Audit
-from toeplens.studies.auditing.silenced import Silenced, not_silenced, silence
+from toeplens.studies.auditing.silenced import not_silenced, silence
 from toeplens.studies.auditing.texts import SEQUENCES, TOKENS, Sequences, from_texts, given, repeated
 
 Silencing = Literal["exact", "attribution", "none"]
@@ -93,7 +93,16 @@ def audit(
     read, tokenizer = _sequences(model, name, data, tokenizer, sequences or SEQUENCES, max_tokens, seed)
     _fits(model, read)
     try:
-        changed, whole = _pass(model, read, wanted, effects, _mask_token(tokenizer), seed, report)
+        measured, inputs, whole = _measure(model, read, wanted, report)
+        changed, unknown = not_silenced(measured), None
+        if effects != "none":
+            mask_token, heads = _mask_token(tokenizer), partial(report, "heads")
+            try:
+                changed = silence(model, inputs, measured, effects, mask_token, seed, heads)
+            except InputError as error:
+                if str(error).startswith("method"):  # what was asked for cannot be, whatever the model
+                    raise
+                unknown = str(error)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _too_much(read, model) from error
     except RuntimeError as error:
@@ -112,6 +121,7 @@ def audit(
         "sequences": len(read.tokens),
         "tokens": read.tokens.shape[1],
         "seed": seed,
+        **({} if unknown is None else {"no_effects": unknown}),
         "torch": torch.__version__,
         "transformers": library().__version__,
         "python": platform.python_version(),
@@ -129,16 +139,10 @@ def audit(
     )
 
 
-def _pass(
-    model: Any,
-    read: Sequences,
-    layers: frozenset[int] | None,
-    effects: Silencing,
-    mask_token: int | None,
-    seed: int,
-    report: Progress,
-) -> tuple[Silenced, float]:
-    """The measures and the effects, and the distance of the captured pass from a plain one."""
+def _measure(
+    model: Any, read: Sequences, layers: frozenset[int] | None, report: Progress
+) -> tuple[list[Measured], dict[str, Tensor], float]:
+    """The measured calls, what the model was given, and the distance of the captured pass from a plain one."""
     tokens = read.tokens.to(model.device)
     inputs = {"input_ids": tokens}
     if model.config.is_encoder_decoder:
@@ -157,9 +161,7 @@ def _pass(
     whole = compared(model, inputs, look)
     if layers is not None and not layers <= seen:
         raise InputError(f"layers: {sorted(layers - seen)} was given; the model has layers 0 to {max(seen)}.")
-    if effects == "none":
-        return not_silenced(measured), whole
-    return silence(model, inputs, measured, effects, mask_token, seed, partial(report, "heads")), whole
+    return measured, inputs, whole
 
 
 def _shifted(tokens: Int[Tensor, "B N"], config: Any) -> Int[Tensor, "B N"]:
@@ -176,7 +178,9 @@ def _sequences(
     limit, length = position_limit(model), max_tokens or TOKENS
     length = length if limit is None or max_tokens is not None else min(length, limit)
     if data is None:
-        words = model.get_input_embeddings().num_embeddings
+        words = vocabulary(model)
+        if words is None:
+            raise InputError("tokens: they must be given; the vocabulary of this model is not known.")
         special = [
             each for key, each in vars(model.config).items() if key.endswith("token_id") and isinstance(each, int)
         ]
@@ -199,9 +203,9 @@ def _called(name: str) -> str:
 
 def _fits(model: Any, read: Sequences) -> None:
     """Refuse tokens that the model has no vectors for, and places that it has none for."""
-    words = model.get_input_embeddings().num_embeddings
+    words = vocabulary(model)
     least, most = int(read.tokens.min()), int(read.tokens.max())
-    if least < 0 or most >= words:
+    if words is not None and not 0 <= least <= most < words:
         raise InputError(
             f"tokens: they go from {least} to {most}; the model's vocabulary goes from 0 to {words - 1} (is the "
             "tokenizer another model's?)."

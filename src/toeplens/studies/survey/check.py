@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.lens.decompose import NoForm
 from toeplens.sources.huggingface import AttentionCall, captured
 from toeplens.sources.huggingface.products import Products
 from toeplens.sources.huggingface.watch import attention_modules
+from toeplens.studies.auditing import audit
 from toeplens.studies.survey.models import NotText, small_inputs, small_model
 from toeplens.studies.survey.record import Surveyed
 
 WHOLE = 1e-3  # of the largest output: what a captured pass may differ by from a plain one
+_SEQUENCES, _TOKENS = 9, 12  # of the audit: enough for means over sequences
 _SEED = 11  # of models that draw at random while they run
 
 
@@ -61,7 +62,7 @@ def _surveyed(name: str) -> dict[str, Any]:
 
 
 def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What `Surveyed` has of a proved model: ``calls``, ``placed``, ``weights``, ``outputs``, ``whole``, ``why``.
+    """What `Surveyed` has of a proved model, from a pass on padded sequences and a whole audit with exact effects.
 
     Raises `InputError` where an attention was not understood, where the model's output in the captured pass is not that
     of its plain pass, up to `WHOLE` of the largest at the tokens that are no padding, and where the plain pass has more
@@ -69,16 +70,11 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
     """
     weights: list[float] = []
     outputs: list[float] = []
-    reasons: list[str] = []
 
     def look(call: AttentionCall) -> None:
         outputs.append(call.proof.outputs)
         if call.proof.weights is not None:
             weights.append(call.proof.weights)
-        try:
-            call.placed()
-        except NoForm as error:
-            reasons.append(str(error))
 
     plain = _plain(model, inputs)
     torch.manual_seed(_SEED)
@@ -95,8 +91,21 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
             f"model: of {seen} softmaxes of products in the plain pass of {type(model).__name__}, {len(outputs)} were "
             "captured as attention."
         )
-    found = {"calls": len(outputs), "placed": len(outputs) - len(reasons), "whole": whole, "outputs": max(outputs)}
-    return found | {"weights": max(weights, default=None), "why": reasons[0] if reasons else None}
+    audited = audit(model, sequences=_SEQUENCES, max_tokens=_TOKENS)
+    outputs += [layer.outputs for layer in audited.layers]
+    weights += [layer.weights for layer in audited.layers if layer.weights is not None]
+    reasons = [layer.unknown for layer in audited.layers if layer.unknown is not None]
+    without = audited.about.get("no_effects")
+    return {
+        "calls": len(audited.layers),
+        "heads": len(audited.heads),
+        "placed": sum(layer.unknown is None for layer in audited.layers),
+        "effect": audited.effect,
+        "weights": max(weights, default=None),
+        "outputs": max(outputs),
+        "whole": max(whole, audited.whole),
+        "why": " ".join(reasons[:1] + ([without] if without else [])) or None,
+    }
 
 
 @torch.no_grad()

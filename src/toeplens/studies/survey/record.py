@@ -11,7 +11,7 @@ from toeplens.ground import InputError
 
 Outcome = Literal["proved", "refused", "none", "failed", "other"]
 OUTCOMES: dict[Outcome, str] = {
-    "proved": "every attention call was formed again from its parts, and is the model's own",
+    "proved": "audited: every attention call, formed again from its parts, is the model's own",
     "refused": "an attention was not understood; the sentence names it",
     "none": "the model has no attention",
     "failed": "no small model could be built from its configuration, or it could not be run",
@@ -23,11 +23,13 @@ COLUMNS: dict[str, str] = {
     "outcome": "proved, refused, none (no attention), failed (not built or not run) or other (no text model)",
     "parameters": "of the small model",
     "calls": "attention calls of a pass, all proved",
+    "heads": "heads that were audited",
+    "effect": "what their effects are of: loss or states; None where heads could not be silenced",
     "placed": "calls whose positional, symbolic and interaction shares are known",
     "weights": "largest difference of an attention weight formed again from its parts; None where the model forms none",
     "outputs": "largest difference of a head's output, relative to the layer's largest",
     "whole": "largest difference of the model's output from that of its own plain pass, relative to the largest",
-    "why": "why it is not proved; of a proved model, why shares are not known",
+    "why": "why it is not proved; of a proved model, why shares or effects are not known",
 }
 
 
@@ -40,6 +42,8 @@ class Surveyed:
     model: str | None = None
     parameters: int | None = None
     calls: int | None = None
+    heads: int | None = None
+    effect: str | None = None
     placed: int | None = None
     weights: float | None = None
     outputs: float | None = None
@@ -94,6 +98,19 @@ class Survey:
         rows = self.of(*(outcomes or get_args(Outcome)))
         return {name: [getattr(row, name) for row in rows] for name in COLUMNS}
 
+    def markdown(self, *outcomes: Outcome) -> str:
+        """A table for people: of proved types what was found, of others why they are not."""
+        proved = outcomes == ("proved",)
+        heading = ("type", "class", "calls", "shares known", "effects", "weights", "outputs", "whole pass")
+        lines: list[tuple[str, ...]] = [heading if proved else ("type", "class", "why")]
+        for row in self.of(*outcomes):
+            numbers = (_power(value) for value in (row.weights, row.outputs, row.whole))
+            shares = "all" if row.placed == row.calls else f"{row.placed} of {row.calls}"
+            rest = (str(row.calls), shares, row.effect or "–", *numbers) if proved else (_cell(row.why),)
+            lines.append((f"`{row.name}`", f"{row.model or '–'}", *rest))
+        lines.insert(1, ("---",) * len(lines[0]))
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON."""
         return {
@@ -116,6 +133,14 @@ class Survey:
 
 
 _DIFFERENCES = ("weights", "outputs", "whole")
+
+
+def _power(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0e}"
+
+
+def _cell(text: str | None) -> str:
+    return (text or "").replace("|", "/").replace("_", "\\_")
 
 
 def _most(values: Iterable[float | None]) -> float | None:
