@@ -11,15 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from toeplens import encodings
-from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.lens import NoForm, behaviour
 from toeplens.sources.huggingface import AttentionCall, captured
-from toeplens.sources.huggingface.rotation import find_rotation
 
 transformers = pytest.importorskip("transformers")
 
@@ -97,6 +93,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "DeepseekV2": ("DeepseekV2ForCausalLM", LATENT),
     "DeepseekV3": ("DeepseekV3ForCausalLM", LATENT),
+    "NanoChat": ("NanoChatForCausalLM", GROUPED),
     "DebertaV2": (
         "DebertaV2Model",
         SIZES | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 16},
@@ -314,61 +311,6 @@ def test_fields_say_what_the_architecture_is() -> None:
     assert (shares.positional + shares.symbolic + shares.interaction == pytest.approx(1.0)) or shares.flat.any()
 
 
-@settings(max_examples=10)
-@given(
-    pairing=st.sampled_from(("half", "interleaved")),
-    frequencies=st.lists(st.floats(1e-4, 3.0), min_size=1, max_size=4),
-    still=st.integers(0, 3),
-    magnitude=st.floats(0.5, 2.0),
-    start=st.integers(0, 50),
-)
-def test_any_rotation_is_found(
-    pairing: str, frequencies: list[float], still: int, magnitude: float, start: int
-) -> None:
-    generator = torch.Generator().manual_seed(still)
-    turns, width = torch.tensor(frequencies, dtype=torch.float64), 2 * len(frequencies)
-    order = torch.arange(width).view(2, -1).T if pairing == "half" else torch.arange(width).view(-1, 2)
-    positions = torch.arange(start, start + 20)
-
-    def turned(x: Tensor) -> Tensor:
-        out, angles = x.clone(), positions[:, None] * turns
-        a, b = x[..., order[:, 0]], x[..., order[:, 1]]
-        out[..., order[:, 0]] = magnitude * (a * angles.cos() - b * angles.sin())
-        out[..., order[:, 1]] = magnitude * (a * angles.sin() + b * angles.cos())
-        return out
-
-    q, k = (torch.randn(2, h, 20, width + still, generator=generator, dtype=torch.float64) for h in (4, 2))
-    found = find_rotation((q, turned(q)), (k, turned(k)), torch.arange(20).unsqueeze(0))
-    assert found.pairing == pairing or len(frequencies) == 1
-    assert torch.equal(found.pairs[: len(frequencies)], order)
-    torch.testing.assert_close(found.frequencies[: len(frequencies)], turns, atol=1e-6, rtol=0)
-    torch.testing.assert_close(
-        found.magnitudes[: len(frequencies)], torch.full_like(turns, magnitude), atol=1e-6, rtol=0
-    )
-
-
-def test_other_rotations_are_refused() -> None:
-    q, k = torch.randn(2, 2, 3, 20, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    places = torch.arange(20).unsqueeze(0)
-    bent = places[0].double().square() * 0.05  # an angle that is not linear in the position
-    after = [(x, torch.cat((_plane(x, bent), x[..., 2:]), -1)) for x in (q, k)]
-    with pytest.raises(NoForm, match="not one angle a position"):
-        find_rotation(*after, places)
-    grown = [(x, x * 0.9 ** places[0].unsqueeze(-1)) for x in (q, k)]  # a magnitude that is not the same everywhere
-    with pytest.raises(NoForm, match="not one angle a position"):
-        find_rotation(*grown, places)
-    mixed = [(x, x @ torch.linalg.qr(q[0, 0, :8]).Q) for x in (q, k)]
-    with pytest.raises(NoForm, match="turns no pairs"):
-        find_rotation(*mixed, places)
-    with pytest.raises(NoForm, match="1 token"):
-        find_rotation(*((x[:, :, :1], x[:, :, :1]) for x in (q, k)), places[:, :1])
-
-
-def _plane(x: Tensor, angles: Tensor) -> Tensor:
-    z = torch.complex(x[..., 0], x[..., 1]) * torch.exp(1j * angles)
-    return torch.stack((z.real, z.imag), -1)
-
-
 def state(model: nn.Module) -> Any:
     """All that a pass might leave behind."""
     from transformers.masking_utils import AttentionMaskInterface
@@ -437,58 +379,3 @@ def test_other_passes_are_not_observed() -> None:
         assert len(others) == 4
         for other in others:
             torch.testing.assert_close(other, own, atol=1e-4, rtol=1e-4)
-
-
-def test_what_is_not_understood_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = transformers.XLNetConfig(vocab_size=31, d_model=32, n_layer=1, n_head=4, d_inner=48)
-    with pytest.raises(InputError, match=r"layer.0.rel_attn \(XLNetRelativeAttention\) was not understood"):
-        captured(transformers.XLNetModel(config), {"input_ids": torch.tensor([[5, 6, 7]])}, pytest.fail)
-    config = transformers.MambaConfig(vocab_size=31, hidden_size=32, num_hidden_layers=1)
-    with pytest.raises(InputError, match="MambaModel has no module"):
-        captured(transformers.MambaModel(config), {"input_ids": torch.tensor([[5, 6, 7]])}, pytest.fail)
-
-    from transformers.models.gptj import modeling_gptj
-    from transformers.models.llama import modeling_llama
-
-    eager = modeling_llama.eager_attention_forward
-
-    def tilted(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **rest: Any) -> Any:
-        return eager(module, query, key, value, mask + 0.01 * torch.arange(TOKENS), **rest)
-
-    def scaled(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **rest: Any) -> Any:
-        heads, weights = eager(module, query, key, value, mask, **rest)
-        return 1.001 * heads, weights
-
-    llama, gptj = model_of("Llama"), model_of("GPTJ")
-    for planted in (tilted, scaled):
-        monkeypatch.setattr(modeling_llama, "eager_attention_forward", planted)
-        with pytest.raises(InputError, match=r"layers.0.self_attn \(LlamaAttention\) .* differ by"):
-            captured(llama, inputs_of(llama), pytest.fail)
-
-    def capped(self: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        weights = ((query @ key.transpose(-1, -2) / self.scale_attn).tanh() + mask).softmax(-1)
-        return weights @ value, weights
-
-    monkeypatch.setattr(modeling_gptj.GPTJAttention, "_attn", capped)
-    with pytest.raises(InputError, match=r"transformer.h.0.attn \(GPTJAttention\) .* 'tanh' between"):
-        captured(gptj, inputs_of(gptj), pytest.fail)
-
-
-def test_rotations_that_are_not_seen_are_not_taken_for_none() -> None:
-    """RoFormer rotates in a method of its own: its call is proved, and its parts are not known."""
-    config = transformers.RoFormerConfig(**SIZES | {"num_hidden_layers": 1})
-    calls: list[AttentionCall] = []
-    captured(transformers.RoFormerModel(config), {"input_ids": torch.tensor([[5, 6, 7]])}, calls.append)
-    assert calls[0].rotation is None
-    with pytest.raises(NoForm, match="a rotation that was not seen"):
-        calls[0].placed()
-
-
-def test_wrong_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="model: a Linear was given"):
-        captured(nn.Linear(2, 2), {}, pytest.fail)
-    with pytest.raises(InputError, match="inputs: past_key_values was given"):
-        captured(model_of("Llama"), {"past_key_values": object()}, pytest.fail)
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(EnvironmentFailure, match=r"toeplens\[hf\]"):
-        captured(model_of("Llama"), {}, pytest.fail)

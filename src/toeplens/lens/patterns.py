@@ -92,9 +92,10 @@ class PatternSums:
     def add(
         self,
         rows: Int[Tensor, "R"],
-        logits: Float[Tensor, "B H R Nk"],
-        weights: Float[Tensor, "B H R Nk"],
+        logits: Float[Tensor, "B H R K"],
+        weights: Float[Tensor, "B H R K"],
         sequences: slice = slice(None),
+        start: int = 0,
     ) -> None:
         """Take in some queries of some sequences; each query of a sequence once, in any order. Work is in float64.
 
@@ -102,15 +103,19 @@ class PatternSums:
 
         Arguments
             rows       [R] the queries, from 0
-            logits     [B, H, R, Nk] minus infinity where a key is not visible
-            weights    [B, H, R, Nk] on the keys, without a sink's; those on keys that are not visible count nowhere,
+            logits     [B, H, R, K] of K keys that follow each other, those that any of these queries sees among them;
+                       minus infinity where a key is not visible
+            weights    [B, H, R, K] on the keys, without a sink's; those on keys that are not visible count nowhere,
                        and those of a query that sees no key may be NaN
             sequences  which of ``tokens`` the B sequences are; not read without tokens
+            start      the first of the K keys
 
         Raises `InputError` for shapes that do not fit, and numbers that are not finite.
         """
         tokens = None if self.tokens is None else self.tokens[sequences].to(logits.device)
-        wanted = (logits.shape[0] if tokens is None else len(tokens), self.heads, len(rows), self.keys)
+        wanted = (logits.shape[0] if tokens is None else len(tokens), self.heads, len(rows), logits.shape[-1])
+        if not 0 <= start < start + logits.shape[-1] <= self.keys:
+            raise InputError(f"logits: of {logits.shape[-1]} keys from {start} on; there are {self.keys}.")
         if logits.shape != wanted or weights.shape != wanted:
             shapes = f"{list(logits.shape)} and {list(weights.shape)}"
             raise InputError(f"logits, weights: their shapes are {shapes}; {list(wanted)} is needed.")
@@ -121,7 +126,7 @@ class PatternSums:
         for batch, heads, part in _tiles(rows, *wanted[:3], wanted[3]):
             some = (batch, heads, part)
             own = None if tokens is None else tokens[batch]
-            self._add(heads, rows[part].to(logits.device), logits[some], weights[some], own)
+            self._add(heads, rows[part].to(logits.device), logits[some], weights[some], own, start)
         if not all(x.isfinite().all() for x in (*self._sums.values(), self._logits, self._weights)):
             raise InputError("logits, weights: they hold infinite numbers or nan where keys are visible.")
 
@@ -163,7 +168,9 @@ class PatternSums:
             "toeplitz_variance": explained / np.where(spread > ROUNDING * energy, spread, np.nan),
         }
 
-    def _add(self, heads: slice, rows: Tensor, logits: Tensor, weights: Tensor, tokens: Tensor | None) -> None:
+    def _add(
+        self, heads: slice, rows: Tensor, logits: Tensor, weights: Tensor, tokens: Tensor | None, start: int
+    ) -> None:
         """Consecutive rows."""
         visible = logits != -math.inf
         if bool((visible == visible[:, :1]).all()):
@@ -179,7 +186,7 @@ class PatternSums:
         found = {
             "queries": seen > 0,
             "kept": kept,
-            "first": on_keys.rows[..., 0] * later,
+            "first": on_keys.rows[..., 0] * (later & (start == 0)),
             "firsts": (seen > 0) & later,
             "entropy": (_entropy(on_keys.rows, kept) / seen.clamp(min=2).log()).where(several, 0),
             "entropies": several,
@@ -187,11 +194,12 @@ class PatternSums:
         if not self.cross:
             scores = _Skewed(logits.clamp(min=torch.finfo(logits.dtype).min), there)
             self._sums["energy"][heads] += scores.rows.square().sum((0, 2, 3)).cpu()
-            offsets = slice(int(rows[0]), int(rows[0]) + scores.width)
+            lowest = int(rows[0]) + self.keys - start - logits.shape[-1]
+            offsets = slice(lowest, lowest + scores.width)
             for sums, skewed in ((self._logits, scores), (self._weights, on_keys), (self._counts, _Skewed(there))):
                 sums[heads, offsets] += skewed.by_offset().cpu()
         if tokens is not None:
-            follow = _following(tokens, rows) & visible
+            follow = _following(tokens, rows)[..., start : start + visible.shape[-1]] & visible
             found["induction"] = (on_keys.rows * follow.double()).sum(-1)
             found["eligible"] = follow.any(-1)
         for name, values in found.items():

@@ -73,16 +73,21 @@ class AttentionCall:
         rows = torch.arange(self.q.shape[2], device=self.q.device) if rows is None else rows
         return logits(self.q, self.k, **self._parts, rows=rows)
 
-    def blocks(self) -> Iterator[tuple[Int[Tensor, "R"], Float[Tensor, "B H R Nk"], Float[Tensor, "B H R Nk"]]]:
-        """Queries, their logits and their weights, some queries at a time, in float32 or the model's own if wider.
+    def blocks(self) -> Iterator[tuple[Int[Tensor, "R"], int, Float[Tensor, "B H R K"], Float[Tensor, "B H R K"]]]:
+        """Queries, the first key that is given, logits and weights of the keys from it on, some queries at a time.
 
-        A query that sees no key has weights 0; a sink's is left out.
+        All keys are there that any of the queries sees. In float32, or the model's own dtype if that is wider. A query
+        that sees no key has weights 0; a sink's is left out.
         """
         dtype = torch.promote_types(self.q.dtype, torch.float32)
         for part in blocks(self.q.shape[2], self.q.shape[0] * self.q.shape[1] * self.k.shape[2]):
             rows = torch.arange(part.start, part.stop, device=self.q.device)
-            made = logits(self.q, self.k, **self._parts, rows=rows, dtype=dtype)
-            yield rows, made, softmax(made, self.sinks).nan_to_num(nan=0.0)
+            first = 0 if self.window is None else max(0, part.start - self.window + 1)
+            keys = slice(first, part.stop if self.causal and self.kind == "self" else self.k.shape[2])
+            some: dict[str, Any] = {name: getattr(self, name) for name in ("bias", "visible")}
+            some = self._parts | {name: None if x is None else x[..., keys] for name, x in some.items()}
+            made = logits(self.q, self.k[:, :, keys], **some, rows=rows, first=first, dtype=dtype)
+            yield rows, first, made, softmax(made, self.sinks).nan_to_num(nan=0.0)
 
     @property
     def _parts(self) -> dict[str, Any]:

@@ -36,8 +36,8 @@ def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     The model runs in evaluation mode without a cache of keys and, where it asks transformers' attention interface, with
     its own eager attention, some queries at a time; afterwards it is as it was, and so are transformers' tables, an
     error or not. One layer's attention is held at a time, unless ``on_layer`` keeps it. Passes in other threads are not
-    observed. Layers that are no attention (recurrences, convolutions, linear attention) are passed by: those named after
-    attention where nothing in them can be a softmax, of whatever.
+    observed. Layers that are no attention (recurrences, convolutions, linear attention) are passed by; those that are
+    named after attention only where nothing in them can be a softmax, of whatever.
 
     Arguments
         model     a `transformers.PreTrainedModel`
@@ -126,7 +126,7 @@ def _attending(from_table: bool, attend: Callable[..., Any]) -> Callable[..., An
 
 
 def _rotations(model: nn.Module) -> Iterator[Entry]:
-    """The functions that apply rotations, in the modelling modules of the model's attention, and its methods that do."""
+    """What applies rotations: functions of the modelling modules of the attention, and methods of its own."""
     found = {id(each.__globals__): each.__globals__ for m in attention_modules(model) for each in functions_of(m)}
     for names in found.values():
         for name in [name for name, value in names.items() if callable(value) and ROTATIONS.fullmatch(name)]:

@@ -102,9 +102,10 @@ def logits(
     visible: Tensor | None,
     causal: bool,
     rows: Int[Tensor, "R"],
+    first: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> Float[Tensor, "B H R Nk"]:
-    """softcap(scale q . k) + bias at these queries; minus infinity where a key is not visible."""
+    """softcap(scale q . k) + bias at these queries; minus infinity where a key is not visible. ``first``: k's place."""
     groups = k.shape[1]  # the heads of a group together: keys are not repeated
     parts = q.index_select(2, rows).to(dtype).unflatten(1, (groups, -1)), k.to(dtype).transpose(-2, -1)
     made = scale * (parts[0] @ parts[1].unsqueeze(2)).flatten(1, 2)
@@ -115,7 +116,7 @@ def logits(
     if visible is not None:
         made = made.masked_fill(~_rows(visible, rows), -torch.inf)
     if causal:
-        later = torch.arange(k.shape[2], device=rows.device) > rows.unsqueeze(-1)
+        later = first + torch.arange(k.shape[2], device=rows.device) > rows.unsqueeze(-1)
         made = made.masked_fill(later, -torch.inf)
     return made
 

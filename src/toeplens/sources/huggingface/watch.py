@@ -27,6 +27,7 @@ ACTIVE: ContextVar[Watch | None] = ContextVar("toeplens_watch", default=None)
 ROTATIONS = re.compile(r"_?apply_\w*(rot|rope)\w*|rotate_queries_or_keys")
 EAGER = "eager_attention_forward"  # how the name of a model's own eager attention ends
 _SAID = re.compile(r"rotar|rotate|rope(?![a-z])")
+_ANGLES = re.compile(r"cos|sin(?![a-z])|freq|position")
 _ATTENTION = re.compile("Attention|Attn|MLA(?![a-z])")
 _ROUNDED = 4  # roundings, each by one unit, of a number that is multiplied
 _ELSEWHERE = ("key_value_states", "encoder_hidden_states", "encoder_hidden_state")  # what keys are made of, if given
@@ -66,6 +67,17 @@ def asks_interface(model: nn.Module) -> bool:
 def fused(model: nn.Module) -> bool:
     """Whether the model's masks may be those of torch's fused attention: truth values, and none if it is causal."""
     return bool(getattr(model, "_supports_sdpa", False))
+
+
+def _turns(module: nn.Module) -> bool:
+    """Whether the module's own code names a rotation that is no function or method that is observed."""
+    named = [(name, each.__globals__) for each in functions_of(module) for name in each.__code__.co_names]
+    if any(ROTATIONS.fullmatch(name) and (name in names or hasattr(module, name)) for name, names in named):
+        return False
+    said = {name for name, _ in named if _SAID.search(name.lower())}
+    # the width alone of what others would rotate, and no angles, is no rotation
+    given = {name for each in functions_of(module) for name in (*each.__code__.co_varnames, *each.__code__.co_names)}
+    return any(not name.endswith("_dim") for name in said) or (bool(said) and any(map(_ANGLES.search, given)))
 
 
 @dataclass
@@ -111,7 +123,7 @@ class Watch:
         named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
         first = next((x for x in named.values() if isinstance(x, Tensor) and x.ndim >= 2), torch.empty(0, 0))
         cross = any(named.get(name) is not None for name in _ELSEWHERE)
-        cross = cross or ("query" in named and named.get("key") is not None and named["key"] is not named["query"])
+        cross = cross or bool(getattr(module, "encoder_decoder_attention", False))  # FSMT's, whose keys are "key"
         if not self.frames:
             self.exponentials.forget()
         self.frames.append(_Frame(module, self._tokens(first), cross))
@@ -276,14 +288,7 @@ class Watch:
         """q and k before their rotation, and what it is; or why that is not known."""
         turned = [] if frame is None else frame.turned
         if not turned:
-            named = [(name, each.__globals__) for each in functions_of(module) for name in each.__code__.co_names]
-            said = any(_SAID.search(name.lower()) for name, _ in named)
-            if not said or any(
-                ROTATIONS.fullmatch(name) and (name in names or callable(getattr(module, name, None)))
-                for name, names in named
-            ):
-                return None, None, None
-            return None, None, "it has a rotation that was not seen."
+            return None, None, "it has a rotation that was not seen." if _turns(module) else None
         before = _before(q, turned), _before(k, turned)
         if before[0] is None or before[1] is None:
             return None, None, "what its rotation makes of queries and keys is changed before their product."

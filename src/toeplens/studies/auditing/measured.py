@@ -73,8 +73,8 @@ def patterns_of(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Patterns:
     cross = call.kind == "cross" or queries != keys  # else keys are pooled, or have others before them
     known_tokens = tokens if not cross and tokens.shape[1] == queries else None  # not with a prefix of vectors
     sums = PatternSums(heads=heads, queries=queries, keys=keys, tokens=known_tokens, cross=cross)
-    for rows, logits, weights in call.blocks():
-        sums.add(rows, logits, weights)
+    for rows, first, logits, weights in call.blocks():
+        sums.add(rows, logits, weights, start=first)
     return sums.result()
 
 

@@ -1,0 +1,284 @@
+"""Attention that is not understood is refused by name; what holds none is passed by; other layouts are read."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.lens import NoForm
+from toeplens.sources.huggingface import AttentionCall, captured
+from toeplens.sources.huggingface.watch import attention_modules
+
+transformers = pytest.importorskip("transformers")
+
+TOKENS, WIDTH = 12, 8
+SIZES = {
+    "vocab_size": 31,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+INPUTS = {"input_ids": torch.randint(4, 31, (2, TOKENS), generator=torch.Generator().manual_seed(3))}
+
+
+class Hand(transformers.PreTrainedModel):
+    """Modules of attention, one after another, each given its input in the order that it takes."""
+
+    config_class = transformers.BertConfig
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__(transformers.BertConfig(**SIZES))
+        self.embed = nn.Embedding(31, WIDTH)
+        self.parts = nn.ModuleList(parts)
+        generator = torch.Generator().manual_seed(4)
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight.normal_(generator=generator)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor]:
+        x = self.embed(input_ids)
+        for part in self.parts:
+            order = getattr(part, "order", (0, 1, 2))
+            x = x + part(x.permute(order)).permute(order)
+        return (x,)
+
+
+class SoftAttention(nn.Module):
+    """Two heads, written out."""
+
+    order = (0, 1, 2)  # of batch, tokens and width in what it is given; each its own inverse
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (layer(x.permute(self.order)).unflatten(-1, (2, -1)).transpose(1, 2) for layer in self.of)
+        return self.attend(*parts).transpose(1, 2).flatten(2).permute(self.order)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.transpose(-1, -2) * 0.5).softmax(-1) @ v
+
+
+class Mixer(SoftAttention):
+    """The same, under another name."""
+
+
+class LatentMLA(SoftAttention):
+    pass
+
+
+class LinearAttention(SoftAttention):
+    """No softmax: the keys' states are summed, with a decay."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        decay = (-nn.functional.softplus(k[..., :1])).cumsum(2).exp()
+        return (q @ (k * decay).transpose(-1, -2)).tril() @ v
+
+
+class BandedAttention(SoftAttention):
+    """The softmax of a table that products were written into."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        table = torch.zeros(*q.shape[:3], q.shape[2])
+        table[..., 1:] = (q @ k.transpose(-1, -2))[..., 1:]
+        return table.softmax(-1) @ v
+
+
+class ExponentialAttention(SoftAttention):
+    """A softmax without the function of that name, of a table that products were written into."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        table = torch.zeros(*q.shape[:3], q.shape[2])
+        table[..., 1:] = torch.einsum("bhid,bhjd->bhij", q, k)[..., 1:]
+        weights = table.mul_(0.1).exp()
+        return weights @ v / weights.sum(-1, keepdim=True)
+
+
+class TorchAttention(SoftAttention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        each = (x.transpose(1, 2).flatten(2) for x in (q, k, v))
+        names = ("in_proj_weight", "in_proj_bias", "bias_k", "bias_v")
+        made = nn.functional.multi_head_attention_forward(
+            *(x.transpose(0, 1) for x in each),
+            WIDTH,
+            2,
+            torch.eye(WIDTH).repeat(3, 1),
+            **dict.fromkeys(names[1:]),  # type: ignore[arg-type]
+            add_zero_attn=False,
+            dropout_p=0.0,
+            out_proj_weight=torch.eye(WIDTH),
+            out_proj_bias=None,  # type: ignore[arg-type]
+        )[0]
+        return made.transpose(0, 1).unflatten(-1, (2, -1)).transpose(1, 2)
+
+
+class TimeFirstAttention(SoftAttention):
+    order = (1, 0, 2)
+
+
+class ChannelsFirstAttention(SoftAttention):
+    order = (0, 2, 1)
+
+
+class Windows(nn.Module):
+    """Half of the tokens at a time, as sequences of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = SoftAttention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x.reshape(4, TOKENS // 2, WIDTH)).reshape(x.shape)
+
+
+class LeanAttention(SoftAttention):
+    """Lets go of its logits; ``held`` says whether they were kept alive all the same."""
+
+    held: bool | None = None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        logits = q @ k.transpose(-1, -2)
+        scaled = logits * 0.5
+        refs = [weakref.ref(logits), weakref.ref(scaled)]
+        weights = scaled.softmax(-1)
+        refs.append(weakref.ref(weights))
+        del logits, scaled
+        out = weights @ v
+        del weights
+        type(self).held = any(ref() is not None for ref in refs[:2])
+        return out
+
+
+def calls_of(*parts: nn.Module) -> list[AttentionCall]:
+    calls: list[AttentionCall] = []
+    captured(Hand(*parts), INPUTS, calls.append)
+    return calls
+
+
+def test_attention_without_a_softmax_is_passed_by() -> None:
+    calls = calls_of(LinearAttention(), SoftAttention(), LinearAttention())
+    assert [call.module for call in calls] == ["parts.1 (SoftAttention)"]
+    with pytest.raises(InputError, match="no attention was called"):
+        calls_of(LinearAttention(), LinearAttention())
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (BandedAttention, "parts.1 .BandedAttention. was not understood: its '_softmax'"),
+        (ExponentialAttention, "parts.1 .ExponentialAttention. was not understood: its 'exp'"),
+        (TorchAttention, "parts.1 .TorchAttention. was not understood: its '.*(attention|softmax)"),
+        (Mixer, "outside the modules that are named after attention"),
+        (Windows, "parts.1.attention .SoftAttention. was not understood: a softmax in it is over 4 sequences of 2"),
+    ],
+)
+def test_attention_that_was_not_followed_is_never_passed_by(part: type[nn.Module], words: str) -> None:
+    """Beside attention that is understood, and linear attention."""
+    with pytest.raises(InputError, match=words):
+        calls_of(SoftAttention(), part(), LinearAttention())
+
+
+def test_layouts_of_other_orders_are_read() -> None:
+    """The same weights, by tokens first and by channels first: the same calls."""
+    (own,), (time,), (channels,) = (calls_of(x()) for x in (SoftAttention, TimeFirstAttention, ChannelsFirstAttention))
+    for call in (time, channels):
+        assert call.q.shape == (2, 2, TOKENS, WIDTH // 2)
+        torch.testing.assert_close(call.q, own.q, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(call.heads, own.heads, atol=1e-5, rtol=1e-5)
+    assert [call.module for call in calls_of(LatentMLA())] == ["parts.0 (LatentMLA)"]
+    assert len(attention_modules(Hand(Mixer()))) == 0
+
+
+def test_models_of_other_layouts() -> None:
+    """XLNet and FSMT have the tokens first, SqueezeBERT the channels."""
+    config = transformers.XLNetConfig(vocab_size=31, d_model=32, n_layer=1, n_head=4, d_inner=48)
+    sizes = {"d_model": 32, "src_vocab_size": 31, "tgt_vocab_size": 31}
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_layers": 1, f"{part}_attention_heads": 4, f"{part}_ffn_dim": 48}
+    fsmt = transformers.FSMTConfig(**sizes)
+    squeezed = transformers.SqueezeBertConfig(**SIZES | {"embedding_size": 32})
+    for model, kinds in (
+        (transformers.XLNetModel(config), ["self"]),
+        (transformers.FSMTModel(fsmt), ["self", "self", "cross"]),
+        (transformers.SqueezeBertModel(squeezed), ["self"]),
+    ):
+        calls: list[AttentionCall] = []
+        more = {"decoder_input_ids": INPUTS["input_ids"][:, :7]} if len(kinds) > 1 else {}
+        captured(model, INPUTS | more, calls.append)
+        assert [call.kind for call in calls] == kinds
+        assert calls[0].q.shape == (2, 4, TOKENS, 8)
+
+
+def test_fewer_queries_than_keys_have_no_form() -> None:
+    """Funnel's first layer of a block: queries are pooled."""
+    config = transformers.FunnelConfig(
+        vocab_size=31, block_sizes=[1, 1], num_decoder_layers=1, d_model=32, n_head=4, d_head=8, d_inner=48
+    )
+    calls: list[AttentionCall] = []
+    captured(transformers.FunnelModel(config), INPUTS, calls.append)
+    pooled = [call for call in calls if call.q.shape[2] != call.k.shape[2]]
+    assert len(pooled) == 1
+    with pytest.raises(NoForm, match=r"queries for 12 keys"):
+        pooled[0].placed()
+
+
+def test_tables_of_logits_are_not_kept_alive() -> None:
+    assert len(calls_of(LeanAttention())) == 1
+    assert LeanAttention.held is False
+
+
+def test_what_is_not_understood_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = transformers.MambaConfig(vocab_size=31, hidden_size=32, num_hidden_layers=1)
+    with pytest.raises(InputError, match="MambaModel has no module"):
+        captured(transformers.MambaModel(config), {"input_ids": torch.tensor([[5, 6, 7]])}, pytest.fail)
+
+    from transformers.models.gptj import modeling_gptj
+    from transformers.models.llama import modeling_llama
+
+    eager = modeling_llama.eager_attention_forward
+
+    def tilted(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **rest: Any) -> Any:
+        return eager(module, query, key, value, mask + 0.01 * torch.arange(TOKENS), **rest)
+
+    def scaled(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **rest: Any) -> Any:
+        heads, weights = eager(module, query, key, value, mask, **rest)
+        return 1.001 * heads, weights
+
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    gptj = transformers.GPTJForCausalLM(
+        transformers.GPTJConfig(vocab_size=31, n_embd=32, n_layer=1, n_head=4, n_positions=64, rotary_dim=4)
+    )
+    for planted in (tilted, scaled):
+        monkeypatch.setattr(modeling_llama, "eager_attention_forward", planted)
+        with pytest.raises(InputError, match=r"layers.0.self_attn \(LlamaAttention\) .* differ by"):
+            captured(llama, INPUTS, pytest.fail)
+
+    def capped(self: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        weights = ((query @ key.transpose(-1, -2) / self.scale_attn).tanh() + mask).softmax(-1)
+        return weights @ value, weights
+
+    monkeypatch.setattr(modeling_gptj.GPTJAttention, "_attn", capped)
+    with pytest.raises(InputError, match=r"transformer.h.0.attn \(GPTJAttention\) .* 'tanh' between"):
+        captured(gptj, INPUTS, pytest.fail)
+
+
+def test_wrong_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="model: a Linear was given"):
+        captured(nn.Linear(2, 2), {}, pytest.fail)
+    with pytest.raises(InputError, match="inputs: past_key_values was given"):
+        captured(Hand(), {"past_key_values": object()}, pytest.fail)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(EnvironmentFailure, match=r"toeplens\[hf\]"):
+        captured(Hand(), {}, pytest.fail)

@@ -1,0 +1,263 @@
+"""Rotations are found from queries and keys before and after them, whatever they are, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from toeplens.lens import NoForm
+from toeplens.sources.huggingface import AttentionCall, captured
+from toeplens.sources.huggingface.rotation import find_rotation
+
+transformers = pytest.importorskip("transformers")
+
+TOKENS, WIDTH = 12, 8
+ANGLES = torch.arange(TOKENS)[:, None] * torch.tensor([1.0, 0.1])
+SIZES = {
+    "vocab_size": 31,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+INPUTS = {"input_ids": torch.randint(4, 31, (2, TOKENS), generator=torch.Generator().manual_seed(3))}
+
+
+def apply_rotary(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Llama's, of heads of 4 dimensions."""
+    made = []
+    for x in (q, k):
+        a, b = x.chunk(2, -1)
+        cos, sin = ANGLES.cos(), ANGLES.sin()
+        made.append(torch.cat((a * cos - b * sin, a * sin + b * cos), -1))
+    return made[0], made[1]
+
+
+class Hand(transformers.PreTrainedModel):
+    """Modules of attention, one after another, each given its input in the order that it takes."""
+
+    config_class = transformers.BertConfig
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__(transformers.BertConfig(**SIZES))
+        self.embed = nn.Embedding(31, WIDTH)
+        self.parts = nn.ModuleList(parts)
+        generator = torch.Generator().manual_seed(4)
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight.normal_(generator=generator)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor]:
+        x = self.embed(input_ids)
+        for part in self.parts:
+            order = getattr(part, "order", (0, 1, 2))
+            x = x + part(x.permute(order)).permute(order)
+        return (x,)
+
+
+class SoftAttention(nn.Module):
+    """Two heads, written out."""
+
+    order = (0, 1, 2)  # of batch, tokens and width in what it is given; each its own inverse
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (layer(x.permute(self.order)).unflatten(-1, (2, -1)).transpose(1, 2) for layer in self.of)
+        return self.attend(*parts).transpose(1, 2).flatten(2).permute(self.order)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.transpose(-1, -2) * 0.5).softmax(-1) @ v
+
+
+class TurnedAttention(SoftAttention):
+    """Queries and keys are rotated, and then changed."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(*self.changed(*apply_rotary(q, k)), v)
+
+    def changed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q, k
+
+
+class NormedAttention(TurnedAttention):
+    def changed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        places = torch.arange(TOKENS).unsqueeze(-1)
+        return nn.functional.rms_norm(q, (4,)) * (1 + places).log(), nn.functional.normalize(k, dim=-1)
+
+
+class RepeatedAttention(TurnedAttention):
+    """One head of keys is rotated for both, and the queries' two once more for four."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = apply_rotary(q, k)
+        k, v = (x.repeat(1, 2, 1, 1) for x in (k, v))
+        q = torch.cat((q, q.flip(1)), 1)[:, [0, 1, 0, 1]]
+        return (SoftAttention.attend(self, q, k, v))[:, :2]
+
+
+class WeightedAttention(TurnedAttention):
+    def changed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q * (1 + 1e-4 * torch.arange(4)), k
+
+
+class OwnAttention(SoftAttention):
+    """A method rotates, as RoFormer's does."""
+
+    @staticmethod
+    def apply_rotary_position(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = q * ANGLES.cos().repeat(1, 2), k * ANGLES.cos().repeat(1, 2)
+        turns = ANGLES.sin().repeat(1, 2)
+        signs = torch.tensor([-1.0, -1.0, 1.0, 1.0])
+        return a + q.roll(2, -1) * signs * turns, b + k.roll(2, -1) * signs * turns
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(*self.apply_rotary_position(q, k), v)
+
+
+class HiddenAttention(SoftAttention):
+    """A rotation that is named, and is no function that is observed."""
+
+    def rotate_by_hand(self, x: Tensor) -> Tensor:
+        return torch.cat((x[..., 2:], -x[..., :2]), -1)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(self.rotate_by_hand(q), k, v)
+
+
+class StillAttention(SoftAttention):
+    """Latent attention without a rotation: only a width is named after it."""
+
+    qk_rope_head_dim = 2
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = q[..., : self.qk_rope_head_dim], q[..., self.qk_rope_head_dim :]
+        return super().attend(torch.cat(parts, -1), k, v)
+
+
+def call_of(part: nn.Module) -> AttentionCall:
+    calls: list[AttentionCall] = []
+    model = Hand(part)
+    before = dict(vars(part))
+    captured(model, INPUTS, calls.append)
+    assert vars(part) == before
+    return calls[0]
+
+
+def of_offsets(parts: dict[str, Any]) -> Tensor:
+    """Logits of pairs that are rotated as e^(iota (i - j) theta), by their definition."""
+    q, k, turns = parts["q"].double(), parts["k"].double(), parts["rotation"]
+    offsets = torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)
+    made = torch.zeros(*q.shape[:3], TOKENS, dtype=torch.float64)
+    for pair, turn in enumerate(turns):
+        x, y = (torch.complex(z[..., 2 * pair], z[..., 2 * pair + 1]) for z in (q, k))
+        made += (x[..., :, None] * y[..., None, :].conj() * torch.exp(1j * turn * offsets)).real
+    return parts["scale"] * made
+
+
+@pytest.mark.parametrize("part", [TurnedAttention, NormedAttention, RepeatedAttention, OwnAttention])
+def test_what_commutes_with_a_rotation_may_follow_it(part: type[nn.Module]) -> None:
+    """Norms without weights, factors of tokens, repeated heads: the logits come again from what was not rotated."""
+    call = call_of(part())
+    assert call.unknown is None
+    assert call.rotation is not None
+    torch.testing.assert_close(
+        call.rotation.frequencies, torch.tensor([1.0, 0.1], dtype=torch.float64), atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(call.rotation.magnitudes, torch.ones(2, dtype=torch.float64), atol=1e-6, rtol=0)
+    own = call.logits()
+    torch.testing.assert_close(of_offsets(call.placed()), own, atol=2e-6 * float(own.abs().max()), rtol=0)
+
+
+def test_what_does_not_commute_is_refused() -> None:
+    """A weight for each dimension, however near to 1."""
+    call = call_of(WeightedAttention())
+    assert call.rotation is None
+    with pytest.raises(NoForm, match="is changed before their product"):
+        call.placed()
+
+
+def test_rotations_that_are_not_seen_are_not_taken_for_none() -> None:
+    """Its call is proved, and its parts are not known; where only a width is named, there is none."""
+    call = call_of(HiddenAttention())
+    assert call.rotation is None
+    with pytest.raises(NoForm, match="a rotation that was not seen"):
+        call.placed()
+    assert call_of(StillAttention()).unknown is None
+
+
+def test_roformers_rotation_is_found() -> None:
+    config = transformers.RoFormerConfig(**SIZES)
+    calls: list[AttentionCall] = []
+    captured(transformers.RoFormerModel(config), INPUTS, calls.append)
+    found = calls[0].rotation
+    assert found is not None
+    assert found.pairing == "interleaved"
+    wanted = torch.tensor([10000 ** (-t / 4) for t in range(4)], dtype=torch.float64)
+    torch.testing.assert_close(found.frequencies, wanted, atol=1e-6, rtol=0)
+
+
+@settings(max_examples=10)
+@given(
+    pairing=st.sampled_from(("half", "interleaved")),
+    frequencies=st.lists(st.floats(1e-4, 3.0), min_size=1, max_size=4),
+    still=st.integers(0, 3),
+    magnitude=st.floats(0.5, 2.0),
+    start=st.integers(0, 50),
+)
+def test_any_rotation_is_found(
+    pairing: str, frequencies: list[float], still: int, magnitude: float, start: int
+) -> None:
+    generator = torch.Generator().manual_seed(still)
+    turns, width = torch.tensor(frequencies, dtype=torch.float64), 2 * len(frequencies)
+    order = torch.arange(width).view(2, -1).T if pairing == "half" else torch.arange(width).view(-1, 2)
+    positions = torch.arange(start, start + 20)
+
+    def turned(x: Tensor) -> Tensor:
+        out, angles = x.clone(), positions[:, None] * turns
+        a, b = x[..., order[:, 0]], x[..., order[:, 1]]
+        out[..., order[:, 0]] = magnitude * (a * angles.cos() - b * angles.sin())
+        out[..., order[:, 1]] = magnitude * (a * angles.sin() + b * angles.cos())
+        return out
+
+    q, k = (torch.randn(2, h, 20, width + still, generator=generator, dtype=torch.float64) for h in (4, 2))
+    found = find_rotation((q, turned(q)), (k, turned(k)), torch.arange(20).unsqueeze(0))
+    assert found.pairing == pairing or len(frequencies) == 1
+    assert torch.equal(found.pairs[: len(frequencies)], order)
+    torch.testing.assert_close(found.frequencies[: len(frequencies)], turns, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        found.magnitudes[: len(frequencies)], torch.full_like(turns, magnitude), atol=1e-6, rtol=0
+    )
+
+
+def test_other_rotations_are_refused() -> None:
+    q, k = torch.randn(2, 2, 3, 20, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    places = torch.arange(20).unsqueeze(0)
+    bent = places[0].double().square() * 0.05  # an angle that is not linear in the position
+    after = [(x, torch.cat((_plane(x, bent), x[..., 2:]), -1)) for x in (q, k)]
+    with pytest.raises(NoForm, match="not one angle a position"):
+        find_rotation(*after, places)
+    grown = [(x, x * 0.9 ** places[0].unsqueeze(-1)) for x in (q, k)]  # a magnitude that is not the same everywhere
+    with pytest.raises(NoForm, match="not one angle a position"):
+        find_rotation(*grown, places)
+    mixed = [(x, x @ torch.linalg.qr(q[0, 0, :8]).Q) for x in (q, k)]
+    with pytest.raises(NoForm, match="turns no pairs"):
+        find_rotation(*mixed, places)
+    with pytest.raises(NoForm, match="1 token"):
+        find_rotation(*((x[:, :, :1], x[:, :, :1]) for x in (q, k)), places[:, :1])
+
+
+def _plane(x: Tensor, angles: Tensor) -> Tensor:
+    z = torch.complex(x[..., 0], x[..., 1]) * torch.exp(1j * angles)
+    return torch.stack((z.real, z.imag), -1)
