@@ -82,6 +82,8 @@ def audit(
     else:
         for each in console.audit_tables(found):
             console.out.print(each)
+        if "no_effects" in found.about:
+            console.say(f"heads could not be silenced: {found.about['no_effects']}")
         console.say(f"the captured pass differs from a plain one by {found.whole:.1e} (relative)\npage: {page}")
 
 

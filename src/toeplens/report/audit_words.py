@@ -159,7 +159,10 @@ def proof(audit: Audit) -> str:
 def effects(audit: Audit) -> str:
     """What the effects of heads are of, how they were found, and the intact model's loss."""
     if audit.effect is None:
-        return "Heads were not silenced: there are no effects."
+        why = audit.about.get("no_effects")
+        return (
+            "Heads were not silenced: there are no effects." if why is None else f"Heads could not be silenced. {why}"
+        )
     how = {
         "exact": "Each head was silenced by itself",
         "attribution": "Effects are first-order estimates of silencing each head",
