@@ -14,11 +14,12 @@ from toeplens.sources.huggingface import AttentionCall, captured
 from toeplens.sources.huggingface.products import Products
 from toeplens.sources.huggingface.watch import attention_modules
 from toeplens.studies.auditing import audit
+from toeplens.studies.auditing.texts import repeated
 from toeplens.studies.survey.models import NotText, small_inputs, small_model
 from toeplens.studies.survey.record import Surveyed
 
 WHOLE = 1e-3  # of the largest output: what a captured pass may differ by from a plain one
-_SEQUENCES, _TOKENS = 9, 12  # of the audit: enough for means over sequences
+_SEQUENCES, _TOKENS, _WORDS = 9, 12, 30  # of the audit: enough for means over sequences, and in every vocabulary
 _SEED = 11  # of models that draw at random while they run
 
 
@@ -91,7 +92,8 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
             f"model: of {seen} softmaxes of products in the plain pass of {type(model).__name__}, {len(outputs)} were "
             "captured as attention."
         )
-    audited = audit(model, sequences=_SEQUENCES, max_tokens=_TOKENS)
+    tokens = repeated(_WORDS, (), _SEQUENCES, _TOKENS, _SEED)
+    audited = audit(model, tokens.tokens)
     outputs += [layer.outputs for layer in audited.layers]
     weights += [layer.weights for layer in audited.layers if layer.weights is not None]
     reasons = [layer.unknown for layer in audited.layers if layer.unknown is not None]
