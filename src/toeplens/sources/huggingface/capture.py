@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial, wraps
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.sources.huggingface.asking import eager_entries, table_entries
 from toeplens.sources.huggingface.calls import AttentionCall
-from toeplens.sources.huggingface.lent import changed
+from toeplens.sources.huggingface.lent import alone, changed
 from toeplens.sources.huggingface.settings import Entry, configs_of, evaluation
 from toeplens.sources.huggingface.watch import (
     ACTIVE,
-    EAGER,
     ROTATIONS,
     Watch,
     asks_interface,
     attention_modules,
-    eager_function,
     functions_of,
     fused,
 )
@@ -65,7 +63,7 @@ def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     handles = []
     token = ACTIVE.set(watch)
     try:
-        with changed(lent), watch.products, watch.exponentials:
+        with alone(model), changed(lent), watch.products, watch.exponentials:
             for module in watch.modules:
                 handles.append(module.register_forward_pre_hook(watch.enter, with_kwargs=True))
                 handles.append(module.register_forward_hook(watch.leave))
@@ -89,40 +87,7 @@ def _asking(model: nn.Module, table: dict[str, Any]) -> Iterator[Entry]:
     name = _NAMES[fused(model)]
     for config in configs_of(model):
         yield vars(config), "_attn_implementation_internal", lambda before: name
-    if name in table:
-        yield table, name, partial(_attending, True)
-    else:
-        spaces = {id(each.__globals__): each.__globals__ for m in attention_modules(model) for each in functions_of(m)}
-        for space in spaces.values():
-            for own in [own for own, value in space.items() if own.endswith(EAGER) and callable(value)]:
-                yield space, own, partial(_attending, False)
-
-
-def _attending(from_table: bool, attend: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself; in a thread that observes, the module's own eager attention, observed."""
-
-    @wraps(attend)
-    def attending(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        watch, mask = ACTIVE.get(), attention_mask
-        if watch is None:
-            return attend(module, query, key, value, mask, *args, **kwargs)
-        mask = None if mask is None else mask[..., : key.shape[2]]  # a cache of fixed size has more
-        causal = False
-        if from_table and mask is None and query.shape[2] > 1:  # as torch's fused attention has it
-            told = kwargs.get("is_causal")
-            causal = bool(getattr(module, "is_causal", True) if told is None else told)
-        eager = eager_function(module) if from_table else attend
-        return watch.interface(eager, module, query, key, value, mask, causal, args, kwargs)
-
-    return attending
+    yield from table_entries(table, [name]) if name in table else eager_entries(model)
 
 
 def _rotations(model: nn.Module) -> Iterator[Entry]:

@@ -44,6 +44,7 @@ class HeadEffects:
     replayed: int
 
 
+@torch.inference_mode(False)  # if it was on: what is computed in it has no gradients
 def head_effects(
     model: Any,
     inputs: Mapping[str, Any],
@@ -81,6 +82,12 @@ def head_effects(
     head or attention is not understood.
     """
     choose("method", method, get_args(Method))
+    if method == "attribution" and any(weight.is_inference() for weight in model.parameters()):
+        raise InputError(
+            "method: attribution was given for weights that were made in inference mode, which have no gradients; it "
+            "must be exact."
+        )
+    inputs = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
     outcome = outcome_of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
     if method == "attribution" and outcome.effect == "states":
         raise InputError(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 _ABSENT = object()
 _LOCK = threading.Lock()
@@ -20,6 +21,18 @@ class _Loan:
 
 
 _LOANS: dict[tuple[int, str], _Loan] = {}
+
+
+_ALONE: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
+
+
+@contextmanager
+def alone(model: Any) -> Iterator[None]:
+    """One such pass of a model at a time: those of other threads wait. Passes of other models do not."""
+    with _LOCK:
+        lock = _ALONE.setdefault(model, threading.RLock())
+    with lock:
+        yield
 
 
 @contextmanager

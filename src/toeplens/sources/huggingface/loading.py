@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
@@ -73,7 +74,7 @@ def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool)
         raise EnvironmentFailure(
             f"model: {name} does not fit into the memory of {place}; a smaller dtype or another device is needed."
         ) from None
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InputError(f"model: {name} could not be loaded: {_why(error, pickled)}") from None
     missing = tuple(sorted(info["missing_keys"]))
     lost = [key for key in missing if _ATTENTION.search(key)]
@@ -193,6 +194,8 @@ def _class(transformers: Any, config: Any, name: str) -> Any:
 
 
 def _why(error: Exception, pickled: bool) -> str:
+    if isinstance(error, SafetensorError):
+        return f"its weights are damaged ({_first(error)})."
     if not pickled and "safetensors" in str(error):
         return "it has no weights as safetensors; pickled ones are only read if that is allowed (--pickled)."
     return f"{_first(error)}."

@@ -11,10 +11,11 @@ from torch import nn
 
 from toeplens.ground import EnvironmentFailure
 from toeplens.sources.huggingface.anatomy import Anatomy
-from toeplens.sources.huggingface.lent import changed
+from toeplens.sources.huggingface.asking import eager_entries, table_entries
+from toeplens.sources.huggingface.lent import alone, changed
 from toeplens.sources.huggingface.replays import RUN
 from toeplens.sources.huggingface.settings import Entry, configs_of, evaluation
-from toeplens.sources.huggingface.watch import EAGER, asks_interface, attention_modules, functions_of
+from toeplens.sources.huggingface.watch import asks_interface
 
 
 @contextmanager
@@ -27,7 +28,10 @@ def observed(model: Any, anatomy: Anatomy) -> Iterator[None]:
         from transformers import AttentionInterface
     except ImportError as error:
         raise EnvironmentFailure("transformers: it is missing; pip install 'toeplens[hf]' installs it.") from error
-    with changed([*evaluation(model), *_forwards(anatomy), *_attention(model, AttentionInterface._global_mapping)]):
+    with (
+        alone(model),
+        changed([*evaluation(model), *_forwards(anatomy), *_attention(model, AttentionInterface._global_mapping)]),
+    ):
         yield
 
 
@@ -56,18 +60,5 @@ def _attention(model: nn.Module, table: dict[str, Any]) -> Iterator[Entry]:
     if not asks_interface(model):
         return
     names = {str(getattr(config, "_attn_implementation", None)) for config in configs_of(model)}
-    for name in names & table.keys():
-        yield table, name, _asked
-    spaces = {id(each.__globals__): each.__globals__ for m in attention_modules(model) for each in functions_of(m)}
-    for space in spaces.values():
-        for name in [name for name, value in space.items() if name.endswith(EAGER) and callable(value)]:
-            yield space, name, _asked
-
-
-def _asked(attend: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(attend)
-    def asked(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        run = RUN.get()
-        return attend(module, *args, **kwargs) if run is None else run.interface(attend, module, *args, **kwargs)
-
-    return asked
+    yield from table_entries(table, names & table.keys())
+    yield from eager_entries(model)

@@ -25,6 +25,7 @@ from toeplens.sources.huggingface.rotation import Rotation, find_rotation
 
 ACTIVE: ContextVar[Watch | None] = ContextVar("toeplens_watch", default=None)
 ROTATIONS = re.compile(r"_?apply_\w*(rot|rope)\w*|rotate_queries_or_keys")
+ORIGINAL = "toeplens_original"  # of a lent function: the one that it stands for
 EAGER = "eager_attention_forward"  # how the name of a model's own eager attention ends
 _SAID = re.compile(r"rotar|rotate|rope(?![a-z])")
 _ANGLES = re.compile(r"cos|sin(?![a-z])|freq|position")
@@ -54,7 +55,8 @@ def eager_function(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | No
     for function in functions_of(module):
         for name in function.__code__.co_names:
             if name.endswith(EAGER) and name in function.__globals__:
-                return function.__globals__[name]
+                eager = function.__globals__[name]
+                return getattr(eager, ORIGINAL, eager)  # another pass may have lent it
     raise InputError(f"model: {type(module).__name__} asks the attention interface and has no eager attention.")
 
 

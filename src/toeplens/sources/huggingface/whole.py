@@ -12,7 +12,7 @@ from toeplens.ground import InputError
 from toeplens.sources.huggingface.anatomy import input_embedding
 from toeplens.sources.huggingface.calls import AttentionCall
 from toeplens.sources.huggingface.capture import captured
-from toeplens.sources.huggingface.lent import changed
+from toeplens.sources.huggingface.lent import alone, changed
 from toeplens.sources.huggingface.settings import Entry, evaluation
 
 _LAST = 64  # positions of a language model whose logits are formed: those of all may not fit
@@ -27,7 +27,7 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
 
     Raises `InputError` where they are not the same but for rounding, and as `captured`.
     """
-    with changed(_shortened(model)):
+    with alone(model), changed(_shortened(model)):
         with torch.no_grad(), changed(evaluation(model)):
             own = _first(model(**inputs))
         made = _first(captured(model, inputs, on_layer))

@@ -50,16 +50,16 @@ def repeated(vocabulary: int, special: Sequence[int], sequences: int, tokens: in
 def given(tokens: Any, sequences: int, length: int | None, origin: str = "tokens as given") -> Sequences:
     """Token ids as a tensor, an array or lists: [B, N], or [N] for one sequence; cut to so many and so long."""
     try:
-        found = torch.as_tensor(np.asarray(tokens.cpu() if isinstance(tokens, Tensor) else tokens))
-    except (ValueError, TypeError):
+        array = np.asarray(tokens.cpu() if isinstance(tokens, Tensor) else tokens)
+    except ValueError:
         raise InputError("tokens: sequences of different lengths were given; all must be of one length.") from None
-    if found.ndim == 1:
-        found = found[None]
-    if found.ndim != 2 or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+    if array.ndim == 1:
+        array = array[None]
+    if array.ndim != 2 or (array.dtype.kind not in "iu" and array.size):
         raise InputError(
-            f"tokens: {list(found.shape)} numbers of {str(found.dtype).removeprefix('torch.')} were given; they must "
-            "be whole numbers, sequences by tokens."
+            f"tokens: {list(array.shape)} of {array.dtype} were given; they must be whole numbers, sequences by tokens."
         )
+    found = torch.from_numpy(array.astype(np.int64))
     if found.shape[0] < 1 or found.shape[1] < 2:
         raise InputError(f"tokens: {list(found.shape)} were given; at least one sequence of 2 tokens is needed.")
     return Sequences(found[:sequences, :length].long(), origin)
@@ -82,6 +82,8 @@ def from_texts(tokenizer: Any, texts: Sequence[str], sequences: int, length: int
     kept = [each for each in found if len(each) == most][:sequences]
     if most < 2:
         raise InputError("text: it has less than 2 tokens; there is no attention to look at.")
+    if not any(tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts):
+        raise InputError("text: there is none; a text of at least one token is needed.")
     words = tuple(str(word) for word in tokenizer.convert_ids_to_tokens(kept[0]))
     return Sequences(torch.tensor(kept), origin, words)
 
@@ -106,9 +108,10 @@ def read_tokens(path: Path) -> Any:
         if path.suffix == ".npy":
             return np.load(path, allow_pickle=False)
         if path.suffix == ".json":
-            return json.loads(path.read_text())
-    except (ValueError, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"tokens: {path} could not be read ({error}).") from None
+            return np.asarray(json.loads(path.read_text()))
+    except (ValueError, OSError, EOFError, RecursionError) as error:
+        why = "its lists are of different lengths" if "inhomogeneous" in str(error) else error
+        raise InputError(f"tokens: {path} could not be read ({why}).") from None
     raise InputError(f"tokens: {path} was given; it must be a .npy or a .json file.")
 
 
