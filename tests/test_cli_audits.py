@@ -76,6 +76,9 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     compared = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "c")
     assert compared[0] == 0, compared
     assert (tmp_path / "c" / "report.html").stat().st_size > 10_000
+    replaced = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "a")
+    assert replaced[0] == 2
+    assert "holds an audit, whose page would be replaced" in replaced[2]
 
 
 @pytest.mark.parametrize(
@@ -87,9 +90,11 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
         (["--tokens", "bad.json"], "tokens: bad.json could not be read"),
         (["--text", "words.txt", "--tokens", "bad.json"], "tokens: it was given beside text"),
         (["--text", "words.txt"], "has no tokenizer that can be read"),
-        (["--layers", "a"], "layers: 'a' was given; it must be numbers and ranges such as 0,3,8-11."),
+        (["--layers", "a"], "layers: 'a' was given; it must be numbers below 10000 and ranges such as 0,3,8-11."),
         (["--layers", "3-1"], "layers: '3-1' was given"),
-        (["--layers", "0-9"], "layers: [2, 3, 4, 5, 6, 7, 8, 9] was given; the model has layers 0 to 1."),
+        (["--layers", "0-9"], "layers: 2 was given; the model has layers 0 to 1."),
+        (["--layers", "0-99999999"], "it must be numbers below 10000"),
+        (["--seed", "-1"], "seed: -1 was given; it must be at least 0."),
         (["--max-tokens", "33"], "sequences of 33 tokens were given; the model has positions for 32."),
         (["--effects", "all"], "effects: there is no 'all'"),
         (["--dtype", "int8"], "dtype: there is no 'int8'"),

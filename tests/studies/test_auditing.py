@@ -316,6 +316,10 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
     (tmp_path / "a" / "audit.json").write_text('{"layers": 3}')
     with pytest.raises(InputError, match="audit: the record is damaged"):
         auditing.open_audit(tmp_path / "a")
+    damaged = found.to_dict()
+    damaged["heads"][0]["positional"] = "x"
+    with pytest.raises(InputError, match="audit: the record is damaged"):
+        Audit.from_dict(damaged)
     with pytest.raises(InputError, match=r"holds no audit\.json"):
         auditing.open_audit(tmp_path)
 
@@ -332,7 +336,7 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
         ([[3, -1]], {}, "tokens: they go from -1 to 3"),
         ([[3] * 41], {}, "sequences of 41 tokens were given; the model has positions for 40"),
         ("a text", {}, "tokenizer: it was not given"),
-        (TOKENS, {"layers": [0, 7]}, r"layers: \[7\] was given; the model has layers 0 to 1"),
+        (TOKENS, {"layers": [0, 7]}, "layers: 7 was given; the model has layers 0 to 1"),
         (TOKENS, {"sequences": 0}, "sequences: 0 was given; it must be at least 1"),
         (TOKENS, {"max_tokens": 1}, "max_tokens: 1 was given; it must be at least 2"),
         (TOKENS, {"effects": "some"}, "effects: there is no 'some'"),

@@ -18,6 +18,8 @@ from toeplens.studies import auditing
 from toeplens.studies import survey as survey_of
 from toeplens.studies.auditing.run import Silencing
 
+_MOST_LAYERS = 10_000
+
 
 def audit(
     model: Annotated[
@@ -94,6 +96,8 @@ def compare(
 ) -> None:
     """Lay two audits side by side: a base and its variant, two encodings, two checkpoints of a run."""
     found = [auditing.open_audit(each) for each in (first, second)]
+    if (out / auditing.RECORD).exists():
+        raise InputError(f"out: {out} holds an audit, whose page would be replaced; another directory is needed.")
     make_directory(out)
     page = report.write_comparison(found[0], found[1], (str(first), str(second)), out)
     console.say(f"page: {page}")
@@ -129,7 +133,9 @@ def _layers(text: str | None) -> list[int] | None:
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
-            raise InputError(f"layers: {text!r} was given; it must be numbers and ranges such as 0,3,8-11.")
+        if match is None or not int(match[1]) <= int(match[2] or match[1]) < _MOST_LAYERS:
+            raise InputError(
+                f"layers: {text!r} was given; it must be numbers below {_MOST_LAYERS} and ranges such as 0,3,8-11."
+            )
         found += range(int(match[1]), int(match[2] or match[1]) + 1)
     return found

@@ -140,4 +140,5 @@ def sees(layer: LayerRecord) -> str:
         return f"{layer.window} keys at most"
     if layer.window is not None:
         return f"itself and {layer.window - 1} before"
-    return "itself and all before" if layer.causal else "all keys"
+    others = "those that a mask leaves" if "mask" in layer.position else "all keys"
+    return "itself and all before" if layer.causal else others

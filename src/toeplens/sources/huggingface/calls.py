@@ -16,6 +16,7 @@ from toeplens.sources.huggingface.masks import blocks, padded_lengths, table_by_
 from toeplens.sources.huggingface.proof import Proof, logits, softmax, tolerance
 from toeplens.sources.huggingface.rotation import Rotation
 
+_TOLD = 3  # tokens
 Kind = Literal["self", "cross"]
 Side = Literal["encoder", "decoder"]
 
@@ -109,7 +110,9 @@ class AttentionCall:
             return None
         ends = padded_lengths(self.visible, self.causal, self.window)
         if isinstance(ends, str):
-            raise NoForm(f"{self.module}: its queries see {ends}; what is known is all keys, or those of a window.")
+            raise NoForm(
+                f"{self.module}: its queries see {ends}; what is known is all keys, or a window of those before."
+            )
         return None if ends is None else ends.expand(self.q.shape[0])
 
     def bias_by_offset(self) -> Float[Tensor, "_H D"] | None:
@@ -127,7 +130,9 @@ class AttentionCall:
             if self.visible is not None:
                 seen = self.visible[:, head if self.visible.shape[1] > 1 else 0].expand(-1, length, -1)
                 bias = bias.expand(len(seen), -1, -1)
-            tries = (table_by_offset(bias, seen, self.causal, relative, allowed) for relative in (False, True))
+            # of fewer tokens, any table is a function of the offset but for a number a query
+            ways = (False, True) if length > _TOLD else (False,)
+            tries = (table_by_offset(bias, seen, self.causal, relative, allowed) for relative in ways)
             table = next((each for each in tries if each is not None), None)
             if table is None:
                 raise NoForm(f"{self.module}: its bias is no function of the offset alone.")

@@ -2,11 +2,12 @@
 
 from toeplens.studies.auditing.record import COLUMNS, Audit, HeadRecord, LayerRecord
 from toeplens.studies.auditing.run import audit
-from toeplens.studies.auditing.store import csv_of, open_audit, parquet_of, save
+from toeplens.studies.auditing.store import RECORD, csv_of, open_audit, parquet_of, save
 from toeplens.studies.auditing.texts import read_text, read_tokens
 
 __all__ = [
     "COLUMNS",
+    "RECORD",
     "Audit",
     "HeadRecord",
     "LayerRecord",

@@ -137,6 +137,8 @@ def _position(call: AttentionCall, placed: Mapping[str, Any]) -> str:
         said.append("bias by offset" if placed.get("bias") is not None else "bias")
     if not said:
         said.append("none in the attention" if call.kind == "self" else "none")
+    if call.visible is not None and not call.causal:
+        said.append("a mask hides keys")
     if call.softcap is not None:
         said.append("shares are of the logits before the cap")
     return ", ".join(said)

@@ -84,7 +84,7 @@ class LayerRecord:
     scale          factor of q . k
     softcap        c of c tanh(x / c); None without
     causal         whether keys after the query are hidden
-    window         keys that a query sees at most, its own and those before; None if all
+    window         keys that a query of causal attention sees at most, its own and those before; None if all
     position       what position does here, in words, such as "rotation of 8 pairs, 16 of 64 dimensions (half)"
     frequencies    of the rotation, radians a position, in the order of the pairs; empty without a known rotation
     unknown        why positional, symbolic and interaction shares (and frequency use) are not known; None if they are
@@ -172,6 +172,9 @@ class Audit:
             }
             layers = tuple(LayerRecord(**each) for each in fields["layers"])
             heads = tuple(HeadRecord(**each) for each in fields["heads"])
+            numbers = (getattr(head, name) for head in heads for name in list(COLUMNS)[2:])
+            if not all(value is None or isinstance(value, int | float) for value in numbers):
+                raise TypeError("a head has a number that is none")
             rest = {key: content[key] for key in ("about", "effect", "method", "baseline", "whole")}
             return cls(layers=layers, heads=heads, words=tuple(content["words"]), **rest)
         except (KeyError, TypeError, AttributeError) as error:

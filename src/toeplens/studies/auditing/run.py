@@ -73,7 +73,7 @@ def audit(
     """
     started = time.monotonic()
     choose("effects", effects, get_args(Silencing))
-    for field, number, least in (("sequences", sequences, 1), ("max_tokens", max_tokens, 2)):
+    for field, number, least in (("sequences", sequences, 1), ("max_tokens", max_tokens, 2), ("seed", seed, 0)):
         if number is not None and number < least:
             raise InputError(f"{field}: {number} was given; it must be at least {least}.")
     report = on_progress or (lambda what, done, total: None)
@@ -160,7 +160,8 @@ def _measure(
     report("layers", 0, count)
     whole = compared(model, inputs, look)
     if layers is not None and not layers <= seen:
-        raise InputError(f"layers: {sorted(layers - seen)} was given; the model has layers 0 to {max(seen)}.")
+        first = min(layers - seen)
+        raise InputError(f"layers: {first} was given; the model has layers 0 to {max(seen)}.")
     return measured, inputs, whole
 
 
@@ -186,7 +187,7 @@ def _sequences(
         ]
         return repeated(words, special, sequences, length, seed), tokenizer
     texts = [data] if isinstance(data, str) else data
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
         return given(data, sequences, max_tokens), tokenizer
     if tokenizer is None:
         source = name or getattr(model.config, "name_or_path", "")
