@@ -2,7 +2,7 @@
 
 from toeplens.sources.huggingface.calls import AttentionCall
 from toeplens.sources.huggingface.capture import captured
-from toeplens.sources.huggingface.effects import HeadEffects, head_effects
+from toeplens.sources.huggingface.effects import HeadEffects, NoGradient, head_effects
 from toeplens.sources.huggingface.loading import load_model, load_tokenizer
 from toeplens.sources.huggingface.proof import Proof
 from toeplens.sources.huggingface.rotation import Rotation
@@ -11,6 +11,7 @@ from toeplens.sources.huggingface.whole import compared
 __all__ = [
     "AttentionCall",
     "HeadEffects",
+    "NoGradient",
     "Proof",
     "Rotation",
     "captured",

@@ -24,6 +24,10 @@ Method = Literal["exact", "attribution"]
 Silenced = tuple[str, str, str, int, int]  # module, side, kind, layer, heads
 
 
+class NoGradient(InputError):
+    """An attribution was asked for where there is no first-order term."""
+
+
 @dataclass(frozen=True)
 class HeadEffects:
     """What each head does.
@@ -83,14 +87,14 @@ def head_effects(
     """
     choose("method", method, get_args(Method))
     if method == "attribution" and any(weight.is_inference() for weight in model.parameters()):
-        raise InputError(
+        raise NoGradient(
             "method: attribution was given for weights that were made in inference mode, which have no gradients; it "
             "must be exact."
         )
     inputs = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
     outcome = outcome_of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
     if method == "attribution" and outcome.effect == "states":
-        raise InputError(
+        raise NoGradient(
             "method: attribution was given for last hidden states, whose distance from the intact ones has no "
             "first-order term; it must be exact."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from toeplens.lens import (
     AttentionTrace,
     Behaviour,
     FrequencyUse,
-    HeadAblation,
     LayerTrace,
     Patterns,
     PatternSums,
@@ -32,7 +31,7 @@ from toeplens.lens import (
 from toeplens.sources import DecoderSource
 from toeplens.studies.auditing.measured import Measured, head_records
 from toeplens.studies.auditing.record import Audit, HeadRecord, LayerRecord, known
-from toeplens.studies.auditing.silenced import Method, concentration
+from toeplens.studies.auditing.silenced import Method, with_effects
 from toeplens.training import Batches, Run, plan_execution
 
 _AT_ONCE = 1 << 24  # logits that are held at once
@@ -69,7 +68,6 @@ def audit_run(
     source = DecoderSource(decoder)
     chosen = sorted(range(source.num_layers) if layers is None else layers)
     trace = AttentionTrace(source, data.tokens, data.lengths, layers=chosen)
-    outputs = dict(enumerate(source.outputs(data.tokens, data.lengths)))
     shares, uses, unknown = None, [None] * len(chosen), None
     try:
         shares = behaviour(trace, counted="used")
@@ -77,16 +75,19 @@ def audit_run(
     except InputError as error:
         unknown = str(error)
     measured = []
-    for done, layer in enumerate(trace):
-        on_progress("layers", done, len(chosen))
-        own = None if shares is None else _at(shares, done)
-        measured.append(_layer(layer, data.tokens, outputs[layer.layer], own, uses[done], unknown))
+    for number, heads in enumerate(source.outputs(data.tokens, data.lengths)):
+        done = len(measured)
+        if number in chosen:
+            on_progress("layers", done, len(chosen))
+            own = None if shares is None else _at(shares, done)
+            measured.append(_layer(trace[number], data.tokens, heads, own, uses[done], unknown))
     ablation = None
     if method is not None:
         on_progress("heads", 0, 1)
         batches = list(data.split(replayed_at_once(run.spec, data.tokens.shape[1], place)))
         ablation = ablate_heads(source, batches, metric="loss", method=method, cumulative=False)
-        measured = [_with_effects(each, ablation, each.layer.layer) for each in measured]
+        columns = ablation.drops, ablation.low, ablation.high
+        measured = [with_effects(each, *(rows[each.layer.layer] for rows in columns)) for each in measured]
         on_progress("heads", 1, 1)
     with torch.no_grad():
         logits = [decoder(data.tokens, data.lengths, fused=fused) for fused in (True, False)]
@@ -182,12 +183,3 @@ def _at(shares: Behaviour, place: int) -> Behaviour:
     """One layer's shares, without the layers' dimension."""
     names = ("positional", "symbolic", "interaction", "variance", "flat")
     return Behaviour(**{name: getattr(shares, name)[place] for name in names}, queries=shares.queries)
-
-
-def _with_effects(measured: Measured, ablation: HeadAblation, place: int) -> Measured:
-    """The records of the layer at a place of the ablation, with its effects and their intervals over examples."""
-    numbers = zip(measured.heads, ablation.drops[place], ablation.low[place], ablation.high[place], strict=True)
-    heads = tuple(
-        replace(head, effect=known(a), effect_low=known(b), effect_high=known(c)) for head, a, b, c in numbers
-    )
-    return Measured(replace(measured.layer, deposit=concentration(ablation.drops[place])), heads)

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
-from toeplens.sources.huggingface import AttentionCall, compared
+from toeplens.sources.huggingface import AttentionCall, NoGradient, compared
 from toeplens.sources.huggingface.loading import Dtype, library, load_model, load_tokenizer, position_limit, vocabulary
 from toeplens.sources.huggingface.watch import attention_modules
 from toeplens.studies.auditing.measured import Measured, measure_call
@@ -99,9 +99,9 @@ def audit(
             mask_token, heads = _mask_token(tokenizer), partial(report, "heads")
             try:
                 changed = silence(model, inputs, measured, effects, mask_token, seed, heads)
+            except NoGradient:  # what was asked for cannot be: nothing the model is to blame for
+                raise
             except InputError as error:
-                if str(error).startswith("method"):  # what was asked for cannot be, whatever the model
-                    raise
                 unknown = str(error)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _too_much(read, model) from error

@@ -50,19 +50,26 @@ def silence(
     options = {"method": method, "mask_token": mask_token, "seed": seed, "on_progress": on_progress}
     found = head_effects(model, inputs, calls, **options)
     baseline = None if found.baseline is None else known(float(np.mean(found.baseline)))
-    changed = [with_effects(each, effects, seed) for each, effects in zip(measured, found.effects, strict=True)]
+    pairs = zip(measured, found.effects, strict=True)
+    changed = [with_effects(each, *_over_sequences(effects, seed)) for each, effects in pairs]
     return replace(not_silenced(changed), effect=found.outcome, method=found.method, baseline=baseline)
 
 
-def with_effects(measured: Measured, effects: Float[np.ndarray, "B H"], seed: int) -> Measured:
-    """A layer's records with its heads' effects: the mean over sequences, and its bootstrap interval."""
-    mean = effects.mean(0)
-    low, high = bootstrap_means(effects, seed=seed) if len(effects) > 1 else (np.full_like(mean, np.nan),) * 2
-    numbers = zip(measured.heads, mean, low, high, strict=True)
+def with_effects(
+    measured: Measured, effects: Float[np.ndarray, "H"], low: Float[np.ndarray, "H"], high: Float[np.ndarray, "H"]
+) -> Measured:
+    """A layer's records with its heads' effects, the ends of their intervals, and how the layer shares them out."""
+    numbers = zip(measured.heads, effects, low, high, strict=True)
     heads = tuple(
         replace(head, effect=known(a), effect_low=known(b), effect_high=known(c)) for head, a, b, c in numbers
     )
-    return Measured(replace(measured.layer, deposit=concentration(mean)), heads)
+    return Measured(replace(measured.layer, deposit=concentration(effects)), heads)
+
+
+def _over_sequences(effects: Float[np.ndarray, "B H"], seed: int) -> tuple[Float[np.ndarray, "H"], ...]:
+    """Mean, and the ends of its bootstrap interval; of one sequence these are not known."""
+    mean = effects.mean(0)
+    return mean, *(bootstrap_means(effects, seed=seed) if len(effects) > 1 else (np.full_like(mean, np.nan),) * 2)
 
 
 def concentration(effects: Float[np.ndarray, "H"]) -> dict[str, Number]:

@@ -47,7 +47,7 @@ def repeated(vocabulary: int, special: Sequence[int], sequences: int, tokens: in
     return Sequences(torch.from_numpy(drawn), f"random tokens, the second half as the first (seed {seed})")
 
 
-def given(tokens: Any, sequences: int, length: int | None, origin: str = "tokens as given") -> Sequences:
+def given(tokens: Any, sequences: int, length: int | None) -> Sequences:
     """Token ids as a tensor, an array or lists: [B, N], or [N] for one sequence; cut to so many and so long."""
     try:
         array = np.asarray(tokens.cpu() if isinstance(tokens, Tensor) else tokens)
@@ -62,7 +62,7 @@ def given(tokens: Any, sequences: int, length: int | None, origin: str = "tokens
     found = torch.from_numpy(array.astype(np.int64))
     if found.shape[0] < 1 or found.shape[1] < 2:
         raise InputError(f"tokens: {list(found.shape)} were given; at least one sequence of 2 tokens is needed.")
-    return Sequences(found[:sequences, :length].long(), origin)
+    return Sequences(found[:sequences, :length], "tokens as given")
 
 
 def from_texts(tokenizer: Any, texts: Sequence[str], sequences: int, length: int, origin: str) -> Sequences:
