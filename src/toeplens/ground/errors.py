@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -25,6 +25,7 @@ class EnvironmentFailure(ToeplensError):
     exit_code = 3
 
 
+_SHOWN = 80  # characters
 Name = TypeVar("Name", bound=str)
 
 
@@ -39,6 +40,15 @@ def choose(field: str, name: str, allowed: Iterable[Name]) -> Name:
     raise InputError(f"{field}: there is no {name!r}; {hint}: {', '.join(sorted(allowed))}.")
 
 
+def shown(value: Any) -> str:
+    """``value`` as a sentence shows it: its representation, cut where that is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits; lists in lists in lists
+        return f"one of the type {type(value).__name__} that is too large to show"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 4]} ..."
+
+
 def sentence(error: ValidationError) -> str:
     """The first problem of a pydantic `ValidationError` as one sentence that names the field."""
     first = error.errors(include_url=False)[0]
@@ -49,7 +59,7 @@ def sentence(error: ValidationError) -> str:
     elif first["type"] == "missing":
         message = "it is missing"
     elif first["type"] != "value_error":
-        message = f"{message[:1].lower()}{message[1:]} (given: {first['input']!r})"
+        message = f"{message[:1].lower()}{message[1:]} (given: {shown(first['input'])})"
     elif not field or message.startswith(field):
         return message
     return f"{field}: {message}" if field else message

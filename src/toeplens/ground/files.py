@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from toeplens.ground.errors import EnvironmentFailure, InputError
+from toeplens.ground.errors import EnvironmentFailure, InputError, shown
 
 _MACHINE_ERRORS = {
     errno.ENOSPC: "the disk is full",
@@ -109,8 +109,10 @@ def plain(content: Any) -> Any:
     """``content`` as JSON gives it back (tuples become lists); what JSON cannot hold raises `InputError`."""
     try:
         return json.loads(json.dumps(content, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"options: {content!r} was given; only what JSON can hold is allowed ({error}).") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"options: {shown(content)} was given; only what JSON can hold is allowed ({error})."
+        ) from None
 
 
 def finite(content: Any) -> Any:
@@ -133,15 +135,3 @@ def rounded(content: Any, digits: int = 6) -> Any:
     if isinstance(content, (list, tuple)):
         return [rounded(value, digits) for value in content]
     return content
-
-
-def read_json(path: Path) -> Any:
-    """Read JSON from ``path``; a missing or damaged file is one sentence."""
-    try:
-        return json.loads(Path(path).read_text())
-    except FileNotFoundError:
-        raise InputError(f"there is no {path}.") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path} is damaged: it is not JSON ({error}).") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None

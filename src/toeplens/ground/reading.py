@@ -1,0 +1,123 @@
+"""JSON read back: of limited size and depth, its numbers finite, and what a record may hold; a fault is one sentence.
+
+A record's fields are stated once, as a pydantic model (or another type that pydantic knows) made of the numbers
+below; `read_record` reads a file by it and `checked` looks at what was read already. They are strict: true is
+no number, "3" is none, and 1e999 is none either.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from toeplens.ground.errors import InputError, sentence
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
+Share = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Text = Annotated[str, Field(strict=True)]
+Truth = Annotated[bool, Field(strict=True)]
+
+_BYTES = 2**28  # the largest record, a laptop study's results, has 5 million
+_DEPTH = 64
+_DIGITS = 300  # what a float holds has no more
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+T = TypeVar("T")
+
+
+def parse_json(text: str, where: Path | str) -> Any:
+    """What ``text`` holds; what is no JSON, or more than a record may be, raises an `InputError` that names ``where``.
+
+    At most 64 lists and objects stand in one another, integers have at most 300 digits, and floats are finite.
+    """
+    try:
+        content = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_float)
+        if _SURROGATE.search(text):  # half a character can be neither shown nor written
+            json.dumps(content, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where} is damaged: it is not JSON ({error}).") from None
+    except UnicodeEncodeError:
+        raise InputError(f"{where} is damaged: it is not JSON (a text in it holds half a character).") from None
+    except RecursionError:
+        raise InputError(_too_deep(where)) from None
+    except ValueError as error:
+        raise InputError(f"{where} is damaged: it holds {error}.") from None
+    level = [content]
+    for _ in range(_DEPTH + 1):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list)))
+        level = [one for many in inner for one in many if isinstance(one, (dict, list))]
+        if not level:
+            return content
+    raise InputError(_too_deep(where))
+
+
+def _too_deep(where: Path | str) -> str:
+    return f"{where} is damaged: more than {_DEPTH} lists and objects stand in one another."
+
+
+def _integer(text: str) -> int:
+    if len(text.removeprefix("-")) > _DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits ({_DIGITS} are allowed)")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"a number that is not finite ({text[:20]})")
+    return number
+
+
+def read_json(path: Path | str) -> Any:
+    """Read JSON from ``path``; a missing or damaged file is one sentence (see `parse_json`)."""
+    return parse_json(_text(path), path)
+
+
+def read_rows(path: Path) -> list[Any]:
+    """The rows of a file of JSON lines; none if it is not there."""
+    if not path.exists():
+        return []
+    return [parse_json(line, f"{path}, line {number},") for number, line in enumerate(_text(path).splitlines(), 1)]
+
+
+def _text(path: Path | str) -> str:
+    try:
+        with Path(path).open("rb") as stream:
+            content = stream.read(_BYTES + 1)
+        text = content.decode() if len(content) <= _BYTES else None
+    except FileNotFoundError:
+        raise InputError(f"there is no {path}.") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is damaged: it is not JSON ({error}).") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
+    except ValueError as error:  # a name with a null character in it
+        raise InputError(f"{str(path)!r} cannot be read: {error}.") from None
+    if text is None:
+        raise InputError(f"{path} is damaged: it has more than {_BYTES} bytes.")
+    return text
+
+
+def read_record(path: Path, kind: type[T]) -> T:
+    """The record of this kind at ``path``; what is none raises an `InputError` that names the file and the field."""
+    return checked(kind, read_json(path), path)
+
+
+def checked(kind: type[T], content: Any, where: Path | str) -> T:
+    """``content`` as a record of this kind; what is none raises an `InputError` that names ``where`` and the field."""
+    try:
+        return _adapter(kind).validate_python(content)
+    except ValidationError as error:
+        raise InputError(f"{where} is damaged: {sentence(error).rstrip('.')}.") from None
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)

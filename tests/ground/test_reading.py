@@ -1,0 +1,138 @@
+"""Whatever stands in a file that should be a record, reading it ends in the record or in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from toeplens.ground import InputError, checked, parse_json, plain, read_json, read_record, read_rows, reading, shown
+from toeplens.ground.reading import Count, Number, Positive, Share, Text, Truth
+
+
+class Row(BaseModel):
+    epoch: Count
+    loss: Number | None
+
+
+class Record(BaseModel):
+    name: Text
+    share: Share
+    seconds: Positive = 0.0
+    flat: Truth = False
+    rows: list[Row] = []
+
+
+def refusal(path: Path, content: str | bytes, kind: Any = None) -> str:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError) as caught:
+        read_json(path) if kind is None else read_record(path, kind)
+    message = str(caught.value)
+    assert message.startswith(f"{path} is damaged: ")
+    assert "\n" not in message
+    assert len(message) < len(str(path)) + 250
+    return message.removeprefix(f"{path} is damaged: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("[" * 100_000, "more than 64 lists and objects stand in one another."),
+        ("[" * 100_000 + "]" * 100_000, "more than 64 lists and objects stand in one another."),
+        ("[" * 66 + "]" * 66, "more than 64 lists and objects stand in one another."),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, "more than 64 lists and objects stand in one another."),
+        ("1" * 5000, "it holds an integer of 5000 digits (300 are allowed)."),
+        ('{"seed": -' + "1" * 301 + "}", "it holds an integer of 302 digits (300 are allowed)."),
+        ("[1, NaN]", "it holds a number that is not finite (NaN)."),
+        ("[1, -Infinity]", "it holds a number that is not finite (-Infinity)."),
+        ("1e999", "it holds a number that is not finite (1e999)."),
+        ('{"a": "\\ud800"}', "it is not JSON (a text in it holds half a character)."),
+        ('"a"'.encode("utf-16"), "it is not JSON ('utf-8' codec can't decode"),
+        (b"\x80", "it is not JSON ('utf-8' codec can't decode"),
+        ('"a"'.encode("utf-8-sig"), "it is not JSON (Unexpected UTF-8 BOM"),
+        ("", "it is not JSON (Expecting value"),
+        ("\0", "it is not JSON (Expecting value"),
+        ("{'a': 1}", "it is not JSON (Expecting property name"),
+    ],
+    ids=range(16),
+)
+def test_what_is_no_json_or_more_than_a_record_may_be_is_one_sentence(tmp_path: Path, content: Any, why: str):
+    assert refusal(tmp_path / "a.json", content).startswith(why)
+
+
+def test_what_records_hold_is_read_as_it_is(tmp_path: Path):
+    content = {"seed": 2**64 - 1, "least": -(2**63), "rows": [[0.1, -1e308, None, True]], "name": "Zürich 😀"}
+    for ascii_alone in (True, False):
+        (tmp_path / "a.json").write_text(json.dumps(content, ensure_ascii=ascii_alone), encoding="utf-8")
+        assert read_json(tmp_path / "a.json") == content
+    assert parse_json("[" * 65 + "]" * 65, "here") != []
+
+
+def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reading, "_BYTES", 8)
+    assert refusal(tmp_path / "a.json", "[1, 2, 3]") == "it has more than 8 bytes."
+    with pytest.raises(InputError, match="it has more than 8 bytes"):
+        read_json("/dev/zero")
+
+
+def test_a_name_that_no_file_can_have_is_one_sentence():
+    with pytest.raises(InputError, match=r"^'a\\x00b' cannot be read"):
+        read_json("a\0b")
+    with pytest.raises(InputError, match="cannot be read: file name too long"):
+        read_json("a" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ({}, "name: it is missing."),
+        ([], "input should be a valid dictionary"),
+        (None, "input should be a valid dictionary"),
+        ({"name": 3, "share": 0.5}, "name: input should be a valid string (given: 3)."),
+        ({"name": "a", "share": 1.5}, "share: input should be less than or equal to 1 (given: 1.5)."),
+        ({"name": "a", "share": True}, "share: input should be a valid number (given: True)."),
+        ({"name": "a", "share": "0.5"}, "share: input should be a valid number (given: '0.5')."),
+        ({"name": "a", "share": None}, "share: input should be a valid number (given: None)."),
+        ({"name": "a", "share": 0.5, "seconds": -1}, "seconds: input should be greater than or equal to 0"),
+        ({"name": "a", "share": 0.5, "flat": 1}, "flat: input should be a valid boolean (given: 1)."),
+        ({"name": "a", "share": 0.5, "rows": {}}, "rows: input should be a valid list (given: {})."),
+        ({"name": "a", "share": 0.5, "rows": [{"epoch": 1}]}, "rows.0.loss: it is missing."),
+        ({"name": "a", "share": 0.5, "rows": [{"epoch": 1.0, "loss": 1}]}, "rows.0.epoch: input should be"),
+        ({"name": "a", "share": [0] * 10_000}, "share: input should be a valid number (given: [0, 0, 0,"),
+    ],
+    ids=range(14),
+)
+def test_a_field_that_a_record_cannot_have_is_named(tmp_path: Path, content: Any, why: str):
+    assert refusal(tmp_path / "a.json", json.dumps(content), Record).startswith(why)
+
+
+def test_a_record_is_read_whatever_else_a_later_version_wrote(tmp_path: Path):
+    (tmp_path / "a.json").write_text('{"name": "a", "share": 1, "rows": [{"epoch": 1, "loss": 2}], "later": 1}')
+    assert read_record(tmp_path / "a.json", Record) == Record(name="a", share=1.0, rows=[Row(epoch=1, loss=2.0)])
+    assert checked(Record, {"name": "a", "share": 0}, "here").share == 0
+
+
+def test_rows_are_read_line_by_line_and_the_damaged_line_is_named(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    assert read_rows(path) == []
+    path.write_text('{"epoch": 1}\n{"epoch": 2}\n')
+    assert read_rows(path) == [{"epoch": 1}, {"epoch": 2}]
+    path.write_text('{"epoch": 1}\n{"epo')
+    with pytest.raises(InputError, match=rf"^{path}, line 2, is damaged: it is not JSON"):
+        read_rows(path)
+
+
+def test_what_is_shown_is_short_and_can_be_shown():
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert shown([1, "a"]) == "[1, 'a']"
+    assert len(shown("a" * 10_000)) == 80
+    assert shown(10**5000) == "one of the type int that is too large to show"
+    assert shown(deep) == "one of the type list that is too large to show"
+    for content in (deep, {"base": 10**5000, "to": float("inf")}):
+        with pytest.raises(InputError, match="only what JSON can hold is allowed"):
+            plain(content)
