@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import itertools
 import json
@@ -756,7 +757,8 @@ def test_a_file_in_the_way_is_refused_and_untouched(tmp_path: Path):
 
 def test_a_run_that_is_being_worked_on_is_refused(tmp_path: Path, whole: Any):
     run = stopped(tmp_path)
-    with store.locked(run.directory):
+    with (run.directory / ".lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
         assert "is being worked on by another process" in refused_and_untouched(tmp_path)
     assert outcome(train(tiny(), tmp_path)) == outcome(whole())
 

@@ -6,8 +6,8 @@ from toeplens.engine.jobs import Job, Limits, ablate_run, carry_out, read_ablati
 from toeplens.engine.local import Event, plan_workers, run_local
 from toeplens.engine.measures import MEASURES, measure_run, read_measures
 from toeplens.engine.records import Asked
-from toeplens.engine.signals import signals_held, stop_on_signals
 from toeplens.engine.watch import HeadWatch
+from toeplens.ground.stops import signals_held, stop_on_signals
 
 __all__ = [
     "FACTORS",

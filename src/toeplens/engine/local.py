@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from toeplens.engine.jobs import Job, Limits, carry_out
-from toeplens.engine.signals import signals_held
 from toeplens.ground import EnvironmentFailure, InputError, ToeplensError
+from toeplens.ground.stops import signals_held
 from toeplens.training.run import Status
 
 

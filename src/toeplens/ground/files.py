@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -49,8 +49,9 @@ def write_with(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     path = Path(path)
     temporary = None
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        os.fchmod(descriptor, 0o666 & ~_umask())
+        name = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # less the umask
+        temporary = name
         with os.fdopen(descriptor, "wb") as stream:
             write(stream)
             stream.flush()
@@ -66,13 +67,12 @@ def write_with(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         raise environment_failure(error, path) from None
     finally:
         if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+def is_leftover(path: Path) -> bool:
+    """Whether ``path`` is a temporary file of `write_with`, left by a process that was killed while it wrote."""
+    return re.fullmatch(r"\..+\.[a-z0-9_]{8}\.tmp", path.name) is not None
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -132,8 +132,7 @@ def train(
     passed without a watcher stay missing. If a look raises, a checkpoint is written first.
     """
     directory = Path(out) / spec.name
-    store.prepare(directory, spec)
-    with store.locked(directory):
+    with store.entered(directory, spec):
         finished = Run.open(directory)
         if finished.status != "stopped":
             return finished

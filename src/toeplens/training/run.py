@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from toeplens.ground import InputError, read_json, write_bytes, write_json, write_text
-from toeplens.ground.files import environment_failure, make_directory
+from toeplens.ground.files import is_leftover, make_directory
+from toeplens.ground.locks import LOCK, locked
 from toeplens.model import Decoder
 from toeplens.training.spec import RunSpec, run_spec
 
 SPEC, METRICS, WEIGHTS, CHECKPOINT = "spec.json", "metrics.jsonl", "model.safetensors", "checkpoint.pt"
-RESULT, ENVIRONMENT, PROGRESS, _LOCK = "result.json", "environment.json", "progress.json", ".lock"
+RESULT, ENVIRONMENT, PROGRESS = "result.json", "environment.json", "progress.json"
 WATCHED = "watched.jsonl"
 _FORMAT = 1
 
@@ -136,39 +136,29 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def prepare(directory: Path, spec: RunSpec) -> None:
-    """Make ``directory`` the run's, or check that it is; refuses a directory that holds something else."""
+@contextmanager
+def entered(directory: Path, spec: RunSpec, until: Callable[[], bool] | None = None) -> Iterator[None]:
+    """Hold ``directory`` as the run's: made if it is not there, refused if it holds something else or is held.
+
+    ``until``: see `toeplens.ground.locks.locked`.
+    """
     make_directory(directory)
+    _is_the_runs(directory, spec)  # no lock is put among other people's files
+    with locked(directory, "run", until=until):
+        if not _is_the_runs(directory, spec):
+            write_json(directory / SPEC, spec.model_dump(mode="json"))
+        yield
+
+
+def _is_the_runs(directory: Path, spec: RunSpec) -> bool:
+    """Whether the run is there; False in an empty directory, and refused in any other."""
     if (directory / SPEC).exists():
         if read_json(directory / SPEC) != spec.model_dump(mode="json"):
             raise InputError(f"run: {directory} holds another run; give another directory.")
-    elif any(child.name != _LOCK and not _is_leftover(child) for child in directory.iterdir()):
+        return True
+    if any(child.name != LOCK and not is_leftover(child) for child in directory.iterdir()):
         raise InputError(f"run: {directory} holds files that are not a run's; give an empty or new directory.")
-    else:
-        write_json(directory / SPEC, spec.model_dump(mode="json"))
-
-
-def _is_leftover(path: Path) -> bool:
-    """Whether ``path`` is a temporary file of ours, left by a process that was killed while it wrote."""
-    ours = (SPEC, METRICS, WATCHED, WEIGHTS, CHECKPOINT, RESULT, ENVIRONMENT, PROGRESS)
-    return path.suffix == ".tmp" and path.name.startswith(tuple(f".{name}." for name in ours))
-
-
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold the run directory, tidied; a second process that wants it is refused in one sentence."""
-    try:
-        stream = (directory / _LOCK).open("w")
-    except OSError as error:
-        raise environment_failure(error, directory / _LOCK) from None
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(f"run: {directory} is being worked on by another process.") from None
-        for leftover in filter(_is_leftover, directory.iterdir()):
-            leftover.unlink(missing_ok=True)
-        yield
+    return False
 
 
 def save_weights(directory: Path, model: nn.Module) -> None:
