@@ -55,6 +55,13 @@ LATENT = SIZES | {
     "num_experts_per_tok": 2,
 }
 T5 = {"vocab_size": 31, "d_model": 32, "d_kv": 8, "num_layers": 2, "num_heads": 4, "d_ff": 48}
+# with a cache it hides nothing, not even what comes next
+FSMT = {"use_cache": False, "d_model": 32, "src_vocab_size": 31, "tgt_vocab_size": 31, "tie_word_embeddings": False} | {
+    f"{side}_{name}": size
+    for side in ("encoder", "decoder")
+    for name, size in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))
+}
+XLNET = {"vocab_size": 31, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}
 SHARED = NARROW | {
     "num_hidden_layers": 4,
     "num_kv_shared_layers": 2,
@@ -96,9 +103,20 @@ MODELS: dict[str, tuple[str, dict[str, Any], str, int]] = {  # class, sizes, out
     ),
     "DeepseekV3": ("DeepseekV3ForCausalLM", LATENT, "self_attn.o_proj", 1),
     "Gemma3n-text": ("Gemma3nForCausalLM", SHARED, "self_attn.o_proj", 0),
+    # layers hand on [altup, B, N, D], of which neither the first nor the last part is a copy of the batch
+    "Gemma3n-own": (
+        "Gemma3nForCausalLM",
+        SHARED | {"num_kv_shared_layers": 0, "altup_num_inputs": 4},
+        "self_attn.o_proj",
+        3,
+    ),
+    # layers hand on [N, B, D]
+    "FSMT": ("FSMTForConditionalGeneration", FSMT, "out_proj", 5),
+    "XLNet": ("XLNetModel", XLNET, "", 1),
 }
-CONFIGS = {"Gemma3n-text": "Gemma3nTextConfig"}
+CONFIGS = {"Gemma3n-text": "Gemma3nTextConfig", "Gemma3n-own": "Gemma3nTextConfig"}
 MASK = 3
+STATES = ("Bert", "Albert", "XLNet")  # no loss
 
 
 def model_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -153,9 +171,9 @@ def labels_of(name: str, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], 
             for place in random.choice(np.arange(length), max(1, round(0.15 * length)), replace=False):
                 labels[row, place], tokens[row, place] = tokens[row, place].clone(), MASK
         return inputs | {"input_ids": tokens}, labels
-    if name in ("Bert", "Albert"):
+    if name in STATES:
         return inputs, None
-    side = "decoder_" if name == "T5" else ""
+    side = "decoder_" if name in ("T5", "FSMT") else ""
     tokens, there = inputs[f"{side}input_ids"], inputs[f"{side}attention_mask"]
     labels = torch.full_like(tokens, -1)
     for row in range(len(tokens)):
@@ -196,6 +214,8 @@ def plain_effects(name: str, dtype: torch.dtype, gain: float = 0.0) -> list[np.n
         turns[module] = turn + 1
         ending = MODELS[name][2]
         found = [m for n, m in model.named_modules() if n.endswith(ending) and (n + ".").startswith(_block(prefix))]
+        if name == "XLNet":  # its projection is a parameter [width, head, dv], not a module
+            found = [_Projection(model.get_submodule(prefix).o)]
         assert len(found) == 1
         rows = []
         for head in range(heads):
@@ -228,6 +248,21 @@ def plain_effects(name: str, dtype: torch.dtype, gain: float = 0.0) -> list[np.n
     return by_call
 
 
+class _Projection:
+    """A projection that is a parameter: its heads' columns are changed instead of what it is fed."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight, self.own = weight, weight.detach().clone()
+
+    def register_forward_pre_hook(self, change: Any) -> _Projection:
+        made = change(None, (self.own.flatten(1),))[0]
+        self.weight.data.copy_(made.view(self.own.shape))
+        return self
+
+    def remove(self) -> None:
+        self.weight.data.copy_(self.own)
+
+
 def _block(prefix: str) -> str:
     """The module around an attention in which its projection is: BERT's is not in the module that is captured."""
     return prefix.removesuffix(".self") + "."
@@ -236,7 +271,7 @@ def _block(prefix: str) -> str:
 @pytest.mark.parametrize("name", MODELS)
 def test_exact_effects_are_those_of_plain_passes(name: str) -> None:
     found = effects_of(name)
-    assert found.outcome == ("states" if name in ("Bert", "Albert") else "loss")
+    assert found.outcome == ("states" if name in STATES else "loss")
     assert found.replayed == MODELS[name][3]
     assert len(found.effects) == len(calls_of(name))
     if found.baseline is not None:
@@ -315,7 +350,7 @@ def test_some_of_the_calls() -> None:
 
 
 def test_layers_before_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of("Llama")
+    model, calls = model_of("Llama"), calls_of("Llama")
     counts = [0, 0, 0]
     for place, layer in enumerate(model.model.layers):
 
@@ -324,8 +359,9 @@ def test_layers_before_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> Non
             return forward(*args, **kwargs)
 
         monkeypatch.setattr(layer, "forward", count)
-    head_effects(model, inputs_of(model), calls_of("Llama"))
-    assert counts == [2, 3, 4]  # the intact pass, then one for each layer up to its own
+    head_effects(model, inputs_of(model), calls)
+    # the intact pass and one of its copies; one for each layer up to its own; one that ends before the next layer
+    assert counts == [2 + 1 + 1, 2 + 2 + 1, 2 + 3]
 
 
 def test_layers_that_share_more_than_their_output_take_whole_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +379,7 @@ def test_layers_that_share_more_than_their_output_take_whole_passes(monkeypatch:
     monkeypatch.setattr(first, "forward", leave)
     monkeypatch.setattr(last, "forward", take)
     found = head_effects(model, inputs_of(model), calls_of("Llama"))
-    assert found.replayed == 0
+    assert found.replayed == 1  # of layer 1, before which what layer 0 left is still there
     for ours, theirs in zip(found.effects, plain_effects("Llama", torch.float32), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
@@ -359,7 +395,7 @@ def test_sequences_that_depend_on_each_other_are_run_one_at_a_time(monkeypatch: 
 
     monkeypatch.setattr(last, "forward", crowded)
     found = head_effects(model, inputs_of(model), calls_of("Llama"))
-    assert found.replayed == 0
+    assert found.replayed == 2
     for ours, theirs in zip(found.effects, plain_effects("Llama", torch.float32), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 

@@ -62,6 +62,12 @@ class Passes:
             )
         return found
 
+    def before(self, item: int, rows: int, **parts: Any) -> dict[str, Any]:
+        """What the layers before this call of a layer hand on, in all copies of a pass that ends there."""
+        found = Replay(self.anatomy, self.batch, rows, until=item, **parts)
+        found.run(self.model, self.outcome.inputs)
+        return found.kept
+
     def intact(self) -> tuple[Replay, Float[Tensor, "B"] | None]:
         """The intact pass and its losses, None without one. Raises `InputError` for a head that is not understood."""
         found = self.run()

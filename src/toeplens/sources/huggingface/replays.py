@@ -37,8 +37,9 @@ class Replay:
     batch    sequences of the batch; the pass has each ``rows`` times, copy after copy
     changes  what is made of the heads' outputs at an address
     start    calls of layers before this one, from 0 in the order of the pass, are not run: they give what is held
-    held     by list of layers, what its last layer before ``start`` gave, for the batch alone
-    until    what layers before this one give for the last copy goes to ``kept``, by list, the last of each
+    held     by list of layers, what its last layer before ``start`` gave in a pass of as many copies
+    until    the pass ends before this call of a layer, and what was given by then is in ``kept``; 0 for a whole pass
+    kept     by list of layers, what its last layer so far gave; of a whole pass nothing
     order    the addresses that were met
     states   what the part that ran last gave: the last hidden states, before the head
     output   what the model returned; its logits are of the last position alone
@@ -64,11 +65,17 @@ class Replay:
 
     def run(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
         """Run the model, within `observed`. Raises `InputError` where an address of a change was not met."""
-        self.kept = dict(self.held)
-        self.held = {name: copied(each, self.batch, self.rows) for name, each in self.held.items()}
+        self.kept = dict(self.held) if self.until else {}
+        self.held = tree_map(_fresh, dict(self.held))  # layers may change what they are given
         more = {name: copied(each, self.batch, self.rows) if self.rows > 1 else each for name, each in inputs.items()}
-        self.output = self._forward(model, more)
-        self.held = {}
+        try:
+            self.output = self._forward(model, more)
+        except _Enough:
+            return
+        finally:
+            self.held = {}
+        if self.until:
+            raise InputError(f"model: its pass has no {self.until} calls of layers that end one by one.")
         missing = [type(each.module).__name__ for each in self.changes if each not in self.order]
         if missing:
             raise InputError(
@@ -147,13 +154,10 @@ class Replay:
         output = forward(*args, **kwargs)
         self._inside = before
         if number < self.until:
-            self.kept[where] = tree_map(self._of_last_copy, output)
+            self.kept[where] = tree_map(_fresh, output)
+            if number == self.until - 1:
+                raise _Enough
         return output
-
-    def _of_last_copy(self, x: Any) -> Any:
-        if not isinstance(x, Tensor):
-            return x
-        return x[-self.batch :].clone() if x.ndim and x.shape[0] == self.batch * self.rows else x.clone()
 
     def _part(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._within:
@@ -175,6 +179,10 @@ class Replay:
 
     def _embedding(self, module: nn.Module, forward: Callable[..., Any], states: Tensor) -> Any:
         return forward(states[:, -1:] if self._fed is None and states.ndim == 3 else states)
+
+
+class _Enough(Exception):
+    """The layers that were asked for are done."""
 
 
 class _Altered(Products):
@@ -209,11 +217,14 @@ def copied(content: Any, batch: int, rows: int) -> Any:
     """Fresh tensors with every sequence ``rows`` times, copy after copy; those without a batch are copied alone."""
 
     def copy(x: Any) -> Any:
-        if not isinstance(x, Tensor):
-            return x
-        return x.repeat(rows, *(1,) * (x.ndim - 1)) if x.ndim and x.shape[0] == batch else x.clone()
+        batched = isinstance(x, Tensor) and x.ndim > 0 and x.shape[0] == batch
+        return x.repeat(rows, *(1,) * (x.ndim - 1)) if batched else _fresh(x)
 
     return tree_map(copy, content)
+
+
+def _fresh(x: Any) -> Any:
+    return x.clone() if isinstance(x, Tensor) else x
 
 
 def logits_in(output: Any) -> Tensor:

@@ -30,54 +30,70 @@ def silenced(
 ) -> tuple[list[Float[np.ndarray, "B _H"]], int]:
     """Each call's effects, and how many calls were replayed from their layer.
 
-    The heads of a call are copies of the batch in a few passes. In the first of these the last copy has nothing
-    silenced: it has to give the intact states, and what the layers before the next call's hand over is taken of it.
-    (The last, because where sequences compete, as for an expert's places, the later ones lose.) Where a replay fails in
-    that, whole passes are run from there on, and where copies of the batch depend on each other, one at a time.
+    The heads of a call are copies of the batch in a few passes of equally many copies. Whether copies of the batch are
+    independent is seen in a pass with nothing silenced, all of whose copies have to give the intact states; where they
+    are not, passes have one. What the layers before a call's hand over is taken of a pass of as many copies with
+    nothing silenced, which ends there: however their tensors are laid out, no silenced head is in them. In the first
+    pass of each call some copies have nothing silenced and have to give the intact states; where a replay fails in
+    that, whole passes are run from there on.
     """
-    ways = list(dict.fromkeys([(True, passes.width), (False, passes.width), (False, 1)]))
+    width = _width(passes, intact, max(counts))
+    ways = [(True, width), (False, width), *([(False, 1)] if width > 1 else [])]
     effects = [np.empty((passes.batch, count)) for count in counts]
     held: dict[str, Any] = {}
     reached = done = replayed = 0
-    order = sorted(range(len(places)), key=lambda index: places[index].item)
 
     def run(index: int, heads: Sequence[int], **parts: Any) -> Replay:
         silent = torch.tensor(heads).unsqueeze(-1) == torch.arange(counts[index])
         change = {places[index]: _Silence(silent.repeat_interleave(passes.batch, 0))}
         return passes.run(len(heads), changes=change, **parts)
 
-    for index, following in zip(order, [*order[1:], order[-1]], strict=True):
-        begin, until, heads = places[index].item, places[following].item, range(counts[index])
-        if ways[0][0] and reached < begin:
-            held, reached = passes.run(start=reached, held=held, until=begin).kept, begin
+    for index in sorted(range(len(places)), key=lambda index: places[index].item):
+        begin, heads = places[index].item, range(counts[index])
         while True:
             replays, width = ways[0]
-            parts = {"start": begin, "held": held} if replays else {}
+            first = len(heads) - len(heads) // width * width  # passes after the first are full
             try:
-                found = run(index, [*heads[: width - 1], _NOTHING], until=until if replays else 0, **parts)
-                _nothing_changed(passes, found, intact)
+                if replays and reached < begin:
+                    held, reached = passes.before(begin, width, start=reached, held=held), begin
+                parts = {"start": begin, "held": held} if replays else {}
+                found = run(index, [*heads[:first], *[_NOTHING] * (width - first)], **parts)
+                _nothing_changed(passes, found, intact, first)
                 break
             except Exception as error:
                 if len(ways) == 1 or _out_of_memory(error):
                     raise
             ways.pop(0)
-        if replays:
-            held, reached = found.kept, until
-            replayed += begin > 0
-        values = [_values(passes, found, intact, baseline)[: -passes.batch]] if width > 1 else []
-        on_progress(done + len(heads[: width - 1]), sum(counts))
-        for first in range(width - 1, len(heads), width):
-            found = run(index, heads[first : first + width], **parts)
+        replayed += replays and begin > 0
+        values = [_values(passes, found, intact, baseline)[: first * passes.batch]] if first else []
+        on_progress(done + first, sum(counts))
+        for start in range(first, len(heads), width):
+            found = run(index, heads[start : start + width], **parts)
             values.append(_values(passes, found, intact, baseline))
-            on_progress(done + len(heads[: first + width]), sum(counts))
+            on_progress(done + start + width, sum(counts))
         effects[index] = torch.cat(values).view(-1, passes.batch).T.cpu().numpy()
         done += counts[index]
     return effects, replayed
 
 
-def _nothing_changed(passes: Passes, found: Replay, intact: Replay) -> None:
-    """Refuse a pass whose last copy of the batch is not as it was."""
-    far = apart(found.states[-passes.batch :], intact.states, passes.outcome.counted)
+def _width(passes: Passes, intact: Replay, most: int) -> int:
+    """Copies of a pass: those of ``most`` heads, and one more, in as few passes as can be; 1 if they are not alike."""
+    copies = most + 1
+    width = -(-copies // -(-copies // passes.width))
+    try:
+        if width > 1:
+            _nothing_changed(passes, passes.run(width), intact)
+    except Exception as error:
+        if _out_of_memory(error):
+            raise
+        return 1
+    return width
+
+
+def _nothing_changed(passes: Passes, found: Replay, intact: Replay, first: int = 0) -> None:
+    """Refuse a pass in which the copies of the batch from ``first`` on are not as they were."""
+    copies = found.states[first * passes.batch :].split(passes.batch)
+    far = max(apart(states, intact.states, passes.outcome.counted) for states in copies)
     if not far <= same(intact.states.dtype):
         raise InputError(
             f"model: {passes.kind} was run again with nothing silenced, and its last hidden states are {far:.1e} apart."
