@@ -19,10 +19,10 @@ from torch import Tensor
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.lens import AttentionTrace, behaviour
 from toeplens.sources import DecoderSource
-from toeplens.sources.huggingface import loading, proof
+from toeplens.sources.huggingface import head_effects, loading, proof
 from toeplens.sources.huggingface import masks as masks_module
 from toeplens.studies import auditing
-from toeplens.studies.auditing import COLUMNS, Audit, audit, run, texts
+from toeplens.studies.auditing import COLUMNS, Audit, audit, intervals, run, texts
 from toeplens.studies.reproduce import starting_spec
 from toeplens.training import Batches, Run, run_spec, train
 
@@ -452,3 +452,23 @@ def test_an_empty_text_is_refused() -> None:
     for text in ("", " \n ", ["", ""]):
         with pytest.raises(InputError, match="text: there is none"):
             audit(package.get_model_path(), text, effects="none")
+
+
+def test_few_sequences_have_intervals_over_blocks_of_their_tokens() -> None:
+    """Of one sequence and of two: the blocks' mean is the effect; intervals of a few rows cover what they should."""
+    model = model_of("Llama")
+    for method in ("exact", "attribution"):
+        calls = [("model.layers.1.self_attn", "decoder", "self", 1, 4)]
+        whole = head_effects(model, {"input_ids": TOKENS}, calls, method=method)
+        assert whole.parts[0].shape == (9, 1, 4)
+        for count, blocks in ((1, 3), (2, 3)):
+            found = head_effects(model, {"input_ids": TOKENS[:count]}, calls, method=method)
+            assert found.parts[0].shape == (count, blocks, 4)
+            np.testing.assert_allclose(found.effects[0], whole.effects[0][:count], atol=1e-6)
+    one = audit(model, TOKENS[:1], layers=[1])
+    assert one.about["intervals"] == "over blocks of about 8 tokens within the sequences"
+    assert all((head.effect_low or 0) < (head.effect or 0) < (head.effect_high or 0) for head in one.heads)
+    assert "intervals" not in audit(model, TOKENS[:1, :12], layers=[1]).about
+    rows = np.random.default_rng(0).normal(1, 1, (2000, 3, 1, 1))
+    ends = np.array([[end[0] for end in intervals.interval_of(each, 0)[1:]] for each in rows])
+    assert 0.93 < np.mean((ends[:, 0] < 1) & (ends[:, 1] > 1)) < 0.97

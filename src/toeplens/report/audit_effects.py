@@ -7,7 +7,7 @@ from typing import Any
 
 from toeplens.report.audit_plane import tints
 from toeplens.report.audit_sheets import digits_of, values_of
-from toeplens.report.audit_words import UNITS, Names, place_title, significant, told, top_head
+from toeplens.report.audit_words import UNITS, Names, over, place_title, significant, told, top_head
 from toeplens.report.canvas import GUESS, Canvas
 from toeplens.report.parts import Block, Group, Panel, View
 from toeplens.studies.auditing.record import Audit, HeadRecord
@@ -43,7 +43,7 @@ def layer_effects(audit: Audit, number: int) -> Block:
     below = audit.effect == "loss" and any((head.effect or 0) < 0 for head in measured)
     caption = (
         "A mark is a head, over its layer, in the order of heads from left to right. An effect is the "
-        f"{UNITS[audit.effect or 'loss']}.{' Thin lines are intervals over sequences.' if bars else ''}"
+        f"{UNITS[audit.effect or 'loss']}.{f' Thin lines are intervals {over(audit)}.' if bars else ''}"
         f"{' Without the heads below zero the model does better.' if below else ''}"
     )
     views = [View("", groups)] if groups and audit.effect else []

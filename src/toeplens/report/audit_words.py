@@ -192,11 +192,16 @@ def findings(audit: Audit) -> list[str]:
     return [sentence for sentence in made if sentence]
 
 
-def interval(head: HeadRecord) -> str:
-    """The effect's interval over sequences, in brackets; nothing where there is none."""
+def over(audit: Audit) -> str:
+    """What the intervals of effects are over."""
+    return str(audit.about.get("intervals") or "over sequences")
+
+
+def interval(audit: Audit, head: HeadRecord) -> str:
+    """The effect's interval, in brackets; nothing where there is none."""
     if head.effect_low is None or head.effect_high is None:
         return ""
-    return f" ({significant(head.effect_low)} to {significant(head.effect_high)} over sequences)"
+    return f" ({significant(head.effect_low)} to {significant(head.effect_high)} {over(audit)})"
 
 
 def _matters(audit: Audit) -> str:
@@ -206,13 +211,12 @@ def _matters(audit: Audit) -> str:
     name, size = Names.of(audit).head(head), significant(head.effect)
     if audit.effect == "loss":
         if head.effect <= 0:
-            return f"Silencing no head adds to the loss; {name} has the largest effect, {size}{interval(head)}."
-        return (
-            f"The head that matters most is {name}: silencing it adds {size} nats a token to the loss{interval(head)}."
-        )
+            return f"Silencing no head adds to the loss; {name} has the largest effect, {size}{interval(audit, head)}."
+        ends = interval(audit, head)
+        return f"The head that matters most is {name}: silencing it adds {size} nats a token to the loss{ends}."
     return (
         f"The head that matters most is {name}: silencing it moves the last states by {size} of their variance "
-        f"over tokens{interval(head)}."
+        f"over tokens{interval(audit, head)}."
     )
 
 

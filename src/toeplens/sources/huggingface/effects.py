@@ -32,20 +32,28 @@ class NoGradient(InputError):
 class HeadEffects:
     """What each head does.
 
-    effects   for each call of attention, [B, H] float64: what silencing a head changes in each sequence. Of ``loss``:
-              what it adds, nats a predicted token; of ``states``: the mean squared distance of the last hidden states
-              from the intact ones, relative to their variance over the tokens. NaN where that is not defined
+    parts     for each call of attention, [B, K, H] float64: what silencing a head changes in each sequence, split over
+              K blocks of its tokens, whose mean it is; K is 1 where there are enough sequences for intervals. Of
+              ``loss``: what it adds, nats a predicted token; of ``states``: the mean squared distance of the last
+              hidden states from the intact ones, relative to their variance over the tokens. Blocks are those of the
+              predicted tokens, of ``attribution`` those of the head's own outputs. NaN where that is not defined, and
+              for heads that were not chosen
     baseline  [B] the intact loss; None for ``states``
     outcome   ``loss`` or ``states``
     method    ``exact`` or ``attribution``
     replayed  calls that were replayed from their layer on, without those before it; the others took whole passes
     """
 
-    effects: tuple[Float[np.ndarray, "B _H"], ...]
+    parts: tuple[Float[np.ndarray, "B K _H"], ...]
     baseline: Float[np.ndarray, "B"] | None
     outcome: Effect
     method: Method
     replayed: int
+
+    @property
+    def effects(self) -> tuple[Float[np.ndarray, "B _H"], ...]:
+        """What silencing a head changes in each sequence, for each call."""
+        return tuple(each.mean(1) for each in self.parts)
 
 
 @torch.inference_mode(False)  # if it was on: what is computed in it has no gradients
@@ -57,6 +65,8 @@ def head_effects(
     method: Method = "exact",
     mask_token: int | None = None,
     seed: int = 0,
+    chosen: Sequence[Sequence[int]] | None = None,
+    on_call: Callable[[int, Float[np.ndarray, "B K _H"]], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> HeadEffects:
     """Silence each head of a transformers model alone: its output is 0 at every position, before the projection.
@@ -80,6 +90,8 @@ def head_effects(
                      forward and one backward pass, for the loss alone
         mask_token   index of the mask token
         seed         of the tokens that are masked
+        chosen       for each call the heads that are silenced; all unless given. ``exact`` alone spares the others
+        on_call      of ``exact`` ones, is called with the number of a call whose heads are done, and its `parts`
         on_progress  is called with the heads that are done, and all
 
     Raises `InputError` for a call that the pass does not have, for an attribution without a loss, for a model whose
@@ -106,11 +118,13 @@ def head_effects(
             intact, baseline = passes.intact()
         places = [_place(model, call, intact.order) for call in calls]
         if method == "exact":
-            effects, replayed = silenced(passes, intact, baseline, places, counts, report) if calls else ([], 0)
+            wanted = [range(count) for count in counts] if chosen is None else chosen
+            tell = on_call or (lambda index, parts: None)
+            effects, replayed = silenced(passes, intact, baseline, places, counts, wanted, tell, report)
         else:
             effects, replayed = first_order(passes, places, counts) if calls else [], 0
             report(sum(counts), sum(counts))
-    kept = None if baseline is None else baseline.cpu().numpy()
+    kept = None if baseline is None else baseline.mean(1).cpu().numpy()
     return HeadEffects(tuple(effects), kept, outcome.effect, method, replayed)
 
 

@@ -10,14 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from toeplens.sources.huggingface.outcome import pieces, summed, wide
+from toeplens.sources.huggingface.outcome import cross_entropies, in_blocks, pieces, wide
 from toeplens.sources.huggingface.passes import Passes, fits
 from toeplens.sources.huggingface.replays import Address
 
 
-def first_order(passes: Passes, places: Sequence[Address], counts: Sequence[int]) -> list[Float[np.ndarray, "B _H"]]:
+def first_order(passes: Passes, places: Sequence[Address], counts: Sequence[int]) -> list[Float[np.ndarray, "B K _H"]]:
     """-z . dloss/dz of each call's heads, z their outputs, in each sequence; NaN without a label.
 
+    The sum over positions is split over blocks of the head's own positions (the mean of these parts is the sum).
     Parameters need no gradient meanwhile, so that nothing is kept for theirs.
     """
     probes = [_Probe(passes.batch, count) for count in counts]
@@ -30,16 +31,20 @@ def first_order(passes: Passes, places: Sequence[Address], counts: Sequence[int]
         upstream = torch.zeros_like(run.states)
         for some in pieces(labels, passes.vocabulary):
             states = run.states.detach()[:, some].requires_grad_()
-            each = summed(passes.logits(run, states), labels[:, some])
+            each = cross_entropies(passes.logits(run, states), labels[:, some]).sum(1)
             total = (each / predicted.clamp_min(1).to(each.device)).sum()
             upstream[:, some] = torch.autograd.grad(total, states)[0]
         gradients = torch.autograd.grad(run.states, [probe.at for probe in probes], upstream)
-    known = (predicted > 0).unsqueeze(-1)
-    return [torch.where(known, -each.to(known.device).double(), torch.nan).cpu().numpy() for each in gradients]
+    known, blocks = (predicted > 0).view(-1, 1, 1), passes.outcome.blocks
+    split = [
+        torch.stack([in_blocks(each.to(known.device), blocks) for each in found.double().unbind(2)], 2)
+        for found in gradients
+    ]
+    return [torch.where(known, -each, torch.nan).cpu().numpy() for each in split]
 
 
 class _Probe:
-    """Multiplies each head's output by 1 + a number of its own, which is 0."""
+    """Multiplies each head's output at each position by 1 + a number of its own, which is 0."""
 
     def __init__(self, rows: int, heads: int) -> None:
         self.shape = rows, heads
@@ -47,8 +52,8 @@ class _Probe:
 
     def __call__(self, heads: Float[Tensor, "B N H dv"]) -> Float[Tensor, "B N H dv"]:
         fits(heads, *self.shape)
-        self.at = torch.zeros(self.shape, dtype=wide(heads).dtype, device=heads.device, requires_grad=True)
-        return (heads * (1 + self.at)[:, None, :, None]).to(heads.dtype)
+        self.at = torch.zeros(heads.shape[:3], dtype=wide(heads).dtype, device=heads.device, requires_grad=True)
+        return (heads * (1 + self.at).unsqueeze(-1)).to(heads.dtype)
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from toeplens.ground import InputError
 
 Effect = Literal["loss", "states"]
 
+ENOUGH = 8  # sequences that intervals are taken over; of fewer, blocks of their tokens
+_ROWS, _BLOCK = 32, 8  # blocks over all sequences, if each has so many tokens at least
 _AT_ONCE = 1 << 24  # logits that are held at once, over copies, sequences and positions
 _MASKED = 0.15  # share of the tokens that a masked language model has to predict
 _NONE = -100  # a label where nothing is to be predicted
@@ -43,6 +45,12 @@ class Outcome:
         """Positions of the longest sequence that a pass reads, of an encoder or a decoder."""
         read = (self.inputs.get(name) for name in ("input_ids", "inputs_embeds", "decoder_input_ids"))
         return max(self.counted.shape[1], *(x.shape[1] for x in read if x is not None))
+
+    @property
+    def blocks(self) -> int:
+        """Into how many blocks of tokens each sequence's effects are split; 1 where there are enough sequences."""
+        count, tokens = self.counted.shape
+        return 1 if count >= ENOUGH else max(1, min(-(-_ROWS // count), tokens // _BLOCK))
 
     @property
     def copies(self) -> bool:
@@ -97,13 +105,26 @@ def _chosen(counted: Bool[Tensor, "B N"], seed: int) -> Bool[Tensor, "B N"]:
 
 
 def losses(
-    labels: Int[Tensor, "R N"], logits: Callable[[Int[Tensor, "n"]], Float[Tensor, "R n V"]], vocabulary: int
-) -> Float[Tensor, "R"]:
-    """Mean cross-entropy of each row, nats, float64; ``logits`` gives those at some positions. NaN without a label."""
-    total = torch.zeros(len(labels), dtype=torch.float64, device=labels.device)
+    labels: Int[Tensor, "R N"],
+    logits: Callable[[Int[Tensor, "n"]], Float[Tensor, "R n V"]],
+    vocabulary: int,
+    blocks: int,
+) -> Float[Tensor, "R K"]:
+    """Cross-entropy of each row, nats, float64, split over blocks of positions: their mean is the mean over labels.
+
+    ``logits`` gives those at some positions. NaN without a label.
+    """
+    each = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
     for places in pieces(labels, vocabulary):
-        total += summed(logits(places), labels[:, places]).to(total.device)
-    return total / (labels != _NONE).sum(1)
+        each[:, places] = cross_entropies(logits(places), labels[:, places]).to(each.device)
+    return in_blocks(each, blocks) / (labels != _NONE).sum(1, keepdim=True)
+
+
+def in_blocks(each: Float[Tensor, "R N"], blocks: int) -> Float[Tensor, "R K"]:
+    """K times the sums over K blocks of positions, alike in length up to one: their mean is the sum over all."""
+    count = each.shape[1]
+    block = torch.arange(count, device=each.device) * blocks // count
+    return blocks * each.new_zeros(len(each), blocks).index_add_(1, block, each)
 
 
 def pieces(labels: Int[Tensor, "R N"], vocabulary: int) -> tuple[Int[Tensor, "n"], ...]:
@@ -112,42 +133,51 @@ def pieces(labels: Int[Tensor, "R N"], vocabulary: int) -> tuple[Int[Tensor, "n"
     return places.split(max(1, _AT_ONCE // (len(labels) * vocabulary)))
 
 
-def summed(logits: Float[Tensor, "R n V"], labels: Int[Tensor, "R n"]) -> Float[Tensor, "R"]:
-    """Sum of each row's cross-entropy, in float64 (the logarithms in float32 at least)."""
+def cross_entropies(logits: Float[Tensor, "R n V"], labels: Int[Tensor, "R n"]) -> Float[Tensor, "R n"]:
+    """Cross-entropy at each position, 0 without a label, in float64 (the logarithms in float32 at least)."""
     flat = wide(logits).flatten(0, 1)
     each = F.cross_entropy(flat, labels.to(flat.device).flatten(), ignore_index=_NONE, reduction="none")
-    return each.view(labels.shape).sum(1, dtype=torch.float64)
+    return each.view(labels.shape).double()
 
 
 def moved(
-    states: Float[Tensor, "R N d"], intact: Float[Tensor, "B N d"], counted: Bool[Tensor, "B N"]
-) -> Float[Tensor, "R"]:
+    states: Float[Tensor, "R N d"], intact: Float[Tensor, "B N d"], counted: Bool[Tensor, "B N"], blocks: int
+) -> Float[Tensor, "R K"]:
     """Mean squared distance of states from the intact ones, relative to these' variance over tokens; R is copies x B.
 
-    Mean over the dimensions, counted tokens alone, float64. NaN where the variance is 0.
+    Mean over the dimensions, counted tokens alone, float64, split over blocks of positions. NaN where the variance is
+    0.
     """
     middle = _over_tokens(intact, counted, keep=True) / counted.sum(1).view(-1, 1, 1)
     spread = _over_tokens((wide(intact) - middle.to(wide(intact).dtype)).square(), counted).sum(-1)
-    distance = _distance(states, intact, counted)
-    return (distance / spread).masked_fill(spread == 0, torch.nan).flatten()
+    distance = in_blocks(_distance(states, intact, counted).flatten(0, 1), blocks).unflatten(0, (-1, len(intact)))
+    return (distance / spread.unsqueeze(-1)).masked_fill((spread == 0).unsqueeze(-1), torch.nan).flatten(0, 1)
 
 
 def apart(states: Float[Tensor, "B N d"], intact: Float[Tensor, "B N d"], counted: Bool[Tensor, "B N"]) -> float:
     """Largest distance of a sequence's states from the intact ones, relative to their size (root mean squares)."""
     size = _over_tokens(wide(intact).square(), counted).sum(-1)
-    return float((_distance(states, intact, counted) / size.clamp_min(torch.finfo(size.dtype).tiny)).max().sqrt())
+    return float(
+        (_distance(states, intact, counted).sum(-1) / size.clamp_min(torch.finfo(size.dtype).tiny)).max().sqrt()
+    )
 
 
 def _distance(
     states: Float[Tensor, "R N d"], intact: Float[Tensor, "B N d"], counted: Bool[Tensor, "B N"]
-) -> Float[Tensor, "K B"]:
+) -> Float[Tensor, "C B N"]:
+    """Squared, summed over the dimensions: of each copy of the batch, at each counted token."""
     copies = wide(states).unflatten(0, (-1, len(intact)))
-    return torch.stack([_over_tokens((each - wide(intact)).square(), counted).sum(-1) for each in copies])
+    return torch.stack(
+        [_there((each - wide(intact)).square(), counted).sum(-1, dtype=torch.float64) for each in copies]
+    )
 
 
 def _over_tokens(x: Float[Tensor, "B N d"], counted: Bool[Tensor, "B N"], *, keep: bool = False) -> Tensor:
-    there = counted.to(x.device).unsqueeze(-1)
-    return torch.where(there, x, 0).sum(1, keepdim=keep, dtype=torch.float64)
+    return _there(x, counted).sum(1, keepdim=keep, dtype=torch.float64)
+
+
+def _there(x: Float[Tensor, "B N d"], counted: Bool[Tensor, "B N"]) -> Float[Tensor, "B N d"]:
+    return torch.where(counted.to(x.device).unsqueeze(-1), x, 0)
 
 
 def wide(x: Tensor) -> Tensor:

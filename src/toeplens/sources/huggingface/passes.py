@@ -68,7 +68,7 @@ class Passes:
         found.run(self.model, self.outcome.inputs)
         return found.kept
 
-    def intact(self) -> tuple[Replay, Float[Tensor, "B"] | None]:
+    def intact(self) -> tuple[Replay, Float[Tensor, "B K"] | None]:
         """The intact pass and its losses, None without one. Raises `InputError` for a head that is not understood."""
         found = self.run()
         if self.outcome.labels is None:
@@ -88,9 +88,11 @@ class Passes:
         """The head's logits of some states of a pass."""
         return found.logits(self.model, self.outcome.inputs, states)
 
-    def losses(self, found: Replay) -> Float[Tensor, "R"]:
-        """The loss of each row of a pass."""
+    def losses(self, found: Replay) -> Float[Tensor, "R K"]:
+        """The loss of each row of a pass, split over the outcome's blocks of tokens."""
         assert self.outcome.labels is not None
         states = found.states
         labels = self.outcome.labels.to(states.device).repeat(found.rows, 1)
-        return losses(labels, lambda places: self.logits(found, states[:, places]), self.vocabulary)
+        return losses(
+            labels, lambda places: self.logits(found, states[:, places]), self.vocabulary, self.outcome.blocks
+        )

@@ -23,12 +23,14 @@ _NOTHING = -1  # in place of a head
 def silenced(
     passes: Passes,
     intact: Replay,
-    baseline: Float[Tensor, "B"] | None,
+    baseline: Float[Tensor, "B K"] | None,
     places: Sequence[Address],
     counts: Sequence[int],
+    chosen: Sequence[Sequence[int]],
+    on_call: Callable[[int, Float[np.ndarray, "B K _H"]], None],
     on_progress: Callable[[int, int], None],
-) -> tuple[list[Float[np.ndarray, "B _H"]], int]:
-    """Each call's effects, and how many calls were replayed from their layer.
+) -> tuple[list[Float[np.ndarray, "B K _H"]], int]:
+    """Each call's effects, NaN for heads that are not chosen, and how many calls were replayed from their layer.
 
     The heads of a call are copies of the batch in a few passes of equally many copies. Whether copies of the batch are
     independent is seen in a pass with nothing silenced, all of whose copies have to give the intact states; where they
@@ -37,9 +39,12 @@ def silenced(
     pass of each call some copies have nothing silenced and have to give the intact states; where a replay fails in
     that, whole passes are run from there on.
     """
-    width = _width(passes, intact, max(counts))
+    effects = [np.full((passes.batch, passes.outcome.blocks, count), np.nan) for count in counts]
+    total = sum(map(len, chosen))
+    if not total:
+        return effects, 0
+    width = _width(passes, intact, max(map(len, chosen)))
     ways = [(True, width), (False, width), *([(False, 1)] if width > 1 else [])]
-    effects = [np.empty((passes.batch, count)) for count in counts]
     held: dict[str, Any] = {}
     reached = done = replayed = 0
 
@@ -49,7 +54,9 @@ def silenced(
         return passes.run(len(heads), changes=change, **parts)
 
     for index in sorted(range(len(places)), key=lambda index: places[index].item):
-        begin, heads = places[index].item, range(counts[index])
+        begin, heads = places[index].item, list(chosen[index])
+        if not heads:
+            continue
         while True:
             replays, width = ways[0]
             first = len(heads) - len(heads) // width * width  # passes after the first are full
@@ -66,13 +73,15 @@ def silenced(
             ways.pop(0)
         replayed += replays and begin > 0
         values = [_values(passes, found, intact, baseline)[: first * passes.batch]] if first else []
-        on_progress(done + first, sum(counts))
+        on_progress(done + first, total)
         for start in range(first, len(heads), width):
             found = run(index, heads[start : start + width], **parts)
             values.append(_values(passes, found, intact, baseline))
-            on_progress(done + start + width, sum(counts))
-        effects[index] = torch.cat(values).view(-1, passes.batch).T.cpu().numpy()
-        done += counts[index]
+            on_progress(done + start + width, total)
+        split = torch.cat(values).unflatten(0, (-1, passes.batch))
+        effects[index][:, :, heads] = split.permute(1, 2, 0).cpu().numpy()
+        on_call(index, effects[index])
+        done += len(heads)
     return effects, replayed
 
 
@@ -100,10 +109,12 @@ def _nothing_changed(passes: Passes, found: Replay, intact: Replay, first: int =
         )
 
 
-def _values(passes: Passes, found: Replay, intact: Replay, baseline: Float[Tensor, "B"] | None) -> Float[Tensor, "R"]:
+def _values(
+    passes: Passes, found: Replay, intact: Replay, baseline: Float[Tensor, "B K"] | None
+) -> Float[Tensor, "R K"]:
     if baseline is None:
-        return moved(found.states, intact.states, passes.outcome.counted)
-    return passes.losses(found) - baseline.repeat(found.rows)
+        return moved(found.states, intact.states, passes.outcome.counted, passes.outcome.blocks)
+    return passes.losses(found) - baseline.repeat(found.rows, 1)
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ def audit_run(
         "sequences": len(data),
         "tokens": data.tokens.shape[1],
         "seed": seed,
+        **({} if ablation is None else {"intervals": "over examples"}),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "seconds": round(time.monotonic() - started, 1),

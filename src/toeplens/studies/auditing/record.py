@@ -33,7 +33,7 @@ COLUMNS: dict[str, str] = {
     "induction": "attention on tokens that follow an earlier (elsewhere: another) copy of the query's token",
     "centre": "mean log2 of the rotation's frequencies (radians a position), weighed by what they do for the variance",
     "effect": "what silencing the head adds to the loss, or how far it moves the last states",
-    "effect_low": "lower end of the effect's interval over sequences",
+    "effect_low": "lower end of the effect's interval (95 %)",
     "effect_high": "upper end",
 }
 
@@ -120,8 +120,8 @@ class Audit:
     """What an audit found.
 
     about        the model and how it was audited, as names and values: model, class, model_type, parameters, dtype,
-                 device, text (where the tokens came from), sequences, tokens (of each), seed, torch, transformers,
-                 python, seconds, command
+                 device, text (where the tokens came from), sequences, tokens (of each), seed, intervals (what those of
+                 effects are over), torch, transformers, python, seconds
     layers       every attention call, in the order of the pass
     heads        every head, in the same order
     effect       what the heads' effects are of: ``loss`` (nats a token) or ``states`` (the squared distance of the last

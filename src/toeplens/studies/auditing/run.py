@@ -122,6 +122,7 @@ def audit(
         "tokens": read.tokens.shape[1],
         "seed": seed,
         **({} if unknown is None else {"no_effects": unknown}),
+        **({} if changed.intervals is None else {"intervals": changed.intervals}),
         "torch": torch.__version__,
         "transformers": library().__version__,
         "python": platform.python_version(),

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from toeplens.lens import bootstrap_means, gini
+from toeplens.lens import gini
 from toeplens.sources.huggingface import head_effects
+from toeplens.studies.auditing.intervals import interval_of, way_of
 from toeplens.studies.auditing.measured import Measured
 from toeplens.studies.auditing.record import Effect, HeadRecord, LayerRecord, Number, known
 
@@ -26,6 +27,7 @@ class Silenced:
     effect: Effect | None
     method: str | None
     baseline: Number
+    intervals: str | None = None  # what the effects' intervals are over, in words
 
 
 def not_silenced(measured: Iterable[Measured]) -> Silenced:
@@ -46,13 +48,15 @@ def silence(
     on_progress: Callable[[int, int], None],
 ) -> Silenced:
     """Silence each measured head of a transformers model (`toeplens.sources.huggingface.head_effects`)."""
+    tokens = inputs["input_ids"].shape[1]
     calls = [(x.layer.module, x.layer.side, x.layer.kind, x.layer.layer, x.layer.heads) for x in measured]
     options = {"method": method, "mask_token": mask_token, "seed": seed, "on_progress": on_progress}
     found = head_effects(model, inputs, calls, **options)
     baseline = None if found.baseline is None else known(float(np.mean(found.baseline)))
-    pairs = zip(measured, found.effects, strict=True)
-    changed = [with_effects(each, *_over_sequences(effects, seed)) for each, effects in pairs]
-    return replace(not_silenced(changed), effect=found.outcome, method=found.method, baseline=baseline)
+    pairs = zip(measured, found.parts, strict=True)
+    changed = [with_effects(each, *interval_of(parts, seed)) for each, parts in pairs]
+    way = way_of(found.parts[0], tokens) if found.parts else None
+    return replace(not_silenced(changed), effect=found.outcome, method=found.method, baseline=baseline, intervals=way)
 
 
 def with_effects(
@@ -64,12 +68,6 @@ def with_effects(
         replace(head, effect=known(a), effect_low=known(b), effect_high=known(c)) for head, a, b, c in numbers
     )
     return Measured(replace(measured.layer, deposit=concentration(effects)), heads)
-
-
-def _over_sequences(effects: Float[np.ndarray, "B H"], seed: int) -> tuple[Float[np.ndarray, "H"], ...]:
-    """Mean, and the ends of its bootstrap interval; of one sequence these are not known."""
-    mean = effects.mean(0)
-    return mean, *(bootstrap_means(effects, seed=seed) if len(effects) > 1 else (np.full_like(mean, np.nan),) * 2)
 
 
 def concentration(effects: Float[np.ndarray, "H"]) -> dict[str, Number]:
