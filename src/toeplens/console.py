@@ -25,6 +25,7 @@ from rich.table import Table
 from toeplens.engine import Event, Extrapolation, Job
 from toeplens.ground.files import finite
 from toeplens.lens import HeadAblation, HeadSets, deposit
+from toeplens.lens.estimate_check import UNCHECKED
 from toeplens.studies import Entry
 from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord
 from toeplens.studies.grid import Grid
@@ -275,11 +276,15 @@ def ablation_tables(ablation: HeadAblation) -> list[Table]:
     """The drop of every head with its interval and, for accuracy, each layer's deposit."""
     heads = ablation.drops.shape[1]
     lost, factor, digits = _LOST[ablation.metric]
-    order = ", first order" if ablation.method == "attribution" else ""
-    drops = table(f"{lost} {_WAYS[ablation.intervention]}{order}", "layer", *(f"head {h + 1}" for h in range(heads)))
+    title, check = f"{lost} {_WAYS[ablation.intervention]}", ablation.check
+    if ablation.method == "attribution":
+        title += ", first order" if check and check.holds else ": first-order estimates, no effects"
+    drops = table(title, "layer", *(f"head {h + 1}" for h in range(heads)))
     for layer, rows in enumerate(zip(ablation.drops, ablation.low, ablation.high, strict=True), start=1):
         cells = [[f"{factor * x:.{digits}f}" for x in row] for row in rows]
         drops.add_row(str(layer), *(f"{x} [dim]{low}..{high}[/]" for x, low, high in zip(*cells, strict=True)))
+    if ablation.method == "attribution":
+        drops.caption = check.words if check else UNCHECKED
     if ablation.metric != "accuracy":
         return [drops]
     kinds = table("Deposit", "layer", "kind", "peak", "second", "top share", "effective heads", "Gini")

@@ -13,9 +13,11 @@ from jaxtyping import config
 from scipy.stats import spearmanr
 from torch.nn import functional as F
 
+from toeplens.console import ablation_tables
 from toeplens.ground import InputError
 from toeplens.lens.ablate import ablate_heads
 from toeplens.lens.attribution import rank_correlation
+from toeplens.lens.estimate_check import UNCHECKED
 from toeplens.lens.head_ablation import HeadAblation
 from toeplens.lens.interventions import Batch, Intervention, replacements
 from toeplens.model import Decoder, decoder_config
@@ -114,6 +116,58 @@ def test_small_heads_are_told_almost_exactly() -> None:
     assert np.abs(exact.drops - found.drops).max() < 2e-3 * np.abs(exact.drops).max()
     assert np.abs(big).max() > 0.05
     assert rank_correlation(exact, found).value > 0.99
+
+
+@every_intervention
+def test_a_sample_of_heads_is_silenced_exactly_to_check_it(intervention: Intervention) -> None:
+    given = source(num_heads=16)  # 11 of the 16 in each layer
+    found = attributed(given, [batch()], intervention)
+    exact = ablate_heads(given, [batch()], metric="loss", intervention=intervention, cumulative=False).drops
+    check = found.check
+    assert check is not None
+    assert (len(check.heads), check.of) == (33, 48)
+    np.testing.assert_allclose(check.exact, exact[check.layers, check.heads], rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(check.estimates, found.drops[check.layers, check.heads])
+    assert ablate_heads(given, [batch()], metric="loss").check is None
+
+
+def test_estimates_where_the_loss_is_flat_are_called_no_effects() -> None:
+    """A model that is sure of its answers: the slope of its loss is nearly 0, what a head is worth is not."""
+    given, (tokens, _, lengths) = source(num_layers=6, num_heads=8), batch()
+    with torch.no_grad():
+        given.model.readout.weight.mul_(60)
+        labels = given.model(tokens, lengths).argmax(-1)
+    found = attributed(given, [(tokens, labels, lengths)], "zero")
+    assert found.baseline < 0.01
+    assert found.check is not None
+    assert sum(found.check.exact) > 100 * abs(sum(found.check.estimates))
+    assert not found.check.holds
+    assert found.check.words.endswith("below a rank correlation of 0.9 these estimates are no effects.")
+    (table,) = ablation_tables(found)
+    assert table.caption == found.check.words
+    assert table.title == "Loss gained (nats) without the head: first-order estimates, no effects"
+    (older,) = ablation_tables(replace(found, check=None))
+    assert older.caption == UNCHECKED
+    assert HeadAblation.from_dict({k: v for k, v in found.to_dict().items() if k != "check"}).check is None
+
+
+def test_estimates_that_hold_are_shown_as_such() -> None:
+    given = source()
+    with torch.no_grad():
+        for layer in range(LAYERS):
+            given.model.block(layer).attention.out.weight.mul_(1e-4)
+    found = attributed(given, [batch()], "zero")
+    (table,) = ablation_tables(found)
+    assert table.title == "Loss gained (nats) without the head, first order"
+    assert str(table.caption).endswith("exact effects 1.00 times the estimates; the estimates hold.")
+
+
+def test_a_loss_that_is_not_finite_has_no_estimates() -> None:
+    given = source()
+    with torch.no_grad():
+        given.model.readout.weight.fill_(float("nan"))
+    with pytest.raises(InputError, match="not finite"):
+        attributed(given, [batch()], "zero")
 
 
 def test_how_the_examples_are_split_does_not_matter() -> None:

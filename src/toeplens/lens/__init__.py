@@ -9,6 +9,7 @@ from toeplens.lens.contraction import Contraction, contraction
 from toeplens.lens.decay import DecayFit, fit_decay
 from toeplens.lens.decompose import KINDS, LogitParts, NoForm, decompose
 from toeplens.lens.deposit import THRESHOLDS, LayerDeposit, deposit, gini
+from toeplens.lens.estimate_check import EstimateCheck, check_estimates, sample_heads
 from toeplens.lens.frequency import FrequencyUse, frequency_use
 from toeplens.lens.gradient_seed import SeedStrength, seed_strength
 from toeplens.lens.gradients import Differentiable
@@ -43,6 +44,7 @@ __all__ = [
     "DecayFit",
     "Differentiable",
     "Estimate",
+    "EstimateCheck",
     "FrequencyUse",
     "HeadAblation",
     "HeadSets",
@@ -74,6 +76,7 @@ __all__ = [
     "ablate_heads",
     "behaviour",
     "bootstrap_means",
+    "check_estimates",
     "contraction",
     "cumulative_ablation",
     "curve_dimension",
@@ -97,6 +100,7 @@ __all__ = [
     "predictor",
     "rank_correlation",
     "representation",
+    "sample_heads",
     "seed_strength",
     "single_phase",
     "sufficient_set",

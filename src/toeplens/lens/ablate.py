@@ -13,6 +13,7 @@ from torch import Tensor
 from toeplens.ground import choose
 from toeplens.lens.attribution import first_order
 from toeplens.lens.bootstrap import bootstrap_means
+from toeplens.lens.estimate_check import Sample, check_estimates
 from toeplens.lens.head_ablation import HeadAblation
 from toeplens.lens.interventions import (
     Batch,
@@ -71,7 +72,9 @@ def ablate_heads(
                       rotation, no bias, nothing after the softmax. Encodings added at the input are no part of a head,
                       so they give drops of 0 there
         method        ``exact``; or ``attribution``, the first-order estimate (z - replacement) . dloss/dz of all heads
-                      from one backward pass, for the loss alone; needs a `Scalable` source, runs nothing cumulative
+                      from one backward pass, for the loss alone; needs a `Scalable` source, runs nothing cumulative. A
+                      sample of the heads is ablated exactly as well, and the result's ``check`` says whether the
+                      estimates may be read as effects
         cumulative    also ablate each layer's heads together, in order of importance
         bootstrap     resamples for the intervals
         seed          of the examples that ``resample`` puts in each other's places
@@ -87,8 +90,10 @@ def ablate_heads(
     layers, heads = source.num_layers, source.num_heads
     replacing = replacements(source, kept, intervention, seed)
     curve = np.full((layers, heads + 1), np.nan)
+    check = None
     if method == "attribution":
         intact, harms = first_order(source, kept, metric, replacing)
+        check = check_estimates(harms.mean(-1), lambda sample: _sampled(source, kept, sample, metric, replacing))
     else:
         single = [1 - torch.eye(heads)] * layers
         intact, alone = _answers(source, kept, single, metric, replacing, memory, "single")
@@ -115,7 +120,21 @@ def ablate_heads(
         metric,
         intervention,
         method,
+        check,
     )
+
+
+def _sampled(
+    source: Replayable,
+    batches: Sequence[Batch],
+    sample: Sample,
+    metric: Metric,
+    replacing: Callable[[int], Replacement],
+) -> list[Float[np.ndarray, "_k"]]:
+    """What is lost without each head of a sample, layer by layer."""
+    gains = [(1 - torch.eye(source.num_heads))[heads] for heads in sample]
+    intact, alone = _answers(source, batches, gains, metric, replacing, None, "sample")
+    return np.split(harm(metric, intact, alone).mean(-1), np.cumsum([len(heads) for heads in sample])[:-1])
 
 
 def _silenced_in(order: Int[np.ndarray, "H"]) -> Float[Tensor, "H1 H"]:

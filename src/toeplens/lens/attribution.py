@@ -1,4 +1,4 @@
-"""First-order head ablation: what one backward pass says of all heads at once, and how far it can be trusted."""
+"""First-order head ablation: what one backward pass says of all heads at once, and how two ablations' ranks agree."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
 from toeplens.lens.bootstrap import Estimate
+from toeplens.lens.estimate_check import spearman
 from toeplens.lens.head_ablation import HeadAblation
 from toeplens.lens.interventions import Batch, Replacement, Replayable
 from toeplens.lens.outcomes import Metric
@@ -48,6 +48,9 @@ def first_order(
     and dloss/dg = sum over positions of (z - replacement) . dloss/dz (attribution patching). As each example has gains
     of its own, one backward pass gives this for every head and example.
 
+    Where the loss is flat (a model that is sure of its answers) or the heads do much, the slope says little of the
+    rise; `toeplens.lens.estimate_check` tells.
+
     Arguments
         batches    at least one, with examples that count
         replacing  what replaces the heads of the batch of a given number
@@ -69,7 +72,10 @@ def first_order(
         counted = labels >= 0
         losses.append(loss.detach()[counted].cpu())
         slopes.append(slope[:, counted].transpose(1, 2).cpu())
-    return torch.cat(losses).numpy(), -torch.cat(slopes, dim=2).numpy()
+    found, rises = torch.cat(losses).numpy(), -torch.cat(slopes, dim=2).numpy()
+    if not (np.isfinite(found).all() and np.isfinite(rises).all()):
+        raise InputError("source: its loss or the gradient of it is not finite; attribution needs finite ones.")
+    return found, rises
 
 
 def rank_correlation(
@@ -95,16 +101,8 @@ def rank_correlation(
     both = np.stack((exact.drops.ravel(), attributed.drops.ravel()))
     count = both.shape[1]
     rng = np.random.Generator(np.random.Philox(seed))
-    drawn = _spearman(both[:, rng.integers(count, size=(samples, count))])
+    drawn = spearman(both[:, rng.integers(count, size=(samples, count))])
     known = drawn[~np.isnan(drawn)]
     tails = ((1 - level) / 2, (1 + level) / 2)
     low, high = np.quantile(known, tails) if len(known) else (np.nan, np.nan)
-    return Estimate(float(_spearman(both[:, None])[0]), float(low), float(high), count)
-
-
-def _spearman(values: Float[np.ndarray, "2 samples n"]) -> Float[np.ndarray, "samples"]:
-    """Pearson's correlation of the ranks, ties at their mean rank, for many samples at once."""
-    ranks = rankdata(values, axis=-1)
-    x, y = ranks - ranks.mean(-1, keepdims=True)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return (x * y).sum(-1) / np.sqrt((x**2).sum(-1) * (y**2).sum(-1))
+    return Estimate(float(spearman(both[:, None])[0]), float(low), float(high), count)

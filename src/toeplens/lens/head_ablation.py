@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from toeplens.ground import InputError
+from toeplens.lens.estimate_check import EstimateCheck
 
 _ARRAYS = ("drops", "low", "high", "cumulative")
 
@@ -28,6 +29,8 @@ class HeadAblation:
     metric        ``accuracy`` (a share), ``loss`` (nats) or ``kl`` (nats)
     intervention  ``zero``, ``mean``, ``resample`` or ``position``
     method        ``exact`` or ``attribution``
+    check         of an attribution: how its estimates compare to exact drops on a sample of the heads; None in records
+                  that are older than the check, whose estimates are no effects
     """
 
     drops: Float[np.ndarray, "L H"]
@@ -40,21 +43,24 @@ class HeadAblation:
     metric: str = "accuracy"
     intervention: str = "zero"
     method: str = "exact"
+    check: EstimateCheck | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON; None for nan."""
-        return {key: plain_numbers(value) if key in _ARRAYS else value for key, value in vars(self).items()}
+        content = {key: plain_numbers(value) if key in _ARRAYS else value for key, value in vars(self).items()}
+        check = content.pop("check")
+        return content if check is None else {**content, "check": check.to_dict()}
 
     @classmethod
     def from_dict(cls, content: Any) -> HeadAblation:
-        """The inverse of `to_dict`; what is no such record raises `InputError`. Older records name no method."""
+        """The inverse of `to_dict`; what is no such record raises `InputError`. Older ones have no method, no check."""
         try:
             arrays = {key: np.asarray(content[key], dtype=float) for key in _ARRAYS}
             rest = {key: content[key] for key in ("baseline", "examples", "chance", "metric", "intervention")}
-            method = content.get("method", "exact")
+            method, check = content.get("method", "exact"), content.get("check")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"ablation: the record is damaged ({error}).") from None
-        return cls(**arrays, **rest, method=method)
+        return cls(**arrays, **rest, method=method, check=None if check is None else EstimateCheck.from_dict(check))
 
 
 def plain_numbers(values: Float[np.ndarray, "..."]) -> Any:
