@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from markupsafe import escape
-from plotly.offline import get_plotlyjs
+from tests.report.reading import Text, without_plotly
 
 from toeplens.report import figures, partial_figures, render, write_page
 from toeplens.report.blocks import blocks
@@ -28,52 +27,6 @@ Make = Callable[..., Reproduction]
 CLAIMS = claims_of(["core"])
 
 
-class _Text(HTMLParser):
-    """The page as a reader sees it: its text, its tables by label, its attributes."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self.tables: dict[str, list[list[str]]] = {}
-        self.attributes: list[tuple[str, str, str | None]] = []
-        self.label, self.skip, self.in_cell, self.rows = "", False, False, []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, key, value) for key, value in attrs]
-        self.skip = tag in ("script", "style")
-        if dict(attrs).get("role") == "region":
-            self.label = dict(attrs)["aria-label"] or ""
-        if tag == "table":
-            self.rows = self.tables[self.label] = []
-        elif tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th") and self.rows:
-            self.rows[-1].append("")
-            self.in_cell = True
-
-    def handle_endtag(self, tag: str) -> None:
-        self.skip = False
-        if tag in ("td", "th", "table"):
-            self.in_cell = False
-
-    def handle_data(self, data: str) -> None:
-        if not self.skip:
-            self.words.append(data)
-            if self.in_cell:
-                self.rows[-1][-1] += data
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-
-def _without_plotly(page: str) -> str:
-    script = get_plotlyjs().replace("</script", "<\\/script").replace("<!--", "<\\!--")
-    assert page.count(script) == 1, "plotly.js is there, once"
-    return page.replace(script, "")
-
-
 @pytest.fixture(scope="module")
 def study(make_study: Make, tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
     return make_study(tmp_path_factory.mktemp("study"))
@@ -81,7 +34,7 @@ def study(make_study: Make, tmp_path_factory: pytest.TempPathFactory) -> Reprodu
 
 @pytest.fixture(scope="module")
 def page(study: Reproduction) -> str:
-    return _without_plotly(render(study))
+    return without_plotly(render(study))
 
 
 def test_the_page_is_written_whole_into_the_studys_directory(study: Reproduction) -> None:
@@ -96,21 +49,21 @@ def test_nothing_outside_the_page_is_referred_to(page: str) -> None:
     assert not re.search(r"(https?:)?//[a-z]", re.sub(r"(?m)^\s*//.*$", "", page)), "no address anywhere"
     assert "@import" not in page
     assert "url(" not in page
-    for tag, key, value in _Text(page).attributes:
+    for tag, key, value in Text(page).attributes:
         if key in ("src", "href", "srcset", "action", "data", "poster"):
             assert (value or "").startswith(("#", "data:")), f"<{tag} {key}={value!r}>"
     assert "default-src 'none'" in page, "the browser is told to refuse any request"
 
 
 def test_every_claim_is_there_with_rule_verdicts_and_evidence(study: Reproduction, page: str) -> None:
-    text = _Text(page).text
+    text = Text(page).text
     for claim in CLAIMS:
         assert claim.id in text
         assert " ".join(claim.statement.split()) in text
         assert " ".join(claim.rule.split()) in text
     for entry in study.entries:
         assert all(" ".join(line.split()) in text for line in entry.evidence)
-    rows = _Text(page).tables["Claims ledger"][1:]
+    rows = Text(page).tables["Claims ledger"][1:]
     assert len(rows) == len(CLAIMS)
     for claim, row in zip(CLAIMS, rows, strict=True):
         verdicts = [entry.verdict for entry in study.entries if entry.claim.id == claim.id]
@@ -127,7 +80,7 @@ def test_the_headline_counts_the_verdicts(study: Reproduction) -> None:
 
 
 def test_the_summary_names_the_winners_and_the_largest_drop(study: Reproduction, page: str) -> None:
-    text = _Text(page).text
+    text = Text(page).text
     for protocol in study.plan.protocols:
         for task in TASKS:
             rows = [row for row in study.table if (row.protocol, row.task) == (protocol, task)]
@@ -141,7 +94,7 @@ def test_the_summary_names_the_winners_and_the_largest_drop(study: Reproduction,
 
 
 def test_table_one_has_the_states_numbers_beside_the_papers(study: Reproduction, page: str) -> None:
-    tables = _Text(page).tables
+    tables = Text(page).tables
     for task, heading in TASKS.items():
         rows = {row[0].split(" ", 1)[1].removesuffix("a").strip(): row for row in tables[f"Accuracy, {heading}"][2:-2]}
         assert len(rows) == len({row.label for row in study.table if row.task == task})
@@ -158,7 +111,7 @@ def test_table_one_has_the_states_numbers_beside_the_papers(study: Reproduction,
 
 
 def test_deposits_are_the_lenses(study: Reproduction, page: str) -> None:
-    tables = _Text(page).tables
+    tables = Text(page).tables
     cell = study.results.under("paper").of(DISTANCE, "rope")[0]
     kinds = tables["Kinds of layers, Task 1 (distance), paper protocol"][1]
     assert [kind.strip() for kind in kinds[1:]] == [layer.kind for layer in cell.deposits()]
@@ -168,7 +121,7 @@ def test_deposits_are_the_lenses(study: Reproduction, page: str) -> None:
 
 
 def test_settings_that_differ_from_the_papers_are_marked(page: str) -> None:
-    rows = {row[0]: row[1:] for row in _Text(page).tables["Settings"][1:]}
+    rows = {row[0]: row[1:] for row in Text(page).tables["Settings"][1:]}
     assert rows["width of the model (d_model)"] == ["256", "32", "yes"]
     assert rows["learning rate (lr)"] == ["0.0001", "0.003", "yes"]
     assert rows["dropout"] == ["0.1", "0", "yes"]
@@ -189,7 +142,7 @@ def test_a_part_that_is_not_asked_for_has_no_section(page: str) -> None:
 
 def test_an_unfinished_study_says_so_and_shows_what_there_is(make_study: Make, tmp_path: Path) -> None:
     state = make_study(tmp_path, finished=5)
-    text = _Text(_without_plotly(render(state))).text
+    text = Text(without_plotly(render(state))).text
     assert f"5 of {state.total} cells are finished ({100 * state.share:.3g}% of the steps)" in text
     assert "not finished" in text
     assert "Not finished yet" in text
@@ -198,7 +151,7 @@ def test_an_unfinished_study_says_so_and_shows_what_there_is(make_study: Make, t
 @pytest.mark.parametrize("protocols", [("paper",), ("released",), ("paper", "released")])
 def test_an_empty_study_renders(make_study: Make, tmp_path: Path, protocols: tuple[str, ...]) -> None:
     state = make_study(tmp_path, finished=0, protocols=protocols)
-    text = _Text(_without_plotly(render(state))).text
+    text = Text(without_plotly(render(state))).text
     assert f"0 of {state.total} cells are finished (0% of the steps)" in text
     assert "nothing has come out so far" in text
     assert all(claim.id in text for claim in CLAIMS), "every claim is there, undecided"
@@ -206,8 +159,8 @@ def test_an_empty_study_renders(make_study: Make, tmp_path: Path, protocols: tup
 
 def test_a_diverged_run_is_shown_as_such(make_study: Make, tmp_path: Path) -> None:
     gone = Key("paper", DISTANCE, "rope", 42)
-    page = _without_plotly(render(make_study(tmp_path, diverged={gone})))
-    reader = _Text(page)
+    page = without_plotly(render(make_study(tmp_path, diverged={gone})))
+    reader = Text(page)
     assert "1 run diverged" in reader.text
     assert "diverged (1 of 1)" in reader.tables["Accuracy, Task 1 (distance)"][2]
     assert "Diverged: RoPE (seed 42)" in reader.text
@@ -228,13 +181,13 @@ def test_a_diverged_seed_is_left_out_of_the_mean_curve(make_study: Make, tmp_pat
 def test_only_diverged_runs_render(make_study: Make, tmp_path: Path) -> None:
     keys = {cell.key for cell in make_study(tmp_path).plan.cells()}
     state = make_study(tmp_path, diverged=keys)
-    assert f"{state.total} runs diverged" in _Text(render(state)).text
+    assert f"{state.total} runs diverged" in Text(render(state)).text
 
 
 def test_several_seeds_give_ranges(make_study: Make, tmp_path: Path) -> None:
     state = make_study(tmp_path, protocols=("paper",), seeds=3)
     row = next(row for row in state.table if (row.task, row.label) == (DISTANCE, "rope"))
-    printed = _Text(_without_plotly(render(state))).tables["Accuracy, Task 1 (distance)"]
+    printed = Text(without_plotly(render(state))).tables["Accuracy, Task 1 (distance)"]
     assert f"{100 * (row.lowest or 0):.1f}–{100 * (row.highest or 0):.1f} 3 seeds" in printed[2]
 
 
@@ -245,12 +198,12 @@ def test_hostile_text_is_escaped_everywhere(make_study: Make, tmp_path: Path) ->
     state = make_study(tmp_path / HOSTILE.replace("/", ""), finished=3)
     entries = [replace(entry, evidence=[HOSTILE]) for entry in state.entries]
     environment = dict.fromkeys(state.environment, HOSTILE + "</script>") | {"seconds": 1.0}
-    page = _without_plotly(render(replace(state, entries=entries, environment=environment)))
+    page = without_plotly(render(replace(state, entries=entries, environment=environment)))
     assert HOSTILE not in page
     assert "<script>alert" not in page
     assert "<img" not in page
     assert str(escape(HOSTILE)) in page
-    assert not [value for _, key, value in _Text(page).attributes if key.startswith("on")]
+    assert not [value for _, key, value in Text(page).attributes if key.startswith("on")]
 
 
 def test_the_plots_data_cannot_leave_its_element(study: Reproduction, page: str) -> None:
@@ -260,12 +213,12 @@ def test_the_plots_data_cannot_leave_its_element(study: Reproduction, page: str)
     plots = json.loads(data[1])
     wanted = {place for block in blocks(study).values() for place, _ in places(block)}
     assert set(plots) == wanted
-    drawn = {value for tag, key, value in _Text(page).attributes if (tag, key) == ("div", "id") and value in plots}
+    drawn = {value for tag, key, value in Text(page).attributes if (tag, key) == ("div", "id") and value in plots}
     assert drawn == wanted, "every plot has its place"
 
 
 def test_every_plot_has_its_words(page: str) -> None:
-    reader = _Text(page)
+    reader = Text(page)
     places_with_words = [v for t, k, v in reader.attributes if t == "div" and k == "aria-label" and v and len(v) > 30]
     plots = [value for tag, key, value in reader.attributes if (tag, key, value) == ("div", "class", "plot")]
     assert len(places_with_words) >= len(plots)

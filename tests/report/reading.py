@@ -1,0 +1,83 @@
+"""A page as a reader sees it: its text, its tables, its figures, and what these say when they are pointed at."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+
+class Text(HTMLParser):
+    """The page's words, its tables by label, its attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.label, self.skip, self.in_cell, self.rows = "", False, False, []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, key, value) for key, value in attrs]
+        self.skip = tag in ("script", "style")
+        if dict(attrs).get("role") == "region":
+            self.label = dict(attrs)["aria-label"] or ""
+        if tag == "table":
+            self.rows = self.tables[self.label] = []
+        elif tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th") and self.rows:
+            self.rows[-1].append("")
+            self.in_cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self.skip = False
+        if tag in ("td", "th", "table"):
+            self.in_cell = False
+
+    def handle_data(self, data: str) -> None:
+        if not self.skip:
+            self.words.append(data)
+            if self.in_cell:
+                self.rows[-1][-1] += data
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def without_plotly(page: str) -> str:
+    """The page without the library that draws, which is in it once."""
+    script = get_plotlyjs().replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    assert page.count(script) == 1, "plotly.js is there, once"
+    return page.replace(script, "")
+
+
+def hovers(trace: Any) -> list[str]:
+    """What each point of a trace says when it is pointed at: the template with the point's numbers, without marks."""
+    grid = trace.type == "heatmap"
+    places = [(i, j) for i, row in enumerate(trace.z) for j in range(len(row))] if grid else range(len(trace.x))
+    return [_hover(trace, place) for place in places]
+
+
+def _hover(trace: Any, place: Any) -> str:
+    def at(values: Any) -> Any:
+        return values[place[0]][place[1]] if isinstance(place, tuple) else values[place]
+
+    def told(match: re.Match[str]) -> str:
+        name, index, form = match[1], match[2], match[3]
+        value = at(getattr(trace, name))
+        value = value[int(index)] if index is not None else value
+        return _formed(value, form)
+
+    text = re.sub(r"%\{(\w+)(?:\[(\d+)\])?(?::([^}]+))?\}", told, trace.hovertemplate)
+    return re.sub(r"<br>", " | ", text.replace("<extra></extra>", "")).replace("<b>", "").replace("</b>", "")
+
+
+def _formed(value: Any, form: str | None) -> str:
+    if form is None:
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    return format(value, form)
