@@ -133,7 +133,7 @@ def compile_failures(names: tuple[str, ...]) -> list[str]:
 
 
 def test_one_of_each_kind_compiles_in_one_graph_and_a_branch_on_numbers_does_not() -> None:
-    kinds = ("learned", "rope", "mla", "fox", "urpe", "path")
+    kinds = ("rope", "mla", "fox", "urpe", "path")
     assert compile_failures(kinds) == ["ReadsNumbers"]
 
 
@@ -262,6 +262,22 @@ class Forgetful(PositionalEncoding):
         return seen.own_notes() - seen.notes.transpose(-2, -1)
 
 
+class Generous(ALiBi):
+    """Adds to every head's output, whatever it sees."""
+
+    coupling = "weights"
+
+    def add_values(self, weights: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        return torch.ones_like(weights[..., :1]).expand(-1, -1, -1, self.head_dim)
+
+
+class Renormalised(ALiBi):
+    """Divides by a sum that is 0 where no key is seen."""
+
+    def transform_weights(self, weights: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        return weights / weights.sum(-1, keepdim=True)
+
+
 class RoughPhases(RoPE):
     """Phases formed in float32."""
 
@@ -338,6 +354,8 @@ class Quadratic(RoPE):
         (Clairvoyant, "causal"),
         (ChunkReader, "paths"),
         (Forgetful, "decoding"),
+        (Generous, "padding"),
+        (Renormalised, "padding"),
         (FalselyToeplitz, "shift"),
         (RoughPhases, "precision"),
         (CastSlopes, "casts"),

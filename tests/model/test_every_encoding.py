@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -25,3 +27,17 @@ def test_a_decoder_carries_it(encoding: str, protocol: str) -> None:
     state = Decoder(model.config).double().eval()
     state.load_state_dict(model.state_dict())
     assert torch.equal(state(tokens, lengths), fused)
+
+
+@pytest.mark.parametrize(
+    "encoding", ["shaw", "transformer-xl", "deberta", "cope", "path", "dape-v2", "urpe", "rope", "t5"]
+)
+def test_padding_before_a_text_leaves_no_nan(encoding: str) -> None:
+    """Queries in it see no key, and what they leave would spread as 0 x NaN from the second layer on."""
+    torch.manual_seed(0)
+    model = Decoder(decoder_config(encoding=encoding, **SIZES)).eval()
+    x, context = model.begin(torch.randint(11, (2, 9)))
+    mask = (torch.arange(9) >= torch.tensor([[0], [4]]))[:, None, None, :]
+    for fused in (True, False):
+        logits = model.replay(0, x, replace(context, key_mask=mask, added=None), fused=fused)
+        assert logits.isfinite().all()

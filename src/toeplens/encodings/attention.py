@@ -40,6 +40,8 @@ def attend(
 ) -> Float[Tensor, "B H Nq dv"]:
     """Each head's output, for queries and keys as they were projected: the encoding does all of its work in here.
 
+    A query that sees no key (padding before a text) has an output of 0, whatever the encoding and the path.
+
     Arguments
         scale     factor of q . k
         rows      which key is each query's own token; the last Nq keys unless given (so, decoding with a key cache)
@@ -128,9 +130,9 @@ def attention_weights(
     mask: Bool[Tensor, "*_B _H _Nq Nk"] | None = None,
     causal: bool = True,
 ) -> Float[Tensor, "B H Nq Nk"]:
-    """The attention weights, formed explicitly; what `attend` weighs the values with."""
+    """The attention weights, formed explicitly: what `attend` weighs values with, 0 where a query sees no key."""
     seen = _rotated(encoding, q_positions, k_positions, q, k, rows, notes, mask, causal, scale)
-    weights = _logits(encoding, q_positions, k_positions, seen, None).softmax(-1)
+    weights = _shared_out(_logits(encoding, q_positions, k_positions, seen, None), masked=mask is not None)
     return encoding.hook("transform_weights", weights, q_positions, k_positions, seen=seen)
 
 
@@ -187,6 +189,17 @@ def _logits(
     return logits if visible is None else logits.masked_fill(~visible, float("-inf"))
 
 
+def _shared_out(logits: Float[Tensor, "B H Nq Nk"], *, masked: bool) -> Float[Tensor, "B H Nq Nk"]:
+    """The softmax over keys. A softmax of minus infinities alone is NaN, and so is its gradient: such a row gets 0.
+
+    Only a mask can make one, so nothing is looked for without.
+    """
+    if not masked:
+        return logits.softmax(-1)
+    blind = logits.isneginf().all(-1, keepdim=True)
+    return logits.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+
+
 @dataclass(frozen=True)
 class _Queries:
     """Some of the queries, with the keys that any of them sees."""
@@ -228,7 +241,8 @@ class _Queries:
 
     def _with_weights(self) -> Tensor:
         encoding, seen, places = self.encoding, self.seen, (self.q_positions, self.k_positions)
-        weights = _logits(encoding, *places, seen, self.added).softmax(-1)
+        masked = seen.mask is not None or self.added is not None
+        weights = _shared_out(_logits(encoding, *places, seen, self.added), masked=masked)
         weights = encoding.hook("transform_weights", weights, *places, seen=seen)
         weights = F.dropout(weights, self.dropout)
         out = weights @ self.v

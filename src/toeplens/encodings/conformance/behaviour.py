@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from toeplens.encodings.attention import attend
@@ -185,11 +187,24 @@ def decoding(specimen: Specimen) -> str:
     p = specimen.positions(length, start)
     x = specimen.content(2, length)
     full = specimen.attend(x, p)
+    worst = 0.0
+    for n, out in enumerate(decoded(specimen, x, p)):
+        wanted = full[:, :, n : n + 1]
+        if encoding.length_dependent:
+            wanted = specimen.attend(x[:, : n + 1], rows_of(encoding, p, slice(0, n + 1)))[:, :, -1:]
+        worst = max(worst, agree(out, wanted, EXACT, f"token {n} decoded with a cache"))
+    return f"with a cache equals the full pass, {worst:.0e}"
+
+
+def decoded(
+    specimen: Specimen, x: Float[Tensor, "B N d_model"], p: Positions, mask: Bool[Tensor, "B 1 1 N"] | None = None
+) -> Iterator[Float[Tensor, "B H 1 d"]]:
+    """Each token's output in turn, from the cached keys, values and notes of those before it."""
+    encoding = specimen.encoding
     keys: list[Tensor] = []
     values: list[Tensor] = []
     notes: Tensor | None = None
-    worst = 0.0
-    for n in range(length):
+    for n in range(x.shape[1]):
         here = rows_of(encoding, p, slice(n, n + 1))
         token = encoding.embed(x[:, n : n + 1], here)
         q, k, v = specimen.project(token)
@@ -197,7 +212,7 @@ def decoding(specimen: Specimen) -> str:
         values.append(v)
         new = encoding.note(token, notes)
         notes = new if notes is None or new is None else torch.cat((notes, new), dim=2)
-        out = attend(
+        yield attend(
             q,
             torch.cat(keys, dim=2),
             torch.cat(values, dim=2),
@@ -205,13 +220,37 @@ def decoding(specimen: Specimen) -> str:
             q_positions=here,
             k_positions=rows_of(encoding, p, slice(0, n + 1)),
             notes=notes,
+            mask=None if mask is None else mask[..., : n + 1],
             scale=specimen.scale,
         )
-        wanted = full[:, :, n : n + 1]
-        if encoding.length_dependent:
-            wanted = specimen.attend(x[:, : n + 1], rows_of(encoding, p, slice(0, n + 1)))[:, :, -1:]
-        worst = max(worst, agree(out, wanted, EXACT, f"token {n} decoded with a cache"))
-    return f"with a cache equals the full pass, {worst:.0e}"
+
+
+def padding(specimen: Specimen) -> str:
+    """A query that sees no key gives 0 on every path, and padding before a text leaves two layers finite."""
+    encoding, length, pads = specimen.encoding, 11, 4
+    p, x = specimen.positions(length), specimen.content(2, length).requires_grad_()
+    mask = (torch.arange(length) >= torch.tensor([[0], [pads]]))[:, None, None, :]
+    width = encoding.num_heads * encoding.head_dim
+    merge = torch.randn(width, encoding.d_model, generator=specimen.generator, dtype=x.dtype) / width**0.5
+    at_once = 2 * encoding.num_heads * length * 3
+    hidden = x
+    for layer in ("first", "second"):
+        outputs = {
+            "fused": specimen.attend(hidden, p, mask=mask),
+            "explicit": specimen.attend(hidden, p, mask=mask, fused=False),
+            "chunked": specimen.attend(hidden, p, mask=mask, fused=False, at_once=at_once),
+            "cached": torch.cat(list(decoded(specimen, hidden, p, mask)), dim=2),
+        }
+        for name, out in outputs.items():
+            demand(bool(out.isfinite().all()), f"{name} attention after padding is not finite in the {layer} layer")
+            demand(not out[1, :, :pads].any(), f"{name} attention of a query that sees no key is not 0")
+            if name != "cached" or not encoding.length_dependent:
+                agree(out, outputs["fused"], EXACT, f"{name} and fused attention after padding")
+        hidden = hidden + outputs["explicit"].transpose(1, 2).flatten(-2) @ merge
+    hidden[:, pads:].square().sum().backward()
+    for name, gradient in {"the content": x.grad, **{n: w.grad for n, w in encoding.named_parameters()}}.items():
+        demand(gradient is None or bool(gradient.isfinite().all()), f"{name} receives a gradient that is not finite")
+    return "0 where no key is seen: fused, explicit, chunked, cached; two layers and their gradients are finite"
 
 
 def shift(specimen: Specimen) -> str:

@@ -23,6 +23,7 @@ CHECKS: dict[str, Callable[[Specimen], str]] = {
     "causal": behaviour.causal,
     "paths": behaviour.paths,
     "decoding": behaviour.decoding,
+    "padding": behaviour.padding,
     "shift": behaviour.shift,
     "precision": numerics.precision,
     "casts": numerics.casts,
