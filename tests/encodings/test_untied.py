@@ -46,15 +46,25 @@ def test_tupe_is_a_product_of_positions_of_its_own(relative: bool, untied_first:
             for h in range(H):
                 for n, i in enumerate(row):
                     for m, j in enumerate(KEYS):
-                        q, k = place(encoding, encoding.to_q, i, h), place(encoding, encoding.to_k, j, h)
-                        wanted = float(q @ k) / math.sqrt(2 * D)
-                        if untied_first and i == 0:
-                            wanted = float(encoding.first[0, h])
-                        elif untied_first and j == 0:
-                            wanted = float(encoding.first[1, h])
-                        if relative:
-                            wanted += float(encoding.relative.kernel(torch.tensor([i - j]))[h, 0])
+                        if untied_first and 0 in (i, j):
+                            value = 0 if i == 0 else 1
+                            wanted = float(encoding.first[value, h])
+                            wanted += float(encoding.relative_first[value, h]) if relative else 0.0
+                        else:
+                            q, k = place(encoding, encoding.to_q, i, h), place(encoding, encoding.to_k, j, h)
+                            wanted = float(q @ k) / math.sqrt(2 * D)
+                            wanted += float(encoding.relative.kernel(torch.tensor([i - j]))[h, 0]) if relative else 0.0
                         assert abs(float(by_sequence[b, h, n, m]) - wanted) < 1e-10
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_what_stands_for_no_place_is_as_near_to_all(relative: bool) -> None:
+    """The row and the column of position 0 are constant: nothing in them says where the other token stands."""
+    places = torch.arange(40)
+    bias = build(relative=relative, untied_first=True).bias(places, places)
+    assert torch.equal(bias[:, 0, :], bias[:, 0, :1].expand(-1, 40))
+    assert torch.equal(bias[:, 1:, 0], bias[:, 1:2, 0].expand(-1, 39))
+    assert (bias[:, 0, 0] - bias[:, 1, 0]).abs().min() > 1e-6
 
 
 def test_tupe_is_one_bias_for_all_layers_within_its_table() -> None:

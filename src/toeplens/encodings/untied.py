@@ -23,7 +23,9 @@ class TUPE(PositionalEncoding):
         relative      add T5's bias with buckets for both sides (TUPE-R); else not (TUPE-A)
         untied_first  position 0 stands for no place ([CLS]): its row and its column each have one learned value a head
                       in place of the product, and (0, 0) takes the row's. In the program these are products of two
-                      extra rows of the table; here, as in the paper, they are free, and start at zero
+                      extra rows of the table; here, as in the paper, they are free, and start at zero. Under
+                      ``relative`` the row and the column each have a bucket of their own too, as in the program, so
+                      that nothing of either depends on where the other token stands
     """
 
     coupling = "bias"
@@ -39,6 +41,8 @@ class TUPE(PositionalEncoding):
         self.to_q, self.to_k = (nn.Linear(self.d_model, self.num_heads * self.head_dim) for _ in range(2))
         self.relative = T5(bidirectional=True, **sizes) if relative else None
         self.first = nn.Parameter(torch.zeros(2, self.num_heads)) if untied_first else None
+        own_buckets = relative and untied_first
+        self.relative_first = nn.Parameter(torch.empty(2, self.num_heads)) if own_buckets else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -49,15 +53,20 @@ class TUPE(PositionalEncoding):
             self.relative.reset_parameters()
         if self.first is not None:
             nn.init.zeros_(self.first)
+        if self.relative_first is not None:
+            nn.init.normal_(self.relative_first, std=0.02)
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
         q, k = self._project(self.to_q, q_positions), self._project(self.to_k, k_positions)
         bias = q @ k.transpose(-2, -1) * (2 * self.head_dim) ** -0.5
-        if self.first is not None:
-            row, column = self.first.unsqueeze(-1).unsqueeze(-1)
-            bias = torch.where((k_positions == 0).unsqueeze(-2).unsqueeze(-3), column, bias)
-            bias = torch.where((q_positions == 0).unsqueeze(-1).unsqueeze(-3), row, bias)
-        return bias if self.relative is None else bias + self.relative.bias(q_positions, k_positions)
+        if self.relative is not None:
+            bias = bias + self.relative.bias(q_positions, k_positions)
+        if self.first is None:
+            return bias
+        values = self.first if self.relative_first is None else self.first + self.relative_first
+        row, column = values.unsqueeze(-1).unsqueeze(-1)
+        bias = torch.where((k_positions == 0).unsqueeze(-2).unsqueeze(-3), column, bias)
+        return torch.where((q_positions == 0).unsqueeze(-1).unsqueeze(-3), row, bias)
 
     def _project(self, layer: nn.Linear, positions: Positions) -> Float[Tensor, "*B H N d"]:
         self.check_positions(positions)
