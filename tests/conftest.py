@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
+from tests.cli.command import TINY, Answer, Toeplens
+
+if TYPE_CHECKING:
+    from toeplens.training import Run
 
 # Every annotation of these packages is checked in every call (an int passes for a float, as in PEP 484). Constructors
 # are left out: what they refuse, and in which words, is theirs to say and ours to test. jaxtyping takes the checker as
@@ -41,3 +47,31 @@ def checked_in_ci(request: pytest.FixtureRequest) -> Iterator[None]:
     config.update("jaxtyping_disable", request.param == "unchecked")
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def toeplens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Toeplens]:
+    """The command in this process. No shape checks: what it calls runs checked in its own tests."""
+    from toeplens import cli
+
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str | Path) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["toeplens", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Answer(ended.value.code, out, err)
+
+    config.update("jaxtyping_disable", True)
+    yield call
+    config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def run(toeplens: Toeplens, tmp_path: Path) -> Run:
+    """A finished run of a tiny model."""
+    from toeplens.training import Run
+
+    return Run.open(toeplens("train", *TINY, "--out", tmp_path / "runs", "--json").json()["directory"])

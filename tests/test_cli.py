@@ -8,19 +8,19 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config
+from tests.cli.command import TINY, TOEPLENS, Answer, Toeplens, changes, files, in_a_process
 
 from toeplens import __version__, cli, encodings, tasks
+from toeplens.cli.options import seconds as read_seconds
 from toeplens.encodings.conformance import CHECKS
 from toeplens.engine import Asked, Job, Limits, carry_out, read_ablation
 from toeplens.ground import read_json
@@ -28,73 +28,6 @@ from toeplens.studies.grid import grid as whole
 from toeplens.studies.reproduce import COUNT, DISTANCE, SCALES, claims_of, study
 from toeplens.training import Run, train
 from toeplens.training import run as store
-
-TOEPLENS = [sys.executable, "-m", "toeplens"]
-
-
-@dataclass(frozen=True)
-class Answer:
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> Any:
-        assert self.code == 0, self.err
-        return json.loads(self.out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-
-    def refusal(self, code: int = 2) -> str:
-        """The one line of an error; nothing was printed for a machine to read."""
-        assert self.code == code, (self.code, self.err)
-        assert self.out == ""
-        lines = self.err.splitlines()
-        assert [line.startswith("error: ") for line in lines] == [False] * (len(lines) - 1) + [True]
-        assert len(lines) <= 2  # a line may say before what was begun
-        assert "Traceback" not in self.err
-        return lines[-1]
-
-
-Toeplens = Callable[..., Answer]
-
-
-@pytest.fixture
-def toeplens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Toeplens]:
-    """The command in this process. No shape checks: what it calls runs checked in its own tests."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments: str | Path) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["toeplens", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Answer(ended.value.code, out, err)
-
-    config.update("jaxtyping_disable", True)
-    yield call
-    config.update("jaxtyping_disable", False)
-
-
-def in_a_process(*arguments: str | Path, prefix: str | None = None, timeout: float = 120) -> Answer:
-    """The command as people run it; ``prefix`` is Python that runs before."""
-    command = TOEPLENS if prefix is None else [sys.executable, "-c", f"{prefix}\nfrom toeplens.cli import main\nmain()"]
-    done = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
-    return Answer(done.returncode, done.stdout, done.stderr)
-
-
-def changes(**fields: Any) -> list[str]:
-    return [part for name, value in fields.items() for part in ("--set", f"{name.replace('__', '.')}={value}")]
-
-
-TINY = [
-    "--scale",
-    "smoke",
-    *changes(train_examples=32, test_examples=16, batch_size=16, epochs=2, model__d_model=16, model__num_heads=2),
-]
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-
 
 # ---- what there is --------------------------------------------------------------------------------------------------
 
@@ -197,9 +130,7 @@ def test_the_help_names_every_command(toeplens: Toeplens):
     answer = toeplens("--help")
     assert answer.code == 0
     assert [name for name in COMMANDS if name not in answer.out] == []
-    assert sorted(COMMANDS) == sorted(
-        command.name or command.callback.__name__ for command in cli.app.registered_commands
-    )
+    assert sorted(COMMANDS) == sorted(str(command.name) for command in cli.app.registered_commands)
 
 
 def test_without_a_command_there_is_help(toeplens: Toeplens):
@@ -444,11 +375,6 @@ def test_a_directory_is_no_spec(toeplens: Toeplens, tmp_path: Path):
 
 
 # ---- damaged and unfinished runs ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def run(toeplens: Toeplens, tmp_path: Path) -> Run:
-    return Run.open(toeplens("train", *TINY, "--out", tmp_path / "runs", "--json").json()["directory"])
 
 
 @pytest.mark.parametrize("command", ["ablate", "decompose", "report", "claims"])
@@ -728,7 +654,7 @@ def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path, monkeypatch: py
 
 def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Stopped before it began, so that it is quick; tests/studies/test_theory.py carries it out."""
-    monkeypatch.setattr(cli.studies, "limits_for", lambda budget, limits: replace(limits, deadline=0.0))
+    monkeypatch.setattr("toeplens.studies.limits_for", lambda budget, limits: replace(limits, deadline=0.0))
     command = ["theory", "--scale", "smoke", "--seeds", "1", "--time-budget", "1m", "--out", tmp_path / "theory"]
     state = toeplens(*command, "--json").json()
     assert (state["finished"], state["total"]) == (0, 5)
@@ -760,9 +686,8 @@ def test_a_damaged_study_is_one_line(toeplens: Toeplens, tmp_path: Path, content
 def test_a_study_whose_time_is_up_says_how_far_it_is(
     toeplens: Toeplens, tmp_path: Path, micro: None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(cli.runs, "limits_for", lambda budget, limits: replace(limits, deadline=0.0))
     command = ["reproduce", "--scale", "smoke", "--protocol", "released", "--time-budget", "9m", "--out", tmp_path]
-    monkeypatch.setattr(cli.studies, "limits_for", lambda budget, limits: replace(limits, deadline=0.0))
+    monkeypatch.setattr("toeplens.studies.limits_for", lambda budget, limits: replace(limits, deadline=0.0))
     told = toeplens(*command)
     assert told.code == 0
     assert "0 of 2 cells are finished" in told.out
@@ -774,7 +699,7 @@ def test_a_study_whose_time_is_up_says_how_far_it_is(
     ("text", "seconds"), [("90s", 90), ("9m", 540), ("2h", 7200), ("5", 5), ("0.5m", 30), (" 7 s ", 7), (None, None)]
 )
 def test_times_are_read_as_people_write_them(text: str | None, seconds: float | None):
-    assert cli.options.seconds(text) == seconds
+    assert read_seconds(text) == seconds
 
 
 # ---- signals --------------------------------------------------------------------------------------------------------

@@ -1,3 +1,79 @@
-"""toeplens: a laboratory for positional information in Transformers."""
+"""toeplens: a laboratory for positional information in Transformers.
+
+What people use most is here by name, and so are the packages: ``import toeplens as tl``, then ``tl.audit(...)``,
+``tl.behaviour(...)``, ``tl.encodings.build(...)``. Each is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toeplens import encodings, engine, ground, lens, model, report, sources, studies, tasks, training
+    from toeplens.encodings import PositionalEncoding
+    from toeplens.engine import ablate_run, extrapolate
+    from toeplens.ground import EnvironmentFailure, InputError
+    from toeplens.lens import ablate_heads, behaviour, decompose
+    from toeplens.model import Decoder, DecoderConfig, decoder_config
+    from toeplens.studies import Audit, audit
+    from toeplens.training import Run, RunSpec, run_spec, train
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Audit",
+    "Decoder",
+    "DecoderConfig",
+    "EnvironmentFailure",
+    "InputError",
+    "PositionalEncoding",
+    "Run",
+    "RunSpec",
+    "__version__",
+    "ablate_heads",
+    "ablate_run",
+    "audit",
+    "behaviour",
+    "decoder_config",
+    "decompose",
+    "encodings",
+    "engine",
+    "extrapolate",
+    "ground",
+    "lens",
+    "model",
+    "report",
+    "run_spec",
+    "sources",
+    "studies",
+    "tasks",
+    "train",
+    "training",
+]
+
+_HOLDERS = {
+    "encodings": ("PositionalEncoding",),
+    "engine": ("ablate_run", "extrapolate"),
+    "ground": ("EnvironmentFailure", "InputError"),
+    "lens": ("ablate_heads", "behaviour", "decompose"),
+    "model": ("Decoder", "DecoderConfig", "decoder_config"),
+    "report": (),
+    "sources": (),
+    "studies": ("Audit", "audit"),
+    "tasks": (),
+    "training": ("Run", "RunSpec", "run_spec", "train"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for package, names in _HOLDERS.items():
+        if name == package:
+            return importlib.import_module(f"toeplens.{package}")
+        if name in names:
+            return getattr(importlib.import_module(f"toeplens.{package}"), name)
+    raise AttributeError(f"module 'toeplens' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

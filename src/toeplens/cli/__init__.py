@@ -1,4 +1,8 @@
-"""The command line: parse, call, print."""
+"""The command line: parse, call, print.
+
+The commands' modules hold what ``--help`` and a shell's completion need; each command imports what it uses when it is
+called, within `toeplens.start.starting`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from toeplens import __version__, console
+from toeplens import __version__
 from toeplens.cli import audits, grids, lists, runs, studies
 from toeplens.ground import EnvironmentFailure, ToeplensError
 
@@ -16,7 +20,6 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     help="A laboratory for positional information in Transformers.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -42,7 +45,7 @@ for _name, _command in {
 
 def _print_version(asked: bool) -> None:
     if asked:
-        console.say(f"toeplens {__version__}")
+        typer.echo(f"toeplens {__version__}")
         raise typer.Exit
 
 
@@ -66,7 +69,7 @@ def main() -> None:
         _fail(str(error), error.exit_code)
     except typer.TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            console.say(error.format_message())
+            typer.echo(error.format_message())
             sys.exit(2)
         _fail(error.format_message(), 2)
     except (typer.Abort, KeyboardInterrupt):

@@ -9,14 +9,10 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from toeplens import console, report
 from toeplens.cli.options import Json, Workers
 from toeplens.ground import InputError, choose
 from toeplens.ground.files import make_directory
-from toeplens.sources.huggingface.loading import Dtype
-from toeplens.studies import auditing
-from toeplens.studies import survey as survey_of
-from toeplens.studies.auditing.run import Silencing
+from toeplens.start import starting
 
 _MOST_LAYERS = 10_000
 
@@ -54,6 +50,12 @@ def audit(
 
     Without --text and --tokens it reads random tokens whose second half repeats the first.
     """
+    with starting():
+        from toeplens import console, report
+        from toeplens.sources.huggingface.loading import Dtype
+        from toeplens.studies import auditing
+        from toeplens.studies.auditing.run import Silencing
+
     if text is not None and tokens is not None:
         raise InputError("tokens: it was given beside text; one of the two is allowed.")
     data: Any = None
@@ -95,6 +97,10 @@ def compare(
     out: Annotated[Path, typer.Option(help="Directory for the page.")],
 ) -> None:
     """Lay two audits side by side: a base and its variant, two encodings, two checkpoints of a run."""
+    with starting():
+        from toeplens import console, report
+        from toeplens.studies import auditing
+
     found = [auditing.open_audit(each) for each in (first, second)]
     if (out / auditing.RECORD).exists():
         raise InputError(f"out: {out} holds an audit, whose page would be replaced; another directory is needed.")
@@ -112,6 +118,10 @@ def survey(
     as_json: Json = False,
 ) -> None:
     """Build every text model of the installed transformers small and audit it: what is understood, and what is not."""
+    with starting():
+        from toeplens import console
+        from toeplens.studies import survey as survey_of
+
     with console.AuditProgress() as progress:
         count = len(only or survey_of.model_types())
         done = iter(range(1, count + 1))

@@ -6,18 +6,16 @@ from typing import Annotated
 
 import typer
 
-from toeplens import console, report
 from toeplens.cli.options import Budget, Compile, Device, Json, StudyOut, Workers, compile_mode, seconds
-from toeplens.engine import Limits, stop_on_signals
-from toeplens.studies import grid, limits_for
-from toeplens.studies.store import jobs_of
-from toeplens.training import plan_execution
+from toeplens.start import starting
+
+OURS = ("canonical", "canonical-smoke")
 
 
 def study(
     spec: Annotated[
         str,
-        typer.Argument(help=f"A YAML file, or one of those that come along: {', '.join(grid.specs())}."),
+        typer.Argument(help=f"A YAML file, or one of those that come along: {', '.join(OURS)}."),
     ],
     out: StudyOut,
     seeds: Annotated[
@@ -30,6 +28,13 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Train tasks by encodings, measure what heads follow and how models do on longer texts, write the page."""
+    with starting():
+        from toeplens import console, report
+        from toeplens.engine import Limits, stop_on_signals
+        from toeplens.studies import grid, limits_for
+        from toeplens.studies.store import jobs_of
+        from toeplens.training import plan_execution
+
     wanted = grid.read_spec(spec)
     if seeds is not None:
         wanted = grid.grid_spec({**wanted.model_dump(mode="json"), "seeds": seeds})

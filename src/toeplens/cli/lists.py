@@ -8,14 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from toeplens import console, encodings, report, tasks
 from toeplens.cli.options import Json, changed
 from toeplens.ground import InputError, choose
-from toeplens.studies.card import make_card
+from toeplens.start import starting
 
 
 def list_encodings(as_json: Json = False) -> None:
     """List the positional encodings, their class and their options."""
+    with starting():
+        from toeplens import console, encodings
+
     rows = []
     for name in encodings.names():
         kind = encodings.get(name)
@@ -44,6 +46,10 @@ def card(
     as_json: Json = False,
 ) -> None:
     """Measure an encoding and write its card: formula, kernel, symbol, class, resolution by dtype, cost."""
+    with starting():
+        from toeplens import console, encodings, report
+        from toeplens.studies.card import make_card
+
     if name is None and set_:
         raise InputError("set: an option was given, but no encoding; name the one that it belongs to.")
     names = encodings.names() if name is None else (choose("encoding", name, encodings.names()),)
@@ -58,6 +64,9 @@ def card(
 
 def list_tasks(as_json: Json = False) -> None:
     """List the tasks, what their answer depends on, chance, and their options."""
+    with starting():
+        from toeplens import console, tasks
+
     rows = []
     for name in tasks.names():
         kind, task = tasks.get(name), tasks.build(name)

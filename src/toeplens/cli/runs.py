@@ -8,17 +8,9 @@ from typing import Annotated, get_args
 
 import typer
 
-from toeplens import console, report
 from toeplens.cli.options import Budget, Compile, Device, Json, changed, compile_mode, seconds
-from toeplens.engine import Limits, ablate_run, extrapolate, measure_run, stop_on_signals
-from toeplens.engine.watch import HeadWatch
 from toeplens.ground import InputError, choose, read_json
-from toeplens.lens import THRESHOLDS, HeadSets, Split, deposit
-from toeplens.studies import limits_for
-from toeplens.studies import reproduce as study
-from toeplens.studies.structure import decompose_run
-from toeplens.training import Run, plan_execution, run_spec, train
-from toeplens.training.run import WATCHED
+from toeplens.start import starting
 
 
 def train_run(
@@ -28,7 +20,7 @@ def train_run(
     ] = None,
     encoding: Annotated[str, typer.Option(help="See 'toeplens encodings'.")] = "rope",
     protocol: Annotated[str, typer.Option(help="paper or released.")] = "paper",
-    task: Annotated[str, typer.Option(help="See 'toeplens tasks'.")] = study.DISTANCE,
+    task: Annotated[str, typer.Option(help="See 'toeplens tasks'.")] = "trigger-distance",
     scale: Annotated[str, typer.Option(help="Sizes to start from: smoke, laptop or paper.")] = "laptop",
     seed: Annotated[int, typer.Option(help="Seed of weights, order, dropout and data.")] = 42,
     set_: Annotated[
@@ -47,6 +39,14 @@ def train_run(
     as_json: Json = False,
 ) -> None:
     """Fit one run, or go on with it; prints where it is and what it reached."""
+    with starting():
+        from toeplens import console
+        from toeplens.engine import HeadWatch, Limits, stop_on_signals
+        from toeplens.studies import limits_for
+        from toeplens.studies import reproduce as study
+        from toeplens.training import plan_execution, run_spec, train
+        from toeplens.training.run import WATCHED
+
     if spec is not None:
         content = read_json(spec)
         if not isinstance(content, dict):
@@ -110,6 +110,12 @@ def ablate(
     as_json: Json = False,
 ) -> None:
     """Ablate each head of a run's model and print what it loses, with intervals and the deposit of each layer."""
+    with starting():
+        from toeplens import console
+        from toeplens.engine import Limits, ablate_run, measure_run
+        from toeplens.lens import THRESHOLDS, HeadSets, deposit
+        from toeplens.training import Run
+
     choose("split", split, ("test", "train+test"))
     opened = Run.open(run)
     with console.err.status("ablating heads"):
@@ -163,6 +169,12 @@ def decompose(
     as_json: Json = False,
 ) -> None:
     """Take a run's attention logits apart into content and position, and write the page that shows it."""
+    with starting():
+        from toeplens import console, report
+        from toeplens.lens import Split
+        from toeplens.studies.structure import decompose_run
+        from toeplens.training import Run
+
     choose("split", split, get_args(Split))
     opened = Run.open(run)
     depth = opened.spec.model.num_layers
@@ -193,6 +205,11 @@ def extrapolate_run(
     as_json: Json = False,
 ) -> None:
     """Test a run's model on texts longer than those it was trained on."""
+    with starting():
+        from toeplens import console
+        from toeplens.engine import extrapolate
+        from toeplens.training import Run
+
     opened = Run.open(run)
     with console.err.status("testing longer texts"):
         found = extrapolate(opened, length or None, examples=examples, device=device)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toeplens import console, report
 from toeplens.cli.options import Budget, Compile, Device, Json, StudyOut, Workers, compile_mode, seconds
-from toeplens.engine import Limits, stop_on_signals
 from toeplens.ground import choose
-from toeplens.model import Protocol
-from toeplens.studies import COUNTED, RULE, grid, limits_for, theory
-from toeplens.studies import reproduce as study
-from toeplens.training import plan_execution
+from toeplens.start import starting
+
+if TYPE_CHECKING:
+    from toeplens.studies.theory import Theory
+
+PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "mechanism")
 
 
 def reproduce(
@@ -27,7 +27,7 @@ def reproduce(
     part: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"What to ask: {', '.join(study.PARTS)}, or all; give it again for more. What the study in OUT "
+            help=f"What to ask: {', '.join(PARTS)}, or all; give it again for more. What the study in OUT "
             "asks already stays in it."
         ),
     ] = None,
@@ -38,10 +38,17 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Carry out the papers' central experiment: train, knock out heads, judge the claims, write the page."""
+    with starting():
+        from toeplens import console, report
+        from toeplens.engine import Limits, stop_on_signals
+        from toeplens.studies import limits_for
+        from toeplens.studies import reproduce as study
+        from toeplens.training import plan_execution
+
     choose("scale", scale, study.SCALES)
     if protocol != "both":
         choose("protocol", protocol, (*study.PROTOCOLS, "both"))
-    protocols: tuple[Protocol, ...] = tuple(p for p in study.PROTOCOLS if protocol in (p, "both"))
+    protocols = tuple(p for p in study.PROTOCOLS if protocol in (p, "both"))
     budget = seconds(time_budget)
     parts = study.chosen_parts(part or ["core"])
     jobs = study.planned(out, scale, protocols, seeds, parts).jobs()
@@ -80,7 +87,13 @@ def theory_study(
     as_json: Json = False,
 ) -> None:
     """Check the papers' mathematics by numbers: each statement as it stands and as it should stand, with a verdict."""
-    choose("scale", scale, study.SCALES)
+    with starting():
+        from toeplens import console
+        from toeplens.engine import Limits, stop_on_signals
+        from toeplens.studies import limits_for, theory
+        from toeplens.studies.reproduce import SCALES
+
+    choose("scale", scale, SCALES)
     jobs = theory.jobs(scale, seeds)
     with stop_on_signals() as stopped, console.StudyProgress(jobs) as progress:
         limits = limits_for(
@@ -100,7 +113,9 @@ def theory_study(
         raise typer.Exit(130)
 
 
-def _print_theory(state: theory.Theory, as_json: bool) -> None:
+def _print_theory(state: Theory, as_json: bool) -> None:
+    from toeplens import console, report
+
     page = report.write_theory(state)
     if as_json:
         claims_ = [entry.to_dict() for entry in state.entries]
@@ -117,6 +132,11 @@ def report_page(
     as_json: Json = False,
 ) -> None:
     """Write a study's page again from what is finished."""
+    with starting():
+        from toeplens import console, report
+        from toeplens.studies import grid, theory
+        from toeplens.studies import reproduce as study
+
     if theory.is_theory(directory):
         page = report.write_theory(theory.gather(directory))
     elif grid.is_grid(directory):
@@ -135,6 +155,11 @@ def claims(
     as_json: Json = False,
 ) -> None:
     """Judge the papers' claims on a study's results and print the ledger."""
+    with starting():
+        from toeplens import console
+        from toeplens.studies import COUNTED, RULE, grid, theory
+        from toeplens.studies import reproduce as study
+
     of = theory if theory.is_theory(directory) else grid if grid.is_grid(directory) else study
     entries = of.gather(directory).entries
     if as_json:

@@ -1,0 +1,44 @@
+"""A command's first moments, in which modules are imported: a signal then ends the process at once, with one sentence.
+
+An exception raised in the middle of an import comes out as anything; nothing has begun yet that would have to be left
+in order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STOPPED = b"error: stopped before the work began.\n"
+
+
+def leave_on_signals() -> None:
+    """From here on SIGINT and SIGTERM end this process with exit code 130; one that is ignored stays ignored."""
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _leave)
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Around the imports of a command: within it, as after `leave_on_signals`; then as before."""
+    if threading.current_thread() is not threading.main_thread():  # which alone hears signals
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    leave_on_signals()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(2, _STOPPED)
+    os._exit(130)

@@ -1,0 +1,65 @@
+"""The command line as tests use it: called in this process or in one of its own, and what it answered."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOEPLENS = [sys.executable, "-m", "toeplens"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a command ended and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        """What it printed for a machine."""
+        assert self.code == 0, self.err
+        return json.loads(self.out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+    def refusal(self, code: int = 2) -> str:
+        """The one line of an error; nothing was printed for a machine to read."""
+        assert self.code == code, (self.code, self.err)
+        assert self.out == ""
+        lines = self.err.splitlines()
+        assert [line.startswith("error: ") for line in lines] == [False] * (len(lines) - 1) + [True]
+        assert len(lines) <= 2  # a line may say before what was begun
+        return lines[-1]
+
+
+Toeplens = Callable[..., Answer]
+
+
+def in_a_process(*arguments: str | Path, prefix: str | None = None, timeout: float = 120) -> Answer:
+    """The command as people run it; ``prefix`` is Python that runs before."""
+    command = TOEPLENS if prefix is None else [sys.executable, "-c", f"{prefix}\nfrom toeplens.cli import main\nmain()"]
+    done = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def changes(**fields: Any) -> list[str]:
+    """Options that change fields of a spec."""
+    return [part for name, value in fields.items() for part in ("--set", f"{name.replace('__', '.')}={value}")]
+
+
+TINY = [
+    "--scale",
+    "smoke",
+    *changes(train_examples=32, test_examples=16, batch_size=16, epochs=2, model__d_model=16, model__num_heads=2),
+]
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """All files below a directory."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}

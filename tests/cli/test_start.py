@@ -1,0 +1,105 @@
+"""What a command costs before it works: help without torch, one sentence for a signal, names when they are used."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.cli.command import TOEPLENS
+
+import toeplens as tl
+from toeplens.cli.grids import OURS
+from toeplens.cli.studies import PARTS
+from toeplens.start import starting
+from toeplens.studies import grid
+from toeplens.studies import reproduce as study
+
+LIGHT = """
+import sys
+import toeplens
+from toeplens.__main__ import main
+sys.argv = ["toeplens", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as left:
+    heavy = {"torch", "numpy", "scipy", "plotly", "rich.progress"} & set(sys.modules)
+    sys.exit(f"imported {heavy}" if heavy else left.code)
+"""
+
+
+def light(*arguments: str, **environment: str) -> str:
+    """What a command prints that has to get by without torch."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT, *arguments], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_help_and_the_version_do_without_torch():
+    assert "Fit one run" in light("--help")
+    assert "--encoding" in light("train", "--help")
+    assert "--effects" in light("audit", "--help")
+    assert light("--version") == f"toeplens {tl.__version__}\n"
+
+
+def test_a_shell_completes_commands_and_options_without_torch():
+    words = {"_TOEPLENS_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
+    assert light(COMP_WORDS="toeplens tr", **words).split() == ["train"]
+    options = light(COMP_WORDS="toeplens card --le", **words | {"COMP_CWORD": "2"}).split()
+    assert options == ["--length"]
+    assert "complete" in light("--show-completion", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="", SHELL="bash")
+
+
+def test_what_help_lists_is_what_there_is():
+    assert tuple(study.PARTS) == PARTS
+    assert grid.specs() == OURS
+
+
+def test_every_public_name_is_offered_by_the_package():
+    assert callable(tl.audit)
+    assert callable(tl.train)
+    assert callable(tl.behaviour)
+    assert "nope" in tl.encodings.names()
+    assert [name for name in tl.__all__ if not hasattr(tl, name)] == []
+    assert dir(tl) == sorted(tl.__all__)
+    with pytest.raises(AttributeError, match="'toeplens' has no attribute 'adit'"):
+        _ = tl.adit  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse(Path(tl.__file__).read_text(encoding="utf-8"))
+    (typed,) = (node for node in tree.body if isinstance(node, ast.If))
+    names = {alias.name for node in typed.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert names | {"__version__"} == set(tl.__all__)
+
+
+def test_handlers_are_left_as_they_were():
+    before = signal.getsignal(signal.SIGTERM)
+    with starting():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_command_is_imported_is_one_sentence(number: signal.Signals, tmp_path: Path):
+    """What is imported here waits until the signal has come."""
+    (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
+    command = [*TOEPLENS, "tasks"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        began = time.monotonic()
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "error: stopped before the work began.\n")
+    assert time.monotonic() - began < 5
