@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_STOPPED = b"error: stopped before the work began.\n"
+_STOPPED = b"error: stopped; no work was under way.\n"
 
 
 def leave_on_signals() -> None:

@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli.command import TOEPLENS
+from tests.cli.command import TOEPLENS, Toeplens
 
 import toeplens as tl
 from toeplens.cli.grids import OURS
 from toeplens.cli.studies import PARTS
+from toeplens.ground.stops import STOPPED
 from toeplens.start import starting
 from toeplens.studies import grid
 from toeplens.studies import reproduce as study
@@ -101,5 +102,22 @@ def test_a_signal_while_a_command_is_imported_is_one_sentence(number: signal.Sig
         began = time.monotonic()
         process.send_signal(number)
         _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, "error: stopped before the work began.\n")
+    assert (process.returncode, err) == (130, "error: stopped; no work was under way.\n")
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", ["extrapolate", "card"])
+def test_a_signal_while_any_command_works_is_one_sentence(
+    toeplens: Toeplens, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, number: signal.Signals
+):
+    def signalled(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+    monkeypatch.setattr("toeplens.training.Run.open", signalled)
+    monkeypatch.setattr("toeplens.studies.card.make_card", signalled)
+    arguments = {"extrapolate": [tmp_path], "card": ["rope", "--out", tmp_path / "page.html"]}
+    answer = toeplens(command, *arguments[command])
+    assert (answer.code, answer.out) == (130, "")
+    assert answer.err == f"error: {STOPPED}\n"

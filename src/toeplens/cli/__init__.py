@@ -7,17 +7,35 @@ called, within `toeplens.start.starting`.
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from toeplens import __version__
 from toeplens.cli import audits, grids, lists, runs, studies
 from toeplens.ground import EnvironmentFailure, ToeplensError
+from toeplens.ground.stops import EXIT_CODE, STOPPED, interrupted_by_signals
 
 __all__ = ["app", "main"]
 
+
+class _Stopped(Exception):
+    """A command was interrupted."""
+
+
+class _Commands(TyperGroup):
+    """All commands; typer would end an interrupted one without a word."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise _Stopped from stop
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="A laboratory for positional information in Transformers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -62,8 +80,9 @@ def _main(
 def main() -> None:
     """Run the command line; errors are one line, exit code 2 for bad input and 3 for the machine's failures."""
     try:
-        code = app(standalone_mode=False)
-        print(end="", flush=True)
+        with interrupted_by_signals(_say_stopped):
+            code = app(standalone_mode=False)
+            print(end="", flush=True)
         sys.exit(code if isinstance(code, int) else 0)
     except ToeplensError as error:
         _fail(str(error), error.exit_code)
@@ -72,8 +91,9 @@ def main() -> None:
             typer.echo(error.format_message())
             sys.exit(2)
         _fail(error.format_message(), 2)
-    except (typer.Abort, KeyboardInterrupt):
-        _fail("stopped; what was finished is kept, and the same command goes on.", 130)
+    except (_Stopped, KeyboardInterrupt):
+        _say_stopped()
+        sys.exit(EXIT_CODE)
     except BrokenPipeError:
         sys.stdout = None  # else Python would try again at its end
         sys.exit(0)
@@ -85,5 +105,13 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    _say(message)
     sys.exit(code)
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+
+
+def _say_stopped() -> None:
+    _say(STOPPED)

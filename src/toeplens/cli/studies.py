@@ -41,6 +41,7 @@ def reproduce(
     with starting():
         from toeplens import console, report
         from toeplens.engine import Limits, stop_on_signals
+        from toeplens.model import Protocol
         from toeplens.studies import limits_for
         from toeplens.studies import reproduce as study
         from toeplens.training import plan_execution
@@ -48,7 +49,7 @@ def reproduce(
     choose("scale", scale, study.SCALES)
     if protocol != "both":
         choose("protocol", protocol, (*study.PROTOCOLS, "both"))
-    protocols = tuple(p for p in study.PROTOCOLS if protocol in (p, "both"))
+    protocols: tuple[Protocol, ...] = tuple(p for p in study.PROTOCOLS if protocol in (p, "both"))
     budget = seconds(time_budget)
     parts = study.chosen_parts(part or ["core"])
     jobs = study.planned(out, scale, protocols, seeds, parts).jobs()
