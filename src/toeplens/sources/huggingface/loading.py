@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -17,25 +18,27 @@ from torch import nn
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
 from toeplens.sources.huggingface.anatomy import input_embedding
+from toeplens.sources.huggingface.failures import out_of_memory, words
+from toeplens.sources.huggingface.hub import hub_options
 
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
-_ATTENTION = re.compile("attention|attn", re.IGNORECASE)
 _TABLE = re.compile(r"^wpe$|^(?!.*rel).*(pos.*emb|emb.*pos)")
-_MISSING = 3  # names of missing weights that are told
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A model on its device, in evaluation mode.
 
-    model    a `transformers.PreTrainedModel`
-    name     as it was asked for
-    missing  weights that the checkpoint does not have, so that they are random; none of them is of an attention
+    model     a `transformers.PreTrainedModel`
+    name      as it was asked for
+    missing   weights of the model that the checkpoint does not have, so that they are random
+    left_over tensors of the checkpoint that the model has no place for
     """
 
     model: Any
     name: str
     missing: tuple[str, ...]
+    left_over: tuple[str, ...]
 
 
 def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> Loaded:
@@ -50,8 +53,12 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
                  ``cuda`` or ``cuda:N``
         pickled  whether weights that are no safetensors may be read: unpickling them can run what they hold
 
-    Raises `InputError` for a model that is not there, is no text model of transformers, lacks weights of its attention,
-    or has none but pickled ones; `EnvironmentFailure` where transformers is missing or memory runs out.
+    Whether what is missing or left over is of the attention is seen when it runs
+    (`toeplens.sources.huggingface.lacking`).
+
+    Raises `InputError` for a model that is not there, is no text model of transformers, whose configuration or weights
+    cannot be read or are not of one another, or whose weights are none but pickled ones; `EnvironmentFailure` where
+    transformers is missing or memory runs out.
     """
     choose("dtype", dtype, get_args(Dtype))
     transformers = library()
@@ -61,42 +68,46 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
 
 
 def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool) -> Loaded:
-    config = _config(transformers, name)
+    options = hub_options(name)
+    config = _config(transformers, name, options)
     cls = _class(transformers, config, name)
     chosen: Any = getattr(torch, dtype) if dtype != "auto" else "auto" if place != "cpu" else torch.float32
-    options: dict[str, Any] = {"dtype": chosen, "use_safetensors": None if pickled else True}
+    options |= {"dtype": chosen, "use_safetensors": None if pickled else True, "ignore_mismatched_sizes": True}
     if place == "auto":
         options["device_map"] = "auto"
     try:
         model, info = cls.from_pretrained(name, config=config, output_loading_info=True, **options)
         model = model if place == "auto" else model.to(place)
-    except (torch.OutOfMemoryError, MemoryError):
-        raise EnvironmentFailure(
-            f"model: {name} does not fit into the memory of {place}; a smaller dtype or another device is needed."
-        ) from None
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # whatever a library of hundreds of models may raise over any file
+        if out_of_memory(error):
+            raise EnvironmentFailure(
+                f"model: {name} does not fit into the memory of {place}; a smaller dtype or another device is needed."
+            ) from None
         raise InputError(f"model: {name} could not be loaded: {_why(error, pickled)}") from None
-    missing = tuple(sorted(info["missing_keys"]))
-    lost = [key for key in missing if _ATTENTION.search(key)]
-    if lost:
-        more = f" and {len(lost) - _MISSING} more" if len(lost) > _MISSING else ""
+    unlike = sorted(info["mismatched_keys"])
+    if unlike:
+        key, there, wanted = unlike[0]
+        more = f" (and {len(unlike) - 1} more)" if len(unlike) > 1 else ""
         raise InputError(
-            f"model: the checkpoint of {name} lacks weights of the attention: {', '.join(lost[:_MISSING])}{more}; they "
-            "would be random."
+            f"model: {name} could not be loaded: {key}{more} is of shape {list(there)} in its weights and "
+            f"{list(wanted)} by its configuration."
         )
-    return Loaded(model.eval(), name, missing)
+    own = {key for key, _ in model.named_buffers()}  # of old checkpoints, which kept masks with the weights
+    left_over = tuple(sorted(key for key in info["unexpected_keys"] if key not in own))
+    return Loaded(model.eval(), name, tuple(sorted(info["missing_keys"])), left_over)
 
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer that lies with a model. Raises `InputError` where there is none."""
     try:
         with _quiet(library()):
-            found = library().AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            found = library().AutoTokenizer.from_pretrained(name, trust_remote_code=False, **hub_options(name))
+            # without any files transformers makes a tokenizer of special tokens, and of a mark for blanks
+            empty = len(set(found.get_vocab().values()) - set(found.all_special_ids)) < 2
         why = "it has no words"
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        found, why = None, _first(error)
-    # without any files transformers makes a tokenizer of special tokens, and of a mark for blanks
-    if found is None or len(set(found.get_vocab().values()) - set(found.all_special_ids)) < 2:
+    except Exception as error:  # whatever is in those files
+        found, empty, why = None, True, words(error)
+    if empty:
         raise InputError(
             f"model: {name} has no tokenizer that can be read ({why}); tokens must be given instead of text."
         )
@@ -162,30 +173,52 @@ def _device(device: str) -> str:
     return device
 
 
-def _config(transformers: Any, name: str) -> Any:
-    if Path(name).exists() and not (Path(name) / "config.json").is_file():
-        raise InputError(f"model: {name} holds no config.json; it must be a run's directory or a transformers model's.")
+def _config(transformers: Any, name: str, options: dict[str, Any]) -> Any:
+    path = Path(name) / "config.json"
+    if Path(name).exists():
+        if not path.is_file():
+            raise InputError(
+                f"model: {name} holds no config.json; it must be a run's directory or a transformers model's."
+            )
+        _looked_at(path)
     try:
-        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        why = _first(error)
-        if "trust_remote_code" in str(error):
-            why = "it brings code of its own, which is never run"
-        elif not Path(name).exists() and isinstance(error, OSError):
-            why = "there is no such directory, and the hub and its cache do not give it"
+        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
+    except Exception as error:  # whatever its numbers make of the class of a model
+        own_code = "trust_remote_code" in str(error)
+        why = "it brings code of its own, which is never run" if own_code else words(error)
         raise InputError(f"model: {name} could not be loaded: {why}.") from None
+
+
+def _looked_at(path: Path) -> None:
+    """Refuse what is no JSON object; it may hold numbers that are not finite."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"model: {path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"model: {path} is damaged: it is not JSON ({words(error)}).") from None
+    if not isinstance(content, dict):
+        raise InputError(f"model: {path} is damaged: it is not a configuration.")
 
 
 def _class(transformers: Any, config: Any, name: str) -> Any:
     """The class that the configuration names, or the one that transformers has for its type."""
-    for wanted in config.architectures or ():
+    named = getattr(config, "architectures", None) or []
+    if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+        raise InputError(
+            f"model: the configuration of {name} has {named!r} as architectures; it must be a list of names."
+        )
+    for wanted in named:
         cls = getattr(transformers, wanted, None)
         if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
+            if cls.config_class is not None and not isinstance(config, cls.config_class):
+                raise InputError(
+                    f"model: {name} is a {wanted} by its architectures and of the type {config.model_type}; the two "
+                    "must be of one model."
+                )
             return cls
-    if config.architectures:
-        raise InputError(
-            f"model: {name} is a {config.architectures[0]}, which is not in transformers {transformers.__version__}."
-        )
+    if named:
+        raise InputError(f"model: {name} is a {named[0]}, which is not in transformers {transformers.__version__}.")
     kinds = (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM, transformers.AutoModel)
     for kind in kinds:
         if type(config) in kind._model_mapping:
@@ -195,13 +228,7 @@ def _class(transformers: Any, config: Any, name: str) -> Any:
 
 def _why(error: Exception, pickled: bool) -> str:
     if isinstance(error, SafetensorError):
-        return f"its weights are damaged ({_first(error)})."
-    if not pickled and "safetensors" in str(error):
+        return f"its weights are damaged ({words(error)})."
+    if not pickled and "safetensors" in str(error) and isinstance(error, OSError):
         return "it has no weights as safetensors; pickled ones are only read if that is allowed (--pickled)."
-    return f"{_first(error)}."
-
-
-def _first(error: Exception) -> str:
-    """The first line of what went wrong."""
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
+    return f"{words(error)}."

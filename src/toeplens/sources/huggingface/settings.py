@@ -11,12 +11,14 @@ Entry = tuple[dict[str, Any], str, Callable[[Any], Any]]  # of `toeplens.sources
 
 
 def evaluation(model: nn.Module) -> Iterator[Entry]:
-    """Evaluation mode in every module, no cache in every configuration."""
+    """Evaluation mode in every module, no cache in every configuration, outputs by name."""
     for module in model.modules():
         yield vars(module), "training", lambda before: False
     for config in configs_of(model):
         if "use_cache" in vars(config):
             yield vars(config), "use_cache", lambda before: False
+        if vars(config).get("return_dict") is False:
+            yield vars(config), "return_dict", lambda before: True
 
 
 def configs_of(model: nn.Module) -> list[Any]:

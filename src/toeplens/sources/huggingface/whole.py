@@ -12,10 +12,12 @@ from toeplens.ground import InputError
 from toeplens.sources.huggingface.anatomy import input_embedding
 from toeplens.sources.huggingface.calls import AttentionCall
 from toeplens.sources.huggingface.capture import captured
+from toeplens.sources.huggingface.failures import of_libraries, out_of_memory, words
 from toeplens.sources.huggingface.lent import alone, changed
 from toeplens.sources.huggingface.settings import Entry, evaluation
 
 _LAST = 64  # positions of a language model whose logits are formed: those of all may not fit
+_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "n_ctx")
 _ALLOWED = {torch.float64: 1e-6, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
@@ -29,7 +31,7 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     """
     with alone(model), changed(_shortened(model)):
         with torch.no_grad(), changed(evaluation(model)):
-            own = _first(model(**inputs))
+            own = _first(_plain(model, inputs))
         made = _first(captured(model, inputs, on_layer))
     size = float(own.abs().max())
     far = float((made - own).abs().max()) / (size if size > 0 else 1.0) if made.shape == own.shape else torch.inf
@@ -40,6 +42,25 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
             f"{far:.1e} (relative) from those of its own pass, where at most {allowed:.0e} is allowed."
         )
     return far
+
+
+def _plain(model: Any, inputs: Mapping[str, Any]) -> Any:
+    """A pass of the model by itself. Raises `InputError` for whatever goes wrong in it but a full memory."""
+    try:
+        return model(**inputs)
+    except Exception as error:
+        if out_of_memory(error) or not of_libraries(error):
+            raise
+        why = f"{words(error)}{_longest(model, inputs)}"
+        raise InputError(f"model: {type(model).__name__} does not run on this input by itself: {why}.") from error
+
+
+def _longest(model: Any, inputs: Mapping[str, Any]) -> str:
+    """What its configuration says of the longest sequence, where one is longer."""
+    length = max((x.shape[1] for x in inputs.values() if isinstance(x, Tensor) and x.ndim > 1), default=0)
+    known = {name: getattr(model.config, name, None) for name in _LIMITS}
+    said = [f"{name} = {limit}" for name, limit in known.items() if isinstance(limit, int) and 0 < limit < length]
+    return f" (a sequence has {length} tokens, and its configuration says {said[0]})" if said else ""
 
 
 def _shortened(model: Any) -> Iterator[Entry]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,8 +13,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from toeplens.ground import EnvironmentFailure, InputError, choose
+from toeplens.ground import EnvironmentFailure, InputError, ToeplensError, choose
 from toeplens.sources.huggingface import AttentionCall, NoGradient, compared
+from toeplens.sources.huggingface.failures import of_libraries, out_of_memory, words
+from toeplens.sources.huggingface.lacking import Lacking
 from toeplens.sources.huggingface.loading import Dtype, library, load_model, load_tokenizer, position_limit, vocabulary
 from toeplens.sources.huggingface.watch import attention_modules
 from toeplens.studies.auditing.measured import Measured, measure_call
@@ -27,7 +28,6 @@ from toeplens.studies.auditing.texts import SEQUENCES, TOKENS, Sequences, from_t
 Silencing = Literal["exact", "attribution", "none"]
 Progress = Callable[[str, int, int], None]
 EXAMPLES = 256  # of a run's test set, unless told otherwise
-_FULL = re.compile("not enough memory|can't allocate memory|out of memory", re.IGNORECASE)
 
 
 def audit(
@@ -84,16 +84,18 @@ def audit(
         method = None if effects == "none" else effects
         options = {"sequences": sequences or EXAMPLES, "device": device, "seed": seed, "on_progress": report}
         return audit_run(model, layers=wanted, method=method, **options)
-    name, missing = None, ()
+    name, missing, left_over = None, (), ()
     if isinstance(model, str | Path):
         loaded = load_model(str(model), dtype=dtype, device=device, pickled=pickled)
         model, name, missing = loaded.model, loaded.name, loaded.missing
+        left_over = loaded.left_over
     if not isinstance(model, library().PreTrainedModel):
         raise InputError(f"model: a {type(model).__name__} was given; it must be a transformers.PreTrainedModel.")
+    _on_a_device(model)
     read, tokenizer = _sequences(model, name, data, tokenizer, sequences or SEQUENCES, max_tokens, seed)
     _fits(model, read)
     try:
-        measured, inputs, whole = _measure(model, read, wanted, report)
+        measured, inputs, whole = _measure(model, read, wanted, Lacking(model, missing, left_over), report)
         changed, unknown = not_silenced(measured), None
         if effects != "none":
             mask_token, heads = _mask_token(tokenizer), partial(report, "heads")
@@ -103,11 +105,13 @@ def audit(
                 raise
             except InputError as error:
                 unknown = str(error)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _too_much(read, model) from error
-    except RuntimeError as error:
-        if _FULL.search(str(error)):
+    except ToeplensError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
             raise _too_much(read, model) from error
+        if of_libraries(error):
+            raise InputError(f"model: the audit of {type(model).__name__} broke off: {words(error)}.") from error
         raise
     about = {
         "model": _called(name or getattr(model.config, "name_or_path", "") or type(model).__name__),
@@ -115,6 +119,7 @@ def audit(
         "model_type": model.config.model_type,
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "random_weights": list(missing),
+        "unused_weights": list(left_over),
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
         "text": read.origin,
@@ -141,7 +146,7 @@ def audit(
 
 
 def _measure(
-    model: Any, read: Sequences, layers: frozenset[int] | None, report: Progress
+    model: Any, read: Sequences, layers: frozenset[int] | None, lacking: Lacking, report: Progress
 ) -> tuple[list[Measured], dict[str, Tensor], float]:
     """The measured calls, what the model was given, and the distance of the captured pass from a plain one."""
     tokens = read.tokens.to(model.device)
@@ -153,6 +158,7 @@ def _measure(
     count = len(attention_modules(model))
 
     def look(call: AttentionCall) -> None:
+        lacking.check(call.module)
         seen.add(call.layer)
         if layers is None or call.layer in layers:
             measured.append(measure_call(call, inputs.get(f"{call.side}_input_ids", tokens)))
@@ -201,6 +207,18 @@ def _sequences(
 def _called(name: str) -> str:
     """A name on the hub as it is; of a directory the last two folders."""
     return "/".join(Path(name).resolve().parts[-2:]) if Path(name).is_dir() else name
+
+
+def _on_a_device(model: Any) -> None:
+    """Refuse weights without numbers, but for those that are brought from elsewhere when they are needed."""
+    for name, module in model.named_modules():
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        lost = [each for each, x in own if x.is_meta]
+        if lost and not hasattr(module, "_hf_hook"):
+            raise InputError(
+                f"model: {f'{name}.' if name else ''}{lost[0]} is on the device meta, where it has no numbers; it must "
+                "be on another."
+            )
 
 
 def _fits(model: Any, read: Sequences) -> None:

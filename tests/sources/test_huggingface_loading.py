@@ -1,0 +1,200 @@
+"""A checkpoint that is not its configuration's is refused where it matters; what libraries raise is one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.sources.huggingface import hub, loading
+from toeplens.studies import audit
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+LLAMA = SIZES | {"num_key_value_heads": 1, "max_position_embeddings": 32}
+TOKENS = torch.randint(3, 40, (2, 8), generator=torch.Generator().manual_seed(0))
+
+
+def built(kind: str, **sizes: Any) -> Any:
+    cls = getattr(transformers, kind)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return cls(cls.config_class(**sizes)).eval()
+
+
+def saved(model: Any, place: Path, without: str = "?") -> Path:
+    """A checkpoint, without the weights whose names have this in them."""
+    model.save_pretrained(place, state_dict={name: x for name, x in model.state_dict().items() if without not in name})
+    return place
+
+
+def changed(place: Path, **changes: Any) -> Path:
+    content = json.loads((place / "config.json").read_text()) | changes
+    (place / "config.json").write_text(json.dumps(content))
+    return place
+
+
+def audited(place: Path, data: Any = TOKENS, **options: Any) -> Any:
+    return audit(place, data, effects="none", **options)
+
+
+HYBRIDS = {
+    "RecurrentGemmaForCausalLM": (
+        SIZES | {"lru_width": 16, "attention_window_size": 8, "num_key_value_heads": 1, "head_dim": 8},
+        {"block_types": ["recurrent", "attention"]},
+        "temporal_block.q_proj",
+    ),
+    "NemotronHForCausalLM": (
+        SIZES | {"num_key_value_heads": 1, "head_dim": 8, "mamba_num_heads": 2, "mamba_head_dim": 8, "n_groups": 1},
+        {"layers_block_type": ["mamba", "attention"], "ssm_state_size": 4, "max_position_embeddings": 32},
+        "mixer.q_proj",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(HYBRIDS))
+def test_missing_weights_of_attention_are_refused_whatever_their_name(kind: str, tmp_path: Path) -> None:
+    sizes, more, lost = HYBRIDS[kind]
+    model = built(kind, **sizes, **more)
+    assert audited(saved(model, tmp_path / "whole")).about["random_weights"] == []
+    with pytest.raises(InputError, match=rf"lacks weights of the attention: .*\.1\.{lost}"):
+        audited(saved(model, tmp_path / "holed", without=lost))
+
+
+def test_missing_weights_elsewhere_are_listed(tmp_path: Path) -> None:
+    found = audited(saved(built("LlamaForCausalLM", **LLAMA), tmp_path, without="mlp.up_proj"))
+    assert found.about["random_weights"] == [f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1)]
+    assert found.about["unused_weights"] == []
+
+
+def test_left_over_weights_of_attention_are_refused_and_others_listed(tmp_path: Path) -> None:
+    qwen = saved(built("Qwen3ForCausalLM", **LLAMA, head_dim=8), tmp_path / "qwen")
+    with pytest.raises(InputError, match=r"has weights of the attention that .*layers\.0\.self_attn\.k_norm"):
+        audited(changed(qwen, architectures=["LlamaForCausalLM"], model_type="llama"))
+    model = built("LlamaForCausalLM", **LLAMA)
+    with pytest.raises(InputError, match=r"has weights of the attention that .*layers\.1\.self_attn"):
+        audited(changed(saved(model, tmp_path / "cut"), num_hidden_layers=1))
+    masked = built("BertForMaskedLM", **SIZES, max_position_embeddings=32)
+    base = audited(changed(saved(masked, tmp_path / "base"), architectures=["BertModel"]))
+    assert "cls.predictions.bias" in base.about["unused_weights"]
+    assert base.about["random_weights"] == [f"pooler.dense.{name}" for name in ("bias", "weight")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_attention_heads": 3}, "The hidden size (16) is not a multiple of the number of attention heads (3)"),
+        ({"num_attention_heads": 0}, "integer modulo by zero"),
+        ({"num_attention_heads": "four"}, "Field 'num_attention_heads' expected int, got str (value: 'four')"),
+        ({"rope_parameters": {"rope_type": "odd", "rope_theta": 1e4}}, "there is no 'odd'"),
+        ({"hidden_act": "odd"}, "there is no 'odd'"),
+        ({"architectures": ["BertForMaskedLM"]}, "is a BertForMaskedLM by its architectures and of the type llama"),
+        ({"architectures": "LlamaForCausalLM"}, "has 'LlamaForCausalLM' as architectures; it must be a list of names"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "could not be loaded"),
+        ({"attn_implementation": "odd"}, 'Specified `attn_implementation="odd"` is not supported'),
+        ({"hidden_size": 24}, "is of shape [40, 16] in its weights and [40, 24] by its configuration"),
+    ],
+)
+def test_odd_configurations_are_one_sentence(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    place = changed(saved(built("LlamaForCausalLM", **LLAMA), tmp_path), **changes)
+    with pytest.raises(InputError) as refused:
+        audited(place)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", ["null", "3", "", "{", "[" * 100_000, '{"a": %s}' % ("9" * 5000)])
+def test_damaged_configurations_are_one_sentence(tmp_path: Path, content: str) -> None:
+    saved(built("LlamaForCausalLM", **LLAMA), tmp_path)
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InputError, match=r"config\.json is damaged: it is no"):
+        audited(tmp_path)
+
+
+def test_damaged_weights_and_words_are_one_sentence(tmp_path: Path) -> None:
+    place = saved(built("LlamaForCausalLM", **LLAMA), tmp_path / "index")
+    (place / "model.safetensors").rename(place / "model-00001-of-00001.safetensors")
+    (place / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(InputError, match="could not be loaded: there is no 'metadata'"):
+        audited(place)
+    place = saved(built("LlamaForCausalLM", **LLAMA), tmp_path / "binary")
+    (place / "model.safetensors").unlink()
+    for content, said in ((b"", "a file ends too early"), (b"junk" * 99, "could not be loaded")):
+        (place / "pytorch_model.bin").write_bytes(content)
+        with pytest.raises(InputError, match=said):
+            audited(place, pickled=True)
+    place = saved(built("LlamaForCausalLM", **LLAMA), tmp_path / "words")
+    (place / "vocab.json").write_text("[1, 2]")
+    (place / "merges.txt").write_text("#")
+    (place / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    with pytest.raises(InputError, match="has no tokenizer that can be read"):
+        audited(place, "a text")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "said"),
+    [
+        ("CodeGenForCausalLM", {"n_positions": 6, "rotary_dim": 4}, "max_position_embeddings = 6"),
+        ("GPTJForCausalLM", {"n_positions": 6, "rotary_dim": 4}, "max_position_embeddings = 6"),
+        ("CTRLLMHeadModel", {"n_positions": 6, "dff": 24}, "max_position_embeddings = 6"),
+        ("MptForCausalLM", {"d_model": 16, "n_layers": 1, "n_heads": 2, "max_seq_len": 6}, "max_seq_len = 6"),
+    ],
+)
+def test_sequences_beyond_the_tables_of_a_model_are_one_sentence(kind: str, sizes: dict[str, Any], said: str) -> None:
+    model = built(kind, **{"vocab_size": 40, "n_embd": 16, "n_layer": 1, "n_head": 2} | sizes)
+    with pytest.raises(InputError, match=rf"does not run on this input by itself: .* has 8 tokens, .* says {said}"):
+        audit(model, TOKENS)
+
+
+def test_models_that_cannot_run_are_one_sentence() -> None:
+    afar, mixed = built("LlamaForCausalLM", **LLAMA), built("LlamaForCausalLM", **LLAMA)
+    afar.model.layers[1].to("meta")
+    mixed.model.layers[1].mlp.half()
+    with pytest.raises(InputError, match=r"model\.layers\.1\.\S+ is on the device meta"):
+        audit(afar, TOKENS)
+    with pytest.raises(InputError, match=r"does not run on this input by itself: .*dtype"):
+        audit(mixed, TOKENS)
+
+
+def test_outputs_without_names_are_those_with() -> None:
+    named, plain = (built("LlamaForCausalLM", **LLAMA, return_dict=each) for each in (True, False))
+    assert audit(plain, TOKENS).heads == audit(named, TOKENS).heads
+    assert plain.config.return_dict is False
+
+
+def test_a_caller_s_own_error_stays_what_it_is() -> None:
+    def stop(*_: Any) -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        audit(built("LlamaForCausalLM", **LLAMA), TOKENS, on_progress=stop)
+
+
+def test_the_hub_is_asked_once_with_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def silent(url: str, **options: Any) -> None:
+        asked.append({"url": url} | options)
+        raise TimeoutError
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", silent)
+    with pytest.raises(InputError, match="was asked once, for at most 5 seconds"):
+        loading.load_model("nobody/nothing")
+    assert [each["timeout"] for each in asked] == [hub.LIMIT]
+    with pytest.raises(InputError, match="no name that the hub could have"):
+        loading.load_model("no/such/model")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: "config.json")
+    assert hub.hub_options("nobody/nothing") == {"local_files_only": True}
+    assert hub.hub_options(str(tmp_path)) == {}
+
+
+def test_memory_that_runs_out_while_loading_is_the_machine_s(tmp_path: Path) -> None:
+    place = changed(saved(built("LlamaForCausalLM", **LLAMA), tmp_path), vocab_size=10**15)
+    with pytest.raises(EnvironmentFailure, match="does not fit into the memory of cpu"):
+        audited(place)
