@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from toeplens.ground import InputError, write_json
 from toeplens.model import DecoderConfig, decoder_config
-from toeplens.training import RunSpec, run_spec
+from toeplens.training import RunSpec, initial_model, run_spec
 
 MODEL: dict[str, Any] = {
     "vocab_size": 12,
@@ -245,7 +245,21 @@ def test_betas_are_from_zero_to_under_one(betas: tuple[float, float]):
         ({"weight_decay": float("inf")}, "weight_decay: "),
         ({"warmup": 1.0}, "warmup: "),
         ({"warmup": -0.1}, "warmup: "),
-        ({"seed": -1}, "seed: "),
+        ({"seed": -1}, "seed: -1 was given; it must be from 0 to 18446744073709551615."),
+        ({"seed": 2**64}, "seed: 18446744073709551616 was given; it must be from 0 to 18446744073709551615."),
+        ({"data_seed": 10**5000}, "data_seed: one of the type int that is too large to show was given; it must be"),
+        ({"batch_size": 10**24}, "batch_size: input should be less than or equal to 1000000000"),
+        ({"train_examples": 10**11}, "train_examples: "),
+        ({"epochs": 10**5000}, "epochs: input should be less than or equal to 1000000000 (given: one of"),
+        (
+            {"model": MODEL | {"attention_scale": float("inf")}},
+            "model.attention_scale: input should be a finite number",
+        ),
+        ({"model": MODEL | {"attention_scale": float("nan")}}, "model.attention_scale: "),
+        ({"model": MODEL | {"dropout": float("nan")}}, "model.dropout: "),
+        ({"model": MODEL | {"encoding_options": {"a": [{"b": float("-inf")}]}}}, "model.encoding_options: options: "),
+        ({"model": MODEL | {"input_encoding_options": {"base": float("inf")}}}, "model.input_encoding_options: "),
+        ({"task_options": {"length": [8, float("inf")]}}, "task_options: options: "),
         ({"data_seed": 1.5}, "data_seed: "),
         ({"betas": (0.9,)}, "betas"),
         ({"precision": "fp16"}, "precision: "),
@@ -272,6 +286,13 @@ def test_betas_are_from_zero_to_under_one(betas: tuple[float, float]):
 )
 def test_a_field_that_is_wrong_is_named(changes: dict[str, Any], start: str):
     assert refusal(**changes).startswith(start)
+
+
+def test_every_seed_that_torch_takes_is_one():
+    for seed in (0, 2**64 - 1):
+        assert spec(seed=seed, data_seed=seed).seed == seed
+        with torch.random.fork_rng(devices=[]):
+            initial_model(spec(seed=seed))
 
 
 def test_a_missing_model_is_named():

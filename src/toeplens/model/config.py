@@ -84,7 +84,7 @@ class DecoderConfig(BaseModel):
         attention_scale   factor of q . k; 1/sqrt(dimensions of q) unless given
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     protocol: Protocol = "paper"
     vocab_size: int = Field(574, ge=2)

@@ -279,20 +279,17 @@ class _Session:
             self._end_epoch()
 
     def _end_epoch(self) -> None:
-        loss, right, count = self.sums.tolist()
-        test_loss, test_right, test_count = self.test_sums.tolist()
+        train, test = self.sums.tolist(), self.test_sums.tolist()
         self.sums.zero_()
         self.test_sums.zero_()
         self.tested = 0
-        self.diverged = not (math.isfinite(loss) and math.isfinite(test_loss))
+        self.diverged = not (math.isfinite(train[0]) and math.isfinite(test[0]))
         self.rows.append(
             {
                 "epoch": len(self.rows) + 1,
                 "step": self.step,
-                "train_loss": _mean(loss, count),
-                "train_accuracy": _mean(right, count),
-                "test_loss": _mean(test_loss, test_count),
-                "test_accuracy": _mean(test_right, test_count),
+                **_figures("train", *train),
+                **_figures("test", *test),
                 "lr": self.scheduler.get_last_lr()[0],
                 "seconds": round(self.seconds, 3),
             }
@@ -351,7 +348,7 @@ class _Session:
         store.save_weights(self.directory, self.model)
         self._write_rows()
         last = self.rows[-1]
-        tokens = self.step * self.spec.batch_size * self.train.tokens.shape[1]
+        tokens = len(self.rows) * self.train.tokens.numel()
         result = {
             "status": status,
             "steps": self.step,
@@ -368,6 +365,7 @@ def _pad_rows(x: Tensor, count: int) -> Tensor:
     return torch.cat((x, x[:1].expand(count, *x.shape[1:])))
 
 
-def _mean(total: float, count: float) -> float | None:
-    """A mean; None where it is not a finite number (a diverged run), or where nothing counted."""
-    return total / count if count and math.isfinite(total) else None
+def _figures(split: str, loss: float, right: float, count: float) -> dict[str, float | None]:
+    """Mean loss and accuracy; None where the loss is not finite (nothing means anything there), or nothing counted."""
+    meant = bool(count) and math.isfinite(loss)
+    return {f"{split}_loss": loss / count if meant else None, f"{split}_accuracy": right / count if meant else None}

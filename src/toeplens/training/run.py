@@ -16,10 +16,11 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from toeplens.ground import InputError, read_json, write_bytes, write_json, write_text
+from toeplens.ground import InputError, checked, read_json, read_record, read_rows, write_bytes, write_json, write_text
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.locks import LOCK, locked
 from toeplens.model import Decoder
+from toeplens.training.records import Epoch, Moment, Progress, Result, checkpoint_fault
 from toeplens.training.spec import RunSpec, run_spec
 
 SPEC, METRICS, WEIGHTS, CHECKPOINT = "spec.json", "metrics.jsonl", "model.safetensors", "checkpoint.pt"
@@ -63,15 +64,20 @@ class Run:
                 spec = run_spec(**content)
         except InputError as error:
             raise InputError(f"run: {directory / SPEC} holds no valid spec ({str(error).rstrip('.')}).") from None
-        result = read_json(directory / RESULT) if (directory / RESULT).exists() else {}
-        if not isinstance(result, dict) or (result and result.get("status") not in ("complete", "diverged")):
-            raise InputError(f"run: {directory / RESULT} is damaged: it is not a result.")
-        return cls(directory, spec, result.get("status", "stopped"), read_rows(directory / METRICS), result)
+        result = {}
+        if (directory / RESULT).exists():
+            result = read_json(directory / RESULT)
+            checked(Result, result, directory / RESULT)
+        metrics = read_rows(directory / METRICS)
+        checked(list[Epoch], metrics, directory / METRICS)
+        return cls(directory, spec, result.get("status", "stopped"), metrics, result)
 
     @property
     def watched(self) -> list[dict[str, Any]]:
         """What a watcher saw during training, a row a moment (see `toeplens.training.watch`); empty if none looked."""
-        return read_rows(self.directory / WATCHED)
+        rows = read_rows(self.directory / WATCHED)
+        checked(list[Moment], rows, self.directory / WATCHED)
+        return rows
 
     @property
     def step(self) -> int:
@@ -79,30 +85,37 @@ class Run:
         if self.result:
             return int(self.result["steps"])
         path = self.directory / PROGRESS
-        progress = read_json(path) if path.exists() else {"step": 0}
-        if not isinstance(progress, dict) or not isinstance(progress.get("step"), int):
-            raise InputError(f"run: {path} is damaged: it does not say how many steps are done.")
-        return progress["step"]
+        step = read_record(path, Progress).step if path.exists() else 0
+        if step > self.spec.total_steps:
+            raise InputError(f"{path} is damaged: step: {step} is more than this run has.")
+        return step
 
     def model(self) -> Decoder:
-        """The trained model, on the CPU, in evaluation mode."""
+        """The trained model, on the CPU, in evaluation mode; all its numbers are finite."""
         if self.status == "stopped":
             raise InputError(f"run: {self.directory} is not finished; run the same command again to go on with it.")
+        if self.status == "diverged":
+            raise InputError(f"run: {self.directory} diverged; there are no finite weights to look at.")
         with torch.random.fork_rng(devices=[]):
             model = Decoder(self.spec.model)
         path = self.directory / WEIGHTS
+        again = f"delete {self.directory / RESULT} and train with the same spec and directory to make them again"
         try:
             saved = safetensors.torch.load_file(path)
-            own = own_state(model)
-            if saved.keys() != own.keys() or any(saved[name].shape != own[name].shape for name in own):
-                raise InputError(f"run: {path} does not hold the weights of this spec.")
-            with torch.no_grad():
-                for name, tensor in own.items():
-                    tensor.copy_(saved[name])
         except FileNotFoundError:
-            raise InputError(f"run: {path} is missing.") from None
+            raise InputError(f"run: {path} is missing; {again}.") from None
+        except OSError as error:
+            raise InputError(f"run: {path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
         except safetensors.SafetensorError as error:
-            raise InputError(f"run: {path} is damaged ({error}).") from None
+            raise InputError(f"run: {path} is damaged ({error}); {again}.") from None
+        own = own_state(model)
+        if saved.keys() != own.keys() or any(saved[name].shape != own[name].shape for name in own):
+            raise InputError(f"run: {path} does not hold the weights of this spec; {again}.")
+        for name, tensor in own.items():
+            if not torch.isfinite(saved[name]).all():
+                raise InputError(f"run: {path} is damaged: {name} is not finite; {again}.")
+            with torch.no_grad():
+                tensor.copy_(saved[name])
         return model.eval()
 
 
@@ -116,19 +129,6 @@ def own_state(model: nn.Module) -> dict[str, Tensor]:
             seen.add(tensor.data_ptr())
             unique[name] = tensor
     return unique
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file of JSON lines; none if it is not there."""
-    if not path.exists():
-        return []
-    try:
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"run: {path} is damaged ({error}).") from None
-    if not all(isinstance(row, dict) for row in rows):
-        raise InputError(f"run: {path} is damaged: its lines are not rows.")
-    return rows
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -192,4 +192,9 @@ def load_checkpoint(directory: Path, spec: RunSpec) -> dict[str, Any] | None:
         raise InputError(f"checkpoint: {path} was written by another version; delete it to start this run over.")
     if state.get("run") != spec.name:
         raise InputError(f"checkpoint: {path} belongs to another run; delete it to start this run over.")
+    with torch.random.fork_rng(devices=[]):
+        model = Decoder(spec.model)
+    own = {name: (tensor.shape, tensor.dtype) for name, tensor in own_state(model).items()}
+    if fault := checkpoint_fault(state, spec, own, [parameter.shape for parameter in model.parameters()]):
+        raise InputError(f"checkpoint: {path} is damaged ({fault.rstrip('.')}); delete it to start this run over.")
     return state

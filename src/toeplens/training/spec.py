@@ -9,10 +9,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from toeplens import tasks
-from toeplens.ground import InputError, plain, sentence
+from toeplens.ground import InputError, plain, sentence, shown
 from toeplens.model import DecoderConfig
 
 Precision = Literal["auto", "float32", "bf16"]
+_SEEDS = 2**64 - 1  # torch takes no others
+_SIZES = 10**9
 
 
 class RunSpec(BaseModel):
@@ -22,12 +24,12 @@ class RunSpec(BaseModel):
         task, task_options  see `toeplens.tasks`
         model               the decoder
         train_examples, test_examples  sizes of the two disjoint sets
-        epochs, batch_size
+        epochs, batch_size  these and the sizes from 1 to 10^9
         lr, betas, weight_decay  of AdamW (the betas in the papers' odd order)
         warmup              share of the steps with a linearly rising learning rate; then a cosine to 0
         ignore_label        a label that neither loss nor accuracy count (the released program's Task 2: 0)
-        seed                of the weights, the dropout and the order of the examples
-        data_seed           of the examples
+        seed                of the weights, the dropout and the order of the examples, from 0 to 2^64 - 1
+        data_seed           of the examples, likewise
         precision           ``auto``: bfloat16 matrix products on a GPU, float32 on a CPU
     """
 
@@ -36,18 +38,25 @@ class RunSpec(BaseModel):
     task: str = "trigger-distance"
     task_options: dict[str, Any] = {}
     model: DecoderConfig
-    train_examples: int = Field(70_000, ge=1)
-    test_examples: int = Field(30_000, ge=1)
-    epochs: int = Field(100, ge=1)
-    batch_size: int = Field(512, ge=1)
+    train_examples: int = Field(70_000, ge=1, le=_SIZES)
+    test_examples: int = Field(30_000, ge=1, le=_SIZES)
+    epochs: int = Field(100, ge=1, le=_SIZES)
+    batch_size: int = Field(512, ge=1, le=_SIZES)
     lr: float = Field(1e-4, gt=0)
     betas: tuple[float, float] = (0.98, 0.9)
     weight_decay: float = Field(1e-5, ge=0)
     warmup: float = Field(0.06, ge=0, lt=1)
     ignore_label: int | None = None
-    seed: int = Field(42, ge=0)
-    data_seed: int = Field(42, ge=0)
+    seed: int = 42
+    data_seed: int = 42
     precision: Precision = "auto"
+
+    @field_validator("seed", "data_seed", mode="after")
+    @classmethod
+    def _torch_takes_it(cls, value: int) -> int:
+        if not 0 <= value <= _SEEDS:
+            raise ValueError(f"{shown(value)} was given; it must be from 0 to {_SEEDS}.")
+        return value
 
     @field_validator("task_options", mode="after")
     @classmethod

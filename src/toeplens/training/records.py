@@ -1,0 +1,154 @@
+"""What the files of a run's directory may hold, stated field by field; see `toeplens.ground.reading`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from toeplens.ground import sentence
+from toeplens.ground.reading import Count, Number, Positive, Share, Text, Truth
+from toeplens.training.spec import RunSpec
+
+Shapes = dict[str, tuple[torch.Size, torch.dtype]]
+
+
+class Figures(BaseModel):
+    """What a run reached: losses in nats, accuracies as shares; None where it diverged or no example counts."""
+
+    train_loss: Number | None
+    train_accuracy: Share | None
+    test_loss: Number | None
+    test_accuracy: Share | None
+
+
+class Epoch(Figures):
+    """A line of metrics.jsonl: epochs and steps from 1, the learning rate after it, seconds from the beginning."""
+
+    epoch: Annotated[Count, Field(ge=1)]
+    step: Annotated[Count, Field(ge=1)]
+    lr: Positive
+    seconds: Positive
+
+
+class Result(Figures):
+    """result.json."""
+
+    status: Literal["complete", "diverged"]
+    steps: Count
+    seconds: Positive
+    tokens_per_second: Positive
+
+
+class Moment(BaseModel):
+    """A line of watched.jsonl; what else is in it is the watcher's to say."""
+
+    step: Count
+    seconds: Positive
+
+
+class Progress(BaseModel):
+    """progress.json: the training steps that are safe."""
+
+    step: Count
+
+
+class _Watched(BaseModel):
+    by: Text | None
+    rows: list[Moment]
+
+
+class _Group(BaseModel):
+    """A group of AdamW's, by what torch would fail on later."""
+
+    params: list[Count]
+    lr: Positive
+    initial_lr: Positive
+    betas: tuple[Share, Share]
+    eps: Positive
+    weight_decay: Positive
+    amsgrad: Literal[False]
+    maximize: Literal[False]
+    foreach: Truth | None
+    capturable: Literal[False]
+    differentiable: Literal[False]
+    fused: Truth | None
+
+
+class _Optimizer(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    state: dict[int, dict[str, Tensor]]
+    param_groups: Annotated[list[_Group], Field(min_length=1, max_length=1)]
+
+
+class _Scheduler(BaseModel):
+    last_epoch: Count
+
+
+class _Checkpoint(BaseModel):
+    """checkpoint.pt; older ones know of no watching."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    model: dict[str, Tensor]
+    optimizer: _Optimizer
+    scheduler: _Scheduler
+    step: Count
+    seconds: Positive
+    rows: list[Epoch]
+    sums: Tensor
+    tested: Count
+    test_sums: Tensor
+    watched: _Watched | None = None
+    rng: Tensor
+    cuda_rng: Tensor | None
+
+
+def checkpoint_fault(state: dict[str, Any], spec: RunSpec, own: Shapes, parameters: list[torch.Size]) -> str | None:
+    """Why training cannot go on from ``state``; None where it can.
+
+    Arguments
+        own         shapes and types of the tensors that the run's model keeps, by name
+        parameters  shapes of its parameters, in the optimiser's order
+    """
+    try:
+        found = _Checkpoint.model_validate(state)
+    except ValidationError as error:
+        return sentence(error)
+    epochs, place = divmod(found.step, spec.steps_per_epoch)
+    owed = epochs - len(found.rows)  # an epoch that is trained and not yet evaluated
+    if found.step > spec.total_steps or owed not in ((0, 1) if place == 0 else (0,)):
+        return f"step: {found.step} and {len(found.rows)} rows do not go together"
+    if [row.epoch for row in found.rows] != list(range(1, len(found.rows) + 1)):
+        return "rows: their epochs are not 1, 2, ..."
+    if found.tested and (not owed or found.tested % spec.batch_size or found.tested >= spec.test_examples):
+        return f"tested: {found.tested} examples cannot be tested by then"
+    if found.scheduler.last_epoch != found.step:
+        return f"scheduler: {found.scheduler.last_epoch} is not the step"
+    if {name: (tensor.shape, tensor.dtype) for name, tensor in found.model.items()} != own:
+        return "model: these are not the weights of this spec"
+    if any(sums.shape != (3,) or sums.dtype != torch.float64 for sums in (found.sums, found.test_sums)):
+        return "sums: three numbers are needed"
+    return _optimizer_fault(found.optimizer, found.step, parameters) or _random_fault(found.rng, found.cuda_rng)
+
+
+def _optimizer_fault(found: _Optimizer, step: int, parameters: list[torch.Size]) -> str | None:
+    if found.param_groups[0].params != list(range(len(parameters))):
+        return "optimizer: its parameters are not those of this spec"
+    wanted = [{"step": torch.Size(), "exp_avg": shape, "exp_avg_sq": shape} for shape in parameters] if step else []
+    if [{name: tensor.shape for name, tensor in found.state.get(place, {}).items()} for place in found.state] != wanted:
+        return "optimizer: its moments are not those of this spec"
+    return None
+
+
+def _random_fault(rng: Tensor, cuda_rng: Tensor | None) -> str | None:
+    try:
+        torch.Generator().set_state(rng)
+    except (RuntimeError, TypeError) as error:
+        return f"rng: {error}"
+    if cuda_rng is not None and cuda_rng.dtype != torch.uint8:
+        return "cuda_rng: it is no random state"
+    return None
