@@ -10,6 +10,7 @@ import typer
 
 from toeplens.cli.options import Json, changed
 from toeplens.ground import InputError, choose
+from toeplens.ground.places import free
 from toeplens.start import starting
 
 
@@ -54,6 +55,10 @@ def card(
         raise InputError("set: an option was given, but no encoding; name the one that it belongs to.")
     names = encodings.names() if name is None else (choose("encoding", name, encodings.names()),)
     options = changed({}, set_ or [])
+    if name is None:
+        report.free_for_cards(names, out)
+    else:
+        free(out, "card")
     cards = [make_card(each, length=length, **options) for each in console.track(names, "measuring")]
     page = report.write_card(cards[0], out) if name is not None else report.write_cards(cards, out)
     if as_json:

@@ -10,6 +10,7 @@ import typer
 
 from toeplens.cli.options import Budget, Compile, Device, Json, changed, compile_mode, seconds
 from toeplens.ground import InputError, choose, read_json
+from toeplens.ground.places import free
 from toeplens.start import starting
 
 
@@ -177,6 +178,8 @@ def decompose(
 
     choose("split", split, get_args(Split))
     opened = Run.open(run)
+    page = out or run / "decomposition.html"
+    free(page, "decompose")
     depth = opened.spec.model.num_layers
     for number in layer or ():
         if not 1 <= number <= depth:
@@ -184,7 +187,7 @@ def decompose(
     layers = [0] if split == "input" and not layer else None if not layer else [number - 1 for number in layer]
     with console.err.status("taking logits apart"):
         structure = decompose_run(opened, split=split, examples=examples, layers=layers, device=device)  # type: ignore[arg-type]
-    page = report.write_structure(structure, out or run / "decomposition.html")
+    report.write_structure(structure, page)
     if as_json:
         console.print_json({"page": str(page), **structure.to_dict()})
         return

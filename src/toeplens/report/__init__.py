@@ -3,7 +3,7 @@
 from toeplens.report import figures
 from toeplens.report.audit import render_audit, write_audit
 from toeplens.report.audit_comparison import render_comparison, write_comparison
-from toeplens.report.card import render_card, write_card, write_cards
+from toeplens.report.card import free_for_cards, render_card, write_card, write_cards
 from toeplens.report.decomposition import render_structure, write_structure
 from toeplens.report.grid import render_grid, write_grid
 from toeplens.report.page import PAGE, render, write_page
@@ -12,6 +12,7 @@ from toeplens.report.theory import render_theory, write_theory
 __all__ = [
     "PAGE",
     "figures",
+    "free_for_cards",
     "render",
     "render_audit",
     "render_card",

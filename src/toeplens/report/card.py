@@ -13,11 +13,13 @@ from latex2mathml.converter import convert
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from toeplens.ground import write_text
+from toeplens.ground import InputError, write_text
+from toeplens.ground.places import free, write_page
 from toeplens.report.canvas import Canvas, faded
 from toeplens.report.page import environment, inline, script_json
 from toeplens.studies.card import Card, flat
 
+COMMAND = "card"
 INDEX, PLOTLY = "index.html", "plotly.js"
 _HEADS = ("#2f6fe0", "#0e9bb5", "#1d9a5b", "#9c7430", "#de7a00", "#d2453d", "#c8479f", "#8456d8")
 _MEAN = "#2f6fe0"
@@ -34,20 +36,27 @@ WHERE = {
 
 
 def write_card(card: Card, path: Path) -> Path:
-    """Write one card as a self-contained HTML page."""
-    write_text(path, render_card(card))
-    return path
+    """Write one card as a self-contained HTML page, over an older one but nothing else."""
+    return write_page(path, render_card(card), COMMAND)
 
 
 def write_cards(cards: Sequence[Card], directory: Path) -> Path:
     """Write all cards as ``NAME.html`` and their table as ``index.html``; they share one copy of plotly beside them."""
-    directory.mkdir(parents=True, exist_ok=True)
+    free_for_cards([card.name for card in cards], directory)
+    index = environment().get_template("cards.html.j2").render(cards=cards, where=WHERE, little=_little)
+    path = write_page(directory / INDEX, index, COMMAND)
     write_text(directory / PLOTLY, get_plotlyjs())
     for card in cards:
-        write_text(directory / f"{card.name}.html", render_card(card, plotly_file=PLOTLY, back=INDEX))
-    path = directory / INDEX
-    write_text(path, environment().get_template("cards.html.j2").render(cards=cards, where=WHERE, little=_little))
+        write_page(directory / f"{card.name}.html", render_card(card, plotly_file=PLOTLY, back=INDEX), COMMAND)
     return path
+
+
+def free_for_cards(names: Sequence[str], directory: Path) -> None:
+    """Check that `write_cards` can write there: raises `InputError` where it would replace anything but older cards."""
+    if (directory / PLOTLY).exists() and not (directory / INDEX).exists():
+        raise InputError(f"out: {directory} holds a {PLOTLY} that is not of older cards; give another directory.")
+    for page in (INDEX, *(f"{name}.html" for name in names)):
+        free(directory / page, COMMAND)
 
 
 def render_card(card: Card, *, plotly_file: str = "", back: str = "") -> str:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from toeplens.ground import write_text
+from toeplens.ground.places import write_page
 from toeplens.lens.decompose import KINDS, PURE
 from toeplens.report import structure_figures as figures
 from toeplens.report.look import listed
@@ -21,6 +21,7 @@ from toeplens.report.parts import Block, Group, Panel, Sign, View
 from toeplens.report.structure_figures import FILLS, UNTOLD, diagonals_only, head_sign, share, span
 from toeplens.studies.structure import SHOWN, LayerStructure, Parts, RunStructure
 
+COMMAND = "decompose"
 SEEN = {"softmax": "as the softmax sees them", "logits": "the logits themselves"}
 SMALL = 0.005  # a part that is nowhere over this share is not drawn
 SPLITS = {
@@ -59,9 +60,8 @@ class Row:
 
 
 def write_structure(structure: RunStructure, path: Path) -> Path:
-    """Write the decomposition of a run as a self-contained HTML page."""
-    write_text(path, render_structure(structure))
-    return path
+    """Write the decomposition of a run as a self-contained HTML page, over an older one but nothing else."""
+    return write_page(path, render_structure(structure), COMMAND)
 
 
 def render_structure(structure: RunStructure) -> str:

@@ -1,0 +1,60 @@
+"""A page replaces an older page of the same command, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.ground.places import free, write_page
+
+PAGE = '<!doctype html>\n<meta name="generator" content="toeplens card">\n'
+
+
+def test_an_older_page_of_the_same_command_is_replaced(tmp_path: Path):
+    page = tmp_path / "new" / "page.html"
+    assert write_page(page, PAGE, "card") == page
+    write_page(page, PAGE + "again", "card")
+    assert page.read_text() == PAGE + "again"
+    assert [path.name for path in page.parent.iterdir()] == ["page.html"]
+
+
+@pytest.mark.parametrize("content", ["", "mine", PAGE])
+def test_another_file_is_not(tmp_path: Path, content: str):
+    (tmp_path / "page.html").write_text(content)
+    with pytest.raises(InputError, match=r"^out: .*page\.html is not a page that this version's 'toeplens decompose'"):
+        write_page(tmp_path / "page.html", "x", "decompose")
+    assert (tmp_path / "page.html").read_text() == content
+
+
+def test_what_a_link_leads_to_is_what_counts(tmp_path: Path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "link").symlink_to("mine")
+    with pytest.raises(InputError, match="not a page"):
+        free(tmp_path / "link", "card")
+    (tmp_path / "loose").symlink_to("later")
+    assert free(tmp_path / "loose", "card") == (tmp_path / "later").resolve()
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises((InputError, EnvironmentFailure)):
+        free(tmp_path / "circle", "card")
+
+
+def test_directories_and_devices_are_no_pages(tmp_path: Path):
+    with pytest.raises(InputError, match="is a directory; a file is needed"):
+        free(tmp_path, "card")
+    with pytest.raises(InputError, match="is no regular file"):
+        free(Path(os.devnull), "card")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="is no regular file"):
+        free(tmp_path / "pipe", "card")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match=r"\(or lies under\) a file"):
+        free(tmp_path / "file" / "page.html", "card")
+
+
+def test_a_place_that_cannot_be_written_is_the_machines_failure(tmp_path: Path):
+    for place in (Path("/proc/page.html"), tmp_path / ("x" * 300)):
+        with pytest.raises(EnvironmentFailure, match="cannot write"):
+            free(place, "card")
