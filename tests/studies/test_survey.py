@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface.products import Products, low
+from toeplens.sources.huggingface.masks import low
+from toeplens.sources.huggingface.products import Products
 from toeplens.studies.survey import check as checking
 from toeplens.studies.survey import run as surveying
 from toeplens.studies.survey.check import check, surveyed

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 AT_ONCE = 1 << 24  # numbers of a block
+_HIDES = -1e8
+_FAR = 1e3  # what hides keys is at least so large
+_EMPTY, _STEPS = 2, 8  # octaves without a value, between biases and what hides; and the steps that each is looked at in
 
 
 def blocks(queries: int, numbers: int) -> Iterator[slice]:
@@ -16,6 +19,103 @@ def blocks(queries: int, numbers: int) -> Iterator[slice]:
     step = max(1, AT_ONCE // max(1, numbers))
     for start in range(0, queries, step):
         yield slice(start, min(start + step, queries))
+
+
+def low(dtype: torch.dtype) -> float:
+    """What is added to hide a key is below this: models take the least number of their dtype, or -1e9 and less.
+
+    Next to a key that is seen, the weight of such a key is 0 in every precision.
+    """
+    return max(torch.finfo(dtype).min / 4, _HIDES)
+
+
+def hides_from(term: Float[Tensor, "_B _H Nq Nk"]) -> float:
+    """The value from which on down what is added to logits may hide keys, whatever dtype it was made in.
+
+    That is `low`, or further up a value that is large and far below all that is nearer to 0: -65504 or -10000 in
+    float32. A bias that grows with the distance comes to large values step by step.
+    """
+    lowest = low(term.dtype)
+    if not bool(((term <= -_FAR) & (term > lowest)).any()):
+        return lowest
+    steps = torch.zeros(_STEPS * 1024, dtype=torch.bool, device=term.device)
+    for _, part in _parts(term):
+        some = part[(part <= -_FAR / 2**_EMPTY) & (part > lowest)].double()
+        steps[(-some).log2().mul(_STEPS).floor().long()] = True
+    filled = steps.nonzero().flatten().tolist()
+    for step, before in zip(filled, [-torch.inf, *filled], strict=False):
+        if step - before > _EMPTY * _STEPS and 2 ** (step / _STEPS) >= _FAR / 2 ** (1 / _STEPS):
+            return -(2 ** ((step - 1) / _STEPS))
+    return lowest
+
+
+def bias_and_mask(
+    terms: Sequence[Float[Tensor, "_B _H _Nq _Nk"]],
+    hidden: Sequence[Bool[Tensor, "_B _H _Nq _Nk"]],
+    keys: int,
+    rows: Int[Tensor, "R"],
+    weights: Callable[[Tensor | None, Tensor | None], Float[Tensor, "B H R Nk"]],
+) -> tuple[Tensor | None, Tensor | None]:
+    """The sum of what is added where keys are visible, and where they are; None for what does nothing.
+
+    What is added hides a key by making its weight 0: by nothing less is it told from a bias (see `hides_from`).
+
+    Arguments
+        terms    what is added to the logits
+        hidden   where keys are hidden, beside
+        rows     queries whose weights are known
+        weights  gives those, or forms them with a bias and a mask where they are not
+    """
+    levels = [hides_from(term) for term in terms]
+    for place, term in enumerate(terms):
+        lowest = low(term.dtype)
+        if levels[place] > lowest and not _hidden(terms, hidden, keys, levels, place, rows, weights):
+            levels[place] = lowest
+    return _split(terms, hidden, keys, levels)
+
+
+def _split(
+    terms: Sequence[Tensor], hidden: Sequence[Tensor], keys: int, levels: Sequence[float]
+) -> tuple[Tensor | None, Tensor | None]:
+    """`bias_and_mask`, with the value of each term from which on down it hides keys."""
+    masks = [*hidden, *(term <= level for term, level in zip(terms, levels, strict=True))]
+    covered = torch.zeros((1, 1, 1, keys), dtype=torch.bool, device=masks[0].device) if masks else None
+    for mask in masks:
+        covered = mask | covered if covered is not None else mask
+    bias: Tensor | None = None
+    for term, level in zip(terms, levels, strict=True):
+        rest = term.masked_fill(term <= level, 0)
+        if bool(rest.any()):
+            bias = rest if bias is None else bias + rest
+    if bias is not None:
+        bias = bias.expand(*bias.shape[:-1], keys)
+        bias = bias if covered is None else bias.masked_fill(covered, 0)
+    return bias, ~covered if covered is not None and bool(covered.any()) else None
+
+
+def _hidden(
+    terms: Sequence[Tensor],
+    hidden: Sequence[Tensor],
+    keys: int,
+    levels: Sequence[float],
+    place: int,
+    rows: Int[Tensor, "R"],
+    weights: Callable[[Tensor | None, Tensor | None], Tensor],
+) -> bool:
+    """Whether all keys that one term hides have weight 0, of the queries with known weights that see any key."""
+    lowest = [low(term.dtype) for term in terms]
+    own = weights(*_split(terms, hidden, keys, lowest))
+    visible = _split(terms, hidden, keys, levels)[1]
+    places = terms[place] <= levels[place]
+    if visible is None:
+        return True
+    seen = at_rows(visible, rows).any(-1, keepdim=True)
+    return not bool((own * (at_rows(places, rows) & seen)).any())
+
+
+def at_rows(x: Float[Tensor, "_B _H _Nq _Nk"] | Bool[Tensor, "_B _H _Nq _Nk"], rows: Int[Tensor, "R"]) -> Tensor:
+    """These queries of a table of queries by keys, which may have one row for all."""
+    return x if x.shape[-2] == 1 else x.index_select(2, rows)
 
 
 def one_way(visible: Bool[Tensor, "_B _H Nq Nk"]) -> bool:

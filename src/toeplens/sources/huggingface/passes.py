@@ -12,14 +12,10 @@ from toeplens.ground import InputError
 from toeplens.sources.huggingface.anatomy import Anatomy
 from toeplens.sources.huggingface.outcome import Outcome, losses, wide
 from toeplens.sources.huggingface.replays import Replay, logits_in
+from toeplens.sources.huggingface.settings import precision
 
 _TOKENS = 4096  # of a pass, over its copies of the batch
 _SAME = {torch.float64: 1e-6, torch.float16: 2e-2, torch.bfloat16: 1e-1}  # models round to float32 in places
-
-
-def same(dtype: torch.dtype) -> float:
-    """How far apart states may be, relative to their size, that are equal but for rounding."""
-    return _SAME.get(dtype, 1e-4)
 
 
 def fits(heads: Tensor, rows: int, count: int) -> None:
@@ -37,6 +33,7 @@ class Passes:
     batch       sequences
     width       copies of the batch that one pass takes: a few thousand tokens together
     vocabulary  logits of a position, once the intact pass was run
+    same        how far apart states may be, relative to their size, that are equal but for the model's rounding
     """
 
     def __init__(self, model: Any, anatomy: Anatomy, outcome: Outcome) -> None:
@@ -44,6 +41,7 @@ class Passes:
         self.batch = len(outcome.counted)
         self.width = max(1, _TOKENS // (self.batch * outcome.tokens)) if outcome.copies else 1
         self.vocabulary = 0
+        self.same = _SAME.get(precision(model), 1e-4)
 
     @property
     def kind(self) -> str:
@@ -77,7 +75,7 @@ class Passes:
         again = self.logits(found, found.states[:, -1:])
         self.vocabulary = again.shape[-1]
         far = float((wide(again) - wide(own)).abs().max()) if again.shape == own.shape else torch.inf
-        if not far <= same(again.dtype) * float(wide(own).abs().max().clamp_min(1)):
+        if not far <= self.same * float(wide(own).abs().max().clamp_min(1)):
             raise InputError(
                 f"model: the head of {self.kind} was not understood: its logits at a position are not made of the last "
                 "hidden state there alone."

@@ -14,11 +14,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from toeplens.sources.huggingface.masks import low
+
 _PRODUCTS = ("matmul", "rmatmul", "bmm", "baddbmm")
 _SAME = ("view", "reshape", "contiguous", "to", "float", "type", "type_as", "dropout", "clone", "detach")
 _PLUS = {"add": 1.0, "radd": 1.0, "iadd": 1.0, "sub": -1.0, "isub": -1.0}
 _TIMES = ("mul", "rmul", "imul", "multiply")
-_HIDES = -1e8
 _OVER = ("div", "truediv", "itruediv", "true_divide")
 _SHARING = ("softmax", "sumexp", "attention", "attn")  # parts of the names of operations that share weight out
 _EXPONENTIALS = ("exp", "exp2", "expm1", "special_exp2", "special_expm1", "pow")
@@ -47,14 +48,6 @@ class Followed:
     taken: bool = False
     weights: Tensor | None = None
     broken: str | None = None
-
-
-def low(dtype: torch.dtype) -> float:
-    """What is added to hide a key is below this: models take the least number of their dtype, or -1e9 and less.
-
-    Next to a key that is seen, the weight of such a key is 0 in every precision.
-    """
-    return max(torch.finfo(dtype).min / 4, _HIDES)
 
 
 @dataclass(eq=False)

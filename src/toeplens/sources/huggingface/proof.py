@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from toeplens.ground import InputError
+from toeplens.sources.huggingface.masks import at_rows
 
 _AT_ONCE = 1 << 22  # weights that are formed again, over batch and heads
 _LOOSE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -112,9 +113,9 @@ def logits(
     if softcap is not None:
         made = softcap * (made / softcap).tanh()
     if bias is not None:
-        made = made + _rows(bias, rows).to(dtype)
+        made = made + at_rows(bias, rows).to(dtype)
     if visible is not None:
-        made = made.masked_fill(~_rows(visible, rows), -torch.inf)
+        made = made.masked_fill(~at_rows(visible, rows), -torch.inf)
     if causal:
         later = first + torch.arange(k.shape[2], device=rows.device) > rows.unsqueeze(-1)
         made = made.masked_fill(later, -torch.inf)
@@ -131,7 +132,3 @@ def softmax(logits: Float[Tensor, "B H R Nk"], sinks: Float[Tensor, "H"] | None)
 
 def _spread(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[1], 1)
-
-
-def _rows(x: Tensor, rows: Tensor) -> Tensor:
-    return x if x.shape[-2] == 1 else x.index_select(2, rows)

@@ -45,12 +45,14 @@ def find_rotation(
     q: tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N d"]],
     k: tuple[Float[Tensor, "B G N d"], Float[Tensor, "B G N d"]],
     positions: Int[Tensor, "_B N"],
+    rounding: torch.dtype | None = None,
 ) -> Rotation:
     """The rotation that takes the first of each two tensors to the second.
 
     Arguments
         q, k       before and after the rotation
         positions  of the tokens, of all sequences or of each
+        rounding   what queries and keys were rounded to before they came to be of their dtype; that unless given
 
     Raises `NoForm` where they are not related by one angle a position for each pair of dimensions.
     """
@@ -59,7 +61,8 @@ def find_rotation(
         raise NoForm(f"rotation: it cannot be read off {tokens} token; at least 2 are needed.")
     positions = positions.expand(q[0].shape[0], -1)
     both = [(before.double(), after.double()) for before, after in (q, k)]
-    pairing, pairs, out = _pairs(both, tolerance(q[1].dtype))
+    rounded = tolerance(rounding or q[1].dtype)
+    pairing, pairs, out = _pairs(both, rounded)
     parts = [(_complex(before, pairs), _complex(after, out)) for before, after in both]
     ratio = _ratio(parts)
     frequencies, start = _line(ratio.squeeze(1), positions)
@@ -67,7 +70,7 @@ def find_rotation(
     magnitudes = (ratio * turns.conj()).real.mean((0, 1, 2))
     wrong = max(float((magnitudes * turns * x - y).abs().max()) for x, y in parts)
     error = wrong / max(float(after.abs().max()) for _, after in both)
-    allowed = tolerance(q[1].dtype) + _ANGLE * float((positions.max() * frequencies.abs()).max())
+    allowed = rounded + _ANGLE * float((positions.max() * frequencies.abs()).max())
     if not error <= allowed:
         raise NoForm(
             f"rotation: it is not one angle a position for each pair of dimensions; one angle misses by {error:.1e} of "

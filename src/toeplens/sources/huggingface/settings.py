@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 Entry = tuple[dict[str, Any], str, Callable[[Any], Any]]  # of `toeplens.sources.huggingface.lent.changed`
+
+_ROUNDED_TO = (torch.float64, torch.float16, torch.bfloat16)
 
 
 def evaluation(model: nn.Module) -> Iterator[Entry]:
@@ -19,6 +22,12 @@ def evaluation(model: nn.Module) -> Iterator[Entry]:
             yield vars(config), "use_cache", lambda before: False
         if vars(config).get("return_dict") is False:
             yield vars(config), "return_dict", lambda before: True
+
+
+def precision(model: nn.Module) -> torch.dtype:
+    """The coarsest dtype of the model's weights: its numbers are rounded to it, whatever they are widened to."""
+    found = {weight.dtype if weight.dtype in _ROUNDED_TO else torch.float32 for weight in model.parameters()}
+    return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
 def configs_of(model: nn.Module) -> list[Any]:

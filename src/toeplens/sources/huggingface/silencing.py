@@ -13,7 +13,7 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.outcome import apart, moved
-from toeplens.sources.huggingface.passes import Passes, fits, same
+from toeplens.sources.huggingface.passes import Passes, fits
 from toeplens.sources.huggingface.replays import Address, Replay
 
 _NOTHING = -1  # in place of a head
@@ -103,7 +103,7 @@ def _nothing_changed(passes: Passes, found: Replay, intact: Replay, first: int =
     """Refuse a pass in which the copies of the batch from ``first`` on are not as they were."""
     copies = found.states[first * passes.batch :].split(passes.batch)
     far = max(apart(states, intact.states, passes.outcome.counted) for states in copies)
-    if not far <= same(intact.states.dtype):
+    if not far <= passes.same:
         raise InputError(
             f"model: {passes.kind} was run again with nothing silenced, and its last hidden states are {far:.1e} apart."
         )

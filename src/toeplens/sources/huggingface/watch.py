@@ -8,20 +8,23 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from toeplens.ground import InputError
 from toeplens.lens.decompose import NoForm
 from toeplens.sources.huggingface.calls import AttentionCall, Side
 from toeplens.sources.huggingface.eager import Eager, run_eager
-from toeplens.sources.huggingface.masks import just_causal, one_way
-from toeplens.sources.huggingface.products import Exponentials, Followed, Products, four, low
-from toeplens.sources.huggingface.proof import prove, proved_rows
+from toeplens.sources.huggingface.masks import bias_and_mask, just_causal, one_way
+from toeplens.sources.huggingface.products import Exponentials, Followed, Products, four
+from toeplens.sources.huggingface.proof import logits, prove, proved_rows, softmax
 from toeplens.sources.huggingface.rotation import Rotation, find_rotation
+from toeplens.sources.huggingface.settings import precision
 
 ACTIVE: ContextVar[Watch | None] = ContextVar("toeplens_watch", default=None)
 ROTATIONS = re.compile(r"_?apply_\w*(rot|rope)\w*|rotate_queries_or_keys")
@@ -102,6 +105,7 @@ class Watch:
         self.modules = attention_modules(model)
         self.names = {module: name for name, module in model.named_modules()}
         self.two_sided = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        self.rounding = precision(model)
         self.positions = inputs.get("position_ids")
         self.on_layer = on_layer
         self.frames: list[_Frame] = []
@@ -252,7 +256,7 @@ class Watch:
     ) -> None:
         frame = self.frames[-1] if self.frames and self.frames[-1].module is module else None
         q, k = parts["q"], parts["k"]
-        parts["bias"], visible = _bias_and_mask(terms, hidden, k.shape[2])
+        parts["bias"], visible = bias_and_mask(terms, hidden, k.shape[2], made.rows, partial(_weights, parts, made))
         cross = frame.cross if frame is not None else q.shape[2] != k.shape[2]
         if visible is not None and not cross:
             parts["causal"] = parts["causal"] or one_way(visible)
@@ -301,26 +305,20 @@ class Watch:
         if isinstance(self.positions, Tensor) and self.positions.ndim == 2 and self.positions.shape[1] == q.shape[2]:
             positions = self.positions
         try:
-            return unrotated, find_rotation((unrotated[0], q), (unrotated[1], k), positions), None
+            return unrotated, find_rotation((unrotated[0], q), (unrotated[1], k), positions, self.rounding), None
         except NoForm as error:
             return unrotated, None, str(error)
 
 
-def _bias_and_mask(terms: list[Tensor], hidden: list[Tensor], keys: int) -> tuple[Tensor | None, Tensor | None]:
-    """The sum of what is added where keys are visible, and where they are; None for what does nothing."""
-    masks = [*hidden, *(term <= low(term.dtype) for term in terms)]
-    covered = torch.zeros((1, 1, 1, keys), dtype=torch.bool, device=masks[0].device) if masks else None
-    for mask in masks:
-        covered = mask | covered if covered is not None else mask
-    bias: Tensor | None = None
-    for term in terms:
-        rest = term.masked_fill(term <= low(term.dtype), 0)
-        if bool(rest.any()):
-            bias = rest if bias is None else bias + rest
-    if bias is not None:
-        bias = bias.expand(*bias.shape[:-1], keys)
-        bias = bias if covered is None else bias.masked_fill(covered, 0)
-    return bias, ~covered if covered is not None and bool(covered.any()) else None
+def _weights(
+    parts: Mapping[str, Any], made: Eager, bias: Tensor | None, visible: Tensor | None
+) -> Float[Tensor, "B H R Nk"]:
+    """The model's own weights of the queries that are proved; formed with this bias and mask where it gives none."""
+    if made.own is not None:
+        return made.own
+    known = {name: parts[name] for name in ("scale", "softcap", "causal")}
+    formed = logits(parts["q"], parts["k"], **known, bias=bias, visible=visible, rows=made.rows, dtype=torch.float32)
+    return softmax(formed, parts["sinks"])
 
 
 def _before(final: Tensor, turned: list[tuple[Tensor, Tensor]]) -> Tensor | None:

@@ -14,7 +14,7 @@ from toeplens.sources.huggingface.calls import AttentionCall
 from toeplens.sources.huggingface.capture import captured
 from toeplens.sources.huggingface.failures import of_libraries, out_of_memory, words
 from toeplens.sources.huggingface.lent import alone, changed
-from toeplens.sources.huggingface.settings import Entry, evaluation
+from toeplens.sources.huggingface.settings import Entry, evaluation, precision
 
 _LAST = 64  # positions of a language model whose logits are formed: those of all may not fit
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "n_ctx")
@@ -35,7 +35,7 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
         made = _first(captured(model, inputs, on_layer))
     size = float(own.abs().max())
     far = float((made - own).abs().max()) / (size if size > 0 else 1.0) if made.shape == own.shape else torch.inf
-    allowed = _ALLOWED.get(own.dtype, 1e-3)
+    allowed = _ALLOWED.get(precision(model), 1e-3)
     if not far <= allowed:
         raise InputError(
             f"model: {type(model).__name__} was not understood: with its eager attention its outputs differ by "
