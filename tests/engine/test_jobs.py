@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 import torch
 from jaxtyping import config
 
-from toeplens.engine import Asked, Job, Limits, ablate_run, carry_out, jobs, read_ablation
+from toeplens.engine import Asked, Job, Limits, ablate_run, carry_out, jobs, limits, measure_run, read_ablation
 from toeplens.engine import examples as looked_at
 from toeplens.ground import InputError, read_json
 from toeplens.lens import ablate_heads
@@ -229,7 +232,8 @@ def test_a_deadline_that_is_over_stops_the_ablation_too(run: Run):
 
 def test_a_batch_that_would_pass_the_deadline_is_not_begun(run: Run, monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
-    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
+    for module in (jobs, limits):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
     states = DecoderSource.states
 
     def slow(*given: Any) -> Any:
@@ -306,10 +310,71 @@ def test_a_damaged_record_of_an_ablation_is_one_sentence(run: Run, content: str)
 
 
 def test_limits_are_over_when_someone_says_so_or_time_is_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(jobs, "time", SimpleNamespace(time=lambda: 100.0))
+    wall, steady = [100.0], [0.0]
+    monkeypatch.setattr(limits, "time", SimpleNamespace(time=lambda: wall[0], monotonic=lambda: steady[0]))
     assert not Limits().over()
     assert not Limits().over(1e9)
     assert Limits(should_stop=lambda: True).over()
     assert Limits(deadline=100.0).over()
     assert not Limits(deadline=101.0).over()
     assert Limits(deadline=101.0).over(ahead=1.0)
+
+
+def test_a_clock_that_is_set_anew_moves_no_deadline(monkeypatch: pytest.MonkeyPatch):
+    wall, steady = [100.0], [7.0]
+    monkeypatch.setattr(limits, "time", SimpleNamespace(time=lambda: wall[0], monotonic=lambda: steady[0]))
+    asked = Limits(deadline=110.0)
+    wall[0], steady[0] = 20.0, 16.0  # set back after 9 seconds
+    assert not asked.over()
+    assert asked.deadline_now() == 21.0
+    steady[0] = 17.0
+    assert replace(asked, device="cpu").over()
+
+
+# ---- two at a time --------------------------------------------------------------------------------------------------
+
+
+def held(directory: Path):
+    """The run as another process holds it."""
+    stream = (directory / ".lock").open("w")
+    fcntl.flock(stream, fcntl.LOCK_EX)
+    return stream
+
+
+def test_a_run_that_another_process_works_on_is_neither_silenced_nor_measured(run: Run):
+    before = sorted(path.name for path in run.directory.iterdir())
+    with held(run.directory):
+        with pytest.raises(InputError, match="is being worked on by another process"):
+            ablate_run(run, examples=TEST)
+        with pytest.raises(InputError, match="is being worked on by another process"):
+            measure_run(run, "representation", examples=TEST)
+    assert sorted(path.name for path in run.directory.iterdir()) == before
+    recorded = measure_run(run, "representation", examples=TEST)
+    with held(run.directory):
+        assert measure_run(run, "representation", examples=TEST) == recorded
+
+
+def test_a_job_waits_for_a_run_that_another_process_works_on(tmp_path: Path, run: Run):
+    stream = held(run.directory)
+    threading.Timer(0.3, stream.close).start()
+    assert carry_out(job(), run.directory.parent, Limits()).status == "complete"
+    assert stream.closed
+    with held(run.directory):
+        waited = carry_out(job(), run.directory.parent, Limits(should_stop=After(3)))
+    assert waited.status == "stopped"
+
+
+def test_parts_of_an_ablation_that_was_killed_after_its_record_are_removed(run: Run):
+    asked = Asked(TEST)
+    with pytest.raises(jobs.Stopped):
+        ablate_run(run, examples=TEST, limits=Limits(should_stop=After(2)))
+    (left,) = parts(run)
+    kept = left.rename(run.directory / "kept")
+    ablate_run(run, examples=TEST)
+    kept.rename(left)
+    (left / ".0.npy.12345678.tmp").write_text("")
+    (run.directory / ".ablation.json.12345678.tmp").write_text("")
+    carry_out(job(), run.directory.parent, Limits())
+    assert parts(run) == []
+    assert not list(run.directory.glob("*.tmp"))
+    assert read_ablation(run.directory, asked) is not None

@@ -415,7 +415,7 @@ def writes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def test_a_run_writes_its_spec_first_and_its_result_last(writes: list[str]):
     assert writes[:2] == ["spec.json", "environment.json"]
-    assert writes[-3:] == ["model.safetensors", "metrics.jsonl", "result.json"]
+    assert writes[-4:] == ["model.safetensors", "metrics.jsonl", "environment.json", "result.json"]
     assert writes.count("checkpoint.pt") == 3  # after every unit but the last
 
 

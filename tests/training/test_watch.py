@@ -308,7 +308,8 @@ def test_a_crash_before_any_write_costs_no_row(tmp_path: Path, monkeypatch: pyte
         patch.setattr(os, "replace", lambda a, b: (names.append(Path(b).name), original(a, b)))
         whole = train(spec, tmp_path / "whole", watcher=Digests(at), checkpoint_seconds=0)
     assert names.count("checkpoint.pt") == 3  # after every unit but the last: look, step, look, evaluation
-    assert names[-4:] == ["model.safetensors", "metrics.jsonl", "watched.jsonl", "result.json"]
+    last = ["model.safetensors", "metrics.jsonl", "watched.jsonl", "environment.json", "result.json"]
+    assert names[-5:] == last
     for crash_at in range(len(names)):
         count = iter(range(10**6))
 

@@ -2,7 +2,8 @@
 
 from toeplens.engine.examples import Split, examples_of
 from toeplens.engine.extrapolation import FACTORS, Extrapolation, LengthResult, extrapolate
-from toeplens.engine.jobs import Job, Limits, ablate_run, carry_out, read_ablation
+from toeplens.engine.jobs import Job, ablate_run, carry_out, read_ablation
+from toeplens.engine.limits import Limits
 from toeplens.engine.local import Event, plan_workers, run_local
 from toeplens.engine.measures import MEASURES, measure_run, read_measures
 from toeplens.engine.records import Asked

@@ -5,27 +5,29 @@ from __future__ import annotations
 import io
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
 from toeplens.engine.examples import Split, examples_of, replayed_at_once
+from toeplens.engine.limits import Limits
 from toeplens.engine.measures import measure_run
 from toeplens.engine.records import Asked, read_record, write_record
 from toeplens.engine.watch import HeadWatch
 from toeplens.ground import choose, write_bytes
 from toeplens.ground.files import make_directory
+from toeplens.ground.locks import Busy, locked
 from toeplens.lens import HeadAblation, ablate_heads
 from toeplens.lens.ablate import Method
 from toeplens.lens.interventions import Intervention
 from toeplens.lens.outcomes import Metric
 from toeplens.sources import DecoderSource
 from toeplens.training import Batches, Run, RunSpec, plan_execution, train
-from toeplens.training.environment import CompileMode
+from toeplens.training.loop import Progress
+from toeplens.training.run import entered
 
 _ABLATION = "ablation"
 
@@ -54,47 +56,41 @@ class Job:
     watch: bool = False
 
 
-@dataclass(frozen=True)
-class Limits:
-    """When and how a job runs: its machine, its deadline, and who may stop it."""
+def carry_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None = None) -> Run:
+    """Train the job's run in ``out``, ablate its heads and measure it; the run's status says how far it got.
 
-    device: str = "auto"
-    compile: CompileMode = "auto"
-    checkpoint_seconds: float = 30.0
-    deadline: float | None = None
-    should_stop: Callable[[], bool] = lambda: False
-
-    def over(self, ahead: float = 0.0) -> bool:
-        """Whether it is time to stop, if the next piece of work takes ``ahead`` seconds."""
-        return self.should_stop() or (self.deadline is not None and time.time() + ahead >= self.deadline)
+    The run's directory is held from beginning to end; one that another process holds is waited for.
+    """
+    directory = out / job.spec.name
+    try:
+        with entered(directory, job.spec, until=limits.over):
+            return _carried_out(job, out, limits, on_progress)
+    except (Busy, Stopped):  # somebody else was at it until time was up, or it was left between two pieces of work
+        return replace(Run.open(directory), status="stopped")
 
 
-def carry_out(
-    job: Job, out: Path, limits: Limits, on_progress: Callable[[int, int, dict[str, Any] | None], None] | None = None
-) -> Run:
-    """Train the job's run in ``out`` and ablate its heads; returns the run, whose status says how far it got."""
+def _carried_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None) -> Run:
     run = train(
         job.spec,
         out,
         device=limits.device,
         compile=limits.compile,
         checkpoint_seconds=limits.checkpoint_seconds,
-        deadline=limits.deadline,
+        deadline=limits.deadline_now(),
         should_stop=limits.should_stop,
         on_progress=on_progress,
         watcher=HeadWatch(job.spec, split=job.split) if job.watch else None,
     )
     if run.status != "complete" or not job.examples:
         return run
-    try:
-        if read_ablation(run.directory, Asked(job.examples, job.split)) is None:
-            ablate_run(run, examples=job.examples, split=job.split, limits=limits)
-        for measure in job.measures:
-            if limits.over():
-                raise Stopped
-            measure_run(run, measure, examples=job.examples, split=job.split, device=limits.device)
-    except Stopped:
-        return Run(run.directory, run.spec, "stopped", run.metrics, run.result)
+    asked = Asked(job.examples, job.split)
+    if read_ablation(run.directory, asked) is None:
+        ablate_run(run, examples=job.examples, split=job.split, limits=limits)
+    _forget_parts(run.directory, asked)
+    for measure in job.measures:
+        if limits.over():
+            raise Stopped
+        measure_run(run, measure, examples=job.examples, split=job.split, device=limits.device)
     return run
 
 
@@ -124,13 +120,19 @@ def ablate_run(
     choose("metric", metric, get_args(Metric))
     choose("intervention", intervention, get_args(Intervention))
     choose("method", method, get_args(Method))
-    limits = limits or Limits()
+    with locked(run.directory, "run"):
+        return _ablate(run, asked, limits or Limits(), metric, intervention, method)
+
+
+def _ablate(
+    run: Run, asked: Asked, limits: Limits, metric: Metric, intervention: Intervention, method: Method
+) -> HeadAblation:
     device = plan_execution(limits.device, "off", "float32").device
     source = DecoderSource(run.model().to(device))
-    chosen = examples_of(run.spec, examples, split)
+    chosen = examples_of(run.spec, asked.examples, asked.split)
     size = replayed_at_once(run.spec, chosen.tokens.shape[1], device)
     batches = list(Batches.of(chosen, device, run.spec.ignore_label).split(size))
-    parts = run.directory / f"{_ABLATION}-parts-{intervention}-{metric}-{split}-{len(chosen)}-by-{size}"
+    parts = run.directory / f"{_parts(asked, intervention, metric)}{size}"
     ablation = ablate_heads(
         source,
         batches,
@@ -143,8 +145,19 @@ def ablate_run(
     usual = (("zero", intervention), ("accuracy", metric), ("exact", method))
     name = "-".join((_ABLATION, *(given for default, given in usual if given != default)))
     write_record(run.directory, name, asked, ablation.to_dict())
-    shutil.rmtree(parts, ignore_errors=True)
+    _forget_parts(run.directory, asked, intervention, metric)
     return ablation
+
+
+def _parts(asked: Asked, intervention: Intervention = "zero", metric: Metric = "accuracy") -> str:
+    """How the names of directories begin that hold parts of an ablation; the size of a batch follows."""
+    return f"{_ABLATION}-parts-{intervention}-{metric}-{asked.split}-{asked.examples}-by-"
+
+
+def _forget_parts(directory: Path, asked: Asked, *kind: Any) -> None:
+    """Remove the parts of an ablation that is recorded: it may have been killed in between."""
+    for parts in directory.glob(f"{_parts(asked, *kind)}*"):
+        shutil.rmtree(parts, ignore_errors=True)
 
 
 class _Parts:

@@ -13,6 +13,7 @@ from toeplens.engine.examples import Split, examples_of, replayed_at_once
 from toeplens.engine.extrapolation import extrapolate
 from toeplens.engine.records import Asked, read_record, write_record
 from toeplens.ground import choose
+from toeplens.ground.locks import locked
 from toeplens.lens import (
     AttentionTrace,
     Batch,
@@ -40,8 +41,9 @@ def measure_run(run: Run, name: str, *, examples: int, split: Split = "test", de
     asked = Asked(examples, split)
     content = read_record(run.directory, name, asked)
     if content is None:
-        content = measure(run, examples, split, plan_execution(device, "off", "float32").device)
-        write_record(run.directory, name, asked, content)
+        with locked(run.directory, "run"):
+            content = measure(run, examples, split, plan_execution(device, "off", "float32").device)
+            write_record(run.directory, name, asked, content)
     return content
 
 

@@ -18,6 +18,10 @@ LOCK = ".lock"
 _LOOK = 0.1
 
 
+class Busy(InputError):
+    """Somebody else holds the directory."""
+
+
 @dataclass
 class _Held:
     """A directory that a thread of this process holds, and how many times it has entered."""
@@ -38,7 +42,7 @@ def locked(directory: Path, what: str, *, until: Callable[[], bool] | None = Non
         what   what the directory is, for the sentence: ``run``, ``study``, ``audit``
         until  if given, wait for another process until this is true; else one that is held is refused at once
 
-    The thread that holds a directory may enter it again; another thread or process raises `InputError`. The lock is
+    The thread that holds a directory may enter it again; another thread or process raises `Busy`. The lock is
     the operating system's: it is gone with its holder, however that ends. The file stays.
     """
     place = Path(directory).resolve()
@@ -46,9 +50,9 @@ def locked(directory: Path, what: str, *, until: Callable[[], bool] | None = Non
         try:
             stream = _enter(place, what)
             break
-        except _Busy as error:
+        except Busy:
             if until is None or until():
-                raise InputError(str(error)) from None
+                raise
             time.sleep(_LOOK)
     try:
         if stream is not None:
@@ -65,13 +69,9 @@ def locked(directory: Path, what: str, *, until: Callable[[], bool] | None = Non
             stream.close()
 
 
-class _Busy(Exception):
-    """Somebody else holds the directory."""
-
-
 def _enter(place: Path, what: str) -> TextIO | None:
     """Take the lock; None where this thread has it already."""
-    busy = _Busy(f"{what}: {place} is being worked on by another process; wait until it is done.")
+    busy = Busy(f"{what}: {place} is being worked on by another process; wait until it is done.")
     with _guard:
         held = _held.get(place)
         if held is not None:

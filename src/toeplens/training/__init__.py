@@ -1,6 +1,7 @@
 """Fit one run: `train(spec, out) -> Run`; `RunSpec` says what it is, `Run.open(directory)` reads it back."""
 
 from toeplens.training.environment import Execution, environment, plan_execution
+from toeplens.training.history import Segment, Setup, told
 from toeplens.training.loop import Batches, answer, correct, cosine_with_warmup, evaluate, initial_model, train
 from toeplens.training.run import Run
 from toeplens.training.spec import RunSpec, run_spec
@@ -11,6 +12,8 @@ __all__ = [
     "Execution",
     "Run",
     "RunSpec",
+    "Segment",
+    "Setup",
     "Watcher",
     "answer",
     "correct",
@@ -20,5 +23,6 @@ __all__ = [
     "initial_model",
     "plan_execution",
     "run_spec",
+    "told",
     "train",
 ]

@@ -76,16 +76,26 @@ def environment(execution: Execution | None = None) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "gpu": _gpu(execution),
         "execution": execution.describe() if execution else None,
         "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
     }
 
 
-def _processor() -> str:
+def _gpu(execution: Execution | None) -> str | None:
+    """The GPU that is worked on; where none is told, the first; None without."""
+    if execution is not None and execution.device.type != "cuda":
+        return None
+    if not torch.cuda.is_available():
+        return None
+    return torch.cuda.get_device_name(None if execution is None else execution.device)
+
+
+def processor() -> str:
+    """The processor's name."""
     try:
         with open("/proc/cpuinfo") as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

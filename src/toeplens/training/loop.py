@@ -21,6 +21,7 @@ from toeplens.model import Decoder
 from toeplens.tasks import Examples
 from toeplens.training import run as store
 from toeplens.training.environment import CompileMode, Execution, environment, plan_execution
+from toeplens.training.history import Segment, ended, gone_on, read_history, setup_of
 from toeplens.training.run import Run, Status
 from toeplens.training.spec import RunSpec
 from toeplens.training.watch import Watch, Watcher
@@ -127,7 +128,8 @@ def train(
                             seconds it took, which are not counted in the run's own
 
     On a CPU a run that was stopped or killed anywhere and started again ends bit-identical to one that was not, on
-    the same machine, thread count and versions. A watcher is no part of the spec and changes nothing but the time: the
+    the same machine, thread count and versions; elsewhere it goes on too, and `Run.history` tells from step to step
+    on what. A watcher is no part of the spec and changes nothing but the time: the
     weights are those of the run without it. A finished run is returned as it is, watched or not; moments that were
     passed without a watcher stay missing. If a look raises, a checkpoint is written first.
     """
@@ -176,8 +178,10 @@ class _Session:
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.test_sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.diverged = self.worked = self.stepped = False
+        self.history = gone_on([], 0, setup_of(execution))
+        self.cuda_rng: Tensor | None = None  # a run that goes on on a CPU keeps it for when it is back on a GPU
         self._resume()
-        write_json(directory / store.ENVIRONMENT, environment(execution))
+        self._write_environment(self.history)
 
     def amp(self) -> Any:
         """bfloat16 matrix products where the run asks for them."""
@@ -205,9 +209,10 @@ class _Session:
     ) -> Status:
         """Work in units (a training step, a batch of the epoch's evaluation, a look) until done or told to stop."""
         saved = shown = begun = time.monotonic()
+        ends = None if deadline is None else begun + deadline - time.time()  # whatever the clock is set to later
         slowest = 0.0
         while len(self.rows) < self.spec.epochs:
-            if should_stop() or (deadline is not None and self.worked and time.time() + slowest >= deadline):
+            if should_stop() or (ends is not None and self.worked and time.monotonic() + slowest >= ends):
                 self._save()
                 return "stopped"
             compiling, looked = False, 0.0
@@ -302,9 +307,16 @@ class _Session:
         if self.watch.rows or path.exists():  # it may hold more than the checkpoint from which this session went on
             store.write_rows(path, self.watch.rows)
 
+    def _write_environment(self, history: list[Segment]) -> None:
+        told = [segment.to_dict() for segment in history]
+        write_json(self.directory / store.ENVIRONMENT, {**environment(self.execution), "history": told})
+
     def _save(self) -> None:
+        if self.execution.device.type == "cuda":
+            self.cuda_rng = torch.cuda.get_rng_state(self.execution.device)
         state = {
             "run": self.spec.name,
+            "history": [segment.to_dict() for segment in ended(self.history, self.step)],
             "model": store.own_state(self.model),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": {"last_epoch": self.scheduler.last_epoch},
@@ -316,9 +328,7 @@ class _Session:
             "test_sums": self.test_sums,
             "watched": self.watch.state(),
             "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state(self.execution.device)
-            if self.execution.device.type == "cuda"
-            else None,
+            "cuda_rng": self.cuda_rng,
         }
         store.save_checkpoint(self.directory, state)
         write_json(self.directory / store.PROGRESS, {"step": self.step, "of": self.spec.total_steps})
@@ -340,8 +350,11 @@ class _Session:
         self.sums.copy_(state["sums"])
         self.test_sums.copy_(state["test_sums"])
         torch.set_rng_state(state["rng"])
-        if state["cuda_rng"] is not None and self.execution.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_rng"], self.execution.device)
+        self.cuda_rng = state["cuda_rng"]
+        if self.cuda_rng is not None and self.execution.device.type == "cuda":
+            torch.cuda.set_rng_state(self.cuda_rng, self.execution.device)
+        had = read_history(state, self.directory / store.CHECKPOINT)  # none if an earlier version wrote it
+        self.history = gone_on(had, self.step, setup_of(self.execution))
 
     def finish(self, status: Status) -> None:
         """Write the weights, then the result; the checkpoint is not needed any more."""
@@ -356,6 +369,7 @@ class _Session:
             "tokens_per_second": round(tokens / max(self.seconds, 1e-9)),
             **{key: last[key] for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")},
         }
+        self._write_environment(ended(self.history, self.step))
         write_json(self.directory / store.RESULT, result)
         (self.directory / store.CHECKPOINT).unlink(missing_ok=True)
         (self.directory / store.PROGRESS).unlink(missing_ok=True)

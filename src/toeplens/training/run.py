@@ -20,6 +20,7 @@ from toeplens.ground import InputError, checked, read_json, read_record, read_ro
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.locks import LOCK, locked
 from toeplens.model import Decoder
+from toeplens.training.history import Segment, read_history
 from toeplens.training.records import Epoch, Moment, Progress, Result, checkpoint_fault
 from toeplens.training.spec import RunSpec, run_spec
 
@@ -78,6 +79,12 @@ class Run:
         rows = read_rows(self.directory / WATCHED)
         checked(list[Moment], rows, self.directory / WATCHED)
         return rows
+
+    @property
+    def history(self) -> list[Segment]:
+        """What the run was carried out on, from step to step; empty where an earlier version did not write it down."""
+        path = self.directory / ENVIRONMENT
+        return read_history(read_json(path), path) if path.exists() else []
 
     @property
     def step(self) -> int:

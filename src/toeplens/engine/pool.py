@@ -1,0 +1,155 @@
+"""Pieces of work in processes of their own, several at a time: each can be stopped, all report to one place."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+
+from toeplens.engine.limits import Limits
+from toeplens.ground import EnvironmentFailure, ToeplensError
+from toeplens.ground.stops import WORKERS_GRACE, Interrupted, interruptible, signals_held
+
+Piece = TypeVar("Piece")
+Told = Callable[[int, Any], None]
+Work = Callable[[Piece, Limits, Callable[[Any], None]], Any]
+_LOOK = 0.1
+
+
+def in_processes(
+    work: Work[Piece],
+    pieces: Sequence[Piece],
+    limits: Limits,
+    *,
+    count: int,
+    threads: int,
+    on_done: Told,
+    on_told: Told = lambda index, what: None,
+) -> None:
+    """Do ``work(piece, limits, tell)`` for each piece, in order, ``count`` at a time.
+
+    ``on_done`` hears each piece's index and result as it ends. None says that a piece was stopped before its end; then
+    no further piece is begun. ``work`` is a function of a module, and its limits say when to stop: Ctrl-C, SIGTERM, a
+    deadline, the end of this process. A piece that does not stop within `WORKERS_GRACE` seconds of that is interrupted.
+    What it tells, ``on_told`` hears with its index.
+
+    An error in one piece stops the others likewise and is raised once they have stopped.
+    """
+    context = multiprocessing.get_context("spawn")
+    stop, told = context.Event(), context.Queue()
+    plain = replace(limits, should_stop=_never)
+    upcoming = iter(enumerate(pieces))
+    failure: BaseException | None = None
+    with ProcessPoolExecutor(
+        count, mp_context=context, initializer=_start, initargs=(stop, told, threads, os.getpid())
+    ) as pool:
+        waiting: dict[Future[Any], int] = {}
+        try:
+            while True:
+                while len(waiting) < count and not stop.is_set() and not limits.over():
+                    index, piece = next(upcoming, (None, None))
+                    if index is None:
+                        break
+                    with signals_held():
+                        waiting[pool.submit(_do, work, index, piece, plain)] = index
+                if not waiting:
+                    break
+                try:
+                    finished, _ = wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
+                    _drain(told, on_told)
+                except KeyboardInterrupt as error:
+                    if stop.is_set():
+                        raise
+                    stop.set()
+                    failure = error
+                    continue
+                if limits.over():
+                    stop.set()
+                for future in finished:
+                    index = waiting.pop(future)
+                    try:
+                        result = future.result()
+                    except ToeplensError as error:
+                        stop.set()
+                        failure = failure or error
+                        continue
+                    if result is None:
+                        upcoming = iter(())
+                    on_done(index, result)
+        except BaseException as error:
+            stop.set()
+            failure = failure or error
+    _drain(told, on_told)
+    if isinstance(failure, (ToeplensError, KeyboardInterrupt)):
+        raise failure
+    if failure is not None:
+        raise EnvironmentFailure(
+            f"a worker process ended unexpectedly ({type(failure).__name__}: {failure}); what was finished is kept, "
+            f"and the same command goes on; if memory is short, lower --workers."
+        ) from failure
+
+
+def _never() -> bool:
+    return False
+
+
+def _drain(told: Any, on_told: Told) -> None:
+    while True:
+        try:
+            index, what = told.get_nowait()
+        except queue.Empty:
+            return
+        on_told(index, what)
+
+
+# ---- in a worker ----------------------------------------------------------------------------------------------------
+
+_stop: Any = None
+_told: Any = None
+_busy = threading.Lock()
+_leaving = threading.Event()
+
+
+def _start(stop: Any, told: Any, threads: int, parent: int) -> None:
+    global _stop, _told
+    torch.set_num_threads(threads)
+    _stop, _told = stop, told
+    signal.signal(signal.SIGTERM, lambda *_: _leaving.set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+
+
+def _follow(parent: int) -> None:
+    """End this worker when its parent is gone, after the piece at hand has been left at a point to go on from.
+
+    A SIGTERM alone ends the piece and not the worker: who sends it to a whole group has the parent end its workers.
+    """
+    while os.getppid() == parent:
+        threading.Event().wait(0.5)
+    _leaving.set()
+    with _busy:
+        os._exit(1)
+
+
+def _told_to_stop() -> bool:
+    return _leaving.is_set() or _stop.is_set()
+
+
+def _do(work: Work[Any], index: int, piece: Any, limits: Limits) -> Any:
+    own = replace(limits, should_stop=_told_to_stop)
+    if _leaving.is_set():
+        return None
+    with _busy:
+        try:
+            with interruptible(own.over, WORKERS_GRACE):
+                return work(piece, own, lambda what: _told.put((index, what)))
+        except Interrupted:
+            return None

@@ -1,0 +1,116 @@
+"""A run tells what it was carried out on, from step to step; what it did on the way elsewhere is not hidden."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from toeplens.ground import InputError
+from toeplens.training import Run, RunSpec, Segment, history, plan_execution, run_spec, told, train
+from toeplens.training.history import ended, gone_on, setup_of
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+HERE = replace(setup_of(plan_execution("cpu", "off", "float32")), threads=1)
+THERE = replace(HERE, device="cuda", gpu="a GPU", precision="bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def tiny() -> RunSpec:
+    model = {"vocab_size": 12, "d_model": 16, "d_ff": 16, "num_layers": 1, "num_heads": 2, "max_len": 8, "dropout": 0.1}
+    options = {"length": 8, "vocab_size": 12}
+    return run_spec(
+        task_options=options, model=model, train_examples=48, test_examples=20, epochs=2, batch_size=16, lr=1e-2
+    )
+
+
+class After:
+    """Says to stop when asked for the (count + 1)th time."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def steps(run: Run) -> list[tuple[int, int | None, int]]:
+    return [(each.start, each.end, each.setup.threads) for each in run.history]
+
+
+def test_a_run_in_one_go_has_one_segment(tmp_path: Path):
+    torch.set_num_threads(1)
+    run = train(tiny(), tmp_path)
+    assert steps(run) == [(0, 6, 1)]
+    assert run.history[0].setup == HERE
+
+
+def test_a_run_that_goes_on_elsewhere_says_from_where_to_where(tmp_path: Path):
+    torch.set_num_threads(1)
+    assert steps(train(tiny(), tmp_path, should_stop=After(1))) == [(0, None, 1)]
+    train(tiny(), tmp_path, should_stop=After(1))  # on the same set-up: the same segment
+    torch.set_num_threads(2)
+    run = train(tiny(), tmp_path)
+    assert steps(run) == [(0, 2, 1), (2, 6, 2)]
+    assert told(run.history).startswith("steps 0-2 on cpu (")
+    assert "2 thread(s)" in told(run.history)
+    assert json.loads((run.directory / "environment.json").read_text())["threads"] == 2
+
+
+def test_steps_that_were_lost_are_told_no_more(tmp_path: Path):
+    """Killed on another set-up before its first checkpoint: the next session goes on from the old one."""
+    torch.set_num_threads(1)
+    run = train(tiny(), tmp_path, should_stop=After(2))
+    checkpoint = (run.directory / "checkpoint.pt").read_bytes()
+    torch.set_num_threads(2)
+    train(tiny(), tmp_path, should_stop=After(1))
+    (run.directory / "checkpoint.pt").write_bytes(checkpoint)
+    torch.set_num_threads(1)
+    assert steps(train(tiny(), tmp_path)) == [(0, 6, 1)]
+
+
+def test_histories_go_on_end_and_lose_what_was_not_kept():
+    assert gone_on([], 0, HERE) == [Segment(0, None, HERE)]
+    there = gone_on([Segment(0, 5, HERE)], 5, THERE)
+    assert there == [Segment(0, 5, HERE), Segment(5, None, THERE)]
+    assert gone_on(there, 9, THERE) == there
+    assert gone_on(there, 9, HERE) == [Segment(0, 5, HERE), Segment(5, 9, THERE), Segment(9, None, HERE)]
+    assert gone_on(ended(there, 9), 5, HERE) == [Segment(0, None, HERE)]
+    assert gone_on(ended(there, 9), 0, HERE) == [Segment(0, None, HERE)]
+    assert ended(there, 9)[-1].end == 9
+    assert "a GPU" in told(there)
+
+
+def test_an_older_run_has_none_and_a_damaged_one_is_one_sentence(tmp_path: Path):
+    run = train(tiny(), tmp_path)
+    path = run.directory / "environment.json"
+    content: dict[str, Any] = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in content.items() if name != "history"}))
+    assert run.history == []
+    (row,) = content["history"]
+    for damage in ("x", {}, [3], [{**row, "start": -1}], [{**row, "end": "6"}], [{**row, "setup": {}}]):
+        path.write_text(json.dumps({**content, "history": damage}))
+        with pytest.raises(InputError, match=r"environment\.json is damaged"):
+            _ = run.history
+    assert history.read_history({}, path) == []
+
+
+def test_a_gpus_random_state_is_kept_while_the_run_is_on_a_cpu(tmp_path: Path):
+    run = train(tiny(), tmp_path, should_stop=After(2))
+    path = run.directory / "checkpoint.pt"
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, "cuda_rng": torch.arange(16, dtype=torch.uint8)}, path)
+    train(tiny(), tmp_path, should_stop=After(1))
+    assert torch.load(path, weights_only=True)["cuda_rng"].tolist() == list(range(16))
