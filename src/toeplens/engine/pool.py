@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
@@ -22,6 +23,7 @@ Piece = TypeVar("Piece")
 Told = Callable[[int, Any], None]
 Work = Callable[[Piece, Limits, Callable[[Any], None]], Any]
 _LOOK = 0.1
+_PATIENCE = 3.0  # seconds that a piece has at least, so that one begun late in a small budget gets somewhere
 
 
 def in_processes(
@@ -38,7 +40,8 @@ def in_processes(
 
     ``on_done`` hears each piece's index and result as it ends. None says that a piece was stopped before its end; then
     no further piece is begun. ``work`` is a function of a module, and its limits say when to stop: Ctrl-C, SIGTERM, a
-    deadline, the end of this process. A piece that does not stop within `WORKERS_GRACE` seconds of that is interrupted.
+    deadline, the end of this process. A piece that does not stop within `WORKERS_GRACE` seconds of that (of a deadline
+    a few more) is interrupted.
     What it tells, ``on_told`` hears with its index.
 
     An error in one piece stops the others likewise and is raised once they have stopped.
@@ -144,12 +147,16 @@ def _told_to_stop() -> bool:
 
 
 def _do(work: Work[Any], index: int, piece: Any, limits: Limits) -> Any:
-    own = replace(limits, should_stop=_told_to_stop)
+    own, begun = replace(limits, should_stop=_told_to_stop), time.monotonic()
     if _leaving.is_set():
         return None
+
+    def over() -> bool:
+        return _told_to_stop() or (limits.late(-_PATIENCE) and time.monotonic() - begun >= _PATIENCE)
+
     with _busy:
         try:
-            with interruptible(own.over, WORKERS_GRACE):
+            with interruptible(over, WORKERS_GRACE):
                 return work(piece, own, lambda what: _told.put((index, what)))
         except Interrupted:
             return None
