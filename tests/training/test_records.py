@@ -169,6 +169,7 @@ def test_a_checkpoint_with_a_field_missing_or_of_another_type_is_refused(tmp_pat
     assert checkpoint_fault(whole, run.spec, own, parameters) is None
     alike = [place for place in places(whole) if place[:2] == ("optimizer", "state") and place[2:3] > (0,)]
     cases = [place for place in places(whole) if place not in free and place not in alike]
+    cases = [place for place in cases if place[0] != "history"]  # see test_history.py
     assert len(cases) > 60
     for place in cases:
         *parents, last = place

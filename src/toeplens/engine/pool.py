@@ -74,7 +74,7 @@ def in_processes(
                     stop.set()
                     failure = error
                     continue
-                if limits.over():
+                if limits.should_stop():  # the deadline they know
                     stop.set()
                 for future in finished:
                     index = waiting.pop(future)

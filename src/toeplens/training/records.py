@@ -10,6 +10,7 @@ from torch import Tensor
 
 from toeplens.ground import sentence
 from toeplens.ground.reading import Count, Number, Positive, Share, Text, Truth
+from toeplens.training.history import Segment
 from toeplens.training.spec import RunSpec
 
 Shapes = dict[str, tuple[torch.Size, torch.dtype]]
@@ -89,7 +90,7 @@ class _Scheduler(BaseModel):
 
 
 class _Checkpoint(BaseModel):
-    """checkpoint.pt; older ones know of no watching."""
+    """checkpoint.pt; older ones know of no watching and of no history."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -105,6 +106,7 @@ class _Checkpoint(BaseModel):
     watched: _Watched | None = None
     rng: Tensor
     cuda_rng: Tensor | None
+    history: list[Segment] = []
 
 
 def checkpoint_fault(state: dict[str, Any], spec: RunSpec, own: Shapes, parameters: list[torch.Size]) -> str | None:
