@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -71,7 +73,26 @@ def test_ignored_labels_count_nowhere(tmp_path: Path) -> None:
         task = run.spec.build_task().at_length(row.length)
         labels = task.dataset("test", 60, run.spec.data_seed).labels
         assert row.examples == (labels != 0).sum() < 60
-        assert row.chance == pytest.approx(1 / 8)
+        assert row.chance == row.length_chance == pytest.approx(1 / 8)
+
+
+def test_the_interval_is_wilsons(tmp_path: Path) -> None:
+    for row in extrapolate(trained(tmp_path, "rope"), [8, 16], examples=40).rows:
+        share, n, z = row.accuracy or 0.0, row.examples, NormalDist().inv_cdf(0.975)
+        middle, half = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+        edges = [(middle + side * half) / (1 + z**2 / n) for side in (-1, 1)]
+        assert [row.low, row.high] == pytest.approx(edges, abs=1e-9)
+
+
+def test_what_the_length_tells_is_said_of_the_longer_texts(tmp_path: Path) -> None:
+    released = {"form": "released", "length": 14, "vocab_size": 12, "max_between": 4, "max_side": 3}
+    sizes = {"vocab_size": 12, "d_model": 16, "d_ff": 16, "num_layers": 1, "num_heads": 2, "max_len": 14}
+    spec = {"task_options": released, "model": sizes, "train_examples": 16, "test_examples": 16, "epochs": 1}
+    run = train(run_spec(**spec), tmp_path)
+    task = run.spec.build_task()
+    near, far = extrapolate(run, [14, 28], examples=20).rows
+    assert near.length_chance == task.length_chance()
+    assert far.length_chance == task.at_length(28).length_chance() != task.length_chance()
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_no_examples_no_ablation(tmp_path: Path):
     assert read_ablation(run.directory, Asked(TEST)) is None
 
 
-@pytest.mark.parametrize(("examples", "test", "train"), [(20, 6, 14), (40, 12, 28), (10_000, TEST, TRAIN), (1, 1, 1)])
+@pytest.mark.parametrize(("examples", "test", "train"), [(20, 6, 14), (40, 12, 28), (10_000, 20, TRAIN), (1, 1, 1)])
 def test_train_and_test_together_are_taken_as_seventy_to_thirty(run: Run, examples: int, test: int, train: int):
     found = ablate_run(run, examples=examples, split="train+test").to_dict()
     task, seed = run.spec.build_task(), run.spec.data_seed

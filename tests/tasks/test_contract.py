@@ -164,14 +164,18 @@ def test_chance_is_what_the_best_constant_guess_gets(which: str):
 
 @each_case
 def test_length_chance_is_what_the_best_guess_from_the_length_gets(which: str):
-    task, examples = case(which), drawn(which)
-    half = COUNT // 2
-    learn, check = examples[:half], examples[half:]
-    best = {n: np.bincount(learn.labels[learn.lengths == n]).argmax() for n in np.unique(learn.lengths)}
-    hits = np.mean([best.get(n, -1) == label for n, label in zip(check.lengths, check.labels, strict=True)])
-    assert hits < task.length_chance() + 5 * (task.length_chance() / half) ** 0.5
-    if task.shares() is not None:
-        assert hits == pytest.approx(task.length_chance(), abs=0.025)
+    task, drawn_ones = case(which), drawn(which)
+    for ignored in (None, int(np.bincount(drawn_ones.labels).argmax())):
+        examples = drawn_ones[drawn_ones.labels != ignored]
+        half = len(examples) // 2
+        learn, check = examples[:half], examples[half:]
+        best = {n: np.bincount(learn.labels[learn.lengths == n]).argmax() for n in np.unique(learn.lengths)}
+        hits = np.mean([best.get(n, -1) == label for n, label in zip(check.lengths, check.labels, strict=True)])
+        chance = task.length_chance(ignored)
+        assert task.chance(ignored) <= chance + 1e-12
+        assert hits < chance + 5 * (chance / half) ** 0.5
+        if task.shares() is not None:
+            assert hits == pytest.approx(chance, abs=0.025)
 
 
 @each_case

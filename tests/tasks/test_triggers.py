@@ -453,10 +453,10 @@ def test_chance_of_the_papers_first_task_as_released_is_one_in_seventy():
     assert build("trigger-distance", form="released").chance() == pytest.approx(1 / 70)
 
 
-def best_guess_from_length(max_between: int, max_side: int, cut: int) -> Fraction:
+def best_guess_from_length(max_between: int, max_side: int, cut: int, ignored: int | None = None) -> Fraction:
     """By counting every equally likely (left, between, right)."""
     ways: Counter[tuple[int, int]] = Counter()
-    for between in range(1, max_between + 1):
+    for between in set(range(1, max_between + 1)) - {None if ignored is None else ignored - 1}:
         for left, right in itertools.product(range(1, max_side + 1), repeat=2):
             ways[min(left + between + right + 2, cut), between] += 1
     best = {total: max(n for (t, _), n in ways.items() if t == total) for total in {t for t, _ in ways}}
@@ -469,6 +469,8 @@ def test_length_chance_is_the_count_over_all_cases(max_between: int, max_side: i
     sizes = {"max_between": max_between, "max_side": max_side, "cut": cut}
     task = build("trigger-distance", form="released", length=128, **sizes)
     assert task.length_chance() == pytest.approx(float(best_guess_from_length(**sizes)), rel=1e-12)
+    if max_between > 1:
+        assert task.length_chance(2) == pytest.approx(float(best_guess_from_length(**sizes, ignored=2)), rel=1e-12)
 
 
 def test_length_alone_tells_a_little_in_the_released_form():
@@ -492,6 +494,7 @@ def test_length_tells_nothing_where_it_never_changes(which: str):
     task = small(which)
     assert len(np.unique(draw(task, 500).lengths)) == 1
     assert task.length_chance() == task.chance()
+    assert task.length_chance(1) == task.chance(1) > task.chance()
 
 
 # ---- options ------------------------------------------------------------------------------------------------------

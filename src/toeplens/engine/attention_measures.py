@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from toeplens.engine.examples import Split, examples_of, replayed_at_once
+from toeplens.engine.kinds import WHY
 from toeplens.ground import InputError
 from toeplens.lens import (
     AttentionTrace,
@@ -20,7 +21,6 @@ from toeplens.lens.pieces import written_out_profile
 from toeplens.sources import DecoderSource
 from toeplens.training import Batches, Run
 
-WHY = "why"
 _TRACED, _PERMUTED, _PERMUTATIONS = 256, 64, 16  # examples at most; queries, and permutations of each
 
 Found = dict[str, Any]
@@ -30,9 +30,10 @@ def _where_it_can(measure: Callable[[AttentionTrace], Found]) -> Callable[[Run, 
     """The measure on a trace of the first examples; where an encoding has no such thing, why."""
 
     def measured(run: Run, examples: int, split: Split, device: torch.device) -> Found:
+        model = run.model().to(device)  # that it is not there is no reason of the encoding's, and is not recorded
         data = Batches.of(examples_of(run.spec, min(examples, _TRACED), split), device)
         try:
-            return measure(AttentionTrace(DecoderSource(run.model().to(device)), data.tokens, data.lengths))
+            return measure(AttentionTrace(DecoderSource(model), data.tokens, data.lengths))
         except InputError as error:
             return {WHY: str(error)}
 
@@ -66,11 +67,12 @@ def _toeplitz(trace: AttentionTrace) -> Found:
 
 def _bands(run: Run, examples: int, split: Split, device: torch.device) -> Found:
     """What the model loses without each frequency of each head, in nats."""
+    model = run.model().to(device)
     chosen = examples_of(run.spec, min(examples, _TRACED), split)
     size = replayed_at_once(run.spec, chosen.tokens.shape[1], device)
     batches = Batches.of(chosen, device, run.spec.ignore_label).split(size)
     try:
-        return ablate_bands(DecoderSource(run.model().to(device)), batches).to_dict()
+        return ablate_bands(DecoderSource(model), batches).to_dict()
     except InputError as error:
         return {WHY: str(error)}
 

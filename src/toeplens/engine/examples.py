@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
+from toeplens.ground import choose
 from toeplens.tasks import TEST_SHARE, Examples
 from toeplens.training import RunSpec
 
@@ -14,12 +15,17 @@ _REPLAYED_TOKENS = {"cpu": 2**16, "cuda": 2**20}
 
 
 def examples_of(spec: RunSpec, examples: int, split: Split = "test") -> Examples:
-    """That many of a run's examples: of the test set, or of both sets in the proportion 70:30."""
+    """At most that many of a run's examples: of the test set, or of both sets in the proportion 70:30.
+
+    Where one of the sets has too few for that, fewer are taken of both: the proportion stays.
+    """
     task = spec.build_task()
-    if split == "test":
+    if choose("split", split, get_args(Split)) == "test":
         return task.dataset("test", min(examples, spec.test_examples), spec.data_seed)
-    test = min(max(1, round(TEST_SHARE * examples)), spec.test_examples)
-    train = min(max(1, examples - test), spec.train_examples)
+    most = min(int(spec.test_examples / TEST_SHARE), int(spec.train_examples / (1 - TEST_SHARE)))
+    examples = min(examples, most)
+    test = max(1, round(TEST_SHARE * examples))
+    train = max(1, examples - test)
     parts = [task.dataset("train", train, spec.data_seed), task.dataset("test", test, spec.data_seed)]
     return Examples.join(parts)
 

@@ -115,6 +115,6 @@ def _row(run: Run, model: Decoder, task: Task, length: int, examples: int, fitte
         float(interval.high),
         loss / count,
         longer.chance(spec.ignore_label),
-        longer.length_chance(),
+        longer.length_chance(spec.ignore_label),
         trivial_baselines(fitted, _counted(run, test)),
     )

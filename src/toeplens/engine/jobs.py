@@ -55,6 +55,9 @@ class Job:
     measures: tuple[str, ...] = ()
     watch: bool = False
 
+    def __post_init__(self) -> None:
+        choose("split", self.split, get_args(Split))
+
 
 def carry_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None = None) -> Run:
     """Train the job's run in ``out``, ablate its heads and measure it; the run's status says how far it got.

@@ -26,18 +26,24 @@ from toeplens.lens import (
 from toeplens.sources import DecoderGradients, DecoderSource
 from toeplens.training import Batches, Run, initial_model, plan_execution
 
-_SETS, _STREAM, _POOL = 512, 512, 4096  # examples that single measures look at, at most
+_SETS, _STREAM = 512, 512  # examples that single measures look at, at most
+_POOL = 4096  # examples of the gradients' statistics, which need as many whatever else is looked at
 
 
 def measure_run(run: Run, name: str, *, examples: int, split: Split = "test", device: str = "auto") -> dict[str, Any]:
     """One of `MEASURES` of a finished run, from its record ``NAME.json``, or measured now and written there.
 
     Arguments
-        examples  how many examples the measure may look at
-        split     which: of the ``test`` set, or ``train+test`` (70:30); gradients are always those of the training set
+        examples  how many examples the measure may look at; ``seed`` alone asks nothing of the trained model, and looks
+                  at 4,096 examples of the training set (at all, if there are fewer) whatever is given
+        split     which: of the ``test`` set, or ``train+test`` (70:30); longer texts are always those of the test set
         device    ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
+
+    Raises `InputError` for a run that is not finished or diverged, and for weights that are missing or damaged; of
+    these nothing is recorded.
     """
     measure = MEASURES[choose("measure", name, MEASURES)]
+    run.must_be_complete()
     asked = Asked(examples, split)
     content = read_record(run.directory, name, asked)
     if content is None:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args
+
+from pydantic import BaseModel, Field
 
 from toeplens.engine.examples import Split
-from toeplens.ground import InputError, read_json, write_json
+from toeplens.engine.kinds import check_record
+from toeplens.ground import InputError, checked, choose, read_json, write_json
+from toeplens.ground.reading import Count
 
 _ASKED = "asked"
 
@@ -26,12 +30,25 @@ class Asked:
     def __post_init__(self) -> None:
         if self.examples < 1:
             raise InputError(f"examples: {self.examples} was given; it must be at least 1.")
+        choose("split", self.split, get_args(Split))
+
+
+class _Told(BaseModel):
+    """`Asked`, as a record tells it."""
+
+    examples: Annotated[Count, Field(ge=1)]
+    split: Split
+
+
+class _Record(BaseModel):
+    asked: _Told
 
 
 def read_record(directory: Path, name: str, asked: Asked) -> dict[str, Any] | None:
-    """The record of these examples, or None; a damaged one raises `InputError`."""
+    """The record of these examples, or None; a damaged one raises `InputError` (see `toeplens.engine.kinds`)."""
     for path in _places(directory, name, asked):
         if path.exists() and (content := _read(path)).pop(_ASKED) == asdict(asked):
+            check_record(name, content, path)
             return content
     return None
 
@@ -50,6 +67,5 @@ def _places(directory: Path, name: str, asked: Asked) -> tuple[Path, Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     content = read_json(path)
-    if not isinstance(content, dict) or _ASKED not in content:
-        raise InputError(f"record: {path} is damaged: it does not say what examples it was made of.")
+    checked(_Record, content, path)
     return content

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from toeplens.engine.examples import Split, examples_of, replayed_at_once
 from toeplens.ground import InputError, choose
@@ -48,7 +48,7 @@ class HeadWatch:
         for name, value in (("examples", examples), ("ablated", ablated)):
             if value < 1:
                 raise InputError(f"{name}: {value} was given; it must be at least 1.")
-        choose("split", split, ("test", "train+test"))
+        choose("split", split, get_args(Split))
         self.spec = spec
         self.examples = examples_of(spec, examples, split)
         self.ablated = examples_of(spec, min(ablated, len(self.examples)), split)

@@ -143,7 +143,7 @@ def _result(cell: Cell, run: Run, ablation: HeadAblation | None, measures: dict[
         run=cell.job.spec.name,
         status=run.status,
         chance=cell.job.spec.chance,
-        length_chance=max(task.length_chance(), cell.job.spec.chance),
+        length_chance=max(task.length_chance(cell.job.spec.ignore_label), cell.job.spec.chance),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         epochs=run.metrics,
         result=run.result,

@@ -108,10 +108,13 @@ class Task(ABC):
         each = shares.sum(axis=0)[counted]
         return float(each.max() / each.sum())
 
-    def length_chance(self) -> float:
-        """Accuracy of the best guess from the sequence's length alone."""
+    def length_chance(self, ignore_label: int | None = None) -> float:
+        """Accuracy of the best guess from the sequence's length alone, over the labels that count."""
         shares = self.shares()
-        return self.chance() if shares is None else float(shares.max(axis=1).sum())
+        if shares is None:
+            return self.chance(ignore_label)
+        counted = shares[:, [label != ignore_label for label in self.labels]]
+        return float(counted.max(axis=1).sum() / counted.sum())
 
     def split_key(self, examples: Examples) -> Int[np.ndarray, "n length"]:
         """The tokens whose hash decides between train and test: all, unless several texts share one question.

@@ -100,17 +100,18 @@ class TriggerDistance(Task):
             return {**kept, "length": length, "max_distance": self.max_distance}
         return {**kept, "length": length, "max_side": self.max_side + longer // 2, "cut": self.cut + longer}
 
-    def length_chance(self) -> float:
+    def length_chance(self, ignore_label: int | None = None) -> float:
         if self.form == "paper":
-            return self.chance()
+            return self.chance(ignore_label)
         side = np.full(self.max_side, 1 / self.max_side)
         sides = np.convolve(side, side)
         best: dict[int, float] = {}
-        for between in range(1, self.max_between + 1):
+        counted = [between for between in range(1, self.max_between + 1) if between + 1 != ignore_label]
+        for between in counted:
             mass: dict[int, float] = {}
             for extra, share in enumerate(sides, start=2):
                 total = min(between + 2 + extra, self.cut)
-                mass[total] = mass.get(total, 0.0) + share / self.max_between
+                mass[total] = mass.get(total, 0.0) + share / len(counted)
             for total, share in mass.items():
                 best[total] = max(best.get(total, 0.0), share)
         return float(sum(best.values()))

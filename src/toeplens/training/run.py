@@ -97,12 +97,16 @@ class Run:
             raise InputError(f"{path} is damaged: step: {step} is more than this run has.")
         return step
 
-    def model(self) -> Decoder:
-        """The trained model, on the CPU, in evaluation mode; all its numbers are finite."""
+    def must_be_complete(self) -> None:
+        """Raise an `InputError` unless there is a trained model to look at."""
         if self.status == "stopped":
             raise InputError(f"run: {self.directory} is not finished; run the same command again to go on with it.")
         if self.status == "diverged":
             raise InputError(f"run: {self.directory} diverged; there are no finite weights to look at.")
+
+    def model(self) -> Decoder:
+        """The trained model, on the CPU, in evaluation mode; all its numbers are finite."""
+        self.must_be_complete()
         with torch.random.fork_rng(devices=[]):
             model = Decoder(self.spec.model)
         path = self.directory / WEIGHTS

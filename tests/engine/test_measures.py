@@ -1,0 +1,383 @@
+"""What a study's cell gets of a run is what the lens gives by hand; what cannot be measured leaves no record."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import config
+
+from toeplens.engine import (
+    MEASURES,
+    Asked,
+    HeadWatch,
+    Job,
+    ablate_run,
+    examples_of,
+    extrapolate,
+    measure_run,
+    read_ablation,
+    read_measures,
+)
+from toeplens.engine.kinds import check_record, check_watched
+from toeplens.ground import InputError, plain
+from toeplens.ground.files import finite
+from toeplens.lens import (
+    AttentionTrace,
+    ablate_heads,
+    behaviour,
+    frequency_use,
+    head_sets,
+    seed_strength,
+)
+from toeplens.lens.pieces import written_out_profile
+from toeplens.sources import DecoderGradients, DecoderSource
+from toeplens.training import Batches, Run, RunSpec, initial_model, run_spec, train
+
+CPU = torch.device("cpu")
+TEST, TRAIN = 30, 48
+
+
+def tiny(**changes: Any) -> RunSpec:
+    sizes = {"vocab_size": 12, "d_model": 16, "d_ff": 16, "num_layers": 2, "num_heads": 2, "max_len": 8, "dropout": 0.0}
+    fields: dict[str, Any] = {
+        "task": "trigger-count",
+        "task_options": {"length": 8, "vocab_size": 12, "num_triggers": 3},
+        "model": sizes,
+        "ignore_label": 0,
+        "train_examples": TRAIN,
+        "test_examples": TEST,
+        "epochs": 2,
+        "batch_size": 16,
+        "lr": 1e-2,
+    }
+    return run_spec(**fields | changes)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _unchecked() -> Iterator[None]:
+    """No shape checks: what measures are made of runs checked in its own tests."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(tiny(), tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture
+def own(run: Run, tmp_path: Path) -> Run:
+    """A trained run of one's own."""
+    shutil.copytree(run.directory, tmp_path / run.spec.name, ignore=shutil.ignore_patterns("*-*.json"))
+    return Run.open(tmp_path / run.spec.name)
+
+
+def measured(run: Run, name: str, examples: int = TEST, **choices: Any) -> Any:
+    """The measure, from the record that it wrote."""
+    measure_run(run, name, examples=examples, **choices)
+    return measure_run(run, name, examples=examples, **choices)
+
+
+def as_recorded(content: Any) -> Any:
+    return plain(finite(content))
+
+
+def batches(run: Run, split: Any = "test", examples: int = TEST) -> list[Any]:
+    return list(Batches.of(examples_of(run.spec, examples, split), CPU, run.spec.ignore_label).split(1000))
+
+
+def trace(run: Run, split: Any = "test", examples: int = TEST) -> AttentionTrace:
+    data = Batches.of(examples_of(run.spec, examples, split), CPU)
+    return AttentionTrace(DecoderSource(run.model()), data.tokens, data.lengths)
+
+
+# ---- the numbers --------------------------------------------------------------------------------------------------
+
+
+def test_position_is_what_heads_lose_without_it_and_not_what_they_lose_in_silence(own: Run):
+    source = DecoderSource(own.model())
+    found = measured(own, "position")
+    choices: dict[str, Any] = {"chance": own.spec.chance, "cumulative": False}
+    assert found == as_recorded(ablate_heads(source, batches(own), intervention="position", **choices).to_dict())
+    assert found["drops"] != as_recorded(ablate_heads(source, batches(own), **choices).to_dict())["drops"]
+
+
+def test_a_label_that_training_ignores_counts_in_no_measure(own: Run):
+    labels = examples_of(own.spec, TEST).labels
+    counted = int((labels != 0).sum())
+    assert 0 < counted < TEST
+    assert [measured(own, name)["examples"] for name in ("position", "sets", "bands")] == [counted] * 3
+    assert measured(own, "seed")["strength"]["examples"] == (examples_of_train(own).labels != 0).sum() < TRAIN
+    assert measured(own, "extrapolation")["rows"][0]["examples"] == counted
+
+
+def examples_of_train(run: Run) -> Any:
+    return run.spec.build_task().dataset("train", TRAIN, run.spec.data_seed)
+
+
+def test_sets_are_those_of_the_run(own: Run):
+    found = head_sets(DecoderSource(own.model()), batches(own), chance=own.spec.chance)
+    assert measured(own, "sets") == as_recorded(found.to_dict())
+
+
+def test_the_seed_is_that_of_the_initial_model_on_the_training_set(own: Run):
+    with torch.random.fork_rng(devices=[]):
+        initial = initial_model(own.spec)
+    pools = {
+        split: Batches.of(own.spec.build_task().dataset(split, count, own.spec.data_seed), CPU, own.spec.ignore_label)
+        for split, count in (("train", TRAIN), ("test", TEST))
+    }
+    by_hand = {
+        (name, split): as_recorded(seed_strength(DecoderGradients(model), pool.split(1000), bootstrap=200).to_dict())
+        for (name, model), (split, pool) in itertools.product(
+            (("initial", initial), ("trained", own.model())), pools.items()
+        )
+    }
+    found = measured(own, "seed", examples=7)["strength"]
+    assert found == by_hand["initial", "train"]
+    assert len({of["loss"] for of in by_hand.values()}) == 4
+    assert found["examples"] > 7  # whatever is asked
+
+
+def test_behaviour_and_frequencies_are_those_of_the_queries_that_the_model_uses(own: Run):
+    for name, lens in (("behaviour", behaviour), ("frequency", frequency_use)):
+        found = measured(own, name)
+        assert found == as_recorded(lens(trace(own), counted="used").to_dict())
+        assert found["variance"] != as_recorded(lens(trace(own)).to_dict())["variance"]
+
+
+def test_toeplitz_has_the_share_and_the_variance_explained(own: Run):
+    profiles = [written_out_profile(layer) for layer in trace(own)]
+    found = measured(own, "toeplitz")
+    assert found["share"] == as_recorded([profile.share.tolist() for profile in profiles])
+    assert found["variance_explained"] == as_recorded([profile.variance_explained.tolist() for profile in profiles])
+    assert found["share"] != found["variance_explained"]
+
+
+@pytest.mark.parametrize("name", ["behaviour", "toeplitz", "position", "representation"])
+def test_a_measure_is_of_the_split_that_was_asked_for(own: Run, name: str):
+    both = measured(own, name, 20, split="train+test")
+    assert json.loads((own.directory / f"{name}.json").read_text())["asked"] == {"examples": 20, "split": "train+test"}
+    assert both != measured(own, name, 20)
+    if name == "behaviour":
+        assert both == as_recorded(behaviour(trace(own, "train+test", 20), counted="used").to_dict())
+
+
+@pytest.mark.parametrize(
+    ("test", "train", "kept"), [(30, 48, (20, 48)), (9, 400, (9, 21)), (300, 7, (3, 7)), (1, 1, (1, 1))]
+)
+def test_both_sets_are_taken_as_seventy_to_thirty_however_small_one_is(test: int, train: int, kept: tuple[int, int]):
+    spec = tiny(test_examples=test, train_examples=train)
+    labels = examples_of(spec, 10_000, "train+test").labels
+    both = spec.build_task().dataset("train", kept[1], 42).labels, spec.build_task().dataset("test", kept[0], 42).labels
+    assert labels.tolist() == [*both[0], *both[1]]
+
+
+# ---- what cannot be measured --------------------------------------------------------------------------------------
+
+
+def everything(run: Run) -> list[Any]:
+    """All that looks at a trained model, each as a call."""
+    calls: list[Any] = [lambda name=name: measure_run(run, name, examples=TEST) for name in MEASURES]
+    return [*calls, lambda: ablate_run(run, examples=TEST), lambda: extrapolate(run, [8], examples=TEST)]
+
+
+def refused_without_a_record(run: Run, calls: list[Any], words: str) -> None:
+    before = {path.name for path in run.directory.iterdir()}
+    for call in calls:
+        with pytest.raises(InputError, match=words) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    assert {path.name for path in run.directory.iterdir()} - {".lock"} <= before
+
+
+def test_of_a_run_that_is_not_finished_nothing_is_recorded(tmp_path: Path):
+    run = train(tiny(), tmp_path, deadline=0.0)
+    assert run.status == "stopped"
+    refused_without_a_record(run, everything(run), "is not finished")
+    done = train(tiny(), tmp_path)
+    assert "why" not in measure_run(done, "behaviour", examples=TEST)
+
+
+def test_of_a_run_that_diverged_nothing_is_recorded(tmp_path: Path):
+    run = train(tiny(lr=1e30), tmp_path)
+    assert run.status == "diverged"
+    refused_without_a_record(run, everything(run), "diverged; there are no finite weights to look at")
+
+
+@pytest.mark.parametrize("content", [None, b"half"])
+def test_without_weights_nothing_is_recorded(own: Run, content: bytes | None):
+    weights = own.directory / "model.safetensors"
+    weights.unlink()
+    if content is not None:
+        weights.write_bytes(content)
+    without_seed = [call for name, call in zip([*MEASURES, 1, 2], everything(own), strict=True) if name != "seed"]
+    refused_without_a_record(own, without_seed, r"model.safetensors is (missing|damaged).*; delete .* and train")
+
+
+def test_an_encoding_without_such_a_measure_is_said_to_have_none(tmp_path: Path):
+    run = train(tiny(model=tiny().model.model_dump() | {"encoding": "alibi"}), tmp_path)
+    for _ in range(2):
+        assert measure_run(run, "bands", examples=TEST)["why"].startswith(
+            "encoding: no layer of this model turns pairs"
+        )
+
+
+def test_a_split_that_does_not_exist_is_refused_wherever_it_is_given(own: Run):
+    wrong: Any = "train"
+    for call in (
+        lambda: Asked(TEST, wrong),
+        lambda: examples_of(own.spec, TEST, wrong),
+        lambda: measure_run(own, "sets", examples=TEST, split=wrong),
+        lambda: ablate_run(own, examples=TEST, split=wrong),
+        lambda: HeadWatch(own.spec, split=wrong),
+        lambda: Job(own.spec, "a job", split=wrong),
+    ):
+        with pytest.raises(InputError, match=r"^split: there is no 'train'; .* test, train\+test\.$"):
+            call()
+
+
+# ---- damaged records ----------------------------------------------------------------------------------------------
+
+
+WRONG = ("gone", "x", True, {}, [[0.5], [0.5, 0.5], [0.5]])
+
+
+def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """All places in ``content``, the last of a list alone."""
+    for key, value in content.items() if isinstance(content, dict) else list(enumerate(content))[-1:]:
+        yield (*path, key)
+        if isinstance(value, (dict, list)):
+            yield from places(value, (*path, key))
+
+
+def spoilt(content: Any, place: tuple[Any, ...], wrong: Any) -> Any:
+    content = json.loads(json.dumps(content))
+    inner = content
+    for key in place[:-1]:
+        inner = inner[key]
+    if wrong == "gone":
+        inner.pop(place[-1])
+    else:
+        inner[place[-1]] = wrong
+    return content
+
+
+FREE = {"method", "baselines", "levels"}  # absent in older records, or with as many entries as there are
+
+
+def is_free(place: tuple[Any, ...], wrong: Any) -> bool:
+    """Whether there is nothing wrong about it."""
+    if wrong == "gone":
+        return isinstance(place[-1], int) or bool({*place[-2:]} & FREE)
+    if wrong == {}:
+        return place[-1] == "baselines"
+    return (wrong == "x" and bool({*place[-2:]} & {"why", "run", "off", "splits"})) or (
+        wrong is True and "flat" in place
+    )
+
+
+@pytest.mark.parametrize("name", ["ablation", *MEASURES])
+def test_a_field_of_a_record_that_is_missing_or_of_another_type_is_refused(own: Run, name: str):
+    if name == "ablation":
+        ablate_run(own, examples=TEST)
+    else:
+        measure_run(own, name, examples=TEST)
+    whole = json.loads((own.directory / f"{name}.json").read_text())
+    check_record(name, whole, "here")
+    whole.pop("asked")
+    passed, messages = [], []
+    for place, wrong in itertools.product(places(whole), WRONG):
+        try:
+            check_record(name, spoilt(whole, place, wrong), "here")
+            passed += [(place, wrong)] if not is_free(place, wrong) else []
+        except InputError as error:
+            messages.append(str(error))
+    assert all(message.startswith("here is damaged: ") and "\n" not in message for message in messages)
+    assert passed == []
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "wrong", "words"),
+    [
+        ("ablation", ("baseline",), 99.0, "baseline: 99.0 was given; an accuracy is from 0 to 1"),
+        ("ablation", ("baseline",), None, "baseline: input should be a valid number"),
+        ("ablation", ("drops", 0, 1), 1.5, "drops: of accuracies only numbers from -1 to 1"),
+        ("ablation", ("cumulative", 1, 2), -0.1, "cumulative: of accuracies only numbers from 0 to 1"),
+        ("ablation", ("drops", 1), [0.1], "drops: its rows are not equally long"),
+        ("ablation", ("drops",), [], "drops: list should have at least 1 item"),
+        ("ablation", ("low",), [[0.1, 0.1]], "low: 1 were given along L; 2 are needed"),
+        ("ablation", ("cumulative",), [[0.1, 0.1], [0.1, 0.1]], "cumulative: 2 were given along H.1; 3 are needed"),
+        ("ablation", ("examples",), 0, "examples: input should be greater than or equal to 1"),
+        ("ablation", ("chance",), -0.5, "chance: "),
+        ("ablation", ("metric",), "skill", "metric: "),
+        ("ablation", ("intervention",), "mute", "intervention: "),
+        ("sets", ("kept",), 1.01, "kept: "),
+        ("sets", ("greedy", 0), 2, "greedy.0: "),
+        ("sets", ("greedy",), [0.5], "greedy: 1 were given along M.1; 5 are needed"),
+        ("sets", ("order", 0), [0, 0, 0], "order: its rows are not equally long"),
+        ("sets", ("order", 0), [1, 1], "order: each head of the model is needed once"),
+        ("sets", ("sufficient",), [[3, 3]], "order: each head of the model is needed once"),
+        ("extrapolation", ("rows", 0, "accuracy"), 1e300, "rows.0.accuracy: "),
+        ("extrapolation", ("rows", 0, "accuracy"), None, "rows.0: examples: .* were given; there are figures"),
+        ("extrapolation", ("rows", 0, "baselines", "length"), -1, "rows.0.baselines.length: "),
+        ("behaviour", ("positional", 0, 0), 99.0, "positional.0.0: "),
+        ("representation", ("angles",), [[0.5]], "angles: 1 were given along L; 2 are needed"),
+        ("behaviour", ("flat", 0), [], "flat: its rows are not equally long"),
+        ("behaviour", ("layers",), [0], "layers: 1 were given along L; 2 are needed"),
+    ],
+)
+def test_figures_that_cannot_be_are_refused(own: Run, name: str, place: tuple[Any, ...], wrong: Any, words: str):
+    if name == "ablation":
+        ablate_run(own, examples=TEST)
+    else:
+        measure_run(own, name, examples=TEST)
+    path = own.directory / f"{name}.json"
+    path.write_text(json.dumps(spoilt(json.loads(path.read_text()), place, wrong)))
+    with pytest.raises(InputError, match=rf"^{path} is damaged: {words}"):
+        read_measures(own.directory, [name], Asked(TEST))
+
+
+def test_a_record_of_later_fields_is_read(own: Run):
+    ablate_run(own, examples=TEST)
+    path = own.directory / "ablation.json"
+    content = json.loads(path.read_text())
+    content.pop("method")
+    path.write_text(json.dumps({**content, "later": [1]}))
+    found = read_ablation(own.directory, Asked(TEST))
+    assert found is not None
+    assert found.method == "exact"
+
+
+@pytest.mark.parametrize("asked", [None, {}, {"examples": "30", "split": "test"}, {"examples": 30, "split": "x"}, [30]])
+def test_a_record_says_what_examples_it_was_made_of(own: Run, asked: Any):
+    ablate_run(own, examples=TEST)
+    path = own.directory / "ablation.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "asked": asked}))
+    for use in (lambda: read_ablation(own.directory, Asked(TEST)), lambda: ablate_run(own, examples=TEST)):
+        with pytest.raises(InputError, match=rf"^{path} is damaged: asked"):
+            use()
+
+
+def test_what_heads_were_seen_doing_is_looked_at_too():
+    table = [[0.5, None]]
+    row: dict[str, Any] = {"step": 0, "seconds": 0.1, "accuracy": 0.5, "loss": None}
+    row |= dict.fromkeys(("drops", "signal", "exponent"), table)
+    check_watched([row, {**row, "positional": table, "variance": None}], "here")
+    for wrong in (
+        {"accuracy": 2},
+        {"accuracy": None},
+        {"drops": [[1, 2, 3]]},
+        {"exponent": 3},
+        {"positional": [[2, 2]]},
+    ):
+        with pytest.raises(InputError, match=r"^here is damaged: 1[.:]"):
+            check_watched([row, {**row, **wrong}], "here")
