@@ -44,11 +44,14 @@ def test_encodings_as_json(toeplens: Toeplens):
             "also_couples",
             "toeplitz",
             "data_dependent",
+            "scale",
             "formula",
             "options",
             "citation",
         }
         assert list(row["options"]) == list(encodings.options(row["name"]))
+    scales = {"t5": "1", "tupe": "1/sqrt(2d)", "deberta": "1/sqrt(3d)"}
+    assert {row["name"]: row["scale"] for row in rows} == dict.fromkeys(encodings.names(), "1/sqrt(d)") | scales
 
 
 def test_tasks_as_json(toeplens: Toeplens):
@@ -193,6 +196,19 @@ def test_a_recorded_spec_is_the_same_run(toeplens: Toeplens, tmp_path: Path):
     assert again["test_accuracy"] == first["test_accuracy"]
     longer = toeplens("train", spec, "--set", "epochs=1", "--out", tmp_path / "two", "--json").json()
     assert len(longer["metrics"]) == 1
+
+
+def test_a_recorded_scale_does_not_go_over_to_another_encoding(toeplens: Toeplens, tmp_path: Path):
+    def scale(*command: Any) -> float | None:
+        trained = toeplens("train", *command, "--out", tmp_path / "runs", "--json").json()
+        return Run.open(trained["directory"]).spec.model.attention_scale
+
+    small = [*TINY, *changes(epochs=1)]
+    assert scale(*small, "--encoding", "t5") == 1.0
+    recorded = tmp_path / "spec.json"
+    recorded.write_text(next((tmp_path / "runs").rglob("spec.json")).read_text())
+    assert scale(recorded, *changes(model__encoding="alibi")) is None
+    assert scale(recorded, *changes(model__encoding="alibi", model__attention_scale=0.5)) == 0.5
 
 
 def test_fields_are_changed_as_asked_and_switches_follow(toeplens: Toeplens, tmp_path: Path):

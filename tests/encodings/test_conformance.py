@@ -164,6 +164,14 @@ class WrongCoupling(ALiBi):
     coupling = "logits"
 
 
+class WrongScale(ALiBi):
+    """Another scale than the one that its class states."""
+
+    @property
+    def scale(self) -> float:
+        return 0.5
+
+
 class FalselyDependent(ALiBi):
     """A fixed bias that says that it reads content."""
 
@@ -344,6 +352,7 @@ class Quadratic(RoPE):
     [
         (MisshapenBias, "shapes"),
         (WrongCoupling, "facts"),
+        (WrongScale, "facts"),
         (FalselyDependent, "facts"),
         (FalselyFixed, "facts"),
         (FalselyNonlinear, "facts"),

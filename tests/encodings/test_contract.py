@@ -129,6 +129,15 @@ def test_a_size_of_zero_is_refused_by_name(name: str, options: dict, size: str) 
     assert "\n" not in str(caught.value)
 
 
+def test_an_encoding_states_its_published_scale() -> None:
+    """What an attention of one's own multiplies q . k by."""
+    d = SIZES["head_dim"]
+    published = {"t5": 1.0, "tupe": (2 * d) ** -0.5, "deberta": (3 * d) ** -0.5, "mla": (d + d // 2) ** -0.5}
+    for name in encodings.names():
+        assert build(name, {}).scale == pytest.approx(published.get(name, d**-0.5), abs=1e-15), name
+    assert build("deberta", {"terms": ["p2c"]}).scale == (2 * d) ** -0.5
+
+
 REFUSED = [
     ("rope", {}, {"head_dim": 7}, "head_dim"),
     ("rope-absolute", {}, {"head_dim": 7}, "head_dim"),

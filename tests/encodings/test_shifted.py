@@ -63,9 +63,9 @@ def test_the_scaled_sinusoid_is_a_number_times_the_sinusoid(layout: str, start: 
 
 def test_the_scaled_sinusoid_is_x_transformers() -> None:
     ours, theirs = build("scaled-sinusoidal"), x_transformers.ScaledSinusoidalEmbedding(24)
-    agree(ours.scale, theirs.scale[0], 1e-9)
+    agree(ours.number, theirs.scale[0], 1e-9)
     with torch.no_grad():
-        ours.scale.fill_(0.7)
+        ours.number.fill_(0.7)
         theirs.scale.fill_(0.7)
     agree(ours.embed(torch.zeros(1, 100, 24), torch.arange(100))[0], theirs(torch.empty(1, 100)), 1e-5)
 
@@ -155,3 +155,11 @@ def test_more_tokens_than_places_are_refused() -> None:
 def test_a_wrong_option_is_refused_by_name(name: str, options: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError, match=rf"^{field}: .*\.$"):
         build(name, **options)
+
+
+def test_weights_saved_before_still_fit_the_scaled_sinusoid() -> None:
+    """Its number is called ``scale`` in a state dict, whatever the attribute of that name is."""
+    encoding = build("scaled-sinusoidal")
+    assert list(encoding.state_dict()) == ["scale"]
+    encoding.load_state_dict({"scale": torch.tensor(0.25)})
+    assert (encoding.number.item(), encoding.scale) == (0.25, SIZES["head_dim"] ** -0.5)

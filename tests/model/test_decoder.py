@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attention_weights, registry
 from toeplens.ground import InputError
-from toeplens.model import Attention, Decoder, DecoderConfig, Protocol, decoder_config
+from toeplens.model import Attention, Decoder, DecoderConfig, Protocol, decoder_config, scale_left_open
 from toeplens.model import protocol_switches as switches_of
 
 SMALL = {
@@ -615,11 +615,54 @@ def test_the_published_sizes_are_the_defaults() -> None:
 
 
 @every_encoding
-def test_the_scale_of_the_logits_is_one_over_the_root_of_the_dimensions_unless_it_is_given(encoding: str) -> None:
+def test_the_scale_of_the_logits_is_the_published_one_unless_it_is_given(encoding: str) -> None:
     decoder, tokens = model(encoding), tokens_like()
     head_dim = decoder.config.head_dim + (decoder.encoding.rotary_dim if latent(encoding) else 0)
-    assert differ(decoder(tokens), model(encoding, attention_scale=head_dim**-0.5)(tokens)) <= 1e-12
-    assert differ(decoder(tokens), model(encoding, attention_scale=1.0)(tokens)) > 1e-3
+    published = 1.0 if encoding == "t5" else head_dim**-0.5
+    assert differ(decoder(tokens), model(encoding, attention_scale=published)(tokens)) <= 1e-12
+    assert differ(decoder(tokens), model(encoding, attention_scale=0.9)(tokens)) > 1e-3
+    by_the_root = model(encoding, attention_scale=None)
+    assert differ(by_the_root(tokens), model(encoding, attention_scale=head_dim**-0.5)(tokens)) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("encoding", "options", "scale"),
+    [
+        ("t5", {}, 1.0),
+        ("tupe", {}, 16**-0.5),
+        ("deberta", {}, 24**-0.5),
+        ("deberta", {"terms": ["c2p"]}, 16**-0.5),
+        ("rope", {}, None),
+        ("mla", {}, None),
+    ],
+)
+def test_a_configuration_says_the_scale_that_its_encoding_publishes(
+    encoding: str, options: dict[str, Any], scale: float | None
+) -> None:
+    chosen = config(encoding, encoding_options=options)
+    assert chosen.model_dump()["attention_scale"] == scale
+    assert config(encoding, encoding_options=options, attention_scale="published") == chosen
+    decoder = Decoder(chosen)
+    assert [block.attention.scale for block in decoder.blocks] == [decoder.encoding.scale] * 2
+
+
+def test_none_is_one_over_the_root_of_the_dimensions_as_in_what_was_written_before() -> None:
+    written = config("t5", attention_scale=None)
+    assert written.model_dump()["attention_scale"] is None
+    assert DecoderConfig(**written.model_dump(mode="json")) == written
+    assert Decoder(written).block(0).attention.scale == 8**-0.5
+
+
+def test_the_scale_of_another_encoding_is_not_carried_over() -> None:
+    t5, rope = (config(name).model_dump() for name in ("t5", "rope"))
+    assert decoder_config(**scale_left_open(t5) | {"encoding": "rope"}) == config("rope")
+    assert decoder_config(**scale_left_open(rope) | {"encoding": "t5"}) == config("t5")
+    wider = decoder_config(**scale_left_open(config("tupe").model_dump()) | {"d_model": 32})
+    assert wider.attention_scale == 32**-0.5
+    for chosen in (0.7, None):
+        kept = config("t5", attention_scale=chosen).model_dump()
+        assert scale_left_open(kept) == kept
+    assert scale_left_open({"encoding": "roep", "attention_scale": 1.0}) == {"encoding": "roep", "attention_scale": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,17 @@ def content(**changes: Any) -> dict[str, Any]:
 # ---- the file -------------------------------------------------------------------------------------------------------
 
 
+def test_a_grids_encodings_have_one_scale_unless_they_are_asked_for_their_own():
+    def scales(**model: Any) -> list[float | None]:
+        spec = grid.grid_spec(content(encodings={"rope": None, "t5": None}, tasks={"index": TASKS["index"]}))
+        spec = grid.grid_spec({**spec.model_dump(mode="json"), "model": SIZES | model})
+        return [cell.job.spec.model.attention_scale for cell in grid.cells(spec)]
+
+    assert scales() == [None, None]
+    assert scales(attention_scale="published") == [None, 1.0]
+    assert scales(attention_scale=0.5) == [0.5, 0.5]
+
+
 @pytest.mark.parametrize("name", grid.specs())
 def test_what_comes_along_is_a_study(name: str):
     spec = grid.read_spec(name)

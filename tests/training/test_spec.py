@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from toeplens.ground import InputError, write_json
-from toeplens.model import DecoderConfig, decoder_config
+from toeplens.model import Decoder, DecoderConfig, decoder_config
 from toeplens.training import RunSpec, initial_model, run_spec
 
 MODEL: dict[str, Any] = {
@@ -157,6 +157,23 @@ def test_a_name_is_the_same_in_another_process():
     environment = os.environ | {"PYTHONHASHSEED": "123"}
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert other.stdout.strip() == spec().name
+
+
+RECORDED = {  # the names that runs at 1/sqrt(d) had before encodings stated a scale
+    "t5": "c0ec8d07cdebd2c8",
+    "tupe": "bbe25eda3f56d55c",
+    "deberta": "115c9431c174df78",
+    "rope": "ea45d5d05de91370",
+}
+
+
+@pytest.mark.parametrize("encoding", RECORDED)
+def test_a_spec_that_was_recorded_before_encodings_stated_a_scale_is_the_run_it_was(encoding: str):
+    recorded = spec(model=MODEL | {"encoding": encoding, "attention_scale": None})
+    assert recorded.name == RECORDED[encoding]
+    assert Decoder(recorded.model).block(0).attention.scale == recorded.model.head_dim**-0.5
+    new = spec(model=MODEL | {"encoding": encoding})
+    assert (new.name == recorded.name) == (encoding == "rope")
 
 
 def test_a_spec_draws_no_random_numbers():

@@ -24,16 +24,18 @@ def list_encodings(as_json: Json = False) -> None:
         kind = encodings.get(name)
         options = {n: _default(p) for n, p in encodings.options(name).items()}
         facts = {field: getattr(kind, field) for field in ("coupling", "also_couples", "toeplitz", "data_dependent")}
+        facts["scale"] = {0: "1", 1: "1/sqrt(d)"}.get(kind.scale_terms, f"1/sqrt({kind.scale_terms}d)")
         rows.append({"name": name, **facts, "formula": kind.formula, "options": options, "citation": kind.citation})
     if as_json:
         console.print_json(rows)
         return
-    table = console.table(None, "encoding", "enters by", "Toeplitz", "content", "options (defaults)", "citation")
+    heads = ("encoding", "enters by", "Toeplitz", "content", "scale", "options (defaults)", "citation")
+    table = console.table(None, *heads)
     for row in rows:
         options = "\n".join(f"{n}={v}" for n, v in row["options"].items())
         where = "\n".join((row["coupling"], *row["also_couples"]))
         toeplitz, content = ("yes" if row[fact] else "no" for fact in ("toeplitz", "data_dependent"))
-        table.add_row(row["name"], where, toeplitz, content, options, row["citation"])
+        table.add_row(row["name"], where, toeplitz, content, row["scale"], options, row["citation"])
     console.out.print(table)
 
 

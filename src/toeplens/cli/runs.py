@@ -28,7 +28,8 @@ def train_run(
         list[str] | None,
         typer.Option(
             "--set",
-            help="Change a field, e.g. --set epochs=3 --set model.d_model=32 --set model.encoding_options.base=500.",
+            help="Change a field, e.g. --set epochs=3 --set model.d_model=32 --set model.encoding_options.base=500. "
+            "A SPEC's scale of the logits follows its encoding, where it is the published one.",
         ),
     ] = None,
     watch: Annotated[
@@ -43,6 +44,7 @@ def train_run(
     with starting():
         from toeplens import console
         from toeplens.engine import HeadWatch, Limits, stop_on_signals
+        from toeplens.model import scale_left_open
         from toeplens.studies import limits_for
         from toeplens.studies import reproduce as study
         from toeplens.training import plan_execution, run_spec, train
@@ -54,6 +56,8 @@ def train_run(
             raise InputError(f"spec: {spec} does not hold a run's spec.")
     else:
         content = study.starting_spec(scale, protocol, task, encoding, seed)
+    if set_ and isinstance(content.get("model"), dict):
+        content = {**content, "model": scale_left_open(content["model"])}
     wanted = run_spec(**changed(content, set_ or []))
     execution = plan_execution(device, compile_mode(compile), wanted.precision)
     about = f"{wanted.task}, {wanted.model.encoding}, {wanted.model.protocol} protocol"

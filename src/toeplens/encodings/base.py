@@ -41,6 +41,8 @@ class PositionalEncoding(nn.Module):
         bounded           whether positions must stay under ``max_len``
         length_dependent  whether the largest position seen changes what is done at all of them (dynamic scaling)
         factorable        whether its bias has the form of `bias_product`
+        scale_terms       products of vectors by whose number the published logit is divided: the factor of q . k is
+                          `scale`, 1/sqrt(scale_terms * d), d the dimensions of q; 0 where it is 1
         pair_width        numbers that its hooks hold for each head, query and key; chunks are smaller by it
         axes              coordinates of a position
         shared            whether one instance serves all layers; else each layer has parameters of its own
@@ -56,6 +58,7 @@ class PositionalEncoding(nn.Module):
     bounded: ClassVar[bool] = False
     length_dependent: bool = False
     factorable: bool = False
+    scale_terms: int = 1
     pair_width: int = 1
     axes: int = 1
     shared: bool = True
@@ -220,6 +223,11 @@ class PositionalEncoding(nn.Module):
     def query_dim(self) -> int:
         """Dimensions of the queries and keys that `rotate` is given."""
         return self.head_dim
+
+    @property
+    def scale(self) -> float:
+        """The published factor of q . k, for heads of this size."""
+        return (self.scale_terms * self.query_dim) ** -0.5 if self.scale_terms else 1.0
 
     def check_positions(self, positions: Positions) -> None:
         """Refuse positions that a table of ``max_len`` rows does not hold."""

@@ -98,7 +98,7 @@ class T5(OffsetBias):
     """One learned value a head and distance bucket, shared by all layers (Raffel et al. 2020, section 2.1).
 
     Half of the buckets are exact distances, the others grow logarithmically to ``max_distance``, and everything
-    beyond shares the last. T5 itself also leaves out the 1/sqrt(d) scale: set the model's ``attention_scale`` to 1.
+    beyond shares the last. T5 has no factor 1/sqrt(d) on q . k: its `scale` is 1.
 
     Arguments
         num_buckets    number of buckets (both directions together)
@@ -108,6 +108,7 @@ class T5(OffsetBias):
 
     citation = "Raffel et al. 2020, arXiv 1910.10683"
     formula = r"b_{ij} = w_{h,\,\mathrm{bucket}(i - j)}"
+    scale_terms = 0
 
     def __init__(
         self, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False, **sizes: int

@@ -166,9 +166,9 @@ class DeBERTa(PositionalEncoding):
 
     logit = (q_i . k_j + q_i . Kr[d(i, j)] + k_j . Qr[d(j, i)]) / sqrt(3 d), where Kr = P W_kr and Qr = P W_qr are
     projections, a layer's own, of one table P of 2k rows that all layers share; d(i, j) = i - j + k, clipped to the
-    table. The added terms have the factor of q . k: for the published one set the model's ``attention_scale`` to
-    1/sqrt(3 d), or 1/sqrt(2 d) with one term. Left out is what lies outside these terms: the absolute positions of
-    DeBERTa's last layers, dropout and LayerNorm on P, the bias of the first program's W_qr; and v2's sharing of the
+    table. The added terms have the factor of q . k: `scale` is 1/sqrt(3 d), or 1/sqrt(2 d) with one term. Left out is
+    what lies outside these terms: the absolute positions of DeBERTa's last layers, dropout and LayerNorm on P, the
+    bias of the first program's W_qr; and v2's sharing of the
     content's own projections with P, which an encoding does not have.
 
     Arguments
@@ -184,6 +184,7 @@ class DeBERTa(PositionalEncoding):
     shared = False
     citation = "He et al. 2021, arXiv 2006.03654"
     formula = r"(q_i^\top k_j + q_i^\top W_{kr} P_{d(i,j)} + k_j^\top W_{qr} P_{d(j,i)}) / \sqrt{3 d}"
+    scale_terms = 3
 
     def __init__(
         self,
@@ -208,6 +209,7 @@ class DeBERTa(PositionalEncoding):
         self.terms = tuple(choose("terms", term, ("c2p", "p2c")) for term in terms)
         if not self.terms or len(set(self.terms)) != len(self.terms):
             raise InputError(f"terms: {list(terms)} was given; it must be 'c2p', 'p2c', or both, each once.")
+        self.scale_terms = 1 + len(self.terms)
         self.p2c_index = choose("p2c_index", p2c_index, ("paper", "released"))
         self.span = self.max_distance if position_buckets is None else position_buckets
         self.table = nn.Parameter(torch.randn(2 * self.span, self.d_model) * 0.02)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -37,18 +37,24 @@ class ScaledSinusoidal(Sinusoidal):
     ) -> None:
         super().__init__(base=base, layout=layout, **sizes)
         self.start = self.d_model**-0.5 if start is None else require_number("start", start)
-        self.scale = nn.Parameter(torch.empty(()))
+        # weights that were saved before call it ``scale``, which as an attribute is the factor of q . k
+        self._parameters["scale"] = nn.Parameter(torch.empty(()))
         self.reset_parameters()
 
+    @property
+    def number(self) -> Float[Tensor, ""]:
+        """The learned number."""
+        return cast(Tensor, self._parameters["scale"])
+
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.scale, self.start)
+        nn.init.constant_(self.number, self.start)
 
     def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
-        return super().table(positions) * self.scale.to(torch.float64)
+        return super().table(positions) * self.number.to(torch.float64)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "1 D"]:
         """alpha^2 times the sinusoid's own kernel."""
-        return super().kernel(offsets) * self.scale**2
+        return super().kernel(offsets) * self.number**2
 
 
 class SHAPE(Sinusoidal):

@@ -16,8 +16,7 @@ class TUPE(PositionalEncoding):
 
     p is a learned table, U_q and U_k project it for each head, and all layers share the bias. As in the authors'
     program, LayerNorm is applied to p, the projections have biases of their own, and the table starts from
-    N(0, 0.02^2).
-    The content's product takes the factor 1/sqrt(2 d) as well: set the model's ``attention_scale`` to it.
+    N(0, 0.02^2). The content's product takes the factor 1/sqrt(2 d) as well: it is the encoding's `scale`.
 
     Arguments
         relative      add T5's bias with buckets for both sides (TUPE-R); else not (TUPE-A)
@@ -31,6 +30,7 @@ class TUPE(PositionalEncoding):
     coupling = "bias"
     toeplitz = False
     bounded = True
+    scale_terms = 2
     citation = "Ke et al. 2021, arXiv 2006.15595"
     formula = r"b_{ij} = (p_i U_q)^\top (p_j U_k) / \sqrt{2d}"
 

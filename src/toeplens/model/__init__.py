@@ -1,7 +1,7 @@
 """The decoder and its attention, built from a configuration and an encoding."""
 
 from toeplens.model.attention import Attention, LatentAttention
-from toeplens.model.config import DecoderConfig, Protocol, decoder_config, protocol_switches
+from toeplens.model.config import DecoderConfig, Protocol, decoder_config, protocol_switches, scale_left_open
 from toeplens.model.decoder import Block, Context, Decoder
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "Protocol",
     "decoder_config",
     "protocol_switches",
+    "scale_left_open",
 ]

@@ -15,13 +15,13 @@ from toeplens.model.norms import frozen
 class _Heads(nn.Module):
     """What every attention layer shares: its place in the model, and the way from heads to the residual stream."""
 
-    def __init__(self, config: DecoderConfig, encoding: PositionalEncoding, *, linear_bias: bool, key_dim: int) -> None:
+    def __init__(self, config: DecoderConfig, encoding: PositionalEncoding, *, linear_bias: bool) -> None:
         super().__init__()
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
         self.encoding = encoding
         self.causal = config.causal
         self.dropout = config.dropout if "weights" in config.dropout_on else 0.0
-        self.scale = config.attention_scale or key_dim**-0.5
+        self.scale = config.attention_scale or encoding.query_dim**-0.5
         self.out = nn.Linear(config.d_model, config.d_model, bias=linear_bias)
 
     def heads(
@@ -86,7 +86,7 @@ class Attention(_Heads):
     """Standard multi-head attention with biases everywhere (protocols of arXiv 2505.13027)."""
 
     def __init__(self, config: DecoderConfig, encoding: PositionalEncoding) -> None:
-        super().__init__(config, encoding, linear_bias=True, key_dim=config.head_dim)
+        super().__init__(config, encoding, linear_bias=True)
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
 
     def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,7 +114,7 @@ class LatentAttention(_Heads):
 
     def __init__(self, config: DecoderConfig, encoding: MLA) -> None:
         rotary, latent = encoding.rotary_dim, encoding.d_compress
-        super().__init__(config, encoding, linear_bias=False, key_dim=config.head_dim + rotary)
+        super().__init__(config, encoding, linear_bias=False)
         d_model, heads = config.d_model, config.num_heads
         self.shared_query = encoding.rotary_query == "shared"
         self.rotary_dim = rotary

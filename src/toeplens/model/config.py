@@ -81,7 +81,8 @@ class DecoderConfig(BaseModel):
         activation        ``relu`` or ``gelu``
         dropout           rate; ``dropout_on`` says where: attention ``weights``, the ``attention`` branch's output,
                           the FFN's hidden layer (``ffn-hidden``), the ``ffn`` branch's output
-        attention_scale   factor of q . k; 1/sqrt(dimensions of q) unless given
+        attention_scale   factor of q . k: a number; None for 1/sqrt(dimensions of q); or ``published``, the default:
+                          the encoding's own `scale`, written out as the number, or as None where it is that
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -106,7 +107,7 @@ class DecoderConfig(BaseModel):
     activation: Literal["relu", "gelu"]
     dropout: float = Field(0.1, ge=0, lt=1)
     dropout_on: tuple[DropoutPlace, ...]
-    attention_scale: float | None = Field(None, gt=0)
+    attention_scale: float | None = Field("published", gt=0, validate_default=True)  # the last: it looks at all others
 
     @model_validator(mode="before")
     @classmethod
@@ -127,6 +128,19 @@ class DecoderConfig(BaseModel):
     @classmethod
     def _as_many_classes_as_tokens(cls, value: int, info: Any) -> int:
         return value or info.data.get("vocab_size", 0)
+
+    @field_validator("attention_scale", mode="before")
+    @classmethod
+    def _written_out(cls, value: Any, info: Any) -> Any:
+        """A configuration says which scale it has, so that it means the same should an encoding's ever be corrected."""
+        if value != "published":
+            return value
+        try:
+            with torch.random.fork_rng(devices=[]):
+                encoding = _encoding(info.data, info.data["encoding"], info.data["encoding_options"])
+        except (InputError, KeyError):
+            return None  # what is wrong with the other fields is said where they are looked at
+        return None if encoding.scale == encoding.query_dim**-0.5 else encoding.scale
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> DecoderConfig:
@@ -169,14 +183,28 @@ class DecoderConfig(BaseModel):
         return None if self.input_encoding is None else self._build(self.input_encoding, self.input_encoding_options)
 
     def _build(self, name: str, options: dict[str, Any]) -> encodings.PositionalEncoding:
-        return encodings.build(
-            name,
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            head_dim=self.head_dim,
-            max_len=self.max_len,
-            **options,
-        )
+        return _encoding(dict(self), name, options)
+
+
+def _encoding(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> encodings.PositionalEncoding:
+    d_model, num_heads, max_len = (sizes[field] for field in ("d_model", "num_heads", "max_len"))
+    head_dim = d_model // num_heads
+    return encodings.build(name, d_model=d_model, num_heads=num_heads, head_dim=head_dim, max_len=max_len, **options)
+
+
+def scale_left_open(fields: dict[str, Any]) -> dict[str, Any]:
+    """A configuration's fields, without the scale where it is the encoding's published one, so that it follows changes.
+
+    What was written out says its scale as a number, which is not that of another encoding or of other sizes. A scale
+    that is not the published one was chosen, and stays.
+    """
+    open_ = {name: value for name, value in fields.items() if name != "attention_scale"}
+    if fields.get("attention_scale", "published") == "published":
+        return open_
+    try:
+        return open_ if decoder_config(**open_).attention_scale == fields["attention_scale"] else fields
+    except InputError:
+        return fields  # what is wrong with them is said where they are used
 
 
 def decoder_config(**fields: Any) -> DecoderConfig:

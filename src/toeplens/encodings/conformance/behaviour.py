@@ -70,14 +70,17 @@ def shapes(specimen: Specimen) -> str:
 
 
 def facts(specimen: Specimen) -> str:
-    """`coupling`, `data_dependent` and `toeplitz` are what is measured, both ways."""
-    stated, measured = declared(specimen.encoding), measure(specimen)
+    """`coupling`, `data_dependent`, `toeplitz` are what is measured, both ways; `scale` is what `scale_terms` says."""
+    encoding = specimen.encoding
+    stated, measured = declared(encoding), measure(specimen)
     for name in ("couplings", "data_dependent", "toeplitz"):
         said, found = getattr(stated, name), getattr(measured, name)
         said, found = (sorted(x) if isinstance(x, frozenset) else x for x in (said, found))
         demand(said == found, f"{name}: {said} is declared, {found} was measured")
-    demand(bool(specimen.encoding.citation.strip()), "citation: none is given")
-    demand(bool((type(specimen.encoding).__doc__ or "").strip()), "the class has no docstring")
+    wanted = (encoding.scale_terms * encoding.query_dim) ** -0.5 if encoding.scale_terms else 1.0
+    demand(encoding.scale == wanted, f"scale: it is {encoding.scale}; by scale_terms {encoding.scale_terms}, {wanted}")
+    demand(bool(encoding.citation.strip()), "citation: none is given")
+    demand(bool((type(encoding).__doc__ or "").strip()), "the class has no docstring")
     return f"{', '.join(sorted(measured.couplings))}; data-dependent {measured.data_dependent}; " + (
         f"Toeplitz {measured.toeplitz}"
     )

@@ -44,7 +44,7 @@ class Specimen:
         encoding = self.encoding
         shape = (3, encoding.num_heads, encoding.d_model, encoding.query_dim)
         self.projections = torch.randn(shape, generator=generator, dtype=torch.float64) / encoding.d_model**0.5
-        self.scale = encoding.query_dim**-0.5
+        self.scale = encoding.scale
         self.generator = generator
 
     def content(self, batch: int, length: int, dtype: torch.dtype = torch.float64) -> Float[Tensor, "B N d_model"]:

@@ -29,7 +29,8 @@ def _cell(spec: GridSpec, label: str, column: Column, seed: int) -> Cell:
     try:
         task = tasks.build(part.task or label, **part.options)
         sizes = {"vocab_size": task.vocab_size, "num_classes": max(task.labels) + 1, "max_len": task.length}
-        fields = {**sizes, **spec.model, **part.model, **column.model}
+        common = {**sizes, "attention_scale": None}  # one for all encodings, see docs/decisions/015
+        fields = {**common, **spec.model, **part.model, **column.model}
         model = decoder_config(**fields, encoding=column.encoding, encoding_options=column.options)
         training = {"seed": seed, "data_seed": seed, **spec.training, **part.training}
         run = run_spec(task=part.task or label, task_options=part.options, model=model, **training)

@@ -112,7 +112,8 @@ class GridSpec(_Part):
     title, about  for the report
     tasks         rows, by label
     encodings     columns, by label
-    model         fields of `DecoderConfig` for all; vocabulary, classes and longest text are the task's unless given
+    model         fields of `DecoderConfig` for all; vocabulary, classes and longest text are the task's unless given,
+                  and ``attention_scale`` is 1/sqrt(d) for all encodings unless given (``published``: to each its own)
     training      fields of `RunSpec` for all: sizes of the sets, epochs, optimiser
     seeds         trained models a cell; seeds of weights, order and data are ``first_seed`` and those after it
     measures      what is measured of each trained model beside its head ablation (`toeplens.engine.MEASURES`)

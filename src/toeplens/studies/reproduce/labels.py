@@ -131,20 +131,17 @@ def encoding_of(protocol: Protocol, label: str) -> Fields:
 def model_fields(protocol: Protocol, label: str, sizes: Fields, seed: int) -> Fields:
     """All fields of a label's model: sizes, encoding, and every switch written out where the label changes one."""
     base, variant = base_of(label), variant_of(label)
+    # one factor of q . k for all labels, the papers': what is recorded was trained so (docs/decisions/015)
+    common: Fields = {"protocol": protocol, "attention_scale": None, **sizes}
     if base.startswith("partial-"):
         heads: int | list[int] = int(base.removeprefix("partial-"))
         if variant == "random":
             heads = random_heads(sizes["num_heads"], heads, seed)
-        return {
-            "protocol": protocol,
-            **sizes,
-            "encoding": "partial-rope",
-            "encoding_options": {"heads": heads},
-        }
+        return {**common, "encoding": "partial-rope", "encoding_options": {"heads": heads}}
     if variant.startswith("layer-"):
         options = {"layers": [int(variant.removeprefix("layer-")) - 1]}
-        return {"protocol": protocol, **sizes, "encoding": "partial-rope", "encoding_options": options}
-    fields = {"protocol": protocol, **sizes, **encoding_of(protocol, base)}
+        return {**common, "encoding": "partial-rope", "encoding_options": options}
+    fields = {**common, **encoding_of(protocol, base)}
     if protocol == "released" and base == "mla":
         head_dim = sizes["d_model"] // sizes["num_heads"]
         fields["encoding_options"] = fields["encoding_options"] | {"rotary_dim": head_dim}
