@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, decompose
+from toeplens.lens.shares import shares_of
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource
 
@@ -55,9 +57,9 @@ def in_both_protocols(names: Iterable[str], quick: Sequence[str]) -> list[Any]:
 
 
 @cache
-def model_of(encoding: str, protocol: str = "paper", seed: int = 1) -> Decoder:
+def model_of(encoding: str, protocol: str = "paper", seed: int = 1, **fields: Any) -> Decoder:
     torch.manual_seed(seed)
-    model = Decoder(decoder_config(**SIZES, encoding=encoding, protocol=protocol)).double().eval()
+    model = Decoder(decoder_config(**SIZES, encoding=encoding, protocol=protocol, **fields)).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -233,33 +235,79 @@ def test_frequencies_by_hand(encoding: str) -> None:
 @pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "sinusoidal", "mla", "nope", "transformer-xl"])
 @pytest.mark.parametrize("protocol", ["paper", "released"])
-def test_kinds_by_hand(encoding: str, protocol: str) -> None:
-    """Position: the logits of mean queries and keys. Content: at the mean rotation. (float64, 1e-9)."""
-    trace = trace_of(model_of(encoding, protocol), None)
+@pytest.mark.parametrize("lengths", [None, LENGTHS, torch.tensor([12, 7, 3, 10, 9])], ids=["whole", "two", "one"])
+def test_kinds_by_hand(encoding: str, protocol: str, lengths: Tensor | None) -> None:
+    """Position: the logits of the others' mean queries and keys. Content: at the mean rotation. (float64, 1e-9).
+
+    Of unequal lengths the positions count that two sequences reach, and means are of the sequences that are there.
+    """
+    trace = trace_of(model_of(encoding, protocol, pad_mask=lengths is not None), lengths)
     parts, layer = decompose(trace, 1), trace[1]
-    seen = visible(layer)
+    if lengths is not None:
+        assert layer.lengths is not None
+        layer = replace(layer, lengths=lengths.clamp(max=int(lengths.sort().values[-2])))
+    there, seen = layer.present[:, None, :, None], visible(layer)
     total = dense(parts, "total", layer)
-    mean_q, mean_k = layer.q.mean(0, keepdim=True), layer.k.mean(0, keepdim=True)
-    position = layer.logits(mean_q.expand_as(layer.q), mean_k.expand_as(layer.k)).masked_fill(~seen.unsqueeze(1), 0)
+    mean_q, mean_k = torch.zeros_like(layer.q), torch.zeros_like(layer.k)
+    own_q, own_k = torch.zeros_like(layer.q), torch.zeros_like(layer.k)
+    for x, mean, own in ((layer.q, mean_q, own_q), (layer.k, mean_k, own_k)):
+        for b in range(5):
+            others = [a for a in range(5) if a != b]
+            tokens = torch.cat([x[a][:, layer.present[a]] for a in others], 1)
+            for i in range(int(layer.present[b].sum())):
+                mean[b, :, i] = torch.stack([x[a, :, i] for a in others if layer.present[a, i]]).mean(0)
+                own[b, :, i] = x[b, :, i] - mean[b, :, i] + tokens.mean(1)
+    position = layer.logits(mean_q, mean_k).masked_fill(~seen.unsqueeze(1), 0)
     plain, softmax = share_by_hand(position, total, seen)
     torch.testing.assert_close(parts.kinds.logits[:, 0], plain, rtol=0, atol=1e-9)
     torch.testing.assert_close(parts.kinds.softmax[:, 0], softmax, rtol=0, atol=1e-9)
-    own_q = layer.q - mean_q + mean_q.mean(2, keepdim=True)
-    own_k = layer.k - mean_k + mean_k.mean(2, keepdim=True)
-    pairs = seen[0].nonzero()
+    pairs = seen.nonzero()[:, 1:].tolist() if encoding in ("rope", "mla") else [(0, 0)]
     content = torch.zeros_like(total)
-    for i, j in pairs.tolist() if encoding in ("rope", "mla") else [(0, 0)]:
-        turned = (
-            layer.encoding.rotate(own_q, own_k, torch.full((12,), i), torch.full((12,), j))
-            if encoding in ("rope", "mla")
-            else (own_q, own_k)
-        )
-        content += (
-            turned[0] @ turned[1].transpose(-2, -1) * layer.scale / (len(pairs) if encoding in ("rope", "mla") else 1)
-        )
+    for i, j in set(map(tuple, pairs)):
+        turned = (own_q, own_k)
+        if encoding in ("rope", "mla"):
+            turned = layer.encoding.rotate(own_q, own_k, torch.full((12,), i), torch.full((12,), j))
+        content += turned[0] @ turned[1].transpose(-2, -1) * layer.scale * pairs.count([i, j] if i + j else pairs[0])
+    content = content * there / len(pairs)
     plain, softmax = share_by_hand(content, total, seen)
     torch.testing.assert_close(parts.kinds.logits[:, 1], plain, rtol=0, atol=1e-9)
     torch.testing.assert_close(parts.kinds.softmax[:, 1], softmax, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("batch", [2, 4, 16])
+def test_contents_are_no_position_and_not_coupled_however_few_the_sequences(batch: int) -> None:
+    """Independent queries and keys without position: 0, 1, 0 on average; of 4 sequences or more they are named."""
+    made = [planted("content", seed, batch) for seed in range(20)]
+    mean = torch.stack([parts.kinds.logits[0] for parts in made]).mean(0)
+    torch.testing.assert_close(mean, torch.tensor([0.0, 1, 0], dtype=torch.float64), rtol=0, atol=0.02)
+    assert {name for parts in made for name in parts.named()} == {"unknown" if batch < 4 else "content"}
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "sinusoidal", "fire", "transformer-xl"])
+def test_places_that_no_sequence_reaches_are_in_no_kernel(encoding: str) -> None:
+    """Against the written-out logits of mean queries and keys of those that are there (float64, 1e-9)."""
+    lengths = torch.tensor([5, 7, 1, 6, 7])
+    trace = trace_of(model_of(encoding, pad_mask=True), lengths)
+    kernel, layer = decompose(trace, 1).kernel, trace[1]
+    means = []
+    for x in (layer.q, layer.k):
+        mean = torch.zeros_like(x[:1])
+        for i in range(7):
+            mean[0, :, i] = x[lengths > i, :, i].mean(0)
+        means.append(mean.expand_as(x))
+    matrix = layer.logits(*means)[1, :, :7, :7]  # of a sequence of 7
+    values = matrix[:, torch.ones(7, 7).tril().bool()]
+    spread = values.var(-1, unbiased=False)
+    offsets = torch.arange(7)[:, None] - torch.arange(7)
+    explained = torch.zeros(4, dtype=torch.float64)
+    for delta in range(7):
+        diagonal = matrix[:, offsets == delta]
+        torch.testing.assert_close(kernel.diagonal_means[:, delta], diagonal.mean(-1), rtol=0, atol=1e-9)
+        explained += diagonal.shape[-1] * (diagonal.mean(-1) - values.mean(-1)) ** 2
+    assert kernel.counts.tolist() == [7, 6, 5, 4, 3, 2, 1, 0, 0, 0, 0, 0]
+    assert kernel.diagonal_means[:, 7:].isnan().all()
+    torch.testing.assert_close(kernel.variance, spread, rtol=1e-9, atol=0)
+    torch.testing.assert_close(kernel.variance_explained, explained / values.shape[-1] / spread, rtol=0, atol=1e-9)
 
 
 def test_the_kernel_is_the_mean_over_each_diagonal_of_what_mean_contents_give() -> None:
@@ -364,6 +412,31 @@ def test_a_head_that_does_nothing_is_flat() -> None:
     assert parts.named() == ["flat"]
     assert parts.shares.logits.isnan().all()
     assert float(parts.variance) == 0
+
+
+def test_rounding_of_logits_that_do_not_vary_has_no_shares() -> None:
+    """Equal queries and keys, with a large value: what is left of their variance is noise."""
+    generator = torch.Generator().manual_seed(0)
+    row = 30 * torch.randn(2, 1, 8, 1, 16, generator=generator, dtype=torch.float64)
+    q, k = (x.expand(7, 8, 33, 16) for x in row)
+    made = encodings.build("nope", d_model=128, num_heads=8, head_dim=16, max_len=33)
+    parts = decompose(AttentionTrace(Planted(made, q, k), torch.zeros(7, 33, dtype=torch.long)), 0)
+    for shares in (parts.shares, parts.kinds):
+        assert shares.logits.isnan().all()
+        assert shares.softmax.isnan().all()
+    assert parts.named() == ["flat"] * 8
+    assert (parts.variance >= 0).all()
+
+
+def test_shares_of_rounding_noise_are_no_shares() -> None:
+    """Terms that cancel but for their rounding: as small as the variance, and both nothing beside the energy."""
+    energy = torch.tensor([1e6], dtype=torch.float64)
+    noise = torch.tensor([3e-9], dtype=torch.float64)
+    made = shares_of([(noise, noise), (-0.5 * noise, noise)], (0.46 * noise, noise), energy)
+    assert made.logits.isnan().all()
+    assert made.softmax.isnan().all()
+    real = shares_of([(noise, noise)], (noise, noise), torch.ones_like(energy))
+    assert real.logits.tolist() == [[1.0]]
 
 
 @pytest.mark.usefixtures("checked_in_ci")

@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 from plotly.offline import get_plotlyjs
 
-from toeplens.lens.decompose import KINDS
+from toeplens.lens import KINDS
 from toeplens.report.decomposition import render_structure, write_structure
 from toeplens.report.structure_figures import diagonals_only, pair, span, symbol
 from toeplens.studies.structure import LayerStructure, Parts, RunStructure

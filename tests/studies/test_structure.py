@@ -12,10 +12,10 @@ import torch
 
 from toeplens.engine import examples_of
 from toeplens.ground import InputError
-from toeplens.lens import AttentionTrace, decompose
+from toeplens.lens import AttentionTrace, decompose, toeplitz_profile
 from toeplens.sources import DecoderSource
 from toeplens.studies.reproduce import starting_spec
-from toeplens.studies.structure import SHOWN, decompose_run
+from toeplens.studies.structure import SHOWN, _symbol, decompose_run
 from toeplens.training import Run, run_spec, train
 
 
@@ -81,6 +81,17 @@ def test_the_symbol_lies_within_the_eigenvalues_of_the_kernels_matrix(runs: dict
         values = np.linalg.eigvalsh(half[head][places[:, None] - places + size - 1])
         assert values[0] - 1e-9 <= layer.symbol[head].min()
         assert layer.symbol[head].max() <= values[-1] + 1e-9
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_padding_widens_no_window(causal: bool) -> None:
+    """Sequences of 7 tokens and less in a width of 12 have the symbol that they have in a width of 7."""
+    q, k = torch.randn(2, 3, 2, 12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    lengths = torch.tensor([7, 4, 6])
+    padded = toeplitz_profile(q, k, causal=causal, lengths=lengths).pooled(0)
+    bare = toeplitz_profile(q[..., :7, :], k[..., :7, :], causal=causal, lengths=lengths).pooled(0)
+    for found, expected in zip(_symbol(padded, causal), _symbol(bare, causal), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
 def test_json_can_hold_it(runs: dict[str, Run]) -> None:

@@ -7,7 +7,7 @@ from toeplens.lens.behaviour import Behaviour, behaviour
 from toeplens.lens.bootstrap import Estimate, bootstrap_means, over_seeds
 from toeplens.lens.contraction import Contraction, contraction
 from toeplens.lens.decay import DecayFit, fit_decay
-from toeplens.lens.decompose import KINDS, LogitParts, NoForm, decompose
+from toeplens.lens.decompose import LogitParts, NoForm, decompose
 from toeplens.lens.deposit import THRESHOLDS, LayerDeposit, deposit, gini
 from toeplens.lens.estimate_check import EstimateCheck, check_estimates, sample_heads
 from toeplens.lens.frequency import FrequencyUse, frequency_use
@@ -16,6 +16,7 @@ from toeplens.lens.gradients import Differentiable
 from toeplens.lens.head_ablation import HeadAblation
 from toeplens.lens.head_sets import HeadSets, cumulative_ablation, head_sets, sufficient_set
 from toeplens.lens.interventions import Batch, Replayable
+from toeplens.lens.kinds import KINDS
 from toeplens.lens.levinson import Prediction, positions_from, predictor
 from toeplens.lens.margins import Margins, margins
 from toeplens.lens.patterns import Patterns, PatternSums

@@ -11,15 +11,16 @@ from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError
-from toeplens.lens.pieces import BIAS, PRODUCTS, Pieces, rest
+from toeplens.lens.kinds import kinds_of
+from toeplens.lens.pieces import PRODUCTS, Pieces
 from toeplens.lens.shares import Shares, grouped, shares_of, spread
 from toeplens.lens.splits import Split, position_parts
-from toeplens.lens.terms import Common, Written, sum_of
+from toeplens.lens.terms import Common, sum_of
 from toeplens.lens.toeplitz import ToeplitzProfile
-from toeplens.lens.trace import AttentionTrace, LayerTrace
+from toeplens.lens.trace import AttentionTrace
 
-KINDS = ("position", "content", "coupled")
 PURE = 0.9  # share from which a head is named after one kind
+FEWEST = 4  # sequences that a name needs: of 3, one head in 20 of one kind was named otherwise (24 tokens)
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
@@ -43,7 +44,8 @@ class LogitParts:
                       not rotated first; None where the encoding is no rotation of pairs
     kinds             shares of `KINDS`: what mean contents give at their positions (position), what contents give at
                       the mean offset (content), the rest, where both work together (coupled; 0 for a bias). NaN with
-                      one sequence, which has no mean, and where the mean of the rotation is not known
+                      one sequence, which has no mean, and where the mean of the rotation is not known. Means are of
+                      the other sequences (`toeplens.lens.kinds`)
     kernel            Toeplitz profile of what mean contents give: the head's position kernel, and how Toeplitz it is
     profile           Toeplitz profile of the logits, all sequences together
     variance          [H] of the logits over the visible pairs
@@ -94,14 +96,16 @@ class LogitParts:
         """Each head's kind by its shares of the logits.
 
         ``position`` or ``content`` from `PURE` on; ``sum`` where the two make up `PURE` together; ``product`` where
-        coupled does; else ``mixed``; ``unknown`` where the kinds have no shares; ``flat`` where the logits do not
-        vary.
+        coupled does; else ``mixed``; ``unknown`` where the kinds have no shares, or come from fewer than `FEWEST`
+        sequences and are as much chance as anything; ``flat`` where the logits do not vary.
         """
         names = []
         flat = self.shares.logits.isnan().all(-1).tolist()
         for still, (position, content, coupled) in zip(flat, self.kinds.logits.tolist(), strict=True):
             if still:
                 names.append("flat")
+            elif self.sequences < FEWEST or math.isnan(coupled):
+                names.append("unknown")
             elif position >= PURE:
                 names.append("position")
             elif content >= PURE:
@@ -111,7 +115,7 @@ class LogitParts:
             elif position + content >= PURE:
                 names.append("sum")
             else:
-                names.append("unknown" if math.isnan(coupled) else "mixed")
+                names.append("mixed")
         return names
 
 
@@ -127,23 +131,24 @@ def decompose(trace: AttentionTrace, layer: int, *, split: Split = "mean") -> Lo
     _require_form(found.encoding)
     pieces = Pieces(found, *position_parts(trace, found, split))
     error = checked(pieces)
-    whole, parts, mean, content = _commons(pieces)
+    parts = _commons(pieces)
+    whole = sum_of([part.summed() for part in parts.values()])
+    energy = torch.stack([part.inner.abs().sum(-1) for part in parts.values()]).sum(0)
     variances = spread(whole, whole, pieces.pairs)
     rotation = pieces.rotation
     by_group = None if rotation is None else [grouped(parts[name], rotation.groups) for name in PRODUCTS]
-    position, plain = (None if one is None else spread(one, whole, pieces.pairs) for one in (mean, content))
     return LogitParts(
         layer=layer,
         split=split,
         sequences=len(found.q),
         names=tuple(parts),
-        shares=shares_of([spread(part.summed(), whole, pieces.pairs) for part in parts.values()], variances),
+        shares=shares_of([spread(part.summed(), whole, pieces.pairs) for part in parts.values()], variances, energy),
         frequencies=None if rotation is None else rotation.frequencies,
-        frequency_shares=None if by_group is None else _frequency_shares(by_group, whole, pieces.pairs, variances),
-        kinds=_kinds(position, plain, variances),
+        frequency_shares=None if by_group is None else _by_frequency(by_group, whole, pieces.pairs, variances, energy),
+        kinds=kinds_of(pieces),
         kernel=pieces.kernel(),
         profile=pieces.profile(),
-        variance=variances[0] / pieces.pairs,
+        variance=(variances[0] / pieces.pairs).clamp(min=0),
         error=error,
         _pieces=pieces,
     )
@@ -174,63 +179,22 @@ def _require_form(encoding: PositionalEncoding) -> None:
         )
 
 
-def _commons(pieces: Pieces) -> tuple[Common, dict[str, Common], Common | None, Common | None]:
-    """What the parts, the mean contents and the contents alone have in common with the whole, over all sequences."""
-    several = pieces.q.shape[0] > 1
-    mean = pieces.mean
-    mean_q, mean_k = mean.turned
-    affine = several and pieces.layer.encoding.overrides("transform_logits")
-    mean_rest = rest(mean, mean.q, mean.k) if affine else None
+def _commons(pieces: Pieces) -> dict[str, Common]:
+    """What each part has in common with the whole, by dimension, over all sequences."""
     parts: dict[str, list[Common]] = {}
-    means: list[Common] = []
-    contents: list[Common] = []
-    for sequences, batch in pieces.batches():
+    for _, batch in pieces.batches():
         whole = batch.whole()
         for name, (q, k) in batch.products.items():
             parts.setdefault(name, []).append(whole.products(q, k))
         for name, fixed in batch.fixed.items():
             common = whole.known(fixed)
             parts.setdefault(name, []).append(Common(*(x.unsqueeze(-1) for x in vars(common).values())))
-        if not several:
-            continue
-        there = whole.there
-        position = whole.products(mean_q * pieces.layer.scale * there, mean_k * there).summed()
-        if mean_rest is not None:
-            position = position + whole.known(Written(mean_rest * there * there.transpose(-2, -1)))
-        elif BIAS in batch.fixed:
-            position = position + whole.known(batch.fixed[BIAS])
-        means.append(position)
-        alone = _content(pieces, sequences, mean)
-        if alone is not None:
-            contents.append(whole.products(alone[0] * pieces.layer.scale * there, alone[1] * there).summed())
-    summed = {name: sum_of(found) for name, found in parts.items()}
-    total = sum_of([part.summed() for part in summed.values()])
-    return total, summed, sum_of(means) if means else None, sum_of(contents) if contents else None
+    return {name: sum_of(found) for name, found in parts.items()}
 
 
-def _content(pieces: Pieces, sequences: slice, mean: LayerTrace) -> tuple[Tensor, Tensor] | None:
-    """Queries and keys without their positions' means, the queries turned by the mean rotation; None if not known."""
-    layer, rotation = pieces.layer, pieces.rotation
-    if rotation is None and layer.encoding.overrides("rotate"):
-        return None
-    count = pieces.present.sum(0).double()[None, None, :, None]
-    weight = count / count.sum()
-    q, k = (x[sequences] - m + (m * weight).sum(2, keepdim=True) for x, m in ((pieces.q, mean.q), (pieces.k, mean.k)))
-    return (q, k) if rotation is None else (rotation.turn_by_mean(q, layer), k)
-
-
-def _frequency_shares(parts: list[Common], whole: Common, pairs: float, variances: tuple[Tensor, Tensor]) -> Shares:
+def _by_frequency(
+    parts: list[Common], whole: Common, pairs: float, variances: tuple[Tensor, Tensor], energy: Float[Tensor, "H"]
+) -> Shares:
     spreads = [spread(part, whole, pairs) for part in parts]
     flat = [(one[..., g], rows[..., g]) for one, rows in spreads for g in range(one.shape[-1])]
-    return shares_of(flat, variances)
-
-
-def _kinds(
-    position: tuple[Tensor, Tensor] | None,
-    content: tuple[Tensor, Tensor] | None,
-    variances: tuple[Tensor, Tensor],
-) -> Shares:
-    unknown = torch.full_like(variances[0], torch.nan)
-    position, content = position or (unknown, unknown), content or (unknown, unknown)
-    rest = (variances[0] - position[0] - content[0], variances[1] - position[1] - content[1])
-    return shares_of([position, content, rest], variances)
+    return shares_of(flat, variances, energy)

@@ -81,12 +81,13 @@ def shares_by_group(
         groups  [d] the group of each dimension, 0 .. ``count`` - 1
         pairs   visible pairs of all sequences
     """
-    whole, parts, biases = [], [], []
+    whole, parts, biases, energies = [], [], [], []
     for one in wholes:
         part = one.products(one.q, one.k)
         bias = Common(*(torch.zeros_like(x.sum(-1)) for x in vars(part).values()))
         for fixed in one.fixed:
             bias = bias + one.known(fixed)
+        energies.append(part.inner.abs().sum(-1) + bias.inner.abs())
         parts.append(grouped(part, groups, count))
         biases.append(bias)
         whole.append(part.summed() + bias)
@@ -95,7 +96,7 @@ def shares_by_group(
     whole_spread = spread(part, total, pairs)
     terms = [(whole_spread[0][..., g], whole_spread[1][..., g]) for g in range(count)]
     terms.append(spread(bias, total, pairs))
-    return shares_of(terms, variances), variances[0] / pairs
+    return shares_of(terms, variances, torch.stack(energies).sum(0)), (variances[0] / pairs).clamp(min=0)
 
 
 def by_group(x: Float[Tensor, "B H N d"], groups: Int[Tensor, "d"], count: int) -> Float[Tensor, "B H N g"]:

@@ -94,10 +94,14 @@ class Pieces:
 
     @cached_property
     def mean(self) -> LayerTrace:
-        """The layer with each position's mean query and key over the sequences, as a batch of one."""
+        """The layer with each position's mean query and key over the sequences, as a batch of one.
+
+        It is as long as the longest of them: a place that none reaches has no mean.
+        """
         count = self.present.sum(0).clamp(min=1)[None, None, :, None]
         q, k = (x.sum(0, keepdim=True) / count for x in (self.q, self.k))
-        return replace(self.layer, q=q, k=k, v=self.layer.v[:1], lengths=None, notes=None)
+        lengths = None if self.layer.lengths is None else self.layer.lengths.max().unsqueeze(0)
+        return replace(self.layer, q=q, k=k, v=self.layer.v[:1], lengths=lengths, notes=None)
 
     def kernel(self) -> ToeplitzProfile:
         """The Toeplitz profile of what mean contents give."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from toeplens.lens.terms import Common
 
-_NOTHING = 1e-12  # of what the terms add up to: a variance below it is rounding
+_NOTHING = 1e-12  # of the energy before any mean is taken off: a variance below it is rounding
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,19 @@ def spread(term: Common, whole: Common, pairs: float) -> tuple[Tensor, Tensor]:
     return term.inner - term.total * total / pairs, term.inner - term.rows
 
 
-def shares_of(terms: list[tuple[Tensor, Tensor]], variances: tuple[Tensor, Tensor]) -> Shares:
-    """The terms' spreads over the whole's own; NaN where the whole does not vary."""
+def shares_of(
+    terms: list[tuple[Tensor, Tensor]], variances: tuple[Tensor, Tensor], energy: Float[Tensor, "H"]
+) -> Shares:
+    """The terms' spreads over the whole's own; NaN where the whole does not vary.
+
+    Arguments
+        terms, variances  spreads, as `spread` gives them
+        energy            what the terms hold in absolute value before their means are taken off
+    """
     made = []
     for which, variance in enumerate(variances):
         stacked = torch.stack([term[which] for term in terms], dim=-1)
-        varies = variance > _NOTHING * stacked.nan_to_num().abs().sum(-1).clamp(min=1e-300)
+        varies = variance > _NOTHING * energy.clamp(min=1e-300)
         made.append(torch.where(varies.unsqueeze(-1), stacked / variance.unsqueeze(-1), torch.nan))
     return Shares(*made)
 

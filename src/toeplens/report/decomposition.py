@@ -13,7 +13,8 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from toeplens.ground.places import write_page
-from toeplens.lens.decompose import KINDS, PURE
+from toeplens.lens.decompose import PURE
+from toeplens.lens.kinds import KINDS
 from toeplens.report import structure_figures as figures
 from toeplens.report.look import listed
 from toeplens.report.page import environment, inline, places, script_json

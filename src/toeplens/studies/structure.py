@@ -182,8 +182,8 @@ def _both(logits: Tensor, softmax: Tensor) -> dict[str, np.ndarray]:
 
 
 def _symbol(kernel: ToeplitzProfile, causal: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The symbol of the Hermitian part, windowed; from a causal kernel, of its mirror image."""
-    means = kernel.diagonal_means.nan_to_num().cpu().numpy()
+    """The symbol of the Hermitian part, windowed to the longest sequence; from a causal kernel, of its mirror image."""
+    means = kernel.diagonal_means[:, kernel.counts > 0].cpu().numpy()
     both = np.concatenate((means[:, :0:-1], means), axis=1) if causal else (means + means[:, ::-1]) / 2
     size = (both.shape[1] + 1) // 2
     window = 1 - np.abs(np.arange(-size + 1, size)) / size
