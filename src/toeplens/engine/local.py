@@ -16,6 +16,8 @@ from toeplens.engine.pool import in_processes
 from toeplens.ground import InputError
 from toeplens.training.run import Status
 
+_PATIENCE = 8.0  # seconds, so that a run begun late in a small budget has a checkpoint at its end
+
 
 @dataclass(frozen=True)
 class Event:
@@ -70,6 +72,7 @@ def run_local(
         limits,
         count=count,
         threads=threads,
+        patience=_PATIENCE,
         on_done=done,
         on_told=lambda index, step: tell(Event(index, *step)),
     )

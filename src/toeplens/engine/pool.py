@@ -23,7 +23,6 @@ Piece = TypeVar("Piece")
 Told = Callable[[int, Any], None]
 Work = Callable[[Piece, Limits, Callable[[Any], None]], Any]
 _LOOK = 0.1
-_PATIENCE = 3.0  # seconds that a piece has at least, so that one begun late in a small budget gets somewhere
 
 
 def in_processes(
@@ -33,6 +32,7 @@ def in_processes(
     *,
     count: int,
     threads: int,
+    patience: float = 0.0,
     on_done: Told,
     on_told: Told = lambda index, what: None,
 ) -> None:
@@ -40,8 +40,8 @@ def in_processes(
 
     ``on_done`` hears each piece's index and result as it ends. None says that a piece was stopped before its end; then
     no further piece is begun. ``work`` is a function of a module, and its limits say when to stop: Ctrl-C, SIGTERM, a
-    deadline, the end of this process. A piece that does not stop within `WORKERS_GRACE` seconds of that (of a deadline
-    a few more) is interrupted.
+    deadline, the end of this process. A piece that does not stop within `WORKERS_GRACE` seconds of that is interrupted;
+    of a deadline, no sooner than ``patience`` seconds after it was begun.
     What it tells, ``on_told`` hears with its index.
 
     An error in one piece stops the others likewise and is raised once they have stopped.
@@ -62,7 +62,7 @@ def in_processes(
                     if index is None:
                         break
                     with signals_held():
-                        waiting[pool.submit(_do, work, index, piece, plain)] = index
+                        waiting[pool.submit(_do, work, index, piece, plain, patience)] = index
                 if not waiting:
                     break
                 try:
@@ -146,13 +146,13 @@ def _told_to_stop() -> bool:
     return _leaving.is_set() or _stop.is_set()
 
 
-def _do(work: Work[Any], index: int, piece: Any, limits: Limits) -> Any:
+def _do(work: Work[Any], index: int, piece: Any, limits: Limits, patience: float) -> Any:
     own, begun = replace(limits, should_stop=_told_to_stop), time.monotonic()
     if _leaving.is_set():
         return None
 
     def over() -> bool:
-        return _told_to_stop() or (limits.late(-_PATIENCE) and time.monotonic() - begun >= _PATIENCE)
+        return _told_to_stop() or (limits.late() and time.monotonic() - begun >= patience)
 
     with _busy:
         try:
