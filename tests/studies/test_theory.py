@@ -77,7 +77,7 @@ def theory(quick: None, tmp_path_factory: pytest.TempPathFactory) -> Theory:
 def test_everything_is_carried_out_and_written_down(theory: Theory) -> None:
     assert theory.complete
     assert {path.name for path in theory.directory.iterdir()} == {
-        "study.json", "results.json", "claims.json", "records", "runs",
+        ".lock", "study.json", "results.json", "claims.json", "records", "runs",
     }  # fmt: skip
     assert [entry.claim.id for entry in theory.entries] == [claim.id for claim in CLAIMS]
     assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
@@ -143,7 +143,7 @@ def test_the_page_shows_every_statement_and_plot(theory: Theory) -> None:
 
 
 def test_what_a_killed_process_left_is_no_strangers_file(tmp_path: Path) -> None:
-    (tmp_path / ".study.json.abc.tmp").write_text("{")
+    (tmp_path / ".study.json.0a1b2c3d.tmp").write_text("{")
     assert check_theory(tmp_path, scale="smoke", seeds=1, limits=Limits(deadline=0.0)).finished == 0
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from toeplens.engine import Asked, Job, Limits, read_ablation, read_measures
 from toeplens.ground import InputError, read_json, rounded, write_json
-from toeplens.ground.files import make_directory
+from toeplens.ground.files import is_leftover, make_directory
+from toeplens.ground.locks import LOCK, Busy, locked
 from toeplens.lens import HeadAblation
 from toeplens.model import Decoder
 from toeplens.studies.results import CellResult, Key
@@ -38,11 +39,6 @@ def jobs_of(cells: Sequence[Cell]) -> list[Job]:
     return list(jobs.values())
 
 
-def is_leftover(path: Path) -> bool:
-    """Whether ``path`` is a temporary file of ours, left by a process that was killed while it wrote the first one."""
-    return path.name.startswith(f".{STUDY}.") and path.suffix == ".tmp"
-
-
 def read_study(directory: Path) -> dict[str, Any] | None:
     """What ``directory`` says its study is; None where it is no study's."""
     path = directory / STUDY
@@ -58,9 +54,30 @@ def enter(directory: Path) -> dict[str, Any] | None:
     """Make ``directory`` if it is not there; what study it holds, None for none. Other files are not written among."""
     make_directory(directory)
     had = read_study(directory)
-    if had is None and any(not is_leftover(child) for child in directory.iterdir()):
+    if had is None and any(child.name != LOCK and not is_leftover(child) for child in directory.iterdir()):
         raise InputError(f"out: {directory} holds files that are not a study's; give an empty or new directory.")
     return had
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Hold a study's directory while it is carried out: a second process is refused. Made if it is not there."""
+    enter(directory)
+    with locked(directory, "study"):
+        yield
+
+
+@contextmanager
+def written(directory: Path) -> Iterator[bool]:
+    """Whether what is gathered within may be written down: not while another process carries the study out."""
+    if not (directory / STUDY).exists():
+        yield False
+        return
+    try:
+        with locked(directory, "study"):
+            yield True
+    except Busy:
+        yield False
 
 
 def own(directory: Path, content: dict[str, Any]) -> None:
@@ -80,12 +97,12 @@ def own(directory: Path, content: dict[str, Any]) -> None:
 @contextmanager
 def timed(directory: Path) -> Iterator[None]:
     """Add what is done inside to the study's time."""
-    started = time.time()
+    started = time.monotonic()
     try:
         yield
     finally:
         content = read_json(directory / STUDY)
-        spent = round(content[_SECONDS] + time.time() - started, 1)
+        spent = round(content[_SECONDS] + time.monotonic() - started, 1)
         write_json(directory / STUDY, {**content, _SECONDS: spent})
 
 

@@ -25,10 +25,12 @@ from toeplens.studies.store import (
     STUDY,
     about,
     gather_cells,
+    held,
     jobs_of,
     own,
     read_study,
     timed,
+    written,
 )
 
 KIND = "grid"
@@ -89,14 +91,15 @@ def study(
     limits = limits or Limits()
     plan_workers(len(jobs), limits.device, workers)  # refuses what cannot be before anything is written
     directory = Path(out)
-    if read_study(directory) is not None and not is_grid(directory):
-        raise InputError(f"out: {directory} holds another study; give another directory.")
-    own(directory, {"study": KIND, "spec": spec.to_yaml()})
-    try:
-        with timed(directory):
-            run_local(jobs, directory / RUNS, limits, workers=workers, on_event=on_event)
-    finally:
-        state = gather(directory)
+    with held(directory):
+        if read_study(directory) is not None and not is_grid(directory):
+            raise InputError(f"out: {directory} holds another study; give another directory.")
+        own(directory, {"study": KIND, "spec": spec.to_yaml()})
+        try:
+            with timed(directory):
+                run_local(jobs, directory / RUNS, limits, workers=workers, on_event=on_event)
+        finally:
+            state = gather(directory)
     return state
 
 
@@ -107,8 +110,19 @@ def is_grid(directory: Path | str) -> bool:
 
 
 def gather(directory: Path | str) -> Grid:
-    """Read what a study has finished, judge its claims, and write both down (results.json, claims.json)."""
+    """Read what a study has finished, judge its claims, and write both down (results.json, claims.json).
+
+    While another process carries the study out it is read only.
+    """
     directory = Path(directory)
+    with written(directory) as ours:
+        state = _read(directory)
+        if ours and state.finished:
+            _write(state)
+    return state
+
+
+def _read(directory: Path) -> Grid:
     content = read_study(directory)
     if content is None:
         raise InputError(f"study: {directory} is not a study's directory (no {STUDY}).")
@@ -121,7 +135,7 @@ def gather(directory: Path | str) -> Grid:
     results = Results(gathered.cells)
     related = relations(spec, results)
     entries = judge_all(CLAIMS[spec.claims], Evidence(spec, results, related)) if spec.claims else []
-    state = Grid(
+    return Grid(
         directory,
         spec,
         results,
@@ -132,9 +146,6 @@ def gather(directory: Path | str) -> Grid:
         gathered.share,
         gathered.told(environment),
     )
-    if gathered.cells:
-        _write(state)
-    return state
 
 
 def _write(state: Grid) -> None:

@@ -27,10 +27,12 @@ from toeplens.studies.store import (
     Cell,
     about,
     gather_cells,
+    held,
     jobs_of,
     own,
     read_study,
     timed,
+    written,
 )
 
 KIND = "reproduce"
@@ -105,12 +107,14 @@ def reproduce(
     jobs = plan.jobs()
     limits = limits or Limits()
     plan_workers(len(jobs), limits.device, workers)  # refuses what cannot be before anything is written
-    directory = _claim(Path(out), plan)
-    try:
-        with timed(directory):
-            run_local(jobs, directory / RUNS, limits, workers=workers, on_event=on_event)
-    finally:
-        state = gather(directory)
+    directory = Path(out)
+    with held(directory):
+        _claim(directory, plan)
+        try:
+            with timed(directory):
+                run_local(jobs, directory / RUNS, limits, workers=workers, on_event=on_event)
+        finally:
+            state = gather(directory)
     return state
 
 
@@ -122,7 +126,7 @@ def planned(out: Path | str, scale: str, protocols: Sequence[Protocol], seeds: i
     return Plan(scale, tuple(protocols), seeds, chosen_parts((*had, *chosen_parts(parts))))
 
 
-def _claim(directory: Path, plan: Plan) -> Path:
+def _claim(directory: Path, plan: Plan) -> None:
     """Make ``directory`` the study's, or check that it is a study's whose scale is the same."""
     if read_study(directory) is not None:
         had = _read_plan(directory)[0]
@@ -130,17 +134,27 @@ def _claim(directory: Path, plan: Plan) -> Path:
             raise InputError(f"out: {directory} holds a study at scale {had.scale!r}; give another directory.")
     wanted = {"scale": plan.scale, "protocols": list(plan.protocols), "seeds": plan.seeds, "parts": list(plan.parts)}
     own(directory, wanted)
-    return directory
 
 
 def gather(directory: Path | str) -> Reproduction:
-    """Read what a study has finished, judge the claims on it, and write both down (results.json, claims.json)."""
+    """Read what a study has finished, judge the claims on it, and write both down (results.json, claims.json).
+
+    While another process carries the study out it is read only.
+    """
     directory = Path(directory)
+    with written(directory) as ours:
+        state = _read(directory)
+        if ours and state.finished:
+            _write(state)
+    return state
+
+
+def _read(directory: Path) -> Reproduction:
     plan, environment = _read_plan(directory)
     cells = plan.cells()
     gathered = gather_cells(directory, cells)
     results = Results(gathered.cells)
-    state = Reproduction(
+    return Reproduction(
         directory,
         plan,
         results,
@@ -151,9 +165,6 @@ def gather(directory: Path | str) -> Reproduction:
         gathered.share,
         gathered.told(environment),
     )
-    if gathered.cells:
-        _write(state)
-    return state
 
 
 def _read_plan(directory: Path) -> tuple[Plan, dict[str, Any]]:

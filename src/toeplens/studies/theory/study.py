@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
-import multiprocessing
-import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from toeplens.engine import Job, Limits, plan_workers, run_local, signals_held
+from toeplens.engine import Job, Limits, plan_workers, run_local
 from toeplens.engine.local import OnEvent
+from toeplens.engine.pool import in_processes
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
+from toeplens.ground.stops import Interrupted, interruptible
 from toeplens.studies.claims import Claim, Entry, judge_all
 from toeplens.studies.reproduce.cells import cell
 from toeplens.studies.reproduce.scales import DISTANCE, SCALES
-from toeplens.studies.store import CLAIMS_FILE, RESULTS, RUNS, STUDY, enter, read_study
+from toeplens.studies.store import CLAIMS_FILE, RESULTS, RUNS, STUDY, held, read_study, written
 from toeplens.studies.theory import contraction, estimators, expressiveness, heads, phases
 from toeplens.studies.theory.records import Record, Records
-from toeplens.training import Run, environment
+from toeplens.training import Run, environment, plan_execution
 
 RECORDS = "records"
 KIND = "theory"
@@ -43,7 +38,8 @@ CLAIMS: tuple[Claim[Records], ...] = (
     *estimators.CLAIMS,
 )
 _FIRST = 42  # as in the papers
-_LOOK = 1.0  # seconds between looks at whether the other process is still there
+
+Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -93,18 +89,19 @@ def check_theory(
     if seeds < 1:
         raise InputError(f"seeds: {seeds} was given; it must be at least 1.")
     limits = limits or Limits()
-    directory = _claim(Path(out), scale, seeds)
-    numbers = range(_FIRST, _FIRST + seeds)
-    wanted = [(name, seed) for seed in numbers for name in EXPERIMENTS]
-    missing = [place for place in wanted if not _path(directory, *place).exists()]
-    count, _ = plan_workers(max(1, len(missing)), "cpu", workers)
-    for place in _carry_out(missing, directory, count, limits):
-        on_record(*place)
-    if not limits.over():
-        run_local(jobs(scale, seeds), directory / RUNS, limits, workers=workers, on_event=on_event)
-    for seed in numbers:
-        _measure_heads(directory, scale, seed)
-    return gather(directory)
+    plan_workers(1, limits.device, workers)  # refuses what cannot be before anything is written
+    plan_execution(limits.device, limits.compile, "auto")
+    directory = Path(out)
+    with held(directory):
+        _claim(directory, scale, seeds)
+        numbers = range(_FIRST, _FIRST + seeds)
+        _carry_out(
+            [(name, seed) for seed in numbers for name in EXPERIMENTS], directory, scale, limits, workers, on_record
+        )
+        if not limits.over():
+            run_local(jobs(scale, seeds), directory / RUNS, limits, workers=workers, on_event=on_event)
+        _carry_out([(heads.NAME, seed) for seed in numbers], directory, scale, limits, workers, on_record)
+        return gather(directory)
 
 
 def jobs(scale: str, seeds: int) -> list[Job]:
@@ -113,8 +110,19 @@ def jobs(scale: str, seeds: int) -> list[Job]:
 
 
 def gather(directory: Path | str) -> Theory:
-    """Read what the study has finished, judge the claims on it, and write both down (results.json, claims.json)."""
+    """Read what the study has finished, judge the claims on it, and write both down (results.json, claims.json).
+
+    While another process carries the study out it is read only.
+    """
     directory = Path(directory)
+    with written(directory) as ours:
+        theory = _read(directory)
+        if ours:
+            _write(theory)
+    return theory
+
+
+def _read(directory: Path) -> Theory:
     content = read_json(directory / STUDY)
     try:
         scale, seeds = choose("scale", content["scale"], SCALES), int(content["seeds"])
@@ -129,11 +137,20 @@ def gather(directory: Path | str) -> Theory:
         records[name] = [read_json(path) for path in paths if path.exists()]
     finished = sum(len(found) for found in records.values())
     total = seeds * (len(EXPERIMENTS) + 1)
-    theory = Theory(directory, scale, seeds, records, judge_all(CLAIMS, records), finished, total, about)
-    head = {"study": KIND, "scale": scale, "seeds": seeds, "finished": finished, "total": total, "environment": about}
-    write_json(directory / RESULTS, {**head, "records": records})
-    write_json(directory / CLAIMS_FILE, {**head, "claims": [entry.to_dict() for entry in theory.entries]})
-    return theory
+    return Theory(directory, scale, seeds, records, judge_all(CLAIMS, records), finished, total, about)
+
+
+def _write(theory: Theory) -> None:
+    head = {
+        "study": KIND,
+        "scale": theory.scale,
+        "seeds": theory.seeds,
+        "finished": theory.finished,
+        "total": theory.total,
+        "environment": theory.environment,
+    }
+    write_json(theory.directory / RESULTS, {**head, "records": theory.records})
+    write_json(theory.directory / CLAIMS_FILE, {**head, "claims": [entry.to_dict() for entry in theory.entries]})
 
 
 def is_theory(directory: Path | str) -> bool:
@@ -142,8 +159,8 @@ def is_theory(directory: Path | str) -> bool:
     return content is not None and content.get("study") == KIND
 
 
-def _claim(directory: Path, scale: str, seeds: int) -> Path:
-    had = enter(directory)
+def _claim(directory: Path, scale: str, seeds: int) -> None:
+    had = read_study(directory)
     if had is not None:
         if had.get("study") != KIND:
             raise InputError(f"out: {directory} holds another study; give another directory.")
@@ -153,7 +170,6 @@ def _claim(directory: Path, scale: str, seeds: int) -> Path:
     write_json(directory / STUDY, {"study": KIND, "scale": scale, "seeds": seeds, "environment": about})
     make_directory(directory / RECORDS)
     make_directory(directory / RUNS)
-    return directory
 
 
 def _path(directory: Path, name: str, seed: int) -> Path:
@@ -161,46 +177,48 @@ def _path(directory: Path, name: str, seed: int) -> Path:
 
 
 def _carry_out(
-    places: Sequence[tuple[str, int]], directory: Path, count: int, limits: Limits
-) -> Iterator[tuple[str, int]]:
-    """Run experiments, ``count`` at a time, until time is up; gives each as it is done."""
-    if not places or limits.over():
+    places: Sequence[Place],
+    directory: Path,
+    scale: str,
+    limits: Limits,
+    workers: int | None,
+    on_record: Callable[[str, int], None],
+) -> None:
+    """Make the records that are not there yet, several at a time, until time is up; tells each as it is done."""
+    missing = [place for place in places if not _path(directory, *place).exists()]
+    count, _ = plan_workers(max(1, len(missing)), "cpu", workers)
+    pieces = [(place, directory, scale) for place in missing]
+
+    def done(index: int, made: bool | None) -> None:
+        if made:
+            on_record(*missing[index])
+
+    if count > 1:
+        in_processes(_make, pieces, limits, count=count, threads=1, on_done=done)
         return
-    if count == 1:
-        for place in places:
-            if limits.over():
-                return
-            yield _experiment(*place, directory)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(os.getpid(),)) as pool:
-        with signals_held():  # a Ctrl-C is this process's to handle
-            waiting = {pool.submit(_experiment, *place, directory) for place in places[:count]}
-        upcoming = iter(places[count:])
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
-            for place in itertools.islice(upcoming, len(done)):
-                if not limits.over():
-                    waiting.add(pool.submit(_experiment, *place, directory))
+    for index, piece in enumerate(pieces):
+        if limits.over():
+            return
+        try:
+            with interruptible(limits.late, grace=0.0):
+                done(index, _make(piece, limits))
+        except Interrupted:
+            if not limits.over():
+                raise
+            return
 
 
-def _start_worker(parent: int) -> None:
-    """One thread; a worker whose parent is gone goes too."""
-    torch.set_num_threads(1)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_LOOK)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _experiment(name: str, seed: int, directory: Path) -> tuple[str, int]:
+def _make(
+    piece: tuple[Place, Path, str], limits: Limits, tell: Callable[[Any], None] = lambda what: None
+) -> bool | None:
+    """One record; False where it cannot be made yet, None where its time was up before it was begun."""
+    (name, seed), directory, scale = piece
+    if limits.late():
+        return None
+    if name == heads.NAME:
+        return _measure_heads(directory, scale, seed)
     write_json(_path(directory, name, seed), EXPERIMENTS[name](seed))
-    return name, seed
+    return True
 
 
 def _job(scale: str, label: str, seed: int) -> Job:
@@ -208,18 +226,17 @@ def _job(scale: str, label: str, seed: int) -> Job:
     return Job(made.spec, made.label)
 
 
-def _measure_heads(directory: Path, scale: str, seed: int) -> None:
-    """Write the heads' record once all of a seed's models are there; a model that diverged is left out."""
-    if _path(directory, heads.NAME, seed).exists():
-        return
+def _measure_heads(directory: Path, scale: str, seed: int) -> bool:
+    """Write the heads' record if all of a seed's models are there; a model that diverged is left out."""
     runs: dict[str, Run] = {}
     for label in heads.LABELS:
         path = directory / RUNS / _job(scale, label, seed).spec.name
         if not (path / "spec.json").exists():
-            return
+            return False
         run = Run.open(path)
         if run.status == "stopped":
-            return
+            return False
         if run.status == "complete":
             runs[label] = run
     write_json(_path(directory, heads.NAME, seed), heads.heads(runs))
+    return True
