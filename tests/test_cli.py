@@ -211,6 +211,45 @@ def test_a_recorded_scale_does_not_go_over_to_another_encoding(toeplens: Toeplen
     assert scale(recorded, *changes(model__encoding="alibi", model__attention_scale=0.5)) == 0.5
 
 
+def test_an_option_that_a_spec_contradicts_is_refused(toeplens: Toeplens, run: Run, tmp_path: Path):
+    spec = run.directory / "spec.json"
+    for option, wrong in (
+        ("encoding", "nope"),
+        ("protocol", "released"),
+        ("task", "zzz"),
+        ("seed", 7),
+        ("scale", "smoke"),
+    ):
+        message = toeplens("train", spec, f"--{option}", str(wrong), "--out", tmp_path / "new").refusal()
+        assert f"{option}: {wrong!r} was given" in message
+        assert "leave it out" in message
+        assert not (tmp_path / "new").exists()
+    same = ["--encoding", run.spec.model.encoding, "--task", run.spec.task, "--seed", str(run.spec.seed)]
+    assert toeplens("train", spec, *same, "--out", run.directory.parent, "--json").json()["status"] == "complete"
+    other = ["--encoding", "alibi", "--set", "model.encoding=alibi", "--set", "epochs=1"]
+    assert toeplens("train", spec, *other, "--out", tmp_path / "new", "--json").json()["status"] == "complete"
+
+
+def test_training_a_run_whose_weights_are_gone_says_how_to_go_on(toeplens: Toeplens, run: Run):
+    weights = run.directory / "model.safetensors"
+    whole = weights.read_bytes()
+    for damage in (None, whole[:100]):
+        weights.unlink() if damage is None else weights.write_bytes(damage)
+        again = ["train", run.directory / "spec.json", "--out", run.directory.parent]
+        message = toeplens(*again).refusal()
+        assert f"delete {run.directory / 'result.json'} and train with the same spec and directory" in message
+        (run.directory / "result.json").unlink()
+        assert "complete" in toeplens(*again).out
+        assert weights.read_bytes() == whole
+
+
+def test_a_run_that_diverged_has_no_tables(toeplens: Toeplens, tmp_path: Path):
+    run = toeplens("train", *TINY, *changes(lr=1e300), "--out", tmp_path, "--json").json()
+    assert (run["status"], run["test_accuracy"]) == ("diverged", None)
+    for command in ("ablate", "extrapolate"):
+        assert "diverged; there are no finite weights to look at" in toeplens(command, run["directory"]).refusal()
+
+
 def test_fields_are_changed_as_asked_and_switches_follow(toeplens: Toeplens, tmp_path: Path):
     asked = [
         *("--protocol", "released", "--encoding", "rope", "--task", "trigger-count", "--seed", "7"),

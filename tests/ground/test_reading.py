@@ -89,8 +89,8 @@ def test_a_name_that_no_file_can_have_is_one_sentence():
     ("content", "why"),
     [
         ({}, "name: it is missing."),
-        ([], "input should be a valid dictionary"),
-        (None, "input should be a valid dictionary"),
+        ([], "it must have named fields (given: [])."),
+        (None, "it must have named fields (given: None)."),
         ({"name": 3, "share": 0.5}, "name: input should be a valid string (given: 3)."),
         ({"name": "a", "share": 1.5}, "share: input should be less than or equal to 1 (given: 1.5)."),
         ({"name": "a", "share": True}, "share: input should be a valid number (given: True)."),

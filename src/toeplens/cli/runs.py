@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -13,17 +13,22 @@ from toeplens.ground import InputError, choose, read_json
 from toeplens.ground.places import free
 from toeplens.start import starting
 
+if TYPE_CHECKING:
+    from toeplens.training import RunSpec
+
 
 def train_run(
     out: Annotated[Path, typer.Option(help="Directory for runs; the run gets a folder named by its content.")],
     spec: Annotated[
         Path | None, typer.Argument(help="A run's spec as JSON (as in a run directory's spec.json).")
     ] = None,
-    encoding: Annotated[str, typer.Option(help="See 'toeplens encodings'.")] = "rope",
-    protocol: Annotated[str, typer.Option(help="paper or released.")] = "paper",
-    task: Annotated[str, typer.Option(help="See 'toeplens tasks'.")] = "trigger-distance",
-    scale: Annotated[str, typer.Option(help="Sizes to start from: smoke, laptop or paper.")] = "laptop",
-    seed: Annotated[int, typer.Option(help="Seed of weights, order, dropout and data.")] = 42,
+    encoding: Annotated[str | None, typer.Option(help="See 'toeplens encodings'; rope unless given.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="paper or released; paper unless given.")] = None,
+    task: Annotated[str | None, typer.Option(help="See 'toeplens tasks'; trigger-distance unless given.")] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="Sizes to start from: smoke, laptop or paper; laptop unless given.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, order, dropout and data; 42 unless given.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,10 +60,15 @@ def train_run(
         if not isinstance(content, dict):
             raise InputError(f"spec: {spec} does not hold a run's spec.")
     else:
-        content = study.starting_spec(scale, protocol, task, encoding, seed)
+        start = (scale or "laptop", protocol or "paper", task or study.DISTANCE, encoding or "rope")
+        content = study.starting_spec(*start, 42 if seed is None else seed)
     if set_ and isinstance(content.get("model"), dict):
         content = {**content, "model": scale_left_open(content["model"])}
     wanted = run_spec(**changed(content, set_ or []))
+    if spec is not None:
+        if scale is not None:
+            raise InputError(f"scale: {scale!r} was given beside {spec}, which has sizes of its own; leave it out.")
+        _agree(spec, wanted, encoding=encoding, protocol=protocol, task=task, seed=seed)
     execution = plan_execution(device, compile_mode(compile), wanted.precision)
     about = f"{wanted.task}, {wanted.model.encoding}, {wanted.model.protocol} protocol"
     console.say(f"{about} on {execution.describe()}", aside=True)
@@ -74,6 +84,8 @@ def train_run(
             on_progress=progress,
             watcher=HeadWatch(wanted) if watch else None,
         )
+    if run.status == "complete":
+        run.model()  # weights that were deleted or cut since are refused, with how to go on
     if as_json:
         about_run = {"directory": str(run.directory), "status": run.status, **run.result}
         console.print_json({**about_run, "metrics": run.metrics, "watched": run.watched})
@@ -87,6 +99,16 @@ def train_run(
             console.say("not watched: this run was finished before")
     if stopped():
         raise typer.Exit(130)
+
+
+def _agree(spec: Path, wanted: RunSpec, **given: str | int | None) -> None:
+    """Refuse an option beside a spec that says something else."""
+    model = wanted.model
+    said = {"encoding": [model.encoding], "protocol": [model.protocol], "task": [wanted.task]}
+    for name, value in given.items():
+        for other in {**said, "seed": [wanted.seed, wanted.data_seed]}[name]:
+            if value not in (None, other):
+                raise InputError(f"{name}: {value!r} was given, but {spec} has {other!r}; leave it out, or use --set.")
 
 
 def ablate(

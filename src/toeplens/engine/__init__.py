@@ -3,6 +3,7 @@
 from toeplens.engine.examples import Split, examples_of
 from toeplens.engine.extrapolation import FACTORS, Extrapolation, LengthResult, extrapolate
 from toeplens.engine.jobs import Job, ablate_run, carry_out, read_ablation
+from toeplens.engine.kinds import check_record, check_watched
 from toeplens.engine.limits import Limits
 from toeplens.engine.local import Event, plan_workers, run_local
 from toeplens.engine.measures import MEASURES, measure_run, read_measures
@@ -23,6 +24,8 @@ __all__ = [
     "Split",
     "ablate_run",
     "carry_out",
+    "check_record",
+    "check_watched",
     "examples_of",
     "extrapolate",
     "measure_run",

@@ -58,6 +58,8 @@ def sentence(error: ValidationError) -> str:
         message = "no such field"
     elif first["type"] == "missing":
         message = "it is missing"
+    elif first["type"] == "model_type":
+        message = f"it must have named fields (given: {shown(first['input'])})"
     elif first["type"] != "value_error":
         message = f"{message[:1].lower()}{message[1:]} (given: {shown(first['input'])})"
     elif not field or message.startswith(field):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toeplens.engine import Asked, Job, Limits, read_ablation, read_measures
+from toeplens.engine import Asked, Job, Limits, check_watched, read_ablation, read_measures
 from toeplens.ground import InputError, read_json, rounded, write_json
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.locks import LOCK, Busy, locked
@@ -17,7 +17,7 @@ from toeplens.lens import HeadAblation
 from toeplens.model import Decoder
 from toeplens.studies.results import CellResult, Key
 from toeplens.training import Run, environment
-from toeplens.training.run import ENVIRONMENT
+from toeplens.training.run import ENVIRONMENT, WATCHED
 
 STUDY, RESULTS, CLAIMS_FILE, RUNS = "study.json", "results.json", "claims.json", "runs"
 _SECONDS, _ENVIRONMENT = "seconds", "environment"
@@ -155,6 +155,8 @@ def gather_cells(directory: Path, cells: Sequence[Cell]) -> Gathered:
 def _result(cell: Cell, run: Run, ablation: HeadAblation | None, measures: dict[str, Any]) -> CellResult:
     task = cell.job.spec.build_task()
     model = Decoder(cell.job.spec.model)
+    watched = run.watched
+    check_watched(watched, run.directory / WATCHED)
     return CellResult(
         key=cell.key,
         run=cell.job.spec.name,
@@ -166,7 +168,7 @@ def _result(cell: Cell, run: Run, ablation: HeadAblation | None, measures: dict[
         result=run.result,
         ablation=ablation,
         measures=rounded(measures),
-        watched=rounded(run.watched),
+        watched=rounded(watched),
     )
 
 
