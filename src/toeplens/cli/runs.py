@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -60,8 +60,10 @@ def train_run(
         if not isinstance(content, dict):
             raise InputError(f"spec: {spec} does not hold a run's spec.")
     else:
-        start = (scale or "laptop", protocol or "paper", task or study.DISTANCE, encoding or "rope")
-        content = study.starting_spec(*start, 42 if seed is None else seed)
+        start: dict[str, Any] = {"scale": "laptop", "protocol": "paper", "task": study.DISTANCE, "encoding": "rope"}
+        given = {"scale": scale, "protocol": protocol, "task": task, "encoding": encoding, "seed": seed}
+        start |= {"seed": 42} | {name: value for name, value in given.items() if value is not None}
+        content = study.starting_spec(*start.values())
     if set_ and isinstance(content.get("model"), dict):
         content = {**content, "model": scale_left_open(content["model"])}
     wanted = run_spec(**changed(content, set_ or []))
