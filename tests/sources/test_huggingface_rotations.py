@@ -136,6 +136,38 @@ class HiddenAttention(SoftAttention):
         return super().attend(self.rotate_by_hand(q), k, v)
 
 
+def turned(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """The rotation again, under a name that says nothing."""
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * c - b * s, a * s + b * c), -1)
+
+
+class NamelessAttention(SoftAttention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(turned(q, ANGLES.cos(), ANGLES.sin()), turned(k, ANGLES.cos(), ANGLES.sin()), v)
+
+
+class TwiceAttention(TurnedAttention):
+    """A rotation that is seen, of what was turned before."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(turned(q, ANGLES.cos(), ANGLES.sin()), turned(k, ANGLES.cos(), ANGLES.sin()), v)
+
+
+class AddedAttention(SoftAttention):
+    """Keys with vectors of their places."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(q, k + 0.01 * torch.arange(TOKENS).unsqueeze(-1), v)
+
+
+class LouderAttention(SoftAttention):
+    """Queries multiplied by a number of their place."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().attend(q * torch.arange(TOKENS).unsqueeze(-1), k, v)
+
+
 class StillAttention(SoftAttention):
     """Latent attention without a rotation: only a width is named after it."""
 
@@ -195,6 +227,40 @@ def test_rotations_that_are_not_seen_are_not_taken_for_none() -> None:
     with pytest.raises(NoForm, match="a rotation that was not seen"):
         call.placed()
     assert call_of(StillAttention()).unknown is None
+
+
+@pytest.mark.parametrize("part", [NamelessAttention, TwiceAttention, AddedAttention])
+def test_whatever_makes_keys_depend_on_the_position_is_noticed(part: type[nn.Module]) -> None:
+    """Under any name, beside a rotation that is understood, and as vectors that are added."""
+    call = call_of(part())
+    assert call.rotation is None
+    assert call.proof.outputs < 1e-6
+    with pytest.raises(NoForm, match="depend on the position in a way that was not found"):
+        call.placed()
+
+
+def test_what_stays_with_its_query_needs_no_form() -> None:
+    call = call_of(LouderAttention())
+    assert call.unknown is None
+    assert call.placed()["rotation"] is None
+
+
+def test_a_module_that_cannot_be_tried_alone_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, inputs = SoftAttention.forward, []
+
+    def twice(self: SoftAttention, x: Tensor) -> Tensor:
+        inputs.append(x)
+        if len(inputs) == 1:
+            raise ZeroDivisionError
+        return own(self, x)
+
+    monkeypatch.setattr(SoftAttention, "forward", twice)
+    call = call_of(SoftAttention())
+    assert len(inputs) == 2
+    assert torch.equal(inputs[0], inputs[0][:, -1:].expand_as(inputs[0]))
+    assert torch.equal(inputs[0][:, -1], inputs[1][:, -1])
+    with pytest.raises(NoForm, match="not seen whether its keys depend on the position"):
+        call.placed()
 
 
 def test_roformers_rotation_is_found() -> None:

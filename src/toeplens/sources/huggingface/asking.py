@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from toeplens.sources.huggingface.equal_tokens import ACTIVE
 from toeplens.sources.huggingface.replays import RUN
 from toeplens.sources.huggingface.settings import Entry
-from toeplens.sources.huggingface.watch import ACTIVE, EAGER, ORIGINAL, attention_modules, eager_function, functions_of
+from toeplens.sources.huggingface.watch import EAGER, ORIGINAL, attention_modules, eager_function, functions_of
 
 
 def table_entries(table: dict[str, Any], names: Iterable[str]) -> Iterator[Entry]:

@@ -11,10 +11,10 @@ from torch import nn
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.sources.huggingface.asking import eager_entries, table_entries
 from toeplens.sources.huggingface.calls import AttentionCall
+from toeplens.sources.huggingface.equal_tokens import ACTIVE
 from toeplens.sources.huggingface.lent import alone, changed
 from toeplens.sources.huggingface.settings import Entry, configs_of, evaluation
 from toeplens.sources.huggingface.watch import (
-    ACTIVE,
     ROTATIONS,
     Watch,
     asks_interface,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
 from toeplens.sources.huggingface.masks import low
@@ -166,6 +166,11 @@ class Exponentials(TorchDispatchMode):
             follows = follows or not any(_storage(x) in self._weights for x in given[-2:])
         if follows:
             self._products |= {_storage(x): StorageWeakRef(x.untyped_storage()) for x in made}
+
+
+def innermost(mode: Products | Exponentials) -> bool:
+    """Whether a mode is the one that an operation comes to first, of its kind."""
+    return mode is (_get_current_function_mode() if isinstance(mode, Products) else _get_current_dispatch_mode())
 
 
 def _storage(x: Tensor) -> int:

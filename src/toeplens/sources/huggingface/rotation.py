@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from toeplens.encodings.rotary import Pairing
 from toeplens.lens.decompose import NoForm
+from toeplens.sources.huggingface.cosines import line, turn
+from toeplens.sources.huggingface.pairing import Both, Layout, as_complex, layouts_of, ratio
 from toeplens.sources.huggingface.proof import tolerance
 
-_TRIED = 32  # positions on which the pairs of dimensions are tried out
 _ANGLE = 2.0**-23  # models form their angles in float32, whatever their own dtype
+_ALIKE = 1e-3  # of a frequency: what two readings of it may differ by, beside rounding
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,18 @@ class Rotation:
     A pair, as a complex number x, becomes m e^(iota (i theta + c)) x; c is common to queries and keys, so that it does
     not show in their products.
 
+    A model may hold pairs in which no query and no key has anything: nothing of them can be read off. Such a pair is
+    here with what the model's own table of cosines says, or where no table was found it is not here at all, as it adds
+    to no logit.
+
     pairing      ``interleaved`` or ``half``: how the pairs lie in what is rotated
     pairs        [n, 2] the dimensions of each pair, before the rotation
     after        [n, 2] those where it comes out; the same, but for models that reorder while they rotate
     frequencies  [n] theta, radians a position; found from the angles, so that each is known modulo 2 pi
     magnitudes   [n] m; 1 unless the model scales while it rotates
+    dead         [n] whether the pair adds to no logit here: in it all queries are 0, or all keys
+    tabled       [n] whether frequency and magnitude are the model's table's, as nothing that was rotated shows them: it
+                 is 0, or in a low precision too slow to move
     error        largest difference of what this rotation makes of queries and keys from what the model made of them,
                  relative to the largest of those
     """
@@ -38,6 +47,8 @@ class Rotation:
     after: Int[Tensor, "n 2"]
     frequencies: Float[Tensor, "n"]
     magnitudes: Float[Tensor, "n"]
+    dead: Bool[Tensor, "n"]
+    tabled: Bool[Tensor, "n"]
     error: float
 
 
@@ -45,14 +56,17 @@ def find_rotation(
     q: tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N d"]],
     k: tuple[Float[Tensor, "B G N d"], Float[Tensor, "B G N d"]],
     positions: Int[Tensor, "_B N"],
-    rounding: torch.dtype | None = None,
+    rounding: torch.dtype = torch.float64,
+    tables: Sequence[Complex[Tensor, "_B N n"]] = (),
 ) -> Rotation:
     """The rotation that takes the first of each two tensors to the second.
 
     Arguments
         q, k       before and after the rotation
         positions  of the tokens, of all sequences or of each
-        rounding   what queries and keys were rounded to before they came to be of their dtype; that unless given
+        rounding   a dtype that queries and keys were rounded to before they came to be of theirs, if it is coarser
+        tables     what may be the model's table of e^(iota angle), of each token (`cosines.tables_of`): one is believed
+                   that has the frequencies which can be read off
 
     Raises `NoForm` where they are not related by one angle a position for each pair of dimensions.
     """
@@ -61,87 +75,111 @@ def find_rotation(
         raise NoForm(f"rotation: it cannot be read off {tokens} token; at least 2 are needed.")
     positions = positions.expand(q[0].shape[0], -1)
     both = [(before.double(), after.double()) for before, after in (q, k)]
-    rounded = tolerance(rounding or q[1].dtype)
-    pairing, pairs, out = _pairs(both, rounded)
-    parts = [(_complex(before, pairs), _complex(after, out)) for before, after in both]
-    ratio = _ratio(parts)
-    frequencies, start = _line(ratio.squeeze(1), positions)
-    turns = _turn(positions.unsqueeze(-1) * frequencies + start.unsqueeze(1)).unsqueeze(1)
-    magnitudes = (ratio * turns.conj()).real.mean((0, 1, 2))
-    wrong = max(float((magnitudes * turns * x - y).abs().max()) for x, y in parts)
-    error = wrong / max(float(after.abs().max()) for _, after in both)
-    allowed = rounded + _ANGLE * float((positions.max() * frequencies.abs()).max())
-    if not error <= allowed:
-        raise NoForm(
-            f"rotation: it is not one angle a position for each pair of dimensions; one angle misses by {error:.1e} of "
-            f"the largest query or key, where {allowed:.1e} is rounding."
+    rounded = max(tolerance(q[1].dtype), tolerance(rounding))
+    found, allowed = None, rounded
+    for layout, read, table in _readings(both, tables, positions, rounded):
+        found = _rotation(both, layout, read, table, positions)
+        allowed = rounded + _ANGLE * float((positions.max() * found.frequencies.abs()).max())
+        if found.error <= allowed:
+            return found
+    if found is None:
+        raise NoForm("rotation: it turns no pairs of dimensions that lie next to each other or half apart.")
+    raise NoForm(
+        f"rotation: it is not one angle a position for each pair of dimensions; one angle misses by {found.error:.1e} "
+        f"of the largest query or key, where {allowed:.1e} is rounding."
+    )
+
+
+@dataclass(frozen=True)
+class _Angles:
+    """Frequency, each sequence's start and magnitude of each pair, and which of them can be told from what moved."""
+
+    frequencies: Float[Tensor, "n"]
+    starts: Float[Tensor, "B n"]
+    magnitudes: Float[Tensor, "n"]
+    moved: Bool[Tensor, "n"]
+
+
+def _readings(
+    both: Both, tables: Sequence[Complex[Tensor, "_B N n"]], positions: Int[Tensor, "B N"], rounded: float
+) -> Iterator[tuple[Layout, _Angles, _Angles | None]]:
+    """Layouts, what is read off them, and what a table says that agrees with it; last without one."""
+    for table in tables:
+        for layout in layouts_of(both, rounded, table.shape[-1]):
+            read = _read(both, layout, positions)
+            believed = _believed(table, read, positions, rounded)
+            if believed is not None:
+                yield layout, read, believed
+                break
+    for layout in layouts_of(both, rounded):
+        yield layout, _read(both, layout, positions), None
+        break
+
+
+def _read(both: Both, layout: Layout, positions: Int[Tensor, "B N"]) -> _Angles:
+    """What queries and keys before and after show."""
+    _, pairs, out = layout
+    parts = [(as_complex(before, pairs), as_complex(after, out)) for before, after in both]
+    factors = ratio(parts).squeeze(1)
+    frequencies, starts = line(factors, positions)
+    moved = torch.stack([(x != y).flatten(0, -2).any(0) for x, y in parts]).any(0)
+    return _Angles(frequencies, starts, _sizes(factors, frequencies, starts, positions), moved)
+
+
+def _sizes(
+    factors: Complex[Tensor, "B N n"], frequencies: Tensor, starts: Tensor, positions: Int[Tensor, "B N"]
+) -> Float[Tensor, "n"]:
+    return (factors * turn(-positions.unsqueeze(-1) * frequencies - starts.unsqueeze(1))).real.mean((0, 1))
+
+
+def _believed(
+    table: Complex[Tensor, "_B N n"], read: _Angles, positions: Int[Tensor, "B N"], rounded: float
+) -> _Angles | None:
+    """What a table says of each pair, if it says what is read off those that moved."""
+    if len(table) not in (1, len(positions)):
+        return None
+    table = table.to(positions.device).expand(len(positions), -1, -1)
+    for factors in (table, table.conj()):
+        frequencies, starts = line(factors, positions)
+        magnitudes = _sizes(factors, frequencies, starts, positions)
+        apart = turn(frequencies - read.frequencies).angle().abs()
+        wrong = torch.maximum(apart, (magnitudes - read.magnitudes).abs())
+        if bool((wrong <= rounded + _ALIKE * read.frequencies.abs())[read.moved].all()):
+            return _Angles(frequencies, starts, magnitudes, read.moved)
+    return None
+
+
+def _rotation(
+    both: Both,
+    layout: Layout,
+    read: _Angles,
+    table: _Angles | None,
+    positions: Int[Tensor, "B N"],
+) -> Rotation:
+    """The rotation, its pairs that did not move as the table has them; without one, those that hold something."""
+    pairing, pairs, out = layout
+    parts = [(as_complex(before, pairs), as_complex(after, out)) for before, after in both]
+    nothing = torch.stack([(x == 0).flatten(0, -2).all(0) & (y == 0).flatten(0, -2).all(0) for x, y in parts])
+    unseen = ~read.moved if table is not None else torch.zeros_like(read.moved)
+    angles = table or read
+    frequencies, starts, magnitudes = (
+        torch.where(unseen, a, b)
+        for a, b in (
+            (angles.frequencies, read.frequencies),
+            (angles.starts, read.starts),
+            (angles.magnitudes, read.magnitudes),
         )
-    return Rotation(pairing, pairs, out, frequencies, magnitudes, error)
-
-
-def _turn(angles: Float[Tensor, "*B"]) -> Complex[Tensor, "*B"]:
-    return torch.polar(torch.ones_like(angles), angles)
-
-
-def _complex(x: Float[Tensor, "*B d"], pairs: Int[Tensor, "n 2"]) -> Complex[Tensor, "*B n"]:
-    return torch.complex(x[..., pairs[:, 0]], x[..., pairs[:, 1]])
-
-
-def _pairs(both: list[tuple[Tensor, Tensor]], allowed: float) -> tuple[Pairing, Tensor, Tensor]:
-    """Pairing, and the dimensions of each pair before and after, on the positions that are turned the most."""
-    moved = torch.stack([(before != after).flatten(0, -2).any(0) for before, after in both]).any(0).nonzero()
-    if len(moved) == 0:
-        raise NoForm("rotation: it leaves queries and keys as they are.")
-    tokens = both[0][0].shape[2]
-    last = slice(max(0, tokens - _TRIED), tokens)
-    few = [(before[:, :, last], after[:, :, last]) for before, after in both]
-    first, width, device = int(moved.min()), both[0][0].shape[-1], moved.device
-    # the slowest pairs may not show in a low precision, so that more may be turned than moved
-    for pairing, pairs, out in _layouts(first, int(moved.max()) + 1, width):
-        pairs, out = pairs.to(device), out.to(device)
-        if _misfit(few, pairs, out) <= allowed:
-            return pairing, pairs, out
-    raise NoForm("rotation: it turns no pairs of dimensions that lie next to each other or half apart.")
-
-
-def _layouts(start: int, end: int, width: int) -> Iterator[tuple[Pairing, Tensor, Tensor]]:
-    """Candidates for the pairs among the dimensions from ``start`` to at least ``end``, the narrowest first."""
-    for count in range((end - start + 1) // 2, (width - start) // 2 + 1):
-        half = start + torch.stack((torch.arange(count), torch.arange(count) + count), -1)
-        beside = start + torch.arange(2 * count).view(-1, 2)
-        yield "half", half, half
-        yield "interleaved", beside, beside
-        yield "interleaved", beside, half
-
-
-def _ratio(parts: list[tuple[Tensor, Tensor]]) -> Complex[Tensor, "B 1 N n"]:
-    """What each pair is multiplied by at each position, by least squares over the heads of queries and keys."""
-    size = torch.stack([x.abs().square().sum(1, keepdim=True) for x, _ in parts]).sum(0)
-    product = torch.stack([(y * x.conj()).sum(1, keepdim=True) for x, y in parts]).sum(0)
-    return product / size.clamp_min(torch.finfo(torch.float64).tiny)
-
-
-def _misfit(both: list[tuple[Tensor, Tensor]], pairs: Tensor, out: Tensor) -> float:
-    """How far the best rotation of each pair at each position is from what was made, all heads turned alike."""
-    parts = [(_complex(before, pairs), _complex(after, out)) for before, after in both]
-    wrong = max(float((_ratio(parts) * x - y).abs().max()) for x, y in parts)
-    return wrong / max(float(y.abs().max()) for _, y in parts)
-
-
-def _line(
-    ratio: Complex[Tensor, "B N n"], positions: Int[Tensor, "B N"]
-) -> tuple[Float[Tensor, "n"], Float[Tensor, "B n"]]:
-    """Slope, and each sequence's start, of the angles as a function of the position."""
-    beside = (positions.diff(dim=1) == 1).unsqueeze(-1)
-    if not beside.any():
-        raise NoForm("rotation: no two tokens that follow each other are one position apart.")
-    slope = ((ratio[:, 1:] * ratio[:, :-1].conj()) * beside).sum((0, 1)).angle()
-    # the angle between neighbours leaves little rounding to correct: by least squares over all positions
-    places = positions.double().unsqueeze(-1)
-    middle = places.mean(1, keepdim=True)
-    rest = ratio * _turn(-places * slope)
-    start = rest.sum(1, keepdim=True).angle()
-    left = (rest * _turn(-start)).angle()
-    correction = ((places - middle) * left).sum((0, 1)) / (places - middle).square().sum()
-    start = start + left.mean(1, keepdim=True) - correction * middle
-    return slope + correction, start.squeeze(1)
+    )
+    turns = turn(positions.unsqueeze(-1) * frequencies + starts.unsqueeze(1)).unsqueeze(1)
+    wrong = max(float((magnitudes * turns * x - y).abs().max()) for x, y in parts)
+    here = torch.ones_like(read.moved) if table is not None else ~nothing.all(0)
+    return Rotation(
+        pairing=pairing,
+        pairs=pairs[here],
+        after=out[here],
+        frequencies=frequencies[here],
+        magnitudes=magnitudes[here],
+        dead=nothing.any(0)[here],
+        tabled=(unseen & (nothing.all(0) | (frequencies != read.frequencies)))[here],
+        error=wrong / max(float(after.abs().max()) for _, after in both),
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
@@ -15,25 +15,27 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from toeplens.ground import InputError
 from toeplens.lens.decompose import NoForm
 from toeplens.sources.huggingface.calls import AttentionCall, Side
+from toeplens.sources.huggingface.cosines import tables_of
 from toeplens.sources.huggingface.eager import Eager, run_eager
+from toeplens.sources.huggingface.equal_tokens import ACTIVE, of_equal_tokens
 from toeplens.sources.huggingface.masks import bias_and_mask, just_causal, one_way
-from toeplens.sources.huggingface.products import Exponentials, Followed, Products, four
+from toeplens.sources.huggingface.products import Exponentials, Followed, Products, four, innermost
 from toeplens.sources.huggingface.proof import logits, prove, proved_rows, softmax
 from toeplens.sources.huggingface.rotation import Rotation, find_rotation
 from toeplens.sources.huggingface.settings import precision
+from toeplens.sources.huggingface.turned import Turned, before_rotation, stays
 
-ACTIVE: ContextVar[Watch | None] = ContextVar("toeplens_watch", default=None)
 ROTATIONS = re.compile(r"_?apply_\w*(rot|rope)\w*|rotate_queries_or_keys")
 ORIGINAL = "toeplens_original"  # of a lent function: the one that it stands for
 EAGER = "eager_attention_forward"  # how the name of a model's own eager attention ends
 _SAID = re.compile(r"rotar|rotate|rope(?![a-z])")
 _ANGLES = re.compile(r"cos|sin(?![a-z])|freq|position")
 _ATTENTION = re.compile("Attention|Attn|MLA(?![a-z])")
-_ROUNDED = 4  # roundings, each by one unit, of a number that is multiplied
 _ELSEWHERE = ("key_value_states", "encoder_hidden_states", "encoder_hidden_state")  # what keys are made of, if given
 
 
@@ -94,7 +96,9 @@ class _Frame:
     cross: bool
     calls: list[AttentionCall] = field(default_factory=list)
     inside: int = 0  # calls of the modules in it
-    turned: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # what was rotated, and what became of it
+    turned: list[Turned] = field(default_factory=list)
+    beside: list[Tensor] = field(default_factory=list)  # what else rotations were given
+    equal: tuple[Tensor, Tensor] | None = None  # queries and keys of tokens that are all alike
     shared: str | None = None  # an operation in it that may share weight out among keys
 
 
@@ -118,6 +122,20 @@ class Watch:
         held = [*model.parameters(), *model.buffers()]
         self.exponentials = Exponentials(lambda: bool(self.frames) and not self.aside, self.shares, held)
 
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """What is computed in here is not followed, and is as fast as without this pass."""
+        before, self.aside = self.aside, True
+        modes = [mode for mode in (self.products, self.exponentials) if innermost(mode)]
+        try:
+            for mode in modes:
+                mode.__exit__(None, None, None)
+            yield
+        finally:
+            for mode in modes:
+                mode.__enter__()
+            self.aside = before
+
     def name(self, module: nn.Module) -> str:
         """Name and class of a module of the model."""
         return f"{self.names.get(module, '?')} ({type(module).__name__})"
@@ -130,18 +148,25 @@ class Watch:
         first = next((x for x in named.values() if isinstance(x, Tensor) and x.ndim >= 2), torch.empty(0, 0))
         cross = any(named.get(name) is not None for name in _ELSEWHERE)
         cross = cross or bool(getattr(module, "encoder_decoder_attention", False))  # FSMT's, whose keys are "key"
-        if not self.frames:
+        axis = self._tokens(first)
+        equal = None
+        if self.frames:  # a module in one that was tried
+            equal = self.frames[-1].equal
+        else:
             self.exponentials.forget()
-        self.frames.append(_Frame(module, self._tokens(first), cross))
+            if not cross and first.numel() and first.is_floating_point():
+                with self.outside():
+                    equal = of_equal_tokens(module, args, kwargs, first, axis, self.batch)
+        self.frames.append(_Frame(module, first.shape[axis], cross, equal=equal))
         self.products.last = None
 
     def _tokens(self, x: Tensor) -> int:
-        """How many tokens a module's input has: [B, N, d], [N, B, d] or [B, d, N]."""
+        """Which dimension of a module's input is that of the tokens: [B, N, d], [N, B, d] or [B, d, N]."""
         if x.ndim != 3:
-            return x.shape[1]
+            return 1
         if x.shape[0] != self.batch and x.shape[1] == self.batch:
-            return x.shape[0]
-        return x.shape[2] if x.shape[1] not in self.lengths and x.shape[2] in self.lengths else x.shape[1]
+            return 0
+        return 2 if x.shape[1] not in self.lengths and x.shape[2] in self.lengths else 1
 
     def shares(self, name: str) -> None:
         """An operation in a module's own code may share weight out among keys."""
@@ -175,12 +200,13 @@ class Watch:
         if not self.frames:
             return
         made = [x for x in (output if isinstance(output, tuple) else (output,)) if isinstance(x, Tensor)]
-        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         for after in made:
             before = next((x for x in given if x.shape == after.shape), None)
             if before is not None:
                 given = [x for x in given if x is not before]
                 self.frames[-1].turned.append((before, after))
+        self.frames[-1].beside += given
 
     def interface(
         self,
@@ -201,8 +227,7 @@ class Watch:
         scale = options.get("scaling")
         if scale is None:
             scale = getattr(module, "scaling", query.shape[-1] ** -0.5)
-        before, self.aside = self.aside, True
-        try:
+        with self.outside():
             made = run_eager(eager, module, query, key, value, mask, causal, args, kwargs)
             if made.own is None:
                 raise InputError(
@@ -213,8 +238,6 @@ class Watch:
             parts = {"q": query, "k": key, "v": value, "scale": float(scale)}
             parts |= {"softcap": options.get("softcap"), "sinks": options.get("s_aux"), "causal": causal}
             self._add(module, parts, made, terms, hidden)
-        finally:
-            self.aside = before
         return made.heads, made.weights
 
     def written_out(self, made: Followed, v: Tensor, out: Tensor) -> None:
@@ -264,11 +287,9 @@ class Watch:
         parts["visible"] = visible
         proof = prove(self.name(module), **parts, rows=made.rows, own=made.own, heads=made.heads)
         unrotated, rotation, unknown = self._rotation(module, frame, q, k)
-        side: Side = "decoder" if parts["causal"] and not cross else "encoder"
-        if self.two_sided:
-            side = "encoder" if "encoder" in self.names.get(module, "").split(".") else "decoder"
-        elif cross:
-            side = "decoder"
+        side = self._side(module) if self.two_sided else None
+        if side is None:
+            side = "decoder" if parts["causal"] or cross else "encoder"
         kind = "cross" if cross else "self"
         layer = self.counts[side, kind]
         self.counts[side, kind] += 1
@@ -281,33 +302,54 @@ class Watch:
             frame.calls.append(call)
 
     def _hand_over(self, call: AttentionCall) -> None:
-        token, before, self.aside = ACTIVE.set(None), self.aside, True
+        token = ACTIVE.set(None)
         try:
-            self.on_layer(call)
+            with self.outside():
+                self.on_layer(call)
         finally:
-            self.aside = before
             ACTIVE.reset(token)
+
+    def _side(self, module: nn.Module) -> Side | None:
+        """Which side a module is on: the outermost part of its name that says so."""
+        for word in self.names.get(module, "").split("."):
+            said: list[Side] = [side for side in ("encoder", "decoder") if side in word]
+            if len(said) == 1:
+                return said[0]
+        return None
 
     def _rotation(
         self, module: nn.Module, frame: _Frame | None, q: Tensor, k: Tensor
     ) -> tuple[tuple[Tensor, Tensor] | None, Rotation | None, str | None]:
         """q and k before their rotation, and what it is; or why that is not known."""
-        turned = [] if frame is None else frame.turned
-        if not turned:
-            return None, None, "it has a rotation that was not seen." if _turns(module) else None
-        before = _before(q, turned), _before(k, turned)
-        if before[0] is None or before[1] is None:
-            return None, None, "what its rotation makes of queries and keys is changed before their product."
-        unrotated = before[0], before[1]
-        if q.shape[2] != k.shape[2]:
-            return unrotated, None, "its queries and keys are rotated, and not of the same tokens."
+        unrotated, rotation = None, None
         positions = torch.arange(q.shape[2], device=q.device).unsqueeze(0)
         if isinstance(self.positions, Tensor) and self.positions.ndim == 2 and self.positions.shape[1] == q.shape[2]:
             positions = self.positions
-        try:
-            return unrotated, find_rotation((unrotated[0], q), (unrotated[1], k), positions, self.rounding), None
-        except NoForm as error:
-            return unrotated, None, str(error)
+        if frame is not None and frame.turned:
+            before = before_rotation(q, frame.turned), before_rotation(k, frame.turned)
+            if before[0] is None or before[1] is None:
+                return None, None, "what its rotation makes of queries and keys is changed before their product."
+            unrotated = before[0], before[1]
+            if q.shape[2] != k.shape[2]:
+                return unrotated, None, "its queries and keys are rotated, and not of the same tokens."
+            tables = tables_of(frame.beside, q.shape[2])
+            try:
+                rotation = find_rotation((unrotated[0], q), (unrotated[1], k), positions, self.rounding, tables)
+            except NoForm as error:
+                return unrotated, None, str(error)
+        elif _turns(module):
+            return None, None, "it has a rotation that was not seen."
+        if frame is None or frame.cross or q.shape[2] != k.shape[2]:
+            return unrotated, rotation, None
+        if frame.equal is None:
+            return (
+                unrotated,
+                None,
+                "it was not seen whether its keys depend on the position by more than what they hold.",
+            )
+        if not stays(*frame.equal, rotation, positions, self.rounding):
+            return unrotated, None, "its queries or keys depend on the position in a way that was not found."
+        return unrotated, rotation, None
 
 
 def _weights(
@@ -319,45 +361,3 @@ def _weights(
     known = {name: parts[name] for name in ("scale", "softcap", "causal")}
     formed = logits(parts["q"], parts["k"], **known, bias=bias, visible=visible, rows=made.rows, dtype=torch.float32)
     return softmax(formed, parts["sinks"])
-
-
-def _before(final: Tensor, turned: list[tuple[Tensor, Tensor]]) -> Tensor | None:
-    """Queries or keys with what a rotation made of some of their dimensions put back; None if that is not in them.
-
-    What was rotated may have been multiplied by a number for each token and head since, as a norm without weights does:
-    such a factor and a rotation can change places, so that it goes with what is put back.
-    """
-    for exact in (True, False):
-        for before, after in reversed(turned):
-            if after.ndim != 4:
-                continue
-            for x, y in ((before, after), (before.transpose(1, 2), after.transpose(1, 2))):
-                width, heads = y.shape[-1], final.shape[1]
-                same = y.shape[0] == final.shape[0] and heads % max(1, y.shape[1]) == 0 and y.shape[2] == final.shape[2]
-                if not same or width > final.shape[-1] or y.numel() == 0:
-                    continue
-                for start in dict.fromkeys((0, final.shape[-1] - width)):
-                    part = final[..., start : start + width]
-                    for order in _orders(y.shape[1], heads, final.device):
-                        factor = _factor(part, y[:, order], exact)
-                        if factor is not None:
-                            whole = final.clone()
-                            whole[..., start : start + width] = factor * x[:, order]
-                            return whole
-    return None
-
-
-def _orders(groups: int, heads: int, device: torch.device) -> list[Tensor]:
-    """Which of the heads that were rotated each head may have: one after another, or each several times on end."""
-    places = torch.arange(heads, device=device)
-    return [places % groups] if groups in (1, heads) else [places % groups, places // (heads // groups)]
-
-
-def _factor(part: Tensor, turned: Tensor, exact: bool) -> Tensor | float | None:
-    """The number for each token and head that takes the second to the first; None if that leaves more than rounding."""
-    if exact:
-        return 1.0 if torch.equal(part, turned.to(part.dtype)) else None
-    x, y = part.double(), turned.double()
-    factor = (x * y).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-    missed = (factor * y - x).abs().amax(-1)
-    return factor if bool((missed <= _ROUNDED * torch.finfo(part.dtype).eps * x.abs().amax(-1)).all()) else None
