@@ -65,13 +65,17 @@ def of_equal_tokens(
     in every place. Whatever differs from place to place then is the position's, whoever made it.
 
     Arguments
-        states  what the module is given, with the tokens along ``axis``; all that is the same is changed alike
+        states  what the module is given, with the tokens along ``axis``; all of that shape is changed alike if it is
+                made of tokens, and so differs from sequence to sequence
     """
-    same = states.narrow(axis, states.shape[axis] - 1, 1).expand_as(states).clone()
+    sequences = 0 if axis else 1
 
     def replaced(x: Any) -> Any:
-        equal = isinstance(x, Tensor) and x.shape == states.shape and (x is states or torch.equal(x, states))
-        return same if equal else x
+        if not isinstance(x, Tensor) or x.shape != states.shape or not x.is_floating_point():
+            return x
+        if x.shape[sequences] > 1 and bool((x == x.narrow(sequences, 0, 1)).all()):  # not what tokens are made of
+            return x
+        return x.narrow(axis, x.shape[axis] - 1, 1).expand_as(x).clone()
 
     def given(x: Any) -> Any:
         if isinstance(x, Tensor | tuple):

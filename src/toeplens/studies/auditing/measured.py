@@ -59,6 +59,8 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Measured:
         window=call.window,
         position=_position(call, placed),
         frequencies=() if call.rotation is None else tuple(call.rotation.frequencies.tolist()),
+        dead=() if call.rotation is None else tuple(call.rotation.dead.nonzero().flatten().tolist()),
+        tabled=() if call.rotation is None else tuple(call.rotation.tabled.nonzero().flatten().tolist()),
         unknown=unknown,
         weights=call.proof.weights,
         outputs=call.proof.outputs,
@@ -131,6 +133,9 @@ def _position(call: AttentionCall, placed: Mapping[str, Any]) -> str:
     if call.rotation is not None:
         count, width = len(call.rotation.frequencies), call.q.shape[-1]
         said.append(f"rotation of {count} pairs, {2 * count} of {width} dimensions ({call.rotation.pairing})")
+        dead = int(call.rotation.dead.sum())
+        if dead:
+            said.append(f"{dead} of the pairs switched off")
     elif call.unknown is not None:
         said.append("a rotation that is not understood")
     if call.bias is not None:

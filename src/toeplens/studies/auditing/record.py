@@ -87,6 +87,10 @@ class LayerRecord:
     window         keys that a query of causal attention sees at most, its own and those before; None if all
     position       what position does here, in words, such as "rotation of 8 pairs, 16 of 64 dimensions (half)"
     frequencies    of the rotation, radians a position, in the order of the pairs; empty without a known rotation
+    dead           places among the frequencies of the pairs that add to no logit here: in all heads their queries are
+                   0, or their keys
+    tabled         places of those whose frequency is that of the model's own table of cosines, as nothing of theirs was
+                   seen to turn: queries and keys are 0, or the turns too small for the model's precision
     unknown        why positional, symbolic and interaction shares (and frequency use) are not known; None if they are
     weights        largest difference of an attention weight formed again from the parts; None if the model forms none
     outputs        largest difference of a head's output, relative to the layer's largest
@@ -113,6 +117,8 @@ class LayerRecord:
     outputs: float
     tolerance: float
     deposit: dict[str, Number] = field(default_factory=dict)
+    dead: tuple[int, ...] = ()
+    tabled: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,7 @@ class Audit:
     def from_dict(cls, content: Any) -> Audit:
         """The inverse of `to_dict`; what is no such record raises `InputError`."""
         try:
-            lists = {"frequencies", "profile", "norm_use", "variance_use"}
+            lists = {"frequencies", "dead", "tabled", "profile", "norm_use", "variance_use"}
             fields: dict[str, list[dict[str, Any]]] = {
                 name: [{k: tuple(v) if k in lists else v for k, v in one.items()} for one in content[name]]
                 for name in ("layers", "heads")
