@@ -116,9 +116,7 @@ def test_an_error_in_one_job_stops_the_others_and_is_raised(tmp_path: Path):
     with pytest.raises(InputError, match="holds files that are not a run's"):
         run_local(wanted, tmp_path, Limits(), workers=2)
     assert [path.name for path in foreign.iterdir()] == ["thesis.txt"]
-    first = Run.open(tmp_path / wanted[0].spec.name)
-    assert first.status == "stopped"
-    assert store.load_checkpoint(first.directory, first.spec) is not None
+    assert Run.open(tmp_path / wanted[0].spec.name).status == "stopped"
     assert not (tmp_path / wanted[2].spec.name).exists()
 
 
@@ -127,6 +125,20 @@ def test_time_that_is_up_before_the_start_begins_nothing(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
     assert run_local(jobs(1), tmp_path, Limits(should_stop=lambda: True)) == ["stopped"]
     assert run_local([], tmp_path, Limits()) == []
+
+
+@pytest.mark.heavy
+def test_a_worker_that_is_terminated_leaves_its_job_and_breaks_nothing(tmp_path: Path):
+    """As schedulers do, which send SIGTERM to every process of a group."""
+
+    def terminate(event: Event) -> None:
+        for child in descendants(os.getpid(), depth=1):
+            if "resource_tracker" not in Path(f"/proc/{child}/cmdline").read_text():
+                os.kill(child, signal.SIGTERM)
+
+    assert run_local(jobs(10**6, 10**6), tmp_path, Limits(), workers=2, on_event=terminate) == ["stopped"] * 2
+    for run in map(Run.open, tmp_path.iterdir()):
+        assert store.load_checkpoint(run.directory, run.spec) is not None or run.step == 0
 
 
 @pytest.mark.heavy

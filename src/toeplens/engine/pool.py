@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ Piece = TypeVar("Piece")
 Told = Callable[[int, Any], None]
 Work = Callable[[Piece, Limits, Callable[[Any], None]], Any]
 _LOOK = 0.1
+_SILENT = "ignore:resource_tracker:UserWarning"  # what tidies up after a process that was ended at once need not say so
 
 
 def in_processes(
@@ -46,6 +48,8 @@ def in_processes(
 
     An error in one piece stops the others likewise and is raised once they have stopped.
     """
+    if _SILENT not in sys.warnoptions:  # which processes started from here inherit
+        sys.warnoptions.append(_SILENT)
     context = multiprocessing.get_context("spawn")
     stop, told = context.Event(), context.Queue()
     plain = replace(limits, should_stop=_never)
