@@ -453,7 +453,7 @@ def test_longer_texts(toeplens: Toeplens, run: Run):
     shown = toeplens(*asked).out
     assert "Longer texts than" in shown
     assert f"{100 * rows[1]['accuracy']:.1f}" in shown
-    assert "lengths: [0] was given" in toeplens("extrapolate", run.directory, "--length", "0").refusal()
+    assert "length: 0 was given" in toeplens("extrapolate", run.directory, "--length", "0").refusal()
 
 
 DAMAGE = [
@@ -550,7 +550,7 @@ def test_files_that_may_not_grow_are_the_machines_failure_and_nothing_is_half_wr
     command = ["train", *TINY, "--out", tmp_path]
     if limited:
         limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
-        refusal = in_a_process(*command, prefix=limit).refusal(3)
+        refusal = in_a_process(*command, prefix=limit).refusal(3, begun=True)
     else:
         replace_file = os.replace
 
@@ -561,7 +561,7 @@ def test_files_that_may_not_grow_are_the_machines_failure_and_nothing_is_half_wr
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", full)
-            refusal = toeplens(*command).refusal(3)
+            refusal = toeplens(*command).refusal(3, begun=True)
     assert "model.safetensors" in refusal
     assert "nothing was left half-written" in refusal
     (directory,) = tmp_path.iterdir()

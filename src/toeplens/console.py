@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -17,12 +16,11 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.progress import track as rich_track
 from rich.table import Table
 
-from toeplens.engine import Event, Extrapolation, Job
+from toeplens.engine import Extrapolation
 from toeplens.ground.files import finite
 from toeplens.lens import HeadAblation, HeadSets, deposit
 from toeplens.lens.estimate_check import UNCHECKED
@@ -79,89 +77,6 @@ def table(title: str | None, *columns: str, lines: bool = False) -> Table:
 def track(items: Sequence[Item], doing: str) -> Iterable[Item]:
     """The items in turn, with a bar on standard error where there is a terminal."""
     return rich_track(items, description=doing, console=err, disable=not err.is_terminal, transient=True)
-
-
-class StudyProgress:
-    """A live bar over a study's training steps with a time estimate; plain lines where there is no terminal."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self.jobs = jobs
-        self.steps = [0] * len(jobs)
-        self.totals = [job.spec.total_steps for job in jobs]
-        self.started = time.monotonic()
-        self.finished = 0
-        self.live = err.is_terminal
-        self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
-            console=err,
-            disable=not self.live,
-        )
-        self.whole = self.bar.add_task(f"0/{len(jobs)} cells", total=sum(self.totals))
-        self.running: dict[int, Any] = {}
-
-    def __enter__(self) -> StudyProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def __call__(self, event: Event) -> None:
-        """Take note of a step or of a finished cell."""
-        label = self.jobs[event.job].label
-        if event.status is None:
-            self.steps[event.job] = event.step
-            if event.job not in self.running:
-                self.running[event.job] = self.bar.add_task(f"  {label}", total=event.total)
-            text = f"  {label}" + (f"  accuracy {event.accuracy:.3f}" if event.accuracy is not None else "")
-            self.bar.update(self.running[event.job], completed=event.step, description=text)
-        else:
-            self.finished += 1
-            self.steps[event.job] = self.totals[event.job]
-            if event.job in self.running:
-                self.bar.remove_task(self.running.pop(event.job))
-            if not self.live:
-                minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
-                err.print(
-                    f"[{self.finished}/{len(self.jobs)}] {minutes}:{seconds:02d} {label}: {event.status}",
-                    highlight=False,
-                    markup=False,
-                )
-        self.bar.update(self.whole, completed=sum(self.steps), description=f"{self.finished}/{len(self.jobs)} cells")
-
-
-class RunProgress:
-    """A live bar over one run's steps."""
-
-    def __init__(self, label: str) -> None:
-        self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=err,
-            disable=not err.is_terminal,
-        )
-        self.label = label
-        self.task = self.bar.add_task(label, total=None)
-
-    def __enter__(self) -> RunProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def __call__(self, step: int, total: int, row: dict[str, Any] | None) -> None:
-        """Take note of a step."""
-        text = self.label + (f"  test accuracy {row['test_accuracy']:.3f}" if row else "")
-        self.bar.update(self.task, completed=step, total=total, description=text)
 
 
 class AuditProgress:

@@ -28,14 +28,14 @@ class Answer:
         assert self.code == 0, self.err
         return json.loads(self.out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
 
-    def refusal(self, code: int = 2) -> str:
-        """The one line of an error; nothing was printed for a machine to read."""
+    def refusal(self, code: int = 2, *, begun: bool = False) -> str:
+        """The one line of an error; nothing else was printed but, if the work had ``begun``, what it is."""
         assert self.code == code, (self.code, self.err)
         assert self.out == ""
-        lines = self.err.splitlines()
-        assert [line.startswith("error: ") for line in lines] == [False] * (len(lines) - 1) + [True]
-        assert len(lines) <= 2  # a line may say before what was begun
-        return lines[-1]
+        *before, line = self.err.splitlines()
+        assert len(before) == begun
+        assert line.startswith("error: ")
+        return line
 
 
 Toeplens = Callable[..., Answer]

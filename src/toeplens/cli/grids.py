@@ -30,6 +30,7 @@ def study(
     """Train tasks by encodings, measure what heads follow and how models do on longer texts, write the page."""
     with starting():
         from toeplens import console, report
+        from toeplens.cli.progress import StudyProgress, work
         from toeplens.engine import Limits, stop_on_signals
         from toeplens.studies import grid, limits_for
         from toeplens.studies.store import jobs_of
@@ -41,8 +42,8 @@ def study(
     jobs = jobs_of(grid.cells(wanted))
     budget = seconds(time_budget)
     execution = plan_execution(device, compile_mode(compile), "auto")
-    console.say(f"{len(jobs)} models ({wanted.title}) on {execution.describe()}", aside=True)
-    with stop_on_signals() as stopped, console.StudyProgress(jobs) as progress:
+    about = f"{len(jobs)} models ({wanted.title}) on {execution.describe()}: {work([job.spec for job in jobs])}"
+    with stop_on_signals() as stopped, StudyProgress(jobs, about) as progress:
         limits = limits_for(budget, Limits(device=device, compile=compile_mode(compile), should_stop=stopped))
         state = grid.study(wanted, out, limits=limits, workers=workers, on_event=progress)
     page = report.write_grid(state)

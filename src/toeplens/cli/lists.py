@@ -57,6 +57,8 @@ def card(
         raise InputError("set: an option was given, but no encoding; name the one that it belongs to.")
     names = encodings.names() if name is None else (choose("encoding", name, encodings.names()),)
     options = changed({}, set_ or [])
+    for option in options:
+        choose(f"option of encoding {name!r}", option, encodings.options(names[0]))
     if name is None:
         report.free_for_cards(names, out)
     else:

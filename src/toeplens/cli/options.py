@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, shown
 
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON on standard output.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
@@ -40,16 +40,24 @@ def changed(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     for change in changes:
         path, equals, text = change.partition("=")
         if not equals or not path:
-            raise InputError(f"set: {change!r} was given; it must be of the form field=value.")
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError:
-            value = text
+            raise InputError(f"set: {shown(change)} was given; it must be of the form field=value.")
         place = content
         *parents, last = path.split(".")
         for name in parents:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
                 raise InputError(f"set: {path} was given; {name} has no fields.")
-        place[last] = value
+        place[last] = _value(path, text)
     return content
+
+
+def _value(path: str, text: str) -> Any:
+    """JSON as it stands, anything else as a word."""
+    try:
+        value = json.loads(text)
+        json.dumps(value)
+    except json.JSONDecodeError:
+        return text
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"set: {path}={shown(text)} was given, which is more than a field holds ({error}).") from None
+    return value

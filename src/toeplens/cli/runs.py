@@ -48,6 +48,7 @@ def train_run(
     """Fit one run, or go on with it; prints where it is and what it reached."""
     with starting():
         from toeplens import console
+        from toeplens.cli.progress import RunProgress, work
         from toeplens.engine import HeadWatch, Limits, stop_on_signals
         from toeplens.model import scale_left_open
         from toeplens.studies import limits_for
@@ -72,10 +73,9 @@ def train_run(
             raise InputError(f"scale: {scale!r} was given beside {spec}, which has sizes of its own; leave it out.")
         _agree(spec, wanted, encoding=encoding, protocol=protocol, task=task, seed=seed)
     execution = plan_execution(device, compile_mode(compile), wanted.precision)
-    about = f"{wanted.task}, {wanted.model.encoding}, {wanted.model.protocol} protocol"
-    console.say(f"{about} on {execution.describe()}", aside=True)
+    about = f"{wanted.task}, {wanted.model.encoding}, {wanted.model.protocol} protocol on {execution.describe()}"
     limits = limits_for(seconds(time_budget), Limits())
-    with stop_on_signals() as stopped, console.RunProgress(wanted.name) as progress:
+    with stop_on_signals() as stopped, RunProgress(wanted.name, f"{about}: {work([wanted])}") as progress:
         run = train(
             wanted,
             out,

@@ -40,6 +40,7 @@ def reproduce(
     """Carry out the papers' central experiment: train, knock out heads, judge the claims, write the page."""
     with starting():
         from toeplens import console, report
+        from toeplens.cli.progress import StudyProgress, work
         from toeplens.engine import Limits, stop_on_signals
         from toeplens.model import Protocol
         from toeplens.studies import limits_for
@@ -54,10 +55,9 @@ def reproduce(
     parts = study.chosen_parts(part or ["core"])
     jobs = study.planned(out, scale, protocols, seeds, parts).jobs()
     execution = plan_execution(device, compile_mode(compile), "auto")
-    console.say(
-        f"{len(jobs)} models at scale {scale} ({study.SCALES[scale].about}) on {execution.describe()}", aside=True
-    )
-    with stop_on_signals() as stopped, console.StudyProgress(jobs) as progress:
+    about = f"{len(jobs)} models at scale {scale} ({study.SCALES[scale].about}) on {execution.describe()}"
+    about += f": {work([job.spec for job in jobs])}"
+    with stop_on_signals() as stopped, StudyProgress(jobs, about) as progress:
         limits = limits_for(budget, Limits(device=device, compile=compile_mode(compile), should_stop=stopped))
         state = study.reproduce(
             out,
@@ -89,14 +89,19 @@ def theory_study(
 ) -> None:
     """Check the papers' mathematics by numbers: each statement as it stands and as it should stand, with a verdict."""
     with starting():
-        from toeplens import console
+        from toeplens.cli.progress import StudyProgress, work
         from toeplens.engine import Limits, stop_on_signals
         from toeplens.studies import limits_for, theory
         from toeplens.studies.reproduce import SCALES
+        from toeplens.training import plan_execution
 
     choose("scale", scale, SCALES)
     jobs = theory.jobs(scale, seeds)
-    with stop_on_signals() as stopped, console.StudyProgress(jobs) as progress:
+    execution = plan_execution(device, compile_mode(compile), "auto")
+    records = len(theory.EXPERIMENTS) * seeds
+    about = f"{records} experiments, and {len(jobs)} models at scale {scale} on {execution.describe()}"
+    about += f": {work([job.spec for job in jobs])}"
+    with stop_on_signals() as stopped, StudyProgress(jobs, about) as progress:
         limits = limits_for(
             seconds(time_budget), Limits(device=device, compile=compile_mode(compile), should_stop=stopped)
         )
@@ -107,7 +112,7 @@ def theory_study(
             limits=limits,
             workers=workers,
             on_event=progress,
-            on_record=lambda name, seed: console.say(f"{name}, seed {seed}: done", aside=True),
+            on_record=lambda name, seed: progress.say(f"{name}, seed {seed}: done"),
         )
     _print_theory(state, as_json)
     if stopped():

@@ -33,7 +33,7 @@ from toeplens.encodings import (
     xpos,
 )
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, shown
 
 _FAMILIES = (
     nope,
@@ -109,5 +109,8 @@ def build(
         choose(f"option of encoding {name!r}", option, options(name))
     try:
         return kind(d_model=d_model, num_heads=num_heads, head_dim=head_dim, max_len=max_len, **options_given)
-    except TypeError as error:
-        raise InputError(f"encoding {name!r} cannot be built from {options_given}: {error}.") from error
+    except InputError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:  # numbers that none can take
+        given = ", ".join(f"{option}={shown(value)}" for option, value in options_given.items())
+        raise InputError(f"encoding {name!r} cannot be built from {given or 'these sizes'}: {error}.") from error

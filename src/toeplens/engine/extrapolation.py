@@ -10,6 +10,7 @@ import torch
 from scipy.stats import binomtest
 
 from toeplens.ground import InputError
+from toeplens.ground.machine import must_fit, within
 from toeplens.model import Decoder
 from toeplens.tasks import Examples, Task, trivial_baselines
 from toeplens.training import Batches, Run, plan_execution
@@ -17,6 +18,7 @@ from toeplens.training.loop import answer
 
 FACTORS = (1.0, 1.25, 1.5, 2.0, 4.0)
 _TOKENS = {"cpu": 2**15, "cuda": 2**20}
+_MOST_EXAMPLES, _MOST_TOKENS = 10**6, 10**5
 _FITTED = 4096  # training examples that the rules without a model are fitted on
 
 
@@ -66,7 +68,7 @@ def extrapolate(
     """Test a finished run's model on longer texts.
 
     Arguments
-        lengths   tokens of a text; 1, 1.25, 1.5, 2 and 4 times the training length unless given
+        lengths   tokens of a text, to 100,000; 1, 1.25, 1.5, 2 and 4 times the training length unless given
         examples  how many test texts of each length; fewer where a task has fewer different ones is an error of that
                   length alone
         device    ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
@@ -74,13 +76,14 @@ def extrapolate(
     A length that the task cannot have with the same labels, or that the model refuses (a table of positions), is kept
     as a row that says why.
     """
-    if examples < 1:
-        raise InputError(f"examples: {examples} was given; it must be at least 1.")
+    within("examples", examples, 1, _MOST_EXAMPLES)
     task = run.spec.build_task()
     if lengths is None:
         lengths = [round(task.length * factor) for factor in FACTORS]
-    if not lengths or any(length < 1 for length in lengths):
-        raise InputError(f"lengths: {list(lengths)} was given; at least one is needed, each at least 1.")
+    if not lengths:
+        raise InputError("length: none was given; at least one is needed.")
+    within("length", lengths, 1, _MOST_TOKENS)
+    must_fit("the texts need", 8 * examples * max(lengths))
     model = run.model().to(plan_execution(device, "off", "float32").device)
     fitted = _counted(run, task.dataset("train", min(_FITTED, run.spec.train_examples), run.spec.data_seed))
     rows = tuple(_row(run, model, task, length, examples, fitted) for length in dict.fromkeys(lengths))

@@ -13,7 +13,7 @@ import torch
 from toeplens.engine.jobs import Job, carry_out
 from toeplens.engine.limits import Limits
 from toeplens.engine.pool import in_processes
-from toeplens.ground import InputError
+from toeplens.ground.machine import within
 from toeplens.training.run import Status
 
 _PATIENCE = 8.0  # seconds, so that a run begun late in a small budget has a checkpoint at its end
@@ -30,6 +30,8 @@ class Event:
     status: Status | None = None
 
 
+_ALWAYS_ALLOWED = 64  # workers; a larger machine may have more
+
 OnEvent = Callable[[Event], None]
 
 
@@ -38,8 +40,7 @@ def plan_workers(jobs: int, device: str, workers: int | None) -> tuple[int, int]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     count = workers if workers is not None else (1 if on_gpu else cores)
-    if count < 1:
-        raise InputError(f"workers: {count} was given; it must be at least 1.")
+    within("workers", count, 1, max(_ALWAYS_ALLOWED, 4 * cores))
     count = max(1, min(count, jobs))
     return count, max(1, cores // count)
 

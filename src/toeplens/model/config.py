@@ -9,9 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from toeplens import encodings
 from toeplens.ground import InputError, choose, plain, sentence
+from toeplens.ground.machine import must_fit
 
 Protocol = Literal["paper", "released"]
 DropoutPlace = Literal["weights", "attention", "ffn-hidden", "ffn"]
+_SIZES, _LAYERS = 10**9, 1000
 
 _PAPER: dict[str, Any] = {
     "causal": True,
@@ -66,7 +68,7 @@ class DecoderConfig(BaseModel):
 
     Sizes
         vocab_size, num_classes  input tokens and output classes (num_classes: vocab_size unless given, as in both)
-        d_model, d_ff, num_layers, num_heads, max_len
+        d_model, d_ff, num_layers (to 1000), num_heads, max_len; what has no room in the machine's memory is refused
     Encoding
         encoding, encoding_options              see `toeplens.encodings.names` and `options`
         input_encoding, input_encoding_options  a second encoding, added at the input alone
@@ -88,13 +90,13 @@ class DecoderConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     protocol: Protocol = "paper"
-    vocab_size: int = Field(574, ge=2)
-    num_classes: int = Field(0, ge=0, validate_default=True)
-    d_model: int = Field(256, ge=1)
-    d_ff: int = Field(512, ge=1)
-    num_layers: int = Field(6, ge=1)
-    num_heads: int = Field(16, ge=1)
-    max_len: int = Field(128, ge=1)
+    vocab_size: int = Field(574, ge=2, le=_SIZES)
+    num_classes: int = Field(0, ge=0, le=_SIZES, validate_default=True)
+    d_model: int = Field(256, ge=1, le=_SIZES)
+    d_ff: int = Field(512, ge=1, le=_SIZES)
+    num_layers: int = Field(6, ge=1, le=_LAYERS)
+    num_heads: int = Field(16, ge=1, le=_SIZES)
+    max_len: int = Field(128, ge=1, le=_SIZES, validate_default=True)
     encoding: str = "rope"
     encoding_options: dict[str, Any] = {}
     input_encoding: str | None
@@ -128,6 +130,16 @@ class DecoderConfig(BaseModel):
     @classmethod
     def _as_many_classes_as_tokens(cls, value: int, info: Any) -> int:
         return value or info.data.get("vocab_size", 0)
+
+    @field_validator("max_len")
+    @classmethod
+    def _there_is_room(cls, value: int, info: Any) -> int:
+        """Before anything is built: an encoding may be a table of as many rows as a text has tokens."""
+        if {"vocab_size", "num_classes", "d_model", "d_ff", "num_layers"} <= info.data.keys():
+            must_fit(
+                "a model of these sizes needs", 4 * (_weights_at_least(**info.data) + value * info.data["d_model"])
+            )
+        return value
 
     @field_validator("attention_scale", mode="before")
     @classmethod
@@ -163,6 +175,11 @@ class DecoderConfig(BaseModel):
         if self.encoding_is_latent and self.key_value_source == "embeddings":
             raise ValueError("key_value_source: 'embeddings' was given; latent attention takes 'layer' only.")
         return self
+
+    @property
+    def weights_at_least(self) -> int:
+        """A number of weights that the model has at least, known before it is built."""
+        return _weights_at_least(**dict(self))
 
     @property
     def head_dim(self) -> int:
@@ -205,6 +222,11 @@ def scale_left_open(fields: dict[str, Any]) -> dict[str, Any]:
         return open_ if decoder_config(**open_).attention_scale == fields["attention_scale"] else fields
     except InputError:
         return fields  # what is wrong with them is said where they are used
+
+
+def _weights_at_least(vocab_size: int, num_classes: int, d_model: int, d_ff: int, num_layers: int, **_: Any) -> int:
+    """Embeddings, readout, and of each layer the feed-forward part and one of attention's four maps."""
+    return d_model * (vocab_size + num_classes + num_layers * (2 * d_ff + d_model))
 
 
 def decoder_config(**fields: Any) -> DecoderConfig:

@@ -19,11 +19,12 @@ from torch.utils._pytree import tree_leaves
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attend, attention_weights, conformance
-from toeplens.ground import InputError
+from toeplens.ground.machine import within
 from toeplens.lens.spectrum import symbol
 
 FARTHEST = 1_048_576  # distances looked at for the resolution
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_MOST_TOKENS = 4096  # the logits of a longer text take gigabytes
 _ROWS = 64  # queries, at the end of the text, over which attention by distance is averaged
 
 
@@ -132,8 +133,7 @@ def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) 
 
     ``rounds`` is how often each time is taken, in turn with no encoding's.
     """
-    if length < 2 * _ROWS:
-        raise InputError(f"length: {length} was given; it must be at least {2 * _ROWS}.")
+    within("length", length, 2 * _ROWS, _MOST_TOKENS)
     sizes = {"d_model": 256, "num_heads": 8, "head_dim": 32, "max_len": length}
     kind = encodings.get(name)
     with torch.random.fork_rng(devices=[]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError, choose, shown
 from toeplens.tasks.addition import Addition
 from toeplens.tasks.base import PAD, TEST_SHARE, Examples, Split, Task, fingerprint, in_test
 from toeplens.tasks.baselines import trivial_baselines
@@ -55,8 +55,11 @@ def build(name: str, **options_given: Any) -> Task:
         choose(f"option of task {name!r}", option, options(name))
     try:
         return get(name)(**options_given)
-    except TypeError as error:
-        raise InputError(f"task {name!r} cannot be built from {options_given}: {error}.") from error
+    except InputError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, MemoryError) as error:  # numbers that none can take
+        given = ", ".join(f"{option}={shown(value)}" for option, value in options_given.items())
+        raise InputError(f"task {name!r} cannot be built from {given}: {error}.") from error
 
 
 __all__ = [

@@ -123,7 +123,8 @@ def train(
         deadline            `time.time()` by which to have written a checkpoint and stopped (after one unit of work at
                             least: a step, a batch of the evaluation, or a look)
         should_stop         asked before every unit; True stops likewise
-        on_progress         called about five times a second with (step, total steps, last epoch's metrics)
+        on_progress         called with (step, total steps, last epoch's metrics): when all is set up, then about five
+                            times a second
         watcher             looks at the model at some moments; `Run.watched` has what it saw, and in each row the
                             seconds it took, which are not counted in the run's own
 
@@ -142,6 +143,8 @@ def train(
         devices = [execution.device] if execution.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             session = _Session(spec, directory, execution, watcher)
+            if on_progress is not None:
+                on_progress(session.step, spec.total_steps, None)
             status = session.fit(checkpoint_seconds, deadline, should_stop or (lambda: False), on_progress)
         if status != "stopped":
             session.finish(status)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from toeplens import tasks
 from toeplens.ground import InputError, plain, sentence, shown
+from toeplens.ground.machine import must_fit
 from toeplens.model import DecoderConfig
 
 Precision = Literal["auto", "float32", "bf16"]
@@ -46,7 +47,7 @@ class RunSpec(BaseModel):
     betas: tuple[float, float] = (0.98, 0.9)
     weight_decay: float = Field(1e-5, ge=0)
     warmup: float = Field(0.06, ge=0, lt=1)
-    ignore_label: int | None = None
+    ignore_label: int | None = Field(None, ge=-_SIZES, le=_SIZES)
     seed: int = 42
     data_seed: int = 42
     precision: Precision = "auto"
@@ -81,6 +82,7 @@ class RunSpec(BaseModel):
             )
         if set(task.labels) == {self.ignore_label}:
             raise ValueError(f"ignore_label: {self.ignore_label} was given; it is the task's only label.")
+        must_fit("its model and its examples need", self.memory_at_least)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas: {self.betas} was given; both must be from 0 to under 1.")
         return self
@@ -93,6 +95,17 @@ class RunSpec(BaseModel):
     def chance(self) -> float:
         """Accuracy of the best constant guess."""
         return self.build_task().chance(self.ignore_label)
+
+    @property
+    def memory_at_least(self) -> int:
+        """Bytes that training takes at least: examples, weights, gradients and the optimiser's two moments."""
+        examples = self.train_examples + self.test_examples
+        return 8 * examples * (self.build_task().length + 1) + 16 * self.model.weights_at_least
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that training reads, those of repeated epochs and of padding too."""
+        return self.epochs * self.train_examples * self.build_task().length
 
     @property
     def steps_per_epoch(self) -> int:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from toeplens import encodings, tasks
 from toeplens.engine import MEASURES
 from toeplens.ground import InputError, choose, plain, sentence
+from toeplens.ground.machine import MOST_SEEDS
 from toeplens.model import DecoderConfig
 from toeplens.training import RunSpec
 
@@ -127,10 +128,10 @@ class GridSpec(_Part):
     encodings: dict[str, EncodingPart] = Field(min_length=1)
     model: dict[str, Any] = {}
     training: dict[str, Any] = {}
-    seeds: int = Field(3, ge=1)
+    seeds: int = Field(3, ge=1, le=MOST_SEEDS)
     first_seed: int = Field(42, ge=0)
     measures: tuple[str, ...] = ("behaviour", "frequency", "toeplitz", "extrapolation")
-    examples: int = Field(1024, ge=1)
+    examples: int = Field(1024, ge=1, le=10**9)
     claims: ClaimSet | None = None
 
     @field_validator("measures", mode="after")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from toeplens.engine import Job
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose
+from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.model import Protocol, decoder_config
 from toeplens.studies.reproduce.labels import (
     PROTOCOLS,
@@ -48,8 +49,7 @@ def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int, mea
 
 def grid(scale_name: str, protocols: Sequence[Protocol], seeds: int, parts: Sequence[str] = (CORE,)) -> list[Cell]:
     """All cells, the most telling first: part by part, seed by seed, Table 1's before the rest."""
-    if seeds < 1:
-        raise InputError(f"seeds: {seeds} was given; it must be at least 1.")
+    within("seeds", seeds, 1, MOST_SEEDS)
     scale = SCALES[choose("scale", scale_name, SCALES)]
     for protocol in protocols:
         choose("protocol", protocol, PROTOCOLS)

@@ -13,6 +13,7 @@ from toeplens.engine.local import OnEvent
 from toeplens.engine.pool import in_processes
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
+from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.ground.stops import Interrupted, interruptible
 from toeplens.studies.claims import Claim, Entry, judge_all
 from toeplens.studies.reproduce.cells import cell
@@ -86,8 +87,7 @@ def check_theory(
         on_record  told of every finished experiment and its seed
     """
     choose("scale", scale, SCALES)
-    if seeds < 1:
-        raise InputError(f"seeds: {seeds} was given; it must be at least 1.")
+    within("seeds", seeds, 1, MOST_SEEDS)
     limits = limits or Limits()
     plan_workers(1, limits.device, workers)  # refuses what cannot be before anything is written
     plan_execution(limits.device, limits.compile, "auto")
@@ -106,6 +106,7 @@ def check_theory(
 
 def jobs(scale: str, seeds: int) -> list[Job]:
     """The models whose heads are measured: the paper protocol's, on the distance task."""
+    within("seeds", seeds, 1, MOST_SEEDS)
     return [_job(scale, label, seed) for seed in range(_FIRST, _FIRST + seeds) for label in heads.LABELS]
 
 
@@ -126,6 +127,7 @@ def _read(directory: Path) -> Theory:
     content = read_json(directory / STUDY)
     try:
         scale, seeds = choose("scale", content["scale"], SCALES), int(content["seeds"])
+        within("seeds", seeds, 1, MOST_SEEDS)
         about = dict(content["environment"])
     except InputError:
         raise

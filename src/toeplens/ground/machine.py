@@ -1,0 +1,48 @@
+"""What this machine can hold, and numbers that are within bounds; both refuse in one sentence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from toeplens.ground.errors import InputError, shown
+
+MOST_SEEDS = 100
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
+
+
+@cache
+def memory() -> int:
+    """Bytes of memory that this process may use at all: the machine's, or what its container is given."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in map(Path, _LIMITS):
+        try:
+            limit = path.read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if limit.isdecimal():
+            found = min(found, int(limit))
+    return found
+
+
+def size(count: int) -> str:
+    """A number of bytes as people read it: ``310 MB``, ``1.2 GB``."""
+    for unit, name in ((10**12, "TB"), (10**9, "GB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}" if count < 100 * unit else f"{count // unit} {name}"
+    return f"{max(1, count // 10**6)} MB"
+
+
+def must_fit(what: str, least: int) -> None:
+    """Raise an `InputError` if ``what``, which needs at least so many bytes, does not fit in the machine's memory."""
+    if least > memory():
+        raise InputError(f"{what} at least {size(least)} of memory; this machine has {size(memory())}.")
+
+
+def within(field: str, given: int | Sequence[int] | None, low: int, high: int) -> None:
+    """Raise an `InputError` unless the number, or each of them, is from ``low`` to ``high``; None is nothing given."""
+    for value in given if isinstance(given, Sequence) else () if given is None else (given,):
+        if not low <= value <= high:
+            raise InputError(f"{field}: {shown(value)} was given; it must be from {low} to {high}.")

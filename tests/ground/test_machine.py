@@ -1,0 +1,59 @@
+"""What has no room is refused before it is built."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from toeplens.ground import InputError
+from toeplens.ground.machine import memory, must_fit, size, within
+from toeplens.model import Decoder, decoder_config
+from toeplens.training import run_spec
+
+
+def test_the_machines_memory_is_known_and_bounds_what_fits():
+    assert 2**26 < memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    must_fit("this needs", memory())
+    with pytest.raises(InputError, match=r"^this needs at least .*B of memory; this machine has .*B\.$"):
+        must_fit("this needs", memory() + 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "1 MB"), (10**8, "100 MB"), (1_250_000_000, "1.2 GB"), (10**14, "100 TB"), (10**30, None)]
+)
+def test_sizes_are_words(count: int, words: str | None):
+    assert size(count) == (words or f"{10**18} TB")
+
+
+def test_numbers_are_within_bounds_or_named():
+    within("seeds", None, 1, 9)
+    within("seeds", [1, 9], 1, 9)
+    for given in (0, [3, 10], 10**5000):
+        with pytest.raises(InputError, match=r"^seeds: .* was given; it must be from 1 to 9\.$"):
+            within("seeds", given, 1, 9)
+
+
+def test_the_least_of_a_model_is_no_more_than_it_has():
+    for encoding in ("rope", "mla", "learned"):
+        config = decoder_config(encoding=encoding, vocab_size=40, d_model=32, d_ff=48, num_layers=2, num_heads=2)
+        assert config.weights_at_least <= sum(each.numel() for each in Decoder(config).parameters())
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"d_model": 10**9}, {"vocab_size": 10**9}, {"max_len": 10**9}, {"d_ff": 10**9}, {"num_classes": 10**9}]
+)
+def test_a_model_without_room_is_refused_before_it_is_built(sizes: dict[str, int]):
+    with pytest.raises(InputError, match=r"a model of these sizes needs at least .* of memory"):
+        decoder_config(encoding="learned", **sizes)
+    with pytest.raises(InputError, match="1000000000"):
+        decoder_config(**dict.fromkeys(sizes, 10**23))
+    with pytest.raises(InputError, match="num_layers: "):
+        decoder_config(num_layers=100_000)
+
+
+def test_examples_without_room_are_refused_before_they_are_made():
+    with pytest.raises(InputError, match=r"its model and its examples need at least .* of memory"):
+        run_spec(model={}, train_examples=10**9)
+    with pytest.raises(InputError, match="train_examples: "):
+        run_spec(model={}, train_examples=10**11)
