@@ -453,7 +453,7 @@ def test_longer_texts(toeplens: Toeplens, run: Run):
     shown = toeplens(*asked).out
     assert "Longer texts than" in shown
     assert f"{100 * rows[1]['accuracy']:.1f}" in shown
-    assert "length: 0 was given" in toeplens("extrapolate", run.directory, "--length", "0").refusal()
+    assert "lengths: 0 was given" in toeplens("extrapolate", run.directory, "--length", "0").refusal()
 
 
 DAMAGE = [

@@ -126,7 +126,7 @@ def test_it_is_json(made: dict[str, Card]) -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^length: 10 was given; it must be at least 128\.$"):
+    with pytest.raises(InputError, match=r"^length: 10 was given; it must be from 128 to 4096\.$"):
         make_card("rope", length=10)
     with pytest.raises(InputError, match=r"^option of encoding 'rope'"):
         make_card("rope", flavour=1)

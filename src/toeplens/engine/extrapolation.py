@@ -81,8 +81,8 @@ def extrapolate(
     if lengths is None:
         lengths = [round(task.length * factor) for factor in FACTORS]
     if not lengths:
-        raise InputError("length: none was given; at least one is needed.")
-    within("length", lengths, 1, _MOST_TOKENS)
+        raise InputError(f"lengths: {list(lengths)} was given; at least one is needed.")
+    within("lengths", lengths, 1, _MOST_TOKENS)
     must_fit("the texts need", 8 * examples * max(lengths))
     model = run.model().to(plan_execution(device, "off", "float32").device)
     fitted = _counted(run, task.dataset("train", min(_FITTED, run.spec.train_examples), run.spec.data_seed))
