@@ -117,6 +117,13 @@ def test_a_job_trains_then_silences_each_head(tmp_path: Path):
     assert found.drops.shape == (2, HEADS)
 
 
+def test_a_jobs_measures_are_of_its_split(tmp_path: Path):
+    wanted = Job(tiny(), "a job", 20, "train+test", ("toeplitz",))
+    run = carry_out(wanted, tmp_path, Limits())
+    for name in ("ablation", "toeplitz"):
+        assert read_json(run.directory / f"{name}.json")["asked"] == {"examples": 20, "split": "train+test"}
+
+
 def test_the_job_trains_the_same_run_as_training_alone(tmp_path: Path, trained: Run):
     run = carry_out(job(), tmp_path, Limits())
     assert (run.directory / "model.safetensors").read_bytes() == (trained.directory / "model.safetensors").read_bytes()
@@ -246,6 +253,22 @@ def test_a_batch_that_would_pass_the_deadline_is_not_begun(run: Run, monkeypatch
     assert now[0] == 30
     ablate_run(run, examples=TEST, limits=Limits(deadline=1000.0))
     assert now[0] == 10 * 2 * BATCHES
+
+
+def test_the_slowest_batch_yet_is_what_the_next_may_take(run: Run, monkeypatch: pytest.MonkeyPatch):
+    now, took = [0.0], iter([10, 2] + [2] * 2 * BATCHES)
+    for module in (jobs, limits):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
+    states = DecoderSource.states
+
+    def uneven(*given: Any) -> Any:
+        now[0] += next(took)
+        return states(*given)
+
+    monkeypatch.setattr(DecoderSource, "states", uneven)
+    with pytest.raises(jobs.Stopped):
+        ablate_run(run, examples=TEST, limits=Limits(deadline=21.0))
+    assert now[0] == 12
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY garbage", b"not an array"])
