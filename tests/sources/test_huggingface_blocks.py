@@ -1,0 +1,166 @@
+"""What is read some queries at a time is what all of them together say; every number of it is pinned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from toeplens.ground import InputError
+from toeplens.sources.huggingface import AttentionCall, captured, masks
+from toeplens.sources.huggingface.cosines import line
+from toeplens.sources.huggingface.outcome import outcome_of
+from toeplens.sources.huggingface.proof import logits, prove
+
+transformers = pytest.importorskip("transformers")
+
+TOKENS = 12
+PLACES = torch.arange(TOKENS)
+CAUSAL = PLACES[:, None] >= PLACES
+SIZES = {
+    "vocab_size": 31,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "sliding_window": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture(params=[2 * TOKENS, masks.AT_ONCE])
+def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Two queries at a time, or all."""
+    monkeypatch.setattr(masks, "AT_ONCE", request.param)
+    return request.param
+
+
+def test_masks_are_read_in_blocks(at_once: int) -> None:
+    visible = CAUSAL[None, None]
+    assert masks.one_way(visible)
+    assert masks.just_causal(visible)
+    assert masks.window_of(visible) is None
+    window = visible & (PLACES[:, None] - 4 < PLACES)
+    assert masks.one_way(window)
+    assert not masks.just_causal(window)
+    assert masks.window_of(window) == 4
+    for row in (1, 4, 9):  # one key after its query, in each block of queries
+        later = visible.clone()
+        later[..., row, row + 1] = True
+        assert not masks.one_way(later)
+        assert not masks.just_causal(later)
+
+
+def test_what_padding_sees_does_not_matter(at_once: int) -> None:
+    """Queries after the end of their sequence see whatever comes of it: nothing, or everything that is there."""
+    there = torch.tensor([TOKENS, 9])
+    visible = (CAUSAL & (there[:, None, None] > PLACES))[:, None]
+    for seen in (visible[1, 0, 8], torch.zeros(TOKENS, dtype=torch.bool), (PLACES > 2) & (PLACES < 9)):
+        padded = visible.clone()
+        padded[1, 0, 9:] = seen
+        ends = masks.padded_lengths(padded, True, None)
+        assert isinstance(ends, Tensor)
+        assert ends.tolist() == [TOKENS, 9]
+    other = visible.clone()
+    other[1, 0, 8, 3] = False
+    assert masks.padded_lengths(other, True, None) == "some of the keys"
+    assert masks.padded_lengths(CAUSAL[None, None], True, None) is None
+
+
+def test_tables_by_offset_are_as_exact_as_their_largest_number(at_once: int) -> None:
+    """An error of 1e-4 of the largest is let pass, and of the smallest bias no more than that."""
+    table = torch.randn(2 * TOKENS - 1, generator=torch.Generator().manual_seed(3))
+    table = table / table.abs().max()
+    bias = table[PLACES[:, None] - PLACES + TOKENS - 1][None]
+    for size in (1e-3, 1.0, 1e3):
+        for error, passes in ((0.5e-4, True), (4e-4, False)):
+            planted = size * bias
+            planted[0, 9, 2] += error * size
+            found = masks.table_by_offset(planted, None, False, False, 1e-4)
+            assert (found is not None) == passes
+            if found is not None:
+                torch.testing.assert_close(found, size * table.double(), atol=1e-4 * size, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["Gemma3", "Llama", "Bert"])
+def test_blocks_of_a_call_are_its_logits_and_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of windows, of all keys before without a mask that says so, and both ways: in their own places."""
+    kind = "Gemma3Text" if name == "Gemma3" else name
+    sizes = dict(list(SIZES.items())[:4]) if name == "Bert" else SIZES
+    torch.manual_seed(5)
+    model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**sizes)).eval()
+    tokens = torch.randint(4, 31, (2, TOKENS), generator=torch.Generator().manual_seed(3))
+    whole: list[AttentionCall] = []
+    captured(model, {"input_ids": tokens}, whole.append)
+    monkeypatch.setattr(masks, "AT_ONCE", 3 * 2 * 4 * TOKENS)
+    calls: list[AttentionCall] = []
+    captured(model, {"input_ids": tokens}, calls.append)
+    assert len(calls) == len(whole) == 2
+    for call, own in zip(calls, whole, strict=True):
+        assert call.weights is None
+        assert own.weights is not None
+        made, weights = torch.full(own.weights.shape, -torch.inf), torch.zeros(own.weights.shape)
+        blocks = list(call.blocks())
+        assert len(blocks) == 4
+        for rows, first, some, shares in blocks:
+            keys = slice(first, first + some.shape[-1])
+            made[:, :, rows, keys], weights[:, :, rows, keys] = some.float(), shares.float()
+        torch.testing.assert_close(made.double(), own.logits(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(weights, own.weights, atol=1e-6, rtol=0)
+
+
+def test_causal_logits_are_hidden_by_their_own_places() -> None:
+    """Of any queries, and of keys from any place on."""
+    q, k = torch.randn(2, 1, 2, TOKENS, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    rows, first = torch.tensor([4, 7, 11]), 3
+    made = logits(
+        q, k[:, :, first:], scale=0.5, softcap=None, bias=None, visible=None, causal=True, rows=rows, first=first
+    )
+    wanted = (0.5 * q[:, :, rows] @ k[:, :, first:].transpose(-1, -2)).masked_fill(~CAUSAL[rows, first:], -torch.inf)
+    torch.testing.assert_close(made, wanted)
+
+
+def test_queries_that_are_proved_are_proved_in_their_own_places() -> None:
+    """Weights of the triangle that begins at the first proved query are not the model's."""
+    q, k, v = torch.randn(3, 1, 2, TOKENS, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    weights = (q @ k.transpose(-1, -2)).masked_fill(~CAUSAL, -torch.inf).softmax(-1)
+    options: dict[str, Any] = {"scale": 1.0, "softcap": None, "sinks": None, "bias": None, "visible": None}
+    rows, heads = torch.tensor([5, 9]), (weights @ v).transpose(1, 2)
+    found = prove("x", q, k, v, **options, causal=True, rows=rows, own=weights[:, :, rows], heads=heads)
+    assert found.queries == 2
+    assert found.weights == pytest.approx(0, abs=1e-12)
+    shifted = (q[:, :, rows] @ k.transpose(-1, -2)).masked_fill(torch.arange(2)[:, None] < PLACES, -torch.inf)
+    with pytest.raises(InputError, match="the attention of x was not understood"):
+        prove("x", q, k, v, **options, causal=True, rows=rows, own=shifted.softmax(-1), heads=heads)
+
+
+def test_a_slope_is_that_of_least_squares() -> None:
+    """Over all positions, not between neighbours: there the first and the last angle would decide."""
+    random = np.random.default_rng(4)
+    angles = 0.01 * np.arange(200) + 0.05 * random.standard_normal(200)
+    slope, start = line(
+        torch.polar(torch.ones(1, 200, 1, dtype=torch.float64), torch.tensor(angles)[None, :, None]),
+        torch.arange(200)[None],
+    )
+    wanted = np.polyfit(np.arange(200), angles, 1)
+    np.testing.assert_allclose([float(slope), float(start)], wanted, atol=1e-9)
+
+
+def test_masked_tokens_are_drawn_by_the_seed() -> None:
+    config = transformers.BertConfig(**{name: SIZES[name] for name in list(SIZES)[:4]}, intermediate_size=48)
+    model = transformers.BertForMaskedLM(config)
+    inputs = {"input_ids": torch.randint(4, 31, (2, 20), generator=torch.Generator().manual_seed(3))}
+    for seed in (0, 1, 7):
+        found = outcome_of(model, inputs, {"encoder"}, 3, seed)
+        random = np.random.Generator(np.random.Philox(seed))
+        places = [sorted(random.choice(20, 3, replace=False).tolist()) for _ in range(2)]
+        assert [(row == 3).nonzero().flatten().tolist() for row in found.inputs["input_ids"]] == places
+        assert found.labels is not None
+        assert [(row >= 0).nonzero().flatten().tolist() for row in found.labels] == places
