@@ -22,7 +22,7 @@ from transformers.models.qwen2 import modeling_qwen2 as qwen2
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, Rotary, attend, attention_logits
-from toeplens.encodings.scaled import ENCODINGS
+from toeplens.encodings.scaled import ENCODINGS, ScaledRoPE
 from toeplens.ground import InputError
 
 B, H, D, LONGEST = 2, 2, 16, 64
@@ -418,6 +418,18 @@ def test_decoding_with_cached_keys_is_the_pass_over_the_text_so_far(parameters: 
         assert apart(one, whole[:, :, n:]) <= 1e-12
 
 
+@dependent_case
+def test_a_query_turns_by_the_frequencies_of_the_text_it_stands_in(parameters: dict[str, Any]) -> None:
+    """Not by those of a text that ends with it: it meets later keys, and other queries meet its key."""
+    encoding, length = build(**parameters), 90
+    q, k = random_heads(length)
+    positions = torch.arange(length)
+    whole = encoding.rotate(q, k, positions, positions)[0]
+    for n in (0, 7):
+        one = encoding.rotate(q[:, :, n : n + 1], k, positions[n : n + 1], positions)[0]
+        assert apart(one, whole[:, :, n : n + 1]) <= 1e-12
+
+
 @every_case
 def test_the_kernel_is_that_of_the_longest_text_and_carries_the_squared_factor(parameters: dict[str, Any]) -> None:
     encoding = build(**parameters)
@@ -459,7 +471,7 @@ def test_casts_touch_neither_list_of_frequencies(parameters: dict[str, Any]) -> 
 
 # ---- names, keywords, refusals --------------------------------------------------------------------------------------
 
-NAMED = {name: name.removeprefix("rope-") for name in ENCODINGS if name != "scaled-rope"}
+NAMED = {name: name.removeprefix("rope-") for name in ENCODINGS}
 
 
 @pytest.mark.parametrize("name", list(NAMED))
@@ -475,7 +487,8 @@ def test_a_named_type_is_the_general_class_with_its_defaults(name: str) -> None:
     if name == "rope-longrope":
         options |= {"short_factor": [1.0] * 8, "long_factor": [4 ** (t / 7) for t in range(8)]}
     general = build(**options)
-    assert isinstance(named, type(general))
+    assert isinstance(general, ScaledRoPE)
+    assert isinstance(named, ScaledRoPE)
     assert named.magnitude == general.magnitude
     assert named.length_dependent == general.length_dependent == type(named).length_dependent
     for length in (1, 16, 17, 64, 300):
@@ -539,7 +552,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("rope-yarn", {"factor": 0.0}, "factor: 0.0 was given"),
     ("rope-longrope", {"factor": float("nan")}, "factor: nan was given"),
     ("rope-linear", {"head_dim": 7}, "head_dim: 7 was given"),
-    *((name, {"max_len": 0}, "max_len: 0 was given") for name in ENCODINGS if name != "scaled-rope"),
+    *((name, {"max_len": 0}, "max_len: 0 was given") for name in ENCODINGS),
 ]
 
 

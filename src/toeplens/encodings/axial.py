@@ -178,25 +178,30 @@ class MRoPE(_ByAxis):
         pairs = head_dim // 2
         if sections is None:
             sections = _default_sections(pairs, interleaved_sections)
-        if len(sections) != 3 or any(n < 0 for n in sections) or sum(sections) != pairs:
-            raise InputError(
-                f"sections: {list(sections)} was given; it must be the pairs of time, height, width, {pairs} together."
-            )
-        if interleaved_sections:
-            axis_of = [0] * pairs
-            for axis in (1, 2):
-                own = range(axis, pairs, 3)[: sections[axis]]
-                if len(own) < sections[axis]:
-                    raise InputError(
-                        f"sections: {list(sections)} was given; interleaved among {pairs} pairs, "
-                        f"{('height', 'width')[axis - 1]} can have {len(own)}."
-                    )
-                for t in own:
-                    axis_of[t] = axis
-        else:
-            axis_of = [axis for axis, n in enumerate(sections) for _ in range(n)]
+        axis_of = axes_of_pairs("sections", sections, pairs, interleaved_sections)
         frequencies = rotary_frequencies(head_dim, base).unsqueeze(0)
         super().__init__(frequencies, axis_of, axes=3, grid=None, pairing=pairing, **sizes)
+
+
+def axes_of_pairs(field: str, sections: Sequence[int], pairs: int, interleaved: bool) -> list[int]:
+    """Which of time, height and width (0, 1, 2) each pair turns with: see ``sections`` of `MRoPE`."""
+    if len(sections) != 3 or any(n < 0 for n in sections) or sum(sections) != pairs:
+        raise InputError(
+            f"{field}: {list(sections)} was given; it must be the pairs of time, height, width, {pairs} together."
+        )
+    if not interleaved:
+        return [axis for axis, n in enumerate(sections) for _ in range(n)]
+    axis_of = [0] * pairs
+    for axis in (1, 2):
+        own = range(axis, pairs, 3)[: sections[axis]]
+        if len(own) < sections[axis]:
+            raise InputError(
+                f"{field}: {list(sections)} was given; interleaved among {pairs} pairs, "
+                f"{('height', 'width')[axis - 1]} can have {len(own)}."
+            )
+        for t in own:
+            axis_of[t] = axis
+    return axis_of
 
 
 def _default_sections(pairs: int, interleaved: bool) -> list[int]:

@@ -14,6 +14,7 @@ from toeplens.encodings import (
     bands,
     bias,
     clex,
+    configured,
     contextual,
     cumulative,
     fourier,
@@ -57,6 +58,7 @@ _FAMILIES = (
     householder,
     scoremap,
     tree,
+    configured,
     scaled,
     clex,
 )  # each module's ENCODINGS: name -> class
@@ -105,8 +107,14 @@ def build(
     Raises `InputError` for an unknown name or option, or sizes that the encoding cannot take.
     """
     kind = get(name)
-    for option in options_given:
-        choose(f"option of encoding {name!r}", option, options(name))
+    known = options(name)
+    types = options_given.get("layer_types") or ()  # each names a further option, and there may be parameters of more
+    for option, value in options_given.items():
+        nested = isinstance(value, dict) and "layer_types" in known
+        if nested and not types:
+            raise InputError(f"layer_types: none was given; parameters by layer type, as {option!r}, need it.")
+        if not nested and option not in types:
+            choose(f"option of encoding {name!r}", option, known)
     try:
         return kind(d_model=d_model, num_heads=num_heads, head_dim=head_dim, max_len=max_len, **options_given)
     except InputError:

@@ -24,9 +24,9 @@ TURNED = r"\mathrm{Re} \sum_t q_{i,t}\, \overline{k_{j,t}}\, e^{\mathrm{i}\delta
 class ScaledRoPE(Rotary):
     """RoPE whose frequencies a published rule slows down, so that a longer text fits the angles of a shorter one.
 
-    Takes the keywords of transformers' ``rope_parameters`` (or its older ``rope_scaling``) under their own names, so
-    that ``build("scaled-rope", max_len=config.max_position_embeddings, **sizes, **config.rope_parameters)`` is the
-    encoding of a model. A keyword that the type does not take is refused; None is the same as not given.
+    Takes the keywords of transformers' ``rope_parameters`` (or its older ``rope_scaling``) under their own names; a
+    model's own, with what else they may hold, are for `ConfiguredRoPE`. A keyword that the type does not take is
+    refused; None is the same as not given.
 
     Arguments, for all types
         rope_type                 ``default`` (RoPE), ``linear``, ``dynamic``, ``yarn``, ``longrope``, ``llama3``,
@@ -279,7 +279,6 @@ class ProportionalRoPE(ScaledRoPE):
 
 
 ENCODINGS = {
-    "scaled-rope": ScaledRoPE,
     "rope-linear": LinearRoPE,
     "rope-ntk": NTKRoPE,
     "rope-dynamic": DynamicRoPE,

@@ -1,0 +1,165 @@
+"""RoPE as a model's configuration has it: any type, by layer type, by axes, with a temperature by position."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor, nn
+
+from toeplens.encodings.axial import axes_of_pairs
+from toeplens.encodings.base import PositionalEncoding, Positions, require_number
+from toeplens.encodings.nope import NoPE
+from toeplens.encodings.precision import widened
+from toeplens.encodings.scaled import ScaledRoPE
+from toeplens.ground import InputError
+
+_COMMON = ("d_model", "num_heads", "head_dim", "max_len", "pairing")  # the same for all layer types
+
+
+class ConfiguredRoPE(ScaledRoPE):
+    """The rotation of a model of transformers, from its configuration's ``rope_parameters``.
+
+    ``build("scaled-rope", max_len=config.max_position_embeddings, layer_types=config.layer_types, **sizes,
+    **config.rope_parameters)``, where ``layer_types`` is only needed if the parameters are nested by layer type: then
+    each type's stand under its name, and None for a type that is not turned. All layers have heads of one size.
+
+    Arguments beside those of `ScaledRoPE`
+        layer_types           the type of each layer
+        mrope_section         pairs of time, height and width, as in `MRoPE`; positions have these three coordinates
+        mrope_interleaved     take the axes in turn, as Qwen3-VL's program does, whether or not a configuration says so
+        llama_4_scaling_beta  queries are multiplied by 1 + beta ln(1 + floor(i / original_max_position_embeddings))
+                              after they are turned (Ministral 3, after Llama 4's temperature)
+
+    The ``type`` that Qwen2-VL's configurations call ``mrope`` is ``default``. The type ``axial`` of vision models is
+    not taken: each program does its own with it, see `AxialRoPE`.
+    """
+
+    axis_of: Tensor
+    temperature: float = 0.0
+    step: float = 1.0  # positions at which the temperature changes
+    layer_types: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        *,
+        layer_types: Sequence[str] | None = None,
+        mrope_section: Sequence[int] | None = None,
+        mrope_interleaved: bool | None = None,
+        llama_4_scaling_beta: float | None = None,
+        **parameters: Any,
+    ) -> None:
+        types = () if layer_types is None else tuple(layer_types)
+        nested = [name for name, value in parameters.items() if name in types or isinstance(value, Mapping)]
+        if nested:
+            by_type = {name: parameters.pop(name) for name in nested}
+            flat = {"mrope_section": mrope_section, "llama_4_scaling_beta": llama_4_scaling_beta, **parameters}
+            self._take_types(types, by_type, flat)
+            return
+        if parameters.get("type") == "mrope":
+            parameters["type"] = None
+        super().__init__(**parameters)
+        if mrope_section is not None:
+            axis_of = axes_of_pairs("mrope_section", mrope_section, self.frequencies.shape[-1], bool(mrope_interleaved))
+            self.axes = 3
+            self.register_exact("axis_of", torch.tensor(axis_of))
+        if llama_4_scaling_beta is not None:
+            self.temperature = require_number("llama_4_scaling_beta", llama_4_scaling_beta, at_least=0)
+            step = parameters.get("original_max_position_embeddings")
+            if step is None or self.axes > 1:
+                why = "needs original_max_position_embeddings" if step is None else "is for positions of one coordinate"
+                raise InputError(f"llama_4_scaling_beta: {llama_4_scaling_beta} was given; it {why}.")
+            self.step, self.toeplitz = step, self.temperature == 0
+
+    def _take_types(
+        self, layer_types: tuple[str, ...], by_type: Mapping[str, Mapping[str, Any] | None], flat: dict[str, Any]
+    ) -> None:
+        """One rotation a layer type; this instance is that of the first type that is turned at all."""
+        common = {name: flat.pop(name) for name in _COMMON if name in flat}
+        beside = next((name for name, value in flat.items() if value is not None), None)
+        if beside is not None:
+            raise InputError(f"{beside}: it was given beside parameters by layer type; it must stand in one of them.")
+        for layer, kind in enumerate(layer_types):
+            if kind not in by_type:
+                raise InputError(f"layer_types: layer {layer} is {kind!r}, for which there are no parameters.")
+        turned = {kind: dict(own) for kind in dict.fromkeys(layer_types) if (own := by_type[kind]) is not None}
+        if not turned:
+            raise InputError("layer_types: no layer's type has parameters, so nothing is turned; use 'nope'.")
+        first = next(iter(turned))
+        ConfiguredRoPE.__init__(self, **common, **turned[first])
+        self.layer_types, self.own_type = layer_types, first
+        self.others = nn.ModuleDict(
+            {kind: ConfiguredRoPE(**common, **parameters) for kind, parameters in turned.items() if kind != first}
+        )
+        if any(other.axes != self.axes for other in self.others.values()):
+            raise InputError("mrope_section: some layer types have it and some not; positions are the same for all.")
+        self.toeplitz = all(each.toeplitz for each in (self, *self.others.values()))
+        if len(turned) < len(set(layer_types)):
+            self.layers = frozenset(layer for layer, kind in enumerate(layer_types) if kind in turned)
+
+    def for_layer(self, layer: int) -> PositionalEncoding:
+        if not self.layer_types:
+            return self
+        if layer >= len(self.layer_types):
+            raise InputError(
+                f"layer_types: {len(self.layer_types)} were given; layer {layer}, counted from 0, has none."
+            )
+        kind = self.layer_types[layer]
+        if kind == self.own_type:
+            return self
+        if kind in self.others:
+            return cast(ConfiguredRoPE, self.others[kind])
+        return NoPE(d_model=self.d_model, num_heads=self.num_heads, head_dim=self.head_dim, max_len=self.max_len)
+
+    def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
+        """Running numbers; with ``mrope_section``, those of text, whose three coordinates are the same."""
+        return tokens if self.axes == 1 else tokens.unsqueeze(-1).expand(*tokens.shape, self.axes)
+
+    def frequencies_at(self, k_positions: Positions) -> Float[Tensor, "*B H n"]:
+        return super().frequencies_at(k_positions.amax(-1) if self._has_coordinates(k_positions) else k_positions)
+
+    def phases(self, positions: Positions, frequencies: Float[Tensor, "*_B H n"]) -> Float[Tensor, "*B H N n"]:
+        if not self._has_coordinates(positions):
+            return super().phases(positions, frequencies)
+        along = positions.to(torch.float64).index_select(-1, self.axis_of)
+        return along.unsqueeze(-3) * frequencies.unsqueeze(-2)
+
+    def _has_coordinates(self, positions: Positions) -> bool:
+        return self.axes > 1 and positions.ndim > 1
+
+    def rotate(
+        self, q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B H Nk d"], q_positions: Positions, k_positions: Positions
+    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+        q, k = super().rotate(q, k, q_positions, k_positions)
+        if not self.temperature:
+            return q, k
+        steps = torch.div(q_positions, self.step, rounding_mode="floor").to(widened(q.dtype))
+        factor = (1 + self.temperature * steps.log1p()).unsqueeze(-1).unsqueeze(-3)
+        return (q.to(factor.dtype) * factor).to(q.dtype), k
+
+    def kernel(self, offsets: Int[Tensor, "D"] | Int[Tensor, "D axes"]) -> Complex[Tensor, "H n D"] | None:
+        """The rotation's (of layer types, the first's) at offsets [D] or [D, axes]; None with a temperature."""
+        if self.temperature:
+            return None
+        if not self._has_coordinates(offsets):
+            return super().kernel(offsets)
+        frequencies = self.frequencies_at(torch.tensor([self.max_len - 1], device=self.frequencies.device))
+        phases = self.phases(offsets, frequencies).transpose(-2, -1)
+        return torch.polar(torch.full_like(phases, self.magnitude**2), phases)
+
+
+def _signature() -> inspect.Signature:
+    """The options of both classes, so that they are known by name."""
+    own, inherited = (inspect.signature(kind.__init__).parameters.values() for kind in (ConfiguredRoPE, ScaledRoPE))
+    more = [p for p in own if p.kind is p.KEYWORD_ONLY]
+    keywords = [p for p in inherited if p.kind is p.KEYWORD_ONLY]
+    rest = [p for p in inherited if p.kind is not p.KEYWORD_ONLY]
+    return inspect.Signature([rest[0], *keywords, *more, *rest[1:]])
+
+
+ConfiguredRoPE.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
+
+ENCODINGS = {"scaled-rope": ConfiguredRoPE}

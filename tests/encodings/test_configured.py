@@ -1,0 +1,294 @@
+"""RoPE as a model's configuration has it: by layer type, by axes, with a temperature; all that transformers has."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import (
+    Gemma3TextConfig,
+    Gemma4TextConfig,
+    LlamaConfig,
+    Ministral3Config,
+    ModernBertConfig,
+    Olmo3Config,
+    PretrainedConfig,
+    Qwen2VLTextConfig,
+    Qwen3VLTextConfig,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.gemma3 import modeling_gemma3 as gemma3
+from transformers.models.ministral3 import modeling_ministral3 as ministral3
+
+from toeplens import encodings
+from toeplens.encodings import Rotary, attention_logits, conformance
+from toeplens.ground import InputError
+from toeplens.model import Decoder, decoder_config
+
+D = 16
+TYPES = {"near": {"rope_theta": 100.0}, "far": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0}}
+
+
+def build(head_dim: int = D, max_len: int = 64, **options: Any) -> Rotary:
+    sizes = {"d_model": 2 * head_dim, "num_heads": 2, "head_dim": head_dim, "max_len": max_len}
+    made = encodings.build("scaled-rope", **sizes, **options)
+    assert isinstance(made, Rotary)
+    return made
+
+
+def heads(length: int, head_dim: int = D) -> tuple[Tensor, Tensor]:
+    return torch.randn(2, 2, 2, length, head_dim, dtype=torch.float64).unbind(0)
+
+
+# ---- by layer type --------------------------------------------------------------------------------------------------
+
+
+def test_each_layer_turns_as_its_type_does() -> None:
+    encoding = build(layer_types=["near", "far", "near"], **TYPES)
+    for layer, kind in enumerate(("near", "far", "near")):
+        assert torch.equal(encoding.for_layer(layer).frequencies, build(**TYPES[kind]).frequencies)
+    assert encoding.for_layer(0) is encoding.for_layer(2)
+    with pytest.raises(InputError, match=r"^layer_types: 3 were given; layer 3, counted from 0, has none\.$"):
+        encoding.for_layer(3)
+
+
+def test_a_type_without_parameters_is_not_turned() -> None:
+    encoding = build(layer_types=["off", "near"], off=None, **TYPES)
+    assert encoding.for_layer(0).coupling == "none"
+    assert encoding.for_layer(1) is encoding
+    assert encoding.layers == {1}
+
+
+def test_a_decoder_has_layers_of_several_types() -> None:
+    sizes = {"vocab_size": 7, "d_model": 32, "d_ff": 8, "num_heads": 2, "num_layers": 2, "max_len": 16}
+    config = decoder_config(encoding="scaled-rope", encoding_options={"layer_types": ["near", "far"], **TYPES}, **sizes)
+    assert decoder_config(**config.model_dump(mode="json")) == config
+    model = Decoder(config).eval()
+    near, far = (model.block(layer).attention.encoding for layer in (0, 1))
+    assert not torch.equal(near.frequencies, far.frequencies)
+    tokens = torch.randint(7, (2, 9))
+    assert torch.allclose(model(tokens), model(tokens, fused=False), atol=1e-6)
+
+
+def test_gemma_3s_layers_turn_as_transformers_turns_them() -> None:
+    config = Gemma3TextConfig()
+    encoding = build(config.head_dim, 1000, layer_types=config.layer_types, **config.rope_parameters)
+    theirs, p = gemma3.Gemma3RotaryEmbedding(config), torch.arange(50)
+    q, k = (x.float() for x in heads(50, config.head_dim))
+    for layer in (0, config.layer_types.index("full_attention")):
+        cos, sin = theirs(q, p.unsqueeze(0), config.layer_types[layer])
+        wanted = gemma3.apply_rotary_pos_emb(q, k, cos, sin)
+        for ours, other in zip(encoding.for_layer(layer).rotate(q, k, p, p), wanted, strict=True):
+            assert torch.allclose(ours, other, atol=3e-5)
+
+
+# ---- by axes, with a temperature ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_sections_are_those_of_mrope(interleaved: bool) -> None:
+    sections, q_and_k = [4, 2, 2], heads(9)
+    encoding = build(type="mrope", mrope_section=sections, mrope_interleaved=interleaved, rope_theta=1e6)
+    sizes = {"d_model": 2 * D, "num_heads": 2, "head_dim": D, "max_len": 64}
+    mrope = encodings.build("mrope", sections=sections, interleaved_sections=interleaved, **sizes)
+    scattered = torch.randint(0, 50, (9, 3))
+    for places in (scattered, encoding.place(torch.arange(9)), scattered.expand(2, 9, 3)):
+        for ours, other in zip(*(x.rotate(*q_and_k, places, places) for x in (encoding, mrope)), strict=True):
+            assert torch.equal(ours, other)
+    assert torch.equal(encoding.kernel(scattered), mrope.kernel(scattered))
+
+
+def test_sections_go_with_a_type_that_depends_on_the_length() -> None:
+    encoding = build(rope_type="dynamic", factor=2.0, mrope_section=[4, 2, 2])
+    far = torch.tensor([[0, 0, 0], [1, 300, 2]])
+    assert torch.equal(encoding.frequencies_at(far), build(rope_type="dynamic", factor=2.0).frequencies_at(far[:, 1]))
+
+
+def test_ministrals_queries_grow_by_the_logarithm_of_their_place() -> None:
+    config = Ministral3Config()
+    encoding = build(config.head_dim, config.max_position_embeddings, **config.rope_parameters)
+    p = torch.tensor([0, 16383, 16384, 40000, 200_000])
+    q, k = heads(5, config.head_dim)
+    plain = {name: value for name, value in config.rope_parameters.items() if name != "llama_4_scaling_beta"}
+    before = build(config.head_dim, config.max_position_embeddings, **plain).rotate(q, k, p, p)
+    after = encoding.rotate(q, k, p, p)
+    factor = ministral3.get_llama_4_attn_scale(p.unsqueeze(0), 0.1, 16384).double()
+    assert torch.allclose(after[0], before[0] * factor, rtol=1e-6, atol=0)
+    assert torch.equal(after[1], before[1])
+    assert not encoding.toeplitz
+    assert encoding.kernel(p) is None
+
+
+@pytest.mark.usefixtures("checked_in_ci")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layer_types": ["near", "far"], **TYPES},
+        {"mrope_section": [2, 1, 1]},
+        {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 5, "rope_type": "yarn", "factor": 2.0},
+    ],
+    ids=["layer types", "sections", "temperature"],
+)
+def test_what_a_configuration_may_have_conforms(options: dict[str, Any]) -> None:
+    conformance.check("scaled-rope", skip=["compile"], **options)
+
+
+# ---- transformers' own configurations -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma3TextConfig(),
+        Gemma4TextConfig(),
+        ModernBertConfig(),
+        Olmo3Config(),
+        Ministral3Config(),
+        Qwen2VLTextConfig(rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]}),
+        Qwen3VLTextConfig(
+            rope_parameters={"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+        ),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_a_configuration_passes_as_it_is(config: PretrainedConfig) -> None:
+    assert agrees_with(config)
+
+
+# Vision models' `axial` has a meaning of each program's own; each of the others has a reason
+REFUSED = {
+    "DeepseekV4Config": "layer_types",  # its parameters are named by another list than its layer types
+    "Lfm3Config": "layer_types",  # a type of layer that is no attention; conv=None lets it pass
+    "EfficientLoFTRConfig": "partial_rotary_factor",  # over 1: it turns by two coordinates
+    "Glm4MoeConfig": "partial_rotary_factor",  # its default sizes make 21 dimensions to be turned,
+    "Glm4vMoeTextConfig": "partial_rotary_factor",
+    "Qwen3OmniMoeTextConfig": "head_dim",  # and these, heads of 73
+}
+
+
+@pytest.mark.heavy
+def test_every_default_configuration_of_transformers_passes_or_is_listed() -> None:
+    passed, refused = 0, {}
+    for name, config in configurations():
+        try:
+            assert agrees_with(config), name
+            passed += 1
+        except InputError as error:
+            refused[name] = str(error).partition(":")[0]
+    axial = {name for name, field in refused.items() if field == "rope_type"}
+    assert {name: field for name, field in refused.items() if name not in axial} == REFUSED
+    assert passed >= 190
+    assert all(
+        get(config, "rope_parameters")["rope_type"] == "axial" for name, config in configurations() if name in axial
+    )
+
+
+def configurations() -> Iterator[tuple[str, PretrainedConfig]]:
+    """All default configurations of transformers that have rope parameters."""
+    (models,) = transformers.models.__path__
+    for folder in pkgutil.iter_modules([models]):
+        for path in sorted(Path(models, folder.name).glob("configuration_*.py")):
+            if "rope_" not in path.read_text():
+                continue
+            module = importlib.import_module(f"transformers.models.{folder.name}.{path.stem}")
+            for name, kind in vars(module).items():
+                if inspect.isclass(kind) and issubclass(kind, PretrainedConfig) and kind.__module__ == module.__name__:
+                    try:
+                        config = kind()
+                    except Exception:  # some have no default: transformers refuses them itself
+                        continue
+                    if get(config, "rope_parameters"):
+                        yield name, config
+
+
+def get(config: PretrainedConfig, *names: str) -> Any:
+    """The first of these that the configuration has, and that is the same in all layers or asked of the first."""
+    for name in names:
+        try:
+            value = getattr(config, name, None)
+        except Exception:  # transformers' own: it may differ by layer
+            value = getattr(config.per_layer_config[0], name, None)
+        if value:
+            return value
+    return None
+
+
+def agrees_with(config: PretrainedConfig) -> bool:
+    """Whether our frequencies are transformers', for each layer type of its own; raises what we refuse."""
+    parameters, layer_types = config.rope_parameters, get(config, "layer_types")
+    hidden, count = get(config, "hidden_size", "embed_dim") or 512, get(config, "num_attention_heads", "num_heads") or 8
+    head_dim = get(config, "qk_rope_head_dim", "head_dim") or hidden // count
+    longest = int(get(config, "max_position_embeddings") or 2048)
+    encoding = build(head_dim, longest, layer_types=layer_types, **parameters)
+    if "rope_type" in parameters:
+        return same(encoding, parameters, head_dim, longest)
+    types = {kind: layer_types.index(kind) for kind in set(layer_types) if parameters[kind]}
+    return all(same(encoding.for_layer(n), parameters[kind], head_dim, longest) for kind, n in types.items())
+
+
+def same(ours: Any, parameters: dict[str, Any], head_dim: int, longest: int) -> bool:
+    """Against the rule of transformers for this type, on a Llama of the same head."""
+    share = parameters.get("partial_rotary_factor", 1.0)
+    kind = parameters["rope_type"]
+    if kind == "default":
+        dim = int(head_dim * share)
+        theirs = parameters["rope_theta"] ** -(torch.arange(0, dim, 2) / dim)
+        return torch.allclose(ours.frequencies[0].float(), theirs, rtol=1e-5, atol=0) and ours.magnitude == 1
+    llama = LlamaConfig(hidden_size=head_dim * 2, num_attention_heads=2, head_dim=head_dim)
+    llama.rope_parameters, llama.max_position_embeddings = {"rope_theta": 10000.0, **parameters}, longest
+    theirs, magnitude = ROPE_INIT_FUNCTIONS[kind](llama, "cpu")
+    return torch.allclose(ours.frequencies[0].float(), theirs, rtol=1e-5, atol=0) and ours.magnitude == magnitude
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({**TYPES}, "layer_types: none was given; parameters by layer type, as 'near', need it."),
+        (
+            {"layer_types": ["near", "conv"], **TYPES},
+            "layer_types: layer 1 is 'conv', for which there are no parameters",
+        ),
+        ({"layer_types": ["near", "far"], "rope_theta": 5.0, **TYPES}, "rope_theta: it was given beside parameters by"),
+        ({"layer_types": ["off"], "off": None}, "layer_types: no layer's type has parameters"),
+        (
+            {"layer_types": ["near", "far"], "near": {"mrope_section": [4, 2, 2]}, "far": {}},
+            "mrope_section: some layer types have it and some not",
+        ),
+        ({"near": 3}, "option of encoding 'scaled-rope': there is no 'near'"),
+        ({"mrope_section": [4, 2]}, "mrope_section: [4, 2] was given; it must be the pairs of time, height, width, 8"),
+        (
+            {"llama_4_scaling_beta": 0.1},
+            "llama_4_scaling_beta: 0.1 was given; it needs original_max_position_embeddings",
+        ),
+        (
+            {"llama_4_scaling_beta": -0.1, "original_max_position_embeddings": 4},
+            "original_max_position_embeddings: rope",
+        ),
+        ({"rope_type": "axial"}, "rope_type: there is no 'axial'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        build(**options)
+    assert str(caught.value).startswith(words)
+    assert "\n" not in str(caught.value)
+
+
+def test_logits_with_layer_types_are_those_of_the_first() -> None:
+    """Used without a model, the encoding is that of the first type that is turned."""
+    q, k = heads(6)
+    p = torch.arange(6)
+    common = {"q_positions": p, "k_positions": p, "scale": 0.25}
+    ours = attention_logits(q, k, encoding=build(layer_types=["far", "near"], **TYPES), **common)
+    assert torch.equal(ours, attention_logits(q, k, encoding=build(**TYPES["far"]), **common))
