@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -271,11 +272,14 @@ def test_a_stopped_study_says_how_far_it_is(tmp_path: Path, here: Here):
     assert grid.is_grid(tmp_path / "new")
 
 
+THEORY = {"study": "theory", "scale": "smoke", "seeds": 1, "environment": {}, "seconds": 0.0}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"study": "theory"}', "holds another study"),
-        ('{"scale": "smoke"}', "holds another study"),
+        (json.dumps(THEORY), "holds another study"),
+        (json.dumps(THEORY | {"study": "reproduce", "protocols": ["paper"]}), "holds another study"),
         ("[]", "study: .*damaged"),
         ('{"study": "grid"}', "study: .*damaged"),
         ('{"study": "grid", "seconds": "long", "environment": {}}', "study: .*damaged"),

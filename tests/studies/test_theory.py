@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,18 @@ def test_the_heads_claims_can_be_decided_either_way(theory: Theory) -> None:
     no |= {"absolute/position_toeplitz": 0.5, "absolute/least_angle": 89.9}
     assert set(doctored(theory, yes).values()) == {"holds"}
     assert set(doctored(theory, no).values()) == {"fails"}
+
+
+def test_a_seed_whose_model_diverged_has_no_pair(theory: Theory) -> None:
+    one = dict(theory.records["heads"][0])
+    without = {name: tables for name, tables in one.items() if not name.startswith("rope")}
+    evidence = [text for entry in judge_all(heads.CLAIMS, {"heads": [without, one]}) for text in entry.evidence]
+    alone = [text for entry in judge_all(heads.CLAIMS, {"heads": [one]}) for text in entry.evidence]
+    pair = [text for text in alone if "RoPE - ALiBi" in text]
+    assert len(pair) == 2
+    assert [text for text in evidence if "RoPE - ALiBi" in text] == pair
+    records = {**theory.records, "heads": [without, one]}
+    assert 'id="heads-width"' in render_theory(replace(theory, records=records))
 
 
 def test_a_statement_about_all_instances() -> None:

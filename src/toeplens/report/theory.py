@@ -216,7 +216,7 @@ def _heads(records: list[Record]) -> list[Plot]:
         canvas = Canvas(_HEIGHT)
         for place, (label, curve) in enumerate(labels):
             for side, state in enumerate(("untrained", "trained")):
-                tables = [record[f"{label} {state}"][key] for record in records if f"{label} {state}" in record]
+                tables = [found[key] for record in records if key in (found := record.get(f"{label} {state}", {}))]
                 values = [value for table in tables for row in table for value in row]
                 shift = np.linspace(-0.12, 0.12, max(1, len(values)))
                 at = side + (place - (len(labels) - 1) / 2) * 0.34

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from toeplens.ground import InputError
+from toeplens.ground.reading import checked
 from toeplens.lens import HeadAblation, LayerDeposit, deposit
 from toeplens.model import Protocol
+from toeplens.studies.records import Finished
 
 SKILLED = 0.25  # of what there is to learn: below it a model's heads say nothing about the task
 ONLY_SKILLED = f"Only models with skill of at least {SKILLED:g} count."
@@ -98,14 +99,12 @@ class CellResult:
         return content
 
     @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> CellResult:
-        """The inverse of `to_dict`."""
-        try:
-            later = {"measures": {}, "watched": []}  # records of earlier versions have none
-            fields = {name: (later | content)[name] for name in cls.__dataclass_fields__}
-            fields["key"] = Key(**content["key"])
-        except (KeyError, TypeError) as error:
-            raise InputError(f"results: a cell's record is damaged ({error}).") from None
+    def from_dict(cls, content: Any, where: str = "results") -> CellResult:
+        """The inverse of `to_dict`; what is no such record raises `InputError` that names ``where`` and the field."""
+        checked(Finished, content, where)
+        later = {"measures": {}, "watched": []}  # records of earlier versions have none
+        fields = {name: (later | content)[name] for name in cls.__dataclass_fields__}
+        fields["key"] = Key(**content["key"])
         fields["ablation"] = HeadAblation.from_dict(fields["ablation"]) if fields["ablation"] else None
         return cls(**fields)
 

@@ -13,8 +13,10 @@ from toeplens.engine import Asked, Job, Limits, check_watched, read_ablation, re
 from toeplens.ground import InputError, read_json, rounded, write_json
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.locks import LOCK, Busy, locked
+from toeplens.ground.reading import checked
 from toeplens.lens import HeadAblation
 from toeplens.model import Decoder
+from toeplens.studies.records import KINDS
 from toeplens.studies.results import CellResult, Key
 from toeplens.training import Run, environment
 from toeplens.training.run import ENVIRONMENT, WATCHED
@@ -40,13 +42,15 @@ def jobs_of(cells: Sequence[Cell]) -> list[Job]:
 
 
 def read_study(directory: Path) -> dict[str, Any] | None:
-    """What ``directory`` says its study is; None where it is no study's."""
+    """What ``directory`` says its study is (`toeplens.studies.records`); None where it is no study's."""
     path = directory / STUDY
     if not path.exists():
         return None
     content = read_json(path)
-    if not isinstance(content, dict):
-        raise InputError(f"study: {path} is damaged (it holds no object).")
+    kind = content.get("study", "reproduce") if isinstance(content, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise InputError(f"study: {path} is damaged: it does not say which study it is ({', '.join(KINDS)}).")
+    checked(KINDS[kind], content, f"study: {path}")
     return content
 
 
@@ -86,10 +90,7 @@ def own(directory: Path, content: dict[str, Any]) -> None:
     Whether an earlier study there is the same one is for the caller to say, see `read_study`.
     """
     had = enter(directory)
-    try:
-        seconds = 0.0 if had is None else about(had)[_SECONDS]
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"study: {directory / STUDY} is damaged ({error}).") from None
+    seconds = 0.0 if had is None else had.get(_SECONDS, 0.0)
     write_json(directory / STUDY, {**content, _SECONDS: seconds, _ENVIRONMENT: environment()})
     make_directory(directory / RUNS)
 

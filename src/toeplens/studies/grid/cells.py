@@ -11,10 +11,15 @@ from toeplens.studies.results import Key
 from toeplens.studies.store import Cell
 from toeplens.training import run_spec
 
+_MOST = 10_000  # models: listing and reading more would take minutes
+
 
 def cells(spec: GridSpec) -> list[Cell]:
-    """All cells: seed by seed, task by task, encoding by encoding."""
+    """All cells: seed by seed, task by task, encoding by encoding; more than a study may have raise `InputError`."""
     columns = list(spec.columns())
+    models = spec.seeds * sum(task in column.tasks for task in spec.tasks for column in columns)
+    if models > _MOST:
+        raise InputError(f"tasks by encodings: these are {models:,} models; a study may have at most {_MOST:,}.")
     return [
         _cell(spec, task, column, seed)
         for seed in range(spec.first_seed, spec.first_seed + spec.seeds)

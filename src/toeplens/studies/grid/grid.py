@@ -126,11 +126,13 @@ def _read(directory: Path) -> Grid:
     content = read_study(directory)
     if content is None:
         raise InputError(f"study: {directory} is not a study's directory (no {STUDY}).")
+    if content.get("study") != KIND:
+        raise InputError(f"study: {directory} holds another study.")
     try:
         spec, environment = spec_from_yaml(content["spec"]), about(content)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"study: {directory / STUDY} is damaged ({error}).") from None
-    wanted = cells(spec)
+        wanted = cells(spec)
+    except InputError as error:
+        raise InputError(f"study: {directory / STUDY} is damaged: {error}") from None
     gathered = gather_cells(directory, wanted)
     results = Results(gathered.cells)
     related = relations(spec, results)

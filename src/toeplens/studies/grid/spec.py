@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -14,11 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from toeplens import encodings, tasks
 from toeplens.engine import MEASURES
 from toeplens.ground import InputError, choose, plain, sentence
-from toeplens.ground.machine import MOST_SEEDS
+from toeplens.ground.reading import Count, Number
 from toeplens.model import DecoderConfig
+from toeplens.studies.records import Seeds
 from toeplens.training import RunSpec
 
 ClaimSet = Literal["positional-symbolic"]
+_DEEPEST, _MOST = 64, 100_000  # lists and mappings in one another; values in all
+_TOO_DEEP = f"more than {_DEEPEST} lists and mappings stand in one another"
 _OURS = files("toeplens.studies.grid") / "specs"
 _FIELDS = {  # less those that the grid itself sets
     "model": set(DecoderConfig.model_fields) - {"encoding", "encoding_options"},
@@ -76,7 +81,7 @@ class EncodingPart(_Part):
     encoding: str = ""
     title: str = ""
     options: dict[str, Any] = {}
-    scan: dict[str, list[float]] = {}
+    scan: dict[str, list[Number]] = {}
     model: dict[str, Any] = {}
     tasks: tuple[str, ...] | None = None
 
@@ -128,10 +133,10 @@ class GridSpec(_Part):
     encodings: dict[str, EncodingPart] = Field(min_length=1)
     model: dict[str, Any] = {}
     training: dict[str, Any] = {}
-    seeds: int = Field(3, ge=1, le=MOST_SEEDS)
-    first_seed: int = Field(42, ge=0)
+    seeds: Seeds = 3
+    first_seed: Annotated[Count, Field(le=2**63)] = 42
     measures: tuple[str, ...] = ("behaviour", "frequency", "toeplitz", "extrapolation")
-    examples: int = Field(1024, ge=1, le=10**9)
+    examples: Annotated[Count, Field(ge=1, le=10**9)] = 1024
     claims: ClaimSet | None = None
 
     @field_validator("measures", mode="after")
@@ -149,8 +154,8 @@ class GridSpec(_Part):
             choose(f"encodings.{label}", part.encoding or label, encodings.names())
             for task in part.tasks or ():
                 choose(f"encodings.{label}.tasks", task, self.tasks)
-        labels = [column.label for column in self.columns()]
-        twice = next((label for label in labels if labels.count(label) > 1), None)
+        counts = Counter(column.label for column in self.columns())
+        twice = next((label for label, count in counts.items() if count > 1), None)
         if twice is not None:
             raise ValueError(f"encodings: two of them are called {twice!r}; each needs a label of its own.")
         return self
@@ -197,9 +202,29 @@ def read_spec(place: Path | str) -> GridSpec:
 def spec_from_yaml(text: str, source: str = "it") -> GridSpec:
     """A study from the text of a YAML file, which ``source`` names in errors."""
     try:
-        return grid_spec(yaml.safe_load(text))
+        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise InputError(f"spec: {source} is not YAML ({' '.join(str(error).split())}).") from None
+    except RecursionError:
+        raise InputError(f"spec: {source} is no study: {_TOO_DEEP}.") from None
+    except ValueError as error:  # an integer of thousands of digits, a date that is none
+        raise InputError(f"spec: {source} is no study ({error}).") from None
+    _limited(content, source)
+    return grid_spec(content)
+
+
+def _limited(content: Any, source: str) -> None:
+    """Refuse what is nested too deep, or is too much: a name in YAML may stand for lists of itself in lists."""
+    level, count = [content], 1
+    for _ in range(_DEEPEST):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
+        level = list(islice((one for many in inner for one in many), _MOST + 1))
+        count += len(level)
+        if not level:
+            return
+        if count > _MOST:
+            raise InputError(f"spec: {source} is no study: it holds more than {_MOST:,} values.")
+    raise InputError(f"spec: {source} is no study: {_TOO_DEEP}.")
 
 
 def grid_spec(content: Any) -> GridSpec:

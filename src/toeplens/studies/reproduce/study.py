@@ -179,14 +179,12 @@ def _read_plan(directory: Path) -> tuple[Plan, dict[str, Any]]:
         plan = Plan(
             choose("scale", content["scale"], SCALES),
             tuple(content["protocols"]),
-            int(content["seeds"]),
+            content["seeds"],
             chosen_parts(content.get("parts", [CORE])),
         )
-        return plan, about(content)
-    except InputError:
-        raise
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"study: {directory / STUDY} is damaged ({error}).") from None
+    except InputError as error:
+        raise InputError(f"study: {directory / STUDY} is damaged: {error}") from None
+    return plan, about(content)
 
 
 def _write(state: Reproduction) -> None:

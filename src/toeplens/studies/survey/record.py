@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
-from toeplens.ground import InputError
+from toeplens.ground.reading import Count, Positive, Text, checked
 
 Outcome = Literal["proved", "refused", "none", "failed", "other"]
 OUTCOMES: dict[Outcome, str] = {
@@ -37,34 +38,28 @@ COLUMNS: dict[str, str] = {
 class Surveyed:
     """One model type. The fields are the columns of the table (`COLUMNS`), and ``seconds`` that it took."""
 
-    name: str
+    name: Text
     outcome: Outcome
-    model: str | None = None
-    parameters: int | None = None
-    calls: int | None = None
-    heads: int | None = None
-    effect: str | None = None
-    placed: int | None = None
-    weights: float | None = None
-    outputs: float | None = None
-    whole: float | None = None
-    why: str | None = None
-    seconds: float | None = None
+    model: Text | None = None
+    parameters: Count | None = None
+    calls: Count | None = None
+    heads: Count | None = None
+    effect: Text | None = None
+    placed: Count | None = None
+    weights: Positive | None = None
+    outputs: Positive | None = None
+    whole: Positive | None = None
+    why: Text | None = None
+    seconds: Positive | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and words, for JSON."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, content: Any) -> Surveyed:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
-        try:
-            made = cls(**content)
-        except TypeError as error:
-            raise InputError(f"survey: the record is damaged ({error}).") from None
-        if not isinstance(made.name, str) or made.outcome not in get_args(Outcome):
-            raise InputError(f"survey: the record is damaged (name {made.name!r}, outcome {made.outcome!r}).")
-        return made
+    def from_dict(cls, content: Any, where: Path | str = "survey") -> Surveyed:
+        """The inverse of `to_dict`; what is no such record raises `InputError` that names ``where`` and the field."""
+        return checked(cls, content, where)
 
 
 @dataclass(frozen=True)
@@ -76,9 +71,9 @@ class Survey:
     missing  names of those that were not yet
     """
 
-    about: dict[str, Any]
+    about: dict[Text, Any]
     found: tuple[Surveyed, ...]
-    missing: tuple[str, ...] = ()
+    missing: tuple[Text, ...] = ()
 
     def of(self, *outcomes: Outcome) -> list[Surveyed]:
         """Those with one of these outcomes, in the order of their names."""
@@ -121,15 +116,9 @@ class Survey:
         }
 
     @classmethod
-    def from_dict(cls, content: Any) -> Survey:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
-        try:
-            found = tuple(Surveyed.from_dict(each) for each in content["found"])
-            return cls(dict(content["about"]), found, tuple(content["missing"]))
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"survey: the record is damaged ({error}).") from None
+    def from_dict(cls, content: Any, where: Path | str = "survey") -> Survey:
+        """The inverse of `to_dict`; what is no such record raises `InputError` that names ``where`` and the field."""
+        return checked(cls, content, where)
 
 
 _DIFFERENCES = ("weights", "outputs", "whole")

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from toeplens.engine import plan_workers
-from toeplens.ground import EnvironmentFailure, InputError, choose, read_json, write_json
+from toeplens.ground import EnvironmentFailure, InputError, choose, write_json
 from toeplens.ground.files import make_directory
+from toeplens.ground.reading import read_record
 from toeplens.studies.survey.check import surveyed
 from toeplens.studies.survey.models import model_types
 from toeplens.studies.survey.record import Survey, Surveyed
@@ -55,7 +56,7 @@ def survey(
     directory = Path(out)
     make_directory(directory / RECORDS)
     if (directory / RESULT).exists():
-        had = Survey.from_dict(read_json(directory / RESULT)).about
+        had = read_record(directory / RESULT, Survey).about
         if had.get("transformers") != about["transformers"]:
             raise InputError(
                 f"out: {directory} holds a survey of transformers {had.get('transformers')}; give another."
@@ -85,7 +86,7 @@ def _path(directory: Path, name: str) -> Path:
 
 def _write(directory: Path, names: Collection[str], about: dict[str, Any]) -> Survey:
     there = [name for name in sorted(names) if _path(directory, name).exists()]
-    found = tuple(Surveyed.from_dict(read_json(_path(directory, name))) for name in there)
+    found = tuple(read_record(_path(directory, name), Surveyed) for name in there)
     state = Survey(about, found, tuple(sorted(set(names) - set(there))))
     write_json(directory / RESULT, state.to_dict(), rows="found")
     return state
@@ -119,7 +120,7 @@ def _carry_out(
                 if not _path(directory, name).exists():
                     why = f"it took more than {limit:g} seconds" if late else f"its process died ({process.exitcode})"
                     write_json(_path(directory, name), Surveyed(name, "failed", why=f"{why}.").to_dict())
-                on_progress(Surveyed.from_dict(read_json(_path(directory, name))))
+                on_progress(read_record(_path(directory, name), Surveyed))
     finally:
         for process, _ in running.values():
             process.kill()

@@ -135,7 +135,9 @@ def _narrower(records: Records) -> list[Finding]:
 def _against_bias(records: Records) -> list[Finding]:
     findings = []
     for state in STATES:
-        pairs = zip(*(_means(records, f"{label} {state}", "width") for label in ("rope", "alibi")), strict=True)
+        models = [f"{label} {state}" for label in ("rope", "alibi")]
+        both = [record for record in records[NAME] if all("width" in record.get(model, {}) for model in models)]
+        pairs = zip(*(_means({NAME: both}, model, "width") for model in models), strict=True)
         differences = [rope - alibi for rope, alibi in pairs]
         findings.append(below(f"{state}: range with over without position, RoPE - ALiBi", differences, 0.0))
     return findings

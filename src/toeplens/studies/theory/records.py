@@ -61,6 +61,9 @@ def tally(margins: Sequence[float] | np.ndarray, *, beyond: float = ROUNDING) ->
 
 def pooled(what: str, runs: Sequence[Record], name: str, words: str) -> Finding:
     """A statement about all instances, by all seeds' tallies of one ``name``; ``words`` go before the worst margin."""
+    missing = next((run for run in runs if name not in run["tallies"]), None)
+    if missing is not None:
+        raise InputError(f"records: one of seed {missing['seed']} is damaged: it has no tally {name!r}.")
     tallies = [run["tallies"][name] for run in runs]
     worst = max((each["worst"] for each in tallies), default=float("nan"))
     tried, violations = (sum(each[key] for each in tallies) for key in ("tried", "violations"))

@@ -11,7 +11,7 @@ from typing import Any
 from toeplens.engine import Job, Limits, plan_workers, run_local
 from toeplens.engine.local import OnEvent
 from toeplens.engine.pool import in_processes
-from toeplens.ground import InputError, choose, read_json, write_json
+from toeplens.ground import InputError, choose, write_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.ground.stops import Interrupted, interruptible
@@ -21,6 +21,7 @@ from toeplens.studies.reproduce.scales import DISTANCE, SCALES
 from toeplens.studies.store import CLAIMS_FILE, RESULTS, RUNS, STUDY, held, read_study, written
 from toeplens.studies.theory import contraction, estimators, expressiveness, heads, phases
 from toeplens.studies.theory.records import Record, Records
+from toeplens.studies.theory.statements import read_records
 from toeplens.training import Run, environment, plan_execution
 
 RECORDS = "records"
@@ -124,19 +125,18 @@ def gather(directory: Path | str) -> Theory:
 
 
 def _read(directory: Path) -> Theory:
-    content = read_json(directory / STUDY)
+    content = read_study(directory)
+    if content is None or content.get("study") != KIND:
+        raise InputError(f"study: {directory} is not the directory of a study of the mathematics.")
     try:
-        scale, seeds = choose("scale", content["scale"], SCALES), int(content["seeds"])
-        within("seeds", seeds, 1, MOST_SEEDS)
-        about = dict(content["environment"])
-    except InputError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"study: {directory / STUDY} is damaged ({error}).") from None
+        scale, seeds = choose("scale", content["scale"], SCALES), content["seeds"]
+    except InputError as error:
+        raise InputError(f"study: {directory / STUDY} is damaged: {error}") from None
+    about = dict(content["environment"])
     records: dict[str, Sequence[Record]] = {}
     for name in (*EXPERIMENTS, heads.NAME):
         paths = [_path(directory, name, seed) for seed in range(_FIRST, _FIRST + seeds)]
-        records[name] = [read_json(path) for path in paths if path.exists()]
+        records[name] = read_records(name, [path for path in paths if path.exists()])
     finished = sum(len(found) for found in records.values())
     total = seeds * (len(EXPERIMENTS) + 1)
     return Theory(directory, scale, seeds, records, judge_all(CLAIMS, records), finished, total, about)
