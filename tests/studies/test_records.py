@@ -85,7 +85,7 @@ def test_what_is_no_study_is_said(content: Any, tmp_path: Path) -> None:
         ("about: 2026-99-99", "no study"),
         ("encodings: {rope-bands: {scan: {frequencies: [1.0, .inf]}}}", "scan"),
         ("encodings: {rope-bands: {scan: {frequencies: [1.0, true]}}}", "scan"),
-        (f"encodings: {{rope-bands: {{scan: {{frequencies: [{', '.join(map(str, range(9999)))}]}}}}}}\nseeds: 2", "19,998 models"),
+        (f"encodings: {{rope-bands: {{scan: {{frequencies: {list(range(9999))}}}}}}}\nseeds: 2", "19,998 models"),
         ("a: &a [1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
             f"{y}: &{y} [*{x}, *{x}, *{x}, *{x}, *{x}, *{x}, *{x}, *{x}]\n" for x, y in ("ab", "bc", "cd", "de", "ef")
         ) + f"about: [{', '.join(['*f'] * 8)}]", "100,000 values"),
