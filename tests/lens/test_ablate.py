@@ -408,6 +408,15 @@ def test_intervals_are_the_paired_bootstrap_of_the_answers():
     assert (found.drops <= found.high).all()
 
 
+def test_without_resamples_the_rest_is_the_same():
+    model, batch = standing()
+    found, full = (ablate_heads(DecoderSource(model), [batch], bootstrap=count) for count in (0, 5))
+    assert np.array_equal(found.drops, full.drops)
+    assert np.isnan(found.low).all()
+    assert np.isnan(found.high).all()
+    assert found.to_dict()["low"] == [[None] * 4] * 3
+
+
 def test_without_the_cumulative_part_the_rest_is_the_same():
     model, batch = standing()
     short, whole = (ablate_heads(DecoderSource(model), [batch], cumulative=c) for c in (False, True))

@@ -119,6 +119,15 @@ def test_one_example_is_its_own_interval():
     assert low.tolist() == high.tolist() == [0.5, 1.0]
 
 
+def test_without_resamples_there_are_no_intervals():
+    low, high = bootstrap_means(np.ones((5, 3)), samples=0)
+    assert np.isnan(low).all()
+    assert np.isnan(high).all()
+    assert low.shape == high.shape == (3,)
+    with pytest.raises(InputError, match="samples: -1 was given"):
+        bootstrap_means(np.ones((5, 3)), samples=-1)
+
+
 def test_no_examples_are_refused():
     with pytest.raises(InputError, match="no examples"):
         bootstrap_means(np.empty((0, 3)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from toeplens.ground import InputError
 from toeplens.lens import THRESHOLDS, HeadAblation, LayerDeposit, deposit, gini
 
 CHANCE = 0.1
@@ -129,7 +130,6 @@ def test_a_head_whose_silence_helps_counts_as_nothing():
         ([0.9, 0.1, 0.9, 0.9], 1),
         ([0.9, 0.9, 0.9, 0.9], None),
         ([0.9, 0.6, 0.6, 0.51], None),
-        ([math.nan] * 4, None),
     ],
 )
 def test_half_of_the_skill_is_gone_at_the_first_such_number_of_heads(curve: list[float], expected: int | None):
@@ -203,6 +203,30 @@ def test_the_thresholds_are_printed_as_they_are_applied():
         assert f"{kind}:" in THRESHOLDS
     assert "at least 0.5 of the skill" in THRESHOLDS
     assert "less than 0.05 over chance" in THRESHOLDS
+
+
+def test_a_kind_needs_the_cumulative_part() -> None:
+    """Without it not even half of the skill could be seen to go, and every layer would be redundant."""
+    given = ablation([0.3, 0.2])
+    with pytest.raises(InputError, match="ablation: one without its cumulative part was given"):
+        deposit(replace(given, cumulative=np.full_like(given.cumulative, np.nan)))
+
+
+@pytest.mark.parametrize(
+    ("curve", "kind"),
+    [
+        ([0.9, 0.7, 0.4, 0.8, 0.8, 0.8, 0.8], "few-head"),  # two of six do, although three do not
+        ([0.9, 0.8, 0.8, 0.8, 0.4, 0.8, 0.8], "distributed"),  # four do, although all six do not
+        ([0.9, 0.8, 0.7, 0.6, 0.6, 0.7, 0.8], "redundant"),
+    ],
+)
+def test_a_kind_is_of_any_number_of_heads_where_the_curve_is_not_monotone(curve: list[float], kind: str) -> None:
+    assert one([0.2, 0.1, 0.1, 0.0, 0.0, 0.0], curves=[curve]).kind == kind
+    words = dict(rule.split(": ") for rule in THRESHOLDS.split("; "))
+    assert "up to max(2, a quarter)" in words["few-head"]
+    assert "some number" in words["few-head"]
+    assert words["distributed"] == "only a larger number does"
+    assert words["redundant"] == "no number does"
 
 
 # ---- what must not matter -------------------------------------------------------------------------------------------

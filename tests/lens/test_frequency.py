@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -21,6 +22,7 @@ from toeplens.lens import AttentionTrace, LayerTrace, frequency_tensors
 from toeplens.lens.bands import ablate_bands
 from toeplens.lens.decompose import NoForm
 from toeplens.lens.frequency import frequency_use
+from toeplens.lens.frequency_layers import layer_use
 from toeplens.lens.trace import Counted
 from toeplens.model import Attention, Decoder, decoder_config
 from toeplens.sources import DecoderSource
@@ -117,6 +119,26 @@ def test_use_by_hand(encoding: str, fields: dict[str, Any]) -> None:
     torch.testing.assert_close(found.shares.softmax[1], softmax, rtol=0, atol=1e-9)
     torch.testing.assert_close(found.shares.logits.sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-9)
     torch.testing.assert_close(found.norm_shares().sum(-1), torch.ones(2, 4, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_padding_may_hold_anything(window: int | None) -> None:
+    """NaN behind the end of a sequence changes no number: of tensors, and of a layer."""
+    q, k = torch.randn(2, 2, 3, 9, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    lengths, theta = torch.tensor([9, 5]), torch.tensor([1.0, 0.1])
+    spoiled = [x.clone() for x in (q, k)]
+    for x in spoiled:
+        x[1, :, 5:] = torch.nan
+    options = {"rotation": theta, "lengths": lengths, "window": window}
+    expected, found = (frequency_use(*pair, **options).to_dict() for pair in ((q, k), spoiled))
+    assert found == expected
+    layer = trace_of(plain(1), TOKENS, LENGTHS)[1]
+    parts = [x.clone() for x in (layer.q, layer.k)]
+    for x in parts:
+        x.masked_fill_(~layer.present[:, None, :, None], torch.nan)
+    use, clean = (layer_use(each, "all") for each in (replace(layer, q=parts[0], k=parts[1]), layer))
+    torch.testing.assert_close(use.shares.logits, clean.shares.logits, rtol=0, atol=0)
+    torch.testing.assert_close(use.norms, clean.norms, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("encoding", ["rope", "alibi"])

@@ -462,6 +462,10 @@ def test_heads_without_a_signal_have_no_margin() -> None:
     assert np.isnan(one.ratio).all()
     assert one.leader == (1, 0)
     assert margins(np.full((2, 2), np.nan)).leader is None
+    still = margins(np.array([[0.0, 0.0], [0.0, np.nan], [0.0, 2.0]]))
+    assert still.leaders == (None, None, 1)
+    assert still.leader == (2, 1)
+    assert margins(np.zeros((2, 2))).leader is None
     with pytest.raises(InputError, match="signal: -1 was given"):
         margins(np.array([[-1.0, 2.0]]))
 
@@ -513,5 +517,7 @@ def test_no_examples_and_unknown_levels_are_refused() -> None:
     source = DecoderGradients(model_of())
     with pytest.raises(InputError, match="batches: no examples that count"):
         seed_strength(source, [(tokens, torch.full_like(labels, -100), lengths)])
+    with pytest.raises(InputError, match="levels: none were given; 'logits' or 'parameters' is needed"):
+        seed_strength(source, [examples()], levels=())
     with unchecked(), pytest.raises(InputError, match=r"^levels: there is no 'logit'; did you mean 'logits'"):
         seed_strength(source, [examples()], levels=("logit",))  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,6 +52,28 @@ def test_ratios_by_hand(encoding: str) -> None:
             assert found.gram[head].isnan()
         else:
             torch.testing.assert_close(found.gram[head], torch.stack(grams).mean(), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi"])
+def test_grouped_queries_are_heads_with_the_same_keys(encoding: str) -> None:
+    layer = layer_of(encoding)
+    grouped = replace(layer, k=layer.k[:, :2])
+    spread = replace(layer, k=layer.k[:, :2].repeat_interleave(2, 1))
+    for found, expected in zip(vars(contraction(grouped)).values(), vars(contraction(spread)).values(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0, equal_nan=True)
+
+
+def test_a_sequence_of_one_token_has_no_spectrum_and_spoils_none() -> None:
+    layer = layer_of("rope")
+    short = replace(layer, lengths=torch.tensor([1, 6, 10]))
+    rest = replace(layer, lengths=LENGTHS[1:], **{name: getattr(layer, name)[1:] for name in ("q", "k", "v")})
+    for found, expected in zip(
+        vars(contraction(short, sequences=2)).values(), vars(contraction(rest)).values(), strict=True
+    ):
+        assert found.isfinite().all()
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    with pytest.raises(InputError, match="lengths: no sequence of two tokens or more"):
+        contraction(replace(layer, lengths=torch.ones(3, dtype=torch.long)))
 
 
 def test_without_position_nothing_changes() -> None:

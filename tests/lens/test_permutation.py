@@ -120,7 +120,8 @@ def test_a_trace_has_a_score_for_every_head_and_its_record_comes_back() -> None:
     trace = AttentionTrace(DecoderSource(model), torch.arange(14).reshape(2, 7) % 9, torch.tensor([7, 4]))
     found = permutation_scores(trace, queries=6, permutations=3)
     assert found.logits.positional.shape == found.weights.symbolic_error.shape == (2, 2)
-    assert (found.queries, found.permutations, found.layers) == (6, 3, (0, 1))
+    assert (found.queries, found.permutations, found.layers) == ((6, 6), 3, (0, 1))
+    assert permutation_scores(trace, queries=6, permutations=3, counted="used").queries == (6, 2)
     assert found.splits == ("none", "none")
     one = permutation_scores(case_of()["q"][0], case_of()["k"][0], queries=1)
     for scores in (found, one, permutation_scores(trace[0], queries=2)):

@@ -29,11 +29,16 @@ def test_it_is_the_fourier_series(size: int, points: int, seed: int, complex_: b
     if complex_:
         kernel = kernel + 1j * rng.normal(size=kernel.shape)
     angles, values = symbol(kernel, points)
-    assert len(angles) == max(points, 2 * size - 1)
+    assert len(angles) == points
     assert np.all(np.diff(angles) > 0)
     assert angles.min() >= -np.pi
     assert angles.max() < np.pi
     np.testing.assert_allclose(values, by_hand(kernel, angles), atol=1e-12)
+
+
+def test_no_angles_are_refused() -> None:
+    with pytest.raises(InputError, match="points: 0 was given; at least 1 angle is needed"):
+        symbol(np.ones(5), 0)
 
 
 @pytest.mark.parametrize("size", [8, 64])

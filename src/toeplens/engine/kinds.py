@@ -127,7 +127,7 @@ class BehaviourRecord(Tables):
     interaction: Annotated[_Parts, Dims("L H")]
     variance: Annotated[list[list[Positive | None]], Dims("L H")]
     flat: Annotated[list[list[Truth]], Dims("L H")]
-    queries: Count
+    queries: Annotated[list[Count] | Count, Dims("L")]  # older records have one number
     layers: Annotated[list[Count], Dims("L")]
     splits: Annotated[list[Text], Dims("L")]
 
@@ -144,7 +144,7 @@ class Permutations(Tables):
 
     logits: _Scores
     weights: _Scores
-    queries: Count
+    queries: list[Count] | Count  # older records have one number
     permutations: _AtLeast1
     seed: Count
     layers: list[Count]

@@ -17,7 +17,6 @@ from toeplens.training import Batches, RunSpec
 from toeplens.training.watch import moments
 
 _SHARES = ("positional", "symbolic", "interaction", "variance")
-_UNUSED = 1  # resamples: intervals are not recorded
 
 
 class HeadWatch:
@@ -67,7 +66,7 @@ class HeadWatch:
         device, ignored = model.readout.weight.device, self.spec.ignore_label
         data = Batches.of(self.ablated, device, ignored)
         size = replayed_at_once(self.spec, data.tokens.shape[1], device)
-        heads = ablate_heads(DecoderSource(model), data.split(size), cumulative=False, bootstrap=_UNUSED)
+        heads = ablate_heads(DecoderSource(model), data.split(size), cumulative=False, bootstrap=0)
         data = Batches.of(self.examples, device, ignored)
         seeds = seed_strength(DecoderGradients(model), [data.slice(0, len(data))], levels=("logits",), bootstrap=0)
         logits = seeds.levels["logits"]

@@ -76,7 +76,7 @@ def ablate_heads(
                       sample of the heads is ablated exactly as well, and the result's ``check`` says whether the
                       estimates may be read as effects
         cumulative    also ablate each layer's heads together, in order of importance
-        bootstrap     resamples for the intervals
+        bootstrap     resamples for the intervals; none with 0
         seed          of the examples that ``resample`` puts in each other's places
         memory        keeps each batch's answers, so that a long exact ablation can be stopped and gone on with
 

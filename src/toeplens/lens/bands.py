@@ -51,7 +51,8 @@ class BandAblation:
     """What is lost when one band of one head is changed, everything else being as it is.
 
     drops      [L, H, n] mean over the examples that count, positive for harm; NaN in a layer without a rotation
-    low, high  paired bootstrap interval over examples
+    low, high  paired bootstrap interval over examples, each band's for itself: of many bands some intervals miss 0 by
+               chance. A change that shows in none of the examples gets [0, 0], however few these are
     baseline   the metric of the intact model
     examples   how many count
     metric     ``accuracy``, ``loss`` or ``kl`` (see `ablate_heads`)
@@ -96,7 +97,7 @@ def ablate_bands(
         batches    (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
         off        what becomes of the band, see `BandAblation`
         metric     ``loss`` (cross-entropy in nats), ``accuracy`` or ``kl``
-        bootstrap  resamples for the intervals
+        bootstrap  resamples for the intervals; none with 0
     """
     choose("off", off, get_args(Off))
     choose("metric", metric, get_args(Metric))

@@ -44,7 +44,8 @@ class Behaviour:
     variance     mean of Var(M) over the queries, in squared logits; the shares are ratios of such means, so that each
                  query weighs by its Var(M)
     flat         whether Var(M) is nothing but rounding; the shares are then NaN
-    queries      how many queries stand behind it: those that see two keys or more, of all sequences
+    queries      how many queries stand behind it: those that see two keys or more, of all sequences. One number a layer
+                 for a trace; in older records of traces one number, which is the first layer's
     layers       the layers of the first dimension; empty without one
     splits       how the keys of each layer were split into content and position: ``input``, ``mean``, ``ablate``, or
                  ``none``, where all of the key is content; empty without layers
@@ -55,7 +56,7 @@ class Behaviour:
     interaction: Float[np.ndarray, "*H"]
     variance: Float[np.ndarray, "*H"]
     flat: Bool[np.ndarray, "*H"]
-    queries: int
+    queries: int | tuple[int, ...]
     layers: tuple[int, ...] = ()
     splits: tuple[str, ...] = ()
 
@@ -64,7 +65,7 @@ class Behaviour:
         return {
             **{key: listed(getattr(self, key)) for key in _SHARES},
             "flat": self.flat.tolist(),
-            "queries": self.queries,
+            "queries": list(self.queries) if isinstance(self.queries, tuple) else self.queries,
             "layers": list(self.layers),
             "splits": list(self.splits),
         }
@@ -78,7 +79,8 @@ class Behaviour:
             if len({x.shape for x in (*arrays.values(), flat)}) > 1:
                 raise ValueError("arrays of different shapes")
             layers, splits = tuple(map(int, content["layers"])), tuple(map(str, content["splits"]))
-            return cls(**arrays, flat=flat, queries=int(content["queries"]), layers=layers, splits=splits)
+            queries = counts_from(content["queries"], len(layers))
+            return cls(**arrays, flat=flat, queries=queries, layers=layers, splits=splits)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"behaviour: the record is damaged ({error}).") from None
 
@@ -138,7 +140,18 @@ def behaviour(
     if not isinstance(q, AttentionTrace):
         shape = () if isinstance(q, Tensor) and q.ndim == 2 else (-1,)
         arrays = {key: x.reshape(shape) for key, x in arrays.items()}
-    return Behaviour(**arrays, queries=counts[0], layers=layers, splits=splits)
+    return Behaviour(
+        **arrays, queries=counts if isinstance(q, AttentionTrace) else counts[0], layers=layers, splits=splits
+    )
+
+
+def counts_from(content: Any, layers: int) -> int | tuple[int, ...]:
+    """Recorded counts of queries: one a layer, or a single number; another number of them raises `ValueError`."""
+    if not isinstance(content, list):
+        return int(content)
+    if len(content) != layers:
+        raise ValueError(f"{len(content)} counts of queries for {layers} layers")
+    return tuple(map(int, content))
 
 
 def _heads(placed: Placed) -> tuple[dict[str, np.ndarray], int]:

@@ -31,13 +31,17 @@ def bootstrap_means(
 
     Arguments
         values   [n, k] one row an example
-        samples  resamples
+        samples  resamples; none with 0, and the intervals are nan
         level    coverage
         seed     of the resampling
     """
     count = len(values)
     if count == 0:
         raise InputError("values: no examples were given; at least one is needed.")
+    if samples < 0:
+        raise InputError(f"samples: {samples} was given; it must be at least 0.")
+    if samples == 0:
+        return np.full(values.shape[1], np.nan), np.full(values.shape[1], np.nan)
     rng = np.random.Generator(np.random.Philox(seed))
     means = np.empty((samples, values.shape[1]))
     chunk = max(1, 2**24 // count)

@@ -23,8 +23,8 @@ class Contraction:
 
     width  [H] range of the eigenvalues of the logits' symmetric part, (L + L^T) / 2
     norm   [H] largest singular value of the logits
-    gram   [H] largest eigenvalue of the keys' Gram matrix, rotated over as projected; its trace is the same in both.
-           NaN without a rotation of pairs
+    gram   [H] largest eigenvalue of the keys' Gram matrix, rotated over as projected; its trace is the same in both
+           where the rotation is one alone (xPos also shrinks and stretches keys). NaN without a rotation of pairs
     bound  [H] the same eigenvalue over its bound, the sum of those of the frequencies' own Gram matrices (Schur, each
            frequency by itself): never above 1
     """
@@ -37,9 +37,10 @@ class Contraction:
 
 @torch.no_grad()
 def contraction(layer: LayerTrace, *, sequences: int = 16) -> Contraction:
-    """Spectra with and without position, over the first ``sequences`` sequences (theory, section 5; float64).
+    """Spectra with and without position, over the first ``sequences`` of two tokens or more (theory, 5; float64).
 
-    Raises `InputError` where the encoding reads other tokens' content, or the matrices are over 1024 x 1024.
+    Raises `InputError` where the encoding reads other tokens' content, the matrices are over 1024 x 1024, or no
+    sequence has two tokens: one eigenvalue has no range.
     """
     encoding = layer.encoding
     if encoding.data_dependent or encoding.overrides("transform_logits"):
@@ -51,10 +52,14 @@ def contraction(layer: LayerTrace, *, sequences: int = 16) -> Contraction:
         raise InputError(f"positions: {len(layer.rows)} were traced; at most {LARGEST} can be looked at.")
     rotation = rotation_of(layer)
     bias = encoding.bias(layer.positions, layer.positions)
-    wide_q, wide_k = layer.q.double(), layer.k.double()
+    several = (layer.present.sum(1) > 1).nonzero().flatten().tolist()
+    if not several:
+        raise InputError("lengths: no sequence of two tokens or more was given; a spectrum needs one.")
+    repeats = layer.q.shape[1] // layer.k.shape[1]  # grouped queries: a key head serves several
+    wide_q, wide_k = layer.q.double(), layer.k.double().repeat_interleave(repeats, 1)
     turned_q, turned_k = layer.turn(wide_q, wide_k)
     found = []
-    for sequence in range(min(sequences, len(layer.q))):
+    for sequence in several[:sequences]:
         there = layer.present[sequence]
         q, k, tq, tk = (x[sequence][:, there] for x in (wide_q, wide_k, turned_q, turned_k))
         without = q @ k.mT * layer.scale

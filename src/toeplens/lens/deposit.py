@@ -19,8 +19,8 @@ LOST = 0.5
 SKILL = 0.05
 THRESHOLDS = (
     f"single-head: the largest drop is at least {PEAK:g} of the skill and the second at most {SECOND:g} of it; "
-    f"few-head: silencing max(2, a quarter) of the heads, most important first, costs at least {LOST:g} of the skill; "
-    f"distributed: only silencing more of them does; redundant: not even silencing the whole layer does; "
+    f"few-head: silencing some number of the heads, most important first, up to max(2, a quarter) of them, costs at "
+    f"least {LOST:g} of the skill; distributed: only a larger number does; redundant: no number does; "
     f"no-skill: accuracy less than {SKILL:g} over chance"
 )
 
@@ -52,9 +52,14 @@ class LayerDeposit:
 
 
 def deposit(ablation: HeadAblation) -> list[LayerDeposit]:
-    """The deposit of each layer; its kind needs the ablation's cumulative part, its shares the accuracy."""
+    """The deposit of each layer; its kind needs the ablation's cumulative part, its shares the accuracy.
+
+    Raises `InputError` for an ablation without one of them.
+    """
     if ablation.metric != "accuracy":
         raise InputError(f"ablation: metric {ablation.metric!r} was given; a deposit is a share of the 'accuracy'.")
+    if np.isnan(ablation.cumulative).any():
+        raise InputError("ablation: one without its cumulative part was given; a deposit's kind is read off that part.")
     return [
         _layer(drops, curve, ablation.baseline, ablation.chance)
         for drops, curve in zip(ablation.drops, ablation.cumulative, strict=True)

@@ -56,7 +56,10 @@ class FrequencyUse:
         return self.norms / self.norms.sum(-1, keepdim=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for NaN. Of the energies, what the largest dimension has."""
+        """Plain lists and numbers, for JSON; None for NaN.
+
+        ``norms`` are the norms' shares (`norm_shares`), ``massive`` is what the largest dimension has of the energies.
+        """
         named = {
             "frequencies": self.frequencies,
             "norms": self.norm_shares(),

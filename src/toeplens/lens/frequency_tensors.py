@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from toeplens.lens.frequency_layers import LayerUse, by_group, energy_shares, shares_by_group
 from toeplens.lens.moments import inner
+from toeplens.lens.pieces import where_present
 from toeplens.lens.placed import Placed, turned_pairs
 from toeplens.lens.shares import Shares
 from toeplens.lens.terms import Common, Fixed, Offsets, Whole
@@ -62,11 +63,11 @@ def tensors_use(
         some = slice(start, min(start + together, heads))
         sequences = max(1, _AT_ONCE // (length * width * together))
         wholes = _wholes(placed, some, present, sequences)
-        there = present[:, None, :, None]
+        own_q, own_k = (where_present(x.double(), present) for x in (q[:, some], k[:, own[some]]))
         found.append(
             (
                 *shares_by_group(wholes, placed.groups, 1 + placed.pairs, pairs),
-                *_norms_and_energies(placed, q[:, some].double() * there, k[:, own[some]].double() * there, pairs),
+                *_norms_and_energies(placed, own_q, own_k, pairs),
             )
         )
     shares, variance, norms, q_energy, k_energy = zip(*found, strict=True)
@@ -88,8 +89,9 @@ def _wholes(placed: Placed, heads: slice, present: Bool[Tensor, "B N"], at_once:
     for start in range(0, len(present), at_once):
         some = slice(start, start + at_once)
         there = present[some]
-        q = placed.q[some, heads] * there[:, None, :, None]
-        k = turned_pairs(placed.content[some][:, keys].double(), placed.groups, turns.conj()) * there[:, None, :, None]
+        q = where_present(placed.q[some, heads], there)
+        k = where_present(placed.content[some][:, keys].double(), there)
+        k = turned_pairs(k, placed.groups, turns.conj())
         if placed.window is None:
             yield Whole(q, k, fixed, there, placed.causal, there)
         else:

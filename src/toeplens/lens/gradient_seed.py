@@ -117,6 +117,8 @@ def seed_strength(
         bootstrap  resamples for the intervals; none with 0
         seed       of the resampling
     """
+    if not levels:
+        raise InputError(f"levels: none were given; {' or '.join(map(repr, LEVELS))} is needed.")
     for name in levels:
         choose("levels", name, LEVELS)
     kept = [part for batch in batches if len((part := _counted(batch))[0])]

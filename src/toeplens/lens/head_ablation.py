@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,9 @@ class HeadAblation:
 
     drops         [layers, heads] what is lost without the head, positive for harm: metric(intact) - metric(ablated)
                   for accuracy, metric(ablated) - metric(intact) for loss and kl
-    low, high     [layers, heads] paired bootstrap interval of the drops over the examples
+    low, high     [layers, heads] paired bootstrap interval of the drops over the examples, each head's for itself: of
+                  many heads some intervals miss 0 by chance. A head whose loss shows in none of the examples gets
+                  [0, 0], however few these are. nan without resamples
     baseline      the intact model's metric
     cumulative    [layers, heads + 1] metric with a layer's 0, 1, 2, ... heads ablated together, most important first;
                   nan where that was not run
@@ -56,11 +59,21 @@ class HeadAblation:
         """The inverse of `to_dict`; what is no such record raises `InputError`. Older ones have no method, no check."""
         try:
             arrays = {key: np.asarray(content[key], dtype=float) for key in _ARRAYS}
+            layers, heads = arrays["drops"].shape
+            shapes = dict.fromkeys(_ARRAYS, (layers, heads)) | {"cumulative": (layers, heads + 1)}
+            require_shapes(arrays, shapes)
             rest = {key: content[key] for key in ("baseline", "examples", "chance", "metric", "intervention")}
             method, check = content.get("method", "exact"), content.get("check")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"ablation: the record is damaged ({error}).") from None
         return cls(**arrays, **rest, method=method, check=None if check is None else EstimateCheck.from_dict(check))
+
+
+def require_shapes(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises `ValueError` with a sentence for the first array that has another shape."""
+    for name, shape in shapes.items():
+        if arrays[name].shape != shape:
+            raise ValueError(f"{name} of shape {list(arrays[name].shape)}, where {list(shape)} is needed")
 
 
 def plain_numbers(values: Float[np.ndarray, "..."]) -> Any:

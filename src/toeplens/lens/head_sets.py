@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from toeplens.ground import InputError, choose
-from toeplens.lens.head_ablation import plain_numbers
+from toeplens.lens.head_ablation import plain_numbers, require_shapes
 from toeplens.lens.interventions import Batch, Intervention, Replayable, counted_batches, replacements
 from toeplens.lens.outcomes import Metric, harm, outcomes
 
@@ -34,7 +34,7 @@ class HeadSets:
     sufficient  a set of heads that keeps the share ``keep`` of the skill without all others, as [layer, head]; none of
                 them can go. Its size is an upper bound on that of the smallest such set
     keep        that share of accuracy - chance
-    kept        accuracy with these heads alone
+    kept        accuracy with these heads alone, on the examples that chose them: on others it may be lower
     """
 
     baseline: float
@@ -58,6 +58,10 @@ class HeadSets:
         try:
             curves = {key: np.asarray(content[key], dtype=float) for key in _CURVES}
             heads = {key: [[int(layer), int(head)] for layer, head in content[key]] for key in ("order", "sufficient")}
+            points = len(heads["order"]) + 1
+            require_shapes(
+                curves, {"greedy": (points,), "importance": (points,), "random": (len(curves["random"]), points)}
+            )
             rest = {key: content[key] for key in ("baseline", "chance", "examples", "keep", "kept")}
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"head sets: the record is damaged ({error}).") from None

@@ -58,7 +58,7 @@ def predictor(autocorrelation: Float[np.ndarray, "M"], order: int) -> Prediction
     ``order`` roots: then many predictors are exact, and a lower order has one. Where r is not positive definite, the
     recursion may lose digits.
     """
-    values = _read(autocorrelation, order + 1, "order", order)
+    values = _read(autocorrelation, order + 1, order, "order", order)
     if np.linalg.matrix_rank(toeplitz(values[:order]), hermitian=True) < order:
         raise InputError(f"order: {order} was given; the values already have an exact predictor of a lower order.")
     coefficients = solve_toeplitz(values[:-1], values[1:])
@@ -80,7 +80,7 @@ def frequencies(autocorrelation: Float[np.ndarray, "M"], count: int) -> Float[np
     or frequencies so near to one another or to 0 that in double precision they have: rotary ones at base 10000 from
     four on.
     """
-    values = _read(autocorrelation, 2 * count + 1, "count", count)
+    values = _read(autocorrelation, 2 * count + 1, 2 * count, "count", count)
     try:
         found = predictor(values, 2 * count)
     except InputError:
@@ -101,7 +101,7 @@ def positions_from(autocorrelation: Float[np.ndarray, "M"], size: int, dims: int
         size             positions N; the matrix is dense, so at most 4096
         dims             dimensions d of a position, at most N
     """
-    values = _read(autocorrelation, size, "size", size)
+    values = _read(autocorrelation, size, size, "size", size)
     if not 1 <= dims <= size:
         raise InputError(f"dims: {dims} was given; 1 to {size} (the positions) are allowed.")
     gram = toeplitz(values)
@@ -112,11 +112,11 @@ def positions_from(autocorrelation: Float[np.ndarray, "M"], size: int, dims: int
     return Positions(vectors, error)
 
 
-def _read(autocorrelation: Float[np.ndarray, "M"], needed: int, field: str, given: int) -> np.ndarray:
-    """The first ``needed`` values in double precision, if they are there, finite, and few enough for a dense matrix."""
+def _read(autocorrelation: Float[np.ndarray, "M"], needed: int, rows: int, field: str, given: int) -> np.ndarray:
+    """The first ``needed`` values in double precision, if they are there and finite, for a dense matrix of ``rows``."""
     if given < 1:
         raise InputError(f"{field}: {given} was given; at least 1 is needed.")
-    if needed > _LARGEST + 1:
+    if rows > _LARGEST:
         raise InputError(f"{field}: {given} was given; a dense matrix of at most {_LARGEST} rows is allowed.")
     if needed > len(autocorrelation):
         raise InputError(f"{field}: {given} was given; it needs {needed} values, there are {len(autocorrelation)}.")

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from toeplens.ground import InputError
+from toeplens.lens.head_ablation import require_shapes
 from toeplens.lens.position_effect import listed
 
 _ARRAYS = ("ratio", "difference", "gamma")
@@ -41,6 +42,8 @@ class Margins:
         """The inverse of `to_dict`; what is no such record raises `InputError`."""
         try:
             arrays = {key: np.asarray(content[key], dtype=float) for key in _ARRAYS}
+            layers = len(content["leaders"])
+            require_shapes(arrays, {"ratio": (layers,), "difference": (layers,), "gamma": (max(0, layers - 1),)})
             leaders = tuple(None if head is None else int(head) for head in content["leaders"])
             leader = content["leader"]
             if leader is not None:
@@ -68,7 +71,7 @@ def margins(signal: Float[np.ndarray, "L H"]) -> Margins:
     missing = np.full((len(signal), 2), np.nan)
     best, second = np.concatenate((ranked, missing), axis=1)[:, :2].T
     ratio = np.divide(best, second, out=np.full_like(best, np.nan), where=second > 0)
-    there = np.isfinite(best)
+    there = best > 0
     leaders = tuple(int(order[layer, 0]) if there[layer] else None for layer in range(len(signal)))
     leader = None
     if there.any():

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
+from toeplens.lens.behaviour import counts_from
 from toeplens.lens.placed import KeySplit, Placed, placed_from
 from toeplens.lens.position_effect import listed
 from toeplens.lens.trace import AttentionTrace, Counted, LayerTrace
@@ -44,7 +45,7 @@ class PermutationScores:
 
     logits        scores of the logits
     weights       scores of the attention weights, their softmax
-    queries       how many queries were drawn
+    queries       how many queries were drawn; one number a layer for a trace (in older records one, the last layer's)
     permutations  how many permutations for each of them
     seed          of both
     layers        the layers of the first dimension; empty for tensors
@@ -53,7 +54,7 @@ class PermutationScores:
 
     logits: Scores
     weights: Scores
-    queries: int
+    queries: int | tuple[int, ...]
     permutations: int
     seed: int
     layers: tuple[int, ...] = ()
@@ -64,7 +65,7 @@ class PermutationScores:
         scores = {name: getattr(self, name) for name in ("logits", "weights")}
         return {
             **{name: {key: listed(getattr(of, key)) for key in _ARRAYS} for name, of in scores.items()},
-            "queries": self.queries,
+            "queries": list(self.queries) if isinstance(self.queries, tuple) else self.queries,
             "permutations": self.permutations,
             "seed": self.seed,
             "layers": list(self.layers),
@@ -79,9 +80,12 @@ class PermutationScores:
                 Scores(*(np.asarray(content[name][key], dtype=float) for key in _ARRAYS))
                 for name in ("logits", "weights")
             )
-            numbers = {name: int(content[name]) for name in ("queries", "permutations", "seed")}
+            if len({getattr(of, key).shape for of in (logits, weights) for key in _ARRAYS}) > 1:
+                raise ValueError("arrays of different shapes")
+            numbers = {name: int(content[name]) for name in ("permutations", "seed")}
             layers, splits = tuple(map(int, content["layers"])), tuple(map(str, content["splits"]))
-            return cls(logits, weights, **numbers, layers=layers, splits=splits)
+            queries = counts_from(content["queries"], len(layers))
+            return cls(logits, weights, queries, **numbers, layers=layers, splits=splits)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"permutation scores: the record is damaged ({error}).") from None
 
@@ -135,10 +139,10 @@ def permutation_scores(
         if count < 1:
             raise InputError(f"{name}: {count} was given; it must be at least 1.")
     options = (rotation, pairing, bias, k_position, causal, scale, lengths)
-    found, layers, splits, drawn = [], [], [], 0
+    found, layers, splits, drawn = [], [], [], []
     for layer, name, placed in placed_from(q, k, *options, split, counted, window):
         terms = _terms(placed, queries, permutations, seed)
-        drawn = len(terms)
+        drawn.append(len(terms))
         found.append([_scores(terms[:, which]) for which in range(2)])
         layers.append(layer)
         splits.append(name)
@@ -151,7 +155,8 @@ def permutation_scores(
         logits, weights = (Scores(*(getattr(one, key).reshape(shape) for key in _ARRAYS)) for one in found[0])
     if isinstance(q, Tensor):
         layers, splits = [], []
-    return PermutationScores(logits, weights, drawn, permutations, seed, tuple(layers), tuple(splits))
+    count = tuple(drawn) if isinstance(q, AttentionTrace) else drawn[0]
+    return PermutationScores(logits, weights, count, permutations, seed, tuple(layers), tuple(splits))
 
 
 def _terms(placed: Placed, queries: int, permutations: int, seed: int) -> Float[np.ndarray, "Q 2 4 H"]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from toeplens.lens.rotation import rotation_of
@@ -33,7 +33,7 @@ class Pieces:
         heads = layer.q.shape[1]
 
         def wide(x: Tensor, where: Tensor) -> Tensor:
-            x = x.double() * where[:, None, :, None]
+            x = where_present(x.double(), where)
             return x.repeat_interleave(heads // x.shape[1], 1)
 
         q_p, k_p = layer.part(p, key_p)
@@ -110,6 +110,11 @@ class Pieces:
     def profile(self) -> ToeplitzProfile:
         """The Toeplitz profile of the logits."""
         return _profile(self.layer, self.q, self.k)
+
+
+def where_present(x: Float[Tensor, "B H N d"], present: Bool[Tensor, "B N"]) -> Float[Tensor, "B H N d"]:
+    """0 elsewhere, whatever stands there: padding may hold NaN."""
+    return x.masked_fill(~present[:, None, :, None], 0)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ class PositionEffect:
         try:
             variance, total, share = (np.asarray(content[key], dtype=float) for key in _ARRAYS)
             exact, conditional = (tuple(map(bool, content[key])) for key in ("exact", "conditional"))
+            if not len(variance) == len(exact) == len(conditional) or not variance.shape == total.shape == share.shape:
+                raise ValueError("arrays of different shapes")
             return cls(variance, total, share, exact, conditional, int(content["sequences"]))
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"position effect: the record is damaged ({error}).") from None

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from toeplens.ground import InputError
+from toeplens.lens.head_ablation import require_shapes
 from toeplens.lens.position_effect import listed
 
 SMALLEST = 8  # the first batch size
@@ -25,7 +26,7 @@ class Strength:
     share     [*P] ||E g||^2 / E ||g||^2, the share of the energy that is the same in every example, by a U-statistic:
               unbiased up to O(1/n), so that it may fall below 0
     *_low, *_high  bootstrap intervals over the examples; NaN without resamples. That of the exponent is the exponent of
-              the share's interval, the share taken to be at least 0
+              the share's interval, the share taken to be at least 0; of an estimate below 0 the lower end is its own
 
     All are NaN where the vectors are 0 or undefined.
     """
@@ -61,7 +62,9 @@ class Strength:
     def from_dict(cls, content: Any) -> Strength:
         """The inverse of `to_dict`; what is no such record raises `InputError`."""
         try:
-            return cls(**{key: np.asarray(content[key], dtype=float) for key in _ARRAYS})
+            arrays = {key: np.asarray(content[key], dtype=float) for key in _ARRAYS}
+            require_shapes(arrays, dict.fromkeys(_ARRAYS[1:], arrays["strength"].shape[:-1]))
+            return cls(**arrays)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"strength: the record is damaged ({error}).") from None
 

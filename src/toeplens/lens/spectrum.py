@@ -31,18 +31,20 @@ def symbol(
     Arguments
         kernel  a_delta at delta = -(M-1), ..., M-1 in the last dimension (D = 2M - 1); for a matrix of M rows the sum
                 ends there, so that an infinite kernel is seen through a window of M
-        points  angles at which the symbol is wanted, evenly from 0 on; D unless given
+        points  angles at which the symbol is wanted, evenly from 0 on, 1 or more; D unless given
 
     Returns the angles phi in [-pi, pi) and the symbol at each; its imaginary part is 0 for a kernel with
     a_(-delta) = conj(a_delta).
     """
     size = kernel.shape[-1]
-    count = max(size, points or size)
+    count = size if points is None else points
+    if count < 1:
+        raise InputError(f"points: {points} was given; at least 1 angle is needed.")
     half = (size - 1) // 2
-    padded = np.zeros((*kernel.shape[:-1], count), dtype=np.complex128)
-    places = np.arange(-half, size - half) % count
-    padded[..., places] = kernel
-    values = np.fft.ifft(padded, axis=-1) * count  # the inverse transform has the sign e^(+i delta phi)
+    folded = np.zeros((*kernel.shape[:-1], count), dtype=np.complex128)
+    places = np.arange(-half, size - half) % count  # at these angles, offsets that differ by their number are one
+    np.add.at(np.moveaxis(folded, -1, 0), places, np.moveaxis(kernel, -1, 0))
+    values = np.fft.ifft(folded, axis=-1) * count  # the inverse transform has the sign e^(+i delta phi)
     angles = 2 * np.pi * np.fft.fftfreq(count)
     order = np.argsort(angles)
     return angles[order], values[..., order]
@@ -168,7 +170,7 @@ def szego(kernel: Kernel, sizes: Sequence[int], *, dense_up_to: int = 1024) -> S
         if size <= dense_up_to:
             eigenvalues = eigvalsh(_matrix(kernel, size))
             ends[index] = eigenvalues[0], eigenvalues[-1]
-            distribution[index] = np.abs(eigenvalues - np.sort(_at_even_angles(kernel, size))).max()
+            distribution[index] = np.abs(eigenvalues - np.sort(np.real(symbol(kernel, size)[1]))).max()
         else:
             ends[index] = extreme_eigenvalues(kernel, size)
     lowest, highest = ends.T
@@ -265,10 +267,3 @@ def _symbol_low(kernel: Kernel) -> float:
         options={"xatol": 1e-9 * step},
     )
     return min(float(found.fun), float(np.real(values).min()))
-
-
-def _at_even_angles(kernel: Kernel, size: int) -> np.ndarray:
-    """A real symbol at 2 pi k / ``size``: there, offsets that differ by ``size`` are one."""
-    folded = np.zeros(size, dtype=np.complex128)
-    np.add.at(folded, (np.arange(len(kernel)) - len(kernel) // 2) % size, kernel)
-    return np.real(np.fft.fft(folded))

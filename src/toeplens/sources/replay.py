@@ -16,6 +16,7 @@ from toeplens.model import Attention, Block, Context, Decoder
 # For each layer [1 or b, N, H, head_dim]; or each head's own output with its encoding off; or nothing.
 Replacement = list[Tensor] | Literal["position"] | None
 AT_ONCE = {"cpu": 2**19, "cuda": 2**28}  # numbers in the residual stream; on a CPU they then stay in the cache
+AT_ONCE_ELSEWHERE = 2**24  # on devices whose memory is not known
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def replay(
     """Class logits of V copies of a pass that go on from ``state``; see `DecoderSource.replay`."""
     gains = gains.to("cpu", state.heads.dtype)
     batch, length = state.inputs.shape[:2]
-    size = max(1, AT_ONCE[state.inputs.device.type] // (length * model.config.d_model))
+    size = max(1, AT_ONCE.get(state.inputs.device.type, AT_ONCE_ELSEWHERE) // (length * model.config.d_model))
     parts = []
     for start in range(0, batch, size):
         some = slice(start, min(start + size, batch))
@@ -88,7 +89,7 @@ class _Tree:
         sequences: int,
     ) -> None:
         self.model, self.bare, self.gains, self.replacement, self.first = model, bare, gains, replacement, first
-        self.keys = [[row.numpy().tobytes() for row in rows] for rows in gains]
+        self.keys = [[row.tobytes() for row in rows] for rows in gains.double().numpy()]  # numpy has no bfloat16
         self.batch, self.nodes = batch, max(1, sequences // batch)
         self.contexts = {1: context}
         self.logits: dict[int, Tensor] = {}

@@ -183,4 +183,5 @@ def _patterns(layer: LayerTrace, tokens: Tensor, heads: Float[Tensor, "B N H dv"
 def _at(shares: Behaviour, place: int) -> Behaviour:
     """One layer's shares, without the layers' dimension."""
     names = ("positional", "symbolic", "interaction", "variance", "flat")
-    return Behaviour(**{name: getattr(shares, name)[place] for name in names}, queries=shares.queries)
+    assert isinstance(shares.queries, tuple)
+    return Behaviour(**{name: getattr(shares, name)[place] for name in names}, queries=shares.queries[place])
