@@ -53,7 +53,7 @@ def train_run(
         from toeplens.model import scale_left_open
         from toeplens.studies import limits_for
         from toeplens.studies import reproduce as study
-        from toeplens.training import plan_execution, run_spec, train
+        from toeplens.training import plan_execution, run_spec, told, train
         from toeplens.training.run import WATCHED
 
     if spec is not None:
@@ -90,11 +90,14 @@ def train_run(
         run.model()  # weights that were deleted or cut since are refused, with how to go on
     if as_json:
         about_run = {"directory": str(run.directory), "status": run.status, **run.result}
-        console.print_json({**about_run, "metrics": run.metrics, "watched": run.watched})
+        history = [segment.to_dict() for segment in run.history]
+        console.print_json({**about_run, "metrics": run.metrics, "watched": run.watched, "history": history})
     else:
         accuracy = run.result.get("test_accuracy")  # None where no example counted
         reached = "" if accuracy is None else f", test accuracy {accuracy:.4f} (chance {wanted.chance:.4f})"
         console.say(f"{run.status}{reached}\nrun: {run.directory}")
+        if len(run.history) > 1:
+            console.say(f"carried out on more than one set-up: {told(run.history)}; elsewhere it may end otherwise")
         if run.watched:
             console.say(f"watched: {len(run.watched)} moments, in {run.directory / WATCHED}")
         elif watch and run.result:

@@ -136,9 +136,8 @@ def train(
     """
     directory = Path(out) / spec.name
     with store.entered(directory, spec):
-        finished = Run.open(directory)
-        if finished.status != "stopped":
-            return finished
+        if (directory / store.RESULT).exists():  # until then the checkpoint has all that the other files say
+            return Run.open(directory)
         execution = plan_execution(device, compile, spec.precision)
         devices = [execution.device] if execution.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):

@@ -66,11 +66,17 @@ class Run:
         except InputError as error:
             raise InputError(f"run: {directory / SPEC} holds no valid spec ({str(error).rstrip('.')}).") from None
         result = {}
-        if (directory / RESULT).exists():
-            result = read_json(directory / RESULT)
-            checked(Result, result, directory / RESULT)
-        metrics = read_rows(directory / METRICS)
-        checked(list[Epoch], metrics, directory / METRICS)
+        try:
+            if (directory / RESULT).exists():
+                result = read_json(directory / RESULT)
+                checked(Result, result, directory / RESULT)
+            metrics = read_rows(directory / METRICS)
+            checked(list[Epoch], metrics, directory / METRICS)
+            if result and (not metrics or metrics[-1]["step"] != result["steps"]):
+                raise InputError(f"{directory / METRICS} is damaged: it does not tell all epochs.")
+        except InputError as error:
+            again = f"delete {directory / RESULT} and train with the same spec and directory to make them again"
+            raise InputError(f"{str(error).rstrip('.')}; {again}.") from None
         return cls(directory, spec, result.get("status", "stopped"), metrics, result)
 
     @property
@@ -164,7 +170,11 @@ def entered(directory: Path, spec: RunSpec, until: Callable[[], bool] | None = N
 def _is_the_runs(directory: Path, spec: RunSpec) -> bool:
     """Whether the run is there; False in an empty directory, and refused in any other."""
     if (directory / SPEC).exists():
-        if read_json(directory / SPEC) != spec.model_dump(mode="json"):
+        try:
+            had = read_json(directory / SPEC)
+        except InputError as error:
+            raise InputError(f"{str(error).rstrip('.')}; delete {directory} to start this run over.") from None
+        if had != spec.model_dump(mode="json"):
             raise InputError(f"run: {directory} holds another run; give another directory.")
         return True
     if any(child.name != LOCK and not is_leftover(child) for child in directory.iterdir()):

@@ -1,0 +1,79 @@
+"""A file of a run that is missing, cut short or empty: the run ends the same, or says in one sentence what to do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.training.test_history import After, tiny
+
+from toeplens.ground import InputError
+from toeplens.training import Run, train
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+SAME, REFUSED = "same", "refused"
+# what becomes of a run that goes on with such a file: (missing, cut short, empty)
+FINISHED = {
+    "environment.json": (SAME, SAME, SAME),
+    "metrics.jsonl": (REFUSED, REFUSED, REFUSED),
+    "model.safetensors": (REFUSED, REFUSED, REFUSED),
+    "result.json": (SAME, REFUSED, REFUSED),
+    "spec.json": (REFUSED, REFUSED, REFUSED),
+}
+STOPPED = {
+    "checkpoint.pt": (SAME, REFUSED, REFUSED),
+    "environment.json": (SAME, SAME, SAME),
+    "metrics.jsonl": (SAME, SAME, SAME),
+    "progress.json": (SAME, SAME, SAME),
+    "spec.json": (REFUSED, REFUSED, REFUSED),
+}
+CASES = [
+    (state, name, how, becomes)
+    for state, table in (("finished", FINISHED), ("stopped", STOPPED))
+    for name, row in table.items()
+    for how, becomes in zip(("missing", "short", "empty"), row, strict=True)
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    out = tmp_path_factory.mktemp("runs")
+    stopped = train(tiny(), out / "stopped", should_stop=After(6))
+    return {"finished": train(tiny(), out / "finished"), "stopped": stopped}
+
+
+def outcome(run: Run) -> tuple[object, ...]:
+    losses = [(row["train_loss"], row["test_loss"]) for row in run.metrics]
+    return run.status, losses, (run.directory / "model.safetensors").read_bytes()
+
+
+def test_every_file_is_tried(runs: dict[str, Run]):
+    for state, table in (("finished", FINISHED), ("stopped", STOPPED)):
+        assert {path.name for path in runs[state].directory.iterdir()} == {*table, ".lock"}
+
+
+@pytest.mark.parametrize(("state", "name", "how", "becomes"), CASES)
+def test_a_file_that_a_power_cut_took(
+    runs: dict[str, Run], tmp_path: Path, state: str, name: str, how: str, becomes: str
+):
+    directory = tmp_path / runs[state].directory.name
+    shutil.copytree(runs[state].directory, directory)
+    content = (directory / name).read_bytes()
+    if how == "missing":
+        (directory / name).unlink()
+    else:
+        (directory / name).write_bytes(content[: len(content) // 2] if how == "short" else b"")
+    if becomes == SAME:
+        run = train(tiny(), tmp_path)
+    else:
+        with pytest.raises(InputError, match=r"; (delete|give) ") as refused:
+            train(tiny(), tmp_path).model()
+        assert "\n" not in str(refused.value)
+        shutil.rmtree(directory) if name == "spec.json" else None
+        for each in ("result.json", "checkpoint.pt"):  # as the sentence says
+            if each in str(refused.value):
+                (directory / each).unlink()
+        run = train(tiny(), tmp_path)
+    run.model()
+    assert outcome(run) == outcome(runs["finished"])
