@@ -92,6 +92,16 @@ def test_every_model_has_its_line(page: Text) -> None:
     assert lines["NoPE", "43"][4:9] == ["diverged", "1,000", "–", "–", "2"], "no accuracy is claimed for it"
 
 
+def test_a_study_of_several_set_ups_says_so(state: Reproduction, grid: Grid, page: Text) -> None:
+    words = "The 3 runs were carried out on 2 set-ups: <one>; another."
+    for shown in (
+        render(replace(state, environment=ENVIRONMENT | {"setups": words})),
+        render_grid(replace(grid, environment=ENVIRONMENT | {"setups": words})),
+    ):
+        assert words in Text(without_plotly(shown)).text
+    assert "set-ups" not in page.text
+
+
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 

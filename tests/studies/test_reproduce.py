@@ -510,6 +510,25 @@ def test_seeds_can_be_raised_later(copy: Path, here: Here):
     assert gather(copy).total == 2 * CELLS
 
 
+def test_the_set_ups_are_the_runs_own(copy: Path):
+    """The process that gathers may have other threads than those that trained, and another machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    assert gather(copy).environment["threads"] == before
+    torch.set_num_threads(before)
+    path = next((copy / "runs").iterdir()) / "environment.json"
+    content = read_json(path)
+    content["history"][0]["setup"] |= {"device": "cuda", "gpu": "a GPU", "precision": "bfloat16"}
+    path.write_text(json.dumps(content))
+    state = gather(copy)
+    assert f"The {CELLS} runs were carried out on 2 set-ups" in state.environment["setups"]
+    assert "cuda (a GPU), bfloat16" in state.environment["setups"]
+    assert read_json(copy / "results.json")["environment"] == state.environment
+    path.write_text(json.dumps(content | {"execution": 3}))
+    with pytest.raises(InputError, match=r"environment.json is damaged: execution"):
+        gather(copy)
+
+
 def test_one_protocol_can_be_asked_for_alone(copy: Path, here: Here):
     state = reproduce(copy, scale="smoke", protocols=[RELEASED])
     assert (state.finished, state.total) == (CELLS // 2, CELLS // 2)

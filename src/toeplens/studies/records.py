@@ -47,6 +47,12 @@ class Theorised(BaseModel):
 KINDS: dict[str, type[BaseModel]] = {"reproduce": Reproduced, "grid": Gridded, "theory": Theorised}
 
 
+class Executed(BaseModel):
+    """environment.json of a run, as far as a study tells it; its history is `toeplens.training.history`'s."""
+
+    execution: Text | None = None
+
+
 class _Key(BaseModel):
     protocol: Protocol
     task: Text

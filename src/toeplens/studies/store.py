@@ -13,12 +13,13 @@ from toeplens.engine import Asked, Job, Limits, check_watched, read_ablation, re
 from toeplens.ground import InputError, read_json, rounded, write_json
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.locks import LOCK, Busy, locked
-from toeplens.ground.reading import checked
+from toeplens.ground.reading import checked, read_record
 from toeplens.lens import HeadAblation
 from toeplens.model import Decoder
-from toeplens.studies.records import KINDS
+from toeplens.studies.records import KINDS, Executed
 from toeplens.studies.results import CellResult, Key
-from toeplens.training import Run, environment
+from toeplens.studies.setups import carried_out
+from toeplens.training import Run, Segment, environment
 from toeplens.training.run import ENVIRONMENT, WATCHED
 
 STUDY, RESULTS, CLAIMS_FILE, RUNS = "study.json", "results.json", "claims.json", "runs"
@@ -116,24 +117,26 @@ def about(content: dict[str, Any]) -> dict[str, Any]:
 class Gathered:
     """What of a grid is there.
 
-    cells      those that are trained and measured, or have diverged
-    share      share of all training steps that is done
-    execution  how the last of them was computed; None where none says
+    cells  those that are trained and measured, or have diverged
+    share  share of all training steps that is done
+    runs   what their runs were carried out on: how the last of them was computed (``execution``), and what
+           `carried_out` says
     """
 
     cells: list[CellResult]
     share: float
-    execution: str | None
+    runs: dict[str, Any]
 
     def told(self, environment: dict[str, Any]) -> dict[str, Any]:
-        """What the study was carried out with, and how its runs were computed."""
-        return environment if self.execution is None else {**environment, "execution": self.execution}
+        """What the study was carried out with, and its runs."""
+        return {**environment, **self.runs}
 
 
 def gather_cells(directory: Path, cells: Sequence[Cell]) -> Gathered:
     """Read what is finished of a grid's cells in a study's directory."""
     found: list[CellResult] = []
-    execution = None
+    runs: dict[str, Any] = {}
+    histories: list[list[Segment]] = []
     done = total = 0
     for cell in cells:
         total += cell.job.spec.total_steps
@@ -147,10 +150,11 @@ def gather_cells(directory: Path, cells: Sequence[Cell]) -> Gathered:
         measured = ablation is not None and len(measures) == len(cell.job.measures)
         done += run.step if run.status == "stopped" else cell.job.spec.total_steps
         if run.status == "diverged" or (run.status == "complete" and measured):
+            histories.append(run.history)
             if (run_directory / ENVIRONMENT).exists():
-                execution = read_json(run_directory / ENVIRONMENT).get("execution")
+                runs["execution"] = read_record(run_directory / ENVIRONMENT, Executed).execution
             found.append(_result(cell, run, ablation, measures))
-    return Gathered(found, done / total, execution)
+    return Gathered(found, done / total, runs | carried_out(histories))
 
 
 def _result(cell: Cell, run: Run, ablation: HeadAblation | None, measures: dict[str, Any]) -> CellResult:
