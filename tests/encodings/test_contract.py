@@ -13,6 +13,7 @@ from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import OffsetBias, PositionalEncoding, Rotary, offsets_between, registry
+from toeplens.encodings.conformance import Specimen
 from toeplens.encodings.nope import NoPE
 from toeplens.encodings.rotary import turn
 from toeplens.ground import InputError
@@ -127,6 +128,30 @@ def test_a_size_of_zero_is_refused_by_name(name: str, options: dict, size: str) 
     with pytest.raises(InputError, match=rf"^({size}|rotary_pct|heads): .*\.$") as caught:
         build(name, options, **{size: 0})
     assert "\n" not in str(caught.value)
+
+
+TABLES = {
+    *("learned", "random-fixed", "t5", "relative-table", "tupe", "shaw", "deberta", "relative-projection", "urpe"),
+    "clex",
+}  # what looks a row up for a position, a distance, or a length
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", encodings.names())
+def test_real_positions_are_taken_or_refused_in_a_sentence(name: str) -> None:
+    torch.manual_seed(0)
+    specimen = Specimen(lambda: build(name, {}))
+    x, p = specimen.content(2, 7), specimen.positions(7)
+    for fused in (True, False):
+        if name in TABLES:
+            with pytest.raises(
+                InputError, match=r"^positions: numbers of type torch.float64 were given; \w+ takes .*\.$"
+            ):
+                specimen.attend(x, p.double(), fused=fused)
+        else:
+            whole, real = (specimen.attend(x, places, fused=fused) for places in (p, p.double()))
+            assert torch.allclose(real, whole, rtol=0, atol=1e-12)
+            assert specimen.attend(x, p.double() + 0.25, fused=fused).isfinite().all()
 
 
 def test_an_encoding_states_its_published_scale() -> None:

@@ -231,6 +231,8 @@ class PositionalEncoding(nn.Module):
 
     def check_positions(self, positions: Positions) -> None:
         """Refuse positions that a table of ``max_len`` rows does not hold."""
+        if self.bounded:
+            require_whole(type(self).__name__, positions)
         if not self.bounded or torch.compiler.is_compiling() or positions.numel() == 0:
             return
         low, high = int(positions.min()), int(positions.max())
@@ -263,6 +265,14 @@ class PositionalEncoding(nn.Module):
 def offsets_between(q_positions: Positions, k_positions: Positions) -> Int[Tensor, "*B Nq Nk"]:
     """Signed offsets i - j, query minus key: [Nq, Nk], or [B, Nq, Nk] where either has a row a sequence."""
     return q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)
+
+
+def require_whole(who: str, positions: Tensor) -> None:
+    """Refuse positions, or offsets, that are no integers. Looks at their dtype alone, which costs nothing."""
+    if positions.is_floating_point():
+        raise InputError(
+            f"positions: numbers of type {positions.dtype} were given; {who} takes whole positions, as integers."
+        )
 
 
 def require_even(field: str, value: int, why: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from toeplens.encodings.base import PositionalEncoding, Positions, offsets_between
+from toeplens.encodings.base import PositionalEncoding, Positions, offsets_between, require_whole
 from toeplens.ground import InputError, choose
 
 
@@ -25,7 +25,12 @@ class OffsetBias(PositionalEncoding):
 
     def _kernel_at(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         """The kernel, evaluated once for each different offset where looking at them costs nothing."""
-        if offsets.device.type != "cpu" or torch.compiler.is_compiling() or offsets.numel() == 0:
+        if (
+            offsets.is_floating_point()
+            or offsets.device.type != "cpu"
+            or torch.compiler.is_compiling()
+            or offsets.numel() == 0
+        ):
             return self.kernel(offsets)
         low, high = int(offsets.min()), int(offsets.max())
         if 2 * (high - low + 1) > offsets.numel():
@@ -129,6 +134,7 @@ class T5(OffsetBias):
 
     def buckets(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
         """The bucket of each offset i - j."""
+        require_whole("T5", offsets)
         count = self.num_buckets
         start = torch.zeros_like(offsets)
         if self.bidirectional:
@@ -170,6 +176,7 @@ class RelativeTable(OffsetBias):
         nn.init.normal_(self.weight, std=self.init_std)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
+        require_whole("RelativeTable", offsets)
         edge = self.max_len - 1
         return nn.functional.embedding(offsets.clamp(-edge, edge) + edge, self.weight).transpose(0, 1)
 

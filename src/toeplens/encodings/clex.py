@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings.base import Positions, require_even
+from toeplens.encodings.base import Positions, require_even, require_whole
 from toeplens.encodings.rotary import Pairing, Rotary, rotary_frequencies
 from toeplens.encodings.scaled import TURNED
 from toeplens.encodings.scaling import length_of
@@ -102,6 +102,7 @@ class CLEX(Rotary):
         return tokens + (drawn - torch.arange(length, device=tokens.device))
 
     def frequencies_at(self, k_positions: Positions) -> Float[Tensor, "*B 1 n"]:
+        require_whole("CLEX", k_positions)
         scale = ((length_of(k_positions) + self.trained_on - 1) // self.trained_on).clamp(max=self.max_factor)
         look = scale.device.type == "cpu" and not torch.compiler.is_compiling() and scale.numel() > 0
         table = self.by_scale(int(scale.max()) if look else self.max_factor)

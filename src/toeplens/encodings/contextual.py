@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings.base import PositionalEncoding, Positions, offsets_between, require_number
+from toeplens.encodings.base import PositionalEncoding, Positions, offsets_between, require_number, require_whole
 from toeplens.encodings.precision import linear, widened
 from toeplens.encodings.relative import at_each
 from toeplens.encodings.seen import Seen
@@ -120,6 +120,7 @@ class RelativeProjection(PositionalEncoding):
     def bias(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> Float[Tensor, "B H Nq Nk"]:
         mixed = seen.own_notes()
         offsets = offsets_between(q_positions, k_positions)
+        require_whole("RelativeProjection", offsets)
         curves = F.pad(mixed @ self.bank.to(mixed.dtype), (1, 1))  # a column of zeros at either end
         return at_each(curves, offsets.clamp(-1, self.max_distance) + 1)
 

@@ -10,7 +10,14 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings.base import PositionalEncoding, Positions, offsets_between, require_even, require_number
+from toeplens.encodings.base import (
+    PositionalEncoding,
+    Positions,
+    offsets_between,
+    require_even,
+    require_number,
+    require_whole,
+)
 from toeplens.encodings.precision import widened
 from toeplens.encodings.rotary import rotary_frequencies
 from toeplens.encodings.seen import Seen
@@ -71,6 +78,7 @@ class Shaw(PositionalEncoding):
 
     def index(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
         """The row of each offset i - j."""
+        require_whole("Shaw", offsets)
         return (-offsets).clamp(-self.max_distance, self.max_distance) + self.max_distance
 
     def transform_logits(
@@ -234,6 +242,7 @@ class DeBERTa(PositionalEncoding):
 
     def index(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
         """The row of each offset."""
+        require_whole("DeBERTa", offsets)
         if self.position_buckets is not None:
             middle = self.position_buckets // 2
             distance = offsets.abs().clamp(min=middle).to(torch.float64)
