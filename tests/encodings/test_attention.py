@@ -164,3 +164,20 @@ def test_a_query_that_sees_no_key_has_weights_and_an_output_of_zero(name: str) -
     assert weights.isfinite().all()
     for fused in (True, False):
         assert not attend(v=values(), mask=mask, fused=fused, **given)[1, :, :3].any()
+
+
+def test_the_fused_alibi_is_as_exact_far_out_as_near() -> None:
+    """Its factors are places relative to the first query: a million times a slope leaves float32 no hundredth."""
+    encoding, p = encodings.build("alibi", **SIZES), torch.arange(20) + 1_048_000
+    q, k, v = torch.randn(3, B, 3, 20, 8, generator=torch.Generator().manual_seed(4)).unbind(0)
+    common = {"encoding": encoding, "q_positions": p, "k_positions": p, "scale": 0.35}
+    exact = attend(q.double(), k.double(), v.double(), fused=False, **common)
+    assert torch.allclose(attend(q, k, v, **common).double(), exact, rtol=0, atol=1e-5)
+
+
+def test_the_fused_alibi_penalises_keys_out_of_their_order_by_their_distance() -> None:
+    """A key that comes before the query and stands behind it is as far as |i - j|, which no product of places is."""
+    encoding, p = encodings.build("alibi", **SIZES), torch.tensor([5, 0, 9, 2, 7, 1])
+    q, k, v = torch.randn(3, B, 3, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(4)).unbind(0)
+    common = {"encoding": encoding, "q_positions": p, "k_positions": p, "scale": 0.35}
+    assert torch.allclose(attend(q, k, v, **common), attend(q, k, v, fused=False, **common), rtol=0, atol=1e-12)

@@ -198,6 +198,16 @@ def test_fire_starts_as_published_and_gives_the_first_key_one_bias_beyond_the_th
     assert float((near[:, 0] - near[:, 2]).abs().max()) > 1e-3
 
 
+def test_fire_starts_from_the_c_that_is_given_in_every_layer() -> None:
+    encoding = encodings.build("fire", **SIZES, c=0.3, threshold=20.0).requires_grad_(False)
+    for layer in (0, 1):
+        own = encoding.for_layer(layer)
+        assert float(own.c) == pytest.approx(0.3)
+        at_20, at_30 = own.bias(torch.tensor([20, 30]), torch.tensor([20, 30])).diagonal(dim1=1, dim2=2).T
+        agree(at_20, at_30, 1e-6)  # psi(0) is 0
+        agree(own.bias(torch.tensor([20]), torch.tensor([15])), by_loops(fire(own, 20.0), [20], [15]), 1e-6)
+
+
 @pytest.mark.parametrize("num_heads", [4, 6, 8, 12])
 def test_alibi_is_mpts(num_heads: int) -> None:
     """MPT adds m_h (j - (N - 1)), which a softmax over keys cannot tell from -m_h (i - j)."""
