@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
 from toeplens.lens.placed import KeySplit, Placed, placed_from
@@ -90,7 +91,7 @@ def behaviour(
     q: Float[Tensor, "*_B _N _d"] | AttentionTrace | LayerTrace,
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
     *,
-    rotation: Float[Tensor, "*_H _n"] | None = None,
+    rotation: Float[Tensor, "*_H _n"] | PositionalEncoding | None = None,
     pairing: Pairing = "interleaved",
     bias: Float[Tensor, "*_H2 _D"] | None = None,
     k_position: Float[Tensor, "*_B3 _N _d"] | None = None,
@@ -109,7 +110,9 @@ def behaviour(
     Arguments
         q           [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace`, or one layer of it
         k           [..., G, N, d] keys; head h reads key head h // (H / G). Or [N, d]
-        rotation    [n] or [H, n] frequencies, radians a position, of the first 2 n dimensions; the others stay
+        rotation    [n] or [H, n] frequencies, radians a position, of the first 2 n dimensions; the others stay. Or an
+                    encoding of H heads of d dimensions, whose rotation, pairing and bias are taken (not its scale, and
+                    what it adds at the input is in q and k already)
         pairing     which dimensions make a pair: ``interleaved`` 2t and 2t + 1, ``half`` t and t + n
         bias        [D] or [H, D] by offset, for the offsets 0 .. N-1 if causal, else -(N-1) .. N-1
         k_position  [..., N, d] the part of k that belongs to the place, of a shape that broadcasts to k's: it stays

@@ -14,11 +14,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
 from toeplens.lens.frequency_layers import LayerUse, layer_use
 from toeplens.lens.frequency_tensors import tensors_use
-from toeplens.lens.placed import placed_from
+from toeplens.lens.placed import placed_from, rates_of
 from toeplens.lens.position_effect import listed
 from toeplens.lens.shares import Shares
 from toeplens.lens.trace import AttentionTrace, Counted
@@ -97,7 +98,7 @@ def frequency_use(
     q: Float[Tensor, "*_B _N _d"] | AttentionTrace,
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
     *,
-    rotation: Float[Tensor, "*_H _n"] | None = None,
+    rotation: Float[Tensor, "*_H _n"] | PositionalEncoding | None = None,
     pairing: Pairing = "interleaved",
     bias: Float[Tensor, "*_H2 _D"] | None = None,
     causal: bool = True,
@@ -132,7 +133,7 @@ def frequency_use(
     assert k is not None
     plain = q.ndim == 2
     queries, keys = (q[None], k[None]) if plain else (q, k)
-    one = tensors_use(placed, queries, keys, rotation)
+    one = tensors_use(placed, queries, keys, rates_of(rotation, q.shape[-2]))
     return _use((), [one], lambda found: found[0][0] if plain else found[0])
 
 

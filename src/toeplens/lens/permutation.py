@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
 from toeplens.lens.behaviour import counts_from
@@ -95,7 +96,7 @@ def permutation_scores(
     q: Float[Tensor, "*_B _N _d"] | AttentionTrace | LayerTrace,
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
     *,
-    rotation: Float[Tensor, "*_H _n"] | None = None,
+    rotation: Float[Tensor, "*_H _n"] | PositionalEncoding | None = None,
     pairing: Pairing = "interleaved",
     bias: Float[Tensor, "*_H2 _D"] | None = None,
     k_position: Float[Tensor, "*_B3 _N _d"] | None = None,

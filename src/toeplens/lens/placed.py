@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
+from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.rotary import Pairing, Rotary
 from toeplens.ground import InputError, choose
 from toeplens.lens.pieces import bias_by_offset
@@ -104,7 +106,7 @@ class Placed:
 def placed_from(
     q: Tensor | AttentionTrace | LayerTrace,
     k: Tensor | None,
-    rotation: Tensor | None,
+    rotation: Tensor | PositionalEncoding | None,
     pairing: Pairing,
     bias: Tensor | None,
     k_position: Tensor | None,
@@ -126,8 +128,54 @@ def placed_from(
         raise InputError(f"counted: {counted!r} was given; of tensors all queries count.")
     elif k is None:
         raise InputError("k: it was not given; queries need keys.")
+    elif isinstance(rotation, PositionalEncoding):
+        if bias is not None:
+            raise InputError("bias: it was given beside an encoding; an encoding has its own.")
+        bare = _tensors(q, k, None, pairing, None, k_position, causal, 1.0, lengths, window)
+        yield -1, "none", _encoded(bare, rotation, pairing, scale)
     else:
         yield -1, "none", _tensors(q, k, rotation, pairing, bias, k_position, causal, scale, lengths, window)
+
+
+def rates_of(rotation: Tensor | PositionalEncoding | None, length: int) -> Float[Tensor, "*_H _n"] | None:
+    """The frequencies of what is given for a rotation, of sequences of this length; None if nothing is turned."""
+    if isinstance(rotation, Rotary):
+        return rotation.frequencies_at(torch.arange(length, device=rotation.frequencies.device))
+    return None if isinstance(rotation, PositionalEncoding) else rotation
+
+
+def _encoded(bare: Placed, encoding: PositionalEncoding, pairing: Pairing, scale: float) -> Placed:
+    """Queries and keys that nothing turns yet, with an encoding's rotation and bias, looked at as a layer's."""
+    heads, length, width = bare.q.shape[1:]
+    if (encoding.num_heads, encoding.head_dim) != (heads, width):
+        raise InputError(
+            f"rotation: an encoding of {encoding.num_heads} heads of {encoding.head_dim} dimensions was given; q has "
+            f"{heads} of {width}."
+        )
+    if pairing != get_args(Pairing)[0] and isinstance(encoding, Rotary) and pairing != encoding.pairing:
+        raise InputError(f"pairing: {pairing!r} was given beside an encoding whose pairs are {encoding.pairing!r}.")
+    own = copy.deepcopy(encoding).to(bare.q.device).double()
+    rows = torch.arange(length, device=bare.q.device)
+    keys = bare.content.double() if bare.places is None else bare.content.double() + bare.places
+    inputs = keys.new_zeros(len(keys), length, 1)
+    layer = LayerTrace(
+        layer=-1,
+        inputs=inputs,
+        key_inputs=inputs,
+        vectors=None,
+        q=bare.q,
+        k=keys,
+        v=keys,
+        encoding=own,
+        positions=own.place(rows),
+        rows=rows,
+        scale=scale,
+        causal=bare.causal,
+        lengths=bare.ends,
+        part=lambda q, k: (q, k),
+    )
+    part = None if bare.places is None else bare.places.expand_as(keys)
+    return replace(_placed(layer, part, "all"), asked=None, window=bare.window)
 
 
 def _tensors(
@@ -251,7 +299,7 @@ def _placed(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: C
             "positions) and vectors at the input."
         )
     assert rotation is not None
-    q = layer.turn(layer.q.double(), layer.k.double())[0] * layer.scale
+    q = layer.turn(layer.q.double(), layer.q.double())[0] * layer.scale
     lengths = layer.kept_lengths
     ends = torch.full((len(q),), q.shape[2], device=q.device) if lengths is None else lengths
     content = layer.k if part is None else layer.k.double() - part.double()
