@@ -143,7 +143,7 @@ def train(
         with torch.random.fork_rng(devices=devices):
             session = _Session(spec, directory, execution, watcher)
             if on_progress is not None:
-                on_progress(session.step, spec.total_steps, None)
+                on_progress(session.step, spec.total_steps, session.rows[-1] if session.rows else None)
             status = session.fit(checkpoint_seconds, deadline, should_stop or (lambda: False), on_progress)
         if status != "stopped":
             session.finish(status)
