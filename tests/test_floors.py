@@ -163,3 +163,32 @@ def test_everything_public_is_explained(name: str):
     public = {entry: getattr(package, entry) for entry in package.__all__}
     code = {entry: value for entry, value in public.items() if inspect.isclass(value) or inspect.isfunction(value)}
     assert [entry for entry, value in code.items() if not explained(value)] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_text_files_are_utf8_by_name(path: Path):
+    """Not in the encoding of the locale that a machine happens to have."""
+    unnamed = [
+        node.lineno
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call)
+        and _opens_text(node)
+        and not any(keyword.arg == "encoding" for keyword in node.keywords)
+    ]
+    assert unnamed == []
+
+
+def _opens_text(call: ast.Call) -> bool:
+    """Whether a call opens, reads or writes a file as text; reading and opening of our own are told by their place."""
+    name = ast.unparse(call.func)
+    if name.endswith((".read_text", ".write_text")):
+        return name.split(".")[0] not in {"auditing", "files"}
+    modes = [each.value for each in (*call.args, *(k.value for k in call.keywords)) if isinstance(each, ast.Constant)]
+    opens = name == "open" or (name.endswith(".open") and name not in {"os.open", "Run.open", "training.Run.open"})
+    return opens and not any(isinstance(mode, str) and "b" in mode for mode in modes)
+
+
+def test_the_reader_of_open_files_sees_all_kinds():
+    code = ("open(a)", "b.open('w')", "c.read_text()", "d.write_text(x)", "open(e, 'rb')", "Run.open(f)", "g(h)")
+    calls = [ast.parse(line, mode="eval").body for line in code]
+    assert [isinstance(call, ast.Call) and _opens_text(call) for call in calls] == [True] * 4 + [False] * 3

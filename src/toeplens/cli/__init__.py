@@ -6,6 +6,8 @@ called, within `toeplens.start.starting`.
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from typing import Annotated, Any
 
@@ -18,6 +20,8 @@ from toeplens.ground import EnvironmentFailure, ToeplensError
 from toeplens.ground.stops import EXIT_CODE, STOPPED, interrupted_by_signals
 
 __all__ = ["app", "main"]
+
+_NARROWEST, _DIGITS = 20, 4  # columns of a terminal, and how many digits that number has at most
 
 
 class _Stopped(Exception):
@@ -79,6 +83,7 @@ def _main(
 
 def main() -> None:
     """Run the command line; errors are one line, exit code 2 for bad input and 3 for the machine's failures."""
+    _make_printable()
     try:
         with interrupted_by_signals(_say_stopped):
             code = app(standalone_mode=False)
@@ -102,6 +107,16 @@ def main() -> None:
         _fail(f"{error.filename or 'standard output'}: {(error.strerror or str(error)).lower()}.", 3)
     except MemoryError:
         _fail(str(EnvironmentFailure("the machine's memory is used up; lower --workers or the sizes.")), 3)
+
+
+def _make_printable() -> None:
+    """What the terminal's encoding lacks is escaped; a width in which nothing could be printed is not taken over."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and (len(columns) > _DIGITS or int(columns) < _NARROWEST):
+        del os.environ["COLUMNS"]
 
 
 def _fail(message: str, code: int) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toeplens.cli.options import Json, changed
+from toeplens.cli.options import Json, changed, path
 from toeplens.ground import InputError, choose
 from toeplens.ground.places import free
 from toeplens.start import starting
@@ -40,7 +40,9 @@ def list_encodings(as_json: Json = False) -> None:
 
 
 def card(
-    out: Annotated[Path, typer.Option(help="The page to write; for all encodings, the directory of their pages.")],
+    out: Annotated[
+        Path, typer.Option(help="The page to write; for all encodings, the directory of their pages.", parser=path)
+    ],
     name: Annotated[str | None, typer.Argument(help="See 'toeplens encodings'; all of them unless given.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change an option of the encoding, e.g. --set base=500.")

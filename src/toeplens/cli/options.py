@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,10 +12,27 @@ import typer
 
 from toeplens.ground import InputError, choose, shown
 
+_LONGEST_PATH, _LONGEST_NAME = 4095, 255  # bytes, as Linux has them
+
+
+def path(text: str) -> Path:
+    """A path as it was typed; the name is the one that ``--help`` shows."""
+    if not text:
+        raise typer.BadParameter("it is empty; '.' is the current directory.")
+    length = len(os.fsencode(text))
+    if length > _LONGEST_PATH or any(len(os.fsencode(part)) > _LONGEST_NAME for part in Path(text).parts):
+        raise typer.BadParameter(f"a path of {length} bytes, or a name in it, is longer than the system allows.")
+    return Path(text)
+
+
+Run = Annotated[Path, typer.Argument(help="A finished run's directory.", parser=path)]
+Study = Annotated[Path, typer.Argument(help="A study's directory.", parser=path)]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON on standard output.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Compile = Annotated[str, typer.Option(help="torch.compile: auto (where it pays), on or off.")]
-StudyOut = Annotated[Path, typer.Option(help="Directory of the study; one that was stopped is gone on with.")]
+StudyOut = Annotated[
+    Path, typer.Option(help="Directory of the study; one that was stopped is gone on with.", parser=path)
+]
 Workers = Annotated[int | None, typer.Option(help="Processes; one a core unless given.")]
 Budget = Annotated[str | None, typer.Option(help="Stop within this time, e.g. 90s, 9m, 2h; the same command goes on.")]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from toeplens.cli.options import Budget, Compile, Device, Json, changed, compile_mode, seconds
+from toeplens.cli.options import Budget, Compile, Device, Json, Run, changed, compile_mode, path, seconds
 from toeplens.ground import InputError, choose, read_json
 from toeplens.ground.places import free
 from toeplens.start import starting
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 
 def train_run(
-    out: Annotated[Path, typer.Option(help="Directory for runs; the run gets a folder named by its content.")],
+    out: Annotated[
+        Path, typer.Option(help="Directory for runs; the run gets a folder named by its content.", parser=path)
+    ],
     spec: Annotated[
-        Path | None, typer.Argument(help="A run's spec as JSON (as in a run directory's spec.json).")
+        Path | None, typer.Argument(help="A run's spec as JSON (as in a run directory's spec.json).", parser=path)
     ] = None,
     encoding: Annotated[str | None, typer.Option(help="See 'toeplens encodings'; rope unless given.")] = None,
     protocol: Annotated[str | None, typer.Option(help="paper or released; paper unless given.")] = None,
@@ -117,7 +119,7 @@ def _agree(spec: Path, wanted: RunSpec, **given: str | int | None) -> None:
 
 
 def ablate(
-    run: Annotated[Path, typer.Argument(help="A finished run's directory.")],
+    run: Run,
     examples: Annotated[int, typer.Option(help="Examples to count.")] = 2048,
     split: Annotated[str, typer.Option(help="test, or train+test (70:30, as the released program).")] = "test",
     intervention: Annotated[
@@ -143,13 +145,12 @@ def ablate(
 ) -> None:
     """Ablate each head of a run's model and print what it loses, with intervals and the deposit of each layer."""
     with starting():
-        from toeplens import console
+        from toeplens import console, training
         from toeplens.engine import Limits, ablate_run, measure_run
         from toeplens.lens import THRESHOLDS, HeadSets, deposit
-        from toeplens.training import Run
 
     choose("split", split, ("test", "train+test"))
-    opened = Run.open(run)
+    opened = training.Run.open(run)
     with console.err.status("ablating heads"):
         ablation = ablate_run(
             opened,
@@ -190,8 +191,10 @@ def ablate(
 
 
 def decompose(
-    run: Annotated[Path, typer.Argument(help="A finished run's directory.")],
-    out: Annotated[Path | None, typer.Option(help="The page to write; decomposition.html in RUN unless given.")] = None,
+    run: Run,
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write; decomposition.html in RUN unless given.", parser=path)
+    ] = None,
     split: Annotated[
         str, typer.Option(help="Where position parts come from: mean, ablate, or input (the first layer only).")
     ] = "mean",
@@ -202,13 +205,12 @@ def decompose(
 ) -> None:
     """Take a run's attention logits apart into content and position, and write the page that shows it."""
     with starting():
-        from toeplens import console, report
+        from toeplens import console, report, training
         from toeplens.lens import Split
         from toeplens.studies.structure import decompose_run
-        from toeplens.training import Run
 
     choose("split", split, get_args(Split))
-    opened = Run.open(run)
+    opened = training.Run.open(run)
     page = out or run / "decomposition.html"
     free(page, "decompose")
     depth = opened.spec.model.num_layers
@@ -229,7 +231,7 @@ def decompose(
 
 
 def extrapolate_run(
-    run: Annotated[Path, typer.Argument(help="A finished run's directory.")],
+    run: Run,
     length: Annotated[
         list[int] | None,
         typer.Option(help="Tokens of a text; give it again for more. 1, 1.25, 1.5, 2, 4 times those of training else."),
@@ -240,11 +242,10 @@ def extrapolate_run(
 ) -> None:
     """Test a run's model on texts longer than those it was trained on."""
     with starting():
-        from toeplens import console
+        from toeplens import console, training
         from toeplens.engine import extrapolate
-        from toeplens.training import Run
 
-    opened = Run.open(run)
+    opened = training.Run.open(run)
     with console.err.status("testing longer texts"):
         found = extrapolate(opened, length or None, examples=examples, device=device)
     if as_json:

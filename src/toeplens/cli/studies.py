@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toeplens.cli.options import Budget, Compile, Device, Json, StudyOut, Workers, compile_mode, seconds
+from toeplens.cli.options import Budget, Compile, Device, Json, Study, StudyOut, Workers, compile_mode, seconds
 from toeplens.ground import choose
 from toeplens.start import starting
 
@@ -134,7 +133,7 @@ def _print_theory(state: Theory, as_json: bool) -> None:
 
 
 def report_page(
-    directory: Annotated[Path, typer.Argument(help="A study's directory.")],
+    directory: Study,
     as_json: Json = False,
 ) -> None:
     """Write a study's page again from what is finished."""
@@ -156,7 +155,7 @@ def report_page(
 
 
 def claims(
-    directory: Annotated[Path, typer.Argument(help="A study's directory.")],
+    directory: Study,
     evidence: Annotated[bool, typer.Option(help="Also print each verdict's evidence.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -76,7 +76,7 @@ def environment() -> Environment:
 
 def _asset(file: str) -> Markup:
     """A style sheet or a script of this package, as it is."""
-    return Markup(inline((Path(__file__).parent / file).read_text()))
+    return Markup(inline((Path(__file__).parent / file).read_text(encoding="utf-8")))
 
 
 def inline(script: str) -> str:

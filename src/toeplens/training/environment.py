@@ -97,7 +97,7 @@ def _gpu(execution: Execution | None) -> str | None:
 def processor() -> str:
     """The processor's name."""
     try:
-        with open("/proc/cpuinfo") as lines:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()

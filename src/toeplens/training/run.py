@@ -119,8 +119,9 @@ class Run:
         again = f"delete {self.directory / RESULT} and train with the same spec and directory to make them again"
         try:
             saved = safetensors.torch.load_file(path)
-        except FileNotFoundError:
-            raise InputError(f"run: {path} is missing; {again}.") from None
+        except FileNotFoundError:  # which safetensors also raises for a file that may not be read
+            what = "cannot be read: this user may not" if path.exists() else f"is missing; {again}"
+            raise InputError(f"run: {path} {what}.") from None
         except OSError as error:
             raise InputError(f"run: {path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
         except safetensors.SafetensorError as error:

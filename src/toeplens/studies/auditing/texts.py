@@ -108,7 +108,7 @@ def read_tokens(path: Path) -> Any:
         if path.suffix == ".npy":
             return np.load(path, allow_pickle=False)
         if path.suffix == ".json":
-            return np.asarray(json.loads(path.read_text()))
+            return np.asarray(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, OSError, EOFError, RecursionError) as error:
         why = "its lists are of different lengths" if "inhomogeneous" in str(error) else error
         raise InputError(f"tokens: {path} could not be read ({why}).") from None

@@ -192,7 +192,7 @@ def read_spec(place: Path | str) -> GridSpec:
     if not path.exists() and path.suffix not in (".yaml", ".yml"):
         path = Path(str(_OURS / f"{choose('spec', str(place), specs())}.yaml"))
     try:
-        return spec_from_yaml(path.read_text(), str(path))
+        return spec_from_yaml(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         raise InputError(f"spec: there is no {path}; give a YAML file, or one of {', '.join(specs())}.") from None
     except (OSError, UnicodeDecodeError) as error:

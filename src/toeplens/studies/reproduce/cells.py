@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from toeplens import tasks
 from toeplens.engine import Job
-from toeplens.ground import choose
+from toeplens.ground import InputError, choose
 from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.model import Protocol, decoder_config
 from toeplens.studies.reproduce.labels import (
@@ -80,7 +81,12 @@ def starting_spec(scale_name: str, protocol_name: str, task: str, encoding: str,
     """
     scale = SCALES[choose("scale", scale_name, SCALES)]
     protocol = choose("protocol", protocol_name, PROTOCOLS)
-    size = scale.tasks[choose("task", task, scale.tasks)]
+    if choose("task", task, tasks.names()) not in scale.tasks:
+        raise InputError(
+            f"task: {task!r} was given; a scale has sizes for {' and '.join(scale.tasks)} alone: give a spec of your "
+            f"own, or a study's file ('toeplens study')."
+        )
+    size = scale.tasks[task]
     options = size.paper if protocol == "paper" else size.released
     return {
         "task": task,
