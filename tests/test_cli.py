@@ -26,7 +26,7 @@ from toeplens.engine import Asked, Job, Limits, carry_out, read_ablation
 from toeplens.ground import read_json
 from toeplens.studies.grid import grid as whole
 from toeplens.studies.reproduce import COUNT, DISTANCE, SCALES, claims_of, study
-from toeplens.training import Run, train
+from toeplens.training import Run, environment, train
 from toeplens.training import run as store
 
 # ---- what there is --------------------------------------------------------------------------------------------------
@@ -725,7 +725,8 @@ def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monk
 
 def _reproduction(directory: Path) -> Path:
     (directory / "other").mkdir()
-    (directory / "other" / "study.json").write_text('{"scale": "smoke"}')
+    about = {"scale": "smoke", "protocols": ["paper"], "seeds": 1, "seconds": 0.0, "environment": environment()}
+    (directory / "other" / "study.json").write_text(json.dumps(about))
     return directory / "other"
 
 

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from rich.cells import cell_len
 from rich.console import Console
+from rich.markup import escape, render
+from rich.padding import Padding
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -48,6 +51,7 @@ _WAYS = {
     "resample": "with the head's output of another example in its place",
     "position": "with position taken from the head",
 }
+_ROOM = 30  # columns that are worth beginning a statement in
 _COLOURS = {"holds": "green", "holds in part": "yellow", "fails": "red", "undecided": "dim"}
 
 
@@ -72,6 +76,46 @@ def table(title: str | None, *columns: str, lines: bool = False) -> Table:
     for index, column in enumerate(columns):
         made.add_column(column, overflow="fold", no_wrap=index == 0)
     return made
+
+
+def brief(*columns: str) -> Table:
+    """A table of one line a row, as wide as the terminal; the last column is cut where it has no room."""
+    made = Table(expand=True)
+    for column in columns[:-1]:
+        made.add_column(column, no_wrap=True)
+    made.add_column(columns[-1], no_wrap=True, overflow="ellipsis", ratio=1)
+    return made
+
+
+def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Table]:
+    """One table, or several where the terminal has no room for all columns; the first column is in each of them."""
+    widths = [3 + max(cell_len(render(row[place]).plain) for row in (columns, *rows)) for place in range(len(columns))]
+    groups: list[list[int]] = []
+    room = 0
+    for place in range(1, len(columns)):
+        if not groups or widths[place] > room:
+            groups.append([0])
+            room = out.width - widths[0] - 1
+        groups[-1].append(place)
+        room -= widths[place]
+    tables = []
+    for group in groups:
+        tables.append(table(None if tables else title, *(columns[place] for place in group)))
+        for row in rows:
+            tables[-1].add_row(*(row[place] for place in group))
+    return tables
+
+
+def print_in_full(entries: Iterable[tuple[str, dict[str, str]]]) -> None:
+    """Each entry's name, and below it all that is known of it, in lines as long as the terminal has room for."""
+    for name, facts in entries:
+        out.print(f"[bold]{escape(name)}[/]")
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True, style="dim")
+        grid.add_column(overflow="fold")
+        for fact, text in facts.items():
+            grid.add_row(fact, text)
+        out.print(Padding(grid, (0, 0, 0, 2)))
 
 
 def track(items: Sequence[Item], doing: str) -> Iterable[Item]:
@@ -131,25 +175,37 @@ def print_study(state: StudyState, page: Path, rows: Sequence[Any], tables: Sequ
     for each in tables:
         out.print(each)
     if state.entries:
-        out.print(claims_table(state.entries))
+        print_claims(state.entries)
     if state.finished < state.total:
         share = f"{100 * state.share:.3g} % of all training steps"
         say(f"{state.finished} of {state.total} cells are finished ({share}); the same command goes on.")
     say(f"page: {page.resolve()}")
 
 
-def claims_table(entries: Sequence[Entry]) -> Table:
-    """The ledger: a line a claim, a column a protocol."""
+def print_claims(entries: Sequence[Entry], *, full: bool = False) -> None:
+    """The ledger, a column a protocol: a line a claim; or, in full, with its statement, rule and source."""
     protocols = list(dict.fromkeys(entry.protocol for entry in entries))
-    made = Table(title="Claims", show_lines=True)
-    made.add_column("claim", overflow="fold")
-    for protocol in protocols:
-        made.add_column("verdict" if protocol is None else f"{protocol} protocol", no_wrap=True)
-    for claim in dict.fromkeys(entry.claim for entry in entries):
-        verdicts = {entry.protocol: entry.verdict for entry in entries if entry.claim is claim}
-        pills = [f"[{_COLOURS[verdicts[p]]}]{verdicts[p]}[/]" for p in protocols]
-        made.add_row(f"[bold]{claim.id}[/]\n{claim.statement} [dim]({claim.source})[/]", *pills)
-    return made
+    heads = ["verdict" if protocol is None else f"{protocol} protocol" for protocol in protocols]
+    claims = list(dict.fromkeys(entry.claim for entry in entries))
+    pills = {(each.claim.id, each.protocol): f"[{_COLOURS[each.verdict]}]{each.verdict}[/]" for each in entries}
+    rows = [[pills.get((claim.id, protocol), "–") for protocol in protocols] for claim in claims]
+    if full:
+        about = [
+            {"statement": escape(claim.statement), "rule": escape(claim.rule), "source": escape(claim.source)}
+            for claim in claims
+        ]
+        print_in_full(
+            (claim.id, dict(zip(heads, row, strict=True)) | facts)
+            for claim, row, facts in zip(claims, rows, about, strict=True)
+        )
+        return
+    used = max(len(claim.id) for claim in claims) + sum(len(head) + 3 for head in heads) + 8
+    stated = out.width - used >= _ROOM
+    made = brief("claim", *heads, "statement") if stated else table(None, "claim", *heads)
+    for claim, row in zip(claims, rows, strict=True):
+        made.add_row(claim.id, *row, *([escape(claim.statement)] if stated else []))
+    out.print(made)
+    say("statements and sources: toeplens claims DIR --full")
 
 
 def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
@@ -173,18 +229,19 @@ def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
     return list(tables.values())
 
 
-def matrix_table(state: Grid) -> Table:
+def matrix_tables(state: Grid) -> list[Table]:
     """Accuracy by task and encoding; the columns of a scan are left to the page."""
     columns = [column for column in state.spec.columns() if not column.scan]
     places = {(row.task, row.label): row for row in state.matrix()}
-    made = table("Test accuracy (%), mean over seeds", "task", "best guess", *(column.label for column in columns))
+    lines = []
     for task in state.spec.tasks:
         rows = [places.get((task, column.label)) for column in columns]
         if any(rows):
             guess = max(row.length_chance for row in rows if row)
             scores = ["–" if row is None else per_cent(row.accuracy) for row in rows]
-            made.add_row(state.spec.title_of(task), per_cent(guess), *scores)
-    return made
+            lines.append([escape(state.spec.title_of(task)), per_cent(guess), *scores])
+    heads = ["task", "best guess", *(escape(column.label) for column in columns)]
+    return fitted("Test accuracy (%), mean over seeds", heads, lines)
 
 
 def ablation_tables(ablation: HeadAblation) -> list[Table]:
@@ -194,19 +251,20 @@ def ablation_tables(ablation: HeadAblation) -> list[Table]:
     title, check = f"{lost} {_WAYS[ablation.intervention]}", ablation.check
     if ablation.method == "attribution":
         title += ", first order" if check and check.holds else ": first-order estimates, no effects"
-    drops = table(title, "layer", *(f"head {h + 1}" for h in range(heads)))
+    lines = []
     for layer, rows in enumerate(zip(ablation.drops, ablation.low, ablation.high, strict=True), start=1):
         cells = [[f"{factor * x:.{digits}f}" for x in row] for row in rows]
-        drops.add_row(str(layer), *(f"{x} [dim]{low}..{high}[/]" for x, low, high in zip(*cells, strict=True)))
+        lines.append([str(layer), *(f"{x} [dim]{low}..{high}[/]" for x, low, high in zip(*cells, strict=True))])
+    drops = fitted(title, ["layer", *(f"head {h + 1}" for h in range(heads))], lines)
     if ablation.method == "attribution":
-        drops.caption = check.words if check else UNCHECKED
+        drops[-1].caption = check.words if check else UNCHECKED
     if ablation.metric != "accuracy":
-        return [drops]
+        return drops
     kinds = table("Deposit", "layer", "kind", "peak", "second", "top share", "effective heads", "Gini")
     for layer, row in enumerate(deposit(ablation), start=1):
         figures = (row.peak, row.second, row.top_share, row.effective_heads, row.gini)
         kinds.add_row(str(layer), row.kind, *(f"{x:.2f}" for x in figures))
-    return [drops, kinds]
+    return [*drops, kinds]
 
 
 def sets_table(sets: HeadSets) -> Table:

@@ -47,8 +47,8 @@ def test_what_a_stream_cannot_write_is_escaped(monkeypatch: pytest.MonkeyPatch):
         (["train", "--out"], "'--out'"),
         (["study", "canonical", "--out"], "'--out'"),
         (["card", "rope", "--out"], "'--out'"),
-        (["ablate"], "'RUN'"),
-        (["report"], "'DIRECTORY'"),
+        (["ablate"], "'run'"),
+        (["report"], "'directory'"),
     ],
 )
 def test_paths_that_cannot_be_name_their_option(toeplens: Toeplens, command: list[str], named: str):
@@ -73,15 +73,14 @@ def test_weights_that_may_not_be_read_are_not_missing(toeplens: Toeplens, run: R
 
 
 def test_a_run_that_another_process_begins_is_refused(toeplens: Toeplens, run: Run):
-    """Whoever comes second, and whatever the first has written by then."""
     code = "import sys; from toeplens.ground.locks import locked; from pathlib import Path\n"
     code += "with locked(Path(sys.argv[1]), 'run'): print('held', flush=True); sys.stdin.read()"
-    for there in (run.directory / "result.json", run.directory / "spec.json"):
-        there.unlink()
-        holder = [sys.executable, "-c", code, str(run.directory)]
-        with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "held\n"
-            refusal = toeplens("train", *TINY, "--out", run.directory.parent).refusal()
-            process.communicate("")
-        assert "is being worked on by another process" in refusal
+    for path in run.directory.iterdir():
+        path.unlink()
+    holder = [sys.executable, "-c", code, str(run.directory)]
+    with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        refusal = toeplens("train", *TINY, "--out", run.directory.parent).refusal()
+        process.communicate("")
+    assert "is being worked on by another process" in refusal

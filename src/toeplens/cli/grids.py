@@ -47,6 +47,6 @@ def study(
         limits = limits_for(budget, Limits(device=device, compile=compile_mode(compile), should_stop=stopped))
         state = grid.study(wanted, out, limits=limits, workers=workers, on_event=progress)
     page = report.write_grid(state)
-    console.print_study(state, page, state.matrix(), [console.matrix_table(state)], as_json=as_json)
+    console.print_study(state, page, state.matrix(), console.matrix_tables(state), as_json=as_json)
     if stopped():
         raise typer.Exit(130)

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from toeplens.cli.options import Json, changed, path
+from toeplens.cli.options import Full, Json, changed, path
 from toeplens.ground import InputError, choose
 from toeplens.ground.places import free
 from toeplens.start import starting
 
 
-def list_encodings(as_json: Json = False) -> None:
+def list_encodings(full: Full = False, as_json: Json = False) -> None:
     """List the positional encodings, their class and their options."""
     with starting():
         from toeplens import console, encodings
@@ -29,14 +30,14 @@ def list_encodings(as_json: Json = False) -> None:
     if as_json:
         console.print_json(rows)
         return
-    heads = ("encoding", "enters by", "Toeplitz", "content", "scale", "options (defaults)", "citation")
-    table = console.table(None, *heads)
+    heads = ("enters by", "Toeplitz", "content", "scale", "options (defaults)", "citation")
+    entries = []
     for row in rows:
-        options = "\n".join(f"{n}={v}" for n, v in row["options"].items())
-        where = "\n".join((row["coupling"], *row["also_couples"]))
+        where = ", ".join((row["coupling"], *row["also_couples"]))
         toeplitz, content = ("yes" if row[fact] else "no" for fact in ("toeplitz", "data_dependent"))
-        table.add_row(row["name"], where, toeplitz, content, row["scale"], options, row["citation"])
-    console.out.print(table)
+        facts = (where, toeplitz, content, row["scale"], _options(row), row["citation"])
+        entries.append((row["name"], dict(zip(heads, map(escape, facts), strict=True))))
+    _print(entries, full, "encoding", "enters by", "Toeplitz", "content", "citation")
 
 
 def card(
@@ -73,7 +74,7 @@ def card(
         console.say(f"page: {page.resolve()}")
 
 
-def list_tasks(as_json: Json = False) -> None:
+def list_tasks(full: Full = False, as_json: Json = False) -> None:
     """List the tasks, what their answer depends on, chance, and their options."""
     with starting():
         from toeplens import console, tasks
@@ -94,11 +95,31 @@ def list_tasks(as_json: Json = False) -> None:
     if as_json:
         console.print_json(rows)
         return
-    table = console.table(None, "task", "answer depends on", "chance (defaults)", "options (defaults)", "about")
+    heads = ("answer depends on", "chance", "about", "options (defaults)")
+    entries = []
     for row in rows:
-        options = "\n".join(f"{n}={v}" for n, v in row["options"].items())
-        table.add_row(row["name"], row["answer"], f"{row['chance']:.4f}", options, row["about"].splitlines()[0])
+        about = " ".join(row["about"].split("\n\n")[0].split())
+        facts = (row["answer"], f"{row['chance']:.4f}", about, _options(row))
+        entries.append((row["name"], dict(zip(heads, map(escape, facts), strict=True))))
+    _print(entries, full, "task", "answer depends on", "chance", "about")
+
+
+def _print(entries: list[tuple[str, dict[str, str]]], full: bool, kind: str, *shown: str) -> None:
+    """All facts of each entry, or a line with those that are shown."""
+    from toeplens import console
+
+    if full:
+        console.print_in_full(entries)
+        return
+    table = console.brief(kind, *shown)
+    for name, facts in entries:
+        table.add_row(name, *(facts[fact] for fact in shown))
     console.out.print(table)
+    console.say("options, and all of each line: --full")
+
+
+def _options(row: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in row["options"].items()) or "none"
 
 
 def _default(parameter: inspect.Parameter) -> Any:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toeplens.cli.options import Budget, Compile, Device, Json, Study, StudyOut, Workers, compile_mode, seconds
+from toeplens.cli.options import Budget, Compile, Device, Full, Json, Study, StudyOut, Workers, compile_mode, seconds
 from toeplens.ground import choose
 from toeplens.start import starting
 
@@ -126,7 +126,7 @@ def _print_theory(state: Theory, as_json: bool) -> None:
         claims_ = [entry.to_dict() for entry in state.entries]
         console.print_json({"finished": state.finished, "total": state.total, "page": str(page), "claims": claims_})
         return
-    console.out.print(console.claims_table(state.entries))
+    console.print_claims(state.entries)
     if not state.complete:
         console.say(f"{state.finished} of {state.total} records are there; the same command goes on.")
     console.say(f"page: {page.resolve()}")
@@ -156,6 +156,7 @@ def report_page(
 
 def claims(
     directory: Study,
+    full: Full = False,
     evidence: Annotated[bool, typer.Option(help="Also print each verdict's evidence.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -170,7 +171,7 @@ def claims(
     if as_json:
         console.print_json([entry.to_dict() for entry in entries])
         return
-    console.out.print(console.claims_table(entries))
+    console.print_claims(entries, full=full)
     if evidence:
         for entry in entries:
             place = "" if entry.protocol is None else f", {entry.protocol}"

@@ -1,0 +1,71 @@
+"""Tables as wide as the terminal: a line a row, several tables where columns have no room, and all of it in full."""
+
+from __future__ import annotations
+
+import pytest
+from rich.cells import cell_len
+
+from tests.cli.command import Toeplens
+from toeplens import console, encodings, tasks
+from toeplens.studies import Entry
+from toeplens.studies.theory import CLAIMS
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console.out, "_width", 80)
+
+
+def widest(text: str) -> int:
+    return max(cell_len(line) for line in text.splitlines())
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("command", ["encodings", "tasks"])
+def test_what_there_is_has_a_line_each_and_all_in_full(toeplens: Toeplens, command: str):
+    names = (encodings if command == "encodings" else tasks).names()
+    short, full = toeplens(command).out, toeplens(command, "--full").out
+    lines = short.splitlines()
+    assert [sum(f"│ {name} " in line for line in lines) for name in names] == [1] * len(names)
+    assert len(lines) == len(names) + 5
+    assert widest(short) == 80
+    assert widest(full) <= 80
+    assert "…" in short
+    assert "…" not in full
+    assert ("base=10000.0" if command == "encodings" else "max_distance=None") in full
+
+
+def ledger() -> list[Entry]:
+    return [Entry(claim, None, "undecided", []) for claim in CLAIMS]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_claim_is_a_line_or_in_full_a_paragraph(capsys: pytest.CaptureFixture[str]):
+    console.print_claims(ledger())
+    short = capsys.readouterr().out
+    assert [sum(f" {claim.id} " in line for line in short.splitlines()) for claim in CLAIMS] == [1] * len(CLAIMS)
+    assert len(short.splitlines()) == len(CLAIMS) + 5
+    console.print_claims(ledger(), full=True)
+    full = capsys.readouterr().out
+    words = " ".join(full.split())
+    assert all(" ".join(claim.statement.split())[:30] in words for claim in CLAIMS)
+    assert max(widest(short), widest(full)) <= 80
+
+
+def test_a_wide_terminal_shows_statements(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(console.out, "_width", 160)
+    console.print_claims(ledger())
+    assert CLAIMS[0].statement[:40] in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("narrow")
+def test_columns_without_room_go_to_another_table():
+    columns = ["task", *(f"encoding {n}" for n in range(12))]
+    rows = [["a [bold]long[/] name of a task", *(f"{n}.5" for n in range(12))]]
+    tables = console.fitted("Accuracy", columns, rows)
+    assert len(tables) == 3
+    assert [str(table.columns[0].header) for table in tables] == ["task"] * 3
+    assert [str(c.header) for table in tables for c in table.columns[1:]] == columns[1:]
+    assert [cell for table in tables for c in table.columns[1:] for cell in c.cells] == rows[0][1:]
+    assert all(console.out.measure(table).maximum <= 80 for table in tables)
+    assert len(console.fitted("Accuracy", columns[:3], [row[:3] for row in rows])) == 1
