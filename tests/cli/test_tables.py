@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from rich.cells import cell_len
-
 from tests.cli.command import Toeplens
+
 from toeplens import console, encodings, tasks
 from toeplens.studies import Entry
 from toeplens.studies.theory import CLAIMS
