@@ -321,6 +321,7 @@ def test_a_field_of_a_record_that_is_missing_or_of_another_type_is_refused(own: 
         ("ablation", ("metric",), "skill", "metric: "),
         ("ablation", ("intervention",), "mute", "intervention: "),
         ("sets", ("kept",), 1.01, "kept: "),
+        ("sets", ("random",), [], "random: list should have at least 1 item"),
         ("sets", ("greedy", 0), 2, "greedy.0: "),
         ("sets", ("greedy",), [0.5], "greedy: 1 were given along M.1; 5 are needed"),
         ("sets", ("order", 0), [0, 0, 0], "order: its rows are not equally long"),

@@ -107,7 +107,7 @@ class Sets(Tables):
     sufficient: Annotated[list[list[Count]], Dims("S 2")]
     greedy: Annotated[_Curve, Dims("M+1")]
     importance: Annotated[_Curve, Dims("M+1")]
-    random: Annotated[list[_Curve], Dims("R M+1")]
+    random: Annotated[list[_Curve], Dims("R M+1"), Field(min_length=1)]
     keep: Share
     kept: Share
 
