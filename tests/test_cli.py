@@ -21,6 +21,7 @@ from tests.cli.command import TINY, TOEPLENS, Answer, Toeplens, changes, files, 
 
 from toeplens import __version__, cli, encodings, tasks
 from toeplens.cli.options import seconds as read_seconds
+from toeplens.cli.progress import RunProgress
 from toeplens.encodings.conformance import CHECKS
 from toeplens.engine import Asked, Job, Limits, carry_out, read_ablation
 from toeplens.ground import read_json
@@ -241,6 +242,13 @@ def test_training_a_run_whose_weights_are_gone_says_how_to_go_on(toeplens: Toepl
         (run.directory / "result.json").unlink()
         assert "complete" in toeplens(*again).out
         assert weights.read_bytes() == whole
+
+
+def test_progress_shows_no_accuracy_where_no_example_counted():
+    with RunProgress("a run", "about it") as progress:
+        for row in (None, {"test_accuracy": None}, {"test_accuracy": 0.5}):
+            progress(1, 2, row)
+    assert progress.bar.tasks[0].description == "a run  test accuracy 0.500"
 
 
 def test_a_run_that_diverged_has_no_tables(toeplens: Toeplens, tmp_path: Path):

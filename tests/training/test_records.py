@@ -132,6 +132,20 @@ def test_a_run_without_the_fields_of_later_versions_is_read(run: Run):
     assert Run.open(run.directory).metrics == later
 
 
+@pytest.mark.parametrize("units", [4, 6, None])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json"])
+def test_what_is_said_of_damaged_figures_helps(tmp_path: Path, trained: Run, name: str, units: int | None):
+    run = train(tiny(), tmp_path, should_stop=None if units is None else After(units))
+    (run.directory / name).write_text("{")
+    message = refusal(lambda: Run.open(run.directory))
+    assert message.endswith(" and train with the same spec and directory to make them again.")
+    for word in message.split("; delete ")[1].split(" and ")[:-2]:
+        Path(word).unlink()
+    again = train(tiny(), tmp_path)
+    assert [again.result[key] for key in NULLS] == [trained.result[key] for key in NULLS]
+    assert [row["epoch"] for row in again.metrics] == [1, 2]
+
+
 # ---- checkpoints --------------------------------------------------------------------------------------------------
 
 

@@ -131,5 +131,6 @@ class RunProgress(_Opening):
     def __call__(self, step: int, total: int, row: dict[str, Any] | None) -> None:
         """Take note of a step."""
         self.begin()
-        text = self.label + (f"  test accuracy {row['test_accuracy']:.3f}" if row else "")
+        accuracy = None if row is None else row["test_accuracy"]  # None where no example counted
+        text = self.label + ("" if accuracy is None else f"  test accuracy {accuracy:.3f}")
         self.bar.update(self.task, completed=step, total=total, description=text)

@@ -75,7 +75,8 @@ class Run:
             if result and (not metrics or metrics[-1]["step"] != result["steps"]):
                 raise InputError(f"{directory / METRICS} is damaged: it does not tell all epochs.")
         except InputError as error:
-            again = f"delete {directory / RESULT} and train with the same spec and directory to make them again"
+            there = " and ".join(str(directory / name) for name in (RESULT, METRICS) if (directory / name).exists())
+            again = f"delete {there} and train with the same spec and directory to make them again"
             raise InputError(f"{str(error).rstrip('.')}; {again}.") from None
         return cls(directory, spec, result.get("status", "stopped"), metrics, result)
 
