@@ -69,6 +69,10 @@ def _until(page: Page, condition: str, argument: object = None) -> None:
         page.wait_for_timeout(50)
 
 
+_ALL_DRAWN = """() => [...document.querySelectorAll(".plot")].every(
+    (plot) => !plot.offsetParent || plot.querySelector(".main-svg"))"""
+
+
 def _read_to_the_end(page: Page) -> None:
     """Scroll through the page as a reader does; plots are drawn when they come near."""
     page.evaluate(
@@ -79,11 +83,7 @@ def _read_to_the_end(page: Page) -> None:
             }
         }"""
     )
-    _until(
-        page,
-        """() => [...document.querySelectorAll(".plot")].every(
-            (plot) => !plot.offsetParent || plot.querySelector(".main-svg"))""",
-    )
+    _until(page, _ALL_DRAWN)
 
 
 def _sizes(page: Page) -> list[tuple[str, float, float]]:
@@ -100,11 +100,17 @@ def _overflow(page: Page) -> float:
     return page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-def test_it_draws_every_figure_without_a_word_and_fits_the_window(browser: Browser, report: Path, width: int) -> None:
+@pytest.mark.parametrize(("width", "scrolled"), [(1280, False), (400, True)])
+def test_it_draws_every_figure_without_a_word_and_fits_the_window(
+    browser: Browser, report: Path, width: int, scrolled: bool
+) -> None:
+    """Of a page that nobody scrolls through no figure is missing either, however it is printed or saved."""
     visit = _open(browser, report, width)
     page = visit.page
-    _read_to_the_end(page)
+    if scrolled:
+        _read_to_the_end(page)
+    else:
+        _until(page, _ALL_DRAWN)
     sizes = _sizes(page)
     assert len(sizes) > 20
     assert all(across > 100 and down > 50 for _, across, down in sizes), sizes
@@ -120,8 +126,9 @@ def test_it_draws_every_figure_without_a_word_and_fits_the_window(browser: Brows
 
 @pytest.fixture(scope="module")
 def desk(browser: Browser, report: Path) -> Iterator[Visit]:
-    """The report on a wide screen, opened once for several tests."""
+    """The report on a wide screen, opened once for several tests; printed at once, which draws all there is to see."""
     visit = _open(browser, report)
+    assert visit.page.evaluate(f"() => {{ dispatchEvent(new Event('beforeprint')); return ({_ALL_DRAWN})(); }}")
     yield visit
     visit.page.close()
 

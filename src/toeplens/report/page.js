@@ -1,4 +1,5 @@
-// Draws each plot when it comes near the window, in the colours of the page; switches views and legend entries.
+// Draws each plot when it comes near the window or nothing else is to be done, in the colours of the page; switches views
+// and legend entries.
 (() => {
   "use strict";
   const plots = JSON.parse(document.getElementById("figures").textContent);
@@ -42,11 +43,26 @@
   const places = [...document.querySelectorAll(".plot")];
   places.forEach((place) => watcher.observe(place));
 
+  // a page is printed, saved or photographed whole, whether or not somebody has scrolled through it
+  const idle = window.requestIdleCallback || ((call) => setTimeout(call, 50));
+  const visible = () => places.filter((place) => !drawn.has(place.id) && place.offsetParent);
+  const rest = () => {
+    const [next] = visible();
+    if (!next) return;
+    watcher.unobserve(next);
+    draw(next);
+    idle(rest);
+  };
+  addEventListener("load", () => idle(rest));
+  document.addEventListener("toggle", () => idle(rest), true);
+  addEventListener("beforeprint", () => visible().forEach(draw));
+
   document.querySelectorAll("select[data-views]").forEach((menu) => {
     const show = () => {
       const views = menu.closest("figure").querySelectorAll(".view");
       views.forEach((view, index) => { view.hidden = index !== Number(menu.value); });
       window.dispatchEvent(new Event("resize"));
+      if (document.readyState === "complete") idle(rest);
     };
     menu.addEventListener("change", show);
     show();
@@ -75,6 +91,4 @@
   };
   addEventListener("hashchange", reveal);
   reveal();
-
-  addEventListener("beforeprint", () => places.filter((place) => place.offsetParent).forEach(draw));
 })();
