@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import shutil
 import sys
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from toeplens import cli
+from toeplens.cli import audit_output
+from toeplens.cli.audits import names_of
+from toeplens.ground import InputError
+from toeplens.ground.directories import entered
+from toeplens.ground.locks import locked
 from toeplens.studies import survey as survey_of
-from toeplens.studies.auditing import open_audit
+from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, open_audit, read_text
 from toeplens.studies.survey import Survey, Surveyed
 
 transformers = pytest.importorskip("transformers")
@@ -57,11 +69,15 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     first = toeplens("audit", model, "--tokens", tmp_path / "ids.npy", "--out", tmp_path / "a", "--json")
     assert first[0] == 0, first
     told: dict[str, Any] = json.loads(first[1])
-    assert told == json.loads((tmp_path / "a" / "audit.json").read_text())
+    record = json.loads((tmp_path / "a" / "audit.json").read_text())
+    assert told["about"] == record["about"]
+    assert "words" not in told
+    assert [head["effect"] for head in told["heads"]] == [head["effect"] for head in record["heads"]]
     assert told["about"]["model"].endswith("/tiny")
-    assert told["about"]["text"].endswith("ids.npy")
+    assert told["about"]["text"] == "ids.npy"
     assert (told["about"]["sequences"], told["about"]["tokens"]) == (9, 20)
     assert {each.name for each in (tmp_path / "a").iterdir()} == {
+        ".lock",
         "audit.json",
         "heads.csv",
         "heads.parquet",
@@ -78,7 +94,7 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     assert (tmp_path / "c" / "report.html").stat().st_size > 10_000
     replaced = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "a")
     assert replaced[0] == 2
-    assert "holds an audit, whose page would be replaced" in replaced[2]
+    assert "holds an audit; give an empty or new directory" in replaced[2]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +129,137 @@ def test_errors_are_one_line(
     assert err.count("\n") == 1
     assert said in err
     assert not Path("out").exists()
+
+
+def test_outputs_replace_nothing_but_their_own_kind(
+    toeplens: Toeplens, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a run, a study, a survey, a stranger's directory; nor one that another process holds; before any work."""
+    monkeypatch.setattr("toeplens.studies.auditing.audit", lambda *_, **options: pytest.fail("work was begun"))
+    monkeypatch.setattr("toeplens.studies.survey.run._carry_out", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr("toeplens.studies.auditing.open_audit", lambda _: None)
+    places = {"spec.json": "a run", "study.json": "a study", "survey.json": "a survey", "audit.json": "an audit"}
+    own = {"audit": "audit.json", "survey": "survey.json", "compare": ""}
+    commands = {"audit": ["audit", model], "survey": ["survey", "--only", "llama"], "compare": ["compare", "a", "b"]}
+    for command, words in commands.items():
+        for name, kind in places.items():
+            if name != own[command]:
+                out = tmp_path / f"{command}-{name}"
+                out.mkdir()
+                (out / name).write_text("{}")
+                (out / "report.html").write_text("theirs")
+                code, _, err = toeplens(*words, "--out", out)
+                assert (code, err) == (2, f"error: out: {out} holds {kind}; give an empty or new directory.\n")
+                assert (out / "report.html").read_text() == "theirs"
+        out = tmp_path / f"{command}-foreign"
+        out.mkdir()
+        (out / "notes.txt").write_text("mine")
+        code, _, err = toeplens(*words, "--out", out)
+        assert (code, {path.name for path in out.iterdir()}) == (2, {"notes.txt"})
+        assert "holds files that are not the" in err
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "report.html").write_text("theirs")
+    monkeypatch.setattr("toeplens.report.audit_comparison.render_comparison", lambda *_: "ours")
+    code, _, err = toeplens("compare", "a", "b", "--out", tmp_path / "page")
+    assert (code, (tmp_path / "page" / "report.html").read_text()) == (2, "theirs")
+    assert "is not a page that this version's 'toeplens compare' wrote" in err
+    (tmp_path / "held").mkdir()
+    with locked(tmp_path / "held", "audit"):
+        found = [0]
+        thread = threading.Thread(target=lambda: found.append(_held_elsewhere(tmp_path / "held")))
+        thread.start()
+        thread.join()
+    assert found[1:] == [True]
+
+
+def _held_elsewhere(directory: Path) -> bool:
+    try:
+        with entered(directory, "audit", ("audit.json",)):
+            return False
+    except InputError as error:
+        return "is being worked on by another process" in str(error)
+
+
+@pytest.mark.parametrize(
+    "words", [["--max-tokens", 8], ["--dtype", "float32"], ["--pickled"], ["--text", "t.txt"], ["--tokens", "t.npy"]]
+)
+def test_options_that_a_run_has_no_use_for_are_refused(toeplens: Toeplens, tmp_path: Path, words: list[Any]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "spec.json").write_text("{}")
+    code, _, err = toeplens("audit", tmp_path / "run", "--out", tmp_path / "out", *words)
+    field = str(words[0]).removeprefix("--").replace("-", "_")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"error: {field}: it was given; a run is audited on examples of its own test set" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_random_and_unused_weights_are_said(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
+    holed = tmp_path / "holed"
+    shutil.copytree(model, holed)
+    weights = {name: x for name, x in load_file(model / "model.safetensors").items() if ".mlp." not in name}
+    save_file(weights | {"strange.weight": torch.zeros(2)}, holed / "model.safetensors", {"format": "pt"})
+    options = ["--effects", "none", "--max-tokens", 12, "--sequences", 8]
+    code, out, _ = toeplens("audit", holed, "--out", tmp_path / "a", *options)
+    assert code == 0
+    told = " ".join(out.split())
+    assert "random: the checkpoint lacks 8 weights (transformer.h.0.mlp.c_fc.bias, " in told
+    assert "unused: the checkpoint has 1 weights that the model has no place for (strange.weight)" in told
+    head = (tmp_path / "a" / "report.html").read_text().partition('<section id="map">')[0]
+    assert "<b>Random weights.</b>" in head
+    assert "8 of the model’s tensors" in head
+    assert "strange.weight" in head
+
+
+def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "large.npy", np.full((2, 8), 2**64 - 1, dtype=np.uint64))
+    (tmp_path / "random.npy").write_bytes(bytes(range(256)))
+    (tmp_path / "folder.npy").mkdir()
+    (tmp_path / "far.json").write_text(f"[[{10**30}, 3]]")
+    for name, said in (
+        ("large.npy", "tokens: they go up to 18446744073709551615; a token is at most 9223372036854775807."),
+        ("random.npy", "random.npy could not be read (it is no .npy file)."),
+        ("folder.npy", "folder.npy is no file; one must be given, or a pipe."),
+        ("far.json", "must be whole numbers"),
+        ("n" * 5000, "tokens: there is no file"),
+    ):
+        code, _, err = toeplens("audit", model, "--tokens", tmp_path / name, "--out", tmp_path / "out")
+        assert (code, err.count("\n")) == (2, 1), err
+        assert said in err
+        assert len(err) < 500
+    for words in (["audit", "m" * 5000, "--out", tmp_path / "o"], ["audit", model, "--out", tmp_path / ("o" * 5000)]):
+        code, _, err = toeplens(*words)
+        assert (code, err.count("\n")) == (2, 1), err
+        assert "file name too long" in err
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("handed over"))
+    writer.start()
+    assert read_text(tmp_path / "pipe") == "handed over"
+    writer.join()
+
+
+def test_two_audits_are_called_by_what_tells_them_apart() -> None:
+    assert names_of(Path("/x/a"), Path("/x/b")) == ("a", "b")
+    assert names_of(Path("/x/one/a"), Path("/x/two/a")) == ("one/a", "two/a")
+    assert names_of(Path("/x/a"), Path("/x/a")) == ("a", "a")
+
+
+def test_equal_layers_are_one_row(model: Path) -> None:
+    """Layers that differ in what is printed have rows of their own; 80 columns hold a row in a line."""
+    layer = LayerRecord(
+        *("decoder", "self", 0, "m (M)", 4, 1, 256, 0.1, None, True),
+        *(512, "rotation of 128 pairs, 256 of 256 dimensions (half)", (), None, 1e-7, 1e-7, 1e-4),
+    )
+    layers = tuple(replace(layer, layer=n, window=None if n == 5 else 512, outputs=n * 1e-8) for n in range(11))
+    heads = tuple(HeadRecord("decoder", "self", n, head, positional=0.1) for n in range(11) for head in range(4))
+    table = audit_output.audit_tables(Audit({}, layers, heads, None, None, None, 0.0))[1]
+    printed = Console(width=80, file=io.StringIO())
+    printed.print(table)
+    assert isinstance(printed.file, io.StringIO)
+    rows = [line for line in printed.file.getvalue().splitlines() if "turns" in line]
+    assert len(rows) == table.row_count == 2
+    assert "decoder L0-4, 6-10" in rows[0]
+    assert "turns 256/256 (half)" in rows[0]
+    assert "decoder L5" in rows[1]
 
 
 def test_no_audit_no_comparison(toeplens: Toeplens, tmp_path: Path) -> None:

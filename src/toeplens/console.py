@@ -12,14 +12,6 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape, render
 from rich.padding import Padding
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.progress import track as rich_track
 from rich.table import Table
 
@@ -28,7 +20,6 @@ from toeplens.ground.files import finite
 from toeplens.lens import HeadAblation, HeadSets, deposit
 from toeplens.lens.estimate_check import UNCHECKED
 from toeplens.studies import Entry
-from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord
 from toeplens.studies.grid import Grid
 from toeplens.studies.reproduce import Row
 from toeplens.studies.structure import RunStructure
@@ -39,7 +30,6 @@ Item = TypeVar("Item")
 out = Console()
 err = Console(stderr=True)
 
-_LISTED = 12  # heads that an audit prints
 _LOST = {  # metric: what is lost, the factor of its unit, decimals
     "accuracy": ("Accuracy lost (points)", 100, 1),
     "loss": ("Loss gained (nats)", 1, 3),
@@ -121,28 +111,6 @@ def print_in_full(entries: Iterable[tuple[str, dict[str, str]]]) -> None:
 def track(items: Sequence[Item], doing: str) -> Iterable[Item]:
     """The items in turn, with a bar on standard error where there is a terminal."""
     return rich_track(items, description=doing, console=err, disable=not err.is_terminal, transient=True)
-
-
-class AuditProgress:
-    """Live bars over an audit's layers and heads."""
-
-    def __init__(self) -> None:
-        columns = TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        self.bar = Progress(*columns, console=err, disable=not err.is_terminal)
-        self.tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> AuditProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Take note of how many layers or heads are done."""
-        if what not in self.tasks:
-            self.tasks[what] = self.bar.add_task(what, total=total)
-        self.bar.update(self.tasks[what], completed=done, total=total)
 
 
 class StudyState(Protocol):
@@ -305,24 +273,6 @@ def structure_table(structure: RunStructure) -> Table:
     return made
 
 
-def audit_tables(found: Audit) -> list[Table]:
-    """The heads that matter most (of an audit without effects the most positional ones), and the layers."""
-    by = "positional" if found.effect is None else "effect"
-    ordered = sorted(found.heads, key=lambda head: -np.inf if getattr(head, by) is None else -getattr(head, by))
-    columns = {"positional": "pos.", "symbolic": "symb.", "interaction": "inter.", "toeplitz": "Toepl."}
-    columns |= {"previous": "prev.", "first": "first", "induction": "induct.", "effect": "effect"}
-    heads = table(f"Heads of the largest {by} (layers and heads from 0)", "head", *columns.values())
-    for head in [head for head in ordered if getattr(head, by) is not None][:_LISTED]:
-        heads.add_row(f"{_where(head)} H{head.head}", *(_short(getattr(head, name)) for name in columns))
-    names = ("position", "window", "top share", "effective heads", "largest difference")
-    layers = table("Layers", "layer", *names)
-    for each in found.layers:
-        proof = max(each.outputs, each.weights or 0.0)
-        shares = (_short(each.deposit.get("top_share")), _short(each.deposit.get("effective_heads")))
-        layers.add_row(_where(each), each.position, str(each.window or "–"), *shares, f"{proof:.1e}")
-    return [heads, layers]
-
-
 def survey_tables(found: Survey) -> list[Table]:
     """How many model types had each outcome, the largest differences, and those that were refused, with why."""
     totals = table("Model types of transformers", "outcome", "types", "what it says")
@@ -334,12 +284,3 @@ def survey_tables(found: Survey) -> list[Table]:
     for row in found.of("refused"):
         refused.add_row(row.name, row.why)
     return [totals, differences, refused]
-
-
-def _where(record: HeadRecord | LayerRecord) -> str:
-    side = "" if record.kind == "self" else f"{record.kind} "
-    return f"{side}{record.side} L{record.layer}"
-
-
-def _short(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"

@@ -11,7 +11,7 @@ import typer
 
 from toeplens.cli.options import Json, Workers
 from toeplens.ground import InputError, choose
-from toeplens.ground.files import make_directory
+from toeplens.ground.directories import entered
 from toeplens.start import starting
 
 _MOST_LAYERS = 10_000
@@ -52,43 +52,54 @@ def audit(
     """
     with starting():
         from toeplens import console, report
+        from toeplens.cli import audit_output
+        from toeplens.sources.huggingface.hub import is_there
         from toeplens.sources.huggingface.loading import Dtype
         from toeplens.studies import auditing
         from toeplens.studies.auditing.run import Silencing
 
     if text is not None and tokens is not None:
         raise InputError("tokens: it was given beside text; one of the two is allowed.")
+    choose("effects", effects, get_args(Silencing))
+    choose("dtype", dtype, get_args(Dtype))
+    chosen = _layers(layers)
+    if auditing.is_run(model):
+        auditing.check_run_options(text=text, tokens=tokens, max_tokens=max_tokens, dtype=dtype, pickled=pickled)
+    elif not is_there(model):
+        console.say(f"model: there is no directory {model}; the hub is asked for it.", aside=True)
     data: Any = None
     if text is not None:
         data = auditing.read_text(text)
     elif tokens is not None:
         data = auditing.read_tokens(tokens)
-    with console.AuditProgress() as progress:
+    with entered(out, "audit", (auditing.RECORD, auditing.PARTS)), audit_output.AuditProgress() as progress:
         found = auditing.audit(
             model,
             data,
-            layers=_layers(layers),
+            layers=chosen,
             sequences=sequences,
             max_tokens=max_tokens,
-            effects=choose("effects", effects, get_args(Silencing)),
-            dtype=choose("dtype", dtype, get_args(Dtype)),
+            effects=effects,  # type: ignore[arg-type]
+            dtype=dtype,  # type: ignore[arg-type]
             device=device,
             pickled=pickled,
             seed=seed,
+            keep=out,
             on_progress=progress,
+            on_estimate=progress.expect,
         )
-    if data is not None:
-        found = replace(found, about=found.about | {"text": str(text or tokens)})
-    auditing.save(found, out)
-    page = report.write_audit(found, out, auditing.parquet_of(found))
+        if data is not None:
+            found = replace(found, about=found.about | {"text": (text or tokens or out).name})
+        page = report.write_audit(found, out, auditing.parquet_of(found))
+        auditing.save(found, out)
     if as_json:
-        console.print_json(found.to_dict())
-    else:
-        for each in console.audit_tables(found):
-            console.out.print(each)
-        if "no_effects" in found.about:
-            console.say(f"heads could not be silenced: {found.about['no_effects']}")
-        console.say(f"the captured pass differs from a plain one by {found.whole:.1e} (relative)\npage: {page}")
+        console.print_json({**found.summary(), "page": str(page)})
+        return
+    for each in audit_output.audit_tables(found):
+        console.out.print(each)
+    for line in audit_output.audit_notes(found):
+        console.say(line)
+    console.say(f"page: {page}")
 
 
 def compare(
@@ -102,10 +113,8 @@ def compare(
         from toeplens.studies import auditing
 
     found = [auditing.open_audit(each) for each in (first, second)]
-    if (out / auditing.RECORD).exists():
-        raise InputError(f"out: {out} holds an audit, whose page would be replaced; another directory is needed.")
-    make_directory(out)
-    page = report.write_comparison(found[0], found[1], (str(first), str(second)), out)
+    with entered(out, "comparison", (report.PAGE,)):
+        page = report.write_comparison(found[0], found[1], names_of(first, second), out)
     console.say(f"page: {page}")
 
 
@@ -120,9 +129,10 @@ def survey(
     """Build every text model of the installed transformers small and audit it: what is understood, and what is not."""
     with starting():
         from toeplens import console
+        from toeplens.cli import audit_output
         from toeplens.studies import survey as survey_of
 
-    with console.AuditProgress() as progress:
+    with audit_output.AuditProgress() as progress:
         count = len(only or survey_of.model_types())
         done = iter(range(1, count + 1))
         found = survey_of.survey(
@@ -134,6 +144,14 @@ def survey(
     for each in console.survey_tables(found):
         console.out.print(each)
     console.say(f"record: {out / survey_of.RESULT}")
+
+
+def names_of(first: Path, second: Path) -> tuple[str, str]:
+    """What two directories are called: by so many of their last folders as tell them apart."""
+    parts = [each.resolve().parts for each in (first, second)]
+    depth = next((n for n in range(1, max(map(len, parts))) if parts[0][-n:] != parts[1][-n:]), 1)
+    one, other = ("/".join(each[-depth:]) for each in parts)
+    return one, other
 
 
 def _layers(text: str | None) -> list[int] | None:

@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from toeplens.ground import write_text
+from toeplens.ground.places import write_page
 from toeplens.report import audit_words as words
 from toeplens.report.audit import chosen, sees
 from toeplens.report.audit_frequencies import alike
@@ -35,6 +35,7 @@ from toeplens.report.page import PAGE, environment, inline, places, script_json
 from toeplens.report.parts import Block, Group, Panel, Sign, View
 from toeplens.studies.auditing.record import COLUMNS, Audit, LayerRecord
 
+COMMAND = "compare"
 _TINTS = ("#2f6fe0", "#de7a00")
 _BINS = 20
 _INPUT = ("text", "sequences", "tokens", "seed")
@@ -53,10 +54,8 @@ class Difference:
 
 
 def write_comparison(first: Audit, second: Audit, names: tuple[str, str], directory: Path) -> Path:
-    """Write the page of two audits to ``report.html`` in ``directory``, whole or not at all; returns its path."""
-    path = Path(directory) / PAGE
-    write_text(path, render_comparison(first, second, names))
-    return path
+    """Write the page of two audits to ``report.html`` in ``directory``, over an older one alone; its path."""
+    return write_page(Path(directory) / PAGE, render_comparison(first, second, names), COMMAND)
 
 
 def render_comparison(first: Audit, second: Audit, names: tuple[str, str]) -> str:

@@ -9,7 +9,17 @@ from toeplens.ground import InputError
 from toeplens.sources.huggingface.failures import words
 
 LIMIT = 5  # seconds that the hub has to answer
+_NAMED = 100  # characters of what is no name that are told
 _CONFIG = "config.json"
+
+
+def is_there(name: str) -> bool:
+    """Whether it is a file or directory. Raises `InputError` for what can be the name of none."""
+    try:
+        return Path(name).exists()
+    except OSError as error:
+        told = name if len(name) <= _NAMED else f"{name[:_NAMED]} ..."
+        raise InputError(f"model: {told} could not be loaded: {(error.strerror or str(error)).lower()}.") from None
 
 
 def hub_options(name: str) -> dict[str, Any]:
@@ -17,7 +27,7 @@ def hub_options(name: str) -> dict[str, Any]:
 
     Raises `InputError` for what is no directory, and is not given by the hub nor by its cache.
     """
-    if Path(name).exists():
+    if is_there(name):
         return {}
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

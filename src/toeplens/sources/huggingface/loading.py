@@ -30,13 +30,13 @@ class Loaded:
     """A model on its device, in evaluation mode.
 
     model     a `transformers.PreTrainedModel`
-    name      as it was asked for
+    name      as it was asked for; None for a model that was not loaded
     missing   weights of the model that the checkpoint does not have, so that they are random
     left_over tensors of the checkpoint that the model has no place for
     """
 
     model: Any
-    name: str
+    name: str | None
     missing: tuple[str, ...]
     left_over: tuple[str, ...]
 

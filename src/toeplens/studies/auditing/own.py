@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -29,9 +30,10 @@ from toeplens.lens import (
     frequency_use,
 )
 from toeplens.sources import DecoderSource
+from toeplens.studies.auditing.kept import Kept, files_of
 from toeplens.studies.auditing.measured import Measured, head_records
-from toeplens.studies.auditing.record import Audit, HeadRecord, LayerRecord, known
-from toeplens.studies.auditing.silenced import Method, with_effects
+from toeplens.studies.auditing.record import Audit, HeadRecord, LayerRecord, Method, known
+from toeplens.studies.auditing.silenced import with_effects
 from toeplens.training import Batches, Run, plan_execution
 
 _AT_ONCE = 1 << 24  # logits that are held at once
@@ -40,7 +42,10 @@ _ALLOWED = 1e-4
 
 def is_run(model: Any) -> bool:
     """Whether it is a run, or a run's directory."""
-    return isinstance(model, Run) or (isinstance(model, str | Path) and (Path(model) / "spec.json").is_file())
+    try:
+        return isinstance(model, Run) or (isinstance(model, str | Path) and (Path(model) / "spec.json").is_file())
+    except OSError:  # no name of a file
+        return False
 
 
 def audit_run(
@@ -51,6 +56,7 @@ def audit_run(
     method: Method | None,
     device: str,
     seed: int,
+    directory: Path | None,
     on_progress: Callable[[str, int, int], None],
 ) -> Audit:
     """Audit a finished run's model on examples of its test set.
@@ -67,28 +73,24 @@ def audit_run(
     decoder = run.model().to(place)
     source = DecoderSource(decoder)
     chosen = sorted(range(source.num_layers) if layers is None else layers)
-    trace = AttentionTrace(source, data.tokens, data.lengths, layers=chosen)
-    shares, uses, unknown = None, [None] * len(chosen), None
-    try:
-        shares = behaviour(trace, counted="used")
-        uses = _frequency_uses(trace)
-    except InputError as error:
-        unknown = str(error)
-    measured = []
-    for number, heads in enumerate(source.outputs(data.tokens, data.lengths)):
-        done = len(measured)
-        if number in chosen:
-            on_progress("layers", done, len(chosen))
-            own = None if shares is None else _at(shares, done)
-            measured.append(_layer(trace[number], data.tokens, heads, own, uses[done], unknown))
+    if chosen and not chosen[-1] < source.num_layers:
+        raise InputError(f"layers: {chosen[-1]} was given; the run's model has layers 0 to {source.num_layers - 1}.")
+    key = {"run": files_of(run.directory), "sequences": sequences, "method": method, "layers": chosen}
+    kept = Kept(directory, {**key, "device": str(place), "seed": seed})
+    measured = _measured(source, data, chosen, kept, on_progress)
     ablation = None
     if method is not None:
         on_progress("heads", 0, 1)
         batches = list(data.split(replayed_at_once(run.spec, data.tokens.shape[1], place)))
-        ablation = ablate_heads(source, batches, metric="loss", method=method, cumulative=False)
+        options: dict[str, Any] = {"metric": "loss", "method": method, "cumulative": False}
+        ablation = ablate_heads(source, batches, **options, memory=_Memory(kept))
+        on_progress("heads", 1, 1)
+    check = None if ablation is None else ablation.check
+    unknown = check.words if check is not None and not check.holds else None
+    if ablation is not None and unknown is None:
         columns = ablation.drops, ablation.low, ablation.high
         measured = [with_effects(each, *(rows[each.layer.layer] for rows in columns)) for each in measured]
-        on_progress("heads", 1, 1)
+    known_effects = ablation if unknown is None else None
     with torch.no_grad():
         logits = [decoder(data.tokens, data.lengths, fused=fused) for fused in (True, False)]
     about = {
@@ -102,7 +104,8 @@ def audit_run(
         "sequences": len(data),
         "tokens": data.tokens.shape[1],
         "seed": seed,
-        **({} if ablation is None else {"intervals": "over examples"}),
+        **({} if unknown is None else {"no_effects": unknown}),
+        **({} if known_effects is None else {"intervals": "over examples"}),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "seconds": round(time.monotonic() - started, 1),
@@ -111,11 +114,57 @@ def audit_run(
         about=about,
         layers=tuple(each.layer for each in measured),
         heads=tuple(head for each in measured for head in each.heads),
-        effect=None if ablation is None else "loss",
-        method=method,
-        baseline=None if ablation is None else known(ablation.baseline),
+        effect=None if known_effects is None else "loss",
+        method=None if known_effects is None else method,
+        baseline=None if known_effects is None else known(known_effects.baseline),
         whole=float((logits[0] - logits[1]).abs().max() / logits[0].abs().max()),
+        check=check,
     )
+
+
+class _Memory:
+    """What an ablation keeps of its batches, among an audit's parts."""
+
+    def __init__(self, kept: Kept) -> None:
+        self.kept = kept
+
+    def get(self, key: str) -> Float[np.ndarray, "V n"] | None:
+        return self.kept.array(f"heads-{key}")
+
+    def put(self, key: str, answers: Float[np.ndarray, "V n"]) -> None:
+        self.kept.put_array(f"heads-{key}", answers)
+
+
+def _measured(
+    source: DecoderSource,
+    data: Batches,
+    chosen: Sequence[int],
+    kept: Kept,
+    on_progress: Callable[[str, int, int], None],
+) -> list[Measured]:
+    """The layers, measured unless they are kept."""
+    had = [kept.layer(number) for number in chosen]
+    done = [each for each in had if each is not None]
+    if len(done) == len(chosen):
+        return done
+    trace = AttentionTrace(source, data.tokens, data.lengths, layers=list(chosen))
+    shares, uses, unknown = None, [None] * len(chosen), None
+    try:
+        shares = behaviour(trace, counted="used")
+        uses = _frequency_uses(trace)
+    except InputError as error:
+        unknown = str(error)
+    measured: list[Measured] = []
+    for number, heads in enumerate(source.outputs(data.tokens, data.lengths)):
+        place = len(measured)
+        if number in chosen:
+            on_progress("layers", place, len(chosen))
+            own = None if shares is None else _at(shares, place)
+            found = _layer(trace[number], data.tokens, heads, own, uses[place], unknown)
+            kept.put_layer(number, found)
+            measured.append(found)
+    on_progress("layers", len(chosen), len(chosen))
+    return measured
 
 
 def _layer(

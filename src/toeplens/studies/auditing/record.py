@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from toeplens.ground import InputError
+from pydantic import BaseModel, ConfigDict, Field
 
-Number = float | None  # None where it is not known: not measured, or not defined for this head
+from toeplens.ground import InputError, checked, reading
+from toeplens.lens import EstimateCheck
+
+Number = reading.Number | None  # None where it is not known: not measured, or not defined for this head
+Part = Annotated[float, Field(strict=True, ge=-0.01, le=1.01)] | None  # of a whole, but for rounding
+Size = reading.Positive | None
+Side = Literal["encoder", "decoder"]
+Kind = Literal["self", "cross"]
 Effect = Literal["loss", "states"]  # what an ablation changes: see `Audit`
+Method = Literal["exact", "attribution"]
 
 # the columns of the table, in order, and what each says
 COLUMNS: dict[str, str] = {
@@ -49,30 +58,30 @@ class HeadRecord:
     variance_use the same of the logits' variance, Cov(L_t, L) / Var(L); the last number is for a bias
     """
 
-    side: str
-    kind: str
-    layer: int
-    head: int
+    side: Side
+    kind: Kind
+    layer: reading.Count
+    head: reading.Count
     positional: Number = None
     symbolic: Number = None
     interaction: Number = None
     toeplitz: Number = None
     toeplitz_variance: Number = None
-    distance: Number = None
-    entropy: Number = None
-    first: Number = None
-    sink: Number = None
-    previous: Number = None
-    current: Number = None
-    next: Number = None
-    induction: Number = None
+    distance: Size = None
+    entropy: Part = None
+    first: Part = None
+    sink: Part = None
+    previous: Part = None
+    current: Part = None
+    next: Part = None
+    induction: Part = None
     centre: Number = None
     effect: Number = None
     effect_low: Number = None
     effect_high: Number = None
-    profile: tuple[float, ...] = ()
-    norm_use: tuple[float, ...] = ()
-    variance_use: tuple[float, ...] = ()
+    profile: tuple[reading.Number, ...] = ()
+    norm_use: tuple[reading.Number, ...] = ()
+    variance_use: tuple[reading.Number, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,30 +104,49 @@ class LayerRecord:
     weights        largest difference of an attention weight formed again from the parts; None if the model forms none
     outputs        largest difference of a head's output, relative to the layer's largest
     tolerance      what those may be at most
-    deposit        of the clipped effects d of this layer's heads: ``top_share`` max d / sum d, ``effective_heads``
-                   (sum d)^2 / sum d^2, ``gini``, ``lead`` (largest less second); empty without effects
+    deposit        sums of this layer's effects above and below 0, ``helps`` and ``harms``; of the clipped effects d
+                   ``top_share`` max d / sum d, ``effective_heads`` (sum d)^2 / sum d^2, ``gini`` (None where the sum is
+                   within its noise), ``lead`` (largest less second); empty without effects
     """
 
-    side: str
-    kind: str
-    layer: int
-    module: str
-    heads: int
-    key_heads: int
-    head_dim: int
-    scale: float
+    side: Side
+    kind: Kind
+    layer: reading.Count
+    module: reading.Text
+    heads: reading.Count
+    key_heads: reading.Count
+    head_dim: reading.Count
+    scale: reading.Number
     softcap: Number
-    causal: bool
-    window: int | None
-    position: str
-    frequencies: tuple[float, ...]
-    unknown: str | None
-    weights: Number
-    outputs: float
-    tolerance: float
+    causal: reading.Truth
+    window: reading.Count | None
+    position: reading.Text
+    frequencies: tuple[reading.Number, ...]
+    unknown: reading.Text | None
+    weights: Size
+    outputs: reading.Positive
+    tolerance: reading.Positive
     deposit: dict[str, Number] = field(default_factory=dict)
-    dead: tuple[int, ...] = ()
-    tabled: tuple[int, ...] = ()
+    dead: tuple[reading.Count, ...] = ()
+    tabled: tuple[reading.Count, ...] = ()
+
+
+class _About(BaseModel):
+    """What is read of an audit's ``about``."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+    model: reading.Text | None = None
+    text: reading.Text | None = None
+    dtype: reading.Text | None = None
+    model_type: reading.Text | None = None
+    parameters: reading.Count | None = None
+    sequences: reading.Count | None = None
+    tokens: reading.Count | None = None
+    seconds: Size = None
+    random_weights: list[reading.Text] = []
+    unused_weights: list[reading.Text] = []
+    no_effects: reading.Text | None = None
+    intervals: reading.Text | None = None
 
 
 @dataclass(frozen=True)
@@ -126,8 +154,9 @@ class Audit:
     """What an audit found.
 
     about        the model and how it was audited, as names and values: model, class, model_type, parameters, dtype,
-                 device, text (where the tokens came from), sequences, tokens (of each), seed, intervals (what those of
-                 effects are over), torch, transformers, python, seconds
+                 device, text (where the tokens came from), random_weights (that the checkpoint lacks), unused_weights
+                 (that the model has no place for), no_effects (why there are none), sequences, tokens (of each), seed,
+                 intervals (what those of effects are over), torch, transformers, python, seconds
     layers       every attention call, in the order of the pass
     heads        every head, in the same order
     effect       what the heads' effects are of: ``loss`` (nats a token) or ``states`` (the squared distance of the last
@@ -137,16 +166,19 @@ class Audit:
     whole        largest difference of the model's output in the captured pass from that of a plain pass, relative to
                  the largest output
     words        the tokens of the first sequence as text, where a tokenizer was there; else empty
+    check        of first-order estimates: how they compare with the exact effects of a sample of the heads, whose
+                 layers are counted as in ``layers``. Where it does not hold there are no effects
     """
 
     about: dict[str, Any]
     layers: tuple[LayerRecord, ...]
     heads: tuple[HeadRecord, ...]
     effect: Effect | None
-    method: str | None
+    method: Method | None
     baseline: Number
-    whole: float
-    words: tuple[str, ...] = ()
+    whole: reading.Positive
+    words: tuple[reading.Text, ...] = ()
+    check: EstimateCheck | None = None
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -165,26 +197,57 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON."""
-        return asdict(self)
+        return asdict(self) | {"check": None if self.check is None else self.check.to_dict()}
+
+    def summary(self) -> dict[str, Any]:
+        """What there is to print: all but the tokens and the heads' lists of numbers, for JSON."""
+        lists = ("profile", "norm_use", "variance_use")
+        content = self.to_dict()
+        heads = [{name: value for name, value in head.items() if name not in lists} for head in content["heads"]]
+        return {name: value for name, value in content.items() if name != "words"} | {"heads": heads}
 
     @classmethod
-    def from_dict(cls, content: Any) -> Audit:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
+    def from_dict(cls, content: Any, where: Path | str = "audit: the record") -> Audit:
+        """The inverse of `to_dict`; what is no such record raises `InputError` with one sentence.
+
+        Arguments
+            where  the file it was read from
+        """
+        if not isinstance(content, dict):
+            raise InputError(f"{where} is damaged: it is no audit.")
+        check = content.get("check")
         try:
-            lists = {"frequencies", "dead", "tabled", "profile", "norm_use", "variance_use"}
-            fields: dict[str, list[dict[str, Any]]] = {
-                name: [{k: tuple(v) if k in lists else v for k, v in one.items()} for one in content[name]]
-                for name in ("layers", "heads")
-            }
-            layers = tuple(LayerRecord(**each) for each in fields["layers"])
-            heads = tuple(HeadRecord(**each) for each in fields["heads"])
-            numbers = (getattr(head, name) for head in heads for name in list(COLUMNS)[2:])
-            if not all(value is None or isinstance(value, int | float) for value in numbers):
-                raise TypeError("a head has a number that is none")
-            rest = {key: content[key] for key in ("about", "effect", "method", "baseline", "whole")}
-            return cls(layers=layers, heads=heads, words=tuple(content["words"]), **rest)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"audit: the record is damaged ({error}).") from None
+            made = EstimateCheck.from_dict(check) if check is not None else None
+        except InputError as error:
+            raise InputError(f"{where} is damaged: {str(error).rstrip('.')}.") from None
+        fields = {name: value for name, value in content.items() if name != "check"}
+        found = replace(checked(cls, fields, where), check=made)
+        checked(_About, found.about, where)
+        for layer in found.layers:
+            _fits(layer, list(found.of(layer)), where)
+        if sum(layer.heads for layer in found.layers) != len(found.heads):
+            raise InputError(f"{where} is damaged: it has heads of no layer.")
+        return found
+
+
+def _fits(layer: LayerRecord, heads: list[HeadRecord], where: Path | str) -> None:
+    """Refuse heads that are not a layer's."""
+    name = f"{layer.side} {layer.kind} layer {layer.layer}"
+    if [head.head for head in heads] != list(range(layer.heads)):
+        raise InputError(f"{where} is damaged: the heads of {name} are not 0 to {layer.heads - 1}.")
+    if any(pair >= len(layer.frequencies) for pair in (*layer.dead, *layer.tabled)):
+        raise InputError(
+            f"{where} is damaged: dead or tabled pairs of {name} are none of its {len(layer.frequencies)}."
+        )
+    lengths = {"norm_use": len(layer.frequencies) + 1, "variance_use": len(layer.frequencies) + 2}
+    for head in heads:
+        for field_name, wanted in lengths.items():
+            count = len(getattr(head, field_name))
+            if count not in (0, wanted):
+                raise InputError(
+                    f"{where} is damaged: {field_name} of {name} head {head.head} has {count} numbers; the layer's "
+                    f"frequencies need {wanted}."
+                )
 
 
 def known(value: float) -> Number:

@@ -4,38 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from toeplens.lens import gini
-from toeplens.sources.huggingface import head_effects
+from toeplens.lens import EstimateCheck, check_estimates, gini, sample_heads
+from toeplens.sources.huggingface import HeadEffects, head_effects
 from toeplens.studies.auditing.intervals import interval_of, way_of
+from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.measured import Measured
-from toeplens.studies.auditing.record import Effect, HeadRecord, LayerRecord, Number, known
+from toeplens.studies.auditing.record import Effect, HeadRecord, LayerRecord, Method, Number, known
 
-Method = Literal["exact", "attribution"]
+_SIGMAS, _ONE_SIDED = 1.96, 1.645  # standard deviations to the ends of 95 %: on both sides, on one
+_MEAN, _SPREAD = 0.399, 0.584  # of max(x, 0), x standard normal: mean and standard deviation
 
 
 @dataclass(frozen=True)
 class Silenced:
-    """The fields of `toeplens.studies.auditing.Audit` that effects are in."""
+    """The fields of `toeplens.studies.auditing.Audit` that effects are in.
+
+    intervals  what the effects' intervals are over, in words
+    unknown    why there are no effects; None where there are, or none were asked for
+    """
 
     layers: tuple[LayerRecord, ...]
     heads: tuple[HeadRecord, ...]
-    effect: Effect | None
-    method: str | None
-    baseline: Number
-    intervals: str | None = None  # what the effects' intervals are over, in words
+    effect: Effect | None = None
+    method: Method | None = None
+    baseline: Number = None
+    intervals: str | None = None
+    check: EstimateCheck | None = None
+    unknown: str | None = None
 
 
-def not_silenced(measured: Iterable[Measured]) -> Silenced:
+def not_silenced(measured: Iterable[Measured], why: str | None = None) -> Silenced:
     """Records without effects."""
     measured = list(measured)
-    return Silenced(
-        tuple(each.layer for each in measured), tuple(h for each in measured for h in each.heads), None, None, None
-    )
+    heads = tuple(head for each in measured for head in each.heads)
+    return Silenced(tuple(each.layer for each in measured), heads, unknown=why)
 
 
 def silence(
@@ -45,18 +53,52 @@ def silence(
     method: Method,
     mask_token: int | None,
     seed: int,
+    kept: Kept,
     on_progress: Callable[[int, int], None],
 ) -> Silenced:
-    """Silence each measured head of a transformers model (`toeplens.sources.huggingface.head_effects`)."""
-    tokens = inputs["input_ids"].shape[1]
+    """Silence each measured head of a transformers model (`toeplens.sources.huggingface.head_effects`).
+
+    What is kept is not done again. First-order estimates are checked: a sample of the heads is silenced exactly
+    (`toeplens.lens.EstimateCheck`), and without a check that holds there are no effects.
+    """
     calls = [(x.layer.module, x.layer.side, x.layer.kind, x.layer.layer, x.layer.heads) for x in measured]
-    options = {"method": method, "mask_token": mask_token, "seed": seed, "on_progress": on_progress}
-    found = head_effects(model, inputs, calls, **options)
+    run = partial(head_effects, model, inputs, calls, mask_token=mask_token, seed=seed)
+
+    def exactly(name: str, chosen: Sequence[Sequence[int]]) -> tuple[HeadEffects, list[Float[np.ndarray, "B K _H"]]]:
+        had = [kept.array(f"{name}-{number}") for number in range(len(calls))]
+        left = [() if parts is not None else heads for parts, heads in zip(had, chosen, strict=True)]
+        done, total = sum(map(len, chosen)) - sum(map(len, left)), sum(map(len, chosen))
+        found = run(
+            chosen=left,
+            on_call=lambda number, parts: kept.put_array(f"{name}-{number}", parts),
+            on_progress=lambda now, _: on_progress(done + now, total),
+        )
+        return found, [new if old is None else old for old, new in zip(had, found.parts, strict=True)]
+
+    check = None
+    if method == "exact":
+        found, parts = exactly("effects", [range(count) for *_, count in calls])
+    else:
+        found = run(method="attribution")
+        parts = list(found.parts)
+        estimates = [each.mean((0, 1)) for each in parts]
+        sample = sample_heads(estimates)
+        exact = exactly("check", [heads.tolist() for heads in sample])[1]
+        alone = [each.mean((0, 1))[heads] for each, heads in zip(exact, sample, strict=True)]
+        check = check_estimates(estimates, alone, sample)
+        if not check.holds:
+            return replace(not_silenced(measured, check.words), check=check)
     baseline = None if found.baseline is None else known(float(np.mean(found.baseline)))
-    pairs = zip(measured, found.parts, strict=True)
-    changed = [with_effects(each, *interval_of(parts, seed)) for each, parts in pairs]
-    way = way_of(found.parts[0], tokens) if found.parts else None
-    return replace(not_silenced(changed), effect=found.outcome, method=found.method, baseline=baseline, intervals=way)
+    changed = [with_effects(each, *interval_of(own, seed)) for each, own in zip(measured, parts, strict=True)]
+    way = way_of(parts[0], inputs["input_ids"].shape[1]) if parts else None
+    return replace(
+        not_silenced(changed),
+        effect=found.outcome,
+        method=found.method,
+        baseline=baseline,
+        intervals=way,
+        check=check,
+    )
 
 
 def with_effects(
@@ -67,23 +109,35 @@ def with_effects(
     heads = tuple(
         replace(head, effect=known(a), effect_low=known(b), effect_high=known(c)) for head, a, b, c in numbers
     )
-    return Measured(replace(measured.layer, deposit=concentration(effects)), heads)
+    return Measured(replace(measured.layer, deposit=concentration(effects, low, high)), heads)
 
 
-def concentration(effects: Float[np.ndarray, "H"]) -> dict[str, Number]:
-    """How much of a layer's effects is in one head (measures, "deposit"), of d = max(effect, 0).
+def concentration(
+    effects: Float[np.ndarray, "H"], low: Float[np.ndarray, "H"], high: Float[np.ndarray, "H"]
+) -> dict[str, Number]:
+    """What a layer's heads help and harm, and how much of the help is in one head (measures, "deposit").
 
-    ``top_share`` max d / sum d, ``effective_heads`` (sum d)^2 / sum d^2, ``gini``, and ``lead``, the largest d less the
-    second; where no head's effect is positive, or one is not known, all but the lead are None.
+    ``helps`` and ``harms`` are the sums of the effects above and below 0. Of d = max(effect, 0): ``top_share``
+    max d / sum d, ``effective_heads`` (sum d)^2 / sum d^2, ``gini``, and ``lead``, the largest d less the second. Where
+    the sum of d is not more than noise alone would give (one of 20 times, heads as wide as their intervals, independent
+    and without any effect), and where intervals are not known, there are no shares.
+
+    Arguments
+        low, high  the ends of the effects' 95 % intervals
     """
     clipped = np.clip(effects, 0, None)
     total, order = clipped.sum(), np.sort(clipped)[::-1]
-    lead = known(order[0] - order[1]) if len(order) > 1 else known(order[0])
-    if not total > 0:
-        return {"top_share": None, "effective_heads": None, "gini": None, "lead": lead}
-    return {
+    found: dict[str, Number] = {
+        "helps": known(total),
+        "harms": known(np.clip(effects, None, 0).sum()),
+        "lead": known(order[0] - order[1]) if len(order) > 1 else known(order[0]),
+    }
+    sigma = (high - low) / (2 * _SIGMAS)
+    noise = _MEAN * sigma.sum() + _ONE_SIDED * _SPREAD * np.sqrt((sigma**2).sum())
+    if not total > noise:  # nor where these are not known
+        return found | {"top_share": None, "effective_heads": None, "gini": None}
+    return found | {
         "top_share": float(order[0] / total),
         "effective_heads": float(total**2 / (clipped**2).sum()),
         "gini": gini(clipped),
-        "lead": lead,
     }

@@ -10,6 +10,7 @@ from pyarrow import csv, parquet
 
 from toeplens.ground import InputError, read_json, write_bytes, write_json
 from toeplens.ground.files import make_directory
+from toeplens.studies.auditing.kept import forget
 from toeplens.studies.auditing.record import COLUMNS, Audit
 
 RECORD, PARQUET, CSV = "audit.json", "heads.parquet", "heads.csv"
@@ -17,11 +18,15 @@ _WORDS, _WHOLE = ("side", "kind"), ("layer", "head")
 
 
 def save(audit: Audit, directory: Path) -> Path:
-    """Write the record and its tables, each whole or not at all; an earlier audit there is replaced. Its directory."""
+    """Write the record and its tables, each whole or not at all; an earlier audit there is replaced. Its directory.
+
+    What was kept there of an audit under way is removed.
+    """
     make_directory(directory)
     write_bytes(directory / PARQUET, parquet_of(audit))
     write_bytes(directory / CSV, csv_of(audit))
     write_json(directory / RECORD, audit.to_dict())
+    forget(directory)
     return directory
 
 
@@ -30,7 +35,7 @@ def open_audit(directory: Path | str) -> Audit:
     path = Path(directory) / RECORD
     if not path.is_file():
         raise InputError(f"audit: {directory} holds no {RECORD}; it must be the directory of an audit.")
-    return Audit.from_dict(read_json(path))
+    return Audit.from_dict(read_json(path), path)
 
 
 def parquet_of(audit: Audit) -> bytes:

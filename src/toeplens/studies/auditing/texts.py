@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from toeplens.ground import InputError
+from toeplens.ground import EnvironmentFailure, InputError
 
 SEQUENCES, TOKENS = 16, 256  # unless told otherwise
+_NUMPY = b"\x93NUMPY"  # how a .npy file begins
+_LARGEST = int(np.iinfo(np.int64).max)
+_NAMED = 200  # characters of a path that are told
 
 
 @dataclass(frozen=True)
@@ -59,17 +63,24 @@ def given(tokens: Any, sequences: int, length: int | None) -> Sequences:
         raise InputError(
             f"tokens: {list(array.shape)} of {array.dtype} were given; they must be whole numbers, sequences by tokens."
         )
-    found = torch.from_numpy(array.astype(np.int64))
+    array = array[:sequences, :length]
+    if array.size and int(array.max()) > _LARGEST:
+        raise InputError(f"tokens: they go up to {int(array.max())}; a token is at most {_LARGEST}.")
+    try:
+        found = torch.from_numpy(array.astype(np.int64))
+    except MemoryError:
+        size = " x ".join(map(str, array.shape))
+        raise EnvironmentFailure(f"tokens: {size} do not fit into the memory; lower sequences or max_tokens.") from None
     if found.shape[0] < 1 or found.shape[1] < 2:
         raise InputError(f"tokens: {list(found.shape)} were given; at least one sequence of 2 tokens is needed.")
-    return Sequences(found[:sequences, :length], "tokens as given")
+    return Sequences(found, "tokens as given")
 
 
 def from_texts(tokenizer: Any, texts: Sequence[str], sequences: int, length: int, origin: str) -> Sequences:
     """A text's tokens, cut into sequences of ``length`` with the tokenizer's special tokens around each.
 
-    What does not fill a sequence at a text's end is left out, unless there is nothing else; several texts give the
-    longest sequences that all have.
+    What does not fill a sequence at a text's end is left out, unless there is nothing else. Sequences are of one
+    length: of several texts those that are too short for it are left out, and the origin says how many.
     """
     found: list[list[int]] = []
     for text in texts:
@@ -79,7 +90,11 @@ def from_texts(tokenizer: Any, texts: Sequence[str], sequences: int, length: int
         if len(found) >= sequences:
             break
     most = max(map(len, found), default=0)
-    kept = [each for each in found if len(each) == most][:sequences]
+    kept = [each for each in found if len(each) == most]
+    short = len(found) - len(kept)
+    if short:
+        origin += f"; {short} of {len(texts)} texts left out, shorter than {most} tokens"
+    kept = kept[:sequences]
     if most < 2:
         raise InputError("text: it has less than 2 tokens; there is no attention to look at.")
     if not any(tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts):
@@ -102,24 +117,43 @@ def _cut(tokenizer: Any, text: str, length: int) -> list[list[int]]:
 
 def read_tokens(path: Path) -> Any:
     """Token ids of a file: .npy, or .json with a list, or a list of lists."""
-    if not path.is_file():
-        raise InputError(f"tokens: there is no file {path}.")
+    _there(path, "tokens")
     try:
         if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
+            with path.open("rb") as stream:
+                begins = stream.read(len(_NUMPY))
+            if begins != _NUMPY:
+                raise InputError(f"tokens: {path} could not be read (it is no .npy file).")
+            return np.load(path, mmap_mode="r", allow_pickle=False)  # what is not taken is not read
         if path.suffix == ".json":
             return np.asarray(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, OSError, EOFError, RecursionError) as error:
-        why = "its lists are of different lengths" if "inhomogeneous" in str(error) else error
+    except InputError:
+        raise
+    except (ValueError, OSError, EOFError, RecursionError, OverflowError) as error:
+        why = "its lists are of different lengths" if "inhomogeneous" in str(error) else str(error).rstrip(".")
         raise InputError(f"tokens: {path} could not be read ({why}).") from None
     raise InputError(f"tokens: {path} was given; it must be a .npy or a .json file.")
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, in UTF-8."""
-    if not path.is_file():
-        raise InputError(f"text: there is no file {path}.")
+    """The text of a file or of a pipe, in UTF-8."""
+    _there(path, "text")
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"text: {path} could not be read ({error}).") from None
+
+
+def _there(path: Path, field: str) -> None:
+    """Refuse what is no file and no pipe."""
+    try:
+        kind = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        why = "" if isinstance(error, FileNotFoundError) else f" ({getattr(error, 'strerror', None) or error})".lower()
+        raise InputError(f"{field}: there is no file {_named(path)}{why}.") from None
+    if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
+        raise InputError(f"{field}: {path} is no file; one must be given, or a pipe.")
+
+
+def _named(path: Path) -> str:
+    return str(path) if len(str(path)) <= _NAMED else f"{str(path)[:_NAMED]} ..."

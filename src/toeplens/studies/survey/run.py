@@ -17,6 +17,7 @@ import torch
 
 from toeplens.engine import plan_workers
 from toeplens.ground import EnvironmentFailure, InputError, choose, write_json
+from toeplens.ground.directories import entered
 from toeplens.ground.files import make_directory
 from toeplens.ground.reading import read_record
 from toeplens.studies.survey.check import surveyed
@@ -54,6 +55,18 @@ def survey(
     about, types = _about(), model_types()
     names = types if only is None else [choose("only", name, types) for name in only]
     directory = Path(out)
+    with entered(directory, "survey", (RESULT, RECORDS)):
+        return _go_on(directory, names, about, workers, limit, on_progress)
+
+
+def _go_on(
+    directory: Path,
+    names: Collection[str],
+    about: dict[str, Any],
+    workers: int | None,
+    limit: float,
+    on_progress: Callable[[Surveyed], None],
+) -> Survey:
     make_directory(directory / RECORDS)
     if (directory / RESULT).exists():
         had = read_record(directory / RESULT, Survey).about

@@ -1,0 +1,158 @@
+"""What the commands on pretrained models print: how far they are, heads and layers, and what has to be known."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from toeplens.console import err, say, table
+from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord
+
+_LISTED = 12  # heads that are printed
+_NAMED = 4  # weights that are named
+_LONG = 5.0  # seconds from which on it is said how long something takes
+_EVERY = 20.0  # seconds between two lines, where there is no terminal
+_SURE = 0.5  # seconds after which a rate says how long the rest takes
+_ROTATION = re.compile(r"rotation of \d+ pairs, (\d+) of (\d+) dimensions \((\w+)\)")
+
+
+class AuditProgress:
+    """Live bars over an audit's layers and heads with the time that is left; lines where there is no terminal."""
+
+    def __init__(self) -> None:
+        columns = TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        left = TextColumn("{task.fields[left]}")
+        self.bar = Progress(*columns, left, console=err, disable=not err.is_terminal)
+        self.tasks: dict[str, TaskID] = {}
+        self.began: dict[str, tuple[float, int]] = {}
+        self.said: dict[str, float] = {}
+
+    def __enter__(self) -> AuditProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Take note of how many layers or heads are done."""
+        now = time.monotonic()
+        began, first = self.began.setdefault(what, (now, done))
+        if what not in self.tasks:
+            self.tasks[what] = self.bar.add_task(what, total=total, left="")
+        left = ""
+        if first < done < total and now - began > _SURE:
+            left = f"about {told_time((now - began) / (done - first) * (total - done))} left"
+        self.bar.update(self.tasks[what], completed=done, total=total)
+        if left or done >= total:
+            self.bar.update(self.tasks[what], left=left)
+        if left and not err.is_terminal and now - self.said.get(what, -_EVERY) >= _EVERY:
+            self.said[what] = now
+            say(f"{what}: {done} of {total}, {left}", aside=True)
+
+    def expect(self, what: str, seconds: float) -> None:
+        """Take note of about how long all of it will take."""
+        text = f"about {told_time(seconds)}"
+        if err.is_terminal and what in self.tasks:
+            self.bar.update(self.tasks[what], left=text)
+        elif seconds >= _LONG:
+            say(f"{what}: they will take {text}", aside=True)
+
+
+def told_time(seconds: float) -> str:
+    """A duration as it is said: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def audit_tables(found: Audit) -> list[Table]:
+    """The heads that matter most (without effects the most positional ones), the layers, and what their heads do."""
+    by = "positional" if found.effect is None else "effect"
+    ordered = sorted(found.heads, key=lambda head: -np.inf if getattr(head, by) is None else -getattr(head, by))
+    columns = {"positional": "pos.", "symbolic": "symb.", "interaction": "inter.", "toeplitz": "Toepl."}
+    columns |= {"previous": "prev.", "first": "first", "induction": "induct."}
+    columns |= {} if found.effect is None else {"effect": "effect"}
+    heads = table(f"Heads of the largest {by} (layers and heads from 0)", "head", *columns.values())
+    for head in [head for head in ordered if getattr(head, by) is not None][:_LISTED]:
+        heads.add_row(f"{_where(head)} H{head.head}", *(_short(getattr(head, name), name) for name in columns))
+    layers = table("Layers", "layers", "heads", "position", "window", "difference")
+    for alike in _alike(found.layers):
+        first, proof = alike[0], max(max(each.outputs, each.weights or 0.0) for each in alike)
+        count = str(first.heads) if first.heads == first.key_heads else f"{first.heads} on {first.key_heads}"
+        layers.add_row(_numbers(alike), count, _position(first), str(first.window or "–"), f"{proof:.1e}")
+    return [heads, layers] if found.effect is None else [heads, layers, _deposits(found)]
+
+
+def _deposits(found: Audit) -> Table:
+    """What each layer's heads help and harm, and how the help is shared out."""
+    title = "What silencing adds (helps) and takes (harms), by layer; a dash: within its noise"
+    made = table(title, "layer", "helps", "harms", "largest", "its share", "eff. heads")
+    for layer in found.layers:
+        top = max(found.of(layer), key=lambda head: head.effect or 0.0, default=None)
+        share = layer.deposit.get("top_share")
+        made.add_row(
+            _where(layer),
+            *(_short(layer.deposit.get(name), "effect") for name in ("helps", "harms")),
+            "–" if top is None or share is None else f"H{top.head}",
+            "–" if share is None else f"{100 * share:.0f} %",
+            "–" if share is None else f"{layer.deposit.get('effective_heads') or 0:.1f}",
+        )
+    return made
+
+
+def audit_notes(found: Audit) -> Iterator[str]:
+    """What has to be known of an audit beside its tables, a line each."""
+    for name, what in (
+        ("random_weights", "random: the checkpoint lacks {} weights ({}); what is computed with them is of no model"),
+        ("unused_weights", "unused: the checkpoint has {} weights that the model has no place for ({})"),
+    ):
+        if weights := found.about.get(name):
+            more = ", ..." if len(weights) > _NAMED else ""
+            yield what.format(len(weights), ", ".join(weights[:_NAMED]) + more)
+    if "no_effects" in found.about:
+        yield f"no effects: {found.about['no_effects']}"
+    elif found.check is not None:
+        yield f"first-order effects: {found.check.words}"
+    if found.effect is not None and "intervals" in found.about:
+        yield f"intervals are 95 %, {found.about['intervals']}"
+    yield f"the captured pass differs from a plain one by {found.whole:.1e} (relative)"
+
+
+def _alike(layers: Sequence[LayerRecord]) -> list[list[LayerRecord]]:
+    """Layers that are the same in all that is printed of them, in the order of the first of each."""
+    found: dict[tuple[object, ...], list[LayerRecord]] = {}
+    for one in layers:
+        key = (one.side, one.kind, one.heads, one.key_heads, _position(one), one.window)
+        found.setdefault(key, []).append(one)
+    return list(found.values())
+
+
+def _numbers(layers: Sequence[LayerRecord]) -> str:
+    """Layers of one side and kind, runs drawn together: decoder L0-4, 6-10."""
+    numbers = sorted({one.layer for one in layers})
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    runs = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+    return f"{_where(layers[0]).rpartition('L')[0]}L{', '.join(runs)}"
+
+
+def _position(layer: LayerRecord) -> str:
+    """What position does in a layer, in few words: a rotation by how many of the dimensions it turns."""
+    return _ROTATION.sub(r"turns \1/\2 (\3)", layer.position).replace(" of the pairs switched off", " pairs off")
+
+
+def _where(record: HeadRecord | LayerRecord) -> str:
+    side = "" if record.kind == "self" else f"{record.kind} "
+    return f"{side}{record.side} L{record.layer}"
+
+
+def _short(value: float | None, name: str) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.2f}" if name != "effect" or value == 0 or abs(value) >= 0.1 else f"{value:.1e}"

@@ -1,0 +1,111 @@
+"""Finished parts of an audit that is under way, so that the same audit goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from toeplens import __version__
+from toeplens.ground import checked, write_text
+from toeplens.ground.files import make_directory
+from toeplens.studies.auditing.measured import Measured
+
+PARTS = ".parts"
+
+
+class Kept:
+    """Finished parts in an audit's directory, under a key of everything that decides them.
+
+    A part of another key, or whose content is not what was written, is as if it were not there.
+
+    Arguments
+        directory  the audit's; None keeps nothing
+        key        what decides the parts, beside the versions of torch and of this program: model, tokens, options
+    """
+
+    def __init__(self, directory: Path | None, key: Mapping[str, Any]) -> None:
+        self._place = None if directory is None else directory / PARTS
+        versions = {"toeplens": __version__, "torch": torch.__version__}
+        self._key = _digest(json.dumps({**key, **versions}, sort_keys=True))
+
+    def get(self, name: str) -> Any:
+        """A part, None if it is not there."""
+        try:
+            text = "" if self._place is None else (self._place / f"{name}.json").read_text(encoding="utf-8")
+            head, _, body = text.partition("\n")
+            return json.loads(body) if head == f"{self._key} {_digest(body)}" else None
+        except (OSError, ValueError):
+            return None
+
+    def put(self, name: str, content: Any) -> None:
+        """Keep a part, whole or not at all."""
+        if self._place is None:
+            return
+        make_directory(self._place)
+        body = json.dumps(content)
+        write_text(self._place / f"{name}.json", f"{self._key} {_digest(body)}\n{body}")
+
+    def clear(self) -> None:
+        """Remove all parts."""
+        if self._place is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
+
+    def layer(self, number: int) -> Measured | None:
+        """What was measured of a call, in the order of the pass."""
+        found = self.get(f"layer-{number}")
+        return None if found is None else checked(Measured, found, "part")
+
+    def put_layer(self, number: int, measured: Measured) -> None:
+        """Keep what was measured of a call."""
+        self.put(f"layer-{number}", asdict(measured))
+
+    def array(self, name: str) -> Float[np.ndarray, "..."] | None:
+        """Numbers, NaN among them."""
+        found = self.get(name)
+        return None if found is None else np.asarray(found, dtype=float)
+
+    def put_array(self, name: str, values: Float[np.ndarray, "..."]) -> None:
+        """Keep numbers."""
+        self.put(name, values.tolist())
+
+
+def forget(directory: Path) -> None:
+    """Remove the parts of an audit that is complete."""
+    shutil.rmtree(directory / PARTS, ignore_errors=True)
+
+
+def identity(model: Any, name: str | None) -> Any:
+    """What tells this model's weights from others': its files with their sizes and times, or a digest of the weights.
+
+    Arguments
+        name  the directory it was loaded from, or its name on the hub; None for a model that was handed over
+    """
+    if name is not None and Path(name).is_dir():
+        return files_of(Path(name))
+    commit = getattr(model.config, "_commit_hash", None)
+    if name is not None and commit is not None:
+        return [name, commit]
+    digest = hashlib.sha256(repr(model.config).encode())
+    for key, x in sorted(model.state_dict().items()):
+        digest.update(f"{key} {x.dtype} {list(x.shape)}".encode())
+        digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def files_of(directory: Path) -> list[list[Any]]:
+    """Name, size and time of each file in a directory."""
+    files = [(path, path.stat()) for path in sorted(directory.iterdir()) if path.is_file()]
+    return [[path.name, found.st_size, found.st_mtime_ns] for path, found in files]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,160 @@
+"""An audit that was stopped goes on where it was, with the numbers of one that was not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from toeplens.ground import InputError
+from toeplens.ground.stops import Interrupted
+from toeplens.sources.huggingface import silencing
+from toeplens.studies import auditing
+from toeplens.studies.auditing import Audit, audit, measuring
+from toeplens.studies.auditing.kept import PARTS
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+TOKENS = torch.randint(3, 40, (9, 12), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, num_key_value_heads=1)).eval()
+
+
+@pytest.fixture(scope="module")
+def whole(model: Any) -> Audit:
+    return audit(model, TOKENS)
+
+
+class Stop:
+    """Ends an audit once so much of something is done, as a signal does."""
+
+    def __init__(self, what: str, done: int) -> None:
+        self.at = what, done
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if (what, done) == self.at:
+            raise Interrupted
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often a call was measured and heads' outputs were replaced."""
+    counts = {"measured": 0, "passes": 0}
+
+    def count(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*args: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return function(*args, **options)
+
+        return counting
+
+    monkeypatch.setattr(measuring, "_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(measuring, "measure_call", count("measured", measuring.measure_call))
+    monkeypatch.setattr(silencing, "_values", count("passes", silencing._values))
+    return counts
+
+
+def same(one: Audit, other: Audit) -> bool:
+    about = {"seconds": 0}
+    return replace(one, about=one.about | about) == replace(other, about=other.about | about)
+
+
+def test_an_audit_goes_on_layer_by_layer(model: Any, whole: Audit, tmp_path: Path, counted: dict[str, int]) -> None:
+    with pytest.raises(Interrupted):
+        audit(model, TOKENS, keep=tmp_path, on_progress=Stop("layers", 2))
+    assert counted["measured"] == 2
+    with pytest.raises(Interrupted):
+        audit(model, TOKENS, keep=tmp_path, on_progress=Stop("heads", 4))
+    assert counted["measured"] == 3
+    passes = counted["passes"]
+    found = audit(model, TOKENS, keep=tmp_path)
+    assert counted["measured"] == 3
+    assert same(found, whole)
+    again, counted["passes"] = counted["passes"] - passes, 0
+    audit(model, TOKENS)
+    assert again < counted["passes"]  # the first layer's heads were not silenced again
+    auditing.save(found, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"audit.json", "heads.csv", "heads.parquet"}
+
+
+def test_parts_of_another_audit_and_damaged_ones_are_not_used(
+    model: Any, whole: Audit, tmp_path: Path, counted: dict[str, int]
+) -> None:
+    audit(model, TOKENS, keep=tmp_path)
+    parts = sorted((tmp_path / PARTS).iterdir())
+    assert {path.name for path in parts} == {
+        "pass.json",
+        *(f"{kind}-{number}.json" for kind in ("layer", "effects") for number in range(3)),
+    }
+    for number, path in enumerate(parts):  # a bit that fell over, half a file, none
+        content = path.read_bytes()
+        fallen = bytearray(content)
+        fallen[-2] ^= 1
+        path.write_bytes((bytes(fallen), content[: len(content) // 2], b"")[number % 3])
+    assert same(audit(model, TOKENS, keep=tmp_path), whole)
+    for path in parts:
+        fallen = bytearray(path.read_bytes())
+        fallen[-2] ^= 1
+        path.write_bytes(bytes(fallen))
+    assert same(audit(model, TOKENS, keep=tmp_path), whole)
+    others: tuple[dict[str, Any], ...] = ({"seed": 1}, {"layers": [0, 2]}, {"sequences": 8})
+    for options in others:
+        counted["measured"] = 0
+        found = audit(model, TOKENS, keep=tmp_path, effects="none", **options)
+        assert counted["measured"] == len(found.layers)
+    other = transformers.LlamaForCausalLM(model.config).eval()
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        other.model.layers[1].self_attn.q_proj.weight[0, 0] += 0.5
+    counted["measured"] = 0
+    audit(other, TOKENS, keep=tmp_path, effects="none")
+    assert counted["measured"] == 3
+
+
+def test_a_check_of_estimates_goes_on_too(model: Any, tmp_path: Path) -> None:
+    wanted = audit(model, TOKENS, effects="attribution")
+    with pytest.raises(Interrupted):
+        audit(model, TOKENS, effects="attribution", keep=tmp_path, on_progress=Stop("heads", 4))
+    assert (tmp_path / PARTS / "check-0.json").is_file()
+    assert same(audit(model, TOKENS, effects="attribution", keep=tmp_path), wanted)
+
+
+def test_a_refused_audit_leaves_nothing(model: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="layers: 7 was given"):
+        audit(model, TOKENS, layers=[0, 7], keep=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_said_early_how_long_the_layers_will_take(model: Any) -> None:
+    told: list[Any] = []
+    audit(
+        model,
+        TOKENS,
+        effects="none",
+        on_progress=lambda *event: told.append(event),
+        on_estimate=lambda what, seconds: told.append((what, seconds)),
+    )
+    assert told[0] == ("layers", 0, 3)
+    assert told[1][0] == "layers"
+    assert 0 < told[1][1] < 60
+    assert told[2:] == [("layers", done, 3) for done in (1, 2, 3)]
+
+
+def test_what_is_printed_has_no_tokens(whole: Audit) -> None:
+    found = replace(whole, words=("a", "b"))
+    text = json.dumps(found.summary())
+    assert "words" not in found.summary()
+    assert len(text) < len(json.dumps(found.to_dict()))
+    assert [head["effect"] for head in found.summary()["heads"]] == [head.effect for head in found.heads]
