@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -256,6 +257,31 @@ def test_heads_have_no_order_nor_have_the_sequences_of_a_fold_and_squared_logits
         found, expected = position_effect([other]), position_effect([layer])
     np.testing.assert_allclose(found.variance, factor**2 * expected.variance[:, heads], rtol=1e-10)
     np.testing.assert_allclose(found.share, expected.share[:, heads], rtol=1e-10)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "t5", "cope", "fox", "shaw"])
+@pytest.mark.parametrize("read", [False, True])
+def test_logits_are_formed_some_at_a_time(encoding: str, read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never more than is asked for, down to one query of one sequence; the numbers are the same (1e-12)."""
+    layer, module = trace_of(encoding)[1], sys.modules[PositionEffect.__module__]
+    rows = {1: LENGTHS.unsqueeze(1) - 1} if read else None
+    sizes, form = [], module.attention_logits
+
+    def counted(*given: Any, **options: Any) -> Tensor:
+        sizes.append((made := form(*given, **options)).numel())
+        return made
+
+    monkeypatch.setattr(module, "attention_logits", counted)
+    monkeypatch.setattr(LayerTrace, "logits", None)  # all of them at once
+    whole = position_effect([layer], queries=rows)
+    heads, length = layer.q.shape[1:3]
+    for most in (heads * length * length, 3 * heads * length, heads * length):
+        sizes.clear()
+        monkeypatch.setattr(module, "AT_ONCE", most)
+        found = position_effect([layer], queries=rows)
+        assert max(sizes) <= most
+        for name in ("variance", "total", "share"):
+            np.testing.assert_allclose(getattr(found, name), getattr(whole, name), rtol=0, atol=1e-12)
 
 
 def test_hidden_padding_does_not_matter() -> None:

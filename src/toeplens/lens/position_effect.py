@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from toeplens.lens.trace import LayerTrace
 
 FOLDS = 3  # a query's own, and one for each of two mean keys
 _NOTHING = 1e-12  # of the mean square of the logits: a variance below it is rounding
+AT_ONCE = 1 << 19  # logits formed at once, but for one query of one sequence
 _ARRAYS = ("variance", "total", "share")
 
 
@@ -141,20 +142,31 @@ def effect_variance(
     means = [_mean_keys(k, key_part, layer.present, fold == one) for one in range(FOLDS)]
     total = count = torch.zeros((), dtype=q.dtype, device=q.device)
     for own in range(FOLDS):
-        members = torch.nonzero(fold == own).squeeze(1)
         (first, reached), (second, also) = (means[(own + 1) % FOLDS], means[(own + 2) % FOLDS])
-        at = None if rows is None else rows[members]
-        seen, effects = None, []
-        for mean in (first, second):
-            logits, seen = _logits(layer, q, mean, members, at)
-            effects.append(logits)
-        assert seen is not None
-        seen = seen & (reached & also)
-        counted, weight = _evenly(seen, q.dtype)
-        a, b = (_centred(x, seen, weight) for x in effects)
-        total = total + torch.where(counted, (a * b * weight).sum(-1), 0).sum((0, 2))
-        count = count + counted.sum((0, 2))
+        for members, at in _tiles(q, torch.nonzero(fold == own).squeeze(1), rows):
+            seen, effects = None, []
+            for mean in (first, second):
+                logits, seen = _logits(layer, q, mean.expand(len(members), -1, -1, -1), members, at)
+                effects.append(logits)
+            assert seen is not None
+            seen = seen & (reached & also)
+            counted, weight = _evenly(seen, q.dtype)
+            a, b = (_centred(x, seen, weight) for x in effects)
+            total = total + torch.where(counted, (a * b * weight).sum(-1), 0).sum((0, 2))
+            count = count + counted.sum((0, 2))
     return total / count
+
+
+def _tiles(
+    q: Float[Tensor, "B H R d"], members: Int[Tensor, "b"], rows: Int[Tensor, "B Q"] | None
+) -> Iterator[tuple[Int[Tensor, "_b"], Int[Tensor, "*_b2 _Q"]]]:
+    """Some sequences and some of their queries, [Q] the same of all or [b, Q], with `AT_ONCE` logits at most."""
+    heads, length = q.shape[1:3]
+    queries = length if rows is None else rows.shape[1]
+    for some in members.split(max(1, AT_ONCE // (heads * queries * length))):
+        own = torch.arange(length, device=q.device) if rows is None else rows[some]
+        for part in own.split(max(1, AT_ONCE // (heads * length)), dim=-1):
+            yield some, part
 
 
 def _mean_keys(
@@ -172,23 +184,19 @@ def _mean_keys(
 
 
 def _logits(
-    layer: LayerTrace, q: Tensor, mean: Float[Tensor, "G R d"], members: Int[Tensor, "b"], rows: Tensor | None
+    layer: LayerTrace, q: Tensor, k: Float[Tensor, "b G R d"], members: Int[Tensor, "b"], rows: Int[Tensor, "*_b Q"]
 ) -> tuple[Float[Tensor, "b H Q R"], Bool[Tensor, "b 1 Q R"]]:
-    """The logits of some sequences' queries with the same keys for all, and who sees whom (padded queries nobody)."""
+    """The logits of some sequences' queries with these keys, and who sees whom (padded queries nobody)."""
     there = layer.present[members]
     mask, notes = layer.mask, layer.notes
     index = torch.arange(q.shape[2], device=q.device)
-    places = layer.positions[members] if layer.encoding.by_sequence(layer.positions) else layer.positions
-    q, q_places = q[members], places
-    if rows is None:
-        rows = index
-        own = there
-    else:
-        each = torch.arange(len(members), device=q.device)[:, None]
-        q = q[each, :, rows].transpose(1, 2)
-        q_places = places[each, rows] if layer.encoding.by_sequence(places) else places[rows]
-        own = there[each, rows]
-    k = mean.expand(len(members), -1, -1, -1).repeat_interleave(q.shape[1] // len(mean), 1)
+    by_sequence = layer.encoding.by_sequence(layer.positions)
+    places = layer.positions[members] if by_sequence else layer.positions
+    each = torch.arange(len(members), device=q.device)[:, None]
+    q = q[members][:, :, rows] if rows.ndim == 1 else q[members[:, None], :, rows].transpose(1, 2)
+    q_places = places[each, rows] if by_sequence else places[rows]
+    own = there[each, rows]
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     logits = attention_logits(
         q,
         k,
@@ -223,17 +231,16 @@ def _centred(logits: Tensor, seen: Tensor, weight: Tensor) -> Tensor:
 
 def _own_variance(layer: LayerTrace, rows: Tensor | None) -> tuple[Float[Tensor, "H"], Float[Tensor, "H"]]:
     """Mean over the queries of the variance of their own logits, and of their mean square."""
-    logits = layer.logits()
-    seen = logits.isfinite() & layer.present[:, None, :, None]
-    if rows is not None:
-        each = torch.arange(len(rows), device=rows.device)[:, None]
-        logits, seen = (x[each, :, rows].transpose(1, 2) for x in (logits, seen))
-    counted, weight = _evenly(seen, logits.dtype)
-    values = torch.where(seen, logits, 0)
-    variance = (_centred(logits, seen, weight) ** 2 * weight).sum(-1)
-    count = counted.sum((0, 2))
-    square = (values**2 * weight).sum(-1)
-    return (variance * counted).sum((0, 2)) / count, (square * counted).sum((0, 2)) / count
+    variance = square = count = torch.zeros((), dtype=layer.q.dtype, device=layer.q.device)
+    for members, at in _tiles(layer.q, torch.arange(len(layer.q), device=layer.q.device), rows):
+        logits, seen = _logits(layer, layer.q, layer.k[members], members, at)
+        seen = seen & logits.isfinite()
+        counted, weight = _evenly(seen, logits.dtype)
+        values = torch.where(seen, logits, 0)
+        variance = variance + ((_centred(logits, seen, weight) ** 2 * weight).sum(-1) * counted).sum((0, 2))
+        square = square + ((values**2 * weight).sum(-1) * counted).sum((0, 2))
+        count = count + counted.sum((0, 2))
+    return variance / count, square / count
 
 
 def in_float64(layer: LayerTrace) -> LayerTrace:
