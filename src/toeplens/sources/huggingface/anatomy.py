@@ -16,8 +16,8 @@ class Anatomy:
 
     items      the layers: what lies in the outermost lists of modules that hold attention, and the name of the list
     written    attention modules that do not ask transformers' attention interface
-    parts      what the layers, or attention outside of them, lie in, but the model itself: the outermost of those that
-               are called give the hidden states that the head is given
+    parts      what the layers, or attention outside of them, lie in, but the model itself, and what has its head beside
+               such a part: the outermost of those that are called give the hidden states that the head is given
     embedding  the output embedding; None where there is none, or it is in a part or embeds the input as well
     """
 
@@ -43,8 +43,11 @@ def anatomy_of(model: Any) -> Anatomy:
         parts |= {named[each] for each in above}
     written = frozenset(module for module in attention if not _asks(module))
     embedding = model.get_output_embeddings()
-    inside = embedding is not None and any(embedding in set(part.modules()) for part in parts)
-    if inside or embedding is input_embedding(model):
+    if embedding is None or embedding is input_embedding(model):
+        return Anatomy(items, written, frozenset(parts), None)
+    whole = {part for part in parts if embedding in set(part.modules())}
+    parts -= {part for part in whole if any(each in parts - whole for each in part.modules())}
+    if whole & parts:
         embedding = None
     return Anatomy(items, written, frozenset(parts), embedding)
 

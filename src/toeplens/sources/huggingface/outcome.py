@@ -21,7 +21,14 @@ _ROWS, _BLOCK = 32, 8  # blocks over all sequences, if each has so many tokens a
 _AT_ONCE = 1 << 24  # logits that are held at once, over copies, sequences and positions
 _MASKED = 0.15  # share of the tokens that a masked language model has to predict
 _NONE = -100  # a label where nothing is to be predicted
-_PREDICTS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
+_PREDICTS = (
+    "ForCausalLM",
+    "LMHeadModel",
+    "ForConditionalGeneration",
+    "MTModel",
+    "ForTextToText",
+    "EncoderDecoderModel",
+)
 _FILLS = ("ForMaskedLM",)
 
 
