@@ -11,7 +11,7 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.masks import at_rows
 
-_AT_ONCE = 1 << 22  # weights that are formed again, over batch and heads
+_AT_ONCE = 1 << 21  # weights that are formed again, over batch and heads
 _LOOSE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
