@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import AttentionCall, captured
+from toeplens.sources.huggingface.lent import changed
 from toeplens.sources.huggingface.products import Products
+from toeplens.sources.huggingface.settings import configs_of
 from toeplens.sources.huggingface.watch import attention_modules
 from toeplens.studies.auditing import audit
 from toeplens.studies.auditing.texts import repeated
@@ -20,6 +23,7 @@ from toeplens.studies.survey.record import Surveyed
 
 WHOLE = 1e-3  # of the largest output: what a captured pass may differ by from a plain one
 _SEQUENCES, _TOKENS, _WORDS = 9, 12, 30  # of the audit: enough for means over sequences, and in every vocabulary
+_ALIKE = 1e-4  # of weights: what formed ones may differ by from those that a pass returns
 _SEED = 11  # of models that draw at random while they run
 
 
@@ -71,9 +75,12 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
     """
     weights: list[float] = []
     outputs: list[float] = []
+    formed: list[Tensor] = []
 
     def look(call: AttentionCall) -> None:
         outputs.append(call.proof.outputs)
+        if call.weights is not None:
+            formed.append(call.weights.clone())
         if call.proof.weights is not None:
             weights.append(call.proof.weights)
 
@@ -92,6 +99,7 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
             f"model: of {seen} softmaxes of products in the plain pass of {type(model).__name__}, {len(outputs)} were "
             "captured as attention."
         )
+    returned = _returned(model, inputs)
     tokens = repeated(_WORDS, (), _SEQUENCES, _TOKENS, _SEED)
     audited = audit(model, tokens.tokens)
     outputs += [layer.outputs for layer in audited.layers]
@@ -103,6 +111,7 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
         "heads": len(audited.heads),
         "placed": sum(layer.unknown is None for layer in audited.layers),
         "effect": audited.effect,
+        "returned": None if returned is None else sum(any(_same(x, y) for y in returned) for x in formed),
         "weights": max(weights, default=None),
         "outputs": max(outputs),
         "whole": max(whole, audited.whole),
@@ -114,6 +123,23 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
 def _plain(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     torch.manual_seed(_SEED)
     return model(**inputs)[0]
+
+
+def _returned(model: Any, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
+    """The attentions that a plain pass with the model's eager attention returns; None where it returns none."""
+    eager = [(vars(config), "_attn_implementation_internal", lambda before: "eager") for config in configs_of(model)]
+    try:
+        with torch.no_grad(), changed(eager):
+            torch.manual_seed(_SEED)
+            output = model(**inputs, output_attentions=True)
+        lists = [value for name, value in output.items() if name.endswith("attentions")]
+    except Exception:  # some do not take the question
+        return None
+    return [x for x in tree_leaves(lists) if isinstance(x, Tensor)] or None
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    return x.shape == y.shape and bool(((x - y).abs() <= _ALIKE).all())
 
 
 def _products(model: Any, inputs: Mapping[str, Tensor]) -> int:

@@ -27,6 +27,7 @@ COLUMNS: dict[str, str] = {
     "heads": "heads that were audited",
     "effect": "what their effects are of: loss or states; None where heads could not be silenced",
     "placed": "calls whose positional, symbolic and interaction shares are known",
+    "returned": "calls whose weights are among the attentions that the model returns; None where it returns none",
     "weights": "largest difference of an attention weight formed again from its parts; None where the model forms none",
     "outputs": "largest difference of a head's output, relative to the layer's largest",
     "whole": "largest difference of the model's output from that of its own plain pass, relative to the largest",
@@ -46,6 +47,7 @@ class Surveyed:
     heads: Count | None = None
     effect: Text | None = None
     placed: Count | None = None
+    returned: Count | None = None
     weights: Positive | None = None
     outputs: Positive | None = None
     whole: Positive | None = None
@@ -96,12 +98,12 @@ class Survey:
     def markdown(self, *outcomes: Outcome) -> str:
         """A table for people: of proved types what was found, of others why they are not."""
         proved = outcomes == ("proved",)
-        heading = ("type", "class", "calls", "shares known", "effects", "weights", "outputs", "whole pass")
+        heading = ("type", "class", "calls", "shares known", "effects", "returned", "weights", "outputs", "whole pass")
         lines: list[tuple[str, ...]] = [heading if proved else ("type", "class", "why")]
         for row in self.of(*outcomes):
             numbers = (_power(value) for value in (row.weights, row.outputs, row.whole))
-            shares = "all" if row.placed == row.calls else f"{row.placed} of {row.calls}"
-            rest = (str(row.calls), shares, row.effect or "–", *numbers) if proved else (_cell(row.why),)
+            shares, returned = (_of(count, row.calls) for count in (row.placed, row.returned))
+            rest = (str(row.calls), shares, row.effect or "–", returned, *numbers) if proved else (_cell(row.why),)
             lines.append((f"`{row.name}`", f"{row.model or '–'}", *rest))
         lines.insert(1, ("---",) * len(lines[0]))
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -122,6 +124,10 @@ class Survey:
 
 
 _DIFFERENCES = ("weights", "outputs", "whole")
+
+
+def _of(count: int | None, calls: int | None) -> str:
+    return "–" if count is None else "all" if count == calls else f"{count} of {calls}"
 
 
 def _power(value: float | None) -> str:
