@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import AttentionCall, captured, masks
@@ -164,3 +166,25 @@ def test_masked_tokens_are_drawn_by_the_seed() -> None:
         assert [(row == 3).nonzero().flatten().tolist() for row in found.inputs["input_ids"]] == places
         assert found.labels is not None
         assert [(row >= 0).nonzero().flatten().tolist() for row in found.labels] == places
+
+
+@pytest.mark.parametrize("name", ["Llama", "Bloom"])
+def test_what_is_measured_is_not_under_observation(name: str) -> None:
+    """What ``on_layer`` computes does not come to the modes of the pass: of fused attention, and of written-out."""
+    config = getattr(transformers, f"{name}Config")(**dict(list(SIZES.items())[:3]), n_head=4, num_attention_heads=4)
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    inside: list[list[str]] = []
+    norm = next(module for module in model.modules() if "Norm" in type(module).__name__)
+    norm.register_forward_hook(lambda module, args, out: inside.append(modes()))
+    seen: list[list[str]] = []
+    with torch.device("cpu"):  # a mode around the pass stays where it is
+        captured(model, {"input_ids": PLACES[None]}, lambda call: seen.append(modes()))
+    assert inside[0] == ["DeviceContext", "Products", "Exponentials"]
+    assert seen == [["DeviceContext"]] * len(seen)
+    assert seen
+    assert modes() == []
+
+
+def modes() -> list[str]:
+    """The modes that an operation comes to."""
+    return [type(mode).__name__ for mode in (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())]

@@ -47,12 +47,12 @@ class Surveyed:
     heads: Count | None = None
     effect: Text | None = None
     placed: Count | None = None
-    returned: Count | None = None
     weights: Positive | None = None
     outputs: Positive | None = None
     whole: Positive | None = None
     why: Text | None = None
     seconds: Positive | None = None
+    returned: Count | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and words, for JSON."""
