@@ -217,10 +217,12 @@ CONTENT, ROTARY, LATENT, WIDTH = 8, 4, 16, H * 8
 def copy_weights(ours: LatentAttention, theirs: torch.nn.Module) -> None:
     """DeepSeek keeps a head's content and rotary query side by side, its key beside its value, and W_DKV above W_KR."""
     with torch.no_grad():
-        theirs.q_a_proj.weight.copy_(ours.down_q.weight)
-        theirs.q_a_layernorm.weight.copy_(ours.norm_q.weight)
+        if isinstance(ours.down_q, torch.nn.Linear):
+            theirs.q_a_proj.weight.copy_(ours.down_q.weight)
+            theirs.q_a_layernorm.weight.copy_(ours.norm_q.weight)
         up = (ours.up_q.weight.unflatten(0, (H, CONTENT)), ours.rotary_q.weight.unflatten(0, (H, ROTARY)))
-        theirs.q_b_proj.weight.copy_(torch.cat(up, dim=1).flatten(0, 1))
+        queries = theirs.q_proj if isinstance(ours.down_q, torch.nn.Identity) else theirs.q_b_proj
+        queries.weight.copy_(torch.cat(up, dim=1).flatten(0, 1))
         theirs.kv_a_proj_with_mqa.weight.copy_(torch.cat((ours.down_kv.weight, ours.rotary_k.weight)))
         theirs.kv_a_layernorm.weight.copy_(ours.norm_kv.weight)
         keys, values = (part.unflatten(0, (H, CONTENT)) for part in ours.up_kv.weight.chunk(2))
@@ -228,17 +230,18 @@ def copy_weights(ours: LatentAttention, theirs: torch.nn.Module) -> None:
         theirs.o_proj.weight.copy_(ours.out.weight)
 
 
-def our_latent_attention(pairing: str) -> LatentAttention:
+def our_latent_attention(pairing: str, **more: Any) -> LatentAttention:
     torch.manual_seed(0)
-    options = {"rotary_dim": ROTARY, "d_compress": LATENT, "pairing": pairing}
+    options = {"rotary_dim": ROTARY, "d_compress": LATENT, "pairing": pairing, **more}
     config = DecoderConfig(d_model=WIDTH, num_heads=H, encoding="mla", encoding_options=options)
     ours = LatentAttention(config, config.build_encoding())
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter.normal_(std=0.5)
-        ours.norm_q.weight.add_(1.0)
-        ours.norm_kv.weight.add_(1.0)
-    ours.norm_q.eps = ours.norm_kv.eps = 1e-6  # DeepSeek's; torch's own default is 2^-23
+        for norm in (ours.norm_q, ours.norm_kv):
+            if isinstance(norm, torch.nn.RMSNorm):
+                norm.weight.add_(1.0)
+                norm.eps = 1e-6  # DeepSeek's; torch's own default is 2^-23
     return ours.eval()
 
 
@@ -296,9 +299,11 @@ def test_latent_attention_is_deepseek_v3s_in_float64() -> None:
     agree(our_output(ours, x, positions) / scale, out / scale, 1e-12)
 
 
-def test_latent_attention_is_deepseek_v2s() -> None:
-    ours = our_latent_attention("interleaved")
-    config = DeepseekV2Config(**deepseek_sizes("eager"))
+@pytest.mark.parametrize("q_compress", [LATENT, 24, None])
+def test_latent_attention_is_deepseek_v2s(q_compress: int | None) -> None:
+    """With latent queries of the keys' size, of a size of their own (V2), and with none (V2-Lite)."""
+    ours = our_latent_attention("interleaved", q_compress=q_compress)
+    config = DeepseekV2Config(**deepseek_sizes("eager", q_lora_rank=q_compress))
     theirs = deepseek_v2.DeepseekV2Attention(config, layer_idx=0)
     copy_weights(ours, theirs)
     x, positions = torch.randn(B, 12, WIDTH), torch.arange(12)

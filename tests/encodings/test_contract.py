@@ -171,6 +171,8 @@ REFUSED = [
     ("rope-absolute", {}, {"d_model": 25}, "d_model"),
     ("mla", {"rotary_dim": 3}, {}, "rotary_dim"),
     ("mla", {"rotary_dim": 0}, {}, "rotary_dim"),
+    ("mla", {"q_compress": 0}, {}, "q_compress"),
+    ("mla", {"q_compress": "half"}, {}, "q_compress"),
     ("mla", {"rotary_dim": 6, "phase_table": "released"}, {}, "rotary_dim"),
     ("mla", {"d_compress": 0}, {}, "d_compress"),
     ("mla", {"rotary_query": "both"}, {}, "rotary_query"),

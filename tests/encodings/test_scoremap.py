@@ -22,6 +22,8 @@ DAPES: list[tuple[str, dict[str, Any]]] = [
     ("dape-v2", {"base": "fire", "width": 7}),
     ("dape-v2", {"base": "none"}),
     ("dape", {}),
+    ("dape", {"base": "rope"}),
+    ("dape-v2", {"base": "rope"}),
 ]
 every_dape = pytest.mark.parametrize(("name", "options"), DAPES)
 PAST = torch.ones(N, N, dtype=torch.bool).tril()
@@ -47,8 +49,11 @@ def logits_of(encoding: PositionalEncoding, q: Tensor, k: Tensor, **more: Any) -
 
 def maps(encoding: DAPEv2, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """S, and B or (where there is none) nothing."""
-    scores, p = q @ k.transpose(-1, -2) * 0.3, torch.arange(N)
-    if encoding.base is None:
+    p = torch.arange(N)
+    if encoding.turns:
+        q, k = encodings.build("rope", pairing="half", **SIZES).rotate(q, k, p, p)
+    scores = q @ k.transpose(-1, -2) * 0.3
+    if encoding.base is None or encoding.turns:
         return scores, scores[:, :0]
     return scores, encoding.base.bias(p, p).double().expand(B, -1, -1, -1)
 
@@ -83,7 +88,7 @@ def test_each_logit_is_the_network_on_its_row_with_nothing_beside_what_is_visibl
     for b, i, j in product(range(B), (0, 1, 5, N - 1), range(N)):
         if j > i:
             continue
-        wanted = scores[b, :, i, j] + (bias[b, :, i, j] if encoding.base is not None else 0) + outward.bias.detach()
+        wanted = scores[b, :, i, j] + (bias[b, :, i, j] if bias.numel() else 0) + outward.bias.detach()
         for tap in range(size):
             wanted = wanted + second[:, :, tap] @ hidden(b, i, j + tap - half)
         assert float((ours[b, :, i, j] - wanted).abs().max()) < 1e-12
@@ -111,6 +116,14 @@ def test_it_is_the_released_layers_but_for_the_ends_of_the_map(name: str, option
     assert float(apart[..., half : N - half].max()) < 1e-12
     assert bool((apart[..., :half] > 1e-3).any()) == (half > 0)
     assert bool((apart[..., N - half :] > 1e-3).any()) == (half > 0)
+
+
+def test_the_network_on_ropes_scores_turns_before_it_scores() -> None:
+    encoding = build("dape", base="rope")
+    assert encoding.overrides("rotate")
+    assert not build("dape").overrides("rotate")
+    assert encoding.inward.in_channels == H
+    conformance.check("dape", skip=["compile"], base="rope")
 
 
 def test_the_first_version_is_a_perceptron_on_each_pair() -> None:
@@ -224,7 +237,7 @@ def test_without_a_base_it_couples_to_the_weights_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "field"),
     [
-        ("dape-v2", {"base": "rope"}, "base"),
+        ("dape-v2", {"base": "xpos"}, "base"),
         ("dape-v2", {"base": "none", "kernel_size": 1}, "base"),
         ("dape", {"base": "none"}, "base"),
         ("dape-v2", {"kernel_size": 2}, "kernel_size"),

@@ -625,6 +625,16 @@ def test_the_scale_of_the_logits_is_the_published_one_unless_it_is_given(encodin
     assert differ(by_the_root(tokens), model(encoding, attention_scale=head_dim**-0.5)(tokens)) <= 1e-12
 
 
+def test_latent_attention_may_take_its_queries_from_the_layers_input() -> None:
+    decoder, tokens = model("mla", encoding_options={"q_compress": None}), tokens_like()
+    assert not any(name.startswith(("down_q", "norm_q")) for name, _ in decoder.block(0).attention.named_parameters())
+    assert differ(decoder(tokens), decoder(tokens, fused=False)) <= 1e-12
+    x, attention = decoder.begin(tokens)[0], decoder.block(0).attention
+    parts = [attention.project_part(part, part, at=(x, x)) for part in (0.3 * x, 0.7 * x)]
+    for whole, first, second in zip(attention.project(x, x)[:2], *parts, strict=True):
+        assert differ(first + second, whole) <= 1e-12
+
+
 @pytest.mark.parametrize(
     ("encoding", "options", "scale"),
     [

@@ -115,8 +115,9 @@ class CARoPE(PositionalEncoding):
 
     The paper says that it starts as RoPE, but its formula cannot: W = 0 gives f = 0.59. Our W starts at zero with a
     constant inside the softplus that makes f = theta_1 = base^(-2/d). x is what the layer's keys are made from, so each
-    layer has its own W; the paper says "token embedding", which may mean the first layer's alone. Powers run from
-    t = 0, as RoPE's do.
+    layer has its own W; the paper says "token embedding", which may mean the first layer's alone.
+
+    Not verified: the powers, which run from t = 0 here, as RoPE's do; no program of the authors could be read.
 
     Arguments
         start          ``rope``: with that constant; ``printed``: the formula as printed, without

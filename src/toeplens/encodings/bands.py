@@ -20,6 +20,8 @@ class RopeBands(PartialRoPE):
     With no gain given, all are 1: RoPE. The paper applies its gains to the keys of a reference image alone; here they
     hold for all keys.
 
+    Not verified: the ramp and what it modulates, which are read from the paper without a program to compare.
+
     Arguments
         gains   n = d/2 numbers, or one such list a head, from the highest frequency to the lowest; not negative
         keep    instead of ``gains``: the indices t that keep a gain of 1; all others have 0

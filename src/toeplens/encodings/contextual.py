@@ -23,7 +23,8 @@ class CoPE(PositionalEncoding):
     query on: ours. The table is one for all heads and starts at zero.
 
     Arguments
-        positions_max  rows of the table; larger positions share the last. Default max_len + 1, enough for every key
+        positions_max  rows of the table; larger positions share the last. Default max_len + 1, enough for every key,
+                       which is ours; published: 64
         scaled         the position term takes the factor of q . k (1/sqrt(d)) too, which is the authors' program's
                        default; else it does not, as in the paper's listing and in x-transformers
         shared         one table for all layers; else each layer has its own

@@ -117,6 +117,8 @@ class CABLE(CumulativeBias):
     paper prints the bias without its minus sign; its text and its program have it. Keys after the query take
     -g_i |S_i - S_j|, as in the authors' bidirectional program.
 
+    Not verified: that the step of the paper's experiments is the default here, ``relu``, and not ``softplus``.
+
     Arguments
         step        ``relu``, or ``softplus``: the paper's first version (which has no weight), and FoX with the sign of
                     its gate turned around

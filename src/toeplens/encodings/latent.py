@@ -21,7 +21,10 @@ class MLA(Rotary):
 
     Arguments
         rotary_dim    dimensions of the rotary part; default half of ``head_dim``, as in DeepSeek-V2
-        d_compress    size of the latent vectors c^Q and c^KV; default half of ``d_model``
+        d_compress    size of the latent vector c^KV; default half of ``d_model``, as in arXiv 2505.13027 (DeepSeek-V2:
+                      512 of 5120)
+        q_compress    size of c^Q: ``same`` as c^KV, as in arXiv 2505.13027; a number of its own (DeepSeek-V2: 1536); or
+                      None for queries straight from the layer's input, as in V2-Lite
         rotary_query  ``per-head`` (DeepSeek) or ``shared``: one rotary query for all heads (released program of
                       arXiv 2505.13027)
         latent_norm   RMSNorm on the latent vectors, as in DeepSeek
@@ -40,6 +43,7 @@ class MLA(Rotary):
         *,
         rotary_dim: int | None = None,
         d_compress: int | None = None,
+        q_compress: int | Literal["same"] | None = "same",
         rotary_query: Literal["per-head", "shared"] = "per-head",
         latent_norm: bool = True,
         phase_table: Literal["rotation", "released"] = "rotation",
@@ -55,6 +59,9 @@ class MLA(Rotary):
         self.d_compress = max(1, self.d_model // 2) if d_compress is None else d_compress
         if self.d_compress < 1:
             raise InputError(f"d_compress: {d_compress} was given; it must be at least 1.")
+        self.q_compress = self.d_compress if q_compress == "same" else q_compress
+        if self.q_compress is not None and not (isinstance(self.q_compress, int) and self.q_compress >= 1):
+            raise InputError(f"q_compress: {q_compress!r} was given; it must be at least 1, 'same', or None.")
         self.rotary_query = choose("rotary_query", rotary_query, ("per-head", "shared"))
         self.latent_norm = latent_norm
         self.phase_table = choose("phase_table", phase_table, ("rotation", "released"))

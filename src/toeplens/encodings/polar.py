@@ -83,17 +83,19 @@ def _polar(x: Float[Tensor, "B H N d"], phases: Float[Tensor, "*_B #H N d"]) -> 
 class ComplexFormer(Rotary):
     """RoPE whose heads also learn how the angle between query and key counts (Shao et al. 2025; uncertain, see below).
 
-    The paper (withdrawn by its authors, its text not available to us) says in its abstract that a head turns real
-    queries and keys into polar complex vectors and takes the real part of their product under a rotation by
-    Adapt(AS_ij) + Delta(P_ij), AS the difference of their own phases and P that of their positions. It does not say
-    what Adapt and Delta are. This reading takes the affine Adapt of its predecessor EulerFormer (arXiv 2403.17729),
-    with a factor and a shift for each head and pair, and RoPE's angle for Delta:
+    The paper (withdrawn by its authors) says in its abstract that a head turns real queries and keys into polar
+    complex vectors and takes the real part of their product under a rotation by Adapt(AS_ij) + Delta(P_ij), AS the
+    difference of their own phases and P that of their positions. It does not say what Adapt and Delta are. This
+    reading takes the affine Adapt of its predecessor EulerFormer (arXiv 2403.17729), with a factor and a shift for
+    each head and pair, and RoPE's angle for Delta:
 
         logit = sum_t |q_t| |k_t| cos(a_t (arg q_t - arg k_t) + b_t + (i - j) theta_t)
 
     which starts as RoPE (a = 1, b = 0) and factorises into a query and a key, so that it depends on q_i, k_j and i - j
     alone: by our definition its position part is not data-dependent. For a_t other than an integer the logit jumps
     where an argument passes pi. Its `kernel` is the rotation's, between the adapted queries and keys.
+
+    Not verified: all of it but that sentence, as neither the paper's text nor a program could be read.
 
     Arguments
         base, pairing  as in RoPE

@@ -41,13 +41,14 @@ class Shaw(PositionalEncoding):
     factor 1/sqrt(d). The products of a query with the 2k + 1 vectors are formed once and picked from.
 
     Arguments
-        max_distance  k (the paper's base model: 16, its large one: 8)
+        max_distance  k
         on_values     with the vectors a^V
-        shared_heads  the same vectors for all heads, as in the paper's large model; else a set a head, as in its base
-                      model
+        shared_heads  the same vectors for all heads; else a set a head
         shared        one set for all layers; else each layer has its own, as published
 
-    The paper gives no starting values: as in tensor2tensor, Glorot's uniform ones.
+    The defaults are of neither of the paper's models: its base model has k = 16 and a set a head (``shared_heads``
+    False), its large one k = 8 and one set for all heads. The paper gives no starting values: as in tensor2tensor,
+    Glorot's uniform ones.
     """
 
     coupling = "logits"

@@ -24,8 +24,10 @@ class RollPE(PositionalEncoding):
     alternating sum) is real and has no fraction of a turn that is real: it is multiplied by (-1)^(i r), r the whole
     number nearest to ``speed``, which is torch.roll's factor for a whole speed and keeps a group for any.
 
+    Not verified: the paper's own speed; 1, the discrete roll, is ours.
+
     Arguments
-        speed  dimensions per position; 1 is the discrete roll. The paper's own choice is not known to us
+        speed  dimensions per position
     """
 
     coupling = "rotation"

@@ -135,8 +135,10 @@ class RoPE(Rotary):
 class PartialRoPE(Rotary):
     """RoPE on some of the dimensions, heads or layers, and nothing on the rest.
 
+    With no option it is RoPE as its paper has it. GPT-NeoX and Pythia: ``rotary_pct`` 0.25 and ``pairing`` "half".
+
     Arguments
-        rotary_pct  share of each head's dimensions that is rotated, from the first on (GPT-NeoX, Pythia: 0.25)
+        rotary_pct  share of each head's dimensions that is rotated, from the first on
         heads       how many heads, from the first on, or a list of heads (from 0); all by default
         layers      a list of layers (from 0); all by default
         base, pairing  as in RoPE; the frequencies are spread over the rotated dimensions

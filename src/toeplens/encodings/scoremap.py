@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from toeplens.encodings.base import PositionalEncoding, Positions, require_number
 from toeplens.encodings.bias import T5, ALiBi, RelativeTable
 from toeplens.encodings.kernels import FIRE, KerpleLog
+from toeplens.encodings.rotary import RoPE
 from toeplens.encodings.seen import Seen
 from toeplens.ground import InputError, choose
 
@@ -19,9 +20,10 @@ _BASES: dict[str, type[PositionalEncoding] | None] = {
     "alibi": ALiBi,
     "kerple-log": KerpleLog,
     "fire": FIRE,
+    "rope": RoPE,
     "none": None,
 }
-Base = Literal["alibi", "kerple-log", "fire", "none"]
+Base = Literal["alibi", "kerple-log", "fire", "rope", "none"]
 
 
 class DAPEv2(PositionalEncoding):
@@ -38,7 +40,8 @@ class DAPEv2(PositionalEncoding):
 
     Arguments
         base         the base bias: ``alibi``, ``kerple-log``, ``fire`` (with its own published ReLU; the program's FIRE
-                     has a LeakyReLU), or ``none`` for the scores alone
+                     has a LeakyReLU); ``rope``, which is no bias: the scores are RoPE's (in halves, as in the program)
+                     and go through the network alone; or ``none`` for the plain scores alone
         kernel_size  keys that each convolution sees; odd (published: 3)
         width        channels between the convolutions (published: 32)
     """
@@ -61,8 +64,11 @@ class DAPEv2(PositionalEncoding):
             )
         if width < 1:
             raise InputError(f"width: {width} was given; it must be at least 1.")
-        self.base = kind and kind(**sizes)
-        maps = self.num_heads * (2 if kind else 1)
+        self.turns = kind is RoPE
+        self.base = kind and (RoPE(pairing="half", **sizes) if self.turns else kind(**sizes))
+        if self.turns:
+            self.also_couples = ("rotation",)
+        maps = self.num_heads * (1 if kind is None or self.turns else 2)
         self.pair_width = 1 + 2 * (maps + width) // self.num_heads
         self.reach = kernel_size - 1  # of both convolutions together, to either side
         self.inward = nn.Conv2d(maps, width, (1, kernel_size))
@@ -74,6 +80,14 @@ class DAPEv2(PositionalEncoding):
         if self.base is not None:
             self.base.reset_parameters()
 
+    def overrides(self, name: str) -> bool:
+        return super().overrides(name) and (name != "rotate" or self.turns)
+
+    def rotate(
+        self, q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B H Nk d"], q_positions: Positions, k_positions: Positions
+    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+        return self.base.rotate(q, k, q_positions, k_positions) if self.base and self.turns else (q, k)
+
     def transform_logits(
         self,
         logits: Float[Tensor, "B H Nq Nk"],
@@ -83,9 +97,8 @@ class DAPEv2(PositionalEncoding):
         seen: Seen,
     ) -> Float[Tensor, "B H Nq Nk"]:
         parts = [logits]
-        if self.base is not None:
-            bias = self.base.bias(q_positions, k_positions)
-            assert bias is not None
+        bias = None if self.base is None else self.base.bias(q_positions, k_positions)
+        if bias is not None:
             parts.append(bias.to(logits.dtype).expand_as(logits))
         visible = seen.visible()
         shown = parts if visible is None else [part.masked_fill(~visible, 0.0) for part in parts]
@@ -113,7 +126,7 @@ class DAPE(DAPEv2):
     formula = r"S + B + f([S; B]), \; S_{ij} = q_i^\top k_j / \sqrt{d}, \; f \text{ acts on each } (i, j)"
 
     def __init__(
-        self, *, base: Literal["alibi", "kerple-log", "fire"] = "alibi", width: int = 32, **sizes: int
+        self, *, base: Literal["alibi", "kerple-log", "fire", "rope"] = "alibi", width: int = 32, **sizes: int
     ) -> None:
         super().__init__(base=base, kernel_size=1, width=width, **sizes)
 

@@ -113,18 +113,18 @@ class LatentAttention(_Heads):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, eq. 9-19), with the sizes of the encoding `MLA`."""
 
     def __init__(self, config: DecoderConfig, encoding: MLA) -> None:
-        rotary, latent = encoding.rotary_dim, encoding.d_compress
+        rotary, latent, latent_q = encoding.rotary_dim, encoding.d_compress, encoding.q_compress
         super().__init__(config, encoding, linear_bias=False)
         d_model, heads = config.d_model, config.num_heads
         self.shared_query = encoding.rotary_query == "shared"
         self.rotary_dim = rotary
-        self.down_q = nn.Linear(d_model, latent, bias=False)
+        self.down_q = nn.Identity() if latent_q is None else nn.Linear(d_model, latent_q, bias=False)
         self.down_kv = nn.Linear(d_model, latent, bias=False)
-        self.norm_q = nn.RMSNorm(latent, eps=1e-6) if encoding.latent_norm else nn.Identity()
+        self.norm_q = nn.RMSNorm(latent_q, eps=1e-6) if latent_q and encoding.latent_norm else nn.Identity()
         self.norm_kv = nn.RMSNorm(latent, eps=1e-6) if encoding.latent_norm else nn.Identity()
-        self.up_q = nn.Linear(latent, d_model, bias=False)
+        self.up_q = nn.Linear(latent_q or d_model, d_model, bias=False)
         self.up_kv = nn.Linear(latent, 2 * d_model, bias=False)
-        self.rotary_q = nn.Linear(latent, rotary if self.shared_query else heads * rotary, bias=False)
+        self.rotary_q = nn.Linear(latent_q or d_model, rotary if self.shared_query else heads * rotary, bias=False)
         self.rotary_k = nn.Linear(d_model, rotary, bias=False)
 
     def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
