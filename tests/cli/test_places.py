@@ -40,7 +40,7 @@ def test_a_decomposition_is_replaced_by_the_next(toeplens: Toeplens, run: Run):
 
 @pytest.mark.usefixtures("no_work")
 def test_a_card_replaces_nothing_else_and_its_place_is_tried_first(toeplens: Toeplens, tmp_path: Path):
-    for name in ("index.html", "rope.html", "plotly.js"):
+    for name in ("index.html", "rope.html", "plotly.js", "thesis.txt"):
         (tmp_path / name).write_text("mine")
         assert f"{tmp_path}" in toeplens("card", "--out", tmp_path).refusal()
         (tmp_path / name).unlink()

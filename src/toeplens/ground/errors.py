@@ -37,7 +37,7 @@ def choose(field: str, name: str, allowed: Iterable[Name]) -> Name:
             return known
     near = difflib.get_close_matches(str(name), allowed, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}? Known" if near else "known"
-    raise InputError(f"{field}: there is no {name!r}; {hint}: {', '.join(sorted(allowed))}.")
+    raise InputError(f"{field}: there is no {shown(name)}; {hint}: {', '.join(sorted(allowed))}.")
 
 
 def shown(value: Any) -> str:

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from toeplens.ground import InputError, write_text
+from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.places import free, write_page
 from toeplens.report.canvas import Canvas, faded
 from toeplens.report.page import environment, inline, script_json
@@ -52,9 +53,10 @@ def write_cards(cards: Sequence[Card], directory: Path) -> Path:
 
 
 def free_for_cards(names: Sequence[str], directory: Path) -> None:
-    """Check that `write_cards` can write there: raises `InputError` where it would replace anything but older cards."""
-    if (directory / PLOTLY).exists() and not (directory / INDEX).exists():
-        raise InputError(f"out: {directory} holds a {PLOTLY} that is not of older cards; give another directory.")
+    """Check that `write_cards` can write there: raises `InputError` for a directory of anything but older cards."""
+    make_directory(directory)
+    if not (directory / INDEX).exists() and any(not is_leftover(path) for path in directory.iterdir()):
+        raise InputError(f"out: {directory} holds files that are not cards; give an empty or new directory.")
     for page in (INDEX, *(f"{name}.html" for name in names)):
         free(directory / page, COMMAND)
 

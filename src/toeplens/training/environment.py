@@ -13,7 +13,7 @@ import numpy
 import torch
 
 import toeplens
-from toeplens.ground import EnvironmentFailure, InputError, choose
+from toeplens.ground import EnvironmentFailure, InputError, choose, shown
 
 CompileMode = Literal["auto", "on", "off"]
 
@@ -47,12 +47,14 @@ def plan_execution(device: str, compile_mode: CompileMode, precision: str) -> Ex
     try:
         chosen = torch.device(device)
     except RuntimeError:
-        raise InputError(f"device: {device!r} was given; it must be auto, cpu, cuda or cuda:N.") from None
+        raise InputError(f"device: {shown(device)} was given; it must be auto, cpu, cuda or cuda:N.") from None
     choose("device", chosen.type, ("cpu", "cuda"))
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise EnvironmentFailure(f"device: {device!r} was given, but this machine has no usable GPU.")
+        raise EnvironmentFailure(f"device: {shown(device)} was given, but this machine has no usable GPU.")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise EnvironmentFailure(f"device: {device!r} was given, but this machine has {torch.cuda.device_count()} GPU.")
+        raise EnvironmentFailure(
+            f"device: {shown(device)} was given, but this machine has {torch.cuda.device_count()} GPU."
+        )
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compile_mode == "off":
         compiled, why = False, "asked for"
