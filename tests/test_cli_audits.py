@@ -257,9 +257,9 @@ def test_equal_layers_are_one_row(model: Path) -> None:
     assert isinstance(printed.file, io.StringIO)
     rows = [line for line in printed.file.getvalue().splitlines() if "turns" in line]
     assert len(rows) == table.row_count == 2
-    assert "decoder L0-4, 6-10" in rows[0]
+    assert "L0-4, 6-10" in rows[0]
     assert "turns 256/256 (half)" in rows[0]
-    assert "decoder L5" in rows[1]
+    assert "L5" in rows[1]
 
 
 def test_no_audit_no_comparison(toeplens: Toeplens, tmp_path: Path) -> None:

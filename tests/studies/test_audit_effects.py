@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from toeplens.report import audit_words as words
+from toeplens.report import render_audit
+from toeplens.report.audit_effects import deposit_rows, layer_effects
 from toeplens.sources.huggingface import head_effects
-from toeplens.studies.auditing import audit
+from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, audit
 from toeplens.studies.auditing.silenced import concentration
 
 transformers = pytest.importorskip("transformers")
@@ -81,3 +84,47 @@ def test_a_model_is_as_it_was_after_a_check() -> None:
     before = copy.deepcopy(model.state_dict())
     audit(model, TOKENS, effects="attribution")
     assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
+
+
+def _made(effects: list[float], half: float, **more: Any) -> Audit:
+    """An audit of one layer whose heads have these effects, with intervals of this half width."""
+    values = np.array(effects)
+    heads = tuple(
+        HeadRecord("decoder", "self", 0, place, effect=x, effect_low=x - half, effect_high=x + half)
+        for place, x in enumerate(effects)
+    )
+    layer = LayerRecord(
+        *("decoder", "self", 0, "m (M)", len(heads), len(heads), 4, 0.5, None, True, None, "none", (), None, None),
+        *(0.0, 1e-4, concentration(values, values - half, values + half)),
+    )
+    return Audit({"intervals": "over sequences"}, (layer,), heads, "loss", "exact", 2.0, 0.0, **more)
+
+
+def test_what_harms_is_said_beside_what_helps() -> None:
+    """One head with all that is above 0, two clearly below it; and a layer whose sum is within its noise."""
+    both = " ".join(words.findings(_made([0.02, -0.03, -0.01, -0.001], 0.002)))
+    assert "head 0 holds 100% of what its heads’ effects add up to above 0, 0.0200 (1.0 effective heads of 4)" in both
+    assert "those below 0 add up to −0.0410" in both
+    assert "Silencing 2 of 4 heads lowers the loss beyond their intervals, −0.0400 nats a token if added up" in both
+    assert "most of all layer 0 head 1 (−0.0300)" in both
+    lost = _made([0.02, -0.03, -0.01, -0.001], 0.05)
+    told = " ".join(words.findings(lost))
+    assert "deposit" not in told
+    assert "lowers the loss" not in told
+    assert "does better" not in layer_effects(lost, 2).caption
+    assert "Without the 2 heads whose interval is below zero the model does better" in (
+        layer_effects(_made([0.02, -0.03, -0.01, -0.001], 0.002), 2).caption
+    )
+    (row,) = deposit_rows(lost)
+    assert (row.helps, row.harms, row.top, row.share) == ("0.0200", "−0.0410", "–", "–")
+
+
+def test_a_page_does_not_speak_of_estimates_that_do_not_hold() -> None:
+    found = audit(model_of(2.0), TOKENS, effects="attribution")
+    page = render_audit(found).partition("<script")[0]
+    assert "rank correlation" in page
+    assert "these estimates are no effects" in page
+    for word in ("matters most", "does better", 'id="silenced"', "deposit is"):
+        assert word not in page
+    held = audit(model_of(0.001), TOKENS, effects="attribution")
+    assert "were also silenced exactly: rank correlation" in render_audit(held).partition("<script")[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -18,6 +18,7 @@ _NAMED = 4  # weights that are named
 _LONG = 5.0  # seconds from which on it is said how long something takes
 _EVERY = 20.0  # seconds between two lines, where there is no terminal
 _SURE = 0.5  # seconds after which a rate says how long the rest takes
+Where = Callable[[HeadRecord | LayerRecord], str]
 _ROTATION = re.compile(r"rotation of \d+ pairs, (\d+) of (\d+) dimensions \((\w+)\)")
 
 
@@ -42,7 +43,7 @@ class AuditProgress:
     def __call__(self, what: str, done: int, total: int) -> None:
         """Take note of how many layers or heads are done."""
         now = time.monotonic()
-        began, first = self.began.setdefault(what, (now, done))
+        began, first = self.began.setdefault(what, (now, done)) if done else (now, 0)  # what comes first takes longer
         if what not in self.tasks:
             self.tasks[what] = self.bar.add_task(what, total=total, left="")
         left = ""
@@ -75,29 +76,31 @@ def audit_tables(found: Audit) -> list[Table]:
     """The heads that matter most (without effects the most positional ones), the layers, and what their heads do."""
     by = "positional" if found.effect is None else "effect"
     ordered = sorted(found.heads, key=lambda head: -np.inf if getattr(head, by) is None else -getattr(head, by))
-    columns = {"positional": "pos.", "symbolic": "symb.", "interaction": "inter.", "toeplitz": "Toepl."}
-    columns |= {"previous": "prev.", "first": "first", "induction": "induct."}
-    columns |= {} if found.effect is None else {"effect": "effect"}
+    columns = {"positional": "pos.", "symbolic": "symb.", "interaction": "int.", "toeplitz": "Toep."}
+    columns |= {"previous": "prev.", "first": "first", "induction": "ind."}
+    columns |= {} if found.effect is None else {"effect": "eff."}
+    where = _where(found)
     heads = table(f"Heads of the largest {by} (layers and heads from 0)", "head", *columns.values())
     for head in [head for head in ordered if getattr(head, by) is not None][:_LISTED]:
-        heads.add_row(f"{_where(head)} H{head.head}", *(_short(getattr(head, name), name) for name in columns))
+        heads.add_row(f"{where(head)} H{head.head}", *(_short(getattr(head, name), name) for name in columns))
     layers = table("Layers", "layers", "heads", "position", "window", "difference")
     for alike in _alike(found.layers):
         first, proof = alike[0], max(max(each.outputs, each.weights or 0.0) for each in alike)
         count = str(first.heads) if first.heads == first.key_heads else f"{first.heads} on {first.key_heads}"
-        layers.add_row(_numbers(alike), count, _position(first), str(first.window or "–"), f"{proof:.1e}")
+        layers.add_row(_numbers(alike, where), count, _position(first), str(first.window or "–"), f"{proof:.1e}")
     return [heads, layers] if found.effect is None else [heads, layers, _deposits(found)]
 
 
 def _deposits(found: Audit) -> Table:
     """What each layer's heads help and harm, and how the help is shared out."""
     title = "What silencing adds (helps) and takes (harms), by layer; a dash: within its noise"
+    where = _where(found)
     made = table(title, "layer", "helps", "harms", "largest", "its share", "eff. heads")
     for layer in found.layers:
         top = max(found.of(layer), key=lambda head: head.effect or 0.0, default=None)
         share = layer.deposit.get("top_share")
         made.add_row(
-            _where(layer),
+            where(layer),
             *(_short(layer.deposit.get(name), "effect") for name in ("helps", "harms")),
             "–" if top is None or share is None else f"H{top.head}",
             "–" if share is None else f"{100 * share:.0f} %",
@@ -133,13 +136,13 @@ def _alike(layers: Sequence[LayerRecord]) -> list[list[LayerRecord]]:
     return list(found.values())
 
 
-def _numbers(layers: Sequence[LayerRecord]) -> str:
+def _numbers(layers: Sequence[LayerRecord], where: Where) -> str:
     """Layers of one side and kind, runs drawn together: decoder L0-4, 6-10."""
     numbers = sorted({one.layer for one in layers})
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
     runs = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
-    return f"{_where(layers[0]).rpartition('L')[0]}L{', '.join(runs)}"
+    return f"{where(layers[0]).rpartition('L')[0]}L{', '.join(runs)}"
 
 
 def _position(layer: LayerRecord) -> str:
@@ -147,12 +150,20 @@ def _position(layer: LayerRecord) -> str:
     return _ROTATION.sub(r"turns \1/\2 (\3)", layer.position).replace(" of the pairs switched off", " pairs off")
 
 
-def _where(record: HeadRecord | LayerRecord) -> str:
-    side = "" if record.kind == "self" else f"{record.kind} "
-    return f"{side}{record.side} L{record.layer}"
+def _where(found: Audit) -> Where:
+    """How a layer is called: with side and kind where there are several."""
+    several = len({(layer.side, layer.kind) for layer in found.layers}) > 1
+
+    def name(record: HeadRecord | LayerRecord) -> str:
+        kind = "" if record.kind == "self" else f"{record.kind} "
+        return f"{kind}{record.side} L{record.layer}" if several else f"L{record.layer}"
+
+    return name
 
 
 def _short(value: float | None, name: str) -> str:
     if value is None:
         return "–"
-    return f"{value:.2f}" if name != "effect" or value == 0 or abs(value) >= 0.1 else f"{value:.1e}"
+    if name != "effect":
+        return f"{value:.2f}"
+    return f"{value:.3f}" if value == 0 or abs(value) >= 0.0005 else f"{value:.0e}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from toeplens.report.audit_plane import tints
 from toeplens.report.audit_sheets import digits_of, values_of
-from toeplens.report.audit_words import UNITS, Names, over, place_title, significant, told, top_head
+from toeplens.report.audit_words import UNITS, Names, harmful, over, place_title, significant, told, top_head
 from toeplens.report.canvas import GUESS, Canvas
 from toeplens.report.parts import Block, Group, Panel, View
 from toeplens.studies.auditing.record import Audit, HeadRecord
@@ -22,6 +22,8 @@ class DepositRow:
     """A layer's line in the table of deposits, as words."""
 
     layer: str
+    helps: str
+    harms: str
     top: str
     effect: str
     interval: str
@@ -40,11 +42,12 @@ def layer_effects(audit: Audit, number: int) -> Block:
         if heads := [head for head in measured if (head.side, head.kind) == place]:
             groups.append(Group(place_title(place) if len(names.places) > 1 else "", [_panel(audit, names, heads)]))
     bars = any(head.effect_low is not None for head in measured) and len(measured) <= _BARS
-    below = audit.effect == "loss" and any((head.effect or 0) < 0 for head in measured)
+    below = len(harmful(audit))
+    less = "the one head" if below == 1 else f"the {below} heads"
     caption = (
         "A mark is a head, over its layer, in the order of heads from left to right. An effect is the "
         f"{UNITS[audit.effect or 'loss']}.{f' Thin lines are intervals {over(audit)}.' if bars else ''}"
-        f"{' Without the heads below zero the model does better.' if below else ''}"
+        f"{f' Without {less} whose interval is below zero the model does better here.' if below else ''}"
     )
     views = [View("", groups)] if groups and audit.effect else []
     return Block("effects", number, "What silencing a head does", caption, views, "full")
@@ -100,12 +103,15 @@ def deposit_rows(audit: Audit) -> list[DepositRow]:
     for layer in audit.layers:
         if not layer.deposit:
             continue
-        top, found = top_head(audit, layer), layer.deposit
+        found = layer.deposit
+        top = None if found.get("top_share") is None else top_head(audit, layer)
         share = found.get("top_share")
         title = names.layer(layer)
         made.append(
             DepositRow(
                 layer=f"{title[:1].upper()}{title[1:]}",
+                helps=told(found.get("helps"), digits),
+                harms=told(found.get("harms"), digits),
                 top="–" if top is None else f"head {top.head}",
                 effect="–" if top is None else told(top.effect, digits),
                 interval="" if top is None else _between(top, digits).strip(" ()"),

@@ -160,15 +160,14 @@ def effects(audit: Audit) -> str:
     """What the effects of heads are of, how they were found, and the intact model's loss."""
     if audit.effect is None:
         why = audit.about.get("no_effects")
-        return (
-            "Heads were not silenced: there are no effects." if why is None else f"Heads could not be silenced. {why}"
-        )
+        return "Heads were not silenced: there are no effects." if why is None else f"There are none. {why}"
     how = {
         "exact": "Each head was silenced by itself",
         "attribution": "Effects are first-order estimates of silencing each head",
     }.get(audit.method or "", "Heads were silenced")
     base = "" if audit.baseline is None else f" The intact model’s loss is {told(audit.baseline)} nats a token."
-    return f"{how}; an effect is the {UNITS[audit.effect]}.{base}"
+    checked = "" if audit.check is None else f" {audit.check.words}"
+    return f"{how}; an effect is the {UNITS[audit.effect]}.{base}{checked}"
 
 
 def unknown(audit: Audit) -> list[tuple[str, str]]:
@@ -188,7 +187,7 @@ def largest(audit: Audit, value: Callable[[HeadRecord], Number]) -> HeadRecord |
 
 def findings(audit: Audit) -> list[str]:
     """What the record says in a few sentences; what is not known is left out."""
-    made = (_matters(audit), _patterns(audit), _positional(audit), _deposit(audit))
+    made = (_matters(audit), _harmful(audit), _patterns(audit), _positional(audit), _deposit(audit))
     return [sentence for sentence in made if sentence]
 
 
@@ -220,6 +219,25 @@ def _matters(audit: Audit) -> str:
     )
 
 
+def harmful(audit: Audit) -> list[HeadRecord]:
+    """Heads without which the loss is lower, by the whole of their interval; the largest first."""
+    found = [head for head in audit.heads if head.effect_high is not None and head.effect_high < 0]
+    return sorted(found, key=lambda head: head.effect or 0.0) if audit.effect == "loss" else []
+
+
+def _harmful(audit: Audit) -> str:
+    heads = harmful(audit)
+    if not heads:
+        return ""
+    total, first = sum(head.effect or 0.0 for head in heads), heads[0]
+    known = sum(head.effect_high is not None for head in audit.heads)
+    rest = "" if len(heads) == 1 else f", {significant(total)} nats a token if added up"
+    return (
+        f"Silencing {len(heads)} of {known} heads lowers the loss beyond their intervals{rest}: most of all "
+        f"{Names.of(audit).head(first)} ({significant(first.effect)})."
+    )
+
+
 def _patterns(audit: Audit) -> str:
     counts = []
     for column, name in PATTERNS.items():
@@ -246,10 +264,14 @@ def _deposit(audit: Audit) -> str:
     layer = max(known, key=lambda one: one.deposit["top_share"] or 0.0)
     top = top_head(audit, layer)
     held = f"head {top.head} holds" if top else "one head holds"
+    harms = layer.deposit.get("harms") or 0.0
+    what, taken = "what its heads’ effects add up to above 0", ""
+    if audit.effect == "loss" and harms < 0:
+        taken = f"; those below 0 add up to {significant(harms)}"
     return (
         f"The most concentrated deposit is that of {Names.of(audit).layer(layer)}: {held} "
-        f"{100 * (layer.deposit['top_share'] or 0):.0f}% of its heads’ effects "
-        f"({told(layer.deposit.get('effective_heads'), 1)} effective heads of {layer.heads})."
+        f"{100 * (layer.deposit['top_share'] or 0):.0f}% of {what}, {significant(layer.deposit.get('helps'))} "
+        f"({told(layer.deposit.get('effective_heads'), 1)} effective heads of {layer.heads}){taken}."
     )
 
 
