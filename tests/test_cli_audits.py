@@ -202,8 +202,8 @@ def test_random_and_unused_weights_are_said(toeplens: Toeplens, model: Path, tmp
     code, out, _ = toeplens("audit", holed, "--out", tmp_path / "a", *options)
     assert code == 0
     told = " ".join(out.split())
-    assert "random: the checkpoint lacks 8 weights (transformer.h.0.mlp.c_fc.bias, " in told
-    assert "unused: the checkpoint has 1 weights that the model has no place for (strange.weight)" in told
+    assert "random: the checkpoint lacks weights (8: transformer.h.0.mlp.c_fc.bias, " in told
+    assert "unused: the checkpoint has weights that the model has no place for (1: strange.weight)" in told
     head = (tmp_path / "a" / "report.html").read_text().partition('<section id="map">')[0]
     assert "<b>Random weights.</b>" in head
     assert "8 of the model’s tensors" in head

@@ -112,8 +112,11 @@ def _deposits(found: Audit) -> Table:
 def audit_notes(found: Audit) -> Iterator[str]:
     """What has to be known of an audit beside its tables, a line each."""
     for name, what in (
-        ("random_weights", "random: the checkpoint lacks {} weights ({}); what is computed with them is of no model"),
-        ("unused_weights", "unused: the checkpoint has {} weights that the model has no place for ({})"),
+        (
+            "random_weights",
+            "random: the checkpoint lacks weights ({}: {}); what comes after them is of no trained model",
+        ),
+        ("unused_weights", "unused: the checkpoint has weights that the model has no place for ({}: {})"),
     ):
         if weights := found.about.get(name):
             more = ", ..." if len(weights) > _NAMED else ""

@@ -21,6 +21,7 @@ UNITS = {
     "states": "squared distance of the last states from the intact ones, relative to their variance over tokens",
 }
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_TAIL = 0.025  # of an interval of 95 %, at either end
 _RUNS = 8  # of numbers that are listed in full
 Place = tuple[str, str]  # side and kind
 
@@ -231,10 +232,13 @@ def _harmful(audit: Audit) -> str:
         return ""
     total, first = sum(head.effect or 0.0 for head in heads), heads[0]
     known = sum(head.effect_high is not None for head in audit.heads)
-    rest = "" if len(heads) == 1 else f", {significant(total)} nats a token if added up"
+    chance = f"of {known} heads without any effect about {_TAIL * known:.0f} would look so"
+    which = f"{Names.of(audit).head(first)} ({significant(first.effect)})"
+    if len(heads) == 1:
+        return f"Silencing one head lowers the loss beyond its interval, {which}; {chance}."
     return (
-        f"Silencing {len(heads)} of {known} heads lowers the loss beyond their intervals{rest}: most of all "
-        f"{Names.of(audit).head(first)} ({significant(first.effect)})."
+        f"Silencing {len(heads)} of {known} heads lowers the loss beyond their intervals, {significant(total)} nats a "
+        f"token if added up, most of all {which}; {chance}."
     )
 
 
