@@ -283,6 +283,6 @@ def test_the_survey_is_told(toeplens: Toeplens, tmp_path: Path, monkeypatch: pyt
         assert word in out
     assert json.loads(toeplens("survey", "--out", tmp_path, "--json")[1]) == found.to_dict()
     assert found.markdown("proved").splitlines()[2] == (
-        "| `llama` | LlamaForCausalLM | 2 | all | loss | 1e-07 | 2e-07 | 3e-07 |"
+        "| `llama` | LlamaForCausalLM | 2 | all | loss | – | 1e-07 | 2e-07 | 3e-07 |"
     )
     assert found.markdown("refused").splitlines()[2].startswith("| `strange` | StrangeModel | model: the attention")
