@@ -94,3 +94,11 @@ def test_tupe_starts_anew_when_told_to() -> None:
 @pytest.mark.parametrize("options", [{"relative": True}, {"untied_first": True}])
 def test_its_variants_conform(options: dict[str, Any]) -> None:
     conformance.check("tupe", skip=("compile",), **options)
+
+
+def test_weights_of_the_bias_as_it_was_before_do_not_load() -> None:
+    """Position 0's row used to vary with the other token; a run saved so is refused, not taken for this one."""
+    encoding = build(relative=True, untied_first=True)
+    before = {name: value for name, value in encoding.state_dict().items() if name != "relative_first"}
+    with pytest.raises(RuntimeError, match="relative_first"):
+        encoding.load_state_dict(before)
