@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from toeplens.training import Run
 HUGE = "9" * 23
 REFUSED: dict[str, tuple[list[str], str]] = {
     **{
-        f"{field}={value[:6]}": (["train", *TINY, *changes(**{field: value})], says)
+        f"{field}-{len(value)}": (["train", *TINY, *changes(**{field: value})], says)
         for field, value, says in (
             ("train_examples", "100000000000", "train_examples: "),
             ("train_examples", "1000000000", "its model and its examples need at least"),
@@ -28,10 +27,11 @@ REFUSED: dict[str, tuple[list[str], str]] = {
             ("model__max_len", "1000000000", "a model of these sizes needs at least"),
             ("epochs", "9" * 5000, "set: epochs="),
             ("epochs", "[" * 5000, "set: epochs="),
-            ("epochs", "9" * 400, "epochs: "),
-            ("lr", "9" * 400, "lr: "),
-            ("model__encoding_options__base", "9" * 400, "base"),
-            ("task_options__length", "9" * 400, "length"),
+            ("epochs", "9" * 400, "set: epochs="),
+            ("lr", "9" * 400, "set: lr="),
+            ("model__encoding_options__base", "9" * 300, "base"),
+            ("task_options__length", "9" * 300, "max_len: 12 was given"),
+            ("task_options__cut", "9" * 301, "set: task_options.cut="),
             ("task_options__length", "9999999999", "max_len: 12 was given"),
         )
     },
@@ -44,16 +44,14 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "card-million": (["card", "rope", "--length", "1000000"], "length: 1000000 was given"),
     "card-d_model": (["card", "rope", "--set", "d_model=3"], "option of encoding 'rope': there is no 'd_model'"),
     "card-name": (["card", "rope", "--set", "name=3"], "option of encoding 'rope': there is no 'name'"),
-    "card-digits": (["card", "rope", "--set", f"base={'9' * 400}"], "base"),
+    "card-digits": (["card", "rope", "--set", f"base={'9' * 300}"], "base"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_out_of_range_is_one_sentence(toeplens: Toeplens, tmp_path: Path, case: str):
     arguments, says = REFUSED[case]
-    began = time.monotonic()
     assert says in toeplens(*arguments, "--out", tmp_path / "out").refusal()
-    assert time.monotonic() - began < 10
     assert files(tmp_path) == {}
 
 

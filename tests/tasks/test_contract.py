@@ -239,3 +239,10 @@ def test_streams_do_not_end_before_the_texts_do():
     task = build("parity", length=5)
     found = [rows(part.tokens) for split in ("train", "test") for part in itertools.islice(task.stream(split, 0), 60)]
     assert sum(len(part) for part in found) == len(set().union(*found)) == 2**5
+
+
+def test_a_depth_or_an_offset_beyond_the_text_takes_no_memory():
+    plain, deep = (tasks.build("dyck", length=8, max_depth=depth) for depth in (8, 10**12))
+    assert np.array_equal(plain.dataset("train", 20, 3).tokens, deep.dataset("train", 20, 3).tokens)
+    with pytest.raises(InputError, match="length: "):
+        tasks.build("mix", max_offset=10**12)

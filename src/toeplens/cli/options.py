@@ -12,6 +12,7 @@ import typer
 
 from toeplens.ground import InputError, choose, shown
 
+_DIGITS = 300  # of an integer that a spec's file can be read back with
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255  # bytes, as Linux has them
 
 
@@ -70,10 +71,16 @@ def changed(content: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     return content
 
 
+def _integer(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return int(text)
+
+
 def _value(path: str, text: str) -> Any:
     """JSON as it stands, anything else as a word."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_int=_integer)
         json.dumps(value)
     except json.JSONDecodeError:
         return text

@@ -25,7 +25,7 @@ from toeplens.training import RunSpec
 def work(specs: Sequence[RunSpec]) -> str:
     """What training these will be: the tokens that are read in all, and the memory that the largest needs."""
     tokens, least = sum(spec.tokens for spec in specs), max(spec.memory_at_least for spec in specs)
-    return f"{tokens:.3g} tokens to train on, at least {size(least)} of memory{' each' if len(specs) > 1 else ''}"
+    return f"{tokens:,} tokens to train on, at least {size(least)} of memory{' each' if len(specs) > 1 else ''}"
 
 
 class _Opening:

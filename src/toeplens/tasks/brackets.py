@@ -66,6 +66,11 @@ class Dyck(SizedTask):
         return self.length - (self.ask == "depth") if self.min_length is None else self.min_length
 
     @property
+    def deepest(self) -> int:
+        """The deepest nesting that texts of this length can have."""
+        return min(self.max_depth, self.length)
+
+    @property
     def vocab_size(self) -> int:
         return max(1 + 2 * self.kinds, len(self.labels))
 
@@ -98,11 +103,11 @@ class Dyck(SizedTask):
     ) -> Int[np.ndarray, "n length"]:
         """Texts that end at the depths ``ends``; what comes after their ``lengths`` has no meaning."""
         rows = np.arange(len(lengths))
-        climbs = _climbs(self.length, self.max_depth)
+        climbs = _climbs(self.length, self.deepest)
         chances = rng.random((self.length, len(rows)))
         kinds = rng.integers(0, self.kinds, size=(self.length, len(rows)))
         tokens = np.zeros((self.length, len(rows)), dtype=np.int64)
-        stack = np.zeros((self.max_depth + 2, len(rows)), dtype=np.int64)
+        stack = np.zeros((self.deepest + 2, len(rows)), dtype=np.int64)
         depth = np.zeros(len(rows), dtype=np.int64)
         for step in range(self.length):
             left = np.maximum(lengths - step, 0)
@@ -134,7 +139,7 @@ class Dyck(SizedTask):
     def _balanced(self, tokens: Int[np.ndarray, "n length"], lengths: Int[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
         rows = np.arange(len(lengths))
         by_step = np.ascontiguousarray(tokens.T)
-        stack = np.zeros((self.max_depth + 4, len(rows)), dtype=np.int64)  # an exchange adds at most 2 to the depth
+        stack = np.zeros((self.deepest + 4, len(rows)), dtype=np.int64)  # an exchange adds at most 2 to the depth
         depth = np.zeros(len(rows), dtype=np.int64)
         good = np.ones(len(rows), dtype=bool)
         for step in range(self.length):

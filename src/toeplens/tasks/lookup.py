@@ -173,6 +173,7 @@ class Mix(SizedTask):
             raise InputError(
                 f"min_offset: {self.min_offset} was given; it must be at most max_offset ({self.max_offset})."
             )
+        self.check_lengths(max(self.placed, abs(self.min_offset), abs(self.max_offset)) + 1)  # before all are listed
         if not len(self.offsets):
             raise InputError("max_offset: 0 was given as the only offset; that is the key itself.")
         self.check_lengths(max(self.placed, int(np.abs(self.offsets).max())) + 1 + self.asking)
