@@ -500,6 +500,23 @@ def test_stopped_and_gone_on_with_it_finds_the_same(finished: Path, here: Here, 
     assert told(whole) == told(gather(shutil.copytree(finished, tmp_path / "copy")))
 
 
+def rows_say_what_their_cells_say(state: Reproduction) -> None:
+    for row in state.table:
+        found = state.results.under(row.protocol).of(row.task, row.label)
+        accuracy = [cell.accuracy for cell in found]
+        assert row.accuracy == pytest.approx(np.mean(accuracy))
+        assert (row.lowest, row.highest) == (min(accuracy), max(accuracy))
+        assert row.largest_drop == pytest.approx(np.mean([cell.ablation.drops.max() for cell in found]))
+        layer, head = np.argwhere(found[0].ablation.drops == found[0].ablation.drops.max())[0] + 1
+        assert row.where.split(", ")[0] == f"layer {layer} head {head}"
+        assert row.kinds == [layer.kind for layer in found[0].deposits()]
+        assert row.paper == PAPER_TABLE_1.get((row.task, row.label))
+    places = [(row.protocol, row.task, -row.accuracy) for row in state.table]
+    for place, rows in itertools.groupby(places, key=lambda row: row[:2]):
+        rows = list(rows)
+        assert rows == sorted(rows), place
+
+
 def test_seeds_can_be_raised_later(copy: Path, here: Here):
     before = told(gather(copy))["cells"]
     state = reproduce(copy, scale="smoke", seeds=2)
@@ -508,6 +525,7 @@ def test_seeds_can_be_raised_later(copy: Path, here: Here):
     assert [cell for cell in told(state)["cells"] if cell["key"]["seed"] == 42] == before
     assert {row.seeds for row in state.table} == {2}
     assert gather(copy).total == 2 * CELLS
+    rows_say_what_their_cells_say(state)
 
 
 def test_the_set_ups_are_the_runs_own(copy: Path):
@@ -572,24 +590,6 @@ def test_the_papers_numbers_are_those_of_its_table_1():
         (DISTANCE, "nope"): 3.51,
         (COUNT, "nope"): 77.69,
     }
-
-
-def test_a_row_says_what_its_cells_say(copy: Path, here: Here):
-    state = reproduce(copy, scale="smoke", seeds=2)
-    for row in state.table:
-        found = state.results.under(row.protocol).of(row.task, row.label)
-        accuracy = [cell.accuracy for cell in found]
-        assert row.accuracy == pytest.approx(np.mean(accuracy))
-        assert (row.lowest, row.highest) == (min(accuracy), max(accuracy))
-        assert row.largest_drop == pytest.approx(np.mean([cell.ablation.drops.max() for cell in found]))
-        layer, head = np.argwhere(found[0].ablation.drops == found[0].ablation.drops.max())[0] + 1
-        assert row.where.split(", ")[0] == f"layer {layer} head {head}"
-        assert row.kinds == [layer.kind for layer in found[0].deposits()]
-        assert row.paper == PAPER_TABLE_1.get((row.task, row.label))
-    places = [(row.protocol, row.task, -row.accuracy) for row in state.table]
-    for place, rows in itertools.groupby(places, key=lambda row: row[:2]):
-        rows = list(rows)
-        assert rows == sorted(rows), place
 
 
 # ---- refused --------------------------------------------------------------------------------------------------------
