@@ -1,0 +1,75 @@
+"""What decides at the edges of measures: rounding that is taken for nothing, ends that are refined, quantiles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.lens.test_decompose import LENGTHS, model_of, trace_of, visible
+
+from toeplens.lens import FrequencyUse, Shares, behaviour, szego, toeplitz_profile
+from toeplens.lens.pieces import written_out_profile
+from toeplens.lens.seed_statistics import Pool
+
+
+def test_a_variance_below_rounding_is_none() -> None:
+    """Keys that are equal but for 1e-8 of their size: 1e-16 of the energy, under the 1e-12 that counts as rounding."""
+    made = torch.Generator().manual_seed(0)
+    noise = torch.randn(1, 9, 4, generator=made, dtype=torch.float64)
+    q, k = torch.ones_like(noise), 1 + 1e-8 * noise
+    assert behaviour(q, k).flat.all()
+    assert np.isnan(behaviour(q, k).symbolic).all()
+    assert toeplitz_profile(q, k).variance_explained.isnan().all()
+    k = 1 + 1e-5 * noise
+    assert not behaviour(q, k).flat.any()
+    assert toeplitz_profile(q, k).variance_explained.isfinite().all()
+    nothing = torch.zeros_like(q)
+    assert toeplitz_profile(nothing, nothing).share.isnan().all()
+    cancelled = toeplitz_profile(q, k * 0 + 1, bias=torch.full((9,), -4.0 + 1e-8, dtype=torch.float64))
+    assert cancelled.share.isnan().all()
+
+
+def test_shares_below_0_have_no_weight_in_the_centre() -> None:
+    """log2 of 4 and 1 weighed 0.6 and 0.2; the frequency of 1/4 works against the others and does not count."""
+    shares = torch.tensor([0.0, 0.6, 0.2, -0.4, 0.6], dtype=torch.float64)
+    one = torch.ones(4, dtype=torch.float64)
+    frequencies = torch.tensor([4.0, 1.0, 0.25], dtype=torch.float64)
+    use = FrequencyUse((), frequencies, one, Shares(shares, shares), torch.tensor(1.0), one / 4, one / 4)
+    assert float(use.centre()) == pytest.approx(0.6 * 2 / 0.8, abs=1e-12)
+
+
+@pytest.mark.parametrize("level", [0.95, 0.5])
+def test_the_interval_of_a_share_is_that_of_its_level(level: float) -> None:
+    """Resample by resample, with pairs of one example with itself left out."""
+    vectors = np.random.default_rng(0).normal(size=(20, 3)) + 0.3
+    pool = Pool(20, bootstrap=200, seed=4)
+    pool.add(vectors[:, None])
+    found = pool.strength(np.array([8, 16]), level=level)
+    rng = np.random.Generator(np.random.Philox(4))
+    shares = []
+    for weights in rng.multinomial(20, np.full(20, 1 / 20), size=200):
+        drawn = np.repeat(vectors, weights, axis=0)
+        products = drawn @ drawn.T
+        which = np.repeat(np.arange(20), weights)
+        shares.append(products[which[:, None] != which].mean() / np.diag(products).mean())
+    expected = np.quantile(shares, [(1 - level) / 2, (1 + level) / 2])
+    np.testing.assert_allclose([found.share_low[0], found.share_high[0]], expected, rtol=1e-9)
+
+
+def test_the_ends_of_a_symbol_are_found_between_the_angles_of_the_grid() -> None:
+    """2 cos(phi + 0.3) has its ends at angles that no even grid has."""
+    found = szego(np.array([np.exp(-0.3j), 0, np.exp(0.3j)]), [4])
+    assert found.symbol_low == pytest.approx(-2, abs=1e-12)
+    assert found.symbol_high == pytest.approx(2, abs=1e-12)
+
+
+def test_padding_is_in_no_profile_of_written_out_logits() -> None:
+    """Offset by offset over the visible pairs of all sequences (float64, 1e-9)."""
+    layer = trace_of(model_of("fox"), LENGTHS)[1]
+    found, logits, seen = written_out_profile(layer), layer.logits(), visible(layer)
+    for delta in range(12):
+        there = seen.diagonal(-delta, 1, 2)
+        assert int(found.counts[delta]) == int(there.sum())
+        values = logits.diagonal(-delta, 2, 3)
+        expected = torch.stack([values[:, head][there].mean() for head in range(4)])
+        torch.testing.assert_close(found.diagonal_means[:, delta], expected, rtol=0, atol=1e-9)
