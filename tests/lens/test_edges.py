@@ -13,7 +13,7 @@ from toeplens.lens.seed_statistics import Pool
 
 
 def test_a_variance_below_rounding_is_none() -> None:
-    """Keys that are equal but for 1e-6 of their size: 2.5e-13 of the energy, under the 1e-12 that counts as rounding."""
+    """Keys that are equal but for 1e-6 of their size: 2.5e-13 of the energy, under the 1e-12 that is rounding."""
     made = torch.Generator().manual_seed(0)
     noise = torch.randn(1, 9, 4, generator=made, dtype=torch.float64)
     q, k = torch.ones_like(noise), 1 + 1e-6 * noise
