@@ -64,3 +64,18 @@ def test_texts_without_end_are_refused(toeplens: Toeplens, run: Run):
 def test_the_work_is_said_when_it_begins(toeplens: Toeplens, tmp_path: Path):
     (line,) = toeplens("train", *TINY, "--out", tmp_path, "--json").err.splitlines()
     assert line.endswith(": 768 tokens to train on, at least 1 MB of memory")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), None])
+def test_memory_that_is_used_up_is_the_machines_failure(
+    toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+):
+    def used_up(*_: object, **__: object) -> None:
+        raise error or RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr("toeplens.training.train", used_up)
+    if error is None:
+        with pytest.raises(RuntimeError, match="of ours"):
+            toeplens("train", *TINY, "--out", tmp_path)
+    else:
+        assert "memory is used up" in toeplens("train", *TINY, "--out", tmp_path).refusal(3)

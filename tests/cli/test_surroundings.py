@@ -48,6 +48,7 @@ def test_what_a_stream_cannot_write_is_escaped(monkeypatch: pytest.MonkeyPatch):
         (["study", "canonical", "--out"], "'--out'"),
         (["card", "rope", "--out"], "'--out'"),
         (["ablate"], "'run'"),
+        (["study"], "'spec'"),
         (["report"], "'directory'"),
     ],
 )

@@ -21,6 +21,7 @@ from toeplens.ground.stops import EXIT_CODE, STOPPED, interrupted_by_signals
 
 __all__ = ["app", "main"]
 
+_NO_MEMORY = ("can't allocate memory", "out of memory")  # in torch's errors, on a CPU and on a GPU
 _NARROWEST, _DIGITS = 20, 4  # columns of a terminal, and how many digits that number has at most
 
 
@@ -105,7 +106,9 @@ def main() -> None:
     except OSError as error:  # a full disk behind standard output, say
         sys.stdout = None
         _fail(f"{error.filename or 'standard output'}: {(error.strerror or str(error)).lower()}.", 3)
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in _NO_MEMORY):
+            raise
         _fail(str(EnvironmentFailure("the machine's memory is used up; lower --workers or the sizes.")), 3)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from toeplens.cli.options import Budget, Compile, Device, Json, StudyOut, Workers, compile_mode, seconds
+from toeplens.cli.options import Budget, Compile, Device, Json, StudyOut, Workers, compile_mode, path, seconds
 from toeplens.start import starting
 
 OURS = ("canonical", "canonical-smoke")
@@ -14,8 +15,8 @@ OURS = ("canonical", "canonical-smoke")
 
 def study(
     spec: Annotated[
-        str,
-        typer.Argument(help=f"A YAML file, or one of those that come along: {', '.join(OURS)}."),
+        Path,
+        typer.Argument(help=f"A YAML file, or one of those that come along: {', '.join(OURS)}.", parser=path),
     ],
     out: StudyOut,
     seeds: Annotated[
