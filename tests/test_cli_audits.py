@@ -220,7 +220,7 @@ def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path
         ("random.npy", "random.npy could not be read (it is no .npy file)."),
         ("folder.npy", "folder.npy is no file; one must be given, or a pipe."),
         ("far.json", "must be whole numbers"),
-        ("n" * 5000, "tokens: there is no file"),
+        ("n" * 5000, "is longer than the system allows"),
     ):
         code, _, err = toeplens("audit", model, "--tokens", tmp_path / name, "--out", tmp_path / "out")
         assert (code, err.count("\n")) == (2, 1), err
@@ -229,7 +229,7 @@ def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path
     for words in (["audit", "m" * 5000, "--out", tmp_path / "o"], ["audit", model, "--out", tmp_path / ("o" * 5000)]):
         code, _, err = toeplens(*words)
         assert (code, err.count("\n")) == (2, 1), err
-        assert "file name too long" in err
+        assert "file name too long" in err or "longer than the system allows" in err
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("handed over"))
     writer.start()

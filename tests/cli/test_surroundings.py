@@ -49,6 +49,9 @@ def test_what_a_stream_cannot_write_is_escaped(monkeypatch: pytest.MonkeyPatch):
         (["card", "rope", "--out"], "'--out'"),
         (["ablate"], "'run'"),
         (["study"], "'spec'"),
+        (["audit", "model", "--out"], "'--out'"),
+        (["audit", "model", "--text"], "'--text'"),
+        (["compare"], "'first'"),
         (["report"], "'directory'"),
     ],
 )

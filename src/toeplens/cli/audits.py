@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from toeplens.cli.options import Json, Workers
+from toeplens.cli.options import Json, Workers, path
 from toeplens.ground import InputError, choose
 from toeplens.ground.directories import entered
 from toeplens.start import starting
@@ -21,10 +21,10 @@ def audit(
     model: Annotated[
         str, typer.Argument(help="A transformers model's directory or name on the hub, or the directory of a run.")
     ],
-    out: Annotated[Path, typer.Option(help="Directory of the audit: its page, record and tables.")],
-    text: Annotated[Path | None, typer.Option(help="A text file (UTF-8) to read.")] = None,
+    out: Annotated[Path, typer.Option(help="Directory of the audit: its page, record and tables.", parser=path)],
+    text: Annotated[Path | None, typer.Option(help="A text file (UTF-8) to read.", parser=path)] = None,
     tokens: Annotated[
-        Path | None, typer.Option(help="Token ids instead: .npy, or .json with a list or a list of lists.")
+        Path | None, typer.Option(help="Token ids instead: .npy, or .json with a list or a list of lists.", parser=path)
     ] = None,
     layers: Annotated[str | None, typer.Option(help="Layers to measure, e.g. 0,3,8-11; all unless given.")] = None,
     sequences: Annotated[
@@ -103,9 +103,9 @@ def audit(
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="Directory of an audit.")],
-    second: Annotated[Path, typer.Argument(help="Directory of another.")],
-    out: Annotated[Path, typer.Option(help="Directory for the page.")],
+    first: Annotated[Path, typer.Argument(help="Directory of an audit.", parser=path)],
+    second: Annotated[Path, typer.Argument(help="Directory of another.", parser=path)],
+    out: Annotated[Path, typer.Option(help="Directory for the page.", parser=path)],
 ) -> None:
     """Lay two audits side by side: a base and its variant, two encodings, two checkpoints of a run."""
     with starting():
@@ -119,7 +119,9 @@ def compare(
 
 
 def survey(
-    out: Annotated[Path, typer.Option(help="Directory of the survey; one that was stopped is gone on with.")],
+    out: Annotated[
+        Path, typer.Option(help="Directory of the survey; one that was stopped is gone on with.", parser=path)
+    ],
     only: Annotated[
         list[str] | None, typer.Option(help="A model type of transformers (may be repeated); all unless given.")
     ] = None,
