@@ -82,13 +82,13 @@ def test_what_is_understood_is_proved(name: str, calls: int, placed: int) -> Non
 
 
 def test_attentions_that_are_not_the_weights_are_told_apart() -> None:
-    """Falcon returns attentions, and its fused attention forms no weights that they could be."""
+    """SqueezeBERT returns its logits."""
     found = [
         Surveyed(name, "proved", "X", calls=2, placed=2, returned=count) for name, count in (("a", 1), ("b", None))
     ]
     lines = Survey({}, tuple(found)).markdown("proved").splitlines()
     assert [line.split(" | ")[5] for line in lines] == ["returned", "---", "1 of 2", "–"]
-    assert surveyed("falcon").returned == 0
+    assert surveyed("squeezebert").returned == 0
 
 
 def test_models_and_inputs_are_the_same_each_time() -> None:

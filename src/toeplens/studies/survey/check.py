@@ -14,6 +14,7 @@ from toeplens.ground import InputError
 from toeplens.sources.huggingface import AttentionCall, captured
 from toeplens.sources.huggingface.lent import changed
 from toeplens.sources.huggingface.products import Products
+from toeplens.sources.huggingface.proof import softmax
 from toeplens.sources.huggingface.settings import configs_of
 from toeplens.sources.huggingface.watch import attention_modules
 from toeplens.studies.auditing import audit
@@ -79,8 +80,7 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
 
     def look(call: AttentionCall) -> None:
         outputs.append(call.proof.outputs)
-        if call.weights is not None:
-            formed.append(call.weights.clone())
+        formed.append(softmax(call.logits(), call.sinks))
         if call.proof.weights is not None:
             weights.append(call.proof.weights)
 
@@ -138,8 +138,9 @@ def _returned(model: Any, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
     return [x for x in tree_leaves(lists) if isinstance(x, Tensor)] or None
 
 
-def _same(x: Tensor, y: Tensor) -> bool:
-    return x.shape == y.shape and bool(((x - y).abs() <= _ALIKE).all())
+def _same(formed: Tensor, returned: Tensor) -> bool:
+    """At the queries that see a key."""
+    return formed.shape == returned.shape and not bool(((formed - returned).abs() > _ALIKE).any())
 
 
 def _products(model: Any, inputs: Mapping[str, Tensor]) -> int:
