@@ -97,6 +97,10 @@ def test_a_grids_file_is_of_plain_numbers_and_of_some_size(text: str, words: str
     refused(lambda: grid.cells(spec_from_yaml(whole, "mine.yaml")), words)
 
 
+def test_a_grids_file_that_does_not_end_is_refused() -> None:
+    refused(lambda: grid.read_spec("/dev/zero"), "it has more than 1,048,576 bytes")
+
+
 def test_a_cell_is_of_plain_fields() -> None:
     good = json.loads(json.dumps(reproduced()[0].to_dict()))
     assert CellResult.from_dict(good).to_dict() == reproduced()[0].to_dict()

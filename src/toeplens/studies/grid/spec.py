@@ -22,6 +22,7 @@ from toeplens.studies.records import Seeds
 from toeplens.training import RunSpec
 
 ClaimSet = Literal["positional-symbolic"]
+_BYTES = 2**20  # of a file
 _DEEPEST, _MOST = 64, 100_000  # lists and mappings in one another; values in all
 _TOO_DEEP = f"more than {_DEEPEST} lists and mappings stand in one another"
 _OURS = files("toeplens.studies.grid") / "specs"
@@ -192,7 +193,11 @@ def read_spec(place: Path | str) -> GridSpec:
     if not path.exists() and path.suffix not in (".yaml", ".yml"):
         path = Path(str(_OURS / f"{choose('spec', str(place), specs())}.yaml"))
     try:
-        return spec_from_yaml(path.read_text(encoding="utf-8"), str(path))
+        with path.open("rb") as stream:
+            content = stream.read(_BYTES + 1)
+        if len(content) > _BYTES:
+            raise InputError(f"spec: {path} is no study: it has more than {_BYTES:,} bytes.")
+        return spec_from_yaml(content.decode(), str(path))
     except FileNotFoundError:
         raise InputError(f"spec: there is no {path}; give a YAML file, or one of {', '.join(specs())}.") from None
     except (OSError, UnicodeDecodeError) as error:
