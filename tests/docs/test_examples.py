@@ -29,6 +29,7 @@ def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     exec(compile(EXAMPLES[name], name, "exec"), {"__name__": "example"})
 
 
+@pytest.mark.heavy
 def test_the_examples_that_compile_run(tmp_path: Path) -> None:
     """One after another in one process, which takes longer to start than they do."""
     assert len(COMPILING) > 2

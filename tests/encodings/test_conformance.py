@@ -132,6 +132,7 @@ def compile_failures(names: tuple[str, ...]) -> list[str]:
     return re.findall(r"^conformance of (\S+)", run.stdout, re.MULTILINE)
 
 
+@pytest.mark.heavy
 def test_one_of_each_kind_compiles_in_one_graph_and_a_branch_on_numbers_does_not() -> None:
     kinds = ("rope", "mla", "fox", "urpe", "path")
     assert compile_failures(kinds) == ["ReadsNumbers"]

@@ -108,6 +108,7 @@ def test_a_deadline_stops_everything_and_a_second_call_completes_it(tmp_path: Pa
     assert outcome(tmp_path / wanted[0].spec.name) == outcome(tmp_path / "one" / wanted[0].spec.name)
 
 
+@pytest.mark.heavy
 def test_an_error_in_one_job_stops_the_others_and_is_raised(tmp_path: Path):
     wanted = jobs(10**6, 1, 1)
     foreign = tmp_path / wanted[1].spec.name

@@ -287,7 +287,7 @@ def test_speed_is_compared_by_the_mean_accuracy_over_the_epochs():
 
 @pytest.mark.parametrize("status", ["complete", "diverged"])
 def test_a_cell_reads_back_as_it_was(status: str):
-    for cell in results(distance(rope=Model(0.9, status=status).single(0)), seeds=2).cells:
+    for cell in results(distance(rope=Model(0.8, status=status).single(0)), seeds=2).cells:
         again = CellResult.from_dict(cell.to_dict())
         assert again.to_dict() == cell.to_dict()
         assert again.key == cell.key
@@ -319,5 +319,5 @@ def test_a_figure_is_paired_by_seed(first: dict[int, float], second: dict[int, f
 def test_a_damaged_cell_is_one_sentence(damage: Any):
     content = results(distance(rope=0.9), seeds=1).cells[0].to_dict()
     damage(content)
-    with pytest.raises(InputError, match="a cell's record is damaged"):
+    with pytest.raises(InputError, match=r"^results is damaged: "):
         CellResult.from_dict(content)

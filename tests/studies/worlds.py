@@ -190,7 +190,7 @@ def made_up(key: Key, model: Model, noise: float = 0.0) -> CellResult:
             {"epoch": n, "step": n, "train_accuracy": test + gap, "test_accuracy": test}
             for n, test in enumerate((way, accuracy), start=1)
         ],
-        result={"test_accuracy": accuracy},
+        result={"test_accuracy": accuracy, "seconds": 1.0},
         ablation=ablation(model.drops, accuracy) if complete else None,
         measures=measured(inside, accuracy, noise) if complete and inside else {},
         watched=rows,
