@@ -134,7 +134,7 @@ def test_a_worker_that_is_terminated_leaves_its_job_and_breaks_nothing(tmp_path:
 
     def terminate(event: Event) -> None:
         for child in descendants(os.getpid(), depth=1):
-            if "resource_tracker" not in Path(f"/proc/{child}/cmdline").read_text():
+            if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
                 os.kill(child, signal.SIGTERM)
 
     assert run_local(jobs(10**6, 10**6), tmp_path, Limits(), workers=2, on_event=terminate) == ["stopped"] * 2
@@ -148,7 +148,7 @@ def test_a_worker_that_is_killed_is_one_sentence(tmp_path: Path):
 
     def kill(event: Event) -> None:
         for child in descendants(os.getpid(), depth=1):
-            if "resource_tracker" not in Path(f"/proc/{child}/cmdline").read_text():
+            if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
                 os.kill(child, signal.SIGKILL)
 
     with pytest.raises(EnvironmentFailure, match=r"a worker process ended unexpectedly .* the same command goes on"):
