@@ -55,7 +55,7 @@ def test_a_shell_completes_commands_and_options_without_torch():
     assert light(COMP_WORDS="toeplens tr", **words).split() == ["train"]
     options = light(COMP_WORDS="toeplens card --le", **words | {"COMP_CWORD": "2"}).split()
     assert options == ["--length"]
-    assert "complete" in light("--show-completion", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="", SHELL="bash")
+    assert "complete" in light("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
 
 
 def test_what_help_lists_is_what_there_is():
