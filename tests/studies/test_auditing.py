@@ -272,6 +272,8 @@ def test_text_is_cut_into_sequences_of_one_length() -> None:
     words = "the quick brown fox " * 12
     made = texts.from_texts(tokenizer, [words, "too short"], 99, 12, "text")
     assert made.tokens.shape == (4, 12)  # 48 words by 10, the last 8 of them left out
+    assert made.origin == "text; 1 of 2 texts left out, shorter than 12 tokens"
+    assert texts.from_texts(tokenizer, [words], 99, 12, "text").origin == "text"
     assert made.tokens[:, 0].tolist() == [tokenizer.cls_token_id] * 4
     assert made.tokens[:, -1].tolist() == [tokenizer.sep_token_id] * 4
     assert made.words[1:4] == ("the", "quick", "brown")
