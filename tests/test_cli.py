@@ -841,7 +841,10 @@ def test_a_signal_while_the_workers_start_is_as_clean(tmp_path: Path, number: si
     assert code == 130
     assert seconds < 30
     assert "Traceback" not in err
-    assert json.loads(out)["finished"] == 0
+    if out:  # else the workers took so long to start that the command was left before they had heard
+        assert json.loads(out)["finished"] == 0
+    else:
+        assert err.splitlines()[-1] == "error: stopped; what was finished is kept, and the same command goes on."
 
 
 def pieces(command: list[str], budget: float, study_directory: Path) -> list[int]:

@@ -15,6 +15,7 @@ import numpy as np
 from toeplens.engine.examples import Split, examples_of, replayed_at_once
 from toeplens.engine.limits import Limits
 from toeplens.engine.measures import measure_run
+from toeplens.engine.pool import keeping_time
 from toeplens.engine.records import Asked, read_record, write_record
 from toeplens.engine.watch import HeadWatch
 from toeplens.ground import choose, write_bytes
@@ -73,17 +74,18 @@ def carry_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None 
 
 
 def _carried_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None) -> Run:
-    run = train(
-        job.spec,
-        out,
-        device=limits.device,
-        compile=limits.compile,
-        checkpoint_seconds=limits.checkpoint_seconds,
-        deadline=limits.deadline_now(),
-        should_stop=limits.should_stop,
-        on_progress=on_progress,
-        watcher=HeadWatch(job.spec, split=job.split) if job.watch else None,
-    )
+    with keeping_time():
+        run = train(
+            job.spec,
+            out,
+            device=limits.device,
+            compile=limits.compile,
+            checkpoint_seconds=limits.checkpoint_seconds,
+            deadline=limits.deadline_now(),
+            should_stop=limits.should_stop,
+            on_progress=on_progress,
+            watcher=HeadWatch(job.spec, split=job.split) if job.watch else None,
+        )
     if run.status != "complete" or not job.examples:
         return run
     asked = Asked(job.examples, job.split)

@@ -16,8 +16,6 @@ from toeplens.engine.pool import in_processes
 from toeplens.ground.machine import within
 from toeplens.training.run import Status
 
-_PATIENCE = 8.0  # seconds, so that a run begun late in a small budget has a checkpoint at its end
-
 
 @dataclass(frozen=True)
 class Event:
@@ -73,7 +71,6 @@ def run_local(
         limits,
         count=count,
         threads=threads,
-        patience=_PATIENCE,
         on_done=done,
         on_told=lambda index, step: tell(Event(index, *step)),
     )

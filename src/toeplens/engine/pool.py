@@ -8,9 +8,9 @@ import queue
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -34,7 +34,6 @@ def in_processes(
     *,
     count: int,
     threads: int,
-    patience: float = 0.0,
     on_done: Told,
     on_told: Told = lambda index, what: None,
 ) -> None:
@@ -42,8 +41,8 @@ def in_processes(
 
     ``on_done`` hears each piece's index and result as it ends. None says that a piece was stopped before its end; then
     no further piece is begun. ``work`` is a function of a module, and its limits say when to stop: Ctrl-C, SIGTERM, a
-    deadline, the end of this process. A piece that does not stop within `WORKERS_GRACE` seconds of that is interrupted;
-    of a deadline, no sooner than ``patience`` seconds after it was begun.
+    deadline, the end of this process. A piece that does not stop within `WORKERS_GRACE` seconds of that is interrupted
+    (of a deadline only outside `keeping_time`).
     What it tells, ``on_told`` hears with its index.
 
     An error in one piece stops the others likewise and is raised once they have stopped.
@@ -66,7 +65,7 @@ def in_processes(
                     if index is None:
                         break
                     with signals_held():
-                        waiting[pool.submit(_do, work, index, piece, plain, patience)] = index
+                        waiting[pool.submit(_do, work, index, piece, plain)] = index
                 if not waiting:
                     break
                 try:
@@ -123,6 +122,17 @@ _stop: Any = None
 _told: Any = None
 _busy = threading.Lock()
 _leaving = threading.Event()
+_keeping_time = threading.Event()
+
+
+@contextmanager
+def keeping_time() -> Iterator[None]:
+    """Within it no deadline interrupts: what is done keeps it by itself, but does one unit at least, however late."""
+    _keeping_time.set()
+    try:
+        yield
+    finally:
+        _keeping_time.clear()
 
 
 def _start(stop: Any, told: Any, threads: int, parent: int) -> None:
@@ -150,13 +160,13 @@ def _told_to_stop() -> bool:
     return _leaving.is_set() or _stop.is_set()
 
 
-def _do(work: Work[Any], index: int, piece: Any, limits: Limits, patience: float) -> Any:
-    own, begun = replace(limits, should_stop=_told_to_stop), time.monotonic()
+def _do(work: Work[Any], index: int, piece: Any, limits: Limits) -> Any:
+    own = replace(limits, should_stop=_told_to_stop)
     if _leaving.is_set():
         return None
 
     def over() -> bool:
-        return _told_to_stop() or (limits.late() and time.monotonic() - begun >= patience)
+        return _told_to_stop() or (limits.late() and not _keeping_time.is_set())
 
     with _busy:
         try:
