@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 from toeplens.ground import InputError
-from toeplens.ground.machine import memory, must_fit, size, within
+from toeplens.ground.machine import memory, must_fit, out_of_memory, size, within
 from toeplens.model import Decoder, decoder_config
 from toeplens.training import run_spec
 
@@ -57,3 +58,12 @@ def test_examples_without_room_are_refused_before_they_are_made():
         run_spec(model={}, train_examples=10**9)
     with pytest.raises(InputError, match="train_examples: "):
         run_spec(model={}, train_examples=10**11)
+
+
+def test_whoever_says_that_memory_ran_out_is_understood():
+    full = ["DefaultCPUAllocator: can't allocate memory", "CUDA out of memory.", "not enough memory: you tried"]
+    assert all(out_of_memory(RuntimeError(words)) for words in full)
+    assert out_of_memory(MemoryError())
+    assert out_of_memory(torch.OutOfMemoryError())
+    assert not out_of_memory(RuntimeError("sizes do not match"))
+    assert not out_of_memory(ValueError("out of memory"))

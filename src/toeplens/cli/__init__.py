@@ -17,11 +17,11 @@ from typer.core import TyperGroup
 from toeplens import __version__
 from toeplens.cli import audits, grids, lists, runs, studies
 from toeplens.ground import EnvironmentFailure, ToeplensError
+from toeplens.ground.machine import out_of_memory
 from toeplens.ground.stops import EXIT_CODE, STOPPED, interrupted_by_signals
 
 __all__ = ["app", "main"]
 
-_NO_MEMORY = ("can't allocate memory", "out of memory")  # in torch's errors, on a CPU and on a GPU
 _NARROWEST, _DIGITS = 20, 4  # columns of a terminal, and how many digits that number has at most
 
 
@@ -107,7 +107,7 @@ def main() -> None:
         sys.stdout = None
         _fail(f"{error.filename or 'standard output'}: {(error.strerror or str(error)).lower()}.", 3)
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not any(words in str(error) for words in _NO_MEMORY):
+        if not out_of_memory(error):
             raise
         _fail(str(EnvironmentFailure("the machine's memory is used up; lower --workers or the sizes.")), 3)
 

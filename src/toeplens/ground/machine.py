@@ -1,8 +1,9 @@
-"""What this machine can hold, and numbers that are within bounds; both refuse in one sentence."""
+"""What this machine can hold, whether that ran out, and numbers that are within bounds."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from toeplens.ground.errors import InputError, shown
 
 MOST_SEEDS = 100
+_FULL = re.compile("not enough memory|can't allocate memory|out of memory", re.IGNORECASE)  # in torch's words
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
 
@@ -39,6 +41,13 @@ def must_fit(what: str, least: int) -> None:
     """Raise an `InputError` if ``what``, which needs at least so many bytes, does not fit in the machine's memory."""
     if least > memory():
         raise InputError(f"{what} at least {size(least)} of memory; this machine has {size(memory())}.")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether it says that memory ran out: Python's, or torch's, which is not imported for it."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and _FULL.search(str(error)) is not None
 
 
 def within(field: str, given: int | Sequence[int] | None, low: int, high: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.products import Followed, Products, four
 
 
@@ -88,7 +89,7 @@ def of_equal_tokens(
         with torch.random.fork_rng(devices=[]), Products(lambda: True, trial.written_out):
             module.forward(*map(given, args), **{name: given(x) for name, x in kwargs.items()})
     except Exception as error:  # whatever a module may raise: it was not seen
-        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        if out_of_memory(error):
             raise
     finally:
         ACTIVE.reset(token)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 import traceback
 
-import torch
-
 _LONGEST = 200  # characters that are told
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _CHECKED = re.compile(
     r"^(class )?validation error for .*?: (\w+Error: )?", re.IGNORECASE
 )  # of a configuration's fields
-_FULL = re.compile("not enough memory|can't allocate memory|out of memory", re.IGNORECASE)
 _LIBRARIES = {"torch", "transformers", "safetensors", "tokenizers", "toeplens"}
 _PLAIN = (OSError, ValueError, RuntimeError, ImportError)  # whose words say enough without their name
 
@@ -30,12 +27,6 @@ def words(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return f"there is no {text}"
     return text if checked or isinstance(error, _PLAIN) else f"{type(error).__name__}: {text}"
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether it says that memory ran out."""
-    kinds = torch.OutOfMemoryError | MemoryError
-    return isinstance(error, kinds) or (isinstance(error, RuntimeError) and _FULL.search(str(error)) is not None)
 
 
 def of_libraries(error: BaseException) -> bool:

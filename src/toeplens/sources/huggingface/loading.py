@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from torch import nn
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
+from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.anatomy import input_embedding
-from toeplens.sources.huggingface.failures import out_of_memory, words
+from toeplens.sources.huggingface.failures import words
 from toeplens.sources.huggingface.hub import hub_options
 
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from toeplens.ground import InputError
+from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.outcome import apart, moved
 from toeplens.sources.huggingface.passes import Passes, fits
 from toeplens.sources.huggingface.replays import Address, Replay
@@ -68,7 +69,7 @@ def silenced(
                 _nothing_changed(passes, found, intact, first)
                 break
             except Exception as error:
-                if len(ways) == 1 or _out_of_memory(error):
+                if len(ways) == 1 or out_of_memory(error):
                     raise
             ways.pop(0)
         replayed += replays and begin > 0
@@ -93,7 +94,7 @@ def _width(passes: Passes, intact: Replay, most: int) -> int:
         if width > 1:
             _nothing_changed(passes, passes.run(width), intact)
     except Exception as error:
-        if _out_of_memory(error):
+        if out_of_memory(error):
             raise
         return 1
     return width
@@ -126,7 +127,3 @@ class _Silence:
     def __call__(self, heads: Float[Tensor, "R N H dv"]) -> Float[Tensor, "R N H dv"]:
         fits(heads, *self.silent.shape)
         return heads.masked_fill(self.silent.to(heads.device)[:, None, :, None], 0)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

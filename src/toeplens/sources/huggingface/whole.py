@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from toeplens.ground import InputError
+from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.anatomy import input_embedding
 from toeplens.sources.huggingface.calls import AttentionCall
 from toeplens.sources.huggingface.capture import captured
-from toeplens.sources.huggingface.failures import of_libraries, out_of_memory, words
+from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.lent import alone, changed
 from toeplens.sources.huggingface.settings import Entry, evaluation, precision
 

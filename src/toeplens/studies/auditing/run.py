@@ -13,8 +13,9 @@ from typing import Any, Literal, get_args
 import torch
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
+from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface import NoGradient
-from toeplens.sources.huggingface.failures import of_libraries, out_of_memory, words
+from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.lacking import Lacking
 from toeplens.sources.huggingface.loading import Dtype, Loaded, library, load_model
 from toeplens.studies.auditing.inputs import check_fit, check_weights, inputs_of, mask_token_of, sequences_of
