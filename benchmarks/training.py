@@ -19,8 +19,8 @@ from rich.table import Table
 from torch.nn import functional as F
 
 from toeplens.model import Decoder
-from toeplens.studies.reproduce import DISTANCE, starting_spec
 from toeplens.training import RunSpec, run_spec
+from toeplens.training.presets import DISTANCE, starting_spec
 
 
 def step_of(spec: RunSpec, *, compiled: bool, fused: bool, batch: int) -> Callable[[], None]:

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from toeplens.engine.watch import HeadWatch
-from toeplens.studies.reproduce import DISTANCE, starting_spec
 from toeplens.training import Run, RunSpec, run_spec, train
+from toeplens.training.presets import DISTANCE, starting_spec
 from toeplens.training.watch import Watcher
 
 

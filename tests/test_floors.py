@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import toeplens
 SOURCE = Path(toeplens.__file__).parent
 # Each floor may import from itself and from those before it in this list.
 FLOORS = [
+    "version",
     "start",
     "ground",
     "encodings",
@@ -28,18 +30,16 @@ FLOORS = [
     "engine",
     "studies",
     "report",
-    "console",
+    "papers",
     "cli",
 ]
 TOP = {"__main__"}  # stands above all of them
-# (module, what it imports), each with its reason in docs/decisions
-EXCEPTIONS: set[tuple[str, str]] = {
-    ("toeplens.studies.auditing.record", "toeplens.report.audit_notebook.notebook_html"),  # 014
-}
-LONGEST = 400
+ROOMS = {"lens", "sources", "studies", "report", "papers"}  # floors of rooms: kit, and what two others share is in it
+LONGEST, MOST = 400, 15  # lines of a file; files of a folder of a floor of rooms
 
 FILES = sorted(SOURCE.rglob("*.py"))
-PACKAGES = [floor for floor in FLOORS if (SOURCE / floor / "__init__.py").is_file()]
+PAPERS = [f"papers.{path.parent.name}" for path in sorted((SOURCE / "papers").glob("*/__init__.py"))]
+PACKAGES = [floor for floor in FLOORS if (SOURCE / floor / "__init__.py").is_file() and floor != "papers"] + PAPERS
 
 
 def module_of(path: Path) -> str:
@@ -51,6 +51,12 @@ def floor_of(module: str) -> str | None:
     """The floor that ``module`` is on; None for the package itself and for what is not ours."""
     parts = module.split(".")
     return parts[1] if parts[0] == "toeplens" and len(parts) > 1 and parts[1] in {*FLOORS, *TOP} else None
+
+
+def room_of(module: str) -> str | None:
+    """The room that ``module``, or what is taken from it, is in; None for what stands on a floor itself."""
+    _, floor, room, *_ = (*module.split("."), "", "")
+    return room if floor in ROOMS and (SOURCE / floor / room / "__init__.py").is_file() and room else None
 
 
 @cache
@@ -69,13 +75,13 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def allowed(module: str, imported: str) -> bool:
     here, there = floor_of(module), floor_of(imported)
-    if imported.split(".")[0] != "toeplens" or here in TOP or (module, imported) in EXCEPTIONS:
+    if imported.split(".")[0] != "toeplens" or here in TOP:
         return True
     if module == "toeplens":  # offers what people use most; imported when it is first used
-        return there not in {*TOP, "cli", "console"}
-    if there is None:  # of the package itself those below it take the version and nothing else
-        return imported in ("toeplens", "toeplens.__version__")
-    return here is not None and there not in TOP and FLOORS.index(there) <= FLOORS.index(here)
+        return there not in {*TOP, "cli"}
+    if here is None or there is None or there in TOP or FLOORS.index(there) > FLOORS.index(here):
+        return False
+    return here != there or room_of(module) is None or room_of(imported) in (room_of(module), "kit")
 
 
 def broken(paths: list[Path]) -> list[str]:
@@ -95,29 +101,66 @@ def test_the_reader_of_imports_sees_all_kinds():
 def test_the_rule_tells_up_from_down():
     assert allowed("toeplens.model.decoder", "toeplens.encodings.build")
     assert allowed("toeplens.model.decoder", "toeplens.model.config.DecoderConfig")
-    assert allowed("toeplens.report.page", "toeplens.studies.load")
-    assert allowed("toeplens.training.environment", "toeplens")
+    assert allowed("toeplens.report.card", "toeplens.studies.load")
+    assert allowed("toeplens.training.environment", "toeplens.version.__version__")
     assert allowed("toeplens.cli", "toeplens.report")
     assert allowed("toeplens.__main__", "toeplens.cli.main")
     assert allowed("toeplens.ground.files", "torch.nn")
     assert not allowed("toeplens.encodings.bias", "toeplens.model.Decoder")
-    assert not allowed("toeplens.lens.ablate", "toeplens.sources")
+    assert not allowed("toeplens.lens.ablation.ablate", "toeplens.sources")
     assert not allowed("toeplens.report", "toeplens.cli")
+    assert not allowed("toeplens.studies.grid.study", "toeplens.papers.deposit")
     assert allowed("toeplens", "toeplens.model.Decoder")
     assert not allowed("toeplens", "toeplens.cli.app")
     assert not allowed("toeplens.studies", "toeplens.train")
     assert not allowed("toeplens.model.decoder", "toeplens.helpers")
 
 
+def test_the_rule_tells_sister_rooms():
+    assert allowed("toeplens.lens.ablation.ablate", "toeplens.lens.ablation.attribution.Scalable")
+    assert allowed("toeplens.lens.ablation.ablate", "toeplens.lens.kit.trace.AttentionTrace")
+    assert allowed("toeplens.lens", "toeplens.lens.ablation.ablate.ablate_heads")
+    assert allowed("toeplens.report.grid.page", "toeplens.studies.auditing.Audit")
+    assert not allowed("toeplens.lens.ablation.ablate", "toeplens.lens.gradients.signal.seed_strength")
+    assert not allowed("toeplens.lens.kit.trace", "toeplens.lens.ablation.ablate.ablate_heads")
+    assert not allowed("toeplens.papers.mathematics.study", "toeplens.papers.deposit.SCALES")
+    assert not allowed("toeplens.report.grid.page", "toeplens.report.card.render_card")
+
+
 def test_everything_stands_on_a_floor():
-    assert PACKAGES[:5] == FLOORS[1:6]
+    assert PACKAGES[:5] == FLOORS[2:7]
     assert [str(p) for p in FILES if p.parent != SOURCE and floor_of(module_of(p)) is None] == []
-    assert {p.stem for p in SOURCE.glob("*.py")} <= {"__init__", "__main__", "start", "console", "cli"}
+    assert {p.stem for p in SOURCE.glob("*.py")} <= {"__init__", "__main__", "start", "version"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_a_file_imports_only_from_its_own_floor_and_those_below(path: Path):
     assert broken([path]) == []
+
+
+def files_imported(path: Path) -> set[str]:
+    """The modules that a file imports: of ``from a import b`` it is a.b where that is a module, else a."""
+    modules = {module_of(each) for each in FILES}
+    found = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ImportFrom):
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {name if name in modules else str(node.module) for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & modules
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    """Imports for types and imports inside functions count as any other."""
+    graph = {module_of(path): files_imported(path) for path in FILES}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=str)
+def test_a_room_is_seen_at_a_glance(folder: Path):
+    if folder.relative_to(SOURCE).parts[:1] and folder.relative_to(SOURCE).parts[0] in ROOMS - {"sources"}:
+        assert len(list(folder.glob("*.py"))) <= MOST
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)

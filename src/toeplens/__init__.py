@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from toeplens.studies import Audit, audit
     from toeplens.training import Run, RunSpec, run_spec, train
 
-__version__ = "0.1.0"
+from toeplens.version import __version__
 
 __all__ = [
     "Audit",

@@ -18,7 +18,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def begun(*_: object, **__: object) -> None:
         pytest.fail("the work was begun")
 
-    monkeypatch.setattr("toeplens.studies.structure.decompose_run", begun)
+    monkeypatch.setattr("toeplens.studies.decomposition.decompose_run", begun)
     monkeypatch.setattr("toeplens.studies.card.make_card", begun)
 
 

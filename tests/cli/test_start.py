@@ -17,9 +17,9 @@ import toeplens as tl
 from toeplens.cli.grids import OURS
 from toeplens.cli.studies import PARTS
 from toeplens.ground.stops import STOPPED
+from toeplens.papers import deposit as study
 from toeplens.start import starting
 from toeplens.studies import grid
-from toeplens.studies import reproduce as study
 
 LIGHT = """
 import sys

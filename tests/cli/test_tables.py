@@ -6,9 +6,10 @@ import pytest
 from rich.cells import cell_len
 from tests.cli.command import Toeplens
 
-from toeplens import console, encodings, tasks
+from toeplens import encodings, tasks
+from toeplens.cli import console
+from toeplens.papers.mathematics import CLAIMS
 from toeplens.studies import Entry
-from toeplens.studies.theory import CLAIMS
 
 
 @pytest.fixture

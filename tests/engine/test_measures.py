@@ -36,7 +36,7 @@ from toeplens.lens import (
     head_sets,
     seed_strength,
 )
-from toeplens.lens.pieces import written_out_profile
+from toeplens.lens.kit.pieces import written_out_profile
 from toeplens.sources import DecoderGradients, DecoderSource
 from toeplens.training import Batches, Run, RunSpec, initial_model, run_spec, train
 

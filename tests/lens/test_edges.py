@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.lens.test_decompose import LENGTHS, model_of, trace_of, visible
+from tests.lens.logits.test_decompose import LENGTHS, model_of, trace_of, visible
 
 from toeplens.lens import FrequencyUse, Shares, behaviour, szego, toeplitz_profile
-from toeplens.lens.pieces import written_out_profile
-from toeplens.lens.seed_statistics import Pool
+from toeplens.lens.gradients.statistics import Pool
+from toeplens.lens.kit.pieces import written_out_profile
 
 
 def test_a_variance_below_rounding_is_none() -> None:

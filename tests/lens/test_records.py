@@ -9,9 +9,9 @@ import pytest
 
 from toeplens.ground import InputError
 from toeplens.lens import HeadAblation, HeadSets, PermutationScores, PositionEffect
-from toeplens.lens.margins import Margins, margins
-from toeplens.lens.permutation import Scores
-from toeplens.lens.seed_statistics import Pool, Strength
+from toeplens.lens.ablation.margins import Margins, margins
+from toeplens.lens.following.permutation import Scores
+from toeplens.lens.gradients.statistics import Pool, Strength
 
 TABLE = np.arange(6.0).reshape(2, 3)
 SCORES = Scores(TABLE, TABLE, TABLE, TABLE)

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from toeplens import __version__
 from toeplens.cli import audits, grids, lists, runs, studies
 from toeplens.ground import EnvironmentFailure, ToeplensError
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.stops import EXIT_CODE, STOPPED, interrupted_by_signals
+from toeplens.version import __version__
 
 __all__ = ["app", "main"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from toeplens.console import err, say, table
+from toeplens.cli.console import err, say, table
 from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord
 
 _LISTED = 12  # heads that are printed

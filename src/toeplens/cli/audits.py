@@ -51,12 +51,12 @@ def audit(
     Without --text and --tokens it reads random tokens whose second half repeats the first.
     """
     with starting():
-        from toeplens import console, report
-        from toeplens.cli import audit_output
+        from toeplens import report
+        from toeplens.cli import audit_output, console
         from toeplens.sources.huggingface.hub import is_there
         from toeplens.sources.huggingface.loading import Dtype
         from toeplens.studies import auditing
-        from toeplens.studies.auditing.run import Silencing
+        from toeplens.studies.auditing.study import Silencing
 
     if text is not None and tokens is not None:
         raise InputError("tokens: it was given beside text; one of the two is allowed.")
@@ -109,7 +109,8 @@ def compare(
 ) -> None:
     """Lay two audits side by side: a base and its variant, two encodings, two checkpoints of a run."""
     with starting():
-        from toeplens import console, report
+        from toeplens import report
+        from toeplens.cli import console
         from toeplens.studies import auditing
 
     found = [auditing.open_audit(each) for each in (first, second)]
@@ -130,9 +131,8 @@ def survey(
 ) -> None:
     """Build every text model of the installed transformers small and audit it: what is understood, and what is not."""
     with starting():
-        from toeplens import console
-        from toeplens.cli import audit_output
-        from toeplens.studies import survey as survey_of
+        from toeplens.cli import audit_output, console
+        from toeplens.studies.auditing import survey as survey_of
 
     with audit_output.AuditProgress() as progress:
         count = len(only or survey_of.model_types())

@@ -30,11 +30,12 @@ def study(
 ) -> None:
     """Train tasks by encodings, measure what heads follow and how models do on longer texts, write the page."""
     with starting():
-        from toeplens import console, report
+        from toeplens import report
+        from toeplens.cli import console
         from toeplens.cli.progress import StudyProgress, work
         from toeplens.engine import Limits, stop_on_signals
         from toeplens.studies import grid, limits_for
-        from toeplens.studies.store import jobs_of
+        from toeplens.studies.kit.store import jobs_of
         from toeplens.training import plan_execution
 
     wanted = grid.read_spec(spec)

@@ -18,7 +18,8 @@ from toeplens.start import starting
 def list_encodings(full: Full = False, as_json: Json = False) -> None:
     """List the positional encodings, their class and their options."""
     with starting():
-        from toeplens import console, encodings
+        from toeplens import encodings
+        from toeplens.cli import console
 
     rows = []
     for name in encodings.names():
@@ -53,7 +54,8 @@ def card(
 ) -> None:
     """Measure an encoding and write its card: formula, kernel, symbol, class, resolution by dtype, cost."""
     with starting():
-        from toeplens import console, encodings, report
+        from toeplens import encodings, report
+        from toeplens.cli import console
         from toeplens.studies.card import make_card
 
     if name is None and set_:
@@ -77,7 +79,8 @@ def card(
 def list_tasks(full: Full = False, as_json: Json = False) -> None:
     """List the tasks, what their answer depends on, chance, and their options."""
     with starting():
-        from toeplens import console, tasks
+        from toeplens import tasks
+        from toeplens.cli import console
 
     rows = []
     for name in tasks.names():
@@ -106,7 +109,7 @@ def list_tasks(full: Full = False, as_json: Json = False) -> None:
 
 def _print(entries: list[tuple[str, dict[str, str]]], full: bool, kind: str, *shown: str) -> None:
     """All facts of each entry, or a line with those that are shown."""
-    from toeplens import console
+    from toeplens.cli import console
 
     if full:
         console.print_in_full(entries)

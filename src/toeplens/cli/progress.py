@@ -15,8 +15,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from toeplens import console
-from toeplens.console import err
+from toeplens.cli import console
+from toeplens.cli.console import err
 from toeplens.engine import Event, Job
 from toeplens.ground.machine import size
 from toeplens.training import RunSpec

@@ -49,13 +49,12 @@ def train_run(
 ) -> None:
     """Fit one run, or go on with it; prints where it is and what it reached."""
     with starting():
-        from toeplens import console
+        from toeplens.cli import console
         from toeplens.cli.progress import RunProgress, work
         from toeplens.engine import HeadWatch, Limits, stop_on_signals
         from toeplens.model import scale_left_open
         from toeplens.studies import limits_for
-        from toeplens.studies import reproduce as study
-        from toeplens.training import plan_execution, run_spec, told, train
+        from toeplens.training import plan_execution, run_spec, starting_spec, told, train
         from toeplens.training.run import WATCHED
 
     if spec is not None:
@@ -63,10 +62,10 @@ def train_run(
         if not isinstance(content, dict):
             raise InputError(f"spec: {spec} does not hold a run's spec.")
     else:
-        start: dict[str, Any] = {"scale": "laptop", "protocol": "paper", "task": study.DISTANCE, "encoding": "rope"}
+        start: dict[str, Any] = {"scale": "laptop", "protocol": "paper", "task": "trigger-distance", "encoding": "rope"}
         given = {"scale": scale, "protocol": protocol, "task": task, "encoding": encoding, "seed": seed}
         start |= {"seed": 42} | {name: value for name, value in given.items() if value is not None}
-        content = study.starting_spec(*start.values())
+        content = starting_spec(*start.values())
     if set_ and isinstance(content.get("model"), dict):
         content = {**content, "model": scale_left_open(content["model"])}
     wanted = run_spec(**changed(content, set_ or []))
@@ -145,7 +144,8 @@ def ablate(
 ) -> None:
     """Ablate each head of a run's model and print what it loses, with intervals and the deposit of each layer."""
     with starting():
-        from toeplens import console, training
+        from toeplens import training
+        from toeplens.cli import console
         from toeplens.engine import Limits, ablate_run, measure_run
         from toeplens.lens import THRESHOLDS, HeadSets, deposit
 
@@ -205,9 +205,10 @@ def decompose(
 ) -> None:
     """Take a run's attention logits apart into content and position, and write the page that shows it."""
     with starting():
-        from toeplens import console, report, training
+        from toeplens import report, training
+        from toeplens.cli import console
         from toeplens.lens import Split
-        from toeplens.studies.structure import decompose_run
+        from toeplens.studies.decomposition import decompose_run
 
     choose("split", split, get_args(Split))
     opened = training.Run.open(run)
@@ -242,7 +243,8 @@ def extrapolate_run(
 ) -> None:
     """Test a run's model on texts longer than those it was trained on."""
     with starting():
-        from toeplens import console, training
+        from toeplens import training
+        from toeplens.cli import console
         from toeplens.engine import extrapolate
 
     opened = training.Run.open(run)

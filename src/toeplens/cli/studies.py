@@ -11,7 +11,7 @@ from toeplens.ground import choose
 from toeplens.start import starting
 
 if TYPE_CHECKING:
-    from toeplens.studies.theory import Theory
+    from toeplens.papers.mathematics import Theory
 
 PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "mechanism")
 
@@ -38,18 +38,20 @@ def reproduce(
 ) -> None:
     """Carry out the papers' central experiment: train, knock out heads, judge the claims, write the page."""
     with starting():
-        from toeplens import console, report
+        from toeplens.cli import console
         from toeplens.cli.progress import StudyProgress, work
         from toeplens.engine import Limits, stop_on_signals
         from toeplens.model import Protocol
+        from toeplens.papers import deposit as study
+        from toeplens.papers.deposit.page import write_page
         from toeplens.studies import limits_for
-        from toeplens.studies import reproduce as study
         from toeplens.training import plan_execution
+        from toeplens.training.presets import PROTOCOLS
 
     choose("scale", scale, study.SCALES)
     if protocol != "both":
-        choose("protocol", protocol, (*study.PROTOCOLS, "both"))
-    protocols: tuple[Protocol, ...] = tuple(p for p in study.PROTOCOLS if protocol in (p, "both"))
+        choose("protocol", protocol, (*PROTOCOLS, "both"))
+    protocols: tuple[Protocol, ...] = tuple(p for p in PROTOCOLS if protocol in (p, "both"))
     budget = seconds(time_budget)
     parts = study.chosen_parts(part or ["core"])
     jobs = study.planned(out, scale, protocols, seeds, parts).jobs()
@@ -68,7 +70,7 @@ def reproduce(
             workers=workers,
             on_event=progress,
         )
-    page = report.write_page(state)
+    page = write_page(state)
     console.print_study(state, page, state.table, console.accuracy_tables(state.table), as_json=as_json)
     if stopped():
         raise typer.Exit(130)
@@ -90,11 +92,11 @@ def theory_study(
     with starting():
         from toeplens.cli.progress import StudyProgress, work
         from toeplens.engine import Limits, stop_on_signals
-        from toeplens.studies import limits_for, theory
-        from toeplens.studies.reproduce import SCALES
-        from toeplens.training import plan_execution
+        from toeplens.papers import mathematics as theory
+        from toeplens.studies import limits_for
+        from toeplens.training import PRESETS, plan_execution
 
-    choose("scale", scale, SCALES)
+    choose("scale", scale, PRESETS)
     jobs = theory.jobs(scale, seeds)
     execution = plan_execution(device, compile_mode(compile), "auto")
     records = len(theory.EXPERIMENTS) * seeds
@@ -119,9 +121,10 @@ def theory_study(
 
 
 def _print_theory(state: Theory, as_json: bool) -> None:
-    from toeplens import console, report
+    from toeplens.cli import console
+    from toeplens.papers.mathematics.page import write_theory
 
-    page = report.write_theory(state)
+    page = write_theory(state)
     if as_json:
         claims_ = [entry.to_dict() for entry in state.entries]
         console.print_json({"finished": state.finished, "total": state.total, "page": str(page), "claims": claims_})
@@ -138,16 +141,20 @@ def report_page(
 ) -> None:
     """Write a study's page again from what is finished."""
     with starting():
-        from toeplens import console, report
-        from toeplens.studies import grid, theory
-        from toeplens.studies import reproduce as study
+        from toeplens import report
+        from toeplens.cli import console
+        from toeplens.papers import deposit as study
+        from toeplens.papers import mathematics as theory
+        from toeplens.papers.deposit.page import write_page
+        from toeplens.papers.mathematics.page import write_theory
+        from toeplens.studies import grid
 
     if theory.is_theory(directory):
-        page = report.write_theory(theory.gather(directory))
+        page = write_theory(theory.gather(directory))
     elif grid.is_grid(directory):
         page = report.write_grid(grid.gather(directory))
     else:
-        page = report.write_page(study.gather(directory))
+        page = write_page(study.gather(directory))
     if as_json:
         console.print_json({"page": str(page)})
     else:
@@ -162,9 +169,10 @@ def claims(
 ) -> None:
     """Judge the papers' claims on a study's results and print the ledger."""
     with starting():
-        from toeplens import console
-        from toeplens.studies import COUNTED, RULE, grid, theory
-        from toeplens.studies import reproduce as study
+        from toeplens.cli import console
+        from toeplens.papers import deposit as study
+        from toeplens.papers import mathematics as theory
+        from toeplens.studies import COUNTED, RULE, grid
 
     of = theory if theory.is_theory(directory) else grid if grid.is_grid(directory) else study
     entries = of.gather(directory).entries

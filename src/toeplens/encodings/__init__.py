@@ -1,4 +1,7 @@
-"""Positional encodings under one contract: `names()`, `build(name, ...)`, and the hooks of `PositionalEncoding`."""
+"""Positional encodings under one contract: `names()`, `build(name, ...)`, and the hooks of `PositionalEncoding`.
+
+A new encoding is a class in its family's file (or a file for a new family) and a line of that file's ``ENCODINGS``.
+"""
 
 from toeplens.encodings.attention import KEPT, attend, attention_logits, attention_weights, fixed_bias
 from toeplens.encodings.base import Coupling, PositionalEncoding, Positions, offsets_between

@@ -1,4 +1,7 @@
-"""How many runs are carried out: jobs (train, then ablate), several at a time on this machine."""
+"""How many runs are carried out: jobs (train, then ablate), several at a time on this machine.
+
+Here goes how work is carried out and kept beside a run; what is measured is the lens's, and what is asked a study's.
+"""
 
 from toeplens.engine.examples import Split, examples_of
 from toeplens.engine.extrapolation import FACTORS, Extrapolation, LengthResult, extrapolate

@@ -17,7 +17,7 @@ from toeplens.lens import (
     frequency_use,
     permutation_scores,
 )
-from toeplens.lens.pieces import written_out_profile
+from toeplens.lens.kit.pieces import written_out_profile
 from toeplens.sources import DecoderSource
 from toeplens.training import Batches, Run
 

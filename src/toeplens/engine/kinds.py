@@ -14,9 +14,9 @@ from pydantic import BaseModel, Field, model_validator
 
 from toeplens.ground import checked
 from toeplens.ground.reading import Count, Number, Positive, Share, Text, Truth
-from toeplens.lens.ablate import Method
-from toeplens.lens.interventions import Intervention
-from toeplens.lens.outcomes import Metric
+from toeplens.lens.ablation.ablate import Method
+from toeplens.lens.kit.interventions import Intervention
+from toeplens.lens.kit.outcomes import Metric
 
 WHY = "why"  # the field of a record that has no other, and says why an encoding has no such measure
 
@@ -84,7 +84,7 @@ class Ablation(Tables):
     metric: Metric
     intervention: Intervention
     method: Method = "exact"
-    check: dict[str, Any] | None = None  # it looks at itself, see `toeplens.lens.estimate_check`
+    check: dict[str, Any] | None = None  # it looks at itself, see `toeplens.lens.ablation.estimate_check`
 
     @model_validator(mode="after")
     def _accuracies_are_shares(self) -> Ablation:

@@ -7,11 +7,11 @@ from typing import Any, get_args
 from toeplens.engine.examples import Split, examples_of, replayed_at_once
 from toeplens.ground import InputError, choose
 from toeplens.lens import AttentionTrace, behaviour
-from toeplens.lens.ablate import ablate_heads
-from toeplens.lens.gradient_seed import seed_strength
+from toeplens.lens.ablation.ablate import ablate_heads
+from toeplens.lens.gradients.signal import seed_strength
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
-from toeplens.sources.gradients import DecoderGradients
+from toeplens.sources.decoder.gradients import DecoderGradients
 from toeplens.tasks import Examples
 from toeplens.training import Batches, RunSpec
 from toeplens.training.watch import moments

@@ -1,4 +1,7 @@
-"""What every floor stands on: errors that are one sentence, files never half-written, and records read strictly."""
+"""What every floor stands on: errors of one sentence, files never half-written, records, numbers in words.
+
+Here goes what knows nothing of attention and is used on more than one floor.
+"""
 
 from toeplens.ground.errors import EnvironmentFailure, InputError, ToeplensError, choose, sentence, shown
 from toeplens.ground.files import plain, rounded, write_bytes, write_json, write_text

@@ -1,37 +1,41 @@
-"""Measures: on tensors or on sources, so usable without our training."""
+"""Measures: on tensors or on sources, so usable without our training.
 
-from toeplens.lens.ablate import Memory, ablate_heads
-from toeplens.lens.attribution import Scalable, rank_correlation
-from toeplens.lens.bands import BandAblation, ablate_bands
-from toeplens.lens.behaviour import Behaviour, behaviour
-from toeplens.lens.bootstrap import Estimate, bootstrap_means, over_seeds
-from toeplens.lens.contraction import Contraction, contraction
-from toeplens.lens.decay import DecayFit, fit_decay
-from toeplens.lens.decompose import LogitParts, NoForm, decompose
-from toeplens.lens.deposit import THRESHOLDS, LayerDeposit, deposit, gini
-from toeplens.lens.estimate_check import EstimateCheck, check_estimates, sample_heads
-from toeplens.lens.frequency import FrequencyUse, frequency_use
-from toeplens.lens.gradient_seed import SeedStrength, seed_strength
-from toeplens.lens.gradients import Differentiable
-from toeplens.lens.head_ablation import HeadAblation
-from toeplens.lens.head_sets import HeadSets, cumulative_ablation, head_sets, sufficient_set
-from toeplens.lens.interventions import Batch, Replayable
-from toeplens.lens.kinds import KINDS
-from toeplens.lens.levinson import Prediction, positions_from, predictor
-from toeplens.lens.margins import Margins, margins
-from toeplens.lens.patterns import Patterns, PatternSums
-from toeplens.lens.permutation import PermutationScores, permutation_scores
-from toeplens.lens.position_effect import PositionEffect, position_effect
-from toeplens.lens.positional_drift import PositionalDrift, positional_drift
-from toeplens.lens.relevance import Relevance
-from toeplens.lens.representation import Representation, representation
-from toeplens.lens.shares import Shares
-from toeplens.lens.single_phase import SinglePhase, single_phase
-from toeplens.lens.spectrum import Szego, extreme_eigenvalues, hermitian_part, symbol, szego, toeplitz_operator
-from toeplens.lens.splits import Split, position_parts
-from toeplens.lens.subspace import CurveDimension, PositionSubspace, curve_dimension, position_means, position_subspace
-from toeplens.lens.toeplitz import ToeplitzProfile, toeplitz_part, toeplitz_profile
-from toeplens.lens.trace import AttentionTrace, LayerTrace, Traceable
+A new measure is a file in the room of the question it answers and a line here; what two rooms share is in ``kit``.
+"""
+
+from toeplens.lens.ablation.ablate import Memory, ablate_heads
+from toeplens.lens.ablation.attribution import Scalable, rank_correlation
+from toeplens.lens.ablation.deposit import THRESHOLDS, LayerDeposit, deposit, gini
+from toeplens.lens.ablation.estimate_check import EstimateCheck, check_estimates, sample_heads
+from toeplens.lens.ablation.head_ablation import HeadAblation
+from toeplens.lens.ablation.head_sets import HeadSets, cumulative_ablation, head_sets, sufficient_set
+from toeplens.lens.ablation.margins import Margins, margins
+from toeplens.lens.following.behaviour import Behaviour, behaviour
+from toeplens.lens.following.patterns import Patterns, PatternSums
+from toeplens.lens.following.permutation import PermutationScores, permutation_scores
+from toeplens.lens.following.position_effect import PositionEffect, position_effect
+from toeplens.lens.frequency.bands import BandAblation, ablate_bands
+from toeplens.lens.frequency.use import FrequencyUse, frequency_use
+from toeplens.lens.gradients.descent import Differentiable
+from toeplens.lens.gradients.drift import PositionalDrift, positional_drift
+from toeplens.lens.gradients.signal import SeedStrength, seed_strength
+from toeplens.lens.kit.intervals import Estimate, bootstrap_means, over_seeds
+from toeplens.lens.kit.interventions import Batch, Replayable
+from toeplens.lens.kit.pieces import NoForm
+from toeplens.lens.kit.shares import Shares
+from toeplens.lens.kit.splits import Split, position_means, position_parts
+from toeplens.lens.kit.toeplitz import ToeplitzProfile, toeplitz_part, toeplitz_profile
+from toeplens.lens.kit.trace import AttentionTrace, LayerTrace, Traceable
+from toeplens.lens.logits.decompose import LogitParts, decompose
+from toeplens.lens.logits.kinds import KINDS
+from toeplens.lens.logits.relevance import Relevance
+from toeplens.lens.stream.representation import Representation, representation
+from toeplens.lens.stream.subspace import CurveDimension, PositionSubspace, curve_dimension, position_subspace
+from toeplens.lens.toeplitz.contraction import Contraction, contraction
+from toeplens.lens.toeplitz.decay import DecayFit, fit_decay
+from toeplens.lens.toeplitz.levinson import Prediction, positions_from, predictor
+from toeplens.lens.toeplitz.single_phase import SinglePhase, single_phase
+from toeplens.lens.toeplitz.spectrum import Szego, extreme_eigenvalues, hermitian_part, symbol, szego, toeplitz_operator
 
 __all__ = [
     "KINDS",

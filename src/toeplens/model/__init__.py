@@ -1,4 +1,7 @@
-"""The decoder and its attention, built from a configuration and an encoding."""
+"""The decoder and its attention, built from a configuration and an encoding.
+
+Here goes what a switch of `DecoderConfig` changes in the model, and nothing that trains or measures it.
+"""
 
 from toeplens.model.attention import Attention, LatentAttention
 from toeplens.model.config import DecoderConfig, Protocol, decoder_config, protocol_switches, scale_left_open

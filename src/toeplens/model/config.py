@@ -64,7 +64,7 @@ class DecoderConfig(BaseModel):
 
     A switch that is not given takes its value from ``protocol``: ``paper`` is what the text of arXiv 2505.13027
     describes, ``released`` what its program runs (its RoPE and MLA models have switches of their own). A protocol does
-    not touch the encoding's own options: `toeplens.studies.reproduce` says which ones each protocol uses.
+    not touch the encoding's own options: `toeplens.papers.deposit` says which ones each protocol uses.
 
     Sizes
         vocab_size, num_classes  input tokens and output classes (num_classes: vocab_size unless given, as in both)

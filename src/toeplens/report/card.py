@@ -16,8 +16,8 @@ from plotly.offline import get_plotlyjs
 from toeplens.ground import InputError, write_text
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.places import free, write_page
-from toeplens.report.canvas import Canvas, faded
-from toeplens.report.page import environment, inline, script_json
+from toeplens.report.kit.canvas import Canvas, faded
+from toeplens.report.kit.page import environment, inline, script_json
 from toeplens.studies.card import Card, flat
 
 COMMAND = "card"
@@ -44,7 +44,7 @@ def write_card(card: Card, path: Path) -> Path:
 def write_cards(cards: Sequence[Card], directory: Path) -> Path:
     """Write all cards as ``NAME.html`` and their table as ``index.html``; they share one copy of plotly beside them."""
     free_for_cards([card.name for card in cards], directory)
-    index = environment().get_template("cards.html.j2").render(cards=cards, where=WHERE, little=_little)
+    index = environment().get_template("report/cards.html.j2").render(cards=cards, where=WHERE, little=_little)
     path = write_page(directory / INDEX, index, COMMAND)
     write_text(directory / PLOTLY, get_plotlyjs())
     for card in cards:
@@ -67,7 +67,7 @@ def render_card(card: Card, *, plotly_file: str = "", back: str = "") -> str:
     about, *more = card.about.split("\n\n", 1)
     return (
         environment()
-        .get_template("card.html.j2")
+        .get_template("report/card.html.j2")
         .render(
             card=card,
             formula=Markup(convert(card.formula, display="block")) if card.formula else "",

@@ -1,10 +1,13 @@
-"""Studies: a grid of runs, measures on them, tables, and claims with verdicts."""
+"""Studies: a grid of runs, measures on them, tables, and claims with verdicts.
+
+A new study is a room that computes and never draws; what two studies share is in ``kit``, which knows neither.
+"""
 
 from toeplens.studies.auditing import Audit, audit
-from toeplens.studies.claims import Claim, Entry, judge, judge_all
-from toeplens.studies.results import CellResult, Key, Results
-from toeplens.studies.store import Cell, limits_for
-from toeplens.studies.verdicts import (
+from toeplens.studies.kit.claims import Claim, Entry, judge, judge_all
+from toeplens.studies.kit.results import CellResult, Key, Results
+from toeplens.studies.kit.store import Cell, limits_for
+from toeplens.studies.kit.verdicts import (
     COUNTED,
     MIN_SEEDS,
     RULE,

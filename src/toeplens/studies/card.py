@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attend, attention_weights, conformance
 from toeplens.ground.machine import within
-from toeplens.lens.spectrum import symbol
+from toeplens.lens.toeplitz.spectrum import symbol
 
 FARTHEST = 1_048_576  # distances looked at for the resolution
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

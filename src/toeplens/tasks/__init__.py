@@ -1,4 +1,7 @@
-"""Synthetic tasks: `names()`, `build(name, **options)`; deterministic, streamed, train and test disjoint."""
+"""Synthetic tasks: `names()`, `build(name, **options)`; deterministic, streamed, train and test disjoint.
+
+A new task is a class in its family's file and a line in `_FAMILIES`.
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,21 @@
-"""Fit one run: `train(spec, out) -> Run`; `RunSpec` says what it is, `Run.open(directory)` reads it back."""
+"""Fit one run: `train(spec, out) -> Run`; `RunSpec` says what it is, `Run.open(directory)` reads it back.
+
+Here goes what one run needs from its spec to its weights; sizes that studies share are in ``presets``.
+"""
 
 from toeplens.training.environment import Execution, environment, plan_execution
 from toeplens.training.history import Segment, Setup, told
 from toeplens.training.loop import Batches, answer, correct, cosine_with_warmup, evaluate, initial_model, train
+from toeplens.training.presets import PRESETS, Preset, starting_spec
 from toeplens.training.run import Run
 from toeplens.training.spec import RunSpec, run_spec
 from toeplens.training.watch import Watcher
 
 __all__ = [
+    "PRESETS",
     "Batches",
     "Execution",
+    "Preset",
     "Run",
     "RunSpec",
     "Segment",
@@ -23,6 +29,7 @@ __all__ = [
     "initial_model",
     "plan_execution",
     "run_spec",
+    "starting_spec",
     "told",
     "train",
 ]

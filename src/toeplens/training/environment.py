@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy
 import torch
 
-import toeplens
 from toeplens.ground import EnvironmentFailure, InputError, choose, shown
+from toeplens.version import __version__
 
 CompileMode = Literal["auto", "on", "off"]
 
@@ -73,7 +73,7 @@ def plan_execution(device: str, compile_mode: CompileMode, precision: str) -> Ex
 def environment(execution: Execution | None = None) -> dict[str, Any]:
     """Versions, machine and command: what someone needs to run the same again."""
     return {
-        "toeplens": toeplens.__version__,
+        "toeplens": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-import toeplens
 from toeplens.ground.reading import Count, Text, Truth, checked
 from toeplens.training.environment import Execution, processor
+from toeplens.version import __version__
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def setup_of(execution: Execution) -> Setup:
         precision="bfloat16" if execution.bf16 else "float32",
         compiled=execution.compiled,
         threads=torch.get_num_threads(),
-        toeplens=toeplens.__version__,
+        toeplens=__version__,
         torch=str(torch.__version__),  # a class of its own, which a checkpoint does not hold
         processor=processor(),
     )

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from toeplens.lens.decompose import NoForm
+from toeplens.lens.kit.pieces import NoForm
 from toeplens.sources.huggingface.masks import blocks, padded_lengths, table_by_offset, window_of
 from toeplens.sources.huggingface.proof import Proof, logits, softmax, tolerance
 from toeplens.sources.huggingface.rotation import Rotation

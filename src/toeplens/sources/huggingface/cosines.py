@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from toeplens.lens.decompose import NoForm
+from toeplens.lens.kit.pieces import NoForm
 
 _SIZES = 0.05  # what the sizes of numbers of one size may differ by, rounded in any precision
 

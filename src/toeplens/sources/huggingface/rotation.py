@@ -10,7 +10,7 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from toeplens.encodings.rotary import Pairing
-from toeplens.lens.decompose import NoForm
+from toeplens.lens.kit.pieces import NoForm
 from toeplens.sources.huggingface.cosines import line, turn
 from toeplens.sources.huggingface.pairing import Both, Layout, as_complex, layouts_of, ratio
 from toeplens.sources.huggingface.proof import tolerance

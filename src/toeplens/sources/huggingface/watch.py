@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from toeplens.ground import InputError
-from toeplens.lens.decompose import NoForm
+from toeplens.lens.kit.pieces import NoForm
 from toeplens.sources.huggingface.calls import AttentionCall, Side
 from toeplens.sources.huggingface.cosines import tables_of
 from toeplens.sources.huggingface.eager import Eager, run_eager

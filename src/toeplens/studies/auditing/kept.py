@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from toeplens import __version__
 from toeplens.ground import checked, write_text
 from toeplens.ground.files import make_directory
 from toeplens.studies.auditing.measured import Measured
+from toeplens.version import __version__
 
 PARTS = ".parts"
 

@@ -30,9 +30,10 @@ from toeplens.lens import (
     frequency_use,
 )
 from toeplens.sources import DecoderSource
+from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.kept import Kept, files_of
 from toeplens.studies.auditing.measured import Measured, head_records
-from toeplens.studies.auditing.record import Audit, HeadRecord, LayerRecord, Method, known
+from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Method, known
 from toeplens.studies.auditing.silenced import with_effects
 from toeplens.training import Batches, Run, plan_execution
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,7 +18,7 @@ Part = Annotated[float, Field(strict=True, ge=-0.01, le=1.01)] | None  # of a wh
 Size = reading.Positive | None
 Side = Literal["encoder", "decoder"]
 Kind = Literal["self", "cross"]
-Effect = Literal["loss", "states"]  # what an ablation changes: see `Audit`
+Effect = Literal["loss", "states"]  # what an ablation changes: see `AuditRecord`
 Method = Literal["exact", "attribution"]
 
 # the columns of the table, in order, and what each says
@@ -150,7 +150,7 @@ class _About(BaseModel):
 
 
 @dataclass(frozen=True)
-class Audit:
+class AuditRecord:
     """What an audit found.
 
     about        the model and how it was audited, as names and values: model, class, model_type, parameters, dtype,
@@ -180,12 +180,6 @@ class Audit:
     words: tuple[reading.Text, ...] = ()
     check: EstimateCheck | None = None
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from toeplens.report.audit_notebook import notebook_html  # its floor is above this one: decision 014
-
-        return notebook_html(self)
-
     def table(self) -> dict[str, list[Any]]:
         """The heads as columns (`COLUMNS`), one number or word a head; None where it is not known."""
         return {name: [getattr(head, name) for head in self.heads] for name in COLUMNS}
@@ -207,7 +201,7 @@ class Audit:
         return {name: value for name, value in content.items() if name != "words"} | {"heads": heads}
 
     @classmethod
-    def from_dict(cls, content: Any, where: Path | str = "audit: the record") -> Audit:
+    def from_dict(cls, content: Any, where: Path | str = "audit: the record") -> Self:
         """The inverse of `to_dict`; what is no such record raises `InputError` with one sentence.
 
         Arguments

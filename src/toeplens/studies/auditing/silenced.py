@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from scipy import stats
 
-from toeplens.lens import EstimateCheck, check_estimates, gini, sample_heads
+from toeplens.lens import EstimateCheck, bootstrap_means, check_estimates, gini, sample_heads
 from toeplens.sources.huggingface import HeadEffects, head_effects
-from toeplens.studies.auditing.intervals import interval_of, way_of
+from toeplens.sources.huggingface.outcome import ENOUGH
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.measured import Measured
 from toeplens.studies.auditing.record import Effect, HeadRecord, LayerRecord, Method, Number, known
+
+LEVEL = 0.95
+WAYS = {"sequences": "over sequences", "blocks": "over blocks of about {} tokens within the sequences"}
 
 _SIGMAS, _ONE_SIDED = 1.96, 1.645  # standard deviations to the ends of 95 %: on both sides, on one
 _MEAN, _SPREAD = 0.399, 0.584  # of max(x, 0), x standard normal: mean and standard deviation
@@ -141,3 +145,34 @@ def concentration(
         "effective_heads": float(total**2 / (clipped**2).sum()),
         "gini": gini(clipped),
     }
+
+
+def interval_of(
+    parts: Float[np.ndarray, "B K H"], seed: int
+) -> tuple[Float[np.ndarray, "H"], Float[np.ndarray, "H"], Float[np.ndarray, "H"]]:
+    """Mean over sequences and blocks, and the ends of its 95 % interval; NaN where there is one part alone.
+
+    Sequences (and their blocks) are resampled; of fewer than 8 parts in all, whose resamples say little, the interval
+    is Student's.
+
+    Arguments
+        parts  of each sequence, each block of its tokens, and each head (`toeplens.sources.huggingface.HeadEffects`)
+        seed   of the resampling
+    """
+    rows = parts.reshape(-1, parts.shape[-1])
+    count, mean = len(rows), rows.mean(0)
+    if count < 2:
+        unknown = np.full_like(mean, np.nan)
+        return mean, unknown, unknown
+    if count >= ENOUGH:
+        return mean, *bootstrap_means(rows, level=LEVEL, seed=seed)
+    reach = stats.t.ppf((1 + LEVEL) / 2, count - 1) * rows.std(0, ddof=1) / np.sqrt(count)
+    return mean, mean - reach, mean + reach
+
+
+def way_of(parts: Float[np.ndarray, "B K H"], tokens: int) -> str | None:
+    """What the intervals are over, in words; None where there are none."""
+    sequences, blocks, _ = parts.shape
+    if sequences * blocks < 2:
+        return None
+    return WAYS["sequences"] if blocks == 1 else WAYS["blocks"].format(round(tokens / blocks))

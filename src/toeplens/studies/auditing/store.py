@@ -10,8 +10,9 @@ from pyarrow import csv, parquet
 
 from toeplens.ground import InputError, read_json, write_bytes, write_json
 from toeplens.ground.files import make_directory
+from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.kept import forget
-from toeplens.studies.auditing.record import COLUMNS, Audit
+from toeplens.studies.auditing.record import COLUMNS
 
 RECORD, PARQUET, CSV = "audit.json", "heads.parquet", "heads.csv"
 _WORDS, _WHOLE = ("side", "kind"), ("layer", "head")

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from toeplens.studies.grid import heads
+from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.spec import Column, GridSpec
-from toeplens.studies.results import CellResult, Results
+from toeplens.studies.kit.results import CellResult, Results
 
 
 @dataclass(frozen=True)

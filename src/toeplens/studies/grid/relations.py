@@ -11,9 +11,9 @@ from jaxtyping import Float
 from scipy.stats import rankdata
 
 from toeplens.engine import FACTORS
-from toeplens.studies.grid import heads
+from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.spec import GridSpec
-from toeplens.studies.results import CellResult, Results
+from toeplens.studies.kit.results import CellResult, Results
 
 _RESAMPLES, _LEAST = 2000, 4  # encodings at least: an interval over fewer says nothing
 _NOTHING = 1e-9

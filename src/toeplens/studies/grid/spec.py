@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -18,14 +18,12 @@ from toeplens.engine import MEASURES
 from toeplens.ground import InputError, choose, plain, sentence
 from toeplens.ground.reading import Count, Number
 from toeplens.model import DecoderConfig
-from toeplens.studies.records import Seeds
+from toeplens.studies.kit.records import Seeds
 from toeplens.training import RunSpec
 
-ClaimSet = Literal["positional-symbolic"]
 _BYTES = 2**20  # of a file
 _DEEPEST, _MOST = 64, 100_000  # lists and mappings in one another; values in all
 _TOO_DEEP = f"more than {_DEEPEST} lists and mappings stand in one another"
-_OURS = files("toeplens.studies.grid") / "specs"
 _FIELDS = {  # less those that the grid itself sets
     "model": set(DecoderConfig.model_fields) - {"encoding", "encoding_options"},
     "training": set(RunSpec.model_fields) - {"task", "task_options", "model", "seed", "data_seed"},
@@ -138,7 +136,7 @@ class GridSpec(_Part):
     first_seed: Annotated[Count, Field(le=2**63)] = 42
     measures: tuple[str, ...] = ("behaviour", "frequency", "toeplitz", "extrapolation")
     examples: Annotated[Count, Field(ge=1, le=10**9)] = 1024
-    claims: ClaimSet | None = None
+    claims: str | None = None
 
     @field_validator("measures", mode="after")
     @classmethod
@@ -146,6 +144,11 @@ class GridSpec(_Part):
         for name in value:
             choose("measures", name, MEASURES)
         return value
+
+    @field_validator("claims", mode="after")
+    @classmethod
+    def _claims_are_known(cls, value: str | None) -> str | None:
+        return value and choose("claims", value, entry_points(group="toeplens.claims").names)
 
     @model_validator(mode="after")
     def _names_are_known(self) -> GridSpec:
@@ -183,15 +186,15 @@ class GridSpec(_Part):
 
 
 def specs() -> tuple[str, ...]:
-    """The names of the studies that come with the package."""
-    return tuple(sorted(Path(str(path)).stem for path in _OURS.iterdir() if path.name.endswith(".yaml")))
+    """The names of the studies that come along, ours and those of other packages (entry point ``toeplens.studies``)."""
+    return tuple(sorted(entry_points(group="toeplens.studies").names))
 
 
 def read_spec(place: Path | str) -> GridSpec:
-    """A study from a YAML file, or one of ours by its name; raises `InputError` in one sentence."""
+    """A study from a YAML file, or one that comes along by its name; raises `InputError` in one sentence."""
     path = Path(place)
     if not path.exists() and path.suffix not in (".yaml", ".yml"):
-        path = Path(str(_OURS / f"{choose('spec', str(place), specs())}.yaml"))
+        path = Path(entry_points(group="toeplens.studies")[choose("spec", str(place), specs())].load())
     try:
         with path.open("rb") as stream:
             content = stream.read(_BYTES + 1)

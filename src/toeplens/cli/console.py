@@ -1,0 +1,286 @@
+"""What the command line prints: tables, progress, JSON, and one-sentence errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from rich.cells import cell_len
+from rich.console import Console
+from rich.markup import escape, render
+from rich.padding import Padding
+from rich.progress import track as rich_track
+from rich.table import Table
+
+from toeplens.engine import Extrapolation
+from toeplens.ground.files import finite
+from toeplens.lens import HeadAblation, HeadSets, deposit
+from toeplens.lens.ablation.estimate_check import UNCHECKED
+from toeplens.papers.deposit import Row
+from toeplens.studies import Entry
+from toeplens.studies.auditing.survey import OUTCOMES, Survey
+from toeplens.studies.decomposition import RunStructure
+from toeplens.studies.grid import Grid
+
+Item = TypeVar("Item")
+
+out = Console()
+err = Console(stderr=True)
+
+_LOST = {  # metric: what is lost, the factor of its unit, decimals
+    "accuracy": ("Accuracy lost (points)", 100, 1),
+    "loss": ("Loss gained (nats)", 1, 3),
+    "kl": ("KL divergence from the intact model's answers (nats)", 1, 3),
+}
+_WAYS = {
+    "zero": "without the head",
+    "mean": "with the head's mean in its place",
+    "resample": "with the head's output of another example in its place",
+    "position": "with position taken from the head",
+}
+_ROOM = 30  # columns that are worth beginning a statement in
+_COLOURS = {"holds": "green", "holds in part": "yellow", "fails": "red", "undecided": "dim"}
+
+
+def print_json(content: Any) -> None:
+    """Machine-readable output: JSON on standard output, and nothing else there."""
+    print(json.dumps(finite(content), indent=1, allow_nan=False))
+
+
+def say(text: str, *, aside: bool = False) -> None:
+    """A plain line on standard output, or, ``aside``, on standard error; never wrapped or coloured."""
+    (err if aside else out).print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def per_cent(value: float | None) -> str:
+    """A share as per cent, or a dash."""
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def table(title: str | None, *columns: str, lines: bool = False) -> Table:
+    """A table whose first column stays whole and whose long words wrap rather than being cut."""
+    made = Table(title=title, show_lines=lines)
+    for index, column in enumerate(columns):
+        made.add_column(column, overflow="fold", no_wrap=index == 0)
+    return made
+
+
+def brief(*columns: str) -> Table:
+    """A table of one line a row, as wide as the terminal; the last column is cut where it has no room."""
+    made = Table(expand=True)
+    for column in columns[:-1]:
+        made.add_column(column, no_wrap=True)
+    made.add_column(columns[-1], no_wrap=True, overflow="ellipsis", ratio=1)
+    return made
+
+
+def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Table]:
+    """One table, or several where the terminal has no room for all columns; the first column is in each of them."""
+    widths = [3 + max(cell_len(render(row[place]).plain) for row in (columns, *rows)) for place in range(len(columns))]
+    groups: list[list[int]] = []
+    room = 0
+    for place in range(1, len(columns)):
+        if not groups or widths[place] > room:
+            groups.append([0])
+            room = out.width - widths[0] - 1
+        groups[-1].append(place)
+        room -= widths[place]
+    tables = []
+    for group in groups:
+        tables.append(table(None if tables else title, *(columns[place] for place in group)))
+        for row in rows:
+            tables[-1].add_row(*(row[place] for place in group))
+    return tables
+
+
+def print_in_full(entries: Iterable[tuple[str, dict[str, str]]]) -> None:
+    """Each entry's name, and below it all that is known of it, in lines as long as the terminal has room for."""
+    for name, facts in entries:
+        out.print(f"[bold]{escape(name)}[/]")
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True, style="dim")
+        grid.add_column(overflow="fold")
+        for fact, text in facts.items():
+            grid.add_row(fact, text)
+        out.print(Padding(grid, (0, 0, 0, 2)))
+
+
+def track(items: Sequence[Item], doing: str) -> Iterable[Item]:
+    """The items in turn, with a bar on standard error where there is a terminal."""
+    return rich_track(items, description=doing, console=err, disable=not err.is_terminal, transient=True)
+
+
+class StudyState(Protocol):
+    """What studies of trained models have in common."""
+
+    @property
+    def entries(self) -> list[Entry]: ...
+    @property
+    def finished(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def share(self) -> float: ...
+
+
+def print_study(state: StudyState, page: Path, rows: Sequence[Any], tables: Sequence[Table], *, as_json: bool) -> None:
+    """A study's tables, its claims, how far it is and where its page is; or the same as JSON, with its table's rows."""
+    if as_json:
+        print_json(
+            {
+                "finished": state.finished,
+                "total": state.total,
+                "share": state.share,
+                "page": str(page),
+                "table": [row.to_dict() for row in rows],
+                "claims": [entry.to_dict() for entry in state.entries],
+            }
+        )
+        return
+    for each in tables:
+        out.print(each)
+    if state.entries:
+        print_claims(state.entries)
+    if state.finished < state.total:
+        share = f"{100 * state.share:.3g} % of all training steps"
+        say(f"{state.finished} of {state.total} cells are finished ({share}); the same command goes on.")
+    say(f"page: {page.resolve()}")
+
+
+def print_claims(entries: Sequence[Entry], *, full: bool = False) -> None:
+    """The ledger, a column a protocol: a line a claim; or, in full, with its statement, rule and source."""
+    protocols = list(dict.fromkeys(entry.protocol for entry in entries))
+    heads = ["verdict" if protocol is None else f"{protocol} protocol" for protocol in protocols]
+    claims = list(dict.fromkeys(entry.claim for entry in entries))
+    pills = {(each.claim.id, each.protocol): f"[{_COLOURS[each.verdict]}]{each.verdict}[/]" for each in entries}
+    rows = [[pills.get((claim.id, protocol), "–") for protocol in protocols] for claim in claims]
+    if full:
+        about = [
+            {"statement": escape(claim.statement), "rule": escape(claim.rule), "source": escape(claim.source)}
+            for claim in claims
+        ]
+        print_in_full(
+            (claim.id, dict(zip(heads, row, strict=True)) | facts)
+            for claim, row, facts in zip(claims, rows, about, strict=True)
+        )
+        return
+    used = max(len(claim.id) for claim in claims) + sum(len(head) + 3 for head in heads) + 8
+    stated = out.width - used >= _ROOM
+    made = brief("claim", *heads, "statement") if stated else table(None, "claim", *heads)
+    for claim, row in zip(claims, rows, strict=True):
+        made.add_row(claim.id, *row, *([escape(claim.statement)] if stated else []))
+    out.print(made)
+    say("statements and sources: toeplens claims DIR --full")
+
+
+def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
+    """Accuracy by encoding, the paper's beside ours: a table a protocol and task."""
+    tables: dict[tuple[str, str], Table] = {}
+    for row in rows:
+        place = (row.protocol, row.task)
+        if place not in tables:
+            heading = f"{row.task}, {row.protocol} protocol: test accuracy in % (chance {per_cent(row.chance)})"
+            tables[place] = table(
+                heading, "encoding", "paper", "ours", "range over seeds", "largest head drop", "where"
+            )
+        tables[place].add_row(
+            row.title,
+            "–" if row.paper is None else f"{row.paper:.1f}",
+            per_cent(row.accuracy) + (f" ({row.diverged} diverged)" if row.diverged else ""),
+            f"{per_cent(row.lowest)}–{per_cent(row.highest)}" if row.seeds > 1 else "one seed",
+            per_cent(row.largest_drop),
+            "–" if row.where is None else row.where.replace("layer ", "L").replace(" head ", " H"),
+        )
+    return list(tables.values())
+
+
+def matrix_tables(state: Grid) -> list[Table]:
+    """Accuracy by task and encoding; the columns of a scan are left to the page."""
+    columns = [column for column in state.spec.columns() if not column.scan]
+    places = {(row.task, row.label): row for row in state.matrix()}
+    lines = []
+    for task in state.spec.tasks:
+        rows = [places.get((task, column.label)) for column in columns]
+        if any(rows):
+            guess = max(row.length_chance for row in rows if row)
+            scores = ["–" if row is None else per_cent(row.accuracy) for row in rows]
+            lines.append([escape(state.spec.title_of(task)), per_cent(guess), *scores])
+    heads = ["task", "best guess", *(escape(column.label) for column in columns)]
+    return fitted("Test accuracy (%), mean over seeds", heads, lines)
+
+
+def ablation_tables(ablation: HeadAblation) -> list[Table]:
+    """The drop of every head with its interval and, for accuracy, each layer's deposit."""
+    heads = ablation.drops.shape[1]
+    lost, factor, digits = _LOST[ablation.metric]
+    title, check = f"{lost} {_WAYS[ablation.intervention]}", ablation.check
+    if ablation.method == "attribution":
+        title += ", first order" if check and check.holds else ": first-order estimates, no effects"
+    lines = []
+    for layer, rows in enumerate(zip(ablation.drops, ablation.low, ablation.high, strict=True), start=1):
+        cells = [[f"{factor * x:.{digits}f}" for x in row] for row in rows]
+        lines.append([str(layer), *(f"{x} [dim]{low}..{high}[/]" for x, low, high in zip(*cells, strict=True))])
+    drops = fitted(title, ["layer", *(f"head {h + 1}" for h in range(heads))], lines)
+    if ablation.method == "attribution":
+        drops[-1].caption = check.words if check else UNCHECKED
+    if ablation.metric != "accuracy":
+        return drops
+    kinds = table("Deposit", "layer", "kind", "peak", "second", "top share", "effective heads", "Gini")
+    for layer, row in enumerate(deposit(ablation), start=1):
+        figures = (row.peak, row.second, row.top_share, row.effective_heads, row.gini)
+        kinds.add_row(str(layer), row.kind, *(f"{x:.2f}" for x in figures))
+    return [*drops, kinds]
+
+
+def sets_table(sets: HeadSets) -> Table:
+    """Accuracy against the number of heads silenced in the whole model."""
+    columns = ("heads silenced", "the most harmful next", "by what each is worth alone", "random, mean", "lowest")
+    made = table("Accuracy as heads of the whole model go (%)", *columns)
+    for size in np.flatnonzero(~np.isnan(sets.greedy)):
+        row = (sets.greedy[size], sets.importance[size], sets.random[:, size].mean(), sets.random[:, size].min())
+        made.add_row(str(size), *map(per_cent, row))
+    return made
+
+
+def extrapolation_table(found: Extrapolation) -> Table:
+    """Accuracy by the length of a text, beside what guesses score."""
+    columns = ("tokens", "times training", "accuracy", "interval", "chance", "from length", "best simple rule")
+    made = table(f"Longer texts than the {found.trained_length} tokens of training (%)", *columns)
+    for row in found.rows:
+        figures = ["–"] * 5
+        if row.accuracy is not None and row.low is not None and row.high is not None:
+            rule, best = max(row.baselines.items(), key=lambda item: item[1])
+            guesses = (per_cent(row.chance or 0.0), per_cent(row.length_chance or 0.0), f"{per_cent(best)} ({rule})")
+            figures = [per_cent(row.accuracy), f"{per_cent(row.low)} to {per_cent(row.high)}", *guesses]
+        made.add_row(str(row.length), f"{row.factor:g}", *figures)
+    return made
+
+
+def structure_table(structure: RunStructure) -> Table:
+    """Each head's kind and shares, as a softmax sees them, and how Toeplitz its logits are."""
+    columns = ("head", "kind", "position", "content", "coupled", "Toeplitz share", "explained by distance")
+    made = table("What each head's logits are made of (shares of variance, each row's mean removed)", *columns)
+    for layer in structure.layers:
+        for head, (share, explained) in enumerate(zip(layer.toeplitz, layer.explained, strict=True)):
+            kinds = ["–"] * 4
+            if layer.parts is not None:
+                shares = layer.parts.kinds["softmax"][head]
+                kinds = [layer.parts.named[head], *(f"{x:.2f}" for x in shares)]
+            made.add_row(f"L{layer.layer + 1} H{head + 1}", *kinds, f"{share:.2f}", f"{explained:.2f}")
+    return made
+
+
+def survey_tables(found: Survey) -> list[Table]:
+    """How many model types had each outcome, the largest differences, and those that were refused, with why."""
+    totals = table("Model types of transformers", "outcome", "types", "what it says")
+    for outcome, count in found.totals().items():
+        totals.add_row(outcome, str(count), OUTCOMES[outcome])
+    differences = table("Largest differences of the proved ones", *found.largest())
+    differences.add_row(*("–" if value is None else f"{value:.1e}" for value in found.largest().values()))
+    refused = table("Refused", "type", "why")
+    for row in found.of("refused"):
+        refused.add_row(row.name, row.why)
+    return [totals, differences, refused]

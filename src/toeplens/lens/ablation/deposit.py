@@ -1,0 +1,113 @@
+"""The deposit: is a layer's skill carried by one head, by a few, by many together, or by none in particular?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from toeplens.ground import InputError
+from toeplens.lens.ablation.head_ablation import HeadAblation
+
+Kind = Literal["single-head", "few-head", "distributed", "redundant", "no-skill"]
+
+PEAK = 0.5
+SECOND = 0.5
+LOST = 0.5
+SKILL = 0.05
+THRESHOLDS = (
+    f"single-head: the largest drop is at least {PEAK:g} of the skill and the second at most {SECOND:g} of it; "
+    f"few-head: silencing some number of the heads, most important first, up to max(2, a quarter) of them, costs at "
+    f"least {LOST:g} of the skill; distributed: only a larger number does; redundant: no number does; "
+    f"no-skill: accuracy less than {SKILL:g} over chance"
+)
+
+
+@dataclass(frozen=True)
+class LayerDeposit:
+    """One layer's deposit, from the clipped drops d_h = max(drop, 0).
+
+    peak             max d_h / (accuracy - chance): how much of the skill one head carries
+    head             which head that is
+    second           the second largest d_h / (accuracy - chance)
+    top_share        max d_h / sum d_h
+    effective_heads  (sum d_h)^2 / sum d_h^2
+    gini             Gini coefficient of d_h
+    lead             peak - second
+    half_at          heads to silence, most important first, until half of the skill is gone; None if that never happens
+    kind             see `THRESHOLDS`
+    """
+
+    peak: float
+    head: int
+    second: float
+    top_share: float
+    effective_heads: float
+    gini: float
+    lead: float
+    half_at: int | None
+    kind: Kind
+
+
+def deposit(ablation: HeadAblation) -> list[LayerDeposit]:
+    """The deposit of each layer; its kind needs the ablation's cumulative part, its shares the accuracy.
+
+    Raises `InputError` for an ablation without one of them.
+    """
+    if ablation.metric != "accuracy":
+        raise InputError(f"ablation: metric {ablation.metric!r} was given; a deposit is a share of the 'accuracy'.")
+    if np.isnan(ablation.cumulative).any():
+        raise InputError("ablation: one without its cumulative part was given; a deposit's kind is read off that part.")
+    return [
+        _layer(drops, curve, ablation.baseline, ablation.chance)
+        for drops, curve in zip(ablation.drops, ablation.cumulative, strict=True)
+    ]
+
+
+def _layer(
+    drops: Float[np.ndarray, "H"], curve: Float[np.ndarray, "H1"], accuracy: float, chance: float
+) -> LayerDeposit:
+    skill = accuracy - chance
+    clipped = np.clip(drops, 0, None)
+    order = np.argsort(-clipped, kind="stable")
+    total = float(clipped.sum())
+    share = clipped / skill if skill > 0 else np.zeros_like(clipped)
+    peak = float(share[order[0]])
+    second = float(share[order[1]]) if len(order) > 1 else 0.0
+    lost = np.flatnonzero(curve[0] - curve >= LOST * skill) if skill > 0 else np.empty(0, int)
+    half_at = int(lost[0]) if len(lost) else None
+    few = max(2, len(drops) // 4)
+    kind: Kind
+    if skill < SKILL:
+        kind = "no-skill"
+    elif peak >= PEAK and second <= SECOND * peak:
+        kind = "single-head"
+    elif half_at is None:
+        kind = "redundant"
+    elif half_at <= few:
+        kind = "few-head"
+    else:
+        kind = "distributed"
+    return LayerDeposit(
+        peak=peak,
+        head=int(order[0]),
+        second=second,
+        top_share=float(clipped.max() / total) if total > 0 else 0.0,
+        effective_heads=float(total**2 / (clipped**2).sum()) if total > 0 else 0.0,
+        gini=gini(clipped),
+        lead=peak - second,
+        half_at=half_at,
+        kind=kind,
+    )
+
+
+def gini(values: Float[np.ndarray, "H"]) -> float:
+    """Gini coefficient of non-negative values: 0 if all are equal, 1 - 1/H if one has everything; 0 if all are 0."""
+    ordered = np.sort(values)
+    total = ordered.sum()
+    if total <= 0:
+        return 0.0
+    count = len(ordered)
+    return float((2 * np.arange(1, count + 1) - count - 1) @ ordered / (count * total))

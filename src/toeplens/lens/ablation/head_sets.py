@@ -1,0 +1,323 @@
+"""Sets of heads across layers: what is left when heads go one after the other, and how few carry the skill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+
+from toeplens.ground import InputError, choose
+from toeplens.ground.records import plain_numbers, require_shapes
+from toeplens.lens.kit.interventions import Batch, Intervention, Replayable, counted_batches, replacements
+from toeplens.lens.kit.outcomes import Metric, harm, outcomes
+
+Order = Literal["greedy", "importance", "random"]
+_CURVES = ("greedy", "importance", "random")
+ROUNDOFF = 1e-9
+
+
+@dataclass(frozen=True)
+class HeadSets:
+    """Which heads carry a model's skill together.
+
+    baseline    the intact model's accuracy
+    chance      the accuracy of the best constant guess
+    examples    how many examples were counted
+    greedy      [L H + 1] accuracy with 0, 1, 2, ... heads ablated, the most harmful next; nan where not run
+    importance  [L H + 1] the same in the order of the drops of single heads
+    random      [R, L H + 1] the same in R random orders
+    order       the greedy order, as [layer, head] from 0
+    sufficient  a set of heads that keeps the share ``keep`` of the skill without all others, as [layer, head]; none of
+                them can go. Its size is an upper bound on that of the smallest such set
+    keep        that share of accuracy - chance
+    kept        accuracy with these heads alone, on the examples that chose them: on others it may be lower
+    """
+
+    baseline: float
+    chance: float
+    examples: int
+    greedy: Float[np.ndarray, "LH1"]
+    importance: Float[np.ndarray, "LH1"]
+    random: Float[np.ndarray, "R LH1"]
+    order: list[list[int]]
+    sufficient: list[list[int]]
+    keep: float
+    kept: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON; None for nan."""
+        return {key: plain_numbers(value) if key in _CURVES else value for key, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, content: Any) -> HeadSets:
+        """The inverse of `to_dict`; what is no such record raises `InputError`."""
+        try:
+            curves = {key: np.asarray(content[key], dtype=float) for key in _CURVES}
+            heads = {key: [[int(layer), int(head)] for layer, head in content[key]] for key in ("order", "sufficient")}
+            points = len(heads["order"]) + 1
+            require_shapes(
+                curves, {"greedy": (points,), "importance": (points,), "random": (len(curves["random"]), points)}
+            )
+            rest = {key: content[key] for key in ("baseline", "chance", "examples", "keep", "kept")}
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"head sets: the record is damaged ({error}).") from None
+        return cls(**curves, **heads, **rest)
+
+
+@dataclass(frozen=True)
+class CumulativeAblation:
+    """A metric against the number of heads ablated in the whole model.
+
+    curves    [R, L H + 1] the metric with 0, 1, 2, ... heads ablated, R = 1 but for random orders; nan where not run
+    orders    [R, L H, 2] which head goes when, as (layer, head) from 0
+    baseline  the intact model's metric
+    examples  how many examples were counted
+    metric    ``accuracy``, ``loss`` or ``kl``
+    """
+
+    curves: Float[np.ndarray, "R LH1"]
+    orders: Int[np.ndarray, "R LH 2"]
+    baseline: float
+    examples: int
+    metric: str
+
+
+@dataclass(frozen=True)
+class SufficientSet:
+    """A small set of heads that keeps a share of the skill when all others are ablated.
+
+    heads     [S, 2] as (layer, head) from 0; none of them can go, so that S is an upper bound on the smallest size
+    accuracy  with these heads alone
+    needed    the accuracy that had to be kept: chance + keep * (baseline - chance)
+    baseline  the intact model's accuracy
+    examples  how many examples were counted
+    """
+
+    heads: Int[np.ndarray, "S 2"]
+    accuracy: float
+    needed: float
+    baseline: float
+    examples: int
+
+
+def head_sets(
+    source: Replayable,
+    batches: Iterable[Batch],
+    *,
+    chance: float = 0.0,
+    keep: float = 0.9,
+    intervention: Intervention = "zero",
+    random_orders: int = 3,
+    step: int | None = None,
+    scored: int = 64,
+    seed: int = 0,
+) -> HeadSets:
+    """Cumulative ablation in all three orders and a sufficient set; see `cumulative_ablation` and `sufficient_set`."""
+    trials = _Trials(source, batches, "accuracy", intervention, seed)
+    step, scored = _step(trials, step), _at_least_1("scored", scored)
+    greedy, importance, random = (
+        _cumulative(trials, order, random_orders, step, scored, seed) for order in get_args(Order)
+    )
+    found = _sufficient(trials, chance, keep, step, scored)
+    return HeadSets(
+        baseline=found.baseline,
+        chance=chance,
+        examples=found.examples,
+        greedy=greedy.curves[0],
+        importance=importance.curves[0],
+        random=random.curves,
+        order=greedy.orders[0].tolist(),
+        sufficient=found.heads.tolist(),
+        keep=keep,
+        kept=found.accuracy,
+    )
+
+
+def cumulative_ablation(
+    source: Replayable,
+    batches: Iterable[Batch],
+    *,
+    order: Order = "greedy",
+    metric: Metric = "accuracy",
+    intervention: Intervention = "zero",
+    random_orders: int = 3,
+    step: int | None = None,
+    scored: int = 64,
+    seed: int = 0,
+) -> CumulativeAblation:
+    """Ablate head after head in the whole model, until none is left.
+
+    Every point of a curve is one pass over all examples, from the first layer that is changed. Passes that agree up to
+    a layer share it.
+
+    Arguments
+        source         a model that can replay from a layer
+        batches        (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
+        order          ``importance``: by the drops of single heads (L H passes to order them); ``random``: several
+                       orders (none); ``greedy``: the most harmful next, all that are left being tried again after
+                       every ``step`` heads (about (L H)^2 / (2 step) passes over the ``scored`` examples)
+        metric         ``accuracy``, ``loss`` or ``kl``; equal accuracies are told apart by the loss
+        intervention   what takes a head's place; see `ablate_heads`
+        random_orders  how many random orders
+        step           heads from one point of the curve to the next; a twelfth of all unless given, at least 1
+        scored         the first so many examples that count decide the greedy order; the curve is of all
+        seed           of the random orders, and of ``resample``
+
+    Raises `InputError` for an unknown choice, a number under 1, and no example that counts.
+    """
+    choose("order", order, get_args(Order))
+    choose("metric", metric, get_args(Metric))
+    trials = _Trials(source, batches, metric, intervention, seed)
+    return _cumulative(trials, order, random_orders, _step(trials, step), _at_least_1("scored", scored), seed)
+
+
+def sufficient_set(
+    source: Replayable,
+    batches: Iterable[Batch],
+    *,
+    chance: float = 0.0,
+    keep: float = 0.9,
+    intervention: Intervention = "zero",
+    step: int | None = None,
+    scored: int = 64,
+    seed: int = 0,
+) -> SufficientSet:
+    """A small set of heads that keeps the share ``keep`` of the skill, accuracy - chance, when all others are ablated.
+
+    Backward elimination: all heads that are left are tried one by one on the ``scored`` examples, the least harmful
+    ones are ablated for good, up to ``step`` at once, as far as all examples keep the accuracy; then the rest is tried
+    again, on all examples where the scored ones have led nowhere. It ends when, on all examples, no single head can go.
+    The smallest set of all may be smaller still.
+
+    Arguments as in `cumulative_ablation`, and
+        chance  accuracy of the best constant guess
+        keep    share of the skill, over 0 and up to 1
+    """
+    trials = _Trials(source, batches, "accuracy", intervention, seed)
+    return _sufficient(trials, chance, keep, _step(trials, step), _at_least_1("scored", scored))
+
+
+class _Trials:
+    """A model with sets of heads ablated, on one data set."""
+
+    def __init__(
+        self, source: Replayable, batches: Iterable[Batch], metric: Metric, intervention: Intervention, seed: int
+    ) -> None:
+        choose("intervention", intervention, get_args(Intervention))
+        self.source = source
+        self.metric: Metric = metric
+        self.batches = counted_batches(batches)
+        self.replacing = replacements(source, self.batches, intervention, seed)
+        self.examples = int(sum((labels >= 0).sum() for _, labels, _ in self.batches))
+        self.shape = source.num_layers, source.num_heads
+
+    def __call__(
+        self, kept: Bool[np.ndarray, "V L H"], metrics: tuple[Metric, ...], most: int | None = None
+    ) -> Float[np.ndarray, "metrics V"]:
+        """The metrics with the heads that are not ``kept`` ablated, over the first ``most`` examples that count."""
+        gains = torch.from_numpy(np.concatenate((np.ones((1, *self.shape), bool), kept)).astype(np.float32))
+        sums = np.zeros((len(metrics), len(kept)))
+        left = total = min(most or self.examples, self.examples)
+        for index, (tokens, labels, lengths) in enumerate(self.batches):
+            rows = int(torch.searchsorted((labels >= 0).cumsum(0), left)) + 1
+            tokens, labels = tokens[:rows], labels[:rows]
+            instead = self.replacing(index)
+            if isinstance(instead, list):
+                instead = [outputs if len(outputs) == 1 else outputs[:rows] for outputs in instead]
+            first = next(iter(self.source.states(tokens, None if lengths is None else lengths[:rows])))
+            logits = self.source.replay(first, gains, instead)
+            for place, metric in enumerate(metrics):
+                sums[place] += outcomes(metric, logits[1:], logits[0], labels).double().sum(1).cpu().numpy()
+            left -= int((labels >= 0).sum())
+            if left == 0:
+                break
+        return sums / total
+
+    def by_harm(self, kept: Bool[np.ndarray, "L H"], most: int | None) -> Int[np.ndarray, "S 2"]:
+        """The heads that are ``kept``, the one first that is missed most; equal harm is told apart by the loss."""
+        heads = np.argwhere(kept)
+        values, losses = self(_without_each(kept), (self.metric, "loss"), most)
+        return heads[np.lexsort((-losses, -harm(self.metric, np.zeros_like(values), values)))]
+
+
+def _without_each(kept: Bool[np.ndarray, "L H"]) -> Bool[np.ndarray, "S L H"]:
+    """What is kept without each of the kept heads in turn."""
+    return _without(kept, np.argwhere(kept)[:, None])
+
+
+def _without(
+    kept: Bool[np.ndarray, "L H"], gone: Sequence[Int[np.ndarray, "_ 2"]] | Int[np.ndarray, "V _ 2"]
+) -> Bool[np.ndarray, "V L H"]:
+    """What is kept without each of several sets of heads."""
+    rows = np.repeat(kept[None], len(gone), axis=0)
+    for row, heads in zip(rows, gone, strict=True):
+        row[heads[:, 0], heads[:, 1]] = False
+    return rows
+
+
+def _cumulative(
+    trials: _Trials, order: Order, random_orders: int, step: int, scored: int, seed: int
+) -> CumulativeAblation:
+    every = np.ones(trials.shape, bool)
+    count = every.size
+    if order == "random":
+        rng = np.random.Generator(np.random.Philox(seed))
+        orders = np.stack(
+            [rng.permutation(np.argwhere(every)) for _ in range(_at_least_1("random_orders", random_orders))]
+        )
+    elif order == "importance":
+        orders = trials.by_harm(every, None)[None]
+    else:
+        orders = _greedy(trials, step, scored)[None]
+    sizes = [*range(0, count, step), count]
+    kept = np.concatenate([_without(every, [heads[:size] for size in sizes]) for heads in orders])
+    curves = np.full((len(orders), count + 1), np.nan)
+    curves[:, sizes] = trials(kept, (trials.metric,))[0].reshape(len(orders), -1)
+    return CumulativeAblation(curves, orders, float(curves[0, 0]), trials.examples, trials.metric)
+
+
+def _greedy(trials: _Trials, step: int, scored: int) -> Int[np.ndarray, "LH 2"]:
+    """The order in which the most harmful heads go, ``step`` at once."""
+    left = np.ones(trials.shape, bool)
+    order = []
+    while left.any():
+        worst = trials.by_harm(left, scored)[:step]
+        order.append(worst)
+        (left,) = _without(left, [worst])
+    return np.concatenate(order)
+
+
+def _sufficient(trials: _Trials, chance: float, keep: float, step: int, scored: int) -> SufficientSet:
+    if not 0 < keep <= 1:
+        raise InputError(f"keep: {keep} was given; it must be over 0 and at most 1.")
+    left = np.ones(trials.shape, bool)
+    accuracy = baseline = float(trials(left[None], ("accuracy",))[0, 0])
+    needed = chance + keep * (baseline - chance)
+    most: int | None = scored
+    while left.any():
+        least = trials.by_harm(left, most)[::-1]
+        sizes = sorted({min(size, len(least)) for size in (*(2**k for k in range(step.bit_length())), step)})
+        further = _without(left, [least[:size] for size in sizes])
+        accuracies = trials(further, ("accuracy",))[0]
+        enough = np.flatnonzero(accuracies >= needed - ROUNDOFF)
+        if len(enough):
+            left, accuracy, most = further[enough[-1]], float(accuracies[enough[-1]]), scored
+        elif most is None:  # not even the least harmful one, by all examples, can go
+            break
+        else:
+            most = None
+    return SufficientSet(np.argwhere(left), accuracy, needed, baseline, trials.examples)
+
+
+def _step(trials: _Trials, step: int | None) -> int:
+    return max(1, trials.shape[0] * trials.shape[1] // 12) if step is None else _at_least_1("step", step)
+
+
+def _at_least_1(field: str, value: int) -> int:
+    if value < 1:
+        raise InputError(f"{field}: {value} was given; it must be at least 1.")
+    return value

@@ -1,0 +1,83 @@
+"""Margins: how far a layer's best head is ahead of its second, and how the lead changes from layer to layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from toeplens.ground import InputError
+from toeplens.ground.records import plain_numbers, require_shapes
+
+_ARRAYS = ("ratio", "difference", "gamma")
+
+
+@dataclass(frozen=True)
+class Margins:
+    """The lead of the best head of each layer (arXiv 2505.13027, section 6; theory 7).
+
+    ratio       [L] M_l, the best head's signal over the second best's; NaN with fewer than two heads that have one
+    difference  [L] the best head's signal less the second best's
+    gamma       [L - 1] M_l / M_{l+1}: the claim is that it is over 1, so that the lead grows back through the layers
+    leaders     [L] the best head; None where no head has a signal
+    leader      the layer and the head with the largest signal of all; None if there is none
+    """
+
+    ratio: Float[np.ndarray, "L"]
+    difference: Float[np.ndarray, "L"]
+    gamma: Float[np.ndarray, "L1"]
+    leaders: tuple[int | None, ...]
+    leader: tuple[int, int] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON; None for NaN."""
+        leader = None if self.leader is None else list(self.leader)
+        return {
+            **{key: plain_numbers(getattr(self, key)) for key in _ARRAYS},
+            "leaders": list(self.leaders),
+            "leader": leader,
+        }
+
+    @classmethod
+    def from_dict(cls, content: Any) -> Margins:
+        """The inverse of `to_dict`; what is no such record raises `InputError`."""
+        try:
+            arrays = {key: np.asarray(content[key], dtype=float) for key in _ARRAYS}
+            layers = len(content["leaders"])
+            require_shapes(arrays, {"ratio": (layers,), "difference": (layers,), "gamma": (max(0, layers - 1),)})
+            leaders = tuple(None if head is None else int(head) for head in content["leaders"])
+            leader = content["leader"]
+            if leader is not None:
+                layer, head = leader
+                leader = (int(layer), int(head))
+            return cls(**arrays, leaders=leaders, leader=leader)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"margins: the record is damaged ({error}).") from None
+
+
+def margins(signal: Float[np.ndarray, "L H"]) -> Margins:
+    """Best against second best head, layer by layer.
+
+    The product of all gamma is M_0 / M_{L-1} whatever the signals are; what is claimed is gamma_l > 1 for each l.
+
+    Arguments
+        signal  [L, H] size of each head's mean positional gradient (`SeedStrength`), at least 0; NaN where there is
+                none
+    """
+    if np.any(signal < 0):
+        raise InputError(f"signal: {np.nanmin(signal):g} was given; sizes of gradients are at least 0.")
+    known = np.where(np.isnan(signal), -np.inf, signal)
+    order = np.argsort(-known, axis=1, kind="stable")
+    ranked = np.take_along_axis(signal, order, axis=1)
+    missing = np.full((len(signal), 2), np.nan)
+    best, second = np.concatenate((ranked, missing), axis=1)[:, :2].T
+    ratio = np.divide(best, second, out=np.full_like(best, np.nan), where=second > 0)
+    there = best > 0
+    leaders = tuple(int(order[layer, 0]) if there[layer] else None for layer in range(len(signal)))
+    leader = None
+    if there.any():
+        layer = int(np.nanargmax(best))
+        leader = (layer, int(order[layer, 0]))
+    return Margins(ratio, best - second, ratio[:-1] / ratio[1:], leaders, leader)

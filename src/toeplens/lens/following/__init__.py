@@ -1,0 +1,1 @@
+"""What a head follows: place or content."""

@@ -1,0 +1,169 @@
+"""Positional against symbolic heads, exactly (after Urrutia et al. 2025, arXiv 2511.11579).
+
+There, a head acts positionally on a query if its logits stay the same when the keys change places (invariance), and
+symbolically if they go with the keys (equivariance); it can do both only if they are all the same (exclusion). Here
+both are read off the table M_jm of the logits that each visible content m gives at each visible position j: its
+two-way analysis of variance, M_jm = mu + P_j + S_m + I_jm, splits Var(M) into the shares
+
+    positional = Var(P) / Var(M),  symbolic = Var(S) / Var(M),  interaction = Var(I) / Var(M),  which sum to 1.
+
+Positional is 1 just where M_jm does not depend on m, that is, for invariance; symbolic just where it does not depend on
+j, for equivariance; and their sum is at most 1, which is the exclusion. Schemes that add position (biases, and vectors
+at the input, with content and position of the keys taken apart) have M_jm = f_j + g_m, so an interaction of exactly 0;
+a rotation multiplies, and the interaction is what that gives. How M's variances are found without M: `two_way`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from toeplens.encodings import PositionalEncoding
+from toeplens.encodings.rotary import Pairing
+from toeplens.ground import InputError
+from toeplens.ground.records import plain_numbers
+from toeplens.lens.following.two_way import two_way
+from toeplens.lens.kit.movable import KeySplit, Placed, placed_from
+from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
+
+_NOTHING = 1e-12  # of what products and bias could add up to: a variance below it is rounding
+_SHARES = ("positional", "symbolic", "interaction", "variance")
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """How positional and how symbolic each head is. All arrays are [H], [L, H] for a trace, [] for q [N, d].
+
+    positional   share of Var(P), the position's main effect: what the mean content gives from place to place
+    symbolic     share of Var(S), the content's main effect: what it gives at the mean place
+    interaction  share of Var(I), the rest; 0 for additive schemes
+    variance     mean of Var(M) over the queries, in squared logits; the shares are ratios of such means, so that each
+                 query weighs by its Var(M)
+    flat         whether Var(M) is nothing but rounding; the shares are then NaN
+    queries      how many queries stand behind it: those that see two keys or more, of all sequences. One number a layer
+                 for a trace; in older records of traces one number, which is the first layer's
+    layers       the layers of the first dimension; empty without one
+    splits       how the keys of each layer were split into content and position: ``input``, ``mean``, ``ablate``, or
+                 ``none``, where all of the key is content; empty without layers
+    """
+
+    positional: Float[np.ndarray, "*H"]
+    symbolic: Float[np.ndarray, "*H"]
+    interaction: Float[np.ndarray, "*H"]
+    variance: Float[np.ndarray, "*H"]
+    flat: Bool[np.ndarray, "*H"]
+    queries: int | tuple[int, ...]
+    layers: tuple[int, ...] = ()
+    splits: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON; None for NaN."""
+        return {
+            **{key: plain_numbers(getattr(self, key)) for key in _SHARES},
+            "flat": self.flat.tolist(),
+            "queries": list(self.queries) if isinstance(self.queries, tuple) else self.queries,
+            "layers": list(self.layers),
+            "splits": list(self.splits),
+        }
+
+    @classmethod
+    def from_dict(cls, content: Any) -> Behaviour:
+        """The inverse of `to_dict`; what is no such record raises `InputError`."""
+        try:
+            arrays = {key: np.asarray(content[key], dtype=float) for key in _SHARES}
+            flat = np.asarray(content["flat"], dtype=bool)
+            if len({x.shape for x in (*arrays.values(), flat)}) > 1:
+                raise ValueError("arrays of different shapes")
+            layers, splits = tuple(map(int, content["layers"])), tuple(map(str, content["splits"]))
+            queries = counts_from(content["queries"], len(layers))
+            return cls(**arrays, flat=flat, queries=queries, layers=layers, splits=splits)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"behaviour: the record is damaged ({error}).") from None
+
+
+@torch.no_grad()
+def behaviour(
+    q: Float[Tensor, "*_B _N _d"] | AttentionTrace | LayerTrace,
+    k: Float[Tensor, "*_B2 _N _d"] | None = None,
+    *,
+    rotation: Float[Tensor, "*_H _n"] | PositionalEncoding | None = None,
+    pairing: Pairing = "interleaved",
+    bias: Float[Tensor, "*_H2 _D"] | None = None,
+    k_position: Float[Tensor, "*_B3 _N _d"] | None = None,
+    causal: bool = True,
+    scale: float = 1.0,
+    lengths: Int[Tensor, "_B"] | None = None,
+    split: KeySplit = "known",
+    counted: Counted = "all",
+    window: int | None = None,
+) -> Behaviour:
+    """The positional, symbolic and interaction share of every head, exact: no sampling, no table of N x N.
+
+    In O(N d^2) time and O(N d) memory a head, in float64. Of a trace or a layer the rest is read there; its logits must
+    be made of a rotation of pairs, a bias by offset and vectors added at the input, which is checked on some of them.
+
+    Arguments
+        q           [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace`, or one layer of it
+        k           [..., G, N, d] keys; head h reads key head h // (H / G). Or [N, d]
+        rotation    [n] or [H, n] frequencies, radians a position, of the first 2 n dimensions; the others stay. Or an
+                    encoding of H heads of d dimensions, whose rotation, pairing and bias are taken (not its scale, and
+                    what it adds at the input is in q and k already)
+        pairing     which dimensions make a pair: ``interleaved`` 2t and 2t + 1, ``half`` t and t + n
+        bias        [D] or [H, D] by offset, for the offsets 0 .. N-1 if causal, else -(N-1) .. N-1
+        k_position  [..., N, d] the part of k that belongs to the place, of a shape that broadcasts to k's: it stays
+                    where it is, and the rest is the content; none unless given
+        causal      key j is visible to query i if j <= i; otherwise every key is
+        scale       of the products, usually 1 / sqrt(d); not of the bias
+        lengths     [B] for q [B, H, N, d]: positions from lengths[b] on are not there, as queries or as keys
+        split       of a trace, what of a key belongs to the place: ``known``, the vectors added at the input where
+                    keys are made from it, elsewhere nothing, so that what earlier layers wrote into the keys is
+                    content; ``none``, nothing, as in the paper, which moves whole keys; ``input``, ``mean`` or
+                    ``ablate`` as in `toeplens.lens.decompose`. ``mean`` leaves content of about 1 / sequences of its
+                    variance in the position part
+        counted     of a trace, which queries count: ``all``, or those ``used``: of a layer whose output is read in one
+                    place, the query there. What its other queries would do is nothing that the model was trained for
+        window      if causal: key j is visible to query i only for i - window < j <= i, in a layer with a sliding
+                    window; every j <= i unless given
+
+    Raises `InputError` for shapes that do not fit, numbers that are not finite, and encodings of another form.
+    """
+    options = (rotation, pairing, bias, k_position, causal, scale, lengths)
+    found = [
+        (layer, name, *_heads(placed)) for layer, name, placed in placed_from(q, k, *options, split, counted, window)
+    ]
+    layers, splits, heads, counts = zip(*found, strict=True)
+    arrays = {key: np.stack([each[key] for each in heads]) for key in heads[0]}
+    if isinstance(q, Tensor):
+        layers, splits = (), ()
+    if not isinstance(q, AttentionTrace):
+        shape = () if isinstance(q, Tensor) and q.ndim == 2 else (-1,)
+        arrays = {key: x.reshape(shape) for key, x in arrays.items()}
+    return Behaviour(
+        **arrays, queries=counts if isinstance(q, AttentionTrace) else counts[0], layers=layers, splits=splits
+    )
+
+
+def counts_from(content: Any, layers: int) -> int | tuple[int, ...]:
+    """Recorded counts of queries: one a layer, or a single number; another number of them raises `ValueError`."""
+    if not isinstance(content, list):
+        return int(content)
+    if len(content) != layers:
+        raise ValueError(f"{len(content)} counts of queries for {layers} layers")
+    return tuple(map(int, content))
+
+
+def _heads(placed: Placed) -> tuple[dict[str, np.ndarray], int]:
+    """Shares, variance and flatness of each head, and how many queries were counted."""
+    found = two_way(placed)
+    counted = int((placed.seen() > 1).sum())
+    parts = {key: getattr(found, key).sum((0, 2)).cpu().numpy() for key in _SHARES[:3]}
+    total = np.stack(list(parts.values())).sum(0)
+    flat = ~(total > _NOTHING * found.size.sum((0, 2)).cpu().numpy())
+    shares = {key: np.divide(x, total, out=np.full_like(x, np.nan), where=~flat) for key, x in parts.items()}
+    variance = total / counted if counted else np.full_like(total, np.nan)
+    return {**shares, "variance": variance, "flat": flat}, counted

@@ -1,0 +1,264 @@
+"""What is read off attention as it is: by offset, by known patterns; added up by blocks of queries, under any mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from toeplens.ground import InputError
+from toeplens.lens.kit.toeplitz import ROUNDING
+
+_AT_ONCE = 2**18  # logits worked at once, in float64: a few megabytes are taken and given back fastest
+_SUMS = ("energy", "entropy", "entropies", "first", "firsts", "kept", "queries", "induction", "eligible")
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """What each head's attention looks like, over all queries that see a key. All arrays are [H] but the profile.
+
+    A number is NaN where nothing is there to take it of, and where queries and keys are of different sequences all are
+    but ``entropy``, ``first`` and ``sink``.
+
+    toeplitz           share of the logits' energy that depends on the offset alone, over the visible pairs of all
+                       sequences together: ``share`` of `toeplens.lens.kit.toeplitz.ToeplitzProfile`
+    toeplitz_variance  share of the logits' variance that the offset alone explains: ``variance_explained`` there
+    distance           mean |i - j| of query and key over all pairs, weighed by the weights, in tokens
+    entropy            mean over the queries that see two keys or more of H(w) / log(keys seen), w being the weights on
+                       the keys over their sum: 0 one key, 1 all alike. Queries whose keys get nothing are left out
+    first              mean weight on key 0 over all queries but query 0, of those that see a key; where queries and
+                       keys are of different sequences, over all queries
+    sink               1 less the sum of the weights on keys, mean over queries: what a sink takes; else rounding
+    previous           mean weight on key i - 1 over the queries i that see it
+    current            mean weight on key i over the queries i that see it
+    next               mean weight on key i + 1 over the queries i that see it
+    induction          summed weight on the visible keys j whose token follows another copy of the query's: the token at
+                       j - 1 is that at i, and j - 1 is not i (so it is earlier, if attention is causal; j may be i);
+                       mean over the queries that see such a key (prefix matching, Olsson et al. 2022)
+    profile            [H, P] mean weight by distance |i - j|: at 0, 1, 2-3, 4-7, 8-15, ...; sums to 1 - sink.
+                       [H, 0] where queries and keys are of different sequences
+    eligible           how many queries stand behind ``induction``
+    """
+
+    toeplitz: Float[np.ndarray, "H"]
+    toeplitz_variance: Float[np.ndarray, "H"]
+    distance: Float[np.ndarray, "H"]
+    entropy: Float[np.ndarray, "H"]
+    first: Float[np.ndarray, "H"]
+    sink: Float[np.ndarray, "H"]
+    previous: Float[np.ndarray, "H"]
+    current: Float[np.ndarray, "H"]
+    next: Float[np.ndarray, "H"]
+    induction: Float[np.ndarray, "H"]
+    profile: Float[np.ndarray, "H P"]
+    eligible: Int[np.ndarray, "H"]
+
+
+class PatternSums:
+    """Sums over queries from which `Patterns` follow; memory is linear in queries and keys.
+
+    Arguments
+        heads    H
+        queries  tokens of the queries' sequence Nq
+        keys     tokens of the keys' sequence Nk; Nq, unless ``cross``
+        tokens   [S, N] token ids of all sequences that will be added, for ``induction``; without it unless given
+        cross    whether queries and keys are of different sequences, so that no offset is between them
+
+    Raises `InputError` for sizes that do not fit.
+    """
+
+    def __init__(
+        self, *, heads: int, queries: int, keys: int, tokens: Int[Tensor, "S N"] | None = None, cross: bool = False
+    ) -> None:
+        if min(heads, queries, keys) < 1:
+            raise InputError(
+                f"heads, queries, keys: {heads}, {queries} and {keys} were given; each must be at least 1."
+            )
+        if not cross and queries != keys:
+            raise InputError(f"keys: {keys} were given for {queries} queries; of one sequence they must be as many.")
+        if tokens is not None and (cross or tokens.ndim != 2 or tokens.shape[1] != queries):
+            raise InputError(f"tokens: their shape is {list(tokens.shape)}; [S, {queries}] of one sequence is needed.")
+        self.heads, self.queries, self.keys, self.tokens, self.cross = heads, queries, keys, tokens, cross
+        self._sums = {name: torch.zeros(heads, dtype=torch.float64) for name in _SUMS}
+        self._logits, self._weights, self._counts = torch.zeros(3, heads, 2 * keys - 1, dtype=torch.float64)
+
+    @torch.no_grad()
+    def add(
+        self,
+        rows: Int[Tensor, "R"],
+        logits: Float[Tensor, "B H R K"],
+        weights: Float[Tensor, "B H R K"],
+        sequences: slice = slice(None),
+        start: int = 0,
+    ) -> None:
+        """Take in some queries of some sequences; each query of a sequence once, in any order. Work is in float64.
+
+        Consecutive rows are worked together: blocks of them are fast, scattered ones are not.
+
+        Arguments
+            rows       [R] the queries, from 0
+            logits     [B, H, R, K] of K keys that follow each other, those that any of these queries sees among them;
+                       minus infinity where a key is not visible
+            weights    [B, H, R, K] on the keys, without a sink's; those on keys that are not visible count nowhere,
+                       and those of a query that sees no key may be NaN
+            sequences  which of ``tokens`` the B sequences are; not read without tokens
+            start      the first of the K keys
+
+        Raises `InputError` for shapes that do not fit, and numbers that are not finite.
+        """
+        tokens = None if self.tokens is None else self.tokens[sequences].to(logits.device)
+        wanted = (logits.shape[0] if tokens is None else len(tokens), self.heads, len(rows), logits.shape[-1])
+        if not 0 <= start < start + logits.shape[-1] <= self.keys:
+            raise InputError(f"logits: of {logits.shape[-1]} keys from {start} on; there are {self.keys}.")
+        if logits.shape != wanted or weights.shape != wanted:
+            shapes = f"{list(logits.shape)} and {list(weights.shape)}"
+            raise InputError(f"logits, weights: their shapes are {shapes}; {list(wanted)} is needed.")
+        if len(rows) and (rows.min() < 0 or rows.max() >= self.queries):
+            raise InputError(
+                f"rows: {int(rows.min())} to {int(rows.max())} were given; 0 to {self.queries - 1} are there."
+            )
+        for batch, heads, part in _tiles(rows, *wanted[:3], wanted[3]):
+            some = (batch, heads, part)
+            own = None if tokens is None else tokens[batch]
+            self._add(heads, rows[part].to(logits.device), logits[some], weights[some], own, start)
+        if not all(x.isfinite().all() for x in (*self._sums.values(), self._logits, self._weights)):
+            raise InputError("logits, weights: they hold infinite numbers or nan where keys are visible.")
+
+    def result(self) -> Patterns:
+        """What follows from all that was added."""
+        made = {name: x.numpy() for name, x in self._sums.items()}
+        nothing = np.full(self.heads, np.nan)
+        shares = dict.fromkeys(("toeplitz", "toeplitz_variance", "distance", "previous", "current", "next"), nothing)
+        profile = np.empty((self.heads, 0))
+        if not self.cross:
+            counts, weights = self._counts.numpy(), self._weights.numpy()
+            away = np.abs(np.arange(1 - self.keys, self.keys))
+            bins = np.frexp(away)[1]  # 0; 1; 2 and 3; 4 to 7; ..
+            profile = np.stack([np.bincount(bins, row) for row in weights]) / _counted(made["queries"])[:, None]
+            shares = self._toeplitz(counts, made["energy"])
+            shares["distance"] = weights @ away / _counted(weights.sum(-1))
+            for name, offset in (("previous", 1), ("current", 0), ("next", -1)):
+                at = self.keys - 1 + offset
+                shares[name] = weights[:, at] / _counted(counts[:, at]) if self.keys > 1 or not offset else nothing
+        return Patterns(
+            **shares,
+            entropy=made["entropy"] / _counted(made["entropies"]),
+            first=made["first"] / _counted(made["firsts"]),
+            sink=1 - made["kept"] / _counted(made["queries"]),
+            induction=made["induction"] / _counted(made["eligible"]),
+            profile=profile,
+            eligible=made["eligible"].astype(int),
+        )
+
+    def _toeplitz(self, counts: Float[np.ndarray, "H D"], energy: Float[np.ndarray, "H"]) -> dict[str, np.ndarray]:
+        """The Toeplitz shares, as in `toeplens.lens.kit.toeplitz`."""
+        sums, pairs = self._logits.numpy(), _counted(counts.sum(-1))
+        means, mean = sums / np.maximum(counts, 1), sums.sum(-1) / pairs
+        spread = energy - pairs * mean**2
+        held = (counts * means**2).sum(-1)
+        explained = (counts * (means - mean[:, None]) ** 2).sum(-1)
+        return {
+            "toeplitz": held / np.where(energy > 0, energy, np.nan),
+            "toeplitz_variance": explained / np.where(spread > ROUNDING * energy, spread, np.nan),
+        }
+
+    def _add(
+        self, heads: slice, rows: Tensor, logits: Tensor, weights: Tensor, tokens: Tensor | None, start: int
+    ) -> None:
+        """Consecutive rows."""
+        visible = logits != -math.inf
+        if bool((visible == visible[:, :1]).all()):
+            visible = visible[:, :1]  # the same in all heads
+        there = visible.double()
+        seen = there.sum(-1)
+        if not bool(seen.all()):
+            weights = weights.masked_fill((seen == 0).unsqueeze(-1), 0)
+        on_keys = _Skewed(weights, there)
+        kept = on_keys.rows.sum(-1)
+        several = (seen > 1) & (kept > 0)
+        later = (rows > 0) | self.cross
+        found = {
+            "queries": seen > 0,
+            "kept": kept,
+            "first": on_keys.rows[..., 0] * (later & (start == 0)),
+            "firsts": (seen > 0) & later,
+            "entropy": (_entropy(on_keys.rows, kept) / seen.clamp(min=2).log()).where(several, 0),
+            "entropies": several,
+        }
+        if not self.cross:
+            scores = _Skewed(logits.clamp(min=torch.finfo(logits.dtype).min), there)
+            self._sums["energy"][heads] += scores.rows.square().sum((0, 2, 3)).cpu()
+            lowest = int(rows[0]) + self.keys - start - logits.shape[-1]
+            offsets = slice(lowest, lowest + scores.width)
+            for sums, skewed in ((self._logits, scores), (self._weights, on_keys), (self._counts, _Skewed(there))):
+                sums[heads, offsets] += skewed.by_offset().cpu()
+        if tokens is not None:
+            follow = _following(tokens, rows)[..., start : start + visible.shape[-1]] & visible
+            found["induction"] = (on_keys.rows * follow.double()).sum(-1)
+            found["eligible"] = follow.any(-1)
+        for name, values in found.items():
+            self._sums[name][heads] += values.sum((0, 2), dtype=torch.float64).cpu()
+
+
+class _Skewed:
+    """Rows of consecutive queries in float64, each put one place further than the one before, zeros around them.
+
+    rows   [B, H, R, Nk] as they were
+    width  how many offsets they have: from the first row's own to the last key, to the last row's own to the first
+    """
+
+    def __init__(self, x: Float[Tensor, "B H R K"], there: Float[Tensor, "B _H R K"] | None = None) -> None:
+        *lead, count, keys = x.shape
+        self.width = count + keys - 1
+        self._flat = torch.zeros(*lead, count * self.width, dtype=torch.float64, device=x.device)
+        self._count = count
+        strides = (*self._flat.stride()[:-1], self.width - 1, 1)
+        self.rows = self._flat.as_strided(x.shape, strides, count - 1)
+        self.rows.copy_(x)
+        if there is not None:
+            self.rows.mul_(there)
+
+    def by_offset(self) -> Float[Tensor, "H D"]:
+        """Sums by i - j, from the lowest up."""
+        return self._flat.unflatten(-1, (self._count, self.width)).sum((0, -2)).flip(-1)
+
+
+def _entropy(weights: Float[Tensor, "B H R K"], kept: Float[Tensor, "B H R"]) -> Float[Tensor, "B H R"]:
+    """Of weights over their sum."""
+    tiny = torch.finfo(weights.dtype).tiny
+    return kept.log() - weights.clamp(min=tiny).log_().mul_(weights).sum(-1) / kept
+
+
+def _following(tokens: Int[Tensor, "B N"], rows: Int[Tensor, "R"]) -> Bool[Tensor, "B 1 R N"]:
+    """Whether a key's token follows another copy of the query's."""
+    same = tokens[:, rows, None] == tokens[:, None, :]
+    same[:, torch.arange(len(rows), device=rows.device), rows] = False
+    follow = torch.zeros_like(same)
+    follow[..., 1:] = same[..., :-1]
+    return follow.unsqueeze(1)
+
+
+def _tiles(
+    rows: Int[Tensor, "R"], batch: int, heads: int, count: int, keys: int
+) -> Iterator[tuple[slice, slice, slice]]:
+    """Sequences, heads and consecutive rows that are worked together."""
+    several = min(heads, max(1, _AT_ONCE // keys))
+    height = max(1, _AT_ONCE // (keys * several))
+    breaks = (rows.diff() != 1).nonzero().flatten().add(1).tolist()
+    for start, stop in zip((0, *breaks), (*breaks, count), strict=True):
+        tall = min(height, max(1, stop - start))
+        together = max(1, _AT_ONCE // (keys * several * tall))
+        steps = (range(0, batch, together), range(0, heads, several), range(start, stop, tall))
+        for b, h, r in product(*steps):
+            yield slice(b, b + together), slice(h, h + several), slice(r, min(r + tall, stop))
+
+
+def _counted(x: Float[np.ndarray, "*H"]) -> Float[np.ndarray, "*H"]:
+    """What to divide by; NaN where there is nothing."""
+    return np.where(x > 0, x, np.nan)

@@ -1,0 +1,347 @@
+"""The two-way analysis of variance of attention logits: every content at every position, without forming the table.
+
+A query at position i sees n keys. Put the content c_m of the key at m at position j, for all visible j and m:
+
+    M_jm = q_i . R_(i-j) (c_m + p_j) + b_(i-j) = mu + P_j + S_m + I_jm,
+
+R the rotation, p_j what position itself adds to a key, b a bias; the logits are the diagonal. In complex pairs, with
+w = q_i e^(iota i theta) and e_j = e^(-iota j theta), the rotated dimensions give Re sum_t w_t e_jt conj(c_mt), and
+
+    P_j = Re sum_t w_t conj(mean c)_t (e_j - mean e)_t + (w . R_j p_j + b_(i-j), less its mean),
+    S_m = Re sum_t w_t (mean e)_t conj(c_m - mean c)_t + (the same for dimensions that are not rotated, where e is 1),
+    I_jm = Re sum_t w_t (e_j - mean e)_t conj(c_m - mean c)_t.
+
+So Var(P) and Var(S) are quadratic forms in the running covariances of (e_j, R_j p_j) and of c_m; what a bias has in
+common with the former is a convolution (FFT). Var(I) needs, of each query, an n_t x n_t sum over pairs of frequencies:
+
+    Var(I) = 1/2 Re sum_ts [ w_t conj(w_s) Cov(e_t, e_s) conj(Cov(c_t, c_s)) + w_t w_s Cov'(e_t, e_s) conj(Cov'(..)) ],
+
+Cov' without the conjugate. The sums over j of e^(-iota j (theta_t +- theta_s)) are run along with those of the keys and
+not taken in closed form: no frequency, 0 and multiples of 2 pi included, then has a denominator near 0, and e_j may be
+any factors (xPos's, which decay). All covariances are kept about the running mean (Chan, Golub, LeVeque 1983), so that
+little cancels. O(N d^2) a head, in chunks.
+
+With a window of w keys, positions are cut into blocks of w. A query sees the keys of its own block up to itself and,
+of the block before, those after its own place there: a running sum forwards and one backwards, which are added. No sum
+is taken off another, so nothing cancels there either (van Herk 1992).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Complex, Float, Int
+from scipy.fft import next_fast_len
+from torch import Tensor
+
+from toeplens.lens.following.two_way_sums import Met, Moments, Sums, both, both_summed, from_each, running, with_far
+from toeplens.lens.kit import sums as moments
+from toeplens.lens.kit.movable import Placed, complex_pairs, joined, turned_by
+
+CHUNK = 128  # queries at once; in their own chunk they meet the keys one by one
+BLOCK = 2**19  # numbers (float64) of one working array, as far as one head and a chunk allow
+_WHOLE = 2**25  # numbers of an array over all positions, as far as one head allows
+_COLUMNS = 16  # of a convolution, at once
+
+
+@dataclass(frozen=True)
+class TwoWay:
+    """The variances of each query's table M over visible positions and contents, in squared logits; 0 for padding.
+
+    positional   [B, H, N] Var(P)
+    symbolic     [B, H, N] Var(S)
+    interaction  [B, H, N] Var(I); the three sum to Var(M)
+    size         [B, H, N] what products and bias could at most add up to, squared: the scale of rounding
+
+    Errors are about 1e-15 of each query's Var(M); with a bias, Var(P) of queries that see few keys has the FFT's, 1e-16
+    of the largest biases that any query of its sequence has.
+    """
+
+    positional: Float[Tensor, "B H N"]
+    symbolic: Float[Tensor, "B H N"]
+    interaction: Float[Tensor, "B H N"]
+    size: Float[Tensor, "B H N"]
+
+
+@torch.no_grad()
+def two_way(placed: Placed) -> TwoWay:
+    """The two-way analysis of variance of every query's table, in O(N d^2) time and O(N d) memory a head; float64.
+
+    With a window of w keys the memory is O(w d^2 / chunk) more.
+
+    Raises `InputError` for numbers that are not finite.
+    """
+    found = torch.zeros(4, *placed.q.shape[:3], dtype=torch.float64, device=placed.q.device)
+    seen = placed.seen()
+    for sequences, heads in _tiles(placed):
+        if not (seen[sequences] > 1).any():
+            continue
+        tile = _Tile(placed, sequences, heads)
+        for rows, values in tile.run():
+            found[:, sequences, heads, rows] = values
+    found = torch.where(seen.unsqueeze(1) > 1, found, 0)
+    others = {"k_position": placed.places, "rotation": placed.turns.real, "bias": placed.bias}
+    given = {name: x for name, x in others.items() if x is not None}
+    moments.finite(found.sum(), q=placed.q, k=placed.content, **given)
+    return TwoWay(*found.clamp(min=0))
+
+
+def _tiles(placed: Placed) -> Iterator[tuple[slice, slice]]:
+    """Sequences and heads that are worked together."""
+    count, heads, length, width = placed.q.shape
+    numbers = CHUNK * max(placed.pairs * (placed.pairs + 2), width)
+    whole = 0 if placed.bias is None else length * (2 * placed.pairs + (0 if placed.places is None else width))
+    at_once = max(1, min(BLOCK // numbers, _WHOLE // max(1, whole)))
+    together = max(1, at_once // heads) if placed.causal or bool((placed.ends == placed.ends[0]).all()) else 1
+    for start in range(0, count, together):
+        for head in range(0, heads, at_once):
+            yield slice(start, min(start + together, count)), slice(head, min(head + at_once, heads))
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The keys and positions that a chunk's queries meet one by one, beside those that all of them see.
+
+    contents, positions  [b, h, C, d] and [_b, _h, C, F]
+    squares              [b, h, C] squared lengths of content and position part, summed over those met; not about a mean
+    turned, content      sums of the products of e_t and e_s, and of c_t and c_s, of all rows that each query sees
+    """
+
+    contents: Met
+    positions: Met
+    squares: Tensor
+    turned: list[Tensor]
+    content: list[Tensor]
+
+
+class _Tile:
+    """Some heads of some sequences, chunk after chunk of positions."""
+
+    def __init__(self, placed: Placed, sequences: slice, heads: slice) -> None:
+        self.placed, self.sequences, self.heads = placed, sequences, heads
+        self.length = int(placed.ends[sequences].max())
+        self.keys = placed.key_heads(heads)
+        self.turns = _by_head(placed.turns, heads)
+        self.first = self.at(self._rows(0, 1)[0])
+        self.bias = None if placed.bias is None else _Bias(self, _by_head(placed.bias.double(), heads))
+
+    def run(self) -> Iterator[tuple[slice, Float[Tensor, "4 b h C"]]]:
+        """Var(P), Var(S), Var(I) and size, some queries at a time."""
+        if not self.placed.causal:
+            chunks = self._rows(0, self.length)
+            every = self._none(chunks[0])
+            for rows in chunks:
+                every = every.added(*self.about(rows, every))
+            for rows in chunks:
+                yield slice(int(rows[0]), int(rows[-1]) + 1), self._answer(rows, every, None)
+            return
+        size = self.length if self.placed.window is None else self.placed.window
+        later: list[tuple[Tensor, Sums]] = []  # of the block before: the rows of each chunk, the sums of those after
+        for start in range(0, self.length, size):
+            chunks = self._rows(start, min(start + size, self.length))
+            own = self._none(chunks[0])
+            for index, rows in enumerate(chunks):
+                far, before = None, own
+                if later:
+                    far, after = later[index]
+                    before = after.joined(own)
+                yield slice(int(rows[0]), int(rows[-1]) + 1), self._answer(rows, before, self._chunk(rows, far, before))
+                own = own.added(*self.about(rows, own))
+            if start + size < self.length:
+                later = self._later(chunks)
+
+    def _later(self, chunks: list[Int[Tensor, "_"]]) -> list[tuple[Int[Tensor, "_"], Sums]]:
+        """The chunks of a block, and what is kept of all rows after each."""
+        after, found = self._none(chunks[-1]), []
+        for rows in reversed(chunks):
+            found.append((rows, after))
+            after = after.added(*self.about(rows, after))
+        return found[::-1]
+
+    def at(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "_b _h C F"]:
+        """What a position is made of: e_j, real and imaginary parts, and R_j p_j."""
+        turns, places = self.turns[:, rows], self.placed.places
+        turned = joined(turns).unsqueeze(0)
+        if places is None:
+            return turned
+        places = places[self.sequences] if len(places) > 1 else places
+        p = self.placed.ordered(places[:, :, rows])
+        p = p[:, self.keys] if p.shape[1] > 1 else p
+        p = turned_by(complex_pairs(p, self.placed.pairs) * turns.conj(), p)
+        lead = torch.broadcast_shapes(turned.shape[:2], p.shape[:2])
+        return torch.cat((turned.expand(*lead, -1, -1), p.expand(*lead, -1, -1)), dim=-1)
+
+    def about(
+        self, rows: Int[Tensor, "C"], sums: Sums
+    ) -> tuple[Float[Tensor, "b h C d"], Float[Tensor, "_b _h C F"], Float[Tensor, "b h C"]]:
+        """Keys and positions about the means of ``sums``, and their squared lengths, not about a mean."""
+        contents, positions = self._contents(rows), self.at(rows)
+        squares = contents.square().sum(-1) + positions[..., 2 * self.placed.pairs :].square().sum(-1)
+        return contents - sums.contents.mean, positions - sums.positions.mean, squares
+
+    def _rows(self, start: int, stop: int) -> list[Int[Tensor, "_"]]:
+        """Positions, chunk by chunk."""
+        return list(torch.arange(start, stop, device=self.placed.q.device).split(CHUNK))
+
+    def _none(self, rows: Int[Tensor, "C"]) -> Sums:
+        """Nothing yet, about the first of these rows."""
+        contents = Moments(self._contents(rows[:1]))
+        return Sums(0, contents, Moments(self.at(rows[:1])), torch.zeros_like(contents.mean[..., 0, 0]))
+
+    def _contents(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "b h C d"]:
+        return self.placed.ordered(self.placed.content[self.sequences][:, :, rows])[:, self.keys]
+
+    def _shared(self, positions: Float[Tensor, "_b _h C F"]) -> Float[Tensor, "1 _h C F"]:
+        """What positions are made of, once for all sequences and heads that share the rotation."""
+        return positions[:1, : len(self.turns)]
+
+    def _chunk(self, rows: Int[Tensor, "C"], far: Int[Tensor, "_"] | None, before: Sums) -> _Chunk:
+        """A chunk, and the one a window before it, about the means of ``before``."""
+        pairs = self.placed.pairs
+        contents, positions, squares = self.about(rows, before)
+        squares = squares.cumsum(-1)
+        turned = running(both(complex_pairs(self._shared(positions), pairs)), self._turned(before))
+        content = running(both(complex_pairs(contents, pairs)), self._content(before))
+        far_contents = far_positions = None
+        if far is not None and len(far) > 1:
+            far_contents, far_positions, lengths = self.about(far[1:], before)
+            squares = with_far(squares, from_each(lengths, -1), -1)
+            for mine, its in ((turned, self._shared(far_positions)), (content, far_contents)):
+                for part, product in zip(mine, both(complex_pairs(its.flip(-2), pairs)), strict=True):
+                    with_far(part, product.cumsum_(-3).flip(-3), -3)
+        return _Chunk(Met(contents, far_contents), Met(positions, far_positions), squares, turned, content)
+
+    def _turned(self, sums: Sums) -> list[Tensor]:
+        return both_summed(self._shared(sums.positions.products), self.placed.pairs)
+
+    def _content(self, sums: Sums) -> list[Tensor]:
+        return both_summed(sums.contents.products, self.placed.pairs)
+
+    def _answer(self, rows: Int[Tensor, "C"], before: Sums, chunk: _Chunk | None) -> Float[Tensor, "4 b h C"]:
+        """Of queries that all see what is ``before``, and each its own part of the chunk."""
+        placed, pairs = self.placed, self.placed.pairs
+        seen = rows * 0 + before.count if chunk is None else rows + 1
+        seen = seen.double() if placed.window is None else seen.clamp(max=placed.window).double()
+        q = placed.ordered(placed.q[self.sequences, self.heads, rows])
+        w = complex_pairs(q, pairs)
+        met = (None, None) if chunk is None else (chunk.contents, chunk.positions)
+        content, position = (
+            x.mean * 0 if rows is None else rows.summed() / seen.unsqueeze(-1)
+            for x, rows in zip((before.contents, before.positions), met, strict=True)
+        )
+        content_mean, position_mean = before.contents.mean + content, before.positions.mean + position
+        weights = joined(w.conj() * complex_pairs(content_mean, pairs))
+        if placed.places is not None:
+            weights = torch.cat((weights, turned_by(w, q)), dim=-1)
+        positional = _variance(*before.positions.of(weights, met[1], seen))
+        mixed = turned_by(w * complex_pairs(position_mean, pairs), q)
+        symbolic = _variance(*before.contents.of(mixed, met[0], seen))
+        squares = before.squares.unsqueeze(-1) + (0 if chunk is None else chunk.squares)
+        size = q.square().sum(-1) * squares / seen
+        if self.bias is not None:
+            common = self.bias.common(rows) / seen.unsqueeze(-1)
+            common = common - (position_mean - self.first) * self.bias.mean[:, rows].unsqueeze(-1)
+            positional = positional + 2 * (weights * common).sum(-1) + self.bias.variance[:, rows]
+            size = size + self.bias.square[:, rows]
+        moved = complex_pairs(content, pairs), complex_pairs(position, pairs)
+        interaction = self._interaction(w, *moved, before, chunk, seen)
+        return torch.stack([x.expand_as(symbolic) for x in (positional, symbolic, interaction, size)])
+
+    def _interaction(
+        self,
+        w: Complex[Tensor, "b h C n"],
+        content: Complex[Tensor, "b h _C n"],
+        position: Complex[Tensor, "_b _h _C n"],
+        before: Sums,
+        chunk: _Chunk | None,
+        seen: Float[Tensor, "C"],
+    ) -> Float[Tensor, "b h C"]:
+        """Var(I), from squares about the means ``before``, which the means here differ from by ``content`` and
+        ``position``."""
+        pairs = w.shape[-1]
+        if not pairs:
+            return w.real.sum(-1)
+        if chunk is None:
+            turned, contents = ([x.unsqueeze(-3) for x in y] for y in (self._turned(before), self._content(before)))
+        else:
+            turned, contents = chunk.turned, chunk.content
+        total = torch.zeros_like(w[..., 0].real)
+        for product, by_turn, by_content in zip(both(w), turned, contents, strict=True):
+            product *= by_turn
+            product[..., 0, :] *= 0.5  # t = s is one term, where t != s are two of the same real part
+            if pairs % 2 == 0:
+                product[..., -1, :] *= 0.5  # so are both of (t, t + n/2) and (t + n/2, t) here already
+            total += torch.view_as_real(product).mul_(torch.view_as_real(by_content)).flatten(-3).sum(-1)
+        square = total / seen**2
+        if chunk is None:
+            return square
+        by_content = _wide(joined(w * position), before.contents.mean.shape[-1])
+        by_position = _wide(joined(w.conj() * content), before.positions.mean.shape[-1])
+        mean = (w * position * content.conj()).sum(-1).real
+        square = square - before.contents.of(by_content, chunk.contents, seen)[0]
+        return square - before.positions.of(by_position, chunk.positions, seen)[0] + mean**2
+
+
+class _Bias:
+    """A bias over the keys that each query sees, less its value at the query's own position.
+
+    mean, variance, square  [_h, L] of the bias; ``square`` is the mean square of the bias as it is
+    """
+
+    def __init__(self, tile: _Tile, bias: Float[Tensor, "_h D"]) -> None:
+        self.length, self.causal = tile.length, tile.placed.causal
+        self.reach = self.length if tile.placed.window is None else min(self.length, tile.placed.window)
+        first = 0 if self.causal else bias.shape[-1] // 2 + 1 - self.length
+        bias = bias[:, first : first + (self.length if self.causal else 2 * self.length - 1)]
+        rows = torch.arange(self.length, device=bias.device)
+        seen = (rows + 1).clamp(max=self.reach).double() if self.causal else self.length
+        self.square = self._windows(bias**2) / seen
+        bias = bias - bias[:, :1] if self.causal else bias - bias[:, self.length - 1 : self.length]
+        self.mean = self._windows(bias) / seen
+        self.variance = self._windows(bias**2) / seen - self.mean**2
+        positions = tile.at(rows) - tile.first
+        self._common = (
+            self._convolved(bias[:, : self.reach] if self.causal else bias, positions)
+            if positions.shape[-1]
+            else positions
+        )
+
+    def common(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "_b _h C F"]:
+        """The sum of bias times what positions are made of (less the first position's), over the keys seen."""
+        return self._common[:, :, rows]
+
+    def _windows(self, values: Float[Tensor, "_h D"]) -> Float[Tensor, "_h L"]:
+        """Sums over the keys seen."""
+        sums = values.cumsum(-1)
+        if self.causal:
+            sums[:, self.reach :] = sums[:, self.reach - 1, None]
+            return sums
+        return sums[:, self.length - 1 :] - sums[:, : self.length] + values[:, : self.length]
+
+    def _convolved(
+        self, bias: Float[Tensor, "_h D"], positions: Float[Tensor, "_b _h2 L F"]
+    ) -> Float[Tensor, "_b _h3 L F"]:
+        points = cast(int, next_fast_len(2 * self.length - 1, real=True))
+        spectrum = torch.fft.rfft(bias, n=points).unsqueeze(-1)
+        first = 0 if self.causal else self.length - 1
+        made = [
+            torch.fft.irfft(torch.fft.rfft(columns, n=points, dim=-2) * spectrum, n=points, dim=-2)
+            for columns in positions.split(_COLUMNS, dim=-1)
+        ]
+        return torch.cat([part[..., first : first + self.length, :] for part in made], dim=-1)
+
+
+def _by_head(x: Tensor, heads: slice) -> Tensor:
+    """These heads' rows of what has a row for each head, or one for all."""
+    return x if len(x) == 1 else x[heads]
+
+
+def _wide(x: Float[Tensor, "*B _"], width: int) -> Float[Tensor, "*B F"]:
+    return torch.nn.functional.pad(x, (0, width - x.shape[-1]))
+
+
+def _variance(square: Tensor, mean: Tensor | float) -> Tensor:
+    return square - mean**2

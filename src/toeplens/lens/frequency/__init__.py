@@ -1,0 +1,1 @@
+"""Which frequencies of a rotation heads use."""

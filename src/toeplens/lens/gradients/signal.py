@@ -1,0 +1,262 @@
+"""The seed of the deposit: is there a positional gradient that a batch does not average away? (theory, section 7)"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from toeplens.ground import InputError, choose
+from toeplens.ground.records import plain_numbers
+from toeplens.lens.gradients.descent import Differentiable, LayerGradient, LayerView
+from toeplens.lens.gradients.statistics import Pool, Strength, batch_sizes
+from toeplens.lens.kit.interventions import Batch
+from toeplens.lens.kit.main_effect import FOLDS, effect_variance, in_float64, known_key_part
+
+Level = Literal["logits", "parameters"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+REFERENCE = 256  # examples on which the direction that moves P is found
+_AT_ONCE = 1 << 21  # logits of one layer that are worked at once
+_NOTHING = 1e-9  # of what a direction could be: below it is rounding
+
+
+@dataclass(frozen=True)
+class LevelSeed:
+    """Seed strength at one level.
+
+    heads   [L, H] head by head
+    layers  [L] each layer's heads together, their vectors side by side
+    mean    [L, H, C] mean over the pool: at the logits the diagonal means of dloss/dL by offset (0, 1, ... where the
+            model is causal, else from -(N - 1) on); at the parameters one number, the rate at which a step against the
+            gradient moves W_Q, W_K along the direction in which Var(P_h) grows
+    """
+
+    heads: Strength
+    layers: Strength
+    mean: Float[np.ndarray, "L H C"]
+
+    @property
+    def signal(self) -> Float[np.ndarray, "L H"]:
+        """[L, H] the size of the mean: what `margins` compares. Noise alone gives sqrt(E ||g||^2 / n), not 0."""
+        return np.sqrt(np.square(self.mean).sum(-1))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON; None for NaN."""
+        return {"heads": self.heads.to_dict(), "layers": self.layers.to_dict(), "mean": plain_numbers(self.mean)}
+
+    @classmethod
+    def from_dict(cls, content: Any) -> LevelSeed:
+        """The inverse of `to_dict`; what is no such record raises `InputError`."""
+        try:
+            parts = (Strength.from_dict(content["heads"]), Strength.from_dict(content["layers"]))
+            return cls(*parts, mean=np.asarray(content["mean"], dtype=float))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"seed strength: the record is damaged ({error}).") from None
+
+
+@dataclass(frozen=True)
+class SeedStrength:
+    """Signal to noise of the positional gradient by batch size, on a pool of examples (theory 7).
+
+    sizes     [S] batch sizes n: 8, 16, ... up to the pool
+    examples  how many examples the pool holds
+    loss      their mean loss
+    levels    by name: ``logits``, ``parameters``
+    """
+
+    sizes: tuple[int, ...]
+    examples: int
+    loss: float
+    levels: dict[str, LevelSeed]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON; None for NaN."""
+        levels = {name: level.to_dict() for name, level in self.levels.items()}
+        return {"sizes": list(self.sizes), "examples": self.examples, "loss": self.loss, "levels": levels}
+
+    @classmethod
+    def from_dict(cls, content: Any) -> SeedStrength:
+        """The inverse of `to_dict`; what is no such record raises `InputError`."""
+        try:
+            levels = {str(name): LevelSeed.from_dict(level) for name, level in content["levels"].items()}
+            sizes = tuple(int(size) for size in content["sizes"])
+            return cls(sizes, int(content["examples"]), float(content["loss"]), levels)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InputError(f"seed strength: the record is damaged ({error}).") from None
+
+
+def seed_strength(
+    source: Differentiable,
+    batches: Iterable[Batch],
+    *,
+    levels: Sequence[Level] = LEVELS,
+    bootstrap: int = 1000,
+    seed: int = 0,
+) -> SeedStrength:
+    """How much of single examples' positional gradients is left in a batch's mean (arXiv 2505.13027, 6.1 and 6.2).
+
+    Level ``logits``: the diagonal means of an example's dloss/dL over the pairs it sees, by offset (the Toeplitz
+    projection of its gradient; an offset that a short sequence does not have counts as 0). Level ``parameters``: the
+    example's gradient of head h's W_Q and W_K, projected on the unit direction along which Var(P_h) (see
+    `position_effect`) grows fastest at this model with the layer's inputs held, times -1: positive where descent on the
+    example makes the head more positional. Biases of the projections are left out. In latent attention W_Q is what acts
+    on the latent vector, W_K on the latent vector and (rotary part) on the layer's input; what heads share is taken as
+    if each had its own. NaN where W_Q and W_K cannot move P: in the first layer under NoPE and every bias.
+
+    With ``levels=("logits",), bootstrap=0`` it is light enough to be called during training.
+
+    Arguments
+        source     a model whose gradients can be taken (`toeplens.sources.decoder.gradients`)
+        batches    (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
+        levels     ``logits`` and ``parameters``, or one of them; the direction of the second is found on the first 256
+                   examples, in float64
+        bootstrap  resamples for the intervals; none with 0
+        seed       of the resampling
+    """
+    if not levels:
+        raise InputError(f"levels: none were given; {' or '.join(map(repr, LEVELS))} is needed.")
+    for name in levels:
+        choose("levels", name, LEVELS)
+    kept = [part for batch in batches if len((part := _counted(batch))[0])]
+    pools = {name: Pool(sum(len(part[0]) for part in kept), bootstrap=bootstrap, seed=seed) for name in levels}
+    length = max(part[0].shape[1] for part in kept)
+    ways = directions(source, _reference(source, kept)) if "parameters" in levels else []
+    loss = 0.0
+    for part in _pieces(kept, source.num_heads):
+        losses, layers = source.gradients(*part, projections=bool(ways))
+        loss += float(losses.sum())
+        for name, pool in pools.items():
+            if name == "logits":
+                found = [diagonal_means(layer, length) for layer in layers]
+            else:
+                found = [way(layer) for way, layer in zip(ways, layers, strict=True)]
+            pool.add(torch.stack(found, dim=1).double().cpu().numpy())
+    pool = next(iter(pools.values()))
+    sizes = batch_sizes(pool.examples)
+    measured = {
+        name: LevelSeed(pool.strength(sizes), pool.strength(sizes, together=True), pool.mean)
+        for name, pool in pools.items()
+    }
+    return SeedStrength(tuple(sizes.tolist()), pool.examples, loss / pool.examples, measured)
+
+
+def diagonal_means(layer: LayerGradient, length: int) -> Float[Tensor, "B H C"]:
+    """Means of dloss/dL over the visible pairs of each offset within ``length``; 0 where there are none."""
+    rows, size = layer.rows, layer.logits.shape[-1]
+    keys = torch.arange(size, device=rows.device)
+    first = 0 if layer.causal else 1 - length
+    offsets = rows.unsqueeze(-1) - keys
+    seen = layer.present.gather(1, rows).unsqueeze(-1) & layer.present.unsqueeze(1)
+    if layer.causal:
+        seen = seen & (offsets >= 0)
+    # what is not seen goes to a place of its own
+    index = torch.where(seen, offsets - first, length - first).flatten(1)
+    counts = torch.zeros(len(rows), length - first + 1, device=rows.device, dtype=layer.logits.dtype)
+    counts.scatter_add_(1, index, torch.ones_like(index, dtype=counts.dtype))
+    sums = counts.new_zeros(*layer.logits.shape[:2], counts.shape[-1])
+    flat = layer.logits.flatten(2)
+    sums.scatter_add_(2, index.unsqueeze(1).expand_as(flat), flat)
+    return (sums / counts.clamp(min=1).unsqueeze(1))[..., :-1]
+
+
+@dataclass(frozen=True)
+class Direction:
+    """The unit direction in each head's (W_Q, W_K) along which its Var(P) grows fastest; NaN where nothing moves it.
+
+    to_q  [H, d, E] in W_Q
+    to_k  [H, d, F] in W_K
+    """
+
+    to_q: Float[Tensor, "H d E"]
+    to_k: Float[Tensor, "H d F"]
+
+    def __call__(self, layer: LayerGradient) -> Float[Tensor, "B H 1"]:
+        """Minus each example's gradient of W_Q and W_K, along the direction."""
+        made = layer.projections
+        assert made is not None
+        assert layer.q is not None
+        assert layer.k is not None
+        moved_q, moved_k = _applied(self.to_q, made.queries), _applied(self.to_k, made.keys)
+        return -((layer.q * moved_q).sum((2, 3)) + (layer.k * moved_k).sum((2, 3))).unsqueeze(-1)
+
+
+def _applied(weight: Float[Tensor, "H d E"], x: Float[Tensor, "B N E"]) -> Float[Tensor, "B H N d"]:
+    return (
+        torch.nn.functional.linear(x, weight.flatten(0, 1).to(x.dtype)).unflatten(-1, weight.shape[:2]).transpose(1, 2)
+    )
+
+
+def directions(source: Differentiable, reference: Batch) -> list[Direction]:
+    """Each layer's `Direction`, from 3 examples or more; their labels are not looked at."""
+    with torch.no_grad():
+        views = source.layers(reference[0], reference[2])
+        vectors = views[0].trace.vectors
+        return [_direction(view, known_key_part(view.trace, vectors)) for view in views]
+
+
+@torch.enable_grad()
+def _direction(view: LayerView, key_part: Tensor | None) -> Direction:
+    """The gradient of Var(P) by changes of W_Q and W_K, the layer's inputs held."""
+    trace, made = in_float64(view.trace), view.projections
+    heads = trace.q.shape[1]
+
+    def change(width: int, inputs: Tensor) -> Tensor:
+        return torch.zeros(heads, width, inputs.shape[-1], dtype=torch.float64, device=inputs.device).requires_grad_()
+
+    to_q, to_k = change(trace.q.shape[-1], made.queries), change(trace.k.shape[-1], made.keys)
+    free = to_k if made.own is None else to_k * made.own
+    queries, keys = made.queries.double(), made.keys.double()
+    q = trace.q + _scattered(_applied(to_q, queries), view.rows, trace.q)
+    k = trace.k + _applied(free, keys)
+    if key_part is not None:
+        assert made.key_part is not None
+        key_part = key_part.double() + _applied(free, made.key_part.double())
+    variance = effect_variance(trace, q, k, key_part, view.rows)
+    by_q, by_k = torch.autograd.grad(variance.sum(), (to_q, to_k))
+    size = (by_q.square().sum((1, 2)) + by_k.square().sum((1, 2))).sqrt()
+    logits = trace.logits()
+    height = torch.where(logits.isfinite(), logits, 0).square().mean().sqrt()
+    could = height * trace.scale * (_rms(queries) * _rms(trace.k) + _rms(keys) * _rms(trace.q))
+    unit = torch.where(size > _NOTHING * could, size, torch.nan)[:, None, None]
+    return Direction(by_q / unit, by_k / unit)
+
+
+def _scattered(x: Float[Tensor, "B H Q d"], rows: Tensor | None, like: Tensor) -> Tensor:
+    """The queries that are computed, at their places among all."""
+    if rows is None:
+        return x
+    return torch.zeros_like(like).scatter(2, rows[:, None, :, None].expand_as(x), x)
+
+
+def _rms(x: Tensor) -> Tensor:
+    """Root of the mean squared length of vectors."""
+    return x.square().sum(-1).mean().sqrt()
+
+
+def _counted(batch: Batch) -> Batch:
+    tokens, labels, lengths = batch
+    counted = labels >= 0
+    return tokens[counted], labels[counted], None if lengths is None else lengths[counted]
+
+
+def _reference(source: Differentiable, batches: Sequence[Batch]) -> Batch:
+    """The first examples, as many as fit; those that have the first batch's shape."""
+    length, padded = batches[0][0].shape[1], batches[0][2] is not None
+    count = max(FOLDS, min(REFERENCE, 4 * _AT_ONCE // (source.num_heads * length**2)))
+    alike = [batch for batch in batches[:count] if (batch[0].shape[1], batch[2] is not None) == (length, padded)]
+    tokens, labels, lengths = zip(*alike, strict=True)
+    return torch.cat(tokens)[:count], torch.cat(labels)[:count], torch.cat(lengths)[:count] if padded else None
+
+
+def _pieces(batches: Iterable[Batch], heads: int) -> Iterator[Batch]:
+    """The batches in pieces whose logits fit in memory."""
+    for tokens, labels, lengths in batches:
+        size = max(1, _AT_ONCE // (heads * tokens.shape[1] ** 2))
+        for start in range(0, len(tokens), size):
+            part = slice(start, start + size)
+            yield tokens[part], labels[part], None if lengths is None else lengths[part]

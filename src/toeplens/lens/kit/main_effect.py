@@ -1,0 +1,145 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from toeplens.encodings import attention_logits
+from toeplens.ground import InputError
+from toeplens.lens.kit.trace import LayerTrace
+
+FOLDS = 3  # a query's own, and one for each of two mean keys
+AT_ONCE = 1 << 19  # logits formed at once, but for one query of one sequence
+
+
+def known_key_part(layer: LayerTrace, vectors: Tensor | None) -> Float[Tensor, "B G R d"] | None:
+    """What the vectors added at the input give to the keys; None where keys carry more position than that.
+
+    Arguments
+        vectors  [R, D] or [B, R, D] what is added at the input
+    """
+    if vectors is None or (layer.vectors is None and layer.key_inputs is layer.inputs):
+        return None
+    p = vectors.to(layer.key_inputs.dtype).expand_as(layer.key_inputs)
+    return layer.part(p, p)[1]
+
+
+def effect_variance(
+    layer: LayerTrace,
+    q: Float[Tensor, "B H R d"],
+    k: Float[Tensor, "B G R d"],
+    key_part: Float[Tensor, "B G R d"] | None,
+    rows: Int[Tensor, "B _"] | None,
+) -> Float[Tensor, "H"]:
+    """Var(P) of a layer with these queries and keys, differentiable in them (see `position_effect`).
+
+    Arguments
+        q, k      as projected, of all positions
+        key_part  the part of k that is position, where known; None takes the mean key at each position
+        rows      [B, Q] the queries that count; all unless given
+    """
+    if len(q) < FOLDS:
+        raise InputError(f"layers: a batch of {len(q)} was given; position effects need {FOLDS} sequences or more.")
+    fold = torch.arange(len(q), device=q.device) % FOLDS
+    means = [_mean_keys(k, key_part, layer.present, fold == one) for one in range(FOLDS)]
+    total = count = torch.zeros((), dtype=q.dtype, device=q.device)
+    for own in range(FOLDS):
+        (first, reached), (second, also) = (means[(own + 1) % FOLDS], means[(own + 2) % FOLDS])
+        for members, at in _tiles(q, torch.nonzero(fold == own).squeeze(1), rows):
+            seen, effects = None, []
+            for mean in (first, second):
+                logits, seen = _logits(layer, q, mean.expand(len(members), -1, -1, -1), members, at)
+                effects.append(logits)
+            assert seen is not None
+            seen = seen & (reached & also)
+            counted, weight = _evenly(seen, q.dtype)
+            a, b = (_centred(x, seen, weight) for x in effects)
+            total = total + torch.where(counted, (a * b * weight).sum(-1), 0).sum((0, 2))
+            count = count + counted.sum((0, 2))
+    return total / count
+
+
+def _tiles(
+    q: Float[Tensor, "B H R d"], members: Int[Tensor, "b"], rows: Int[Tensor, "B Q"] | None
+) -> Iterator[tuple[Int[Tensor, "_b"], Int[Tensor, "*_b2 _Q"]]]:
+    """Some sequences and some of their queries, [Q] the same of all or [b, Q], with `AT_ONCE` logits at most."""
+    heads, length = q.shape[1:3]
+    queries = length if rows is None else rows.shape[1]
+    for some in members.split(max(1, AT_ONCE // (heads * queries * length))):
+        own = torch.arange(length, device=q.device) if rows is None else rows[some]
+        for part in own.split(max(1, AT_ONCE // (heads * length)), dim=-1):
+            yield some, part
+
+
+def _mean_keys(
+    k: Tensor, key_part: Tensor | None, present: Bool[Tensor, "B R"], fold: Bool[Tensor, "B"]
+) -> tuple[Float[Tensor, "G R d"], Bool[Tensor, "R"]]:
+    """The mean key of a fold at each position, and the positions that one of its sequences reaches."""
+    there = (present & fold[:, None])[:, None, :, None]
+    counts = there.sum(0)  # [1, R, 1]
+    if key_part is None:
+        mean = torch.where(there, k, 0).sum(0) / counts.clamp(min=1)
+    else:
+        content = torch.where(there, k - key_part, 0).sum((0, 2)) / counts.sum().clamp(min=1)
+        mean = content.unsqueeze(1) + torch.where(there, key_part, 0).sum(0) / counts.clamp(min=1)
+    return mean, (counts > 0)[0, :, 0]
+
+
+def _logits(
+    layer: LayerTrace, q: Tensor, k: Float[Tensor, "b G R d"], members: Int[Tensor, "b"], rows: Int[Tensor, "*_b Q"]
+) -> tuple[Float[Tensor, "b H Q R"], Bool[Tensor, "b 1 Q R"]]:
+    """The logits of some sequences' queries with these keys, and who sees whom (padded queries nobody)."""
+    there = layer.present[members]
+    mask, notes = layer.mask, layer.notes
+    index = torch.arange(q.shape[2], device=q.device)
+    by_sequence = layer.encoding.by_sequence(layer.positions)
+    places = layer.positions[members] if by_sequence else layer.positions
+    each = torch.arange(len(members), device=q.device)[:, None]
+    q = q[members][:, :, rows] if rows.ndim == 1 else q[members[:, None], :, rows].transpose(1, 2)
+    q_places = places[each, rows] if by_sequence else places[rows]
+    own = there[each, rows]
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    logits = attention_logits(
+        q,
+        k,
+        encoding=layer.encoding,
+        q_positions=q_places,
+        k_positions=places,
+        scale=layer.scale,
+        rows=rows,
+        notes=None if notes is None else notes[members],
+        mask=None if mask is None else mask[members],
+        causal=layer.causal,
+    )
+    seen = own[:, None, :, None] & there[:, None, None, :]
+    if layer.causal:
+        past = index <= rows.unsqueeze(-1)
+        seen = seen & (past if past.ndim == 2 else past.unsqueeze(1))
+    return logits, seen
+
+
+def _evenly(
+    seen: Bool[Tensor, "b _H Q R"], dtype: torch.dtype
+) -> tuple[Bool[Tensor, "b _H Q"], Float[Tensor, "b _H Q R"]]:
+    """The queries that see two keys or more, and the weights of a mean over what each sees."""
+    count = seen.sum(-1)
+    return count > 1, seen / count.clamp(min=1).to(dtype).unsqueeze(-1)
+
+
+def _centred(logits: Tensor, seen: Tensor, weight: Tensor) -> Tensor:
+    values = torch.where(seen, logits, 0)
+    return torch.where(seen, values - (values * weight).sum(-1, keepdim=True), 0)
+
+
+def in_float64(layer: LayerTrace) -> LayerTrace:
+    if layer.q.dtype == torch.float64:
+        return layer
+    notes = None if layer.notes is None else layer.notes.double()
+    encoding = copy.deepcopy(layer.encoding).double()
+    return replace(layer, q=layer.q.double(), k=layer.k.double(), notes=notes, encoding=encoding)

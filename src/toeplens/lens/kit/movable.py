@@ -1,0 +1,389 @@
+"""Queries and keys whose content can be put at any position: from tensors, or from a layer of a model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Complex, Float, Int
+from torch import Tensor
+
+from toeplens.encodings import PositionalEncoding
+from toeplens.encodings.rotary import Pairing, Rotary
+from toeplens.ground import InputError, choose
+from toeplens.lens.kit.main_effect import known_key_part
+from toeplens.lens.kit.pieces import bias_by_offset
+from toeplens.lens.kit.rotation import pair_numbers
+from toeplens.lens.kit.splits import position_parts
+from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
+
+KeySplit = Literal["known", "none", "input", "mean", "ablate"]
+# a process's first cosines in several threads were met up to 7e-9 off the later ones, which 1e-9 would refuse at random
+_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4}
+_CHECKED = 4  # queries of a sequence whose logits are formed again
+_NUMBERS = 2**21  # of keys in other places, at once
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Queries, and keys whose content can be put at any position.
+
+    q        [B, H, N, d] queries, rotated, times the scale of the logits
+    content  [B, G, N, d] keys before the rotation, less their position part; head h reads h // (H / G)
+    places   [B or 1, G or 1, N, d] the keys' position part, before the rotation; None if there is none
+    groups   [d] the pair that each dimension belongs to, from 1, two each; 0 where it is not rotated
+    turns    [H or 1, N, n] what the conjugates of a key's pairs are multiplied by at each position: e^(-iota j theta)
+    bias     [H or 1, D] by offset, 0 .. N-1 if causal, else -(N-1) .. N-1; None if there is none
+    causal   whether key j is visible to query i only for j <= i
+    ends     [B] tokens of each sequence; those after it are neither queries nor keys
+    asked    [B, N] the queries that count, of those; None if all do
+    window   how many keys up to its own a query sees at most, if causal; None if all of them
+    """
+
+    q: Float[Tensor, "B H N d"]
+    content: Float[Tensor, "B G N d"]
+    places: Float[Tensor, "_B _G N d"] | None
+    groups: Int[Tensor, "d"]
+    turns: Complex[Tensor, "_H N n"]
+    bias: Float[Tensor, "_H D"] | None
+    causal: bool
+    ends: Int[Tensor, "B"]
+    asked: Bool[Tensor, "B N"] | None = None
+    window: int | None = None
+
+    @property
+    def pairs(self) -> int:
+        """Rotated pairs of dimensions n."""
+        return self.turns.shape[-1]
+
+    def ordered(self, x: Float[Tensor, "*B d"]) -> Float[Tensor, "*B d"]:
+        """In float64, the dimensions as: first of each rotated pair, second of each, those that are not rotated."""
+        order = self.groups.argsort(stable=True)
+        still = len(order) - 2 * self.pairs
+        return x.double()[..., torch.cat((order[still::2], order[still + 1 :: 2], order[:still]))]
+
+    def key_heads(self, heads: slice) -> Int[Tensor, "h"]:
+        """The key head of each of these heads."""
+        count = self.q.shape[1]
+        return torch.arange(count, device=self.q.device)[heads] // (count // self.content.shape[1])
+
+    def seen(self) -> Int[Tensor, "B N"]:
+        """How many keys each query sees; 0 for padding, and for queries that do not count."""
+        rows = torch.arange(self.q.shape[2], device=self.q.device)
+        ends = self.ends.unsqueeze(1)
+        seen = torch.where(rows < ends, rows + 1 if self.causal else ends, 0)
+        seen = seen if self.window is None else seen.clamp(max=self.window)
+        return seen if self.asked is None else seen * self.asked
+
+    def logits(self, sequence: int, query: int, contents: Int[Tensor, "*K n"]) -> Float[Tensor, "H *K n"]:
+        """The logits of one query with other contents at the n positions that it sees, in float64.
+
+        Arguments
+            contents  [..., n] whose content stands at each of these positions, counted from the first of them;
+                      0, 1, ..., n - 1 is as it was
+        """
+        n, count = contents.shape[-1], self.pairs
+        start = 0 if self.window is None else max(0, query + 1 - self.window)
+        rows = torch.arange(start, start + n, device=self.q.device)
+        q = self.ordered(self.q[sequence, :, query])
+        v = turned_by(complex_pairs(q, count).unsqueeze(1) * self.turns[:, rows], q.unsqueeze(1))
+        keys = self.ordered(self.content[sequence, :, start : int(self.ends[sequence])])[self.key_heads(slice(None))]
+        step = max(1, _NUMBERS // v.numel())
+        parts = contents.reshape(-1, n).split(step)
+        made = torch.cat([torch.einsum("hnd,hknd->hkn", v, keys[:, at]) for at in parts], dim=1)
+        if self.places is not None:
+            own = self.ordered(self.places[sequence if len(self.places) > 1 else 0, :, rows])
+            own = own[self.key_heads(slice(None))] if len(own) > 1 else own
+            made = made + (v * own).sum(-1).unsqueeze(1)
+        if self.bias is not None:
+            first = 0 if self.causal else self.q.shape[2] - 1
+            made = made + self.bias.double()[:, first + query - rows].unsqueeze(1)
+        return made.unflatten(1, contents.shape[:-1]) if contents.ndim > 1 else made[:, 0]
+
+
+def placed_from(
+    q: Tensor | AttentionTrace | LayerTrace,
+    k: Tensor | None,
+    rotation: Tensor | PositionalEncoding | None,
+    pairing: Pairing,
+    bias: Tensor | None,
+    k_position: Tensor | None,
+    causal: bool,
+    scale: float,
+    lengths: Tensor | None,
+    split: KeySplit,
+    counted: Counted,
+    window: int | None = None,
+) -> Iterator[tuple[int, str, Placed]]:
+    """Layer, split and what is placed, for the arguments of `toeplens.lens.behaviour`; -1 for tensors."""
+    if not isinstance(q, Tensor):
+        given = {"k": k, "rotation": rotation, "bias": bias, "k_position": k_position, "lengths": lengths}
+        for name, value in {**given, "window": window}.items():
+            if value is not None:
+                raise InputError(f"{name}: it was given beside a trace; a trace has its own.")
+        yield from _layers(q, split, counted)
+    elif counted != "all":
+        raise InputError(f"counted: {counted!r} was given; of tensors all queries count.")
+    elif k is None:
+        raise InputError("k: it was not given; queries need keys.")
+    elif isinstance(rotation, PositionalEncoding):
+        if bias is not None:
+            raise InputError("bias: it was given beside an encoding; an encoding has its own.")
+        bare = _tensors(q, k, None, pairing, None, k_position, causal, 1.0, lengths, window)
+        yield -1, "none", _encoded(bare, rotation, pairing, scale)
+    else:
+        yield -1, "none", _tensors(q, k, rotation, pairing, bias, k_position, causal, scale, lengths, window)
+
+
+def rates_of(rotation: Tensor | PositionalEncoding | None, length: int) -> Float[Tensor, "*_H _n"] | None:
+    """The frequencies of what is given for a rotation, of sequences of this length; None if nothing is turned."""
+    if isinstance(rotation, Rotary):
+        return rotation.frequencies_at(torch.arange(length, device=rotation.frequencies.device))
+    return None if isinstance(rotation, PositionalEncoding) else rotation
+
+
+def _encoded(bare: Placed, encoding: PositionalEncoding, pairing: Pairing, scale: float) -> Placed:
+    """Queries and keys that nothing turns yet, with an encoding's rotation and bias, looked at as a layer's."""
+    heads, length, width = bare.q.shape[1:]
+    if (encoding.num_heads, encoding.head_dim) != (heads, width):
+        raise InputError(
+            f"rotation: an encoding of {encoding.num_heads} heads of {encoding.head_dim} dimensions was given; q has "
+            f"{heads} of {width}."
+        )
+    if pairing != get_args(Pairing)[0] and isinstance(encoding, Rotary) and pairing != encoding.pairing:
+        raise InputError(f"pairing: {pairing!r} was given beside an encoding whose pairs are {encoding.pairing!r}.")
+    own = copy.deepcopy(encoding).to(bare.q.device).double()
+    rows = torch.arange(length, device=bare.q.device)
+    keys = bare.content.double() if bare.places is None else bare.content.double() + bare.places
+    inputs = keys.new_zeros(len(keys), length, 1)
+    layer = LayerTrace(
+        layer=-1,
+        inputs=inputs,
+        key_inputs=inputs,
+        vectors=None,
+        q=bare.q,
+        k=keys,
+        v=keys,
+        encoding=own,
+        positions=own.place(rows),
+        rows=rows,
+        scale=scale,
+        causal=bare.causal,
+        lengths=bare.ends,
+        part=lambda q, k: (q, k),
+    )
+    part = None if bare.places is None else bare.places.expand_as(keys)
+    return replace(_placed(layer, part, "all"), asked=None, window=bare.window)
+
+
+def _tensors(
+    q: Tensor,
+    k: Tensor,
+    rotation: Tensor | None,
+    pairing: Pairing,
+    bias: Tensor | None,
+    k_position: Tensor | None,
+    causal: bool,
+    scale: float,
+    lengths: Tensor | None,
+    window: int | None,
+) -> Placed:
+    if window is not None and (window < 1 or not causal):
+        raise InputError(f"window: {window} was given; it must be at least 1, of causal attention.")
+    if q.ndim == k.ndim == 2:
+        q, k = q[None], k[None]
+    given = f"q, k: their shapes are {list(q.shape)} and {list(k.shape)}"
+    if not q.ndim == k.ndim >= 3 or q.shape[:-3] != k.shape[:-3] or q.shape[-2:] != k.shape[-2:] or 0 in q.shape:
+        raise InputError(
+            f"{given}; [..., H, N, d] and [..., G, N, d], or [N, d] both, are needed, with no dimension 0."
+        )
+    heads, length, width = q.shape[-3:]
+    if k.shape[-3] == 0 or heads % k.shape[-3]:
+        raise InputError(f"{given}; the {heads} heads are no multiple of the {k.shape[-3]} key heads.")
+    count = q.shape[:-3].numel()
+    if lengths is None:
+        lengths = torch.full((count,), length, device=q.device)
+    elif q.ndim != 4 or lengths.shape != q.shape[:1] or lengths.min() < 0 or lengths.max() > length:
+        raise InputError(f"lengths: one from 0 to {length} for each sequence of q [B, H, N, d] is needed.")
+    if k_position is not None:
+        if not 2 <= k_position.ndim <= k.ndim or not _broadcasts(k_position, k.shape[:-2], k.shape[-2:]):
+            raise InputError(f"k_position: its shape is {list(k_position.shape)}; it must broadcast to k's.")
+        k = k.double() - k_position.double()
+        k_position = k_position.expand(*[1] * (k.ndim - k_position.ndim), *k_position.shape)
+        if k.ndim != 4:
+            k_position = k_position.expand(*k.shape[:-3], *k_position.shape[-3:])
+        k_position = k_position.reshape(-1, *k_position.shape[-3:])
+    frequencies = q.new_zeros(1, 0) if rotation is None else rotation
+    frequencies = frequencies.unsqueeze(0) if frequencies.ndim == 1 else frequencies
+    pairs = frequencies.shape[-1]
+    if frequencies.ndim != 2 or len(frequencies) not in (1, heads) or 2 * pairs > width:
+        raise InputError(
+            f"rotation: its shape is {list(frequencies.shape)}; frequencies [n] or [{heads}, n] with 2n <= {width} "
+            "are needed."
+        )
+    groups = torch.zeros(width, dtype=torch.long, device=q.device)
+    groups[: 2 * pairs] = pair_numbers(pairs, choose("pairing", pairing, get_args(Pairing)), q.device)
+    if bias is not None:
+        bias = bias.unsqueeze(0) if bias.ndim == 1 else bias
+        offsets = length if causal else 2 * length - 1
+        if bias.ndim != 2 or len(bias) not in (1, heads) or bias.shape[1] != offsets:
+            raise InputError(f"bias: its shape is {list(bias.shape)}; [{offsets}] or [{heads}, {offsets}] is needed.")
+    phases = torch.arange(length, device=q.device).double().unsqueeze(-1) * frequencies.double().unsqueeze(-2)
+    turns = torch.polar(torch.ones_like(phases), -phases)
+    return Placed(
+        q=turned_pairs((q.double() * scale).reshape(-1, *q.shape[-3:]), groups, turns.conj()),
+        content=k.reshape(-1, *k.shape[-3:]),
+        places=k_position,
+        groups=groups,
+        turns=turns,
+        bias=bias,
+        causal=causal,
+        ends=lengths,
+        window=None if window is None or window >= length else window,
+    )
+
+
+def _layers(trace: AttentionTrace | LayerTrace, split: KeySplit, counted: Counted) -> Iterator[tuple[int, str, Placed]]:
+    """The layers of a trace, one at a time: number, how the keys were split, and the layer."""
+    choose("split", split, get_args(KeySplit))
+    for layer in (trace,) if isinstance(trace, LayerTrace) else trace:
+        part, name = _key_part(trace, layer, split)
+        yield layer.layer, name, _placed(layer, part, counted)
+
+
+def _key_part(
+    trace: AttentionTrace | LayerTrace, layer: LayerTrace, split: KeySplit
+) -> tuple[Float[Tensor, "B G R d"] | None, str]:
+    """What of the keys belongs to the place, and how it was found."""
+    if split == "none":
+        return None, split
+    if split != "known":
+        if isinstance(trace, LayerTrace):
+            raise InputError(f"split: {split!r} was given; one layer by itself takes 'known' or 'none'.")
+        return layer.part(*position_parts(trace, layer, split))[1], split
+    vectors = layer.vectors
+    if vectors is None and layer.key_inputs is not layer.inputs:
+        if isinstance(trace, LayerTrace):
+            raise InputError(
+                f"split: 'known' was given; layer {layer.layer} makes its keys of the input embeddings, whose position "
+                "vectors the whole trace knows, which is needed in its place."
+            )
+        first = trace.source.attention(trace.tokens, trace.lengths, layers=(0,), positions=trace.positions)
+        vectors = next(first).vectors
+    part = known_key_part(layer, vectors)
+    return (None, "none") if part is None or not part.any() else (part, "input")
+
+
+def _placed(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: Counted) -> Placed:
+    """A layer, if its logits are a rotation, a bias by offset and what was added at the input; checked on some."""
+    encoding = layer.encoding
+    name = type(encoding).__name__
+    if encoding.data_dependent:
+        raise InputError(
+            f"encoding: {name} makes position depend on the content of other tokens, so that no content can be put "
+            "at another position by itself."
+        )
+    others = ("score", "transform_logits", "transform_weights")
+    rotation = _rotation_of(layer)
+    bias = None
+    known = rotation is not None and not any(map(encoding.overrides, others))
+    if known and encoding.overrides("bias"):
+        length = len(layer.rows)
+        bias = bias_by_offset(layer, torch.arange(0 if layer.causal else 1 - length, length, device=layer.q.device))
+        known = bias is not None
+    if not known:
+        raise InputError(
+            f"encoding: the logits of {name} are not those of a rotation of pairs, a bias by offset (at consecutive "
+            "positions) and vectors at the input."
+        )
+    assert rotation is not None
+    q = layer.turn(layer.q.double(), layer.q.double())[0] * layer.scale
+    lengths = layer.kept_lengths
+    ends = torch.full((len(q),), q.shape[2], device=q.device) if lengths is None else lengths
+    content = layer.k if part is None else layer.k.double() - part.double()
+    asked = layer.counted(counted)
+    placed = Placed(q, content, part, *rotation, bias, layer.causal, ends, asked)
+    _require_true(layer, placed)
+    return placed
+
+
+def _rotation_of(layer: LayerTrace) -> tuple[Int[Tensor, "d"], Complex[Tensor, "_H R n"]] | None:
+    """The pairs of dimensions and what they are turned by at each position, by turning keys of 1; None if not known."""
+    encoding, (heads, length, width) = layer.encoding, layer.q.shape[1:]
+    groups = torch.zeros(width, dtype=torch.long, device=layer.q.device)
+    if not encoding.overrides("rotate"):
+        return groups, torch.zeros(1, length, 0, dtype=torch.complex128, device=groups.device)
+    if not isinstance(encoding, Rotary) or encoding.by_sequence(layer.positions):
+        return None
+    pairs = encoding.frequencies.shape[-1]
+    own = groups[encoding.first : encoding.first + 2 * pairs]
+    if len(own) < 2 * pairs:
+        return None
+    own += pair_numbers(pairs, encoding.pairing, groups.device)
+    order = groups.argsort(stable=True)[width - 2 * pairs :]
+    ones = torch.zeros(1, heads, length, width, dtype=torch.float64, device=groups.device)
+    ones[..., order[::2]] = 1
+    turned = layer.turn(ones, ones)[1][0]
+    turns = torch.complex(turned[..., order[::2]], -turned[..., order[1::2]])
+    return groups, turns[:1] if (turns == turns[:1]).all() else turns
+
+
+def turned_pairs(
+    q: Float[Tensor, "B H N d"], groups: Int[Tensor, "d"], turns: Complex[Tensor, "_H N n"]
+) -> Float[Tensor, "B H N d"]:
+    """Queries or keys with their pairs multiplied by these."""
+    order = groups.argsort(stable=True)[len(groups) - 2 * turns.shape[-1] :]
+    first, second = order[::2], order[1::2]
+    pairs = torch.complex(q[..., first], q[..., second]) * turns
+    q = q.clone()
+    q[..., first], q[..., second] = pairs.real, pairs.imag
+    return q
+
+
+def _require_true(layer: LayerTrace, placed: Placed) -> None:
+    """Refuse where these are not the layer's own logits: as they are, or (another sequence) with contents reversed."""
+    worst = largest = 0.0
+    for sequence, as_it_is in ((0, True), (len(layer.q) - 1, False)):
+        end = int(placed.ends[sequence])
+        if not end:
+            continue
+        contents, keys = torch.arange(end, device=layer.q.device), layer.k
+        if not as_it_is:
+            contents, keys = contents.flip(0), keys.clone()
+            own = 0 if placed.places is None else placed.places[sequence, :, :end]
+            keys[sequence, :, :end] = (placed.content[sequence, :, :end].flip(1) + own).to(keys.dtype)
+        queries = torch.linspace(0, end - 1, min(_CHECKED, end), device=layer.q.device).round().long().unique()
+        true = layer.logits(layer.q, keys, sequences=slice(sequence, sequence + 1), queries=queries)[0].double()
+        for index, query in enumerate(queries.tolist()):
+            seen = query + 1 if placed.causal else end
+            made = placed.logits(sequence, query, contents[:seen])
+            worst = max(worst, float((made - true[:, index, :seen]).abs().max()))
+            largest = max(largest, float(true[:, index, :seen].abs().max()))
+    if not worst <= _TOLERANCE.get(layer.q.dtype, 0.05) * largest:
+        raise InputError(
+            f"encoding: the logits of {type(layer.encoding).__name__} are not those of a rotation of pairs, a bias by "
+            f"offset and vectors at the input (off by {worst:.2g} of {largest:.2g})."
+        )
+
+
+def complex_pairs(x: Float[Tensor, "*B d"], pairs: int) -> Complex[Tensor, "*B n"]:
+    """The rotated pairs of `Placed.ordered` dimensions as complex numbers."""
+    return torch.complex(x[..., :pairs], x[..., pairs : 2 * pairs])
+
+
+def joined(z: Complex[Tensor, "*B n"]) -> Float[Tensor, "*B two_n"]:
+    """Real parts, then imaginary parts."""
+    return torch.cat((z.real, z.imag), dim=-1)
+
+
+def turned_by(z: Complex[Tensor, "*B n"], x: Float[Tensor, "*_B d"]) -> Float[Tensor, "*_B2 d"]:
+    """`Placed.ordered` dimensions with other rotated pairs."""
+    return torch.cat((z.real, z.imag, x[..., 2 * z.shape[-1] :].expand(*z.shape[:-1], -1)), dim=-1)
+
+
+def _broadcasts(x: Tensor, lead: torch.Size, last: torch.Size) -> bool:
+    own = x.shape[:-2]
+    return x.shape[-2:] == last and all(a in (1, b) for a, b in zip(reversed(own), reversed(lead), strict=False))

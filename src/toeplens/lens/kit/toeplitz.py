@@ -1,0 +1,285 @@
+"""The Toeplitz part of attention logits: what depends on the offset alone, exactly and without a matrix of N x N."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.fft import next_fast_len
+from torch import Tensor
+from torch.nn import functional as F
+
+from toeplens.ground import InputError
+from toeplens.lens.kit import sums as moments
+
+WORK = 2**22  # numbers, at most, in one working array (float64) of the transforms and of rows of a full bias
+ROUNDING = 1e-12  # of the energies that are added up: what is less than this cannot be told from nothing
+
+
+@dataclass(frozen=True)
+class ToeplitzProfile:
+    """Logits by offset: their orthogonal projection on Toeplitz matrices, over the visible pairs (theory, section 4).
+
+    B stands for batch dimensions, H for heads, D for offsets; for plain [N, d] there is neither B nor H.
+
+    offsets             [D] query less key, int64: 0 .. N-1 if causal, else -(N-1) .. N-1
+    counts              [*B D] visible pairs of each offset, int64
+    diagonal_means      [*B H D] a: mean logit of each offset; nan where there is no visible pair. The error is about
+                        1e-16 |Q| |K| / counts (Frobenius norms): at the longest offsets few logits average it away
+    total_energy        [*B H] sum of squared logits over the visible pairs
+    mean                [*B H] mean logit over the visible pairs
+    variance            [*B H] mean squared distance from that mean
+    share               [*B H] sum of counts a^2 / total energy; nan where the energy is not more than `rounding`. For
+                        content that has no structure it is near offsets / pairs, 2 / (N + 1) if causal, not near 0
+    variance_explained  [*B H] the same with the mean taken from a and from the logits: the variance that the offset
+                        alone explains; nan where pairs * variance is not more than `rounding`
+    rounding            [*B H] the energy that rounding may make of nothing: 1e-12 of the energy of Q K^T and the bias,
+                        each for itself
+    """
+
+    offsets: Int[Tensor, "D"]
+    counts: Int[Tensor, "*B D"]
+    diagonal_means: Float[Tensor, "*BH D"]
+    total_energy: Float[Tensor, "*BH"]
+    mean: Float[Tensor, "*BH"]
+    variance: Float[Tensor, "*BH"]
+    share: Float[Tensor, "*BH"]
+    variance_explained: Float[Tensor, "*BH"]
+    rounding: Float[Tensor, "*BH"]
+
+    @property
+    def residual(self) -> Float[Tensor, "*BH"]:
+        """Relative Frobenius distance to the nearest Toeplitz matrix, sqrt(1 - share): not exact below about 1e-7."""
+        return (1 - self.share).clamp(min=0).sqrt()
+
+    def pooled(self, dim: int = 0) -> ToeplitzProfile:
+        """One profile of all sequences along a batch dimension: diagonal means over their pairs together.
+
+        What the sequences do not share counts against the shares. Raises `InputError` where there is no such dimension.
+        """
+        batch = self.counts.ndim - 1
+        if not -batch <= dim < batch:
+            raise InputError(f"dim: there is no batch dimension {dim}; the profile has {batch} of them.")
+        dim %= batch
+        return _profile(
+            self.offsets,
+            self.counts.sum(dim),
+            (self.diagonal_means.nan_to_num() * self.counts.unsqueeze(-2)).sum(dim),
+            self.total_energy.sum(dim),
+            self.rounding.sum(dim),
+        )
+
+
+@torch.no_grad()
+def toeplitz_profile(
+    q: Float[Tensor, "*_Bq _N _d"],
+    k: Float[Tensor, "*_Bk _N _d"],
+    *,
+    bias: Float[Tensor, "*_Bb _D"] | None = None,
+    causal: bool = True,
+    scale: float = 1.0,
+    lengths: Int[Tensor, "_B"] | None = None,
+) -> ToeplitzProfile:
+    """The Toeplitz part of the logits scale * Q K^T + bias, in O(N d (d + log N)) time and O(N) memory.
+
+    The diagonal sums of Q K^T are cross-correlations, summed over dimensions in the frequency domain; its energy is
+    `moments.inner`; a bias by offset adds to both in closed form. All in float64, converted piece by piece.
+
+    Arguments
+        q        [..., H, N, d] queries, or [N, d]
+        k        [..., G, N, d] keys; head h reads key head h // (H / G). Or [N, d]
+        bias     by offset [..., D], for the offsets 0 .. N-1 if causal, else -(N-1) .. N-1; or a full matrix
+                 [..., N, N], of which only visible pairs are read, in O(N^2 d) time. Leading dimensions broadcast to
+                 q's. What fits as a bias by offset is one: [N, N] for N heads has one row a head
+        causal   key j is visible to query i if j <= i; otherwise every key is
+        scale    of the products, usually 1 / sqrt(d); not of the bias
+        lengths  [B] for q [B, H, N, d]: positions from lengths[b] on are not there, as queries or as keys.
+                 With 0 a sequence has no pairs: its means and shares are nan, and pooled it counts nothing
+
+    Raises `InputError` for shapes that do not fit, no positions, and numbers that are not finite.
+    """
+    plain = q.ndim == k.ndim == 2
+    if plain:
+        q, k = q[None], k[None]
+    lead, size = _heads(q, k), q.shape[-2]
+    offsets = torch.arange(0 if causal else 1 - size, size, device=q.device)
+    full = False
+    if bias is not None:
+        full = _full(bias, lead, size, len(offsets))
+        bias = bias.expand(*lead, *bias.shape[-1 - full :])
+    ends = _ends(lengths, q)
+    counts = (ends[:, None] - offsets.abs()).clamp(min=0)
+    sums = torch.zeros(len(ends), lead[-1], len(offsets), dtype=torch.float64, device=q.device)
+    energies, sizes = torch.zeros(2, len(ends), lead[-1], dtype=torch.float64, device=q.device)
+    for row, place in enumerate(np.ndindex(lead[:-1])):
+        end, some = int(ends[row]), counts[row] > 0
+        if end == 0:
+            continue
+        queries, keys = q[place][:, :end].unflatten(0, (k.shape[-3], -1)), k[place][:, None, :end]
+        if bias is not None and full:
+            logits = _by_rows(queries, keys, bias[place][:, :end, :end], causal, scale)
+        else:
+            logits = _by_offset(queries, keys, None if bias is None else bias[place][:, some], causal, scale)
+        sums[row][:, some], energies[row], sizes[row] = logits
+    shape = () if plain else lead
+    return _profile(
+        offsets,
+        counts.reshape(*lead[:-1], -1),
+        sums.reshape(*shape, -1),
+        energies.reshape(shape),
+        ROUNDING * sizes.reshape(shape),
+    )
+
+
+def toeplitz_part(matrix: Float[Tensor, "*_B _N _N"], *, causal: bool = True) -> Float[Tensor, "*_B _N _N"]:
+    """The nearest Toeplitz matrix over the visible pairs, zero elsewhere: each diagonal replaced by its mean.
+
+    Arguments
+        matrix  [..., N, N], rows are queries; what is not visible is not read
+        causal  key j is visible to query i if j <= i; otherwise every key is
+
+    Returns [..., N, N] in the matrix's dtype; means are taken in float64. Raises `InputError` for what is not square
+    or not finite.
+    """
+    size = matrix.shape[-1]
+    if matrix.ndim < 2 or matrix.shape[-2] != size or size == 0:
+        raise InputError(f"matrix: its shape is {list(matrix.shape)}; [..., N, N] with N at least 1 is needed.")
+    seen = moments.finite(matrix.double().tril() if causal else matrix.double(), matrix=matrix)
+    places = torch.arange(size, device=matrix.device)
+    offsets = places[:, None] - places
+    means = _diagonal_sums(seen) / (size - torch.arange(1 - size, size, device=matrix.device).abs())
+    part = means[..., offsets + size - 1]
+    return (part.tril() if causal else part).to(matrix.dtype)
+
+
+def _profile(offsets: Tensor, counts: Tensor, sums: Tensor, energy: Tensor, rounding: Tensor) -> ToeplitzProfile:
+    """All that follows from the diagonal sums [*B H D], their counts [*B D], and the energies [*B H]."""
+    weights = (counts if counts.ndim == sums.ndim else counts.unsqueeze(-2)).double()
+    pairs = weights.sum(-1)
+    means = sums / weights
+    mean = sums.sum(-1) / pairs
+    spread = energy - pairs * mean**2
+    held = (weights * means.nan_to_num() ** 2).sum(-1)
+    explained = (weights * (means - mean.unsqueeze(-1)).nan_to_num() ** 2).sum(-1)
+    return ToeplitzProfile(
+        offsets=offsets,
+        counts=counts,
+        diagonal_means=means,
+        total_energy=energy,
+        mean=mean,
+        variance=(spread / pairs).clamp(min=0),
+        share=torch.where(energy > rounding, held / energy, torch.nan),
+        variance_explained=torch.where(spread > rounding, explained / spread, torch.nan),
+        rounding=rounding,
+    )
+
+
+def _by_offset(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Diagonal sums [H, D], energy [H], and the energies of content and bias [H] for a bias by offset [H, D]."""
+    content = scale**2 * moments.inner(q, k, q, k, causal=causal).sum(-1).flatten()
+    sums = scale * _correlations(q, k, causal)
+    if bias is None:
+        return sums, content, content
+    bias = bias.double()
+    size = q.shape[-2]
+    counts = size - torch.arange(0 if causal else 1 - size, size, device=q.device).abs()
+    own = (counts * bias**2).sum(-1)
+    return sums + counts * bias, content + 2 * (bias * sums).sum(-1) + own, content + own
+
+
+def _by_rows(q: Tensor, k: Tensor, bias: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for a full bias [H, N, N], some rows of logits at a time."""
+    heads, size, _ = bias.shape
+    keys = k.double().mT
+    sums = torch.zeros(heads, 2 * size - 1, dtype=torch.float64, device=q.device)
+    energy, parts = torch.zeros(2, heads, dtype=torch.float64, device=q.device)
+    step = max(1, WORK // (2 * heads * size))
+    for start in range(0, size, step):
+        content = scale * (q[..., start : start + step, :].double() @ keys).flatten(0, 1)
+        added = bias[:, start : start + step].double()
+        if causal:
+            content, added = content.tril(start), added.tril(start)
+        moments.finite(added.sum(), bias=added)
+        logits = content + added
+        sums[:, start : start + size - 1 + logits.shape[-2]] += _diagonal_sums(logits)
+        energy += logits.square().sum((-2, -1))
+        parts += content.square().sum((-2, -1)) + added.square().sum((-2, -1))
+    return moments.finite(sums[:, size - 1 if causal else 0 :], q=q, k=k), energy, parts
+
+
+def _correlations(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    """Diagonal sums [H, D] of q_i . k_j for q [G, R, N, d] and k [G, 1, N, d]: by FFT, some dimensions at a time."""
+    groups, repeats, size, width = q.shape
+    points = cast(int, next_fast_len(2 * size - 1, real=True))
+    several = min(groups, max(1, WORK // ((repeats + 1) * points * width)))
+    tile = min(width, max(1, WORK // ((repeats + 1) * points * several)))
+    found = []
+    for queries, keys in zip(q.split(several), k.split(several), strict=True):
+        padded = torch.zeros(tile, len(keys), repeats + 1, points, dtype=torch.float64, device=q.device)
+        spectra = torch.empty(*padded.shape[:-1], points // 2 + 1, dtype=torch.complex128, device=q.device)
+        total = torch.zeros_like(spectra[0, :, 1:])
+        for start in range(0, width, tile):
+            dims = slice(start, min(start + tile, width))
+            some = dims.stop - start
+            padded[:some, :, :repeats, :size] = queries[..., dims].movedim(-1, 0)
+            padded[:some, :, repeats:, :size] = keys[..., dims].movedim(-1, 0)
+            torch.fft.rfft(padded[:some], out=spectra[:some])
+            for spectrum in spectra[:some]:
+                total.addcmul_(spectrum[:, :repeats], spectrum[:, repeats:].conj_physical_())
+        sums = torch.fft.irfft(total, n=points).flatten(0, 1)
+        found.append(sums[:, :size] if causal else torch.cat((sums[:, points - size + 1 :], sums[:, :size]), -1))
+    return torch.cat(found)
+
+
+def _diagonal_sums(rows: Tensor) -> Tensor:
+    """The sums by i - j = first row - (N-1), ..., last row of some rows [..., n, N]: each is put one place further."""
+    count, size = rows.shape[-2:]
+    width = count + size - 1
+    padded = F.pad(rows.flip(-1), (0, count)).flatten(-2)
+    return padded[..., : count * width].unflatten(-1, (count, width)).sum(-2)
+
+
+def _heads(q: Tensor, k: Tensor) -> tuple[int, ...]:
+    """The leading dimensions of the logits, heads last."""
+    given = f"q, k: their shapes are {list(q.shape)} and {list(k.shape)}"
+    if not q.ndim == k.ndim >= 3 or q.shape[:-3] != k.shape[:-3] or q.shape[-2:] != k.shape[-2:] or 0 in q.shape:
+        raise InputError(
+            f"{given}; [..., H, N, d] and [..., G, N, d], or [N, d] both, are needed, with no dimension 0."
+        )
+    if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
+        raise InputError(f"{given}; the {q.shape[-3]} heads are no multiple of the {k.shape[-3]} key heads.")
+    return tuple(q.shape[:-2])
+
+
+def _full(bias: Tensor, lead: tuple[int, ...], size: int, offsets: int) -> bool:
+    """Whether the bias is a full matrix and not by offset."""
+
+    def fits(shape: torch.Size) -> bool:
+        return len(shape) <= len(lead) and all(
+            a in (1, b) for a, b in zip(reversed(shape), reversed(lead), strict=False)
+        )
+
+    if bias.ndim >= 1 and bias.shape[-1] == offsets and fits(bias.shape[:-1]):
+        moments.finite(bias.double().sum(), bias=bias)
+        return False
+    if bias.ndim >= 2 and bias.shape[-2:] == (size, size) and fits(bias.shape[:-2]):
+        return True
+    raise InputError(
+        f"bias: its shape is {list(bias.shape)}; [..., {offsets}] by offset or [..., {size}, {size}] is needed, "
+        f"with leading dimensions that broadcast to {list(lead)}."
+    )
+
+
+def _ends(lengths: Tensor | None, q: Tensor) -> Tensor:
+    """How many positions each sequence has, for all sequences in a row."""
+    size = q.shape[-2]
+    if lengths is None:
+        return torch.full((int(np.prod(q.shape[:-3])),), size, device=q.device)
+    if q.ndim != 4 or lengths.shape != q.shape[:1]:
+        raise InputError(f"lengths: their shape is {list(lengths.shape)}; [B] for q [B, H, N, d] is needed.")
+    if lengths.min() < 0 or lengths.max() > size:
+        raise InputError(f"lengths: {lengths.tolist()} were given; 0 to {size} are allowed.")
+    return lengths.to(q.device, torch.int64)

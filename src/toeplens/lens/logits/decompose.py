@@ -1,0 +1,183 @@
+"""Attention logits taken apart into content and position, exactly, and each part's share of the whole."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from toeplens.encodings import PositionalEncoding
+from toeplens.ground import InputError
+from toeplens.lens.kit.pieces import PRODUCTS, NoForm, Pieces, checked
+from toeplens.lens.kit.shares import Shares, grouped, shares_of, spread
+from toeplens.lens.kit.splits import Split, position_parts
+from toeplens.lens.kit.terms import Common, sum_of
+from toeplens.lens.kit.toeplitz import ToeplitzProfile
+from toeplens.lens.kit.trace import AttentionTrace
+from toeplens.lens.logits.kinds import kinds_of
+
+PURE = 0.9  # share from which a head is named after one kind
+FEWEST = 4  # sequences that a name needs: of 3, one head in 20 of one kind was named otherwise (24 tokens)
+
+
+@dataclass(frozen=True)
+class LogitParts:
+    """The logits of one layer as a sum of parts (theory, sections 1 to 3).
+
+    layer             from 0
+    split             the estimator of the position part (see `position_parts`)
+    sequences         how many sequences stand behind it
+    names             the parts: the four products of content and position of query and key, the query's first;
+                      ``bias``, what is added whatever the content is; and, for encodings that weigh functions of the
+                      offset by content (Shaw, Transformer-XL, DeBERTa), ``content-offset`` and ``position-offset``
+    shares            of the parts, in the order of ``names``
+    frequencies       [H or 1, n] radians a position, of a rotation; None without one
+    frequency_shares  of the four products by frequency: [H, 4 (n + 1)], product after product, the dimensions that are
+                      not rotated first; None where the encoding is no rotation of pairs
+    kinds             shares of `KINDS`: what mean contents give at their positions (position), what contents give at
+                      the mean offset (content), the rest, where both work together (coupled; 0 for a bias). NaN with
+                      one sequence, which has no mean, and where the mean of the rotation is not known. Means are of
+                      the other sequences (`toeplens.lens.logits.kinds`)
+    kernel            Toeplitz profile of what mean contents give: the head's position kernel, and how Toeplitz it is
+    profile           Toeplitz profile of the logits, all sequences together
+    variance          [H] of the logits over the visible pairs
+    error             largest difference between the sum of the parts and the model's own logits, relative to the
+                      largest of these, over the queries that were looked at
+    """
+
+    layer: int
+    split: Split
+    sequences: int
+    names: tuple[str, ...]
+    shares: Shares
+    frequencies: Float[Tensor, "_ n"] | None
+    frequency_shares: Shares | None
+    kinds: Shares
+    kernel: ToeplitzProfile
+    profile: ToeplitzProfile
+    variance: Float[Tensor, "H"]
+    error: float
+    _pieces: Pieces = field(repr=False)
+
+    @torch.no_grad()
+    def matrix(self, name: str, sequence: int = 0) -> Float[Tensor, "H R R"]:
+        """One part of one sequence's logits, written out; 0 where a key is not seen. ``total`` is their sum."""
+        if name != "total" and name not in self.names:
+            raise InputError(f"name: {name!r} was asked for; the parts are {', '.join(self.names)} and 'total'.")
+        batch = self._pieces.of(slice(sequence, sequence + 1))
+        rows = torch.arange(batch.present.shape[1], device=batch.present.device)
+        wanted = self.names if name == "total" else (name,)
+        return torch.stack([batch.rows(each, rows) for each in wanted]).sum(0)
+
+    def by_frequency(self) -> Shares | None:
+        """Shares of the dimensions that are not rotated, then of each frequency, the products together: [H, n + 1]."""
+        if self.frequency_shares is None:
+            return None
+        both = (self.frequency_shares.logits, self.frequency_shares.softmax)
+        return Shares(*(shares.unflatten(-1, (len(PRODUCTS), -1)).sum(1) for shares in both))
+
+    def branches(self) -> Shares | None:
+        """Shares of the dimensions that are not rotated and of those that are: MLA's two branches, [H, 2]."""
+        found = self.by_frequency()
+        if found is None:
+            return None
+        both = (found.logits, found.softmax)
+        return Shares(*(torch.stack((shares[:, 0], shares[:, 1:].sum(-1)), dim=-1) for shares in both))
+
+    def named(self) -> list[str]:
+        """Each head's kind by its shares of the logits.
+
+        ``position`` or ``content`` from `PURE` on; ``sum`` where the two make up `PURE` together; ``product`` where
+        coupled does; else ``mixed``; ``unknown`` where the kinds have no shares, or come from fewer than `FEWEST`
+        sequences and are as much chance as anything; ``flat`` where the logits do not vary.
+        """
+        names = []
+        flat = self.shares.logits.isnan().all(-1).tolist()
+        for still, (position, content, coupled) in zip(flat, self.kinds.logits.tolist(), strict=True):
+            if still:
+                names.append("flat")
+            elif self.sequences < FEWEST or math.isnan(coupled):
+                names.append("unknown")
+            elif position >= PURE:
+                names.append("position")
+            elif content >= PURE:
+                names.append("content")
+            elif coupled >= PURE:
+                names.append("product")
+            elif position + content >= PURE:
+                names.append("sum")
+            else:
+                names.append("mixed")
+        return names
+
+
+@torch.no_grad()
+def decompose(trace: AttentionTrace, layer: int, *, split: Split = "mean") -> LogitParts:
+    """Take one layer's logits apart; exact, and in O(N d^2) a head where nothing of queries by keys is given.
+
+    Raises `NoForm`, an `InputError`, where the encoding has no such form: its position part depends on the content of
+    other tokens, it acts after the softmax, or it is not linear in queries and keys. That the parts sum to the model's
+    own logits is checked on every call.
+    """
+    found = trace[layer]
+    _require_form(found.encoding)
+    pieces = Pieces(found, *position_parts(trace, found, split))
+    error = checked(pieces)
+    parts = _commons(pieces)
+    whole = sum_of([part.summed() for part in parts.values()])
+    energy = torch.stack([part.inner.abs().sum(-1) for part in parts.values()]).sum(0)
+    variances = spread(whole, whole, pieces.pairs)
+    rotation = pieces.rotation
+    by_group = None if rotation is None else [grouped(parts[name], rotation.groups) for name in PRODUCTS]
+    return LogitParts(
+        layer=layer,
+        split=split,
+        sequences=len(found.q),
+        names=tuple(parts),
+        shares=shares_of([spread(part.summed(), whole, pieces.pairs) for part in parts.values()], variances, energy),
+        frequencies=None if rotation is None else rotation.frequencies,
+        frequency_shares=None if by_group is None else _by_frequency(by_group, whole, pieces.pairs, variances, energy),
+        kinds=kinds_of(pieces),
+        kernel=pieces.kernel(),
+        profile=pieces.profile(),
+        variance=(variances[0] / pieces.pairs).clamp(min=0),
+        error=error,
+        _pieces=pieces,
+    )
+
+
+def _require_form(encoding: PositionalEncoding) -> None:
+    name = type(encoding).__name__
+    if encoding.data_dependent:
+        raise NoForm(
+            f"encoding: the position part of {name} depends on the content of other tokens, so that its logits are no "
+            "sum of content and position parts."
+        )
+    if encoding.overrides("transform_weights"):
+        raise NoForm(
+            f"encoding: {name} acts on the weights after the softmax, so that its logits are not all of its position."
+        )
+
+
+def _commons(pieces: Pieces) -> dict[str, Common]:
+    """What each part has in common with the whole, by dimension, over all sequences."""
+    parts: dict[str, list[Common]] = {}
+    for _, batch in pieces.batches():
+        whole = batch.whole()
+        for name, (q, k) in batch.products.items():
+            parts.setdefault(name, []).append(whole.products(q, k))
+        for name, fixed in batch.fixed.items():
+            common = whole.known(fixed)
+            parts.setdefault(name, []).append(Common(*(x.unsqueeze(-1) for x in vars(common).values())))
+    return {name: sum_of(found) for name, found in parts.items()}
+
+
+def _by_frequency(
+    parts: list[Common], whole: Common, pairs: float, variances: tuple[Tensor, Tensor], energy: Float[Tensor, "H"]
+) -> Shares:
+    spreads = [spread(part, whole, pairs) for part in parts]
+    flat = [(one[..., g], rows[..., g]) for one, rows in spreads for g in range(one.shape[-1])]
+    return shares_of(flat, variances, energy)

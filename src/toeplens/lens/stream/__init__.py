@@ -1,0 +1,1 @@
+"""What layers carry: position in the residual stream."""

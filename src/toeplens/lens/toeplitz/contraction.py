@@ -1,0 +1,88 @@
+"""How position changes the spectrum of a real head's matrices: is the range of eigenvalues narrower with it?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from toeplens.ground import InputError
+from toeplens.lens.kit.rotation import rotation_of
+from toeplens.lens.kit.trace import LayerTrace
+
+LARGEST = 1024  # positions of a matrix whose eigenvalues are all computed
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """Spectra of a layer's heads with position, over those of the same queries and keys without it; means of ratios.
+
+    All pairs are taken, visible or not: the papers' statements are about whole matrices.
+
+    width  [H] range of the eigenvalues of the logits' symmetric part, (L + L^T) / 2
+    norm   [H] largest singular value of the logits
+    gram   [H] largest eigenvalue of the keys' Gram matrix, rotated over as projected; its trace is the same in both
+           where the rotation is one alone (xPos also shrinks and stretches keys). NaN without a rotation of pairs
+    bound  [H] the same eigenvalue over its bound, the sum of those of the frequencies' own Gram matrices (Schur, each
+           frequency by itself): never above 1
+    """
+
+    width: Float[Tensor, "H"]
+    norm: Float[Tensor, "H"]
+    gram: Float[Tensor, "H"]
+    bound: Float[Tensor, "H"]
+
+
+@torch.no_grad()
+def contraction(layer: LayerTrace, *, sequences: int = 16) -> Contraction:
+    """Spectra with and without position, over the first ``sequences`` of two tokens or more (theory, 5; float64).
+
+    Raises `InputError` where the encoding reads other tokens' content, the matrices are over 1024 x 1024, or no
+    sequence has two tokens: one eigenvalue has no range.
+    """
+    encoding = layer.encoding
+    if encoding.data_dependent or encoding.overrides("transform_logits"):
+        raise InputError(
+            f"encoding: {type(encoding).__name__} weighs position by content; only rotations, biases and vectors at "
+            "the input have a spectrum with and without position."
+        )
+    if len(layer.rows) > LARGEST:
+        raise InputError(f"positions: {len(layer.rows)} were traced; at most {LARGEST} can be looked at.")
+    rotation = rotation_of(layer)
+    bias = encoding.bias(layer.positions, layer.positions)
+    several = (layer.present.sum(1) > 1).nonzero().flatten().tolist()
+    if not several:
+        raise InputError("lengths: no sequence of two tokens or more was given; a spectrum needs one.")
+    repeats = layer.q.shape[1] // layer.k.shape[1]  # grouped queries: a key head serves several
+    wide_q, wide_k = layer.q.double(), layer.k.double().repeat_interleave(repeats, 1)
+    turned_q, turned_k = layer.turn(wide_q, wide_k)
+    found = []
+    for sequence in several[:sequences]:
+        there = layer.present[sequence]
+        q, k, tq, tk = (x[sequence][:, there] for x in (wide_q, wide_k, turned_q, turned_k))
+        without = q @ k.mT * layer.scale
+        logits = tq @ tk.mT * layer.scale
+        if bias is not None:
+            own = bias if bias.ndim == 3 else bias[sequence]
+            logits = logits + own.double()[:, there][:, :, there]
+        gram = bound = torch.full((q.shape[0],), torch.nan, dtype=torch.float64, device=q.device)
+        if rotation is not None:
+            largest = _largest(tk)
+            gram = largest / _largest(k)
+            groups = [tk[..., rotation.groups == group] for group in rotation.groups.unique()]
+            bound = largest / torch.stack([_largest(part) for part in groups]).sum(0)
+        norms = [torch.linalg.matrix_norm(x, 2) for x in (logits, without)]
+        found.append(torch.stack((_width(logits) / _width(without), norms[0] / norms[1], gram, bound)))
+    return Contraction(*torch.stack(found).mean(0))
+
+
+def _width(matrix: Float[Tensor, "H N N"]) -> Float[Tensor, "H"]:
+    values = torch.linalg.eigvalsh((matrix + matrix.mT) / 2)
+    return values[..., -1] - values[..., 0]
+
+
+def _largest(k: Float[Tensor, "H N d"]) -> Float[Tensor, "H"]:
+    """The largest eigenvalue of the Gram matrix, from the smaller of the two that share it."""
+    return torch.linalg.matrix_norm(k, 2) ** 2

@@ -1,0 +1,19 @@
+"""The papers' empirical claims that this study can decide. Rules were written before any run that decides them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from toeplens.papers.deposit.claims import accuracy, deposit, mechanism
+from toeplens.studies.kit.claims import Claim
+from toeplens.studies.kit.results import Results
+
+CLAIMS: tuple[Claim[Results], ...] = (*accuracy.CLAIMS, *deposit.CLAIMS, *mechanism.CLAIMS)
+
+
+def claims_of(parts: Sequence[str]) -> tuple[Claim[Results], ...]:
+    """The claims that these parts of the study can decide."""
+    return tuple(claim for claim in CLAIMS if claim.part in parts)
+
+
+__all__ = ["CLAIMS", "claims_of"]

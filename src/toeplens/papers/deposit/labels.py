@@ -1,0 +1,183 @@
+"""What a label of the grid stands for: the fields of its model, under either protocol, and what people call it.
+
+``rope`` is an encoding. ``rope/readout`` is that encoding's model with one switch set as the other protocol has it.
+Other words after the slash are variants of their own (`VARIANTS`). ``partial-2`` is RoPE on the first two heads,
+``partial-2/random`` on two heads drawn from the seed, ``rope/layer-1`` on the first layer alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from toeplens.ground import InputError, choose
+from toeplens.model import Protocol, protocol_switches
+from toeplens.training.presets import PROTOCOLS
+
+Fields = dict[str, Any]
+
+TITLES = {
+    "rope": "RoPE",
+    "rope-alone": "RoPE, no sinusoid",
+    "rope-absolute": "RoPE + sinusoid",
+    "mla": "MLA",
+    "nope": "NoPE",
+    "alibi": "ALiBi",
+    "relative": "Relative",
+    "absolute": "Absolute (sinusoid)",
+    "random": "Random",
+}
+
+_RELEASED_MLA = {"rotary_query": "shared", "latent_norm": False, "phase_table": "released"}
+
+# one difference between the two protocols each: the fields of the model that it sets (none: fields of the run)
+SWITCHES: dict[str, tuple[str, ...]] = {
+    "data": (),
+    "encoding": ("encoding", "encoding_options"),
+    "input": ("input_encoding", "input_encoding_options"),
+    "mask": ("causal",),
+    "padding": ("pad_mask",),
+    "keys": ("key_value_source",),
+    "readout": ("readout",),
+    "norm": ("final_norm",),
+    "activation": ("activation",),
+}
+SWITCH_TITLES = {
+    "data": ("texts as in the paper", "texts as in the program"),
+    "encoding": ("the encoding as in the paper", "the encoding as in the program"),
+    "input": ("nothing added at the input", "positions added at the input"),
+    "mask": ("causal", "bidirectional"),
+    "padding": ("padding hidden", "padding attended"),
+    "keys": ("keys and values from the layer", "keys and values from the embeddings"),
+    "readout": ("last token read", "mean read"),
+    "norm": ("final norm", "no final norm"),
+    "activation": ("ReLU", "GELU"),
+}
+
+_MLA_PROGRAM = {
+    key: value for key, value in protocol_switches("released", "mla").items() if key not in ("causal", "dropout_on")
+}
+_NO_POSITIONS: Fields = {"input_encoding": None, "input_encoding_options": {}}
+# variants that are no single difference between the protocols
+VARIANTS: dict[str, tuple[str, Fields]] = {
+    "dropout": ("dropout 0.1", {"dropout": 0.1}),
+    "padding-seen": ("padding attended", {"pad_mask": False}),
+    "no-norm": ("no final norm", {"final_norm": False}),
+    "bare": (
+        "no input positions, padding attended, no final norm",
+        {"pad_mask": False, "final_norm": False, **_NO_POSITIONS},
+    ),
+    "mla-program": ("in MLA's program", {**_MLA_PROGRAM}),
+    "mla-program-bare": ("in MLA's program, no input positions", {**_MLA_PROGRAM, **_NO_POSITIONS}),
+}
+
+
+def base_of(label: str) -> str:
+    """The encoding's label, without its variant."""
+    return label.partition("/")[0]
+
+
+def variant_of(label: str) -> str:
+    """The variant's name; empty for an encoding as its protocol has it."""
+    return label.partition("/")[2]
+
+
+def title(label: str, protocol: Protocol | None = None) -> str:
+    """What people call a label; a switch's setting is only known with the protocol that it departs from."""
+    base, variant = base_of(label), variant_of(label)
+    if base.startswith("partial-"):
+        count = base.removeprefix("partial-")
+        which = " random" if variant == "random" else ""
+        return f"RoPE on {count}{which} head{'' if count == '1' else 's'}"
+    if variant.startswith("layer-"):
+        return f"RoPE in layer {variant.removeprefix('layer-')} alone"
+    return TITLES[base] if not variant else f"{TITLES[base]}, {variant_title(variant, protocol)}"
+
+
+def variant_title(variant: str, protocol: Protocol | None = None) -> str:
+    """What a variant changes: for a switch, what the other protocol than ``protocol`` has there."""
+    if variant in SWITCHES:
+        paper, released = SWITCH_TITLES[variant]
+        return f"{paper} / {released}" if protocol is None else released if protocol == "paper" else paper
+    return VARIANTS[variant][0]
+
+
+def encoding_of(protocol: Protocol, label: str) -> Fields:
+    """The model fields behind an encoding's label: the paper and its program mean different things by the same word."""
+    fields: Fields
+    if protocol == "paper":
+        fields = {
+            "rope": {"encoding": "rope"},
+            "rope-absolute": {"encoding": "rope-absolute"},
+            "mla": {"encoding": "mla"},
+            "relative": {"encoding": "t5"},
+            "random": {"encoding": "random-fixed"},
+            "alibi": {"encoding": "alibi"},
+        }
+    else:
+        fields = {
+            "rope": {"encoding": "rope"},
+            "rope-alone": {"encoding": "rope", **_NO_POSITIONS},
+            "mla": {"encoding": "mla", "encoding_options": _RELEASED_MLA},
+            "relative": {"encoding": "relative-table"},
+            "random": {"encoding": "random-fixed", "encoding_options": {"trainable": True}},
+            "alibi": {"encoding": "alibi", "encoding_options": {"slopes": "exponential"}},
+        }
+    fields |= {"nope": {"encoding": "nope"}, "absolute": {"encoding": "sinusoidal"}}
+    return fields[choose("label", label, fields)]
+
+
+def model_fields(protocol: Protocol, label: str, sizes: Fields, seed: int) -> Fields:
+    """All fields of a label's model: sizes, encoding, and every switch written out where the label changes one."""
+    base, variant = base_of(label), variant_of(label)
+    # one factor of q . k for all labels, the papers': what is recorded was trained so (docs/decisions/015)
+    common: Fields = {"protocol": protocol, "attention_scale": None, **sizes}
+    if base.startswith("partial-"):
+        heads: int | list[int] = int(base.removeprefix("partial-"))
+        if variant == "random":
+            heads = random_heads(sizes["num_heads"], heads, seed)
+        return {**common, "encoding": "partial-rope", "encoding_options": {"heads": heads}}
+    if variant.startswith("layer-"):
+        options = {"layers": [int(variant.removeprefix("layer-")) - 1]}
+        return {**common, "encoding": "partial-rope", "encoding_options": options}
+    fields = {**common, **encoding_of(protocol, base)}
+    if protocol == "released" and base == "mla":
+        head_dim = sizes["d_model"] // sizes["num_heads"]
+        fields["encoding_options"] = fields["encoding_options"] | {"rotary_dim": head_dim}
+    if variant in VARIANTS:
+        return fields | VARIANTS[variant][1]
+    if variant:
+        choose("variant", variant, SWITCHES)
+        other = _written_out(model_fields(other_protocol(protocol), base, sizes, seed))
+        fields = _written_out(fields) | {name: other[name] for name in SWITCHES[variant]}
+    return fields
+
+
+def switches_of(base: str) -> list[str]:
+    """The switches in which the two protocols' models and data of an encoding differ."""
+    sizes: Fields = {"d_model": 32, "num_heads": 2}
+    paper, released = (_written_out(model_fields(protocol, base, sizes, 0)) for protocol in PROTOCOLS)
+    return [
+        switch
+        for switch, names in SWITCHES.items()
+        if not names or any(paper[name] != released[name] for name in names)
+    ]
+
+
+def random_heads(count: int, chosen: int, seed: int) -> list[int]:
+    """``chosen`` of ``count`` heads, drawn from the seed, in order."""
+    if not 0 <= chosen <= count:
+        raise InputError(f"heads: {chosen} was given; it must be from 0 to {count}.")
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, chosen))))
+    return sorted(int(head) for head in rng.permutation(count)[:chosen])
+
+
+def other_protocol(protocol: Protocol) -> Protocol:
+    """The one that ``protocol`` is not."""
+    return "released" if protocol == "paper" else "paper"
+
+
+def _written_out(fields: Fields) -> Fields:
+    """The fields with every switch that the protocol would set by itself."""
+    return {"encoding_options": {}} | protocol_switches(fields["protocol"], fields["encoding"]) | fields

@@ -1,0 +1,140 @@
+"""The parts of the reproduction: which cells each question needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from toeplens.ground import InputError, choose
+from toeplens.model import Protocol
+from toeplens.papers.deposit.labels import switches_of
+from toeplens.papers.deposit.scales import Scale
+from toeplens.training.presets import COUNT, DISTANCE
+
+Place = tuple[str, str]  # task, label
+
+
+@dataclass(frozen=True)
+class Part:
+    """A question, and the cells that answer it.
+
+    about     what it asks, in a few words
+    places    the cells of a protocol at a scale
+    measures  what is measured of their trained models beside the head ablation (`toeplens.engine.MEASURES`)
+    """
+
+    name: str
+    about: str
+    places: Callable[[Scale, Protocol], list[Place]]
+    measures: tuple[str, ...] = ()
+
+
+def _core(scale: Scale, protocol: Protocol) -> list[Place]:
+    """Table 1, the curves and the heads; the released RoPE is RoPE + sinusoid, so there RoPE alone takes its place."""
+    swap = {"rope-absolute": "rope-alone"} if protocol == "released" else {}
+    places = []
+    for task in (DISTANCE, COUNT):
+        places += [(task, swap.get(label, label)) for label in scale.labels[task]]
+        places += [(task, f"partial-{count}") for count in scale.partial_heads[task]]
+    return places
+
+
+def _others(scale: Scale, protocol: Protocol) -> list[Place]:
+    every = ("alibi", "relative", "absolute", "random")
+    return [
+        (DISTANCE, "random"),
+        (DISTANCE, "rope/dropout"),
+        *((COUNT, label) for label in every),
+    ]
+
+
+def _partial(scale: Scale, protocol: Protocol) -> list[Place]:
+    heads, layers = scale.model["num_heads"], scale.model["num_layers"]
+    counts = [count for count in range(1, heads) if heads <= 8 or count in (1, 2, 3, 4, 6, 8, 12, 15)]
+    few = [count for count in counts if count <= 2]
+    return [
+        *((DISTANCE, f"partial-{count}") for count in counts),
+        *((DISTANCE, f"partial-{count}/random") for count in few),
+        *((DISTANCE, f"rope/layer-{layer}") for layer in range(1, layers + 1)),
+        *((COUNT, f"partial-{count}") for count in few),
+    ]
+
+
+def _mla(scale: Scale, protocol: Protocol) -> list[Place]:
+    variants = ["mla/input", "mla/no-norm"]
+    if protocol == "released":
+        variants += ["mla/padding-seen", "mla/bare", "mla/encoding", "rope/mla-program", "rope/mla-program-bare"]
+    return [(DISTANCE, label) for label in variants]
+
+
+def _factors(scale: Scale, protocol: Protocol) -> list[Place]:
+    """The program with one switch set as in the paper; Task 2 for Table 1's encodings."""
+    if protocol == "paper":
+        return []
+    places = [(DISTANCE, f"{base}/{switch}") for base in FACTOR_BASES for switch in switches_of(base)]
+    return places + [(COUNT, f"{base}/{switch}") for base in ("rope", "mla", "nope") for switch in switches_of(base)]
+
+
+def _factors_back(scale: Scale, protocol: Protocol) -> list[Place]:
+    """The paper with one switch set as in the program; its texts have no padding, so that switch is left out."""
+    if protocol == "released":
+        return []
+    return [
+        (DISTANCE, f"{base}/{switch}") for base in FACTOR_BASES for switch in switches_of(base) if switch != "padding"
+    ]
+
+
+def _mechanism(scale: Scale, protocol: Protocol) -> list[Place]:
+    """Every encoding of the core on Task 1, where position is needed."""
+    return [(task, label) for task, label in _core(scale, protocol) if task == DISTANCE and "partial" not in label]
+
+
+FACTOR_BASES = ("nope", "relative", "rope", "mla")
+CORE = "core"
+PARTS: dict[str, Part] = {
+    part.name: part
+    for part in (
+        Part(CORE, "Table 1, the learning curves, and every head silenced", _core),
+        Part("others", "the other encodings on counting, a random table, and dropout", _others),
+        Part("partial", "RoPE on some heads, on heads drawn at random, on one layer", _partial),
+        Part("mla", "what in MLA's program spreads its heads' work", _mla),
+        Part("factors", "from the released program towards the paper, one switch at a time", _factors),
+        Part("factors-back", "from the paper back towards the program, one switch at a time", _factors_back),
+        Part(
+            "mechanism",
+            "where the deposit comes from: gradient seeds, positional directions, position taken from single heads",
+            _mechanism,
+            ("position", "sets", "representation", "seed"),
+        ),
+    )
+}
+
+
+def measures_of(scale: Scale, protocol: Protocol, parts: Sequence[str], place: Place) -> tuple[str, ...]:
+    """What the chosen parts measure of a cell."""
+    return tuple(
+        measure
+        for name in chosen_parts(parts)
+        for measure in PARTS[name].measures
+        if place in PARTS[name].places(scale, protocol)
+    )
+
+
+def chosen_parts(names: Sequence[str]) -> tuple[str, ...]:
+    """Parts by name, ``all`` for all, in the order of `PARTS`; each once."""
+    if not names:
+        raise InputError(f"part: none was given; at least one of {', '.join(PARTS)}, or all, is needed.")
+    for name in names:
+        choose("part", name, (*PARTS, "all"))
+    return tuple(name for name in PARTS if name in names or "all" in names)
+
+
+def places_of(scale: Scale, protocol: Protocol, parts: Sequence[str]) -> dict[str, list[Place]]:
+    """The cells of each part that no earlier part has, so that all together name every cell once."""
+    known: set[Place] = set()
+    found = {}
+    for name in chosen_parts(parts):
+        places = [place for place in PARTS[name].places(scale, protocol) if place not in known]
+        found[name] = list(dict.fromkeys(places))
+        known |= set(places)
+    return found

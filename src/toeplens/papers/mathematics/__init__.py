@@ -1,0 +1,18 @@
+"""The papers' mathematics as experiments: each statement as it stands, and as it should stand, judged on numbers."""
+
+from toeplens.papers.mathematics.records import UNIVERSAL, Record, Records, universal
+from toeplens.papers.mathematics.study import CLAIMS, EXPERIMENTS, Theory, check_theory, gather, is_theory, jobs
+
+__all__ = [
+    "CLAIMS",
+    "EXPERIMENTS",
+    "UNIVERSAL",
+    "Record",
+    "Records",
+    "Theory",
+    "check_theory",
+    "gather",
+    "is_theory",
+    "jobs",
+    "universal",
+]

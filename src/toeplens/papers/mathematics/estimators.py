@@ -1,0 +1,400 @@
+"""Can the position component be taken out? The statements of arXiv 2505.13027 v1, Appendix C.4, on planted models.
+
+What was planted is known, so each statement can be held against it. Position vectors p_i come from the absolute
+encodings, words w_v are drawn as a fresh `torch.nn.Embedding` draws them, heads are given by their logits. What holds:
+
+- Orthogonality is sufficient for a linear separation, not necessary: where the two spans share 0 alone, the oblique
+  projection on one along the other is exact. With as many independent words as dimensions they always share more; the
+  best linear map, min over M of E|(w + p) M - p|^2, then has an error. Both tables are finite, so that a search for
+  the pair (v, i) still finds it.
+- The Levinson recursion finds the position kernel where the logits' Toeplitz part is an autocorrelation. Content
+  that query and key share adds |c_i|^2 at offset 0 alone, a white noise; two different projections of position make
+  the kernel indefinite.
+- One logit matrix fits a positional head and one that reads content; a permutation of the tokens tells them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.linalg import cholesky, orthogonal_procrustes, solve_banded, toeplitz
+
+from toeplens.encodings import build
+from toeplens.ground import InputError
+from toeplens.lens.kit.splits import position_means
+from toeplens.lens.stream.subspace import linear_error, position_subspace
+from toeplens.lens.toeplitz.levinson import frequencies, predictor
+from toeplens.papers.mathematics.records import UNIVERSAL, Record, Records, universal
+from toeplens.studies.kit.claims import Claim
+from toeplens.studies.kit.verdicts import Finding, opposite, seen
+
+ENCODINGS = ("sinusoidal", "learned", "random-fixed")
+WIDTHS, VOCABULARIES = (64, 256), (8, 64, 574)
+POSITIONS = 128
+EXACT = 1e-6  # a relative error below this is rounding
+SQUARE = 90 - EXACT  # degrees
+CLEAR = 0.1  # a relative error above this is none
+ORDER = 4
+SIZES = (0.0, 0.1, 0.3, 1.0, 3.0)  # of content against position
+NOTICED = 0.3  # the size at which own and shared content are compared
+DRAWS = 16
+TEXTS = 64
+
+_SOURCE = "arXiv 2505.13027 v1, Appendix C.4"
+
+
+def estimators(seed: int) -> dict[str, Any]:
+    """Measure on planted models what C.4 says of them; a few seconds.
+
+    Returns ``spans`` (a row for each encoding, width and vocabulary), ``levinson`` (errors of the recursion, by kind
+    and size of the content), ``definite`` (`_projections`) and ``pair`` (`_pair`).
+    """
+    rng = np.random.Generator(np.random.Philox(seed))
+    spans = [_spans(*case, seed, rng) for case in product(ENCODINGS, WIDTHS, VOCABULARIES)]
+    return {"spans": spans, "levinson": _levinson(rng), "definite": _projections(rng), "pair": _pair(rng)}
+
+
+def _spans(encoding: str, width: int, vocabulary: int, seed: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Angles between position and word vectors, and how well each way of taking their sums apart does."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        table = build(encoding, d_model=width, num_heads=1, head_dim=width, max_len=POSITIONS)
+    zeros = torch.zeros(1, POSITIONS, width, dtype=torch.float64)
+    p = table.embed(zeros, torch.arange(POSITIONS))[0].detach().numpy()
+    words = rng.normal(size=(vocabulary, width))
+    found = position_subspace(p, words, energy=1)
+    oblique = None
+    if found.separable:
+        oblique = _relative(found.separate(p[:, None] + words[:8])[0] - p[:, None], np.stack([p - p.mean(0)] * 8))
+    return {
+        "encoding": encoding,
+        "width": width,
+        "vocabulary": vocabulary,
+        **{name: getattr(found, name) for name in ("rank", "word_rank", "overlap", "chance", "separable")},
+        "least_angle": float(found.angles[0]),
+        "oblique_error": oblique,
+        "linear_error": linear_error(p, words),
+        "lookup": _lookup(p, words, rng),
+    }
+
+
+def _lookup(p: Float[np.ndarray, "N D"], words: Float[np.ndarray, "V D"], rng: np.random.Generator) -> float:
+    """Share of 64 random sums w_v + p_i of which the nearest sum is that of the same v and i."""
+    v, i = rng.integers(len(words), size=64), rng.integers(len(p), size=64)
+    x = words[v] + p[i]
+    sums = np.sum(words**2, 1)[:, None] + np.sum(p**2, 1) + 2 * words @ p.T  # |w + p|^2, [V, N]
+    nearest = [np.argmin(sums - 2 * ((words @ row)[:, None] + p @ row)) for row in x]
+    return float(np.mean(np.array(nearest) == v * len(p) + i))
+
+
+# ---- the Levinson recursion ------------------------------------------------------------------------------------------
+
+
+def _levinson(rng: np.random.Generator) -> dict[str, Any]:
+    """Median error of predictors and of frequencies over `DRAWS` heads each, by kind and size of their content."""
+    processes = [_autoregression(rng) for _ in range(DRAWS)]
+    sinusoids = [_sinusoids(rng) for _ in range(DRAWS)]
+    record: dict[str, Any] = {
+        "sizes": list(SIZES),
+        "recovered": [_recovered(diagonal_means(p @ p.T), p, angles) for p, angles in sinusoids],
+    }
+    for kind in ("own", "shared"):
+        record[kind] = {
+            name: [
+                float(np.median([_error(name, diagonal_means(_logits(p, size, kind, rng)), plan) for p, plan in heads]))
+                for size in SIZES
+            ]
+            for name, heads in (("predictor", processes), ("frequencies", sinusoids))
+        }
+    return record
+
+
+def _error(name: str, means: Float[np.ndarray, "N"], planted: Float[np.ndarray, "m"]) -> float:
+    """Relative error of the predictor or of the frequencies that a kernel gives; infinite where it is refused."""
+    order = len(planted)
+    try:
+        if name == "predictor":
+            return _relative(predictor(means[: order + 1], order).coefficients - planted, planted)
+        return _relative(frequencies(means, order) - planted, planted)
+    except InputError:
+        return np.inf
+
+
+def _autoregression(rng: np.random.Generator) -> tuple[Float[np.ndarray, "N D"], Float[np.ndarray, "m"]]:
+    """Vectors of length 1 whose Gram matrix is the autocorrelation of a random x_i = sum of c_k x_(i-k) + noise; c."""
+    poles = rng.uniform(0.5, 0.9, ORDER // 2) * np.exp(1j * rng.uniform(0.2, np.pi - 0.2, ORDER // 2))
+    polynomial = np.real(np.poly(np.concatenate((poles, poles.conj()))))
+    response = _recursion(polynomial, np.eye(1, 1024))[0]
+    kernel = np.correlate(response, response, "full")[1023 : 1023 + POSITIONS]
+    return cholesky(toeplitz(kernel / kernel[0]), lower=True), -polynomial[1:]
+
+
+def _recursion(polynomial: Float[np.ndarray, "m1"], noise: Float[np.ndarray, "*B M"]) -> Float[np.ndarray, "*B M"]:
+    """x with sum over k of polynomial_k x_(i-k) = noise_i, from nothing before the first."""
+    bands = np.repeat(polynomial[:, None], noise.shape[-1], 1)
+    found = solve_banded((len(polynomial) - 1, 0), bands, noise.reshape(-1, noise.shape[-1]).T)
+    return found.T.reshape(noise.shape)
+
+
+def _sinusoids(rng: np.random.Generator) -> tuple[Float[np.ndarray, "N D"], Float[np.ndarray, "m"]]:
+    """Position vectors (A_t cos i theta_t, A_t sin i theta_t) of length 1, and their three frequencies, rising."""
+    angles = np.cumsum(rng.uniform(0.3, 0.9, 3))
+    return _circles(np.sqrt(rng.dirichlet(np.full(3, 5.0))), angles), angles
+
+
+def _circles(amplitudes: Float[np.ndarray, "m"], angles: Float[np.ndarray, "m"]) -> Float[np.ndarray, "N D"]:
+    phases = np.arange(POSITIONS)[:, None] * angles
+    return np.concatenate((amplitudes * np.cos(phases), amplitudes * np.sin(phases)), axis=1)
+
+
+def _logits(p: Float[np.ndarray, "N D"], size: float, kind: str, rng: np.random.Generator) -> Float[np.ndarray, "N N"]:
+    """(p_i + a_i).(p_j + b_j) with as many dimensions as positions; |a_i| and |b_j| near ``size``, a = b if shared."""
+    position = np.pad(p, ((0, 0), (0, POSITIONS - p.shape[1])))
+    own = rng.normal(size=(2, POSITIONS, POSITIONS)) * size / np.sqrt(POSITIONS)
+    return (position + own[0]) @ (position + own[0 if kind == "shared" else 1]).T
+
+
+def diagonal_means(logits: Float[np.ndarray, "N N"]) -> Float[np.ndarray, "N"]:
+    """The means of the diagonals delta = 0, ..., N - 1 on and below the main one."""
+    return np.array([np.diagonal(logits, -delta).mean() for delta in range(len(logits))])
+
+
+def _recovered(means: Float[np.ndarray, "N"], p: Float[np.ndarray, "N D"], angles: Float[np.ndarray, "m"]) -> float:
+    """Relative error of position vectors rebuilt from a kernel alone, up to the turn that no Gram matrix can see."""
+    found = frequencies(means, len(angles))
+    powers = np.linalg.lstsq(np.cos(np.arange(POSITIONS)[:, None] * found), means, rcond=None)[0]
+    rebuilt = _circles(np.sqrt(np.clip(powers, 0, None)), found)
+    return _relative(rebuilt @ orthogonal_procrustes(rebuilt, p)[0] - p, p)
+
+
+def _projections(rng: np.random.Generator) -> float:
+    """Share of heads without content, but with random W_Q and W_K, whose kernel could be an autocorrelation."""
+    definite = []
+    for _ in range(DRAWS):
+        p, angles = _sinusoids(rng)
+        logits = p @ rng.normal(size=(p.shape[1], p.shape[1])) @ p.T
+        kernel = diagonal_means((logits + logits.T) / 2)[: 2 * len(angles)]
+        definite.append(np.linalg.eigvalsh(toeplitz(kernel))[0] > 0)
+    return float(np.mean(definite))
+
+
+# ---- a positional and a content head with the same logits ------------------------------------------------------------
+
+
+def _pair(rng: np.random.Generator) -> dict[str, Any]:
+    """A head that reads position and one that reads content, on texts that make their logits agree.
+
+    ``single_gap`` on one text, ``means_gap`` in the mean diagonals of `TEXTS` texts of stationary content,
+    ``extraction_gap`` between the medians and the means of one matrix's diagonals. For each head, correlations after a
+    permutation of the tokens with the logits that ``stay`` and with those that ``move``, and the share of its
+    vectors' energy that the position means over texts hold.
+    """
+    p, planted = _autoregression(rng)
+    off = ~np.eye(POSITIONS, dtype=bool)
+    words = p @ np.linalg.qr(rng.normal(size=(POSITIONS, POSITIONS)))[0]  # the text has word i at place i
+    order = rng.permutation(POSITIONS)
+    kernel = p @ p[0]
+    positional, content, permuted = p @ p.T, words @ words.T, words[order] @ words[order].T
+    noise = rng.normal(size=(TEXTS, POSITIONS, POSITIONS + 256))  # the first 256 steps forget the start
+    texts = _recursion(np.concatenate(([1.0], -planted)), noise)[..., 256:].transpose(0, 2, 1)
+    texts = texts / np.linalg.norm(texts) * np.sqrt(TEXTS * POSITIONS)
+    mixed = positional + np.exp(rng.normal(size=positional.shape))
+    medians = np.array([np.median(np.diagonal(mixed, -delta)) for delta in range(POSITIONS)])
+    record: dict[str, Any] = {
+        "single_gap": _relative(content - positional, positional),
+        "means_gap": _relative(diagonal_means(np.mean(texts @ texts.transpose(0, 2, 1), 0)) - kernel, kernel),
+        "extraction_gap": _relative(medians - diagonal_means(mixed), medians),
+    }
+    for name, before, after, x in (
+        ("positional", positional, positional, np.stack([p] * TEXTS)),
+        ("content", content, permuted, texts),
+    ):
+        record[name] = {
+            "stay": float(np.corrcoef(before[off], after[off])[0, 1]),
+            "move": float(np.corrcoef(before[np.ix_(order, order)][off], after[off])[0, 1]),
+            "position_share": _relative(np.stack([position_means(torch.from_numpy(x))[1]] * TEXTS), x) ** 2,
+        }
+    return record
+
+
+def _relative(rest: Float[np.ndarray, "..."], whole: Float[np.ndarray, "..."]) -> float:
+    return float(np.linalg.norm(rest) / np.linalg.norm(whole))
+
+
+# ---- the statements --------------------------------------------------------------------------------------------------
+
+
+def _rows(records: Records) -> list[Record]:
+    return [row for run in records.get("estimators", ()) for row in run["spans"]]
+
+
+def _judged(*parts: tuple[str, Callable[[Record], bool]]) -> Callable[[Records], list[Finding]]:
+    """A check of what each seed's record is to show."""
+    return lambda records: [seen(what, [shows(run) for run in records.get("estimators", ())]) for what, shows in parts]
+
+
+def _under(error: float | None, bar: float) -> bool:
+    """Is an error below a bar? One that is infinite, and so none in JSON, is not."""
+    return error is not None and error < bar
+
+
+def _every(what: str, rows: Sequence[Record], breaks: Callable[[Record], bool], worst: str) -> Finding:
+    """A statement about all rows, and what breaks it."""
+    return universal(what, tried=len(rows), violations=sum(map(breaks, rows)), worst=worst)
+
+
+def _not_orthogonal(records: Records) -> list[Finding]:
+    rows = _rows(records)
+    findings = []
+    for encoding in ENCODINGS:
+        own = [row for row in rows if row["encoding"] == encoding]
+        nearest = max((row["least_angle"] for row in own), default=np.nan)
+        ratio = sum(row["overlap"] / row["chance"] for row in own) / max(1, len(own))
+        worst = f"least angles up to {nearest:.2f}°; overlap {ratio:.2f} times that of a random subspace"
+        findings.append(_every(f"{encoding}: not orthogonal", own, lambda row: row["least_angle"] >= SQUARE, worst))
+    return findings
+
+
+def _no_subspace(records: Records) -> list[Finding]:
+    rows = [row for row in _rows(records) if row["least_angle"] < SQUARE]
+    exact = [row for row in rows if _under(row["oblique_error"], EXACT)]
+    worst = "none was separated"
+    if exact:
+        row = min(exact, key=lambda row: row["least_angle"])
+        error, words = f"relative error {row['oblique_error']:.1e}", f"{row['vocabulary']} words"
+        worst = f"{row['encoding']}, {words} in {row['width']}: least angle {row['least_angle']:.1f}°, {error}"
+    what = "no linear projection separates position from words that are not orthogonal to it"
+    return [_every(what, rows, lambda row: _under(row["oblique_error"], EXACT), worst)]
+
+
+def _meeting_spans(records: Records) -> list[Finding]:
+    rows = _rows(records)
+    apart = max((row["linear_error"] for row in rows if row["separable"]), default=np.nan)
+    meeting = min((row["linear_error"] for row in rows if not row["separable"]), default=np.nan)
+    return [
+        _every(
+            "the best linear map is exact just where the spans share 0 alone",
+            rows,
+            lambda row: row["separable"] != _under(row["linear_error"], EXACT),
+            f"error up to {apart:.1e} where they do, from {meeting:.2f} on where they do not",
+        ),
+        _every(
+            "the nearest of all sums of a word and a position names both",
+            rows,
+            lambda row: row["lookup"] < 1,
+            f"a share of at least {min((row['lookup'] for row in rows), default=np.nan):.2f}",
+        ),
+    ]
+
+
+def _ideal(name: str) -> Callable[[Record], bool]:
+    return lambda run: all(_under(run["levinson"][kind][name][0], EXACT) for kind in ("own", "shared"))
+
+
+def _noticed(kind: str) -> Callable[[Record], bool]:
+    place = SIZES.index(NOTICED)
+    return lambda run: not _under(run["levinson"][kind]["predictor"][place], CLEAR)
+
+
+def _told_apart(run: Record) -> bool:
+    """Does a permutation leave one head's logits in place, and take the other's along?"""
+    position, content = run["pair"]["positional"], run["pair"]["content"]
+    return position["stay"] - position["move"] > 0.5 and content["move"] - content["stay"] > 0.5
+
+
+_ALIKE = (
+    ("one text: a positional and a content head have one matrix", lambda run: _under(run["pair"]["single_gap"], EXACT)),
+    (f"{TEXTS} stationary texts: the same mean diagonals", lambda run: _under(run["pair"]["means_gap"], CLEAR)),
+)
+_APART = (
+    ("one permutation of the tokens tells them apart", _told_apart),
+    (
+        f"the position means of {TEXTS} texts tell them apart",
+        lambda run: run["pair"]["positional"]["position_share"] - run["pair"]["content"]["position_share"] > 0.5,
+    ),
+)
+_TWO_PARTS = (
+    "the means and the medians of one matrix's diagonals differ",
+    lambda run: not _under(run["pair"]["extraction_gap"], CLEAR),
+)
+
+
+CLAIMS: tuple[Claim[Records], ...] = (
+    Claim(
+        "c4-not-orthogonal",
+        _SOURCE,
+        "The position embedding of absolute position encoding is not orthogonal to word embedding.",
+        f"{UNIVERSAL} An instance (a fresh encoding, words of a fresh embedding) counts against it if the least "
+        f"principal angle between the two spans is {SQUARE}° or more.",
+        _not_orthogonal,
+    ),
+    Claim(
+        "c4-no-subspace",
+        _SOURCE,
+        "Therefore, there is no subspace decomposition that can completely separate the two components.",
+        f"{UNIVERSAL} An instance counts against it if the spans are not orthogonal and an oblique projection still "
+        f"separates their sums with a relative error below {EXACT:g}.",
+        _no_subspace,
+    ),
+    Claim(
+        "c4-no-subspace-corrected",
+        _SOURCE,
+        "A linear map separates position and words exactly if and only if their centred spans share 0 alone, "
+        "orthogonal or not; so never where the words span the whole space, as the paper's 574 in 256 dimensions do. A "
+        "search of the two finite tables still finds both parts there.",
+        f"{UNIVERSAL} Exact: a relative error below {EXACT:g}; for the search: every sampled sum.",
+        _meeting_spans,
+    ),
+    Claim(
+        "c4-levinson",
+        _SOURCE,
+        "In an extremely ideal case, we can use the Levinson-Durbin algorithm to recursively solve the changes in the "
+        "position manifold through the values of the Toeplitz matrix.",
+        f"on heads whose logits are position times position, what was planted comes back with a relative error below "
+        f"{EXACT:g}: predictors and frequencies in the median of {DRAWS} heads, position vectors in each of them",
+        _judged(
+            ("the predictor of an autoregressive kernel", _ideal("predictor")),
+            ("the frequencies of a sum of sinusoids", _ideal("frequencies")),
+            (
+                "the sinusoids' position vectors, up to a turn",
+                lambda run: all(_under(error, EXACT) for error in run["levinson"]["recovered"]),
+            ),
+        ),
+    ),
+    Claim(
+        "c4-levinson-corrected",
+        _SOURCE,
+        "The case is ideal in more than little content: content that query and key share biases the recursion, while "
+        "content of their own only adds noise; and two different projections of position leave no autocorrelation.",
+        f"median error of the predictor over {DRAWS} heads with content of {NOTICED:g} of position's size, bar "
+        f"{CLEAR:g}; fewer than half of the kernels after random projections positive definite",
+        _judged(
+            ("shared content: the error passes the bar", _noticed("shared")),
+            ("own content: the error stays below it", lambda run: not _noticed("own")(run)),
+            ("random projections: few kernels are definite", lambda run: run["definite"] < 0.5),
+        ),
+    ),
+    Claim(
+        "c4-not-unique",
+        _SOURCE,
+        "Extracting a Toeplitz matrix from a general matrix is not unique, and we cannot determine whether the "
+        "extracted Toeplitz matrix truly represents the position information.",
+        f"not unique: two ways of extracting differ by more than {CLEAR:g}. Cannot determine: a positional and a "
+        f"content head agree in what is extracted, and neither permuted tokens nor several texts tell them apart",
+        lambda records: [*_judged(_TWO_PARTS, *_ALIKE)(records), *map(opposite, _judged(*_APART)(records))],
+    ),
+    Claim(
+        "c4-not-unique-corrected",
+        _SOURCE,
+        "One logit matrix cannot tell position from stationary content, nor can the mean diagonals of many texts; one "
+        "permutation of the tokens can, and so can the position means of the heads' vectors over many texts.",
+        f"the pair agrees to {EXACT:g} on one text and to {CLEAR:g} in the mean diagonals; it is told apart by more "
+        f"than 0.5, in correlation after a permutation and in the energy share of the position means",
+        _judged(*_ALIKE, *_APART),
+    ),
+)

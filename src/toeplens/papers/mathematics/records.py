@@ -1,0 +1,79 @@
+"""What an experiment on the mathematics leaves behind, and how a statement about all instances is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from toeplens.ground import InputError
+from toeplens.studies.kit.claims import Claim
+from toeplens.studies.kit.verdicts import Finding
+
+Record = Mapping[str, Any]  # one experiment under one seed: plain numbers, strings and lists, so that JSON can hold it
+Records = Mapping[str, Sequence[Record]]  # by experiment's name, one record a seed
+
+ROUNDING = 1e-9  # relative: a smaller difference is none
+UNIVERSAL = (
+    "A statement about all instances fails with one counterexample beyond rounding, found by a seeded search or known "
+    "beforehand; it holds if the search, of the stated size, found none (a search proves nothing: where there is a "
+    "proof, the statement says so)."
+)
+
+
+def universal(what: str, *, tried: int, violations: int, worst: str) -> Finding:
+    """A statement about all instances, by `UNIVERSAL`.
+
+    Arguments
+        what        the statement
+        tried       instances looked at
+        violations  how many of them contradict it beyond rounding
+        worst       the strongest counterexample, or how near the nearest came, in words
+    """
+    if tried == 0:
+        return Finding("undecided", f"{what}: no instance was tried")
+    if violations:
+        return Finding("fails", f"{what}: contradicted by {violations} of {tried} instances; {worst}")
+    return Finding("holds", f"{what}: no counterexample among {tried} instances; {worst}")
+
+
+def short(values: Any) -> Any:
+    """Six digits, as plain lists and numbers."""
+    return [short(value) for value in values] if np.ndim(values) else float(f"{values:.6g}") + 0.0
+
+
+def generator(seed: int, tries: int) -> np.random.Generator:
+    """The random numbers of an experiment; fewer than 20 tries raise `InputError`."""
+    if tries < 20:
+        raise InputError(f"tries: {tries} was given; 20 or more are allowed.")
+    return np.random.Generator(np.random.Philox(seed))
+
+
+def tally(margins: Sequence[float] | np.ndarray, *, beyond: float = ROUNDING) -> dict[str, Any]:
+    """Instances ``tried``, ``violations`` (a margin above ``beyond``; NaN counts as one) and the ``worst`` margin.
+
+    A margin is the amount by which an instance contradicts a statement, negative where it agrees with room to spare.
+    """
+    margins = np.asarray(margins, dtype=float).ravel()
+    return {"tried": len(margins), "violations": int((~(margins <= beyond)).sum()), "worst": short(margins.max())}
+
+
+def pooled(what: str, runs: Sequence[Record], name: str, words: str) -> Finding:
+    """A statement about all instances, by all seeds' tallies of one ``name``; ``words`` go before the worst margin."""
+    missing = next((run for run in runs if name not in run["tallies"]), None)
+    if missing is not None:
+        raise InputError(f"records: one of seed {missing['seed']} is damaged: it has no tally {name!r}.")
+    tallies = [run["tallies"][name] for run in runs]
+    worst = max((each["worst"] for each in tallies), default=float("nan"))
+    tried, violations = (sum(each[key] for each in tallies) for key in ("tried", "violations"))
+    return universal(what, tried=tried, violations=violations, worst=f"{words} {worst:.3g}")
+
+
+def claim(record: str, source: str, name: str, says: str, rule: str, *parts: tuple[str, str, str]) -> Claim[Records]:
+    """A claim on one experiment's records; a part is what it says, its tally, and the words before the worst margin."""
+
+    def check(records: Records) -> list[Finding]:
+        return [pooled(what, records[record], tallied, words) for what, tallied, words in parts]
+
+    return Claim(name, source, says, f"{rule} {UNIVERSAL}", check)

@@ -1,0 +1,267 @@
+"""The page of two audits side by side: two checkpoints, a base model and a variant, or two encodings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from toeplens.ground.places import write_page
+from toeplens.report.auditing.frequencies import alike
+from toeplens.report.auditing.page import chosen, sees
+from toeplens.report.auditing.plane import tints
+from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
+from toeplens.report.kit.canvas import GUESS, Canvas
+from toeplens.report.kit.page import PAGE, environment, inline, places, script_json
+from toeplens.studies.auditing import words
+from toeplens.studies.auditing.audit import Audit
+from toeplens.studies.auditing.record import COLUMNS, LayerRecord
+from toeplens.studies.auditing.sheets import (
+    NUMBERS,
+    Scale,
+    Values,
+    changes,
+    columns,
+    content,
+    digits_of,
+    least_of,
+    scales_of,
+    sheet,
+    title,
+    values_of,
+)
+
+COMMAND = "compare"
+_TINTS = ("#2f6fe0", "#de7a00")
+_BINS = 20
+_INPUT = ("text", "sequences", "tokens", "seed")
+_FREQUENCIES = "fastest and slowest frequency"
+_PASSING = ("seconds", "command")  # of the run, not of what was audited
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting that the two do not share, as words; ``where`` is empty for one of the whole audit."""
+
+    name: str
+    where: str
+    first: str
+    second: str
+
+
+def write_comparison(first: Audit, second: Audit, names: tuple[str, str], directory: Path) -> Path:
+    """Write the page of two audits to ``report.html`` in ``directory``, over an older one alone; its path."""
+    return write_page(Path(directory) / PAGE, render_comparison(first, second, names), COMMAND)
+
+
+def render_comparison(first: Audit, second: Audit, names: tuple[str, str]) -> str:
+    """Two audits as one self-contained HTML document, the first under ``names[0]``, the second under ``names[1]``."""
+    pair, same = (first, second), aligned(first, second)
+    if not comparable(first, second):  # effects of another kind: no scale holds both
+        pair = (_without_effects(first), _without_effects(second))
+    one, other = (values_of(audit) for audit in pair)
+    digits = {name: digits_of(name, one, other) for name in NUMBERS}
+    scales, shown = scales_of(one, other), columns(one, other)
+    sheets = [
+        sheet(name, audit, found, scales, digits) for name, audit, found in zip(names, pair, (one, other), strict=True)
+    ]
+    if same:
+        change = changes(one, other)
+        signed = {name: Scale.of(found, signed=True, least=least_of(name)) for name, found in change.items()}
+        sheets.append(sheet(f"{names[1]} less {names[0]}", first, change, signed, digits))
+    block = _scatter(pair, (one, other), names) if same else _distributions(pair, (one, other), names)
+    return (
+        environment()
+        .get_template("report/auditing/comparison.html.j2")
+        .render(
+            pair=(first, second),
+            names=names,
+            words=words,
+            same=same,
+            comparable=comparable(first, second),
+            inputs=[name for name in _INPUT if first.about.get(name) != second.about.get(name)],
+            findings=_findings(pair, (one, other), names) if same else [],
+            block=block,
+            columns=shown,
+            chosen=chosen(shown),
+            sheets=sheets,
+            differences=[*_settings(first, second), *(_layers(first, second) if same else [])],
+            content=content(shown, sheets),
+            figures=script_json({place: panel.figure for place, panel in places(block)}),
+            plotly=Markup(inline(get_plotlyjs())),
+        )
+    )
+
+
+def aligned(first: Audit, second: Audit) -> bool:
+    """Whether the two have the same heads in the same order."""
+    one, other = ([(h.side, h.kind, h.layer, h.head) for h in audit.heads] for audit in (first, second))
+    return one == other
+
+
+def comparable(first: Audit, second: Audit) -> bool:
+    """Whether the effects are of one kind and found in one way, or not there in one of the two."""
+    ways = {(audit.effect, audit.method) for audit in (first, second) if audit.effect}
+    return len(ways) < 2
+
+
+def _without_effects(audit: Audit) -> Audit:
+    heads = tuple(replace(head, effect=None, effect_low=None, effect_high=None) for head in audit.heads)
+    return replace(audit, heads=heads)
+
+
+def _both(one: Values, other: Values) -> list[str]:
+    return [name for name in NUMBERS if name in one and name in other]
+
+
+def _scatter(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tuple[str, str]) -> Block:
+    """Each head in the first audit (across) and in the second (up): a view a column."""
+    titles = [words.Names.of(pair[0]).short(head) for head in pair[0].heads]
+    colours = tints(pair[0], pair[0].heads)
+    across, up = (_plain(name) for name in names)
+    views = []
+    for name in _both(*values):
+        digits = digits_of(name, *values)
+        known = [
+            (a, b, i)
+            for i, (a, b) in enumerate(zip(*(found[name] for found in values), strict=True))
+            if None not in (a, b)
+        ]
+        if not known:
+            continue
+        xs, ys, which = zip(*known, strict=True)
+        ends = _ends([*xs, *ys])
+        canvas = Canvas(420, left=62)
+        canvas.add(
+            "scatter", x=ends, y=ends, mode="lines", line={"color": GUESS, "width": 1, "dash": "dot"}, hoverinfo="skip"
+        )
+        canvas.add(
+            "scatter",
+            x=[float(f"{x:.5g}") for x in xs],
+            y=[float(f"{y:.5g}") for y in ys],
+            mode="markers",
+            marker={"color": [colours[i] for i in which], "size": 7, "opacity": 0.7},
+            customdata=[[titles[i], words.told(a, digits), words.told(b, digits)] for a, b, i in known],
+            hovertemplate="%{customdata[0]}<br>%{customdata[1]} → %{customdata[2]}<extra></extra>",
+        )
+        axis = {"range": ends, "exponentformat": "power"}
+        canvas.x(across, **axis)
+        canvas.y(up, **axis)
+        higher = sum(b > a for a, b, _ in known)
+        text = f"{higher} of {len(known)} heads are above the diagonal, {sum(b < a for a, b, _ in known)} below it."
+        if (r := _correlation(xs, ys)) is not None:
+            text += f" Correlation {words.told(r, 2)}."
+        views.append(View(title(name), [Group("", [Panel(COLUMNS[name].capitalize(), canvas.figure(), text)])]))
+    caption = (
+        f"A mark is a head: across in {names[0]}, up in {names[1]}. On the dotted diagonal nothing has changed. "
+        "Colours go from the first layer (blue) to the last (orange)."
+    )
+    return Block("pairs", 2, "Each head in both", caption, views)
+
+
+def _distributions(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tuple[str, str]) -> Block:
+    """The shares of heads in equal bins of a column's range: a view a column."""
+    views = []
+    for name in _both(*values):
+        known = [np.array([v for v in found[name] if v is not None]) for found in values]
+        low, high = _ends(np.concatenate(known).tolist())
+        edges = np.linspace(low, high, _BINS + 1)
+        canvas, told = Canvas(300, left=52), []
+        for i, found in enumerate(known):
+            shares = np.histogram(found, edges)[0] / len(found)
+            canvas.add(
+                "bar",
+                x=[float(f"{x:.5g}") for x in (edges[:-1] + edges[1:]) / 2],
+                y=[round(float(share), 4) for share in shares],
+                marker={"color": _TINTS[i], "line": {"width": 0}},
+                hovertemplate=f"{_plain(names[i])}, near %{{x:.3g}}: %{{y:.1%}} of heads<extra></extra>",
+                meta=f"side-{i}",
+            )
+            digits = digits_of(name, *values)
+            told.append(f"{names[i]}: median {words.told(float(np.median(found)), digits)}, of {len(found)} heads")
+        canvas.x(title(name), exponentformat="power")
+        canvas.y("share of heads", tickformat=".0%")
+        panel = Panel(COLUMNS[name].capitalize(), canvas.figure(barmode="group", bargap=0.15), f"{'; '.join(told)}.")
+        views.append(View(title(name), [Group("", [panel])]))
+    caption = "The two have other layers or heads, so that no head of one is that of the other. Bars: heads by value."
+    signs = [Sign(f"side-{i}", name, _TINTS[i], "■") for i, name in enumerate(names)]
+    return Block("pairs", 2, "How heads are distributed", caption, views, "full", legend=signs)
+
+
+def _findings(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tuple[str, str]) -> Iterator[str]:
+    """What changed most, in the columns that tell most."""
+    one, other = values
+    called = words.Names.of(pair[0])
+    for name in ("effect", "positional", "symbolic", "distance"):
+        moved = changes(one, other).get(name, [])
+        known = [(abs(value), i) for i, value in enumerate(moved) if value is not None]
+        if not known:
+            continue
+        size, i = max(known, key=lambda found: (found[0], -found[1]))
+        mean = sum(value for value in moved if value is not None) / len(known)
+        digits = digits_of(name, *values)
+        if size == 0:
+            yield f"{title(name).capitalize()}: no head has changed."
+            continue
+        yield (
+            f"{title(name).capitalize()}: most changed is {called.head(pair[0].heads[i])}, from "
+            f"{words.told(one[name][i], digits)} in {names[0]} to {words.told(other[name][i], digits)} in {names[1]}; "
+            f"the mean change of all heads is {words.told(mean, digits)}."
+        )
+
+
+def _settings(first: Audit, second: Audit) -> list[Difference]:
+    known = [name for name in dict.fromkeys((*first.about, *second.about)) if name not in _PASSING]
+    found = [(name, *(str(a.about.get(name, "–")) for a in (first, second))) for name in known]
+    found += [("effects of", str(first.effect or "none"), str(second.effect or "none"))]
+    found += [("effects found by", str(first.method or "–"), str(second.method or "–"))]
+    found += [("intact loss", words.told(first.baseline), words.told(second.baseline))]
+    return [Difference(name.replace("_", " "), "", a, b) for name, a, b in found if a != b]
+
+
+def _layers(first: Audit, second: Audit) -> list[Difference]:
+    """What differs between layers, with the layers that differ in the same way in one line."""
+    names, found = words.Names.of(first), {}
+    for one, other in zip(first.layers, second.layers, strict=True):
+        for (name, a), (_, b) in zip(_facts(one), _facts(other), strict=True):
+            if a != b and not (name == _FREQUENCIES and alike(one.frequencies, other.frequencies)):
+                found.setdefault((name, a, b), []).append(one)
+    return [Difference(name, words.layer_spans(names, layers), a, b) for (name, a, b), layers in found.items()]
+
+
+def _facts(layer: LayerRecord) -> Iterator[tuple[str, str]]:
+    yield "module", layer.module
+    yield "key heads", str(layer.key_heads)
+    yield "width", str(layer.head_dim)
+    yield "scale", f"{layer.scale:.4g}"
+    yield "softcap", "none" if layer.softcap is None else f"{layer.softcap:g}"
+    yield "a query sees", sees(layer)
+    yield "position", layer.position
+    yield _FREQUENCIES, _ends_of(layer.frequencies)
+
+
+def _ends_of(turned: tuple[float, ...]) -> str:
+    return f"{max(turned):.3g} and {min(turned):.3g} rad a position" if turned else "none"
+
+
+def _ends(values: list[float]) -> list[float]:
+    low, high = min(values), max(values)
+    room = 0.05 * (high - low) or 0.5
+    return [float(f"{low - room:.5g}"), float(f"{high + room:.5g}")]
+
+
+def _correlation(xs: tuple[float, ...], ys: tuple[float, ...]) -> float | None:
+    """Pearson's; None where either does not vary."""
+    x, y = (np.asarray(found) - np.mean(found) for found in (xs, ys))
+    size = sqrt(float(x @ x) * float(y @ y))
+    return float(x @ y) / size if size > 0 else None
+
+
+def _plain(name: str) -> str:
+    """A name in a plot: nothing in it is a tag or a place to be filled in."""
+    return name.replace("&", "&amp;").replace("<", "&lt;").replace("%{", "% {")

@@ -1,0 +1,259 @@
+"""The figures of logits taken apart, each one panel: bars of shares, curves by distance, symbols, heat maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import torch
+from jaxtyping import Float, Int
+
+from toeplens.ground.words import points
+from toeplens.lens import toeplitz_part
+from toeplens.report.kit.blocks import Sign
+from toeplens.report.kit.canvas import Canvas
+from toeplens.report.kit.heat import plain
+
+FEW = 8  # heads (or frequencies) up to which there is room for numbers
+_NUMBER = 10  # pixels
+DEPTH = 1e-3  # of a panel's largest symbol: below it, nothing is drawn
+WITHIN = 0.98  # of the logits of a map: its scale of colours ends there
+_SPACED = {"ticks": "outside", "ticklen": 3, "tickcolor": "rgba(0,0,0,0)"}  # labels a little off a heat map
+_ANGLES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
+
+# colour (readable on white and on near-black), plotly marker, the same marker as a character
+_HEADS = (
+    ("#2f6fe0", "circle", "●"),
+    ("#de7a00", "square", "■"),
+    ("#1d9a5b", "triangle-up", "▲"),
+    ("#c8479f", "diamond", "◆"),
+    ("#0e9bb5", "triangle-down", "▼"),
+    ("#9c7430", "cross", "✚"),
+    ("#8456d8", "x", "✖"),
+    ("#d2453d", "star", "★"),
+    ("#2f6fe0", "circle-open", "○"),
+    ("#de7a00", "square-open", "□"),
+    ("#1d9a5b", "triangle-up-open", "△"),
+    ("#c8479f", "diamond-open", "◇"),
+    ("#0e9bb5", "triangle-down-open", "▽"),
+    ("#9c7430", "cross-open", "✛"),
+    ("#8456d8", "x-open", "✕"),
+    ("#d2453d", "star-open", "☆"),
+)
+
+
+@dataclass(frozen=True)
+class Fill(Sign):
+    """A legend's entry for a bar.
+
+    shape  pattern in the colour, by plotly's name
+    ink    colour of the numbers in the bar
+    """
+
+    shape: str = ""
+    ink: str = "#10141a"
+
+
+UNTOLD = Fill("untold", "content or coupled, not told apart", "#9aa3b0", shape=".")
+FILLS = {
+    "position": Fill("position", "position", "#2f6fe0", ink="#ffffff"),
+    "content": Fill("content", "content", "#e58f24"),
+    "coupled": Fill("coupled", "coupled", "#2a9d8f", shape="/"),
+    "content-content": Fill("content-content", "content-content", "#e58f24"),
+    "content-position": Fill("content-position", "content-position", "#7d55c9", shape="/", ink="#ffffff"),
+    "position-content": Fill("position-content", "position-content", "#cc5f9c", shape="\\"),
+    "position-position": Fill("position-position", "position-position", "#2f6fe0", ink="#ffffff"),
+    "bias": Fill("bias", "bias", "#808a99", shape="."),
+    "content-offset": Fill("content-offset", "content-offset", "#2a9d8f", shape="x"),
+    "position-offset": Fill("position-offset", "position-offset", "#a47a34", shape="+"),
+}
+
+
+def head_sign(head: int) -> Sign:
+    """A head's colour and marker, counted from 0; named from 1."""
+    tint, _, glyph = _HEADS[head % len(_HEADS)]
+    return Sign(f"head-{head + 1}", f"head {head + 1}", tint, glyph)
+
+
+def span(tables: Sequence[Float[np.ndarray, "H _P"]]) -> tuple[float, float]:
+    """Ends of an axis for stacked shares: from what is below zero, at least 0 to 1."""
+    low = min((float(np.nansum(np.minimum(table, 0), axis=1).min(initial=0)) for table in tables), default=0.0)
+    high = max((float(np.nansum(np.maximum(table, 0), axis=1).max(initial=1)) for table in tables), default=1.0)
+    room = 0.025 * (high - low)
+    return low - (room if low < 0 else 0), high + room
+
+
+def bars(shares: Float[np.ndarray, "H P"], fills: Sequence[Fill], ends: tuple[float, float]) -> go.Figure:
+    """Shares as stacked bars, one a head; what is negative hangs below zero, what is not known is not drawn."""
+    canvas = Canvas(270, left=48, right=6, top=6, bottom=36)
+    heads = list(range(1, len(shares) + 1))
+    few = len(heads) <= FEW
+    for fill, column in zip(fills, shares.T, strict=True):
+        canvas.add(
+            "bar",
+            x=heads,
+            y=plain(column),
+            meta=fill.key,
+            marker={"color": fill.tint, "line": {"width": 0}, "pattern": _pattern(fill)},
+            hovertemplate=f"head %{{x}}<br><b>{fill.title}</b>: %{{y:.1%}}<extra></extra>",
+            **({"text": [_whole(value) for value in column], "textposition": "inside", "textangle": 0} if few else {}),
+            insidetextanchor="middle",
+            insidetextfont={"size": _NUMBER, "color": fill.ink},
+        )
+    for head, row in zip(heads, shares, strict=True):
+        if np.isnan(row).all():
+            canvas.note("no shares", x=head, y=0, yanchor="bottom", textangle=-90, yshift=4)
+    canvas.line_at(0, dash="solid")
+    canvas.line_at(1, dash="dot")
+    canvas.x("head", showgrid=False, range=[0.4, len(heads) + 0.6], **_head_ticks(len(heads)))
+    canvas.y("", range=list(ends), tickformat=".0%")
+    return canvas.figure(barmode="relative", bargap=0.22, uniformtext={"mode": "hide", "minsize": _NUMBER})
+
+
+def curves(xs: Int[np.ndarray, "D"], rows: Float[np.ndarray, "H D"], ends: tuple[float, float]) -> go.Figure:
+    """Values by distance, a curve a head."""
+    canvas = Canvas(250, left=52)
+    for head, row in enumerate(rows):
+        _curve(canvas, head, xs.tolist(), plain(row), f"head {head + 1}, distance %{{x}}: %{{y:.3g}} nats", 12)
+    canvas.x("distance i − j, in tokens")
+    canvas.y("nats", range=list(ends))
+    canvas.line_at(0)
+    if len(xs) and xs[0] < 0:
+        canvas.line_at(0, vertical=True, dash="dot")
+    return canvas.figure()
+
+
+def symbol(angles: Float[np.ndarray, "A"], rows: Float[np.ndarray, "H A"]) -> go.Figure:
+    """Sizes of the symbol on logarithmic axes, a curve a head; dotted where it is negative."""
+    canvas = Canvas(280, left=52)
+    half = angles > 0
+    floor = DEPTH * max(float(np.nanmax(np.abs(rows[:, half]), initial=0)), 1e-300)
+    for head, row in enumerate(rows):
+        for sign, dash in ((1, "solid"), (-1, "dot")):
+            values = np.where(sign * row[half] > floor, sign * row[half], np.nan)
+            if np.isnan(values).all():
+                continue
+            told = f"head {head + 1}, φ = %{{x:.3f}}: {'' if sign > 0 else '−'}%{{y:.3g}}"
+            _curve(canvas, head, plain(angles[half]), plain(values), told, 4, dash)
+    texts = [f"{angle:g}" for angle in _ANGLES] + ["π"]
+    canvas.x("φ, in radians a token", type="log", tickvals=[*_ANGLES, float(np.pi)], ticktext=texts)
+    canvas.y("", type="log", dtick=1, exponentformat="power")
+    return canvas.figure()
+
+
+def _curve(
+    canvas: Canvas, head: int, xs: list[Any], ys: list[Any], told: str, markers: int, dash: str = "solid"
+) -> None:
+    tint, marker, _ = _HEADS[head % len(_HEADS)]
+    canvas.add(
+        "scatter",
+        x=xs,
+        y=ys,
+        mode="lines+markers",
+        line={"color": tint, "width": 1.5, "dash": dash},
+        marker={"symbol": marker, "size": 6, "color": tint, "maxdisplayed": markers},
+        meta=head_sign(head).key,
+        hovertemplate=f"{told}<extra></extra>",
+    )
+
+
+def diagonals_only(example: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
+    """Each diagonal replaced by its mean over what is seen; nan where the example is."""
+    logits = torch.from_numpy(np.asarray(example, dtype=np.float64))
+    seen = logits.isfinite()
+    sums, counts = (toeplitz_part(x, causal=False) for x in (logits.where(seen, 0), seen.double()))
+    return (sums / counts).masked_fill(~seen, torch.nan).numpy()
+
+
+def scale_end(example: Float[np.ndarray, "n n"]) -> float:
+    """Where a map's scale of colours ends, so that a few large logits do not make all others pale."""
+    sizes = np.abs(example[np.isfinite(example)])
+    return max(float(np.quantile(sizes, WITHIN)) if sizes.size else 0.0, 1e-9)
+
+
+def pair(example: Float[np.ndarray, "n n"], part: Float[np.ndarray, "n n"]) -> go.Figure:
+    """Logits and their Toeplitz part side by side, in one scale of colours with 0 in its middle."""
+    canvas = Canvas(0, left=40, right=4, top=22, bottom=38)
+    axis = {
+        "showgrid": False,
+        "zeroline": False,
+        "fixedrange": True,
+        "showline": False,
+        "constrain": "domain",
+        "ticks": "",
+    }
+    above: dict[str, Any] = {"xanchor": "center", "yanchor": "bottom", "font": {"size": 12}}
+    places = list(range(1, len(example) + 1))
+    for which, (values, title) in enumerate(((example, "logits"), (part, "their Toeplitz part"))):
+        canvas.add(
+            "heatmap",
+            z=[plain(row, 3) for row in values],
+            x=places,
+            y=places,
+            coloraxis="coloraxis",
+            xaxis=f"x{which + 1}",
+            yaxis=f"y{which + 1}",
+            hoverongaps=False,
+            hovertemplate="query %{y}, key %{x}: %{z:.3g} nats<extra></extra>",
+        )
+        canvas.note(title, xref="paper", yref="paper", x=(0.24, 0.76)[which], y=1, **above)
+    canvas.x("key", domain=[0, 0.48], **axis)
+    canvas.y("query", autorange="reversed", scaleanchor="x", **axis)
+    limit = scale_end(example)
+    key = {"title": {"text": "key", "standoff": 5}}
+    return canvas.figure(
+        height=None,
+        xaxis2={"domain": [0.52, 1], "anchor": "y2", **key, **axis},
+        yaxis2={"anchor": "x2", "autorange": "reversed", "scaleanchor": "x2", "showticklabels": False, **axis},
+        coloraxis={"cmin": -limit, "cmax": limit, "showscale": False},
+    )
+
+
+def frequencies(shares: Float[np.ndarray, "H n"], columns: Sequence[str], limit: float) -> go.Figure:
+    """Shares by head and frequency; ``limit`` ends the scale of colours."""
+    heads, count = shares.shape
+    few = count <= FEW + 1
+    canvas = Canvas(50 + (28 if heads <= FEW else 20) * heads, left=36, right=4, top=4, bottom=46)
+    canvas.add(
+        "heatmap",
+        z=[plain(row) for row in shares],
+        x=list(range(count)),
+        y=list(range(1, heads + 1)),
+        customdata=[[name if name.startswith("not") else f"frequency {name}" for name in columns]] * heads,
+        coloraxis="coloraxis",
+        hoverongaps=False,
+        hovertemplate="head %{y}, %{customdata}: %{z:.1%}<extra></extra>",
+        xgap=1,
+        ygap=1,
+        **({"text": [[_whole(value) for value in row] for row in shares], "texttemplate": "%{text}"} if few else {}),
+        textfont={"size": _NUMBER},
+    )
+    step = 1 if few else max(1, count // 6)
+    ticks = list(range(0, count, step))
+    texts = ["not<br>rotated" if columns[i].startswith("not") else columns[i] for i in ticks]
+    canvas.x("frequency", tickvals=ticks, ticktext=texts, tickangle=0, showgrid=False, **_SPACED)
+    canvas.y("head", autorange="reversed", showgrid=False, **_SPACED, **_head_ticks(heads))
+    return canvas.figure(coloraxis={"cmin": -limit, "cmax": limit, "showscale": False})
+
+
+def share(value: float) -> str:
+    """A share in per cent, with a true minus sign; a dash if it is not known."""
+    return f"{points(value)}%" if np.isfinite(value) else "–"
+
+
+def _whole(value: float) -> str:
+    return "" if np.isnan(value) else f"{round(100 * value) + 0:d}".replace("-", "−")
+
+
+def _head_ticks(count: int) -> dict[str, Any]:
+    step = 1 if count <= FEW else 2 if count <= 2 * FEW else 5
+    return {"dtick": step, "tick0": 0 if step > 1 else 1}
+
+
+def _pattern(fill: Fill) -> dict[str, Any]:
+    if not fill.shape:
+        return {}
+    return {"shape": fill.shape, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,.5)", "size": 6, "solidity": 0.22}

@@ -1,0 +1,372 @@
+"""A run's attention logits taken apart, as a page: shares of each head, curves by distance, heat maps, a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from toeplens.ground.places import write_page
+from toeplens.ground.words import listed
+from toeplens.lens.logits.decompose import PURE
+from toeplens.lens.logits.kinds import KINDS
+from toeplens.report.decomposition import figures
+from toeplens.report.decomposition.figures import FILLS, UNTOLD, diagonals_only, head_sign, share, span
+from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
+from toeplens.report.kit.page import environment, inline, places, script_json
+from toeplens.studies.decomposition import SHOWN, LayerStructure, Parts, RunStructure
+
+COMMAND = "decompose"
+SEEN = {"softmax": "as the softmax sees them", "logits": "the logits themselves"}
+SMALL = 0.005  # a part that is nowhere over this share is not drawn
+SPLITS = {
+    "mean": "the mean over the sequences at each place, less the mean over all places",
+    "input": "the vector that is added to the token’s embedding",
+    "ablate": "what the same token’s vector loses when the encoding is switched off in the whole model",
+}
+_PURE = f"{PURE:.0%}"
+NAMED = {
+    "position": f"positional: position alone makes up {_PURE} or more of their logits",
+    "content": f"made of content: content alone makes up {_PURE} or more of their logits",
+    "sum": f"sums: position and content, added to one another, make up {_PURE} or more of their logits",
+    "product": f"products: what couples position and content makes up {_PURE} or more of their logits",
+    "mixed": f"mixed: neither position and content, added, nor what couples them makes up {_PURE} of their logits",
+    "unknown": "not told apart: what content gives by itself is not known for this encoding",
+    "flat": "flat: their logits do not vary",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A head's line in the table, shares as words; empty lists and words without parts.
+
+    first  whether it is its layer's first
+    """
+
+    head: str
+    first: bool
+    softmax: list[str]
+    logits: list[str]
+    named: str
+    fixed: str
+    toeplitz: str
+    explained: str
+    strongest: str
+
+
+def write_structure(structure: RunStructure, path: Path) -> Path:
+    """Write the decomposition of a run as a self-contained HTML page, over an older one but nothing else."""
+    return write_page(path, render_structure(structure), COMMAND)
+
+
+def render_structure(structure: RunStructure) -> str:
+    """The decomposition of a run as one HTML document; the same structure gives the same document."""
+    found: dict[str, Block] = {}
+    for make in (_kinds, _parts, _distance, _symbols, _examples, _frequencies):
+        block = make(structure, len(found) + 1)
+        if any(group.panels for view in block.views for group in view.groups):
+            found[block.id] = block
+    return (
+        environment()
+        .get_template("report/decomposition/page.html.j2")
+        .render(
+            structure=structure,
+            lead=_lead(structure),
+            top=_most_positional(structure),
+            error=_error(structure),
+            missing=_missing(structure),
+            blocks=found,
+            rows=_rows(structure),
+            rotated=any(parts.branches for _, parts in _with_parts(structure)),
+            kinds=KINDS,
+            named=NAMED,
+            split=SPLITS.get(structure.split, structure.split),
+            shown=SHOWN,
+            share=share,
+            figures=script_json({place: panel.figure for block in found.values() for place, panel in places(block)}),
+            plotly=Markup(inline(get_plotlyjs())),
+        )
+    )
+
+
+def _with_parts(structure: RunStructure) -> Iterator[tuple[LayerStructure, Parts]]:
+    return ((layer, layer.parts) for layer in structure.layers if layer.parts is not None)
+
+
+def _missing(structure: RunStructure) -> list[tuple[str, str]]:
+    """Layers without parts, and why: one line a reason."""
+    reasons: dict[str, list[str]] = {}
+    for layer in structure.layers:
+        if layer.parts is None:
+            reasons.setdefault(layer.why, []).append(str(layer.layer + 1))
+    return [(f"Layer{'s' if len(which) > 1 else ''} {listed(which)}", why) for why, which in reasons.items()]
+
+
+def _error(structure: RunStructure) -> Markup | None:
+    """The largest error of the sum of the parts, as a power of ten; None without parts."""
+    error = max((parts.error for _, parts in _with_parts(structure)), default=None)
+    if error is None:
+        return None
+    digits, _, power = f"{error:.1e}".partition("e")
+    return Markup(f"{digits} × 10<sup>{str(int(power)).replace('-', '−')}</sup>") if error else Markup("0")
+
+
+def _most_positional(structure: RunStructure) -> tuple[str, str, float] | None:
+    """The head whose softmax sees most of position: its short and its long name, and the share; None if none is known.
+
+    Without parts: the head whose distance explains most.
+    """
+    found = [
+        (float(value), layer.layer + 1, head + 1)
+        for layer, parts in _with_parts(structure)
+        for head, value in enumerate(parts.kinds["softmax"][:, 0])
+    ] or [(float(v), layer.layer + 1, head + 1) for layer in structure.layers for head, v in enumerate(layer.explained)]
+    known = [each for each in found if np.isfinite(each[0])]
+    if not known:
+        return None
+    value, layer, head = max(known, key=lambda each: each[0])
+    return f"L{layer} H{head}", f"layer {layer}, head {head}", value
+
+
+def _lead(structure: RunStructure) -> str:
+    top = _most_positional(structure)
+    names = Counter(name for _, parts in _with_parts(structure) for name in parts.named)
+    if not names:
+        words = "These logits have no form as a sum of content and position parts."
+        told = "" if top is None else f" Distance alone explains most in {top[1]}: {share(top[2])} of their variance."
+        return words + told
+    (name, count), *others = names.most_common()
+    heads = (
+        f"{count} of {names.total()} heads are" if others else f"All {count} heads are" if count > 1 else "Heads are"
+    )
+    rest = f"; the others are {listed(f'{other} ({n})' for other, n in others)}" if others else ""
+    words = f"{heads} {NAMED[name]}{rest}."
+    if top is None:
+        return f"{words} No head’s share of position is known."
+    return f"{words} The most positional is {top[1]}: position makes up {share(top[2])} of what its softmax sees."
+
+
+def _bar_block(
+    structure: RunStructure, block: Block, tables: dict[str, list[Float[np.ndarray, "H P"]]], fills: list[figures.Fill]
+) -> Block:
+    """A view a way of looking, a panel a layer; all panels have one axis."""
+    layers = [layer for layer, _ in _with_parts(structure)]
+    ends = span([table for found in tables.values() for table in found])
+    views = []
+    for which, title in SEEN.items():
+        panels = []
+        for layer, table in zip(layers, tables[which], strict=True):
+            words = "; ".join(
+                f"head {head}: {', '.join(f'{f.title} {share(v)}' for f, v in zip(fills, row, strict=True))}"
+                for head, row in enumerate(table, start=1)
+            )
+            panels.append(Panel(_title(layer), figures.bars(table, fills, ends), words))
+        views.append(View(title, [Group("", panels)]))
+    return Block(block.id, block.number, block.title, block.caption, views, _width(structure), [*fills])
+
+
+def _kinds(structure: RunStructure, number: int) -> Block:
+    caption = (
+        "A bar is a head; its pieces add up to 100%. Position: what the mean contents of places give. Content: what "
+        "contents give when distance is averaged out. Coupled: the rest, where the two work together."
+    )
+    found = [parts for _, parts in _with_parts(structure)]
+    tables = {which: [_with_untold(parts.kinds[which]) for parts in found] for which in SEEN}
+    fills = [*(FILLS[name] for name in KINDS), UNTOLD]
+    if not any(np.isfinite(table[:, -1]).any() for each in tables.values() for table in each):
+        fills.pop()
+        tables = {which: [table[:, :-1] for table in each] for which, each in tables.items()}
+    return _bar_block(structure, Block("kinds", number, "Position, content, or both", caption, []), tables, fills)
+
+
+def _with_untold(kinds: Float[np.ndarray, "H 3"]) -> Float[np.ndarray, "H 4"]:
+    """With one more column: what is left of position where content is not known."""
+    return np.column_stack((kinds, np.where(np.isnan(kinds[:, 1]), 1 - kinds[:, 0], np.nan)))
+
+
+def _parts(structure: RunStructure, number: int) -> Block:
+    found = [parts for _, parts in _with_parts(structure)]
+    names = list(dict.fromkeys(name for parts in found for name in parts.names))
+    sizes = {
+        name: max(
+            float(np.nanmax(np.abs(parts.shares[which][:, parts.names.index(name)]), initial=0))
+            for parts in found
+            if name in parts.names
+            for which in SEEN
+        )
+        for name in names
+    }
+    shown = [name for name in names if sizes[name] > SMALL]
+    small = [name for name in names if name not in shown]
+    caption = (
+        "The product of query and key, by where the two vectors come from: content-position is the query’s content "
+        "with the key’s position. What the encoding adds to the products has parts of its own. "
+        "Which share depends on distance is not seen here: a rotation acts on content-content too."
+        + (f" Nowhere over {SMALL:.1%}, and not drawn: {listed(small)}." if small else "")
+    )
+    tables = {which: [_columns(parts, which, shown) for parts in found] for which in SEEN}
+    block = Block("parts", number, "Which vectors the logits come from", caption, [])
+    return _bar_block(structure, block, tables, [FILLS[name] for name in shown])
+
+
+def _columns(parts: Parts, which: str, names: list[str]) -> Float[np.ndarray, "H P"]:
+    nothing = np.full(len(parts.shares[which]), np.nan)
+    columns = [parts.shares[which][:, parts.names.index(name)] if name in parts.names else nothing for name in names]
+    return np.stack(columns, axis=1) if columns else nothing[:, None][:, :0]
+
+
+def _distance(structure: RunStructure, number: int) -> Block:
+    known = any(layer.parts for layer in structure.layers)
+    kernel = (
+        "Position kernel: what the mean query and the mean key of two places give, averaged over the places a distance "
+        "apart. "
+    )
+    caption = (
+        f"{kernel if known else ''}Mean of the logits: over all sequences, by distance. A constant does nothing in a "
+        "softmax: look at the shape."
+    )
+    groups = []
+    for layer in structure.layers:
+        parts = layer.parts
+        ends = _ends(layer.means if parts is None else np.concatenate((layer.means, parts.kernel)))
+        panels = []
+        if parts is not None:
+            words = f"Of what mean contents give, a function of the distance alone: {_range(parts.fixed)}."
+            panels.append(Panel("Position kernel", figures.curves(layer.offsets, parts.kernel, ends), words))
+        words = (
+            f"Distance alone explains {_range(layer.explained)} of the logits’ variance; where contents have no "
+            f"structure it would be {100 * layer.chance:.2g}%."
+        )
+        title = "Mean of the logits" if known else _title(layer)
+        panels.append(Panel(title, figures.curves(layer.offsets, layer.means, ends), words))
+        groups.append(Group(_title(layer), panels))
+    if not known:
+        groups = [Group("", [panel for group in groups for panel in group.panels])]
+    return Block("distance", number, "Logits by distance", caption, [View("", groups)], legend=_signs(structure))
+
+
+def _symbols(structure: RunStructure, number: int) -> Block:
+    known = any(layer.parts for layer in structure.layers)
+    title = "The position kernel’s Fourier series" if known else "The Fourier series of the logits’ means by distance"
+    caption = (
+        "A curve a head: the series of the Hermitian part under the window 1 − |δ|/N; dotted where it is negative, not "
+        f"drawn where it is under {figures.DEPTH:.1%} of a panel’s largest. φ = 0, the constant, has no place on a "
+        "logarithmic axis."
+    )
+    panels = [
+        Panel(_title(layer), figures.symbol(layer.angles, layer.symbol), "Symbol of each head.")
+        for layer in structure.layers
+    ]
+    return Block("symbol", number, title, caption, [View("", [Group("", panels)])], legend=_signs(structure))
+
+
+def _examples(structure: RunStructure, number: int) -> Block:
+    caption = (
+        "The heads whose logits distance explains best. Each diagonal of the right-hand map is the mean "
+        "of that diagonal on the left. Blue is below 0, red above; every pair of maps has a scale of its own, within "
+        f"which {figures.WITHIN:.0%} of its logits lie."
+    )
+    groups = []
+    for layer in structure.layers:
+        panels = []
+        for head, example in zip(layer.heads, layer.example, strict=True):
+            part = diagonals_only(example)
+            energy = float(np.nansum(example**2))
+            here = float(np.nansum(part**2)) / energy if energy else np.nan
+            words = (
+                f"Toeplitz share {share(here)} in this sequence, {share(layer.toeplitz[head])} over all. "
+                f"Colours end at ±{figures.scale_end(example):.2g} nats."
+            )
+            panels.append(Panel(f"Head {head + 1}", figures.pair(example, part), words))
+        groups.append(Group(_title(layer), panels))
+    return Block("logits", number, "One sequence", caption, [View("", groups)])
+
+
+def _frequencies(structure: RunStructure, number: int) -> Block:
+    found = [(layer, parts.branches) for layer, parts in _with_parts(structure) if parts.branches is not None]
+    every = [branches[which] for _, branches in found for which in SEEN]
+    still = any((np.nan_to_num(table[:, 0]) != 0).any() for table in every)
+    limit = max((float(np.nanmax(np.abs(table), initial=0.01)) for table in every), default=1.0)
+    views = []
+    for which, title in SEEN.items():
+        panels = []
+        for layer, branches in found:
+            table = branches[which] if still else branches[which][:, 1:]
+            columns = ["not rotated"] * still + [str(i) for i in range(1, branches[which].shape[1])]
+            words = "Shares by head and frequency."
+            panels.append(Panel(_title(layer), figures.frequencies(table, columns, limit), words))
+        views.append(View(title, [Group("", panels)]))
+    caption = (
+        "Each head’s share by frequency of the rotation, in per cent, from the fastest (1) to the slowest"
+        f"{', after the dimensions that are not rotated' if still else '; all dimensions are rotated'}. Red is above "
+        f"0, blue below: there a frequency works against the rest. The colours end at ±{limit:.0%}."
+    )
+    return Block("frequency", number, "Which frequencies carry the logits", caption, views, _width(structure))
+
+
+def _rows(structure: RunStructure) -> list[Row]:
+    made = []
+    for layer in structure.layers:
+        for head, (toeplitz, explained) in enumerate(zip(layer.toeplitz, layer.explained, strict=True)):
+            parts = layer.parts
+            made.append(
+                Row(
+                    head=f"L{layer.layer + 1} H{head + 1}",
+                    first=head == 0,
+                    softmax=[] if parts is None else [share(value) for value in parts.kinds["softmax"][head]],
+                    logits=[] if parts is None else [share(value) for value in parts.kinds["logits"][head]],
+                    named="" if parts is None else parts.named[head],
+                    fixed="" if parts is None else share(parts.fixed[head]),
+                    toeplitz=share(toeplitz),
+                    explained=share(explained),
+                    strongest="" if parts is None or parts.branches is None else _strongest(parts.branches, head),
+                )
+            )
+    return made
+
+
+def _strongest(branches: dict[str, Float[np.ndarray, "H n1"]], head: int) -> str:
+    row = branches["softmax"][head]
+    if np.isnan(row).all():
+        return "–"
+    best = int(np.nanargmax(row))
+    place = f"{best} of {len(row) - 1}" if best else "not rotated"
+    return f"{place}, {share(row[best])}"
+
+
+def _title(layer: LayerStructure) -> str:
+    return f"Layer {layer.layer + 1}"
+
+
+def _heads(structure: RunStructure) -> int:
+    return max((len(layer.means) for layer in structure.layers), default=0)
+
+
+def _signs(structure: RunStructure) -> list[Sign]:
+    return [head_sign(head) for head in range(_heads(structure))]
+
+
+def _width(structure: RunStructure) -> str:
+    return "medium" if _heads(structure) <= figures.FEW else "wide"
+
+
+def _ends(values: Float[np.ndarray, "H D"]) -> tuple[float, float]:
+    low, high = float(np.nanmin(values, initial=0)), float(np.nanmax(values, initial=0))
+    room = 0.06 * max(high - low, 1e-9)
+    return low - room, high + room
+
+
+def _range(values: Float[np.ndarray, "H"]) -> str:
+    """The smallest and the largest share, and whose they are."""
+    if np.isnan(values).all():
+        return "not known"
+    low, high = int(np.nanargmin(values)), int(np.nanargmax(values))
+    if low == high:
+        return f"{share(values[low])} (head {low + 1})"
+    return f"{share(values[low])} (head {low + 1}) to {share(values[high])} (head {high + 1})"

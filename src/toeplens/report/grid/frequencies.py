@@ -1,0 +1,225 @@
+"""A grid study's figures by frequency: scans of an option, where heads look, and what each frequency is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import log10
+
+import numpy as np
+
+from toeplens.report.grid.look import Spread, encoding_looks, finished, plain, task_looks
+from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
+from toeplens.report.kit.canvas import Canvas, faded
+from toeplens.report.kit.plane import Look
+from toeplens.studies import CellResult
+from toeplens.studies.grid import Column, Grid
+from toeplens.studies.grid import measured as heads
+from toeplens.studies.kit.results import SKILLED
+
+_UNITS = {"frequencies": "radians a token"}  # of scanned options
+_DECADES = 2  # a scan over more is drawn on a logarithmic axis
+
+
+def scans(state: Grid, number: int) -> Block:
+    """Accuracy, and what the skill rests on, against each scanned option."""
+    by_scan: dict[str, list[Column]] = {}
+    for column in state.spec.columns():
+        if column.scan:
+            by_scan.setdefault(column.scan, []).append(column)
+    looks = task_looks(state.spec)
+    groups, shown = [], set()
+    for label, columns in by_scan.items():
+        tasks = [looks[task] for task in columns[0].tasks if any(finished(state, task, c.label) for c in columns)]
+        if not tasks:
+            continue
+        shown |= {one.key for one in tasks}
+        part = state.spec.encodings[label]
+        panels = [
+            _scan(state, columns, tasks, "Test accuracy", _RIGHT),
+            _scan(state, columns, tasks, "What the skill rests on", _RESTS),
+        ]
+        groups.append(Group(f"{part.title or label}, by {next(iter(part.scan))}", [p for p in panels if p]))
+    caption = (
+        "Models that differ in one option alone, a line a task: mean over seeds, the band their range. Left: test "
+        "accuracy. Right: the positional share (solid) and the symbolic share (dashed) of the heads, each head weighed "
+        f"by what is lost without it, of models whose skill is {SKILLED:.0%} or more. Press a task to hide or "
+        "show it."
+    )
+    signs = [one.sign for one in looks.values() if one.key in shown]
+    return Block("scan", number, "One option, scanned", caption, [View("", groups)], legend=signs)
+
+
+def _rests(share: str) -> Callable[[CellResult], float]:
+    return lambda cell: heads.carried(cell, share) if cell.skilled else float("nan")
+
+
+Line = tuple[Callable[[CellResult], float], str, str]  # a figure of a model, the line's dash, its name
+_RIGHT: list[Line] = [(lambda cell: cell.accuracy, "solid", "")]
+_RESTS: list[Line] = [(_rests("positional"), "solid", "positional "), (_rests("symbolic"), "dash", "symbolic ")]
+
+
+def _scan(
+    state: Grid, columns: Sequence[Column], tasks: Sequence[Look], title: str, lines: Sequence[Line]
+) -> Panel | None:
+    canvas, told = Canvas(300, left=50), []
+    values = sorted((float(column.value or 0), column.label) for column in columns)
+    for one in tasks:
+        for figure, dash, name in lines:
+            found = [(at, Spread.of(map(figure, finished(state, one.key, label)))) for at, label in values]
+            found = [(at, spread) for at, spread in found if spread.count]
+            if not found:
+                continue
+            line(canvas, one, found, dash=dash, name=name)
+            told.append(f"{one.title}: {name}{', '.join(f'{at:g}: {spread.mean:.0%}' for at, spread in found)}")
+    if not told:
+        return None
+    low, high = values[0][0], values[-1][0]
+    if low > 0 and log10(high / low) > _DECADES:
+        low, high = log10(low), log10(high)
+        canvas.x(type="log", dtick=1)
+    room = 0.04 * (high - low) or 1.0
+    option = next(iter(state.spec.encodings[columns[0].scan].scan))
+    canvas.x(f"{option}, {_UNITS[option]}" if option in _UNITS else option, range=[low - room, high + room])
+    canvas.y("", range=[-0.02, 1.04], tickformat=".0%")
+    return Panel(title, canvas.figure(), "; ".join(told) + ".")
+
+
+def line(
+    canvas: Canvas, one: Look, found: Sequence[tuple[float, Spread]], *, dash: str = "solid", name: str = ""
+) -> None:
+    """Means of values, with their ranges as a band where there are several seeds."""
+    xs = [float(f"{at:.6g}") for at, _ in found]
+    if any(spread.count > 1 for _, spread in found):
+        edge = {"x": xs, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "meta": one.key}
+        canvas.add("scatter", y=[round(spread.low, 5) for _, spread in found], **edge)
+        canvas.add(
+            "scatter",
+            y=[round(spread.high, 5) for _, spread in found],
+            fill="tonexty",
+            fillcolor=faded(one.tint, 0.1),
+            **edge,
+        )
+    canvas.add(
+        "scatter",
+        x=xs,
+        y=[round(spread.mean, 5) for _, spread in found],
+        mode="lines+markers",
+        line={"color": one.tint, "width": 2, "dash": dash},
+        marker={"color": one.tint, "symbol": one.symbol, "size": 7},
+        customdata=[[f"{name}{spread.told()}", f"{at:g}"] for at, spread in found],
+        name=plain(one.title),
+        hovertemplate="%{customdata[1]}: %{customdata[0]}",
+        meta=one.key,
+    )
+
+
+def centres(state: Grid, number: int) -> Block:
+    """Each head of a rotary encoding: the centre of its frequency use against how positional it is."""
+    looks = task_looks(state.spec)
+    scanned = {column.label for column in state.spec.columns() if column.scan}
+    sides = (("Encodings of several frequencies", False), ("Scanned, one value a model", True))
+    panels, shown = [], set()
+    for title, scan in sides:
+        canvas, told = Canvas(320, left=50), []
+        for one in looks.values():
+            models = [
+                cell
+                for cell in state.results.cells
+                if cell.key.task == one.key and cell.skilled and (cell.key.label in scanned) == scan
+            ]
+            points = [point for cell in models for point in _centred(state, cell)]
+            if not points:
+                continue
+            shown.add(one.key)
+            x, y, lost, where = zip(*points, strict=True)
+            canvas.add(
+                "scatter",
+                x=x,
+                y=y,
+                mode="markers",
+                marker=one.heads(lost),
+                customdata=list(zip(where, [round(100 * drop, 1) for drop in lost], strict=True)),
+                name=plain(one.title),
+                hovertemplate="%{customdata[0]}<br>centre %{x:.2f} octaves, positional %{y:.2f}<br>"
+                "%{customdata[1]:.1f} points lost without it",
+                meta=one.key,
+            )
+            told.append(f"{one.title}: {len(points)} heads, centres {min(x):.1f} to {max(x):.1f}")
+        canvas.x("centre of frequency use, octaves")
+        canvas.y("positional share", range=[-0.04, 1.04])
+        if told:
+            panels.append(Panel(title, canvas.figure(), "; ".join(told) + "."))
+    caption = (
+        "Heads that rotate, of models with skill: the mean of log₂ frequency, weighed by the share of the variance of "
+        "the logits that each frequency makes, against how positional the head is; 0 octaves are one radian a "
+        "token, −1 half of that. The larger a mark, the more accuracy is lost without the head. Press a task to hide "
+        "or show it."
+    )
+    signs = [one.sign for one in looks.values() if one.key in shown]
+    return Block(
+        "centre", number, "Fast for position, slow for content?", caption, [View("", [Group("", panels)])], legend=signs
+    )
+
+
+def _centred(state: Grid, cell: CellResult) -> list[tuple[float, float, float, str]]:
+    """Centre, positional share, accuracy lost and place of each head that has them."""
+    at, shares, lost = heads.centres(cell), heads.behaviours(cell), heads.drops(cell)
+    if at is None or shares is None or lost is None:
+        return []
+    title = next(column.title for column in state.spec.columns() if column.label == cell.key.label)
+    return [
+        (
+            round(float(at[head]), 3),
+            round(float(shares.positional[head]), 4),
+            float(lost[head]),
+            f"{plain(title)}, seed {cell.key.seed}, layer {head[0] + 1}, head {head[1] + 1}",
+        )
+        for head in np.ndindex(lost.shape)
+        if np.isfinite(at[head]) and np.isfinite(shares.positional[head])
+    ]
+
+
+def bands(state: Grid, number: int) -> Block:
+    """What the models lose without each frequency, a panel an encoding."""
+    tasks, panels, shown = task_looks(state.spec), [], set()
+    for label, encoding in encoding_looks(state.spec).items():
+        canvas, told = Canvas(230, left=62, bottom=40), []
+        for one in tasks.values():
+            tables = [worth(cell) for cell in finished(state, one.key, label) if cell.skilled]
+            tables = [table for table in tables if table]
+            if not tables:
+                continue
+            at = sorted(set().union(*tables))
+            found = [(frequency, Spread.of(table.get(frequency, float("nan")) for table in tables)) for frequency in at]
+            line(canvas, one, found)
+            shown.add(one.key)
+            most = max(found, key=lambda pair: pair[1].mean)
+            told.append(f"{one.title}: most at {most[0]:.3g}, {most[1].mean:.2g} nats")
+        if told:
+            canvas.x("radians a token", type="log", dtick=1)
+            canvas.y("nats", rangemode="tozero")
+            panels.append(Panel(encoding.title, canvas.figure(), "; ".join(told) + ".", encoding.tint, encoding.glyph))
+    caption = (
+        "How much the cross-entropy rises when one frequency of one head stops turning, summed over heads and layers: "
+        "a line a task, mean over seeds with skill, the band their range. Frequencies of 0, which never turn, have no "
+        "place on the axis. Panels have scales of their own. Press a task to hide or show it: the others then fill "
+        "the scale."
+    )
+    signs: list[Sign] = [one.sign for one in tasks.values() if one.key in shown]
+    return Block(
+        "bands", number, "What each frequency is worth", caption, [View("", [Group("", panels)])], "medium", signs
+    )
+
+
+def worth(cell: CellResult) -> dict[float, float]:
+    """Nats lost without each frequency above 0, summed over the heads that have it; empty without such a measure."""
+    lost, use = heads.measured(cell, "bands"), heads.measured(cell, "frequency")
+    total: dict[float, float] = {}
+    if lost is None or use is None:
+        return total
+    for drops, frequencies in zip(lost["drops"], use["frequencies"], strict=True):
+        for head, turning in zip(drops, frequencies, strict=True):
+            for drop, frequency in zip(head, turning, strict=True):
+                if frequency > 0 and drop is not None:
+                    total[frequency] = total.get(frequency, 0.0) + drop
+    return total

@@ -1,0 +1,210 @@
+"""A grid study's figures and tables on longer texts: skill by length, and what goes with keeping it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from toeplens.ground.words import listed
+from toeplens.report.grid.look import Spread, encoding_looks, finished, plain
+from toeplens.report.kit.blocks import Block, Group, Panel, View
+from toeplens.report.kit.canvas import Canvas
+from toeplens.studies import CellResult
+from toeplens.studies.grid import FIGURES, Grid, Relation
+from toeplens.studies.grid import measured as heads
+
+_NONE = "–"
+
+
+def lengths(state: Grid, number: int) -> Block:
+    """Skill against the length of the test texts, a panel a task."""
+    looks, panels, shown = encoding_looks(state.spec), [], set()
+    ends = [skill for cell in state.results.cells for _, skill in _by_length(cell)]
+    low = min([0.0, *ends])
+    for task in state.spec.tasks:
+        canvas, told, cannot = Canvas(220, left=46, bottom=38), [], _cannot(state, task)
+        canvas.line_at(0)
+        for label, one in looks.items():
+            cells = finished(state, task, label)
+            found: dict[float, list[float]] = {}
+            for cell in cells:
+                for factor, skill in _by_length(cell):
+                    found.setdefault(factor, []).append(skill)
+            if not found:
+                continue
+            shown.add(label)
+            at = sorted(found)
+            spreads = [Spread.of(found[factor]) for factor in at]
+            canvas.add(
+                "scatter",
+                x=at,
+                y=[round(spread.mean, 4) for spread in spreads],
+                mode="lines+markers",
+                line={"color": one.tint, "width": 1.8},
+                marker={"color": one.tint, "symbol": one.symbol, "size": 6},
+                customdata=[spread.told(1, percent=True) for spread in spreads],
+                name=plain(one.title),
+                hovertemplate="%{x:.3g} times the length<br>skill %{customdata}",
+                meta=one.key,
+            )
+            steps = ", ".join(f"{spread.mean:.0%} at {f:.3g}" for f, spread in zip(at, spreads, strict=True))
+            told.append(f"{one.title} {steps}")
+        canvas.x("times the training length", type="log", tickvals=[1, 1.25, 1.5, 2, 3, 4], range=[-0.04, 0.64])
+        canvas.y("", range=[low * 1.05 - 0.02, 1.05], tickformat=".0%")
+        if told or cannot:
+            words = f"Skill: {'; '.join(told)}. {cannot}" if told else cannot
+            panels.append(Panel(state.spec.title_of(task), canvas.figure(), words.strip()))
+    caption = (
+        "Skill on test texts as long as those of training and longer: accuracy over the best guess from the length "
+        "alone, as a share of what is left to learn, mean over seeds. 100%: all right; 0: no better than the guess; "
+        "below: worse. A length that a task or a model cannot have is missing, and told below. Press an encoding to "
+        "hide or show it."
+    )
+    signs = [one.sign for label, one in looks.items() if label in shown]
+    missing = [f"{state.spec.title_of(task)}: {why}" for task in state.spec.tasks if (why := _cannot(state, task))]
+    group = Group("", panels, " ".join(missing))
+    return Block(
+        "lengths", number, "Texts longer than those of training", caption, [View("", [group])], "medium", signs
+    )
+
+
+def _rows(cell: CellResult) -> list[dict[str, Any]]:
+    found = heads.measured(cell, "extrapolation")
+    return [] if found is None or cell.status != "complete" else found["rows"]
+
+
+def _by_length(cell: CellResult) -> list[tuple[float, float]]:
+    """Factor and skill of each length that counts."""
+    return [
+        (round(row["factor"], 4), heads.skill_at(cell, row["factor"]))
+        for row in _rows(cell)
+        if row["accuracy"] is not None
+    ]
+
+
+def _cannot(state: Grid, task: str) -> str:
+    """Which lengths have no number, for which encodings, and why."""
+    reasons: dict[tuple[float, str], list[str]] = {}
+    for label, one in encoding_looks(state.spec).items():
+        for cell in state.results.of(task, label):
+            for row in _rows(cell):
+                if row["accuracy"] is None:
+                    names = reasons.setdefault((row["factor"], row["why"] or "it is not known why."), [])
+                    names += [one.title] if one.title not in names else []
+    every = [one.title for label, one in encoding_looks(state.spec).items() if state.results.of(task, label)]
+    told = [
+        f"cannot have {factor:.3g} times the length{'' if names == every else f' ({listed(names)})'}: {why}"
+        for (factor, why), names in sorted(reasons.items())
+    ]
+    return " ".join(told)
+
+
+@dataclass(frozen=True)
+class RelationRow:
+    """A line of correlations, as words."""
+
+    title: str
+    entries: list[RelationEntry]
+
+
+@dataclass(frozen=True)
+class RelationEntry:
+    """A correlation with its interval, and what it was counted on."""
+
+    value: str = _NONE
+    interval: str = ""
+    counted: str = ""
+
+
+@dataclass(frozen=True)
+class RelationTable:
+    """Correlations; ``corner`` says what its rows are."""
+
+    corner: str
+    columns: list[str]
+    rows: list[RelationRow]
+
+
+def by_length(state: Grid) -> RelationTable:
+    """All tasks together: a row a figure, a column a length."""
+    found = {(each.figure, each.factor): each for each in state.relations if each.task is None}
+    factors = sorted({factor for _, factor in found})
+    rows = [
+        RelationRow(title, [_entry(found.get((figure, factor))) for factor in factors])
+        for figure, (title, _) in FIGURES.items()
+        if any(of == figure for of, _ in found)
+    ]
+    return RelationTable("Of the heads", [f"{factor:g} times" for factor in factors], rows)
+
+
+def by_task(state: Grid) -> RelationTable:
+    """Each task by itself, at `heads.LONGER` times the length: a row a task, a column a figure."""
+    found = {(each.figure, each.task): each for each in state.relations if each.task is not None}
+    rows = [
+        RelationRow(state.spec.title_of(task), [_entry(found.get((figure, task))) for figure in FIGURES])
+        for task in state.spec.tasks
+        if any(task == of for _, of in found)
+    ]
+    return RelationTable("Task", [title for title, _ in FIGURES.values()], rows)
+
+
+def _entry(relation: Relation | None) -> RelationEntry:
+    if relation is None:
+        return RelationEntry()
+    interval = "" if relation.low is None else f"{_signed(relation.low)} to {_signed(relation.high)}"
+    counted = f"{len(relation.points)} models, {relation.encodings} encodings"
+    return RelationEntry(_signed(relation.value), interval, counted)
+
+
+def _signed(value: float | None) -> str:
+    if value is None:
+        return _NONE
+    return f"{round(value, 2) + 0.0:+.2f}".replace("-", "−").replace("+0.00", "0.00")
+
+
+def relations(state: Grid, number: int) -> Block:
+    """Each model: a figure of its heads against what is left of its skill; a view a figure, a panel a length."""
+    looks = encoding_looks(state.spec)
+    every = [relation for relation in state.relations if relation.task is None]
+    shown = {point.label for relation in every for point in relation.points}
+    views = [
+        View(title, [Group("", [_scatter(state, relation, title) for relation in every if relation.figure == figure])])
+        for figure, (title, _) in FIGURES.items()
+        if any(relation.figure == figure for relation in every)
+    ]
+    caption = (
+        "A mark is a model with skill: a figure of its heads, and its skill on longer texts over that on texts of the "
+        "training length. Dotted: all of it left, none left. Press an encoding to hide or show it."
+    )
+    signs = [one.sign for label, one in looks.items() if label in shown]
+    return Block("relations", number, "What goes with keeping skill", caption, views, legend=signs)
+
+
+def _scatter(state: Grid, relation: Relation, title: str) -> Panel:
+    canvas = Canvas(270, left=52)
+    canvas.line_at(1, dash="dot")
+    canvas.line_at(0, dash="dot")
+    for label, one in encoding_looks(state.spec).items():
+        points = [point for point in relation.points if point.label == label]
+        if points:
+            canvas.add(
+                "scatter",
+                x=[round(point.figure, 4) for point in points],
+                y=[round(point.kept, 4) for point in points],
+                mode="markers",
+                marker={"color": one.tint, "symbol": one.symbol, "size": 7, "opacity": 0.75},
+                customdata=[f"{plain(state.spec.title_of(point.task))}, seed {point.seed}" for point in points],
+                name=plain(one.title),
+                hovertemplate="%{customdata}<br>%{x:.2f}: %{y:.0%} left",
+                meta=one.key,
+            )
+    canvas.x(title)
+    canvas.y("skill left", tickformat=".0%")
+    counted = f"{len(relation.points)} models of {relation.encodings} encodings"
+    words = f"{counted}; too few for a correlation, or nothing varies."
+    if relation.value is not None:
+        words = (
+            f"Spearman’s correlation {_signed(relation.value)}, 95% interval {_signed(relation.low)} to "
+            f"{_signed(relation.high)}; {counted}."
+        )
+    return Panel(f"At {relation.factor:g} times the length", canvas.figure(), words)

@@ -1,0 +1,165 @@
+"""The plane of positional and symbolic shares: every head of a grid study's models, and every model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from toeplens.report.grid.look import Spread, encoding_looks, finished, plain
+from toeplens.report.kit.blocks import Block, Group, Panel, View
+from toeplens.report.kit.canvas import Canvas
+from toeplens.report.kit.plane import Look, triangle
+from toeplens.studies import CellResult
+from toeplens.studies.grid import Grid
+from toeplens.studies.grid import measured as heads
+from toeplens.studies.kit.results import SKILLED
+
+_SHARES = ("positional", "symbolic")
+_HALF = 0.5
+
+
+def plane(state: Grid, number: int) -> Block:
+    """All heads of models with skill, and what the skill of each model rests on; a view for all tasks and for each."""
+    looks = encoding_looks(state.spec)
+    models = {
+        (task, label): [cell for cell in finished(state, task, label) if cell.skilled]
+        for task in state.spec.tasks
+        for label in looks
+    }
+    shown = [task for task in state.spec.tasks if any(models[task, label] for label in looks)]
+    views = [
+        View(
+            "all tasks" if len(some) > 1 else state.spec.title_of(some[0]),
+            [Group("", _panels(state, looks, {pair: found for pair, found in models.items() if pair[0] in some}))],
+        )
+        for some in ([shown] if len(shown) > 1 else []) + [[task] for task in shown]
+    ]
+    used = {label for (_, label), found in models.items() if found}
+    caption = (
+        "How much of the variance of a head’s logits is a matter of where the keys are (positional), of what they are "
+        "(symbolic), and of the two working together (interaction); the three add up to 1, so that a head "
+        "lies in the triangle, and its distance from the slanted side is its interaction. Left: each head, the larger "
+        "the more accuracy is lost without it. Right: a mark is an encoding on a task, the mean over its heads, each "
+        "weighed by what is lost without it, and over seeds (rings, where one task is shown). Models whose skill is "
+        f"under {SKILLED:.0%}, and scans, are left out. Press an encoding to hide or show it."
+    )
+    signs = [one.sign for label, one in looks.items() if label in used]
+    return Block("plane", number, "Positional, symbolic, or both at once", caption, views, legend=signs)
+
+
+def _panels(state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]) -> list[Panel]:
+    made = [("Each head", _heads(state, looks, models)), ("What the skill rests on", _models(state, looks, models))]
+    return [Panel(title, canvas.figure(), words) for title, (canvas, words) in made if canvas is not None]
+
+
+def _heads(
+    state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]
+) -> tuple[Canvas | None, str]:
+    canvas, told = triangle(), []
+    for label, one in looks.items():
+        points = [
+            point
+            for (task, of), found in models.items()
+            if of == label
+            for cell in found
+            for point in _points(cell, plain(state.spec.title_of(task)))
+        ]
+        if not points:
+            continue
+        x, y, between, lost, where = zip(*points, strict=True)
+        canvas.add(
+            "scatter",
+            x=x,
+            y=y,
+            mode="markers",
+            marker=one.heads(lost),
+            customdata=list(zip(where, between, [round(100 * drop, 1) for drop in lost], strict=True)),
+            name=plain(one.title),
+            hovertemplate="%{customdata[0]}<br>positional %{x:.2f}, symbolic %{y:.2f}, "
+            "interaction %{customdata[1]:.2f}<br>%{customdata[2]:.1f} points lost without it",
+            meta=one.key,
+        )
+        told.append(f"{one.title}: {_counted(points)}")
+    return (canvas, "; ".join(told) + ".") if told else (None, "")
+
+
+Point = tuple[float, float, float, float, str]  # positional, symbolic, interaction, lost, where
+
+
+def _points(cell: CellResult, task: str) -> list[Point]:
+    """The heads of a model whose logits vary."""
+    shares, lost = heads.behaviours(cell), heads.drops(cell)
+    if shares is None or lost is None:
+        return []
+    return [
+        (
+            round(float(shares.positional[at]), 4),
+            round(float(shares.symbolic[at]), 4),
+            round(float(shares.interaction[at]), 4),
+            float(lost[at]),
+            f"{task}, seed {cell.key.seed}, layer {at[0] + 1}, head {at[1] + 1}",
+        )
+        for at in np.ndindex(lost.shape)
+        if np.isfinite(shares.positional[at])
+    ]
+
+
+def _counted(points: Sequence[Point]) -> str:
+    shares = np.array([point[:3] for point in points])
+    over = (shares > _HALF).sum(0)
+    return (
+        f"of {len(points)} heads {over[0]} are over half positional, {over[1]} over half symbolic, "
+        f"{over[2]} over half interaction"
+    )
+
+
+def _models(
+    state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]
+) -> tuple[Canvas | None, str]:
+    canvas, told = triangle(), []
+    one_task = len({task for task, _ in models}) == 1
+    for label, one in looks.items():
+        rows = []
+        for (task, of), found in models.items():
+            if of == label:
+                each = [tuple(heads.carried(cell, share) for share in _SHARES) for cell in found]
+                if each := [pair for pair in each if np.isfinite(pair).all()]:
+                    rows.append((state.spec.title_of(task), each))
+        if not rows:
+            continue
+        means = [np.mean(each, axis=0) for _, each in rows]
+        if one_task and len(rows[0][1]) > 1:
+            x, y = zip(*rows[0][1], strict=True)
+            canvas.add(
+                "scatter",
+                x=_rounded(x),
+                y=_rounded(y),
+                mode="markers",
+                marker={"color": one.tint, "symbol": "circle-open", "size": 6},
+                hoverinfo="skip",
+                meta=one.key,
+            )
+        canvas.add(
+            "scatter",
+            x=_rounded(mean[0] for mean in means),
+            y=_rounded(mean[1] for mean in means),
+            mode="markers",
+            marker={"color": one.tint, "symbol": one.symbol, "size": 10, "opacity": 0.85},
+            customdata=[
+                [plain(title), *(Spread.of(values).told() for values in zip(*each, strict=True))]
+                for title, each in rows
+            ],
+            name=plain(one.title),
+            hovertemplate="%{customdata[0]}<br>positional %{customdata[1]}<br>symbolic %{customdata[2]}",
+            meta=one.key,
+        )
+        pairs = ", ".join(
+            f"{title} {mean[0]:.2f} and {mean[1]:.2f}" for (title, _), mean in zip(rows, means, strict=True)
+        )
+        told.append(f"{one.title}: {pairs}")
+    return (canvas, f"Positional and symbolic share. {'; '.join(told)}.") if told else (None, "")
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [round(float(value), 4) for value in values]

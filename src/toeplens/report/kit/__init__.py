@@ -1,0 +1,1 @@
+"""What pages share: the shell, numbered blocks, panels and their plots, colours."""

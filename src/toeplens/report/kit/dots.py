@@ -1,0 +1,113 @@
+"""Dots: lines of a figure with a number a seed, their mean, and Student's interval of the mean."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import plotly.graph_objects as go
+
+from toeplens.lens import Estimate
+from toeplens.report.kit.canvas import Canvas
+from toeplens.studies.kit.results import estimated
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is drawn in one colour and with one marker.
+
+    key     its entry in the legend; empty without one
+    values  for each line of the figure, a number a seed; a line without numbers stays empty
+    tints   for each line, its colour
+    """
+
+    key: str
+    title: str
+    symbol: str
+    values: Sequence[Mapping[int, float]]
+    tints: Sequence[str]
+
+
+def dots(
+    lines: Sequence[str],
+    series: Sequence[Series],
+    title: str,
+    *,
+    scale: float = 1.0,
+    digits: int = 1,
+    span: tuple[float, float] | None = None,
+    marks: Sequence[float] = (),
+    notes: Mapping[int, str] | None = None,
+) -> go.Figure:
+    """Lines from top to bottom, numbers to the right: each seed a small ring, the mean a marker with its interval.
+
+    Arguments
+        lines   what stands at the left
+        series  drawn beside each other in each line
+        title   of the numbers' axis
+        scale   what numbers are multiplied by
+        digits  after the point, where one is told
+        span    ends of the axis, in its own unit; what the numbers need, unless given
+        marks   where thin lines go, in the axis's unit
+        notes   words instead of numbers, by line
+    """
+    wrapped = ["<br>".join(textwrap.wrap(line, 24)) or " " for line in lines]
+    heights = [max(15 * (1 + text.count("<br>")), 13 * len(series)) + 8 for text in wrapped]
+    canvas = Canvas(44 + sum(heights), right=14, top=4, bottom=40, left=20)
+    centres = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
+    for place, one in enumerate(series):
+        offset = (place - (len(series) - 1) / 2) * 12
+        _add(canvas, lines, one, [centre + offset for centre in centres], scale, digits)
+    for mark in marks:
+        canvas.line_at(mark, vertical=True)
+    for line, words in (notes or {}).items():
+        canvas.note(words, xref="paper", x=0.02, y=centres[line], xanchor="left")
+    canvas.y(tickvals=centres, ticktext=wrapped, range=[sum(heights), 0], automargin=True, showgrid=False)
+    canvas.x(title, **({} if span is None else {"range": list(span)}), nticks=7)
+    return canvas.figure()
+
+
+def _add(canvas: Canvas, lines: Sequence[str], one: Series, places: Sequence[float], scale: float, digits: int) -> None:
+    rings = [
+        (scale * value, place, tint, f"<b>{line}</b><br>{one.title}seed {seed}: {scale * value:.{digits}f}")
+        for line, values, place, tint in zip(lines, one.values, places, one.tints, strict=True)
+        if len(values) > 1
+        for seed, value in values.items()
+    ]
+    canvas.add(
+        "scatter",
+        x=[ring[0] for ring in rings],
+        y=[ring[1] for ring in rings],
+        mode="markers",
+        marker={"symbol": "circle-open", "size": 5, "color": [ring[2] for ring in rings], "opacity": 0.75},
+        text=[ring[3] for ring in rings],
+        hovertemplate="%{text}<extra></extra>",
+        meta=one.key,
+    )
+    means = [
+        (estimate, place, tint, line)
+        for line, values, place, tint in zip(lines, one.values, places, one.tints, strict=True)
+        if (estimate := estimated(dict(values)))
+    ]
+    reach = [scale * (e.high - e.value) if isfinite(e.high) else 0 for e, *_ in means]
+    canvas.add(
+        "scatter",
+        x=[scale * mean[0].value for mean in means],
+        y=[mean[1] for mean in means],
+        mode="markers",
+        cliponaxis=False,
+        marker={"symbol": one.symbol, "size": 9, "color": [mean[2] for mean in means]},
+        error_x={"type": "data", "array": reach, "color": "rgba(128, 136, 150, 0.9)", "thickness": 1.5, "width": 3},
+        text=[f"<b>{line}</b><br>{one.title}{told(e, scale, digits)}" for e, _, _, line in means],
+        hovertemplate="%{text}<extra></extra>",
+        meta=one.key,
+    )
+
+
+def told(estimate: Estimate, scale: float = 1.0, digits: int = 1) -> str:
+    """A mean with its interval, in words."""
+    value, low, high = (f"{scale * e:.{digits}f}" for e in (estimate.value, estimate.low, estimate.high))
+    text = f"{value} (one seed)" if estimate.count == 1 else f"{value} [{low}, {high}] over {estimate.count} seeds"
+    return text.replace("-", "−")

@@ -1,0 +1,1 @@
+"""Our own decoder as a source: traced, replayed from a layer, differentiated."""

@@ -1,0 +1,162 @@
+"""The heads of an audit as the page's script reads them: columns, their numbers, and the colour of each number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import floor, log2, log10
+from typing import Any
+
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
+
+from toeplens.ground.words import or_none
+from toeplens.studies.auditing.record import COLUMNS, AuditRecord, Number
+from toeplens.studies.auditing.words import Names, place_title, told
+
+NUMBERS = tuple(name for name in COLUMNS if name not in ("side", "kind", "layer", "head"))
+EFFECTS = ("effect", "effect_low", "effect_high")
+_DIGITS = {"distance": 1, "centre": 2}
+_SHARE = 3  # decimals of what lies between 0 and 1
+Values = dict[str, list[Number]]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The colours of a column.
+
+    low, high    the numbers at its two ends
+    signed       whether 0 stands in the middle, between -high and high
+    logarithmic  whether colours go with log2(1 + number)
+    """
+
+    low: float
+    high: float
+    signed: bool
+    logarithmic: bool = False
+
+    @classmethod
+    def of(
+        cls, values: Iterable[Number], *, signed: bool = False, logarithmic: bool = False, least: float = 0.0
+    ) -> Scale:
+        """From nothing to the largest number; from the smallest where that is over half of it or all are negative.
+
+        ``least``: a difference too small to be shown, so that rounding is not given all the colours
+        """
+        known = [value for value in values if value is not None]
+        low, high = min(known, default=0.0), max(known, default=0.0)
+        if signed or low < 0 < high:
+            end = max(abs(low), abs(high), least)
+            return cls(-end, end, True)
+        if low == high or 0 <= low <= high / 2:
+            low, high = min(0.0, low), max(0.0, high)
+        if high - low < least:
+            high = low + least
+        return cls(low, high, False, logarithmic)
+
+    def tone(self, value: Number) -> Number:
+        """From 0 (as the page's ground) to 1 (the warm end), or -1 (the cool end); None where nothing is known."""
+        if value is None:
+            return None
+        if self.signed:
+            return round(value / self.high, 3) if self.high else 0.0
+        low, high, at = (log2(1 + x) if self.logarithmic else x for x in (self.low, self.high, value))
+        return round((at - low) / (high - low), 3) if high > low else 0.0
+
+    def ends(self, digits: int) -> dict[str, Any]:
+        """What a legend says."""
+        return {"low": told(self.low, digits), "high": told(self.high, digits), "half": not self.signed}
+
+
+def title(column: str) -> str:
+    """A column's name as a text."""
+    return column.replace("_", " ")
+
+
+def values_of(audit: AuditRecord) -> Values:
+    """The columns of numbers of which any is known."""
+    table = audit.table()
+    found = {name: [None if v is None else or_none(float(v)) for v in table[name]] for name in NUMBERS}
+    return {name: column for name, column in found.items() if any(value is not None for value in column)}
+
+
+def digits_of(column: str, *audits: Values) -> int:
+    """Decimals: fixed by the column, or so many that the largest effect has three significant digits."""
+    if column not in EFFECTS:
+        return _DIGITS.get(column, _SHARE)
+    size = max((abs(v) for values in audits for v in values.get("effect", []) if v is not None), default=0.0)
+    return min(12, max(0, 2 - floor(log10(size)))) if size else _SHARE
+
+
+def least_of(column: str) -> float:
+    """The smallest difference that a column's decimals show; effects show any."""
+    return 0.0 if column in EFFECTS else 10.0 ** -digits_of(column)
+
+
+def scales_of(*audits: Values) -> dict[str, Scale]:
+    """One scale a column, for all audits together; effects have 0 in the middle."""
+    return {
+        name: Scale.of(
+            (value for values in audits for value in values.get(name, [])),
+            signed=name in EFFECTS,
+            logarithmic=name == "distance",
+            least=least_of(name),
+        )
+        for name in NUMBERS
+        if any(name in values for values in audits)
+    }
+
+
+def sheet(
+    name: str, audit: AuditRecord, values: Values, scales: dict[str, Scale], digits: dict[str, int]
+) -> dict[str, Any]:
+    """One map's and table's content: where each head stands, its numbers, and the tone of each number."""
+    names = Names.of(audit)
+    return {
+        "name": name,
+        "places": [
+            {
+                "side": place[0],
+                "kind": place[1],
+                "title": place_title(place),
+                "layers": [one.layer for one in audit.layers if (one.side, one.kind) == place],
+                "heads": max((one.heads for one in audit.layers if (one.side, one.kind) == place), default=0),
+            }
+            for place in names.places
+        ],
+        "titles": [names.short(head) for head in audit.heads],
+        "place": [names.places.index((head.side, head.kind)) for head in audit.heads],
+        "layer": [head.layer for head in audit.heads],
+        "head": [head.head for head in audit.heads],
+        "values": values,
+        "tones": {column: [scales[column].tone(value) for value in numbers] for column, numbers in values.items()},
+        "ends": {column: scales[column].ends(digits[column]) for column in values},
+    }
+
+
+def columns(*audits: Values) -> list[dict[str, Any]]:
+    """The columns in which any number is known, in order."""
+    return [
+        {"name": name, "title": title(name), "about": COLUMNS[name], "digits": digits_of(name, *audits)}
+        for name in NUMBERS
+        if any(name in values for values in audits)
+    ]
+
+
+def changes(first: Values, second: Values) -> Values:
+    """Second less first, in the columns that both have; None where either is not known."""
+    return {
+        name: [
+            None if a is None or b is None else or_none(b - a) for a, b in zip(first[name], second[name], strict=True)
+        ]
+        for name in NUMBERS
+        if name in first and name in second
+    }
+
+
+def content(shown: list[dict[str, Any]], sheets: Sequence[dict[str, Any]]) -> Markup:
+    """All of it as JSON in which nothing can end the element that holds it."""
+    dumps = partial(json.dumps, separators=(",", ":"), allow_nan=False)
+    return htmlsafe_json_dumps({"order": list(COLUMNS), "columns": shown, "sheets": list(sheets)}, dumps=dumps)

@@ -1,0 +1,206 @@
+"""An audit: which heads of a model are positional, which symbolic, what they look at, and what is lost without them."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from toeplens.ground import EnvironmentFailure, InputError, choose
+from toeplens.ground.machine import out_of_memory
+from toeplens.sources.huggingface import NoGradient
+from toeplens.sources.huggingface.failures import of_libraries, words
+from toeplens.sources.huggingface.lacking import Lacking
+from toeplens.sources.huggingface.loading import Dtype, Loaded, library, load_model
+from toeplens.studies.auditing.audit import Audit
+from toeplens.studies.auditing.inputs import check_fit, check_weights, inputs_of, mask_token_of, sequences_of
+from toeplens.studies.auditing.kept import Kept, identity
+from toeplens.studies.auditing.measuring import Estimate, Progress, measure
+from toeplens.studies.auditing.own import audit_run, is_run
+from toeplens.studies.auditing.silenced import Silenced, not_silenced, silence
+from toeplens.studies.auditing.texts import SEQUENCES, Sequences
+
+Silencing = Literal["exact", "attribution", "none"]
+EXAMPLES = 256  # of a run's test set, unless told otherwise
+
+
+def audit(
+    model: Any,
+    data: Any = None,
+    *,
+    tokenizer: Any = None,
+    layers: Sequence[int] | None = None,
+    sequences: int | None = None,
+    max_tokens: int | None = None,
+    effects: Silencing = "exact",
+    dtype: Dtype = "auto",
+    device: str = "auto",
+    pickled: bool = False,
+    seed: int = 0,
+    keep: Path | str | None = None,
+    on_progress: Progress | None = None,
+    on_estimate: Estimate | None = None,
+) -> Audit:
+    """Audit every attention head of a transformers model: its numbers are `toeplens.studies.auditing.COLUMNS`.
+
+    Each attention call is taken apart and proved on the audited tokens, and the whole pass against a plain one; a model
+    that is not understood is refused, by the name of the module. Layers are gone through one by one, with some queries
+    at a time: memory grows with the tokens, not with their square, unless the model itself forms a table of all
+    queries by all keys.
+
+    Arguments
+        model        a `transformers.PreTrainedModel`; a directory that holds one, or its name on the hub; or a finished
+                     `toeplens.training.Run` or its directory, which is audited on examples of its test set
+        data         token ids [B, N] or [N] (a tensor, an array, lists), or a text or several; random tokens whose
+                     second half repeats the first unless given. An encoder-decoder reads the same on both sides, the
+                     decoder's one place later
+        tokenizer    of a text; the one that lies with the model unless given
+        layers       which layers are measured, as `LayerRecord.layer` counts them; all unless given
+        sequences    at most so many; 16 unless given, of a run's examples 256
+        max_tokens   of a sequence, at most; 256 unless given, of tokens as many as they have
+        effects      how heads are silenced: ``exact``, ``attribution`` (a first-order estimate, for language models),
+                     ``none``
+        dtype, device, pickled  of a model that is loaded, as in `toeplens.sources.huggingface.loading.load_model`
+        seed         of random tokens, of masked ones, and of intervals
+        keep         the audit's directory: finished layers and effects are kept in it, and the same audit goes on with
+                     them, until `toeplens.studies.auditing.save` has written it whole
+        on_progress  is called with what is being done, how much of it is, and all
+        on_estimate  is called early with what is being done and about how many seconds it will take
+
+    Raises `InputError` for a model that is not understood and for tokens that do not fit it, `EnvironmentFailure` where
+    memory runs out.
+    """
+    started = time.monotonic()
+    choose("effects", effects, get_args(Silencing))
+    for field, number, least in (("sequences", sequences, 1), ("max_tokens", max_tokens, 2), ("seed", seed, 0)):
+        if number is not None and number < least:
+            raise InputError(f"{field}: {number} was given; it must be at least {least}.")
+    report, expect = on_progress or (lambda what, done, total: None), on_estimate or (lambda what, seconds: None)
+    wanted = None if layers is None else frozenset(layers)
+    directory = None if keep is None else Path(keep)
+    if is_run(model):
+        check_run_options(data=data, tokenizer=tokenizer, max_tokens=max_tokens, dtype=dtype, pickled=pickled)
+        method = None if effects == "none" else effects
+        options = {"sequences": sequences or EXAMPLES, "device": device, "seed": seed, "on_progress": report}
+        return audit_run(model, layers=wanted, method=method, directory=directory, **options)
+    loaded = _loaded(model, dtype, device, pickled)
+    model = loaded.model
+    check_weights(model)
+    read, tokenizer = sequences_of(model, loaded.name, data, tokenizer, sequences or SEQUENCES, max_tokens, seed)
+    check_fit(model, read)
+    inputs, mask_token = inputs_of(model, read.tokens), mask_token_of(tokenizer)
+    kept = Kept(directory, {} if directory is None else _key(loaded, read, wanted, effects, mask_token, seed))
+    try:
+        lacking = Lacking(model, loaded.missing, loaded.left_over)
+        measured, whole = measure(model, inputs, wanted, lacking, kept, report, expect)
+        changed = not_silenced(measured)
+        if effects != "none":
+            try:
+                changed = silence(model, inputs, measured, effects, mask_token, seed, kept, partial(report, "heads"))
+            except NoGradient:  # what was asked for cannot be: nothing the model is to blame for
+                raise
+            except InputError as error:
+                changed = not_silenced(measured, str(error))
+    except InputError:  # and the same audit would be refused again
+        kept.clear()
+        raise
+    except EnvironmentFailure:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise _too_much(read, model) from error
+        if of_libraries(error):
+            raise InputError(f"model: the audit of {type(model).__name__} broke off: {words(error)}.") from error
+        raise
+    return Audit(
+        about=_about(loaded, read, changed, seed, time.monotonic() - started),
+        layers=changed.layers,
+        heads=changed.heads,
+        effect=changed.effect,
+        method=changed.method,
+        baseline=changed.baseline,
+        whole=whole,
+        words=read.words,
+        check=changed.check,
+    )
+
+
+def check_run_options(**options: Any) -> None:
+    """Refuse options that a run has no use for: what is given of them is not what they are without a word."""
+    given = [name for name, value in options.items() if value is not None and value is not False and value != "auto"]
+    if given:
+        raise InputError(
+            f"{given[0]}: it was given; a run is audited on examples of its own test set, in float32, so that only "
+            "layers, sequences, effects, device and seed are allowed."
+        )
+
+
+def _loaded(model: Any, dtype: Dtype, device: str, pickled: bool) -> Loaded:
+    """A model by its name or directory, or the one that was handed over."""
+    if isinstance(model, str | Path):
+        return load_model(str(model), dtype=dtype, device=device, pickled=pickled)
+    if not isinstance(model, library().PreTrainedModel):
+        raise InputError(f"model: a {type(model).__name__} was given; it must be a transformers.PreTrainedModel.")
+    return Loaded(model, None, (), ())
+
+
+def _key(
+    loaded: Loaded, read: Sequences, layers: frozenset[int] | None, effects: str, mask_token: int | None, seed: int
+) -> dict[str, Any]:
+    """All that decides what an audit finds."""
+    model = loaded.model
+    return {
+        "model": identity(model, loaded.name),
+        "class": type(model).__name__,
+        "dtype": str(model.dtype),
+        "device": str(model.device),
+        "tokens": [list(read.tokens.shape), hashlib.sha256(read.tokens.numpy().tobytes()).hexdigest()],
+        "layers": None if layers is None else sorted(layers),
+        "effects": effects,
+        "mask_token": mask_token,
+        "seed": seed,
+        "transformers": library().__version__,
+    }
+
+
+def _about(loaded: Loaded, read: Sequences, changed: Silenced, seed: int, seconds: float) -> dict[str, Any]:
+    model = loaded.model
+    return {
+        "model": _called(loaded.name or getattr(model.config, "name_or_path", "") or type(model).__name__),
+        "class": type(model).__name__,
+        "model_type": model.config.model_type,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "random_weights": list(loaded.missing),
+        "unused_weights": list(loaded.left_over),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "text": read.origin,
+        "sequences": len(read.tokens),
+        "tokens": read.tokens.shape[1],
+        "seed": seed,
+        **({} if changed.unknown is None else {"no_effects": changed.unknown}),
+        **({} if changed.intervals is None else {"intervals": changed.intervals}),
+        "torch": torch.__version__,
+        "transformers": library().__version__,
+        "python": platform.python_version(),
+        "seconds": round(seconds, 1),
+    }
+
+
+def _called(name: str) -> str:
+    """A name on the hub as it is; of a directory the last two folders."""
+    return "/".join(Path(name).resolve().parts[-2:]) if Path(name).is_dir() else name
+
+
+def _too_much(read: Sequences, model: Any) -> EnvironmentFailure:
+    count, length = read.tokens.shape
+    return EnvironmentFailure(
+        f"memory: it was used up on {model.device} by {count} sequences of {length} tokens; lower sequences or "
+        "max_tokens, take fewer layers or a smaller dtype, or do without effects."
+    )

@@ -1,0 +1,163 @@
+"""One small model, checked: its attention taken apart and proved, its captured pass against its plain one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from toeplens.ground import InputError
+from toeplens.sources.huggingface import AttentionCall, captured
+from toeplens.sources.huggingface.lent import changed
+from toeplens.sources.huggingface.products import Products
+from toeplens.sources.huggingface.proof import softmax
+from toeplens.sources.huggingface.settings import configs_of
+from toeplens.sources.huggingface.watch import attention_modules
+from toeplens.studies.auditing.study import audit
+from toeplens.studies.auditing.survey.models import NotText, small_inputs, small_model
+from toeplens.studies.auditing.survey.record import Surveyed
+from toeplens.studies.auditing.texts import repeated
+
+WHOLE = 1e-3  # of the largest output: what a captured pass may differ by from a plain one
+_SEQUENCES, _TOKENS, _WORDS = 9, 12, 30  # of the audit: enough for means over sequences, and in every vocabulary
+_ALIKE = 1e-4  # of weights: what formed ones may differ by from those that a pass returns
+_SEED = 11  # of models that draw at random while they run
+
+
+def surveyed(name: str) -> Surveyed:
+    """Build a model type small and check it; whatever happens becomes its record."""
+    began = time.perf_counter()
+    made: dict[str, Any]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            made = _surveyed(name)
+    except NotText as error:
+        made = {"outcome": "other", "why": str(error)}
+    except Exception as error:  # whatever a library of hundreds of models may raise
+        made = {"outcome": "failed", "why": _one_line(error)}
+    return Surveyed(name, **made, seconds=round(time.perf_counter() - began, 2))
+
+
+def _surveyed(name: str) -> dict[str, Any]:
+    model = small_model(name)
+    about = {"model": type(model).__name__, "parameters": sum(weight.numel() for weight in model.parameters())}
+    inputs, plain = small_inputs(model), None
+    try:
+        plain = _plain(model, inputs)
+    except Exception:  # some models take no padding
+        inputs = small_inputs(model, padded=False)
+        plain = _plain(model, inputs)
+    if not bool(plain.isfinite().all()):
+        return about | {"outcome": "failed", "why": "its own pass gives numbers that are not finite."}
+    if not attention_modules(model):
+        seen = _products(model, inputs)
+        why = f"model: {type(model).__name__} has no module that is named after attention"
+        if seen:
+            return about | {"outcome": "refused", "why": f"{why}, and {seen} products of its pass are attention."}
+        return about | {"outcome": "none", "why": f"{why}, and no softmax of a product in its pass."}
+    try:
+        return about | {"outcome": "proved"} | check(model, inputs)
+    except InputError as error:
+        return about | {"outcome": "refused", "why": str(error)}
+    except Exception as error:  # the plain pass went well: this is ours
+        return about | {"outcome": "refused", "why": f"the capture of its attention broke off: {_one_line(error)}"}
+
+
+def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What `Surveyed` has of a proved model, from a pass on padded sequences and a whole audit with exact effects.
+
+    Raises `InputError` where an attention was not understood, where the model's output in the captured pass is not that
+    of its plain pass, up to `WHOLE` of the largest at the tokens that are no padding, and where the plain pass has more
+    attention than was captured.
+    """
+    weights: list[float] = []
+    outputs: list[float] = []
+    formed: list[Tensor] = []
+
+    def look(call: AttentionCall) -> None:
+        outputs.append(call.proof.outputs)
+        formed.append(softmax(call.logits(), call.sinks))
+        if call.proof.weights is not None:
+            weights.append(call.proof.weights)
+
+    plain = _plain(model, inputs)
+    torch.manual_seed(_SEED)
+    own = captured(model, inputs, look)[0]
+    whole = _difference(plain, own, inputs)
+    if not whole <= WHOLE:
+        raise InputError(
+            f"model: the output of {type(model).__name__} differs by {whole:.1e} of the largest from that of its plain "
+            f"pass, where at most {WHOLE:.0e} is allowed."
+        )
+    seen = _products(model, inputs)
+    if seen > len(outputs):
+        raise InputError(
+            f"model: of {seen} softmaxes of products in the plain pass of {type(model).__name__}, {len(outputs)} were "
+            "captured as attention."
+        )
+    returned = _returned(model, inputs)
+    tokens = repeated(_WORDS, (), _SEQUENCES, _TOKENS, _SEED)
+    audited = audit(model, tokens.tokens)
+    outputs += [layer.outputs for layer in audited.layers]
+    weights += [layer.weights for layer in audited.layers if layer.weights is not None]
+    reasons = [layer.unknown for layer in audited.layers if layer.unknown is not None]
+    without = audited.about.get("no_effects")
+    return {
+        "calls": len(audited.layers),
+        "heads": len(audited.heads),
+        "placed": sum(layer.unknown is None for layer in audited.layers),
+        "effect": audited.effect,
+        "returned": None if returned is None else sum(any(_same(x, y) for y in returned) for x in formed),
+        "weights": max(weights, default=None),
+        "outputs": max(outputs),
+        "whole": max(whole, audited.whole),
+        "why": " ".join(reasons[:1] + ([without] if without else [])) or None,
+    }
+
+
+@torch.no_grad()
+def _plain(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    torch.manual_seed(_SEED)
+    return model(**inputs)[0]
+
+
+def _returned(model: Any, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
+    """The attentions that a plain pass with the model's eager attention returns; None where it returns none."""
+    eager = [(vars(config), "_attn_implementation_internal", lambda before: "eager") for config in configs_of(model)]
+    try:
+        with torch.no_grad(), changed(eager):
+            torch.manual_seed(_SEED)
+            output = model(**inputs, output_attentions=True)
+        lists = [value for name, value in output.items() if name.endswith("attentions")]
+    except Exception:  # some do not take the question
+        return None
+    return [x for x in tree_leaves(lists) if isinstance(x, Tensor)] or None
+
+
+def _same(formed: Tensor, returned: Tensor) -> bool:
+    """At the queries that see a key."""
+    return formed.shape == returned.shape and not bool(((formed - returned).abs() > _ALIKE).any())
+
+
+def _products(model: Any, inputs: Mapping[str, Tensor]) -> int:
+    """How many products with values are taken, in any module of a plain pass, of a softmax of queries times keys."""
+    found: list[int] = []
+    with Products(lambda: True, lambda made, values, out: found.append(1)):
+        _plain(model, inputs)
+    return len(found)
+
+
+def _difference(plain: Tensor, own: Tensor, inputs: Mapping[str, Tensor]) -> float:
+    there = inputs.get("attention_mask")
+    if there is not None and plain.shape[:2] == there.shape:
+        plain, own = plain[there.bool()], own[there.bool()]
+    return float((plain - own).abs().max() / plain.abs().max().clamp_min(torch.finfo(plain.dtype).tiny))
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"

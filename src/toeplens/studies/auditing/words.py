@@ -1,0 +1,291 @@
+"""What the page of an audit says in words: what heads are called, what was proved, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from toeplens.ground.words import listed
+from toeplens.studies.auditing.record import AuditRecord, HeadRecord, LayerRecord, Number
+
+PATTERN = 0.5  # attention from which on a head counts as one of a pattern
+PATTERNS = {
+    "previous": "on the token before",
+    "first": "on the first token",
+    "induction": "on tokens after a copy of their own (induction)",
+}
+UNITS = {
+    "loss": "loss, in nats a token, that silencing the head adds",
+    "states": "squared distance of the last states from the intact ones, relative to their variance over tokens",
+}
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_TAIL = 0.025  # of an interval of 95 %, at either end
+_RUNS = 8  # of numbers that are listed in full
+Place = tuple[str, str]  # side and kind
+
+
+@dataclass(frozen=True)
+class Names:
+    """What layers and heads are called: with side and kind where a model has more than one.
+
+    places  sides and kinds, in the order of the pass
+    """
+
+    places: tuple[Place, ...]
+
+    @classmethod
+    def of(cls, *audits: AuditRecord) -> Names:
+        """The names that tell all layers of these audits apart."""
+        return cls(tuple(dict.fromkeys((one.side, one.kind) for audit in audits for one in audit.layers)))
+
+    def _where(self, one: HeadRecord | LayerRecord) -> str:
+        return "" if len(self.places) == 1 else f"{one.side} " if one.kind == "self" else f"{one.side} {one.kind} "
+
+    def layer(self, one: HeadRecord | LayerRecord) -> str:
+        """As in a sentence: layer 2, decoder cross layer 2."""
+        return f"{self._where(one)}layer {one.layer}"
+
+    def head(self, head: HeadRecord) -> str:
+        """As in a sentence: layer 2 head 5."""
+        return f"{self.layer(head)} head {head.head}"
+
+    def short_layer(self, one: HeadRecord | LayerRecord) -> str:
+        """As in a plot: L2."""
+        return f"{self._where(one)}L{one.layer}"
+
+    def short(self, head: HeadRecord) -> str:
+        """As in a plot: L2 H5."""
+        return f"{self.short_layer(head)} H{head.head}"
+
+
+def place_title(place: Place) -> str:
+    """A side and a kind as a heading."""
+    return f"{place[0].capitalize()}, {place[1]}-attention"
+
+
+def told(value: Number, digits: int = 3) -> str:
+    """A number with so many decimals and a true minus sign; a dash where it is not known."""
+    if value is None or not isfinite(value):
+        return "–"
+    text = f"{value:.{digits}f}"
+    return (text.removeprefix("-") if float(text) == 0 else text).replace("-", "−")
+
+
+def significant(value: Number) -> str:
+    """A number with three significant digits."""
+    return "–" if value is None or not isfinite(value) else f"{value:#.3g}".rstrip(".").replace("-", "−")
+
+
+def power(value: Number) -> str:
+    """A small number as a power of ten; a dash where there is none."""
+    if value is None:
+        return "–"
+    if value == 0 or not isfinite(value):
+        return f"{value:g}"
+    digits, _, exponent = f"{value:.1e}".partition("e")
+    return f"{digits}\u00a0×\u00a010{str(int(exponent)).translate(_RAISED)}"
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Whole numbers with runs drawn together, the middle of many left out: 0–3, 5."""
+    ordered = sorted(set(numbers))
+    starts = [n for n in ordered if n - 1 not in ordered]
+    ends = [n for n in ordered if n + 1 not in ordered]
+    runs = [f"{a}" if a == b else f"{a}–{b}" for a, b in zip(starts, ends, strict=True)]
+    if len(runs) > _RUNS:
+        runs[_RUNS // 2 : -1] = [f"… ({len(ordered)} in all)"]
+    return ", ".join(runs)
+
+
+def layer_spans(names: Names, layers: Iterable[LayerRecord]) -> str:
+    """Layers in a sentence, runs drawn together: layers 0–3, 5; with side and kind where there are several."""
+    found: dict[str, list[int]] = {}
+    for one in layers:
+        found.setdefault(names.layer(one).removesuffix(f" {one.layer}"), []).append(one.layer)
+    return listed(f"{word}{'s' if len(which) > 1 else ''} {spans(which)}" for word, which in found.items())
+
+
+def audited(audit: AuditRecord) -> str:
+    """What was looked at: sequences, tokens, and where they came from."""
+    about = audit.about
+    sequences, tokens = about.get("sequences"), about.get("tokens")
+    size = "tokens whose number was not recorded" if None in (sequences, tokens) else f"{sequences} × {tokens} tokens"
+    return f"{size} ({about.get('text') or 'source not recorded'})"
+
+
+def count(value: Any) -> str:
+    """A number of parameters: 22.7 M; a dash where there is none."""
+    if not isinstance(value, int | float):
+        return "–"
+    size, unit = next(((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if value >= s), (1, ""))
+    return f"{value / size:.3g} {unit}".strip()
+
+
+def proved(audit: AuditRecord) -> bool:
+    """Whether every call's differences are within what is allowed."""
+    return all(
+        value is None or value <= layer.tolerance for layer in audit.layers for value in (layer.weights, layer.outputs)
+    )
+
+
+def worst(audit: AuditRecord) -> Number:
+    """The largest difference of weights and outputs over all calls; None without calls."""
+    found = [value for layer in audit.layers for value in (layer.weights, layer.outputs) if value is not None]
+    return max(found, default=None)
+
+
+def proof(audit: AuditRecord) -> str:
+    """The largest differences over all calls, and what is allowed."""
+    formed = [layer.weights for layer in audit.layers if layer.weights is not None]
+    limits = sorted({layer.tolerance for layer in audit.layers})
+    allowed = power(limits[0]) if len(limits) == 1 else f"{power(limits[0])} to {power(limits[-1])}"
+    calls = len(audit.layers)
+    counted = "" if len(formed) == calls else f" (in the {len(formed)} calls that form any)"
+    weights = (
+        f"Attention weights formed again from the parts differ from the model’s own by at most {power(max(formed))}"
+        f"{counted}"
+        if formed
+        else "The model forms no attention weights"
+    )
+    outputs = power(max(layer.outputs for layer in audit.layers))
+    return (
+        f"{weights}; heads’ outputs differ by at most {outputs} of a layer’s largest, over {calls} attention "
+        f"call{'s' if calls > 1 else ''}; {allowed} is allowed. The captured pass differs from a plain pass by "
+        f"{power(audit.whole)} of the largest output."
+    )
+
+
+def effects(audit: AuditRecord) -> str:
+    """What the effects of heads are of, how they were found, and the intact model's loss."""
+    if audit.effect is None:
+        why = audit.about.get("no_effects")
+        return "Heads were not silenced: there are no effects." if why is None else f"There are none. {why}"
+    how = {
+        "exact": "Each head was silenced by itself",
+        "attribution": "Effects are first-order estimates of silencing each head",
+    }.get(audit.method or "", "Heads were silenced")
+    base = "" if audit.baseline is None else f" The intact model’s loss is {told(audit.baseline)} nats a token."
+    checked = "" if audit.check is None else f" {audit.check.words}"
+    return f"{how}; an effect is the {UNITS[audit.effect]}.{base}{checked}"
+
+
+def unknown(audit: AuditRecord) -> list[tuple[str, str]]:
+    """Layers whose shares are not known, and why: one line a reason, which may begin with the layer's module."""
+    names, reasons = Names.of(audit), {}
+    for layer in audit.layers:
+        if layer.unknown:
+            reasons.setdefault(layer.unknown.removeprefix(f"{layer.module}: "), []).append(layer)
+    return [(layer_spans(names, layers), why) for why, layers in reasons.items()]
+
+
+def largest(audit: AuditRecord, value: Callable[[HeadRecord], Number]) -> HeadRecord | None:
+    """The head with the largest known value; the first of several."""
+    known = [head for head in audit.heads if value(head) is not None]
+    return max(known, key=lambda head: value(head) or 0.0, default=None)
+
+
+def findings(audit: AuditRecord) -> list[str]:
+    """What the record says in a few sentences; what is not known is left out."""
+    made = (_matters(audit), _harmful(audit), _patterns(audit), _positional(audit), _deposit(audit))
+    return [sentence for sentence in made if sentence]
+
+
+def over(audit: AuditRecord) -> str:
+    """What the intervals of effects are over."""
+    return str(audit.about.get("intervals") or "over sequences")
+
+
+def interval(audit: AuditRecord, head: HeadRecord) -> str:
+    """The effect's interval, in brackets; nothing where there is none."""
+    if head.effect_low is None or head.effect_high is None:
+        return ""
+    return f" ({significant(head.effect_low)} to {significant(head.effect_high)} {over(audit)})"
+
+
+def _matters(audit: AuditRecord) -> str:
+    head = largest(audit, lambda one: one.effect)
+    if head is None or head.effect is None or audit.effect is None:
+        return ""
+    name, size = Names.of(audit).head(head), significant(head.effect)
+    if audit.effect == "loss":
+        if head.effect <= 0:
+            return f"Silencing no head adds to the loss; {name} has the largest effect, {size}{interval(audit, head)}."
+        ends = interval(audit, head)
+        return f"The head that matters most is {name}: silencing it adds {size} nats a token to the loss{ends}."
+    return (
+        f"The head that matters most is {name}: silencing it moves the last states by {size} of their variance "
+        f"over tokens{interval(audit, head)}."
+    )
+
+
+def harmful(audit: AuditRecord) -> list[HeadRecord]:
+    """Heads without which the loss is lower, by the whole of their interval; the largest first."""
+    found = [head for head in audit.heads if head.effect_high is not None and head.effect_high < 0]
+    return sorted(found, key=lambda head: head.effect or 0.0) if audit.effect == "loss" else []
+
+
+def _harmful(audit: AuditRecord) -> str:
+    heads = harmful(audit)
+    if not heads:
+        return ""
+    total, first = sum(head.effect or 0.0 for head in heads), heads[0]
+    known = sum(head.effect_high is not None for head in audit.heads)
+    chance = f"of {known} heads without any effect about {_TAIL * known:.0f} would look so"
+    which = f"{Names.of(audit).head(first)} ({significant(first.effect)})"
+    if len(heads) == 1:
+        return f"Silencing one head lowers the loss beyond its interval, {which}; {chance}."
+    return (
+        f"Silencing {len(heads)} of {known} heads lowers the loss beyond their intervals, {significant(total)} nats a "
+        f"token if added up, most of all {which}; {chance}."
+    )
+
+
+def _patterns(audit: AuditRecord) -> str:
+    counts = []
+    for column, name in PATTERNS.items():
+        known = [value for head in audit.heads if (value := getattr(head, column)) is not None]
+        if known:
+            counts.append(f"{name}: {sum(value > PATTERN for value in known)} of {len(known)}")
+    return f"Heads with over {PATTERN:g} of their attention {'; '.join(counts)}." if counts else ""
+
+
+def _positional(audit: AuditRecord) -> str:
+    head = largest(audit, lambda one: one.positional)
+    if head is None or head.positional is None:
+        return ""
+    symbol = largest(audit, lambda one: one.symbolic)
+    names = Names.of(audit)
+    rest = "" if symbol is None else f"; the most symbolic is {names.head(symbol)} ({told(symbol.symbolic, 2)})"
+    return f"The most positional head is {names.head(head)}: {told(head.positional, 2)} of its logits’ variance{rest}."
+
+
+def _deposit(audit: AuditRecord) -> str:
+    known = [layer for layer in audit.layers if layer.deposit.get("top_share")]
+    if not known:
+        return ""
+    layer = max(known, key=lambda one: one.deposit["top_share"] or 0.0)
+    top = top_head(audit, layer)
+    held = f"head {top.head} holds" if top else "one head holds"
+    harms = layer.deposit.get("harms") or 0.0
+    what, taken = "what its heads’ effects add up to above 0", ""
+    if audit.effect == "loss" and harms < 0:
+        taken = f"; those below 0 add up to {significant(harms)}"
+    return (
+        f"The most concentrated deposit is that of {Names.of(audit).layer(layer)}: {held} "
+        f"{100 * (layer.deposit['top_share'] or 0):.0f}% of {what}, {significant(layer.deposit.get('helps'))} "
+        f"({told(layer.deposit.get('effective_heads'), 1)} effective heads of {layer.heads}){taken}."
+    )
+
+
+def top_head(audit: AuditRecord, layer: LayerRecord) -> HeadRecord | None:
+    """The head of a layer with the largest effect."""
+    return max(
+        (one for one in audit.of(layer) if one.effect is not None), key=lambda one: one.effect or 0, default=None
+    )
+
+
+def model(audit: AuditRecord) -> str:
+    """The model's name, as it was given."""
+    return str(audit.about.get("model") or "a model without a name")

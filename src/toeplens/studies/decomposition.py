@@ -1,0 +1,209 @@
+"""What a run's attention logits are made of: each layer taken apart, as plain numbers for pages and records."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from toeplens.engine import examples_of
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, Split, ToeplitzProfile, decompose, symbol
+from toeplens.lens.kit.pieces import written_out_profile
+from toeplens.sources import DecoderSource
+from toeplens.training import Batches, Run, plan_execution
+
+SHOWN = 64  # positions of a heat map, at most
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A layer's shares, by what is looked at: the logits themselves, or what a softmax sees of them.
+
+    names      of the parts
+    shares     {"logits" or "softmax": [H, P]} of the parts, in the order of ``names``
+    kinds      {"logits" or "softmax": [H, 3]} of position, content, coupled
+    named      each head's kind
+    branches   {"logits" or "softmax": [H, n + 1]} of the dimensions that are not rotated, then of each frequency;
+               None without a rotation of pairs
+    kernel     [H, D] what mean contents give, by offset
+    fixed      [H] Toeplitz share of what mean contents give: how much of it is a function of the offset
+    error      of the sum of the parts, relative
+    """
+
+    names: tuple[str, ...]
+    shares: dict[str, Float[np.ndarray, "H P"]]
+    kinds: dict[str, Float[np.ndarray, "H 3"]]
+    named: list[str]
+    branches: dict[str, Float[np.ndarray, "H n1"]] | None
+    kernel: Float[np.ndarray, "H D"]
+    fixed: Float[np.ndarray, "H"]
+    error: float
+
+
+@dataclass(frozen=True)
+class LayerStructure:
+    """One layer.
+
+    layer      from 0
+    parts      None where the encoding has no such form; ``why`` then says so
+    offsets    [D] query less key
+    means      [H, D] mean logit of each offset, over all sequences
+    toeplitz   [H] share of the logits' energy that is Toeplitz
+    explained  [H] share of their variance that the offset alone explains
+    chance     the share that content without any structure would have
+    angles     [A] radians a token
+    symbol     [H, A] of the position kernel (without parts: of the diagonal means), its Hermitian part under the window
+               1 - |delta| / N, so that it lies within the eigenvalues of the N x N matrix
+    example    [h, n, n] one sequence's logits of the heads in ``heads``; nan where a key is not seen
+    heads      [h] the heads shown, those with the largest explained share
+    """
+
+    layer: int
+    parts: Parts | None
+    why: str
+    offsets: Int[np.ndarray, "D"]
+    means: Float[np.ndarray, "H D"]
+    toeplitz: Float[np.ndarray, "H"]
+    explained: Float[np.ndarray, "H"]
+    chance: float
+    angles: Float[np.ndarray, "A"]
+    symbol: Float[np.ndarray, "H A"]
+    example: Float[np.ndarray, "h n n"]
+    heads: list[int]
+
+
+@dataclass(frozen=True)
+class RunStructure:
+    """A run's layers, how they were looked at, and what was looked at."""
+
+    run: str
+    encoding: str
+    protocol: str
+    task: str
+    split: str
+    sequences: int
+    accuracy: float | None
+    layers: list[LayerStructure]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON."""
+        return _plain(asdict(self))
+
+
+def decompose_run(
+    run: Run,
+    *,
+    split: Split = "mean",
+    examples: int = 256,
+    layers: list[int] | None = None,
+    shown: int = 4,
+    device: str = "auto",
+) -> RunStructure:
+    """Take the logits of a finished run's model apart, on its own test set.
+
+    Arguments
+        split     the estimator of the position part (see `toeplens.lens.position_parts`)
+        examples  sequences
+        layers    which layers, from 0; all unless given
+        shown     heads a layer whose logits are kept for a heat map
+        device    ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
+    """
+    if examples < 1:
+        raise InputError(f"examples: {examples} was given; it must be at least 1.")
+    if run.status == "diverged":
+        raise InputError(f"run: {run.directory} diverged; there are no finite weights to look at.")
+    spec = run.spec
+    place = plan_execution(device, "off", "float32").device
+    chosen = Batches.of(examples_of(spec, examples), place)
+    trace = AttentionTrace(DecoderSource(run.model().to(place)), chosen.tokens, chosen.lengths, layers=layers)
+    accuracy = run.result.get("test_accuracy")
+    return RunStructure(
+        spec.name,
+        spec.model.encoding,
+        spec.model.protocol,
+        spec.task,
+        split,
+        len(chosen.tokens),
+        None if accuracy is None else float(accuracy),
+        [_layer(trace, layer, split, shown) for layer in trace.layers],
+    )
+
+
+def _layer(trace: AttentionTrace, layer: int, split: Split, shown: int) -> LayerStructure:
+    found = trace[layer]
+    parts: Parts | None = None
+    why = ""
+    try:
+        made = decompose(trace, layer, split=split)
+        profile, kernel, parts = made.profile, made.kernel, _parts(made)
+    except NoForm as error:
+        profile = kernel = written_out_profile(found)
+        why = str(error).removeprefix("encoding: ")
+    heads = torch.argsort(profile.variance_explained.nan_to_num(), descending=True, stable=True)[:shown].sort().values
+    angles, values = _symbol(kernel, found.causal)
+    counts = profile.counts.double()
+    return LayerStructure(
+        layer,
+        parts,
+        why,
+        profile.offsets.cpu().numpy(),
+        profile.diagonal_means.cpu().numpy(),
+        profile.share.cpu().numpy(),
+        profile.variance_explained.cpu().numpy(),
+        float((counts > 0).sum() / counts.sum()),
+        angles,
+        values,
+        _example(found, heads),
+        heads.tolist(),
+    )
+
+
+def _parts(made: LogitParts) -> Parts:
+    branches = made.by_frequency()
+    return Parts(
+        made.names,
+        _both(made.shares.logits, made.shares.softmax),
+        _both(made.kinds.logits, made.kinds.softmax),
+        made.named(),
+        None if branches is None else _both(branches.logits, branches.softmax),
+        made.kernel.diagonal_means.cpu().numpy(),
+        made.kernel.share.cpu().numpy(),
+        made.error,
+    )
+
+
+def _both(logits: Tensor, softmax: Tensor) -> dict[str, np.ndarray]:
+    return {"logits": logits.cpu().numpy(), "softmax": softmax.cpu().numpy()}
+
+
+def _symbol(kernel: ToeplitzProfile, causal: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The symbol of the Hermitian part, windowed to the longest sequence; from a causal kernel, of its mirror image."""
+    means = kernel.diagonal_means[:, kernel.counts > 0].cpu().numpy()
+    both = np.concatenate((means[:, :0:-1], means), axis=1) if causal else (means + means[:, ::-1]) / 2
+    size = (both.shape[1] + 1) // 2
+    window = 1 - np.abs(np.arange(-size + 1, size)) / size
+    angles, values = symbol(both * window, max(256, 4 * size))
+    return angles, np.real(values)
+
+
+def _example(layer: LayerTrace, heads: Tensor) -> np.ndarray:
+    longest = int(layer.present.sum(1).argmax())
+    size = int(layer.present[longest].sum())
+    kept = torch.arange(max(0, size - SHOWN), size, device=layer.q.device)
+    logits = layer.logits(sequences=slice(longest, longest + 1), queries=kept)[0, heads][..., kept]
+    return logits.masked_fill(~logits.isfinite(), torch.nan).cpu().numpy()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value

@@ -1,0 +1,154 @@
+"""What a study found: one row a cell, and the questions that tables and claims ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from toeplens.ground.reading import checked
+from toeplens.lens import Estimate, HeadAblation, LayerDeposit, deposit, over_seeds
+from toeplens.model import Protocol
+from toeplens.studies.kit.records import Finished
+
+SKILLED = 0.25  # of what there is to learn: below it a model's heads say nothing about the task
+ONLY_SKILLED = f"Only models with skill of at least {SKILLED:g} count."
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """Where a cell stands in a study's grid.
+
+    protocol  ``paper`` or ``released``
+    task      name of the task
+    label     what the study calls the encoding
+    seed
+    """
+
+    protocol: Protocol
+    task: str
+    label: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A finished cell: its place, its run's figures, its ablation.
+
+    measures  what else was measured of the trained model, by the name of the measure (`toeplens.engine.measures`)
+    watched   what was seen during training, a row a moment (`toeplens.training.watch`); empty if it was not watched
+    """
+
+    key: Key
+    run: str
+    status: str
+    chance: float
+    length_chance: float
+    parameters: int
+    epochs: list[dict[str, Any]]
+    result: dict[str, Any]
+    ablation: HeadAblation | None
+    measures: dict[str, Any] = field(default_factory=dict)
+    watched: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def accuracy(self) -> float:
+        """Final test accuracy; NaN for a run that diverged."""
+        return float("nan") if self.status == "diverged" else float(self.result["test_accuracy"])
+
+    def mean_accuracy(self) -> float:
+        """Mean test accuracy over the epochs, the area under the learning curve; NaN for a run that diverged."""
+        return (
+            float("nan") if self.status == "diverged" else float(np.mean([row["test_accuracy"] for row in self.epochs]))
+        )
+
+    @property
+    def skill(self) -> float:
+        """Test accuracy over the best guess from the length alone, as a share of what there is to learn."""
+        return (self.accuracy - self.length_chance) / (1 - self.length_chance)
+
+    @property
+    def skilled(self) -> bool:
+        """Whether the model has learned enough for its heads to say anything; a run that diverged has not."""
+        return self.skill >= SKILLED
+
+    @property
+    def peak(self) -> float:
+        """The largest loss by one head, as a share of the accuracy over chance; NaN without an ablation."""
+        return max((layer.peak for layer in self.deposits()), default=float("nan"))
+
+    def deposits(self) -> list[LayerDeposit]:
+        """The deposit of each layer; empty without an ablation."""
+        return self._deposits
+
+    @cached_property
+    def _deposits(self) -> list[LayerDeposit]:
+        return deposit(self.ablation) if self.ablation else []
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON; the deposits are written out for readers, not read back."""
+        content = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        content |= {
+            "key": asdict(self.key),
+            "ablation": self.ablation.to_dict() if self.ablation else None,
+            "deposits": [asdict(layer) for layer in self.deposits()],
+        }
+        return content
+
+    @classmethod
+    def from_dict(cls, content: Any, where: str = "results") -> CellResult:
+        """The inverse of `to_dict`; what is no such record raises `InputError` that names ``where`` and the field."""
+        checked(Finished, content, where)
+        later = {"measures": {}, "watched": []}  # records of earlier versions have none
+        fields = {name: (later | content)[name] for name in cls.__dataclass_fields__}
+        fields["key"] = Key(**content["key"])
+        fields["ablation"] = HeadAblation.from_dict(fields["ablation"]) if fields["ablation"] else None
+        return cls(**fields)
+
+
+class Results:
+    """The finished cells of a study."""
+
+    def __init__(self, cells: Iterable[CellResult]) -> None:
+        self.cells = sorted(cells, key=lambda cell: cell.key)
+
+    def under(self, protocol: Protocol) -> Results:
+        """The cells of one protocol."""
+        return Results(cell for cell in self.cells if cell.key.protocol == protocol)
+
+    def of(self, task: str, label: str) -> list[CellResult]:
+        """The cells of a task and an encoding, by seed."""
+        return [cell for cell in self.cells if (cell.key.task, cell.key.label) == (task, label)]
+
+    def labels(self, task: str) -> list[str]:
+        """The encodings of a task that have a finished cell."""
+        return sorted({cell.key.label for cell in self.cells if cell.key.task == task})
+
+    def accuracy(self, task: str, label: str) -> np.ndarray:
+        """Final test accuracies, one a seed."""
+        return np.array([cell.accuracy for cell in self.of(task, label)])
+
+    def skill(self, task: str, label: str) -> np.ndarray:
+        """Skills (see `CellResult.skill`), one a seed."""
+        return np.array([cell.skill for cell in self.of(task, label)])
+
+    def difference(self, task: str, first: str, second: str) -> np.ndarray:
+        """Test accuracy of ``first`` minus ``second``, paired by seed (same data, same order)."""
+        return self.paired(task, first, second, lambda cell: cell.accuracy)
+
+    def speed_difference(self, task: str, first: str, second: str) -> np.ndarray:
+        """Mean test accuracy over the epochs (the area under the curve), ``first`` minus ``second``, paired by seed."""
+        return self.paired(task, first, second, CellResult.mean_accuracy)
+
+    def paired(self, task: str, first: str, second: str, figure: Callable[[CellResult], float]) -> np.ndarray:
+        """A figure of ``first`` minus that of ``second``, paired by seed."""
+        other = {cell.key.seed: cell for cell in self.of(task, second)}
+        return np.array([figure(c) - figure(other[c.key.seed]) for c in self.of(task, first) if c.key.seed in other])
+
+
+def estimated(values: dict[int, float]) -> Estimate | None:
+    """Mean over seeds with Student's interval; None without a seed."""
+    return over_seeds(np.array(list(values.values()))) if values else None

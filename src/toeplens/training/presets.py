@@ -1,0 +1,152 @@
+"""Sizes by name (smoke, laptop, paper) that `toeplens train`, studies and benchmarks share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from toeplens import tasks
+from toeplens.ground import InputError, choose
+from toeplens.model import Protocol
+
+PresetName = Literal["smoke", "laptop", "paper"]
+PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+DISTANCE, COUNT = "trigger-distance", "trigger-count"
+
+
+@dataclass(frozen=True)
+class TaskSize:
+    """A task's sizes: its options by protocol, and how long and on how many examples to train."""
+
+    paper: dict[str, Any]
+    released: dict[str, Any]
+    train_examples: int
+    test_examples: int
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The sizes of a model, of its tasks and of its training."""
+
+    name: PresetName
+    about: str
+    model: dict[str, Any]
+    optimiser: dict[str, Any]
+    tasks: dict[str, TaskSize]
+
+
+_SMOKE = Preset(
+    name="smoke",
+    about="does everything once at toy size, in about a minute on 2 cores; its verdicts mean nothing",
+    model={"vocab_size": 32, "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "max_len": 12, "dropout": 0.0},
+    optimiser={"lr": 3e-3, "betas": (0.9, 0.98), "batch_size": 128},
+    tasks={
+        DISTANCE: TaskSize(
+            paper={"length": 12},
+            released={"length": 12, "max_between": 5, "max_side": 3},
+            train_examples=2048,
+            test_examples=512,
+            epochs=3,
+        ),
+        COUNT: TaskSize(
+            paper={"length": 12, "num_triggers": 8},
+            released={"length": 12, "num_triggers": 8},
+            train_examples=2048,
+            test_examples=512,
+            epochs=2,
+        ),
+    },
+)
+
+_LAPTOP = Preset(
+    name="laptop",
+    about="small models and short texts that still show the differences, in under 10 minutes on 2 cores",
+    model={
+        "vocab_size": 64,
+        "d_model": 64,
+        "d_ff": 128,
+        "num_layers": 3,
+        "num_heads": 4,
+        "max_len": 24,
+        "dropout": 0.0,
+    },
+    optimiser={"lr": 3e-3, "betas": (0.9, 0.98), "batch_size": 128},
+    tasks={
+        DISTANCE: TaskSize(
+            paper={"length": 24},
+            released={"length": 24, "max_between": 14, "max_side": 4},
+            train_examples=12288,
+            test_examples=2048,
+            epochs=5,
+        ),
+        COUNT: TaskSize(
+            paper={"length": 24, "num_triggers": 10},
+            released={"length": 24, "num_triggers": 10},
+            train_examples=8192,
+            test_examples=2048,
+            epochs=4,
+        ),
+    },
+)
+
+_PAPER = Preset(
+    name="paper",
+    about="the sizes and settings of Tables 3 and 4 of arXiv 2505.13027; hours on one GPU, in pieces",
+    model={
+        "vocab_size": 574,
+        "d_model": 256,
+        "d_ff": 512,
+        "num_layers": 6,
+        "num_heads": 16,
+        "max_len": 128,
+        "dropout": 0.1,
+    },
+    optimiser={"lr": 1e-4, "betas": (0.98, 0.9), "batch_size": 512},
+    tasks={
+        DISTANCE: TaskSize(
+            paper={"length": 120, "max_distance": 71},
+            released={"length": 128},
+            train_examples=70_000,
+            test_examples=30_000,
+            epochs=100,
+        ),
+        COUNT: TaskSize(
+            paper={"length": 120},
+            released={"length": 128},
+            train_examples=35_000,
+            test_examples=15_000,
+            epochs=150,
+        ),
+    },
+)
+
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in (_SMOKE, _LAPTOP, _PAPER)}
+
+
+def starting_spec(scale: str | Preset, protocol: str, task: str, encoding: str, seed: int) -> dict[str, Any]:
+    """A spec for any encoding at a preset's sizes, as plain fields for `run_spec`.
+
+    The model's protocol switches are left out, so that they follow the encoding and the protocol. Raises `InputError`
+    for a scale, a protocol or a task that there is not, and for a task that presets have no sizes of.
+    """
+    preset = scale if isinstance(scale, Preset) else PRESETS[choose("scale", scale, PRESETS)]
+    form = choose("protocol", protocol, PROTOCOLS)
+    if choose("task", task, tasks.names()) not in preset.tasks:
+        raise InputError(
+            f"task: {task!r} was given; a scale has sizes for {' and '.join(preset.tasks)} alone: give a spec of your "
+            f"own, or a study's file ('toeplens study')."
+        )
+    size = preset.tasks[task]
+    options = size.paper if form == "paper" else size.released
+    return {
+        "task": task,
+        "task_options": {"form": form, "vocab_size": preset.model["vocab_size"], **options},
+        "model": {"protocol": form, "encoding": encoding, **preset.model},
+        "train_examples": size.train_examples,
+        "test_examples": size.test_examples,
+        "epochs": size.epochs,
+        "seed": seed,
+        "data_seed": seed,
+        **preset.optimiser,
+    }

@@ -1,0 +1,52 @@
+"""A study killed at random moments loses nothing, does nothing twice and ends the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "endurance.py"
+
+
+@pytest.fixture(scope="module")
+def endurance() -> ModuleType:
+    found = importlib.util.spec_from_file_location("endurance", SCRIPT)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules["endurance"] = module
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.heavy
+def test_five_kills_lose_repeat_and_change_nothing(endurance: ModuleType, tmp_path: Path):
+    found = endurance.endure(tmp_path, kills=5, seed=1, reach=12.0, say=lambda text: None)
+    assert found.kills == 5
+    assert found.cells >= 6
+    assert (found.lost, found.twice, found.different) == (0, 0, 0)
+
+
+def test_what_is_lost_or_done_twice_is_seen(endurance: ModuleType, tmp_path: Path):
+    for name in ("whole", "gone", "again", "half"):
+        (tmp_path / name).mkdir()
+        for record in endurance.RECORDS[: 2 if name == "half" else None]:
+            (tmp_path / name / record).write_text("{}")
+    (tmp_path / "begun").mkdir()
+    book = endurance.Book(tmp_path)
+    book.look()
+    assert book.cut == {"half", "begun"}
+    assert book.lost() == book.twice() == []
+    (tmp_path / "gone" / "result.json").unlink()
+    (tmp_path / "new").write_text("{}")
+    os.replace(tmp_path / "new", tmp_path / "again" / "ablation.json")
+    for record in endurance.RECORDS[2:]:
+        (tmp_path / "half" / record).write_text("{}")
+    book.look()
+    assert book.lost() == ["gone"]
+    assert set(book.twice()) == {"gone", "again"}

@@ -1,0 +1,288 @@
+"""The commands on pretrained models: their files, their JSON, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+
+from toeplens import cli
+from toeplens.cli import audit_output
+from toeplens.cli.audits import names_of
+from toeplens.ground import InputError
+from toeplens.ground.directories import entered
+from toeplens.ground.locks import locked
+from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, open_audit, read_text
+from toeplens.studies.auditing import survey as survey_of
+from toeplens.studies.auditing.survey import Survey, Surveyed
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+Toeplens = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def toeplens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Toeplens:
+    """Run a command in this process: exit code, standard output, standard error."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["toeplens", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        printed = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return left.value.code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny GPT-2 on the disk, without a tokenizer."""
+    config = transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=32)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = transformers.GPT2LMHeadModel(config)
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    made.save_pretrained(directory)
+    return directory
+
+
+def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 40, (9, 20))
+    np.save(tmp_path / "ids.npy", ids)
+    (tmp_path / "ids.json").write_text(json.dumps(ids.tolist()))
+    first = toeplens("audit", model, "--tokens", tmp_path / "ids.npy", "--out", tmp_path / "a", "--json")
+    assert first[0] == 0, first
+    told: dict[str, Any] = json.loads(first[1])
+    record = json.loads((tmp_path / "a" / "audit.json").read_text())
+    assert told["about"] == record["about"]
+    assert "words" not in told
+    assert [head["effect"] for head in told["heads"]] == [head["effect"] for head in record["heads"]]
+    assert told["about"]["model"].endswith("/tiny")
+    assert told["about"]["text"] == "ids.npy"
+    assert (told["about"]["sequences"], told["about"]["tokens"]) == (9, 20)
+    assert {each.name for each in (tmp_path / "a").iterdir()} == {
+        ".lock",
+        "audit.json",
+        "heads.csv",
+        "heads.parquet",
+        "report.html",
+    }
+    second = toeplens(
+        "audit", model, "--tokens", tmp_path / "ids.json", "--out", tmp_path / "b", "--layers", "1", "--max-tokens", 10
+    )
+    assert second[0] == 0, second
+    assert "Heads of the largest effect" in second[1]
+    assert {head.layer for head in open_audit(tmp_path / "b").heads} == {1}
+    compared = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "c")
+    assert compared[0] == 0, compared
+    assert (tmp_path / "c" / "report.html").stat().st_size > 10_000
+    replaced = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "a")
+    assert replaced[0] == 2
+    assert "holds an audit; give an empty or new directory" in replaced[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--text", "no.txt"], "text: there is no file no.txt."),
+        (["--tokens", "no.npy"], "tokens: there is no file no.npy."),
+        (["--tokens", "words.txt"], "tokens: words.txt was given; it must be a .npy or a .json file."),
+        (["--tokens", "bad.json"], "tokens: bad.json could not be read"),
+        (["--text", "words.txt", "--tokens", "bad.json"], "tokens: it was given beside text"),
+        (["--text", "words.txt"], "has no tokenizer that can be read"),
+        (["--layers", "a"], "layers: 'a' was given; it must be numbers below 10000 and ranges such as 0,3,8-11."),
+        (["--layers", "3-1"], "layers: '3-1' was given"),
+        (["--layers", "0-9"], "layers: 2 was given; the model has layers 0 to 1."),
+        (["--layers", "0-99999999"], "it must be numbers below 10000"),
+        (["--seed", "-1"], "seed: -1 was given; it must be at least 0."),
+        (["--max-tokens", "33"], "sequences of 33 tokens were given; the model has positions for 32."),
+        (["--effects", "all"], "effects: there is no 'all'"),
+        (["--dtype", "int8"], "dtype: there is no 'int8'"),
+        (["--device", "tpu"], "device: 'tpu' was given; it must be auto, cpu, cuda or cuda:N."),
+    ],
+)
+def test_errors_are_one_line(
+    toeplens: Toeplens, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("words.txt").write_text("some words")
+    Path("bad.json").write_text("[1, 2")
+    code, out, err = toeplens("audit", model, "--out", "out", *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
+    assert not Path("out").exists()
+
+
+def test_outputs_replace_nothing_but_their_own_kind(
+    toeplens: Toeplens, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a run, a study, a survey, a stranger's directory; nor one that another process holds; before any work."""
+    monkeypatch.setattr("toeplens.studies.auditing.audit", lambda *_, **options: pytest.fail("work was begun"))
+    monkeypatch.setattr("toeplens.studies.auditing.survey.run._carry_out", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr("toeplens.studies.auditing.open_audit", lambda _: None)
+    places = {"spec.json": "a run", "study.json": "a study", "survey.json": "a survey", "audit.json": "an audit"}
+    own = {"audit": "audit.json", "survey": "survey.json", "compare": ""}
+    commands = {"audit": ["audit", model], "survey": ["survey", "--only", "llama"], "compare": ["compare", "a", "b"]}
+    for command, words in commands.items():
+        for name, kind in places.items():
+            if name != own[command]:
+                out = tmp_path / f"{command}-{name}"
+                out.mkdir()
+                (out / name).write_text("{}")
+                (out / "report.html").write_text("theirs")
+                code, _, err = toeplens(*words, "--out", out)
+                assert (code, err) == (2, f"error: out: {out} holds {kind}; give an empty or new directory.\n")
+                assert (out / "report.html").read_text() == "theirs"
+        out = tmp_path / f"{command}-foreign"
+        out.mkdir()
+        (out / "notes.txt").write_text("mine")
+        code, _, err = toeplens(*words, "--out", out)
+        assert (code, {path.name for path in out.iterdir()}) == (2, {"notes.txt"})
+        assert "holds files that are not the" in err
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "report.html").write_text("theirs")
+    monkeypatch.setattr("toeplens.report.auditing.comparison.render_comparison", lambda *_: "ours")
+    code, _, err = toeplens("compare", "a", "b", "--out", tmp_path / "page")
+    assert (code, (tmp_path / "page" / "report.html").read_text()) == (2, "theirs")
+    assert "is not a page that this version's 'toeplens compare' wrote" in err
+    (tmp_path / "held").mkdir()
+    with locked(tmp_path / "held", "audit"):
+        found = [0]
+        thread = threading.Thread(target=lambda: found.append(_held_elsewhere(tmp_path / "held")))
+        thread.start()
+        thread.join()
+    assert found[1:] == [True]
+
+
+def _held_elsewhere(directory: Path) -> bool:
+    try:
+        with entered(directory, "audit", ("audit.json",)):
+            return False
+    except InputError as error:
+        return "is being worked on by another process" in str(error)
+
+
+@pytest.mark.parametrize(
+    "words", [["--max-tokens", 8], ["--dtype", "float32"], ["--pickled"], ["--text", "t.txt"], ["--tokens", "t.npy"]]
+)
+def test_options_that_a_run_has_no_use_for_are_refused(toeplens: Toeplens, tmp_path: Path, words: list[Any]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "spec.json").write_text("{}")
+    code, _, err = toeplens("audit", tmp_path / "run", "--out", tmp_path / "out", *words)
+    field = str(words[0]).removeprefix("--").replace("-", "_")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"error: {field}: it was given; a run is audited on examples of its own test set" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_random_and_unused_weights_are_said(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
+    holed = tmp_path / "holed"
+    shutil.copytree(model, holed)
+    weights = {name: x for name, x in load_file(model / "model.safetensors").items() if ".mlp." not in name}
+    save_file(weights | {"strange.weight": torch.zeros(2)}, holed / "model.safetensors", {"format": "pt"})
+    options = ["--effects", "none", "--max-tokens", 12, "--sequences", 8]
+    code, out, _ = toeplens("audit", holed, "--out", tmp_path / "a", *options)
+    assert code == 0
+    told = " ".join(out.split())
+    assert "random: the checkpoint lacks weights (8: transformer.h.0.mlp.c_fc.bias, " in told
+    assert "unused: the checkpoint has weights that the model has no place for (1: strange.weight)" in told
+    head = (tmp_path / "a" / "report.html").read_text().partition('<section id="map">')[0]
+    assert "<b>Random weights.</b>" in head
+    assert "8 of the model’s tensors" in head
+    assert "strange.weight" in head
+
+
+def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "large.npy", np.full((2, 8), 2**64 - 1, dtype=np.uint64))
+    (tmp_path / "random.npy").write_bytes(bytes(range(256)))
+    (tmp_path / "folder.npy").mkdir()
+    (tmp_path / "far.json").write_text(f"[[{10**30}, 3]]")
+    for name, said in (
+        ("large.npy", "tokens: they go up to 18446744073709551615; a token is at most 9223372036854775807."),
+        ("random.npy", "random.npy could not be read (it is no .npy file)."),
+        ("folder.npy", "folder.npy is no file; one must be given, or a pipe."),
+        ("far.json", "must be whole numbers"),
+        ("n" * 5000, "is longer than the system allows"),
+    ):
+        code, _, err = toeplens("audit", model, "--tokens", tmp_path / name, "--out", tmp_path / "out")
+        assert (code, err.count("\n")) == (2, 1), err
+        assert said in err
+        assert len(err) < 500
+    for words in (["audit", "m" * 5000, "--out", tmp_path / "o"], ["audit", model, "--out", tmp_path / ("o" * 5000)]):
+        code, _, err = toeplens(*words)
+        assert (code, err.count("\n")) == (2, 1), err
+        assert "file name too long" in err or "longer than the system allows" in err
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("handed over"))
+    writer.start()
+    assert read_text(tmp_path / "pipe") == "handed over"
+    writer.join()
+
+
+def test_two_audits_are_called_by_what_tells_them_apart() -> None:
+    assert names_of(Path("/x/a"), Path("/x/b")) == ("a", "b")
+    assert names_of(Path("/x/one/a"), Path("/x/two/a")) == ("one/a", "two/a")
+    assert names_of(Path("/x/a"), Path("/x/a")) == ("a", "a")
+
+
+def test_equal_layers_are_one_row(model: Path) -> None:
+    """Layers that differ in what is printed have rows of their own; 80 columns hold a row in a line."""
+    layer = LayerRecord(
+        *("decoder", "self", 0, "m (M)", 4, 1, 256, 0.1, None, True),
+        *(512, "rotation of 128 pairs, 256 of 256 dimensions (half)", (), None, 1e-7, 1e-7, 1e-4),
+    )
+    layers = tuple(replace(layer, layer=n, window=None if n == 5 else 512, outputs=n * 1e-8) for n in range(11))
+    heads = tuple(HeadRecord("decoder", "self", n, head, positional=0.1) for n in range(11) for head in range(4))
+    table = audit_output.audit_tables(Audit({}, layers, heads, None, None, None, 0.0))[1]
+    printed = Console(width=80, file=io.StringIO())
+    printed.print(table)
+    assert isinstance(printed.file, io.StringIO)
+    rows = [line for line in printed.file.getvalue().splitlines() if "turns" in line]
+    assert len(rows) == table.row_count == 2
+    assert "L0-4, 6-10" in rows[0]
+    assert "turns 256/256 (half)" in rows[0]
+    assert "L5" in rows[1]
+
+
+def test_no_audit_no_comparison(toeplens: Toeplens, tmp_path: Path) -> None:
+    code, _, err = toeplens("compare", tmp_path, tmp_path, "--out", tmp_path / "c")
+    assert code == 2
+    assert "holds no audit.json; it must be the directory of an audit." in err
+    code, _, err = toeplens("audit", "no/such/model", "--out", tmp_path / "o", "--device", "tpu")
+    assert code == 2
+
+
+def test_the_survey_is_told(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (
+        Surveyed("llama", "proved", "LlamaForCausalLM", 100, 2, 8, "loss", 2, 1e-7, 2e-7, 3e-7),
+        Surveyed("strange", "refused", "StrangeModel", why="model: the attention of x (Y) was not understood."),
+    )
+    found = Survey({"transformers": "5"}, rows)
+    monkeypatch.setattr(survey_of, "survey", lambda out, **options: found)
+    code, out, _ = toeplens("survey", "--out", tmp_path)
+    assert code == 0
+    for word in ("proved", "refused", "3.0e-07", "strange", "was not understood"):
+        assert word in out
+    assert json.loads(toeplens("survey", "--out", tmp_path, "--json")[1]) == found.to_dict()
+    assert found.markdown("proved").splitlines()[2] == (
+        "| `llama` | LlamaForCausalLM | 2 | all | loss | – | 1e-07 | 2e-07 | 3e-07 |"
+    )
+    assert found.markdown("refused").splitlines()[2].startswith("| `strange` | StrangeModel | model: the attention")

@@ -1,0 +1,241 @@
+"""Attribution is the derivative it says it is, and its ranks are compared as scipy compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import config
+from scipy.stats import spearmanr
+from torch.nn import functional as F
+
+from toeplens.cli.console import ablation_tables
+from toeplens.ground import InputError
+from toeplens.lens.ablation.ablate import ablate_heads
+from toeplens.lens.ablation.attribution import rank_correlation
+from toeplens.lens.ablation.estimate_check import UNCHECKED
+from toeplens.lens.ablation.head_ablation import HeadAblation
+from toeplens.lens.kit.interventions import Batch, Intervention, replacements
+from toeplens.model import Decoder, decoder_config
+from toeplens.sources import DecoderSource
+
+LAYERS, HEADS, LENGTH, CLASSES, COUNT = 3, 4, 7, 5, 12
+SIZES = {
+    "vocab_size": 9,
+    "num_classes": CLASSES,
+    "d_model": 32,
+    "d_ff": 24,
+    "num_layers": LAYERS,
+    "num_heads": HEADS,
+    "max_len": 8,
+}
+every_intervention = pytest.mark.parametrize("intervention", ["zero", "mean", "resample", "position"])
+
+
+def source(encoding: str = "rope", protocol: str = "paper", **fields: Any) -> DecoderSource:
+    torch.manual_seed(0)
+    model = Decoder(decoder_config(**{**SIZES, "encoding": encoding, "protocol": protocol, **fields})).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape))
+    return DecoderSource(model)
+
+
+def batch(ignored: int = 3) -> Batch:
+    draw = torch.Generator().manual_seed(1)
+    tokens = torch.randint(1, SIZES["vocab_size"], (COUNT, LENGTH), generator=draw)
+    labels = torch.randint(0, CLASSES, (COUNT,), generator=draw)
+    labels[:ignored] = -100
+    return tokens, labels, torch.randint(2, LENGTH + 1, (COUNT,), generator=draw)
+
+
+def attributed(given: DecoderSource, batches: list[Batch], intervention: Intervention, **options: Any) -> HeadAblation:
+    return ablate_heads(given, batches, metric="loss", method="attribution", intervention=intervention, **options)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """No shape checks: what runs there runs checked elsewhere."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+@every_intervention
+@pytest.mark.parametrize(
+    ("encoding", "protocol"),
+    [("rope", "paper"), ("rope", "released"), ("alibi", "paper"), ("fox", "paper"), ("mla", "paper")],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_it_is_the_loss_s_derivative_by_each_head_s_gain(
+    encoding: str, protocol: str, intervention: Intervention
+) -> None:
+    """Against central differences of the exact engine, float64, 1e-5 of the largest."""
+    given, one, h = source(encoding, protocol), batch(), 1e-6  # no ReLU turns within it
+    tokens, labels, lengths = one
+    counted = labels >= 0
+    other = replacements(given, [one], intervention, 0)(0)
+    slopes = np.empty((LAYERS, HEADS))
+    steps = 1 + h * torch.cat((torch.eye(HEADS), -torch.eye(HEADS))).double()
+    for layer, state in enumerate(given.states(tokens, lengths)):
+        own = [other[layer]] if isinstance(other, list) else other
+        logits = given.replay(state, steps, own)[:, counted]
+        losses = [F.cross_entropy(row, labels[counted]).item() for row in logits]
+        slopes[layer] = (np.array(losses[:HEADS]) - np.array(losses[HEADS:])) / (2 * h)
+    found = attributed(given, [one], intervention)
+    assert np.abs(slopes).max() > 1e-2
+    np.testing.assert_allclose(found.drops, -slopes, rtol=0, atol=1e-5 * np.abs(slopes).max())
+
+
+@every_intervention
+def test_baseline_and_counts_are_those_of_the_exact_ablation(intervention: Intervention) -> None:
+    given = source()
+    exact = ablate_heads(given, [batch()], metric="loss", intervention=intervention)
+    found = attributed(given, [batch()], intervention, chance=0.2)
+    assert found.baseline == pytest.approx(exact.baseline, abs=1e-12)
+    assert (found.examples, found.chance, found.metric) == (exact.examples, 0.2, "loss")
+    assert (found.intervention, found.method) == (intervention, "attribution")
+    assert np.isnan(found.cumulative).all()
+    assert (found.low <= found.drops).all()
+    assert (found.drops <= found.high).all()
+    assert HeadAblation.from_dict(found.to_dict()).to_dict() == found.to_dict()
+
+
+def test_small_heads_are_told_almost_exactly() -> None:
+    """Where heads do little the first order is all there is; where they do much it is not."""
+    given = source()
+    big = ablate_heads(given, [batch()], metric="loss").drops - attributed(given, [batch()], "zero").drops
+    with torch.no_grad():
+        for layer in range(LAYERS):
+            given.model.block(layer).attention.out.weight.mul_(1e-4)
+    exact, found = ablate_heads(given, [batch()], metric="loss"), attributed(given, [batch()], "zero")
+    assert np.abs(exact.drops - found.drops).max() < 2e-3 * np.abs(exact.drops).max()
+    assert np.abs(big).max() > 0.05
+    assert rank_correlation(exact, found).value > 0.99
+
+
+@every_intervention
+def test_a_sample_of_heads_is_silenced_exactly_to_check_it(intervention: Intervention) -> None:
+    given = source(num_heads=16)  # 11 of the 16 in each layer
+    found = attributed(given, [batch()], intervention)
+    exact = ablate_heads(given, [batch()], metric="loss", intervention=intervention, cumulative=False).drops
+    check = found.check
+    assert check is not None
+    assert (len(check.heads), check.of) == (33, 48)
+    np.testing.assert_allclose(check.exact, exact[check.layers, check.heads], rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(check.estimates, found.drops[check.layers, check.heads])
+    assert ablate_heads(given, [batch()], metric="loss").check is None
+
+
+def test_estimates_where_the_loss_is_flat_are_called_no_effects() -> None:
+    """A model that is sure of its answers: the slope of its loss is nearly 0, what a head is worth is not."""
+    given, (tokens, _, lengths) = source(num_layers=6, num_heads=8), batch()
+    with torch.no_grad():
+        given.model.readout.weight.mul_(60)
+        labels = given.model(tokens, lengths).argmax(-1)
+    found = attributed(given, [(tokens, labels, lengths)], "zero")
+    assert found.baseline < 0.01
+    assert found.check is not None
+    assert sum(found.check.exact) > 100 * abs(sum(found.check.estimates))
+    assert not found.check.holds
+    assert found.check.words.endswith("below a rank correlation of 0.9 these estimates are no effects.")
+    first, *_, last = ablation_tables(found)  # eight heads have no room beside each other
+    assert last.caption == found.check.words
+    assert first.title == "Loss gained (nats) without the head: first-order estimates, no effects"
+    *_, older = ablation_tables(replace(found, check=None))
+    assert older.caption == UNCHECKED
+    assert HeadAblation.from_dict({k: v for k, v in found.to_dict().items() if k != "check"}).check is None
+
+
+def test_estimates_that_hold_are_shown_as_such() -> None:
+    given = source()
+    with torch.no_grad():
+        for layer in range(LAYERS):
+            given.model.block(layer).attention.out.weight.mul_(1e-4)
+    found = attributed(given, [batch()], "zero")
+    first, *_, last = ablation_tables(found)
+    assert first.title == "Loss gained (nats) without the head, first order"
+    assert str(last.caption).endswith("exact effects 1.00 times the estimates; the estimates hold.")
+
+
+def test_a_loss_that_is_not_finite_has_no_estimates() -> None:
+    given = source()
+    with torch.no_grad():
+        given.model.readout.weight.fill_(float("nan"))
+    with pytest.raises(InputError, match="not finite"):
+        attributed(given, [batch()], "zero")
+
+
+def test_how_the_examples_are_split_does_not_matter() -> None:
+    given, (tokens, labels, lengths) = source(), batch()
+    assert lengths is not None
+    parts = [(tokens[i : i + 5], labels[i : i + 5], lengths[i : i + 5]) for i in range(0, COUNT, 5)]
+    whole, several = (attributed(given, batches, "resample") for batches in ([(tokens, labels, lengths)], parts))
+    np.testing.assert_allclose(several.drops, whole.drops, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(several.low, whole.low, rtol=0, atol=1e-12)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    given = source()
+    before = {name: value.clone() for name, value in given.model.state_dict().items()}
+    with torch.no_grad():
+        attributed(given, [batch()], "position")
+    assert all(torch.equal(value, before[name]) for name, value in given.model.state_dict().items())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in given.model.parameters())
+
+
+@pytest.mark.parametrize(("metric", "why"), [("accuracy", "has no derivative"), ("kl", "first-order term is 0")])
+def test_other_metrics_are_refused(metric: Any, why: str) -> None:
+    with pytest.raises(InputError, match=f"metric: '{metric}' was given; attribution takes 'loss' only, as .*{why}"):
+        ablate_heads(source(), [batch()], metric=metric, method="attribution")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_source_without_gradients_is_refused() -> None:
+    class Bare:
+        num_layers, num_heads = LAYERS, HEADS
+
+    with pytest.raises(InputError, match="Bare cannot run with gains and gradients"):
+        ablate_heads(Bare(), [batch()], metric="loss", method="attribution")  # type: ignore[arg-type]
+
+
+# ---- rank correlation -----------------------------------------------------------------------------------------------
+
+
+def record(drops: Any, **fields: Any) -> HeadAblation:
+    drops = np.asarray(drops, dtype=float)
+    empty = np.full((drops.shape[0], drops.shape[1] + 1), np.nan)
+    return replace(HeadAblation(drops, drops, drops, 1.0, empty, 10, 0.1), **fields)
+
+
+def test_ranks_are_compared_as_scipy_does() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 4)).round(1)
+    y = (x + rng.normal(size=(3, 4))).round(1)
+    found = rank_correlation(record(x), record(y, method="attribution"))
+    assert found.value == pytest.approx(spearmanr(x.ravel(), y.ravel()).statistic, abs=1e-12)
+    assert found.low < found.value < found.high
+    assert found.count == 12
+    assert found == rank_correlation(record(x), record(y))
+    assert found != rank_correlation(record(x), record(y), seed=1)
+    assert rank_correlation(record(x), record(np.exp(x))).value == pytest.approx(1, abs=1e-12)
+    assert rank_correlation(record(x), record(-x)).value == pytest.approx(-1, abs=1e-12)
+    wide, narrow = (rank_correlation(record(x), record(y), level=level) for level in (0.99, 0.5))
+    assert wide.low <= narrow.low <= narrow.high <= wide.high
+
+
+def test_equal_drops_have_no_ranks() -> None:
+    found = rank_correlation(record(np.zeros((2, 3))), record(np.arange(6).reshape(2, 3)))
+    assert np.isnan([found.value, found.low, found.high]).all()
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    one = record(np.eye(3))
+    with pytest.raises(InputError, match=r"attributed: \(2, 2\) heads were given; exact has \(3, 3\)"):
+        rank_correlation(one, record(np.eye(2)))
+    with pytest.raises(InputError, match="intervention 'mean' was given; exact has 'zero'"):
+        rank_correlation(one, record(np.eye(3), intervention="mean"))

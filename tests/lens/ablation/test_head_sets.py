@@ -1,0 +1,307 @@
+"""Sets of heads: every point is the whole model run anew without them, and no head of a sufficient set can go."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import config
+from torch import Tensor
+from torch.nn import functional as F
+
+from toeplens.ground import InputError
+from toeplens.lens.ablation.ablate import ablate_heads
+from toeplens.lens.ablation.head_sets import HeadSets, cumulative_ablation, head_sets, sufficient_set
+from toeplens.lens.kit.interventions import Batch
+from toeplens.model import Decoder, decoder_config
+from toeplens.sources import DecoderSource
+
+LAYERS, HEADS, LENGTH, CLASSES, COUNT = 2, 3, 5, 4, 30
+EVERY = list(itertools.product(range(LAYERS), range(HEADS)))
+SIZES = {
+    "vocab_size": 9,
+    "num_classes": CLASSES,
+    "d_model": 24,
+    "d_ff": 20,
+    "num_layers": LAYERS,
+    "num_heads": HEADS,
+    "max_len": 8,
+}
+
+
+@pytest.fixture(autouse=True)
+def _unchecked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Shapes are checked where a test asks for it; elsewhere that would cost more than what is tested."""
+    config.update("jaxtyping_disable", "checked" not in request.fixturenames)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def checked() -> None:
+    """Asks for shapes to be checked."""
+
+
+@cache
+def standing(protocol: str = "paper", seed: int = 0) -> tuple[Decoder, Batch]:
+    """A decoder in float64 with large random weights, and texts: four labels in five are what it answers."""
+    torch.manual_seed(seed)
+    model = Decoder(decoder_config(**{**SIZES, "protocol": protocol})).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+        tokens = torch.randint(1, 9, (COUNT, LENGTH))
+        lengths = torch.randint(2, LENGTH + 1, (COUNT,))
+        labels = model(tokens, lengths).argmax(-1)
+    changed = torch.rand(COUNT) < 0.2
+    labels[changed] = torch.randint(0, CLASSES, (int(changed.sum()),))
+    labels[:4] = -100
+    return model, (tokens, labels, lengths)
+
+
+def split(batch: Batch, size: int = 17) -> list[Batch]:
+    tokens, labels, lengths = batch
+    assert lengths is not None
+    return [(tokens[i : i + size], labels[i : i + size], lengths[i : i + size]) for i in range(0, COUNT, size)]
+
+
+@torch.no_grad()
+def logits_without(model: Decoder, batch: Batch, silent: Iterable[tuple[int, int]]) -> Tensor:
+    """The whole model run anew; hooks zero the heads' slices of the projections' inputs."""
+    handles = []
+    for layer, head in silent:
+
+        def silence(_: Any, args: tuple[Tensor], head: int = int(head)) -> tuple[Tensor]:
+            z = args[0].clone()
+            z.unflatten(-1, (HEADS, -1))[..., head, :] = 0
+            return (z,)
+
+        handles.append(model.block(layer).attention.out.register_forward_pre_hook(silence))
+    try:
+        return model(batch[0], batch[2])
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def value(
+    model: Decoder, batch: Batch, silent: Iterable[tuple[int, int]], metric: str = "accuracy", most: int = COUNT
+) -> float:
+    """The metric over the first ``most`` examples that count."""
+    counted = torch.nonzero(batch[1] >= 0).squeeze(1)[:most]
+    logits, labels = logits_without(model, batch, silent)[counted], batch[1][counted]
+    if metric == "accuracy":
+        return (logits.argmax(-1) == labels).double().mean().item()
+    if metric == "loss":
+        return F.cross_entropy(logits, labels).item()
+    p, q = logits_without(model, batch, [])[counted].log_softmax(-1), logits.log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1).mean().item()
+
+
+@cache
+def by_set(protocol: str = "paper", seed: int = 0) -> dict[frozenset[tuple[int, int]], float]:
+    """The accuracy with each set of heads alone, all 2^6 of them."""
+    model, batch = standing(protocol, seed)
+    sets = (frozenset(kept) for size in range(len(EVERY) + 1) for kept in itertools.combinations(EVERY, size))
+    return {kept: value(model, batch, set(EVERY) - kept) for kept in sets}
+
+
+# ---- cumulative ablation --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["greedy", "importance", "random"])
+@pytest.mark.parametrize(("protocol", "metric"), [("paper", "accuracy"), ("paper", "kl"), ("released", "loss")])
+def test_every_point_is_the_whole_model_without_these_heads(order: Any, protocol: str, metric: Any) -> None:
+    model, batch = standing(protocol)
+    found = cumulative_ablation(DecoderSource(model), split(batch), order=order, metric=metric, random_orders=2)
+    assert found.orders.shape == ((2 if order == "random" else 1), len(EVERY), 2)
+    for heads, curve in zip(found.orders, found.curves, strict=True):
+        assert sorted(map(tuple, heads)) == EVERY
+        plain = [value(model, batch, [tuple(head) for head in heads[:k]], metric) for k in range(len(EVERY) + 1)]
+        np.testing.assert_allclose(curve, plain, rtol=0, atol=1e-10)
+    assert found.baseline == found.curves[0, 0]
+    assert (found.examples, found.metric) == (COUNT - 4, metric)
+
+
+@pytest.mark.parametrize("scored", [64, 7])
+def test_the_greedy_order_takes_the_most_harmful_head_each_time(scored: int) -> None:
+    """Equal accuracies are told apart by the loss; only the scored examples decide."""
+    model, batch = standing()
+    found = cumulative_ablation(DecoderSource(model), split(batch), scored=scored)
+    gone: list[tuple[int, int]] = []
+    for head in map(tuple, found.orders[0]):
+
+        def harm(other: tuple[int, int]) -> tuple[float, float]:
+            silent = [*gone, other]
+            return -value(model, batch, silent, most=scored), value(model, batch, silent, "loss", scored)
+
+        assert head == max((other for other in EVERY if other not in gone), key=harm)
+        gone.append(head)
+
+
+def test_the_order_of_importance_is_that_of_the_single_drops() -> None:
+    model, batch = standing()
+    drops = ablate_heads(DecoderSource(model), [batch], metric="loss", cumulative=False, bootstrap=2).drops
+    found = cumulative_ablation(DecoderSource(model), [batch], order="importance", metric="loss")
+    assert np.array_equal(drops[tuple(found.orders[0].T)], np.sort(drops.ravel())[::-1])
+
+
+def test_random_orders_come_from_the_seed() -> None:
+    model, batch = standing()
+    state = torch.get_rng_state()
+    first, again, other = (
+        cumulative_ablation(DecoderSource(model), [batch], order="random", seed=seed).orders for seed in (0, 0, 1)
+    )
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(first[0], first[1])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("order", ["greedy", "importance", "random"])
+def test_steps_leave_points_out_and_say_so(order: Any) -> None:
+    model, batch = standing()
+    found = cumulative_ablation(DecoderSource(model), [batch], order=order, step=4)
+    assert np.flatnonzero(~np.isnan(found.curves[0])).tolist() == [0, 4, 6]
+    heads = [tuple(head) for head in found.orders[0][:4]]
+    assert found.curves[0, 4] == pytest.approx(value(model, batch, heads), abs=1e-12)
+
+
+@pytest.mark.parametrize("intervention", ["mean", "resample", "position"])
+def test_heads_may_be_replaced_instead(intervention: Any) -> None:
+    """The first point after the intact one is what `ablate_heads` finds for that head alone."""
+    model, batch = standing()
+    options: dict[str, Any] = {"metric": "loss", "intervention": intervention}
+    single = ablate_heads(DecoderSource(model), [batch], cumulative=False, bootstrap=2, **options)
+    found = cumulative_ablation(DecoderSource(model), split(batch), scored=20, **options)
+    first = tuple(found.orders[0, 0])
+    assert found.curves[0, 1] == pytest.approx(single.baseline + single.drops[first], abs=1e-10)
+    assert abs(single.drops[first]) > 1e-3
+
+
+# ---- sufficient sets ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("keep", [0.5, 0.8, 1.0])
+def test_a_sufficient_set_is_enough_and_none_of_it_can_go(seed: int, keep: float) -> None:
+    """Against the accuracy of all 64 sets of heads."""
+    model, batch = standing(seed=seed)
+    found = sufficient_set(DecoderSource(model), split(batch), chance=0.25, keep=keep, scored=20)
+    table = by_set(seed=seed)
+    heads = frozenset((int(layer), int(head)) for layer, head in found.heads)
+    need = 0.25 + keep * (table[frozenset(EVERY)] - 0.25) - 1e-9
+    assert found.needed == pytest.approx(need + 1e-9)
+    assert found.accuracy == pytest.approx(table[heads], abs=1e-12)
+    assert table[heads] >= need
+    assert all(table[heads - {head}] < need for head in heads)
+    assert len(heads) >= min(len(kept) for kept, accuracy in table.items() if accuracy >= need)
+
+
+def test_some_sets_are_small_and_some_are_not_the_smallest() -> None:
+    """So the bound is met in places, and is no more than a bound."""
+    gaps = []
+    for seed, keep in itertools.product(range(2), (0.5, 0.8)):
+        model, batch = standing(seed=seed)
+        table = by_set(seed=seed)
+        found = sufficient_set(DecoderSource(model), [batch], chance=0.25, keep=keep)
+        gaps.append(len(found.heads) - min(len(kept) for kept, x in table.items() if x >= found.needed - 1e-9))
+    assert 0 in gaps
+    assert min(gaps) >= 0
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_going_in_larger_steps_ends_as_small_in_the_same_sense(step: int) -> None:
+    model, batch = standing()
+    found = sufficient_set(DecoderSource(model), [batch], chance=0.25, keep=0.8, step=step, scored=5)
+    table = by_set()
+    heads = frozenset((int(layer), int(head)) for layer, head in found.heads)
+    assert table[heads] >= found.needed - 1e-9
+    assert all(table[heads - {head}] < found.needed - 1e-9 for head in heads)
+
+
+def test_a_planted_pair_of_heads_is_the_set() -> None:
+    """All output projections but two heads' are nothing."""
+    model, (tokens, _, lengths) = standing()
+    planted = Decoder(model.config).double().eval()
+    planted.load_state_dict(model.state_dict())
+    width, pair = model.config.head_dim, [(0, 1), (1, 2)]
+    with torch.no_grad():
+        for layer in range(LAYERS):
+            out = planted.block(layer).attention.out
+            kept = torch.zeros_like(out.weight)
+            for head in (h for at, h in pair if at == layer):
+                own = slice(head * width, (head + 1) * width)
+                kept[:, own] = 20 * out.weight[:, own]
+            out.weight.copy_(kept)
+        labels = planted(tokens, lengths).argmax(-1)
+    found = sufficient_set(DecoderSource(planted), [(tokens, labels, lengths)], keep=1.0)
+    assert [tuple(head) for head in found.heads] == pair
+    assert found.accuracy == found.baseline == 1.0
+    order = cumulative_ablation(DecoderSource(planted), [(tokens, labels, lengths)]).orders[0]
+    assert tuple(order[0]) in pair
+
+
+# ---- all together ---------------------------------------------------------------------------------------------------
+
+
+def test_head_sets_hold_what_the_single_functions_find(checked: None) -> None:
+    model, batch = standing()
+    source, batches = DecoderSource(model), split(batch)
+    options: dict[str, Any] = {"step": 3, "scored": 5}
+    found = head_sets(source, batches, chance=0.25, keep=0.8, random_orders=2, **options)
+    for name in ("greedy", "importance", "random"):
+        one = cumulative_ablation(source, batches, order=name, random_orders=2, **options)  # type: ignore[arg-type]
+        assert np.array_equal(np.atleast_2d(getattr(found, name)), one.curves, equal_nan=True)
+        if name == "greedy":
+            assert found.order == one.orders[0].tolist()
+    enough = sufficient_set(source, batches, chance=0.25, keep=0.8, **options)
+    assert found.sufficient == enough.heads.tolist()
+    assert (found.kept, found.baseline, found.examples) == (enough.accuracy, enough.baseline, enough.examples)
+    assert (found.chance, found.keep) == (0.25, 0.8)
+
+
+def test_a_record_reads_back_as_it_was() -> None:
+    model, batch = standing()
+    found = head_sets(DecoderSource(model), [batch], chance=0.25, step=4)
+    content = found.to_dict()
+    assert content["greedy"][1] is None
+    again = HeadSets.from_dict(content)
+    assert again.to_dict() == content
+    assert np.array_equal(again.random, found.random, equal_nan=True)
+    for field in content:
+        with pytest.raises(InputError, match=f"head sets: the record is damaged .*{field}"):
+            HeadSets.from_dict({key: kept for key, kept in content.items() if key != field})
+    for damaged in ([], None, content | {"order": [[1]]}, content | {"random": "many"}):
+        with pytest.raises(InputError, match="head sets: the record is damaged"):
+            HeadSets.from_dict(damaged)
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "words"),
+    [
+        (cumulative_ablation, {"order": "gredy"}, "order: there is no 'gredy'; did you mean 'greedy'"),
+        (cumulative_ablation, {"metric": "los"}, "metric: there is no 'los'; did you mean 'loss'"),
+        (sufficient_set, {"intervention": "none"}, "intervention: there is no 'none'"),
+        (cumulative_ablation, {"step": 0}, "step: 0 was given; it must be at least 1"),
+        (cumulative_ablation, {"scored": 0}, "scored: 0 was given"),
+        (cumulative_ablation, {"order": "random", "random_orders": 0}, "random_orders: 0 was given"),
+        (sufficient_set, {"keep": 0.0}, "keep: 0.0 was given; it must be over 0 and at most 1"),
+        (sufficient_set, {"keep": 1.5}, "keep: 1.5 was given"),
+    ],
+)
+def test_wrong_choices_are_refused(call: Any, options: dict[str, Any], words: str) -> None:
+    model, batch = standing()
+    with pytest.raises(InputError, match=words):
+        call(DecoderSource(model), [batch], **options)
+
+
+def test_no_examples_are_refused() -> None:
+    model, (tokens, labels, lengths) = standing()
+    with pytest.raises(InputError, match="no examples that count"):
+        head_sets(DecoderSource(model), [(tokens, torch.full_like(labels, -100), lengths)])

@@ -1,0 +1,467 @@
+"""The shares are what a plain program finds that writes every query's table of logits out, content by position."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace, LayerTrace
+from toeplens.lens.following import two_way
+from toeplens.lens.following.behaviour import Behaviour, behaviour
+from toeplens.lens.following.permutation import permutation_scores
+from toeplens.lens.kit import movable as placed
+from toeplens.lens.kit.movable import KeySplit
+from toeplens.lens.kit.splits import position_parts
+from toeplens.lens.kit.trace import Counted
+from toeplens.model import Decoder, decoder_config
+from toeplens.sources import DecoderSource
+
+FREQUENCIES = (0.0, math.pi, 2 * math.pi, -math.pi, 1e-9, 1e-4, 0.01, 0.3, 1.0, 1.0, 2.5, -0.7)
+SIZES = {"vocab_size": 20, "d_model": 24, "d_ff": 16, "num_layers": 2, "num_heads": 3, "max_len": 16}
+LENGTHS = torch.tensor([8, 5, 1, 7])
+
+
+def shares_of(tables: list[list[np.ndarray]]) -> np.ndarray:
+    """Positional, symbolic, interaction and mean variance of the tables M[j, m] of each head's queries: [4, H]."""
+    made = []
+    for head in tables:
+        sums, total = np.zeros(3), 0.0
+        for table in head:
+            mean = table.mean()
+            position, content = table.mean(1) - mean, table.mean(0) - mean
+            rest = table - mean - position[:, None] - content
+            sums += [np.mean(x**2) for x in (position, content, rest)]
+            total += np.mean((table - mean) ** 2)
+        assert abs(sums.sum() - total) <= 1e-9 * total
+        made.append([*(sums / total), total / len(head)])
+    return np.array(made).T
+
+
+def by_hand(case: dict[str, Any]) -> np.ndarray:
+    """The same of tensors q [B, H, N, d], k [B, G, N, d]: keys are turned pair by pair, the table is written out."""
+    q, k = case["q"].double().numpy(), case["k"].double().numpy()
+    count, heads, length, _ = q.shape
+    p = np.zeros_like(k) if case["k_position"] is None else np.broadcast_to(case["k_position"].numpy(), k.shape)
+    tables = []
+    for head in range(heads):
+        own = head // (heads // k.shape[1])
+        tables.append([])
+        for sequence in range(count):
+            end = int(case["lengths"][sequence])
+            for i in range(end):
+                first = max(0, i + 1 - (case["window"] or length))
+                stop = i + 1 if case["causal"] else end
+                if stop - first < 2:
+                    continue
+                table = np.empty((stop - first, stop - first))
+                for j in range(first, stop):
+                    keys = k[sequence, own, first:stop] - p[sequence, own, first:stop] + p[sequence, own, j]
+                    turned = keys.copy()
+                    theta = torch.zeros(1, 0) if case["rotation"] is None else case["rotation"]
+                    for t in range(theta.shape[-1]):
+                        angle = (j - i) * float(theta[head % len(theta), t])
+                        n = theta.shape[-1]
+                        a, b = (t, t + n) if case["pairing"] == "half" else (2 * t, 2 * t + 1)
+                        turned[:, a] = keys[:, a] * math.cos(angle) - keys[:, b] * math.sin(angle)
+                        turned[:, b] = keys[:, a] * math.sin(angle) + keys[:, b] * math.cos(angle)
+                    table[j - first] = case["scale"] * turned @ q[sequence, head, i]
+                    if case["bias"] is not None:
+                        offset = i - j if case["causal"] else i - j + length - 1
+                        table[j - first] += float(case["bias"][head % len(case["bias"]), offset])
+                tables[-1].append(table)
+    return shares_of(tables)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    """Any input that `behaviour` takes of tensors."""
+    heads, groups, count = draw(st.sampled_from([(1, 1, 2), (2, 1, 1), (4, 2, 1), (2, 2, 2)]))
+    length, width = draw(st.integers(2, 8)), draw(st.integers(1, 6))
+    made = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=made, dtype=torch.float64)
+
+    causal, pairs = draw(st.booleans()), draw(st.integers(0, width // 2))
+    rows = draw(st.sampled_from([1, heads]))
+    picked = draw(st.lists(st.sampled_from(FREQUENCIES), min_size=rows * pairs, max_size=rows * pairs))
+    places = draw(st.sampled_from([None, (length, width), (groups, length, width), (count, groups, length, width)]))
+    bias_rows = draw(st.sampled_from([0, 1, heads]))
+    return {
+        "q": normal(count, heads, length, width),
+        "k": normal(count, groups, length, width) + 2 * normal(groups, 1, width),
+        "rotation": torch.tensor(picked, dtype=torch.float64).reshape(rows, pairs) if pairs else None,
+        "pairing": draw(st.sampled_from(["interleaved", "half"])),
+        "bias": normal(bias_rows, length if causal else 2 * length - 1) + 3 if bias_rows else None,
+        "k_position": None if places is None else normal(*places),
+        "causal": causal,
+        "window": draw(st.sampled_from([None, 1, 2, 3, 5, 9])) if causal else None,
+        "scale": draw(st.sampled_from([1.0, 0.5])),
+        "lengths": torch.tensor([length, *draw(st.lists(st.integers(0, length), min_size=1, max_size=1))][:count]),
+    }
+
+
+def shares(found: Behaviour) -> np.ndarray:
+    return np.stack([found.positional, found.symbolic, found.interaction])
+
+
+@given(cases(), st.sampled_from([3, 128]), st.sampled_from([1, 2**19]))
+def test_the_closed_form_is_the_table_written_out(case: dict[str, Any], chunk: int, block: int) -> None:
+    """float64, 1e-8 of the whole variance; with frequencies of 0, pi, 2 pi, nearly 0 and equal ones."""
+    expected = by_hand(case) if case["window"] != 1 else np.empty(0)
+    with patch.multiple(two_way, CHUNK=chunk, BLOCK=block):
+        found = behaviour(**case)
+    alone = case["window"] == 1
+    assert found.queries == sum((n > 1) * (n - case["causal"]) * (not alone) for n in case["lengths"].tolist())
+    assert (found.flat == alone).all()
+    if alone:
+        return
+    np.testing.assert_allclose(shares(found), expected[:3], rtol=0, atol=1e-8)
+    np.testing.assert_allclose(found.variance, expected[3], rtol=1e-8)
+    assert (shares(found) >= 0).all()
+    assert (found.positional + found.symbolic <= 1 + 1e-12).all()  # exclusion
+    np.testing.assert_allclose(shares(found).sum(0), 1, rtol=0, atol=1e-12)
+    if case["rotation"] is None:
+        assert (found.interaction == 0).all()  # every additive scheme
+
+
+def random_case(length: int = 12, **others: Any) -> dict[str, Any]:
+    made = torch.Generator().manual_seed(3)
+    q, k = torch.randn(2, 2, 2, length, 6, generator=made, dtype=torch.float64).unbind(0)
+    rotation = torch.tensor([1.0, 0.2, 0.01], dtype=torch.float64)
+    return {"q": q, "k": k + 1, "rotation": rotation, **others}
+
+
+def test_slow_frequencies_keep_their_digits() -> None:
+    """Turns of 1e-6 in all: Var(P) and Var(I) are of 1e-10 of the squares that they come from (rtol 1e-5)."""
+    case = random_case(rotation=torch.full((1, 3), 1e-6, dtype=torch.float64))
+    case |= {"bias": None, "k_position": None, "causal": True, "scale": 1.0, "pairing": "interleaved", "window": None}
+    case["lengths"] = torch.tensor([12, 12])
+    found, expected = behaviour(**case), by_hand(case)
+    np.testing.assert_allclose(shares(found), expected[:3], rtol=1e-5)
+    assert (found.interaction > 0).all()
+    assert (found.interaction < 1e-9).all()
+
+
+def variances(case: dict[str, Any], **others: Any) -> Tensor:
+    """Var(P), Var(S), Var(I) of every query: [3, B, H, N]."""
+    given = {"rotation": None, "pairing": "half", "bias": None, "k_position": None} | case | others
+    names = ("q", "k", "rotation", "pairing", "bias", "k_position")
+    arguments: tuple[Any, ...] = (*(given[name] for name in names), True, 1.0, None, "known", "all", given["window"])
+    found = two_way.two_way(next(placed.placed_from(*arguments))[2])
+    return torch.stack((found.positional, found.symbolic, found.interaction))
+
+
+@pytest.mark.parametrize("window", [2, 3, 4, 5, 7, 11, 12, 30])
+def test_a_window_sees_nothing_of_what_is_before_it(window: int, unchecked: None) -> None:
+    """Each query as the last one of its window's keys alone; float64, 1e-9, though key 0 is a million times larger."""
+    case = random_case(23, bias=torch.linspace(0, 5, 23).double().sin())
+    case["k"][..., 0, :] *= 1e6
+    case["k_position"] = case["q"].roll(1, 0)
+    with patch.object(two_way, "CHUNK", 4):
+        found = variances(case, window=window)
+        for i in range(1, 23):
+            first = max(0, i + 1 - window)
+            own = {name: case[name][..., first : i + 1, :] for name in ("q", "k", "k_position")}
+            alone = variances(case | own, bias=case["bias"][: i + 1 - first], window=None)[..., -1]
+            torch.testing.assert_close(found[..., i], alone, rtol=1e-9, atol=1e-9)
+
+
+def test_a_window_of_all_keys_is_none() -> None:
+    case = random_case()
+    np.testing.assert_array_equal(shares(behaviour(**case, window=12)), shares(behaviour(**case)))
+    assert abs(shares(behaviour(**case, window=11)) - shares(behaviour(**case))).max() > 1e-4
+
+
+def test_contents_change_places_within_the_window() -> None:
+    """float64, 1e-12; the logits of the permutation scores."""
+    case = random_case(k_position=random_case()["q"].roll(1, 0), bias=torch.linspace(0, 5, 12).double())
+    given = (case["q"], case["k"], case["rotation"], "half", case["bias"], case["k_position"], True, 1.0, None)
+    near, far = (next(placed.placed_from(*given, "known", "all", window))[2] for window in (4, None))
+    for query in (2, 9):
+        first = max(0, query - 3)
+        order = torch.arange(query + 1 - first).flip(0)
+        every = torch.cat((torch.arange(first), order + first))
+        expected = far.logits(1, query, every)[..., first:]
+        torch.testing.assert_close(near.logits(1, query, order), expected, rtol=1e-12, atol=1e-12)
+    found = permutation_scores(**case, window=1 + 1, queries=99, permutations=2)
+    assert found.queries == 2 * 11
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("change", ["heads", "sequences", "scale", "constant", "turn"])
+def test_what_does_not_change_the_shares(change: str, causal: bool) -> None:
+    """float64, 1e-9."""
+    case = random_case(causal=causal)
+    before = shares(behaviour(**case))
+    after = dict(case)
+    if change == "heads":
+        after["q"], after["k"] = case["q"].flip(1), case["k"].flip(1)
+        before = before[:, ::-1]
+    elif change == "sequences":
+        after["q"], after["k"] = case["q"].flip(0), case["k"].flip(0)
+    elif change == "scale":
+        after["scale"] = 7.0
+    elif change == "constant":
+        after["bias"] = torch.full((12 if causal else 23,), 1e3, dtype=torch.float64)
+    else:  # the same turn of all queries and keys cancels
+        angle = torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)
+        after["q"], after["k"] = (torch.cat((x[..., :2] @ angle, x[..., 2:]), dim=-1) for x in (case["q"], case["k"]))
+    np.testing.assert_allclose(shares(behaviour(**after)), before, rtol=0, atol=1e-9)
+
+
+def test_planted_heads_land_where_they_should() -> None:
+    case = random_case()
+    same = case["k"][..., :1, :].expand_as(case["k"])
+    bias = torch.arange(12.0)
+    places = case["q"].roll(1, 0)
+    pure = {
+        "one content, turned": (case | {"k": same}, 0),
+        "one content, vectors added": (case | {"k": same + places, "k_position": places, "rotation": None}, 0),
+        "a bias alone": (case | {"q": 0 * case["q"], "bias": bias}, 0),
+        "no position": (case | {"rotation": None}, 1),
+        "turns of 0": (case | {"rotation": torch.zeros(3)}, 1),
+        "whole turns": (case | {"rotation": torch.full((3,), 2 * math.pi).double()}, 1),
+    }
+    for name, (inputs, kind) in pure.items():
+        found = behaviour(**inputs)
+        expected = np.zeros((3, 2))
+        expected[kind] = 1
+        np.testing.assert_allclose(shares(found), expected, rtol=0, atol=1e-12, err_msg=name)
+    added = behaviour(**case | {"rotation": None, "bias": bias, "k_position": places})
+    assert (added.interaction < 1e-12).all()
+    assert (added.positional > 0.1).all()
+    assert (behaviour(**case).interaction > 0.1).all()  # a rotation multiplies
+
+
+def test_heads_that_do_not_vary_are_flat() -> None:
+    """Both behaviours at once: only where all logits are the same, and then neither is scored."""
+    case = random_case(rotation=None)
+    case["k"] = case["k"][..., :1, :].repeat(1, 1, 12, 1)
+    case["k"][:, 1, 3] += 1
+    found = behaviour(**case)
+    assert found.flat.tolist() == [True, False]
+    assert np.isnan(shares(found)[:, 0]).all()
+    alone = behaviour(case["q"][0, 0, :1], case["k"][0, 0, :1])
+    assert alone.flat.shape == ()
+    assert alone.flat
+    assert alone.queries == 0
+    assert np.isnan(alone.variance)
+
+
+def test_queries_and_keys_of_one_head_stand_alone() -> None:
+    case = random_case()
+    one = behaviour(case["q"][0, 1], case["k"][0, 1], rotation=case["rotation"])
+    assert one.positional.shape == ()
+    several = behaviour(case["q"][:1], case["k"][:1], rotation=case["rotation"])
+    np.testing.assert_allclose(shares(one), shares(several)[:, 1], rtol=1e-12)
+
+
+ENCODINGS: dict[str, dict[str, Any]] = {
+    name: {"encoding": name}
+    for name in ("nope", "rope", "alibi", "t5", "sinusoidal", "learned", "rope-absolute", "mla")
+} | {
+    "partial-rope": {"encoding": "partial-rope", "encoding_options": {"rotary_pct": 0.5, "heads": 2}},
+    "rope-yarn": {"encoding": "rope-yarn"},  # its queries and keys have a magnitude
+    "xpos": {"encoding": "xpos", "encoding_options": {"scale_base": 16}},  # and its own at every position
+    "mla-released": {"encoding": "mla", "encoding_options": {"phase_table": "released", "rotary_dim": 4}},
+    "axial-rope": {"encoding": "axial-rope"},
+}
+
+
+@cache
+def model_of(encoding: str, protocol: str) -> Decoder:
+    torch.manual_seed(1)
+    model = Decoder(decoder_config(**SIZES, **ENCODINGS[encoding], protocol=protocol)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def trace_of(encoding: str, protocol: str = "paper", **options: Any) -> AttentionTrace:
+    tokens = torch.randint(0, 20, (4, 8), generator=torch.Generator().manual_seed(2))
+    return AttentionTrace(DecoderSource(model_of(encoding, protocol)), tokens, LENGTHS, **options)
+
+
+def by_the_layer(layer: LayerTrace, part: Tensor, counted: Counted = "all") -> np.ndarray:
+    """Shares from the layer's own logits, one content at a time standing at every position."""
+    count, length = layer.q.shape[0], layer.q.shape[2]
+    content = layer.k - part
+    made = np.stack(
+        [layer.logits(k=content[:, :, m : m + 1] + part).detach().double().numpy() for m in range(length)], axis=-1
+    )
+    tables: list[list[np.ndarray]] = [[] for _ in range(layer.q.shape[1])]
+    for sequence in range(count):
+        end = int(layer.present[sequence].sum())
+        for i in range(end) if counted == "all" else [end - 1]:
+            seen = i + 1 if layer.causal else end
+            if seen > 1:
+                for head, own in enumerate(tables):
+                    own.append(made[sequence, head, i, :seen, :seen])
+    return shares_of(tables)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "protocol", "split"),
+    [(name, "paper", "known") for name in ENCODINGS]
+    + [(name, "released", "known") for name in ("t5", "sinusoidal", "mla")]
+    + [("rope", "released", "mean"), ("mla", "paper", "mean"), ("learned", "paper", "none")],
+)
+def test_a_trace_is_analysed_as_its_layers_own_logits(encoding: str, protocol: str, split: KeySplit) -> None:
+    """float64, 1e-8; both layers."""
+    trace = trace_of(encoding, protocol)
+    found = behaviour(trace, split=split)
+    assert found.positional.shape == (2, 3)
+    assert found.layers == (0, 1)
+    first = None
+    for index, name in enumerate(found.splits):
+        layer = trace[index]
+        first = layer.vectors if index == 0 else first
+        if name == "mean":
+            p = position_parts(trace, layer, "mean")[1]
+        else:
+            assert first is not None
+            p = (first if name == "input" else 0 * first).expand_as(layer.inputs)
+        expected = by_the_layer(layer, layer.part(p, p)[1])
+        np.testing.assert_allclose(shares(found)[:, index], expected[:3], rtol=0, atol=1e-8)
+        np.testing.assert_allclose(found.variance[index], expected[3], rtol=1e-8)
+    multiplies = any(word in encoding for word in ("rope", "mla", "xpos"))
+    assert (found.interaction[:, :2] > 1e-4).all() if multiplies else (found.interaction < 1e-12).all()
+
+
+@pytest.mark.parametrize("encoding", ["rope", "t5"])
+def test_of_the_last_layer_the_query_that_is_read_can_count_alone(encoding: str) -> None:
+    """float64, 1e-8; of the first layer all queries are used, of the last one each sequence's last token's."""
+    trace = trace_of(encoding)
+    every, used = behaviour(trace), behaviour(trace, counted="used")
+    np.testing.assert_array_equal(shares(used)[:, 0], shares(every)[:, 0])
+    layer = trace[1]
+    expected = by_the_layer(layer, 0 * layer.part(layer.inputs, layer.inputs)[1], "used")
+    np.testing.assert_allclose(shares(used)[:, 1], expected[:3], rtol=0, atol=1e-8)
+    assert abs(shares(used)[:, 1] - shares(every)[:, 1]).max() > 1e-3
+    scores = permutation_scores(trace[1], queries=99, permutations=2, counted="used")
+    assert scores.queries == (LENGTHS > 1).sum()
+    mean = behaviour(trace_of(encoding, "released"), counted="used")  # its model reads all positions
+    np.testing.assert_array_equal(shares(mean), shares(behaviour(trace_of(encoding, "released"))))
+
+
+def test_a_rotation_knows_offsets_alone() -> None:
+    """The same layer 1000 places later; float64, 1e-9."""
+    layer = trace_of("rope")[0]
+    later = behaviour(replace(layer, positions=layer.positions + 1000))
+    np.testing.assert_allclose(shares(later), shares(behaviour(layer)), rtol=0, atol=1e-9)
+
+
+def test_known_position_parts_are_those_of_the_input() -> None:
+    assert behaviour(trace_of("sinusoidal")).splits == ("input", "none")
+    assert behaviour(trace_of("sinusoidal", "released")).splits == ("input", "input")
+    assert behaviour(trace_of("sinusoidal", "released", layers=[1])).splits == ("input",)
+    assert behaviour(trace_of("alibi")).splits == ("none", "none")
+    whole, single = behaviour(trace_of("sinusoidal")), behaviour(trace_of("sinusoidal")[0])
+    np.testing.assert_array_equal(single.positional, whole.positional[0])
+    given = behaviour(trace_of("sinusoidal", layers=[0]), split="input")
+    np.testing.assert_array_equal(given.positional, whole.positional[:1])
+    ablated = behaviour(trace_of("sinusoidal", layers=[0]), split="ablate")
+    np.testing.assert_allclose(ablated.positional, whole.positional[:1], rtol=1e-8)
+
+
+@pytest.mark.parametrize("encoding", ["pope", "shaw", "fire", "cope", "urpe", "complexformer"])
+def test_an_encoding_of_another_form_is_refused(encoding: str) -> None:
+    with patch.dict(ENCODINGS, {encoding: {"encoding": encoding}}), pytest.raises(InputError, match=r"^encoding: "):
+        behaviour(trace_of(encoding))
+
+
+def test_some_positions_are_analysed_by_themselves_and_a_bias_needs_them_to_be_consecutive() -> None:
+    for encoding, kept in (("rope", [0, 2, 3]), ("alibi", [2, 3, 4])):
+        trace = trace_of(encoding, positions=kept, layers=[1])
+        expected = by_the_layer(trace[1], torch.zeros_like(trace[1].k))
+        np.testing.assert_allclose(shares(behaviour(trace))[:, 0], expected[:3], rtol=0, atol=1e-8)
+    assert behaviour(trace_of("alibi", positions=[5, 6, 7])).queries == (2 + 1, 2 + 1)  # two sequences do not get there
+    with pytest.raises(InputError, match=r"^encoding: .*consecutive"):
+        behaviour(trace_of("alibi", positions=[0, 2, 3]))
+
+
+@pytest.mark.parametrize("field", ["q", "content", "bias"])
+def test_a_wrong_reading_of_a_layer_is_caught(field: str) -> None:
+    """What is put together from a layer must give the layer's own logits."""
+    layer = trace_of("alibi")[0]
+    right = next(placed.placed_from(layer, None, None, "half", None, None, True, 1.0, None, "none", "all"))[2]
+    placed._require_true(layer, right)
+    wrong = replace(right, **{field: getattr(right, field) * 1.01})
+    with pytest.raises(InputError, match="off by"):
+        placed._require_true(layer, wrong)
+
+
+def test_single_precision_is_taken_as_it_is() -> None:
+    case = random_case()
+    narrow = {name: x.float() for name, x in case.items()}
+    wide = {name: x.double() for name, x in narrow.items()}
+    np.testing.assert_allclose(shares(behaviour(**narrow)), shares(behaviour(**wide)), rtol=0, atol=1e-12)
+    model = model_of("rope", "paper")
+    try:
+        found = behaviour(AttentionTrace(DecoderSource(model.float()), trace_of("rope").tokens, LENGTHS))
+    finally:
+        model.double()
+    np.testing.assert_allclose(shares(found), shares(behaviour(trace_of("rope"))), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("trace", [True, False])
+def test_records_come_back(trace: bool) -> None:
+    case = random_case(rotation=None)
+    case["k"][:, 0] = 1.0
+    found = behaviour(trace_of("rope")) if trace else behaviour(**case)
+    again = Behaviour.from_dict(found.to_dict())
+    np.testing.assert_array_equal(shares(again), shares(found))
+    np.testing.assert_array_equal(again.flat, found.flat)
+    assert again.to_dict() == found.to_dict()
+    assert trace or found.to_dict()["positional"][0] is None
+    for damage in ({}, {"flat": [True]}, {"positional": "x"}, {"queries": None}):
+        content = {**found.to_dict(), **damage} if damage else damage
+        with pytest.raises(InputError, match="damaged"):
+            Behaviour.from_dict(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"k": None}, "k"),
+        ({"k": torch.zeros(2, 2, 5, 6)}, "q, k"),
+        ({"k": torch.zeros(2, 3, 12, 6)}, "q, k"),
+        ({"rotation": torch.zeros(4)}, "rotation"),
+        ({"rotation": torch.zeros(5, 3)}, "rotation"),
+        ({"bias": torch.zeros(11)}, "bias"),
+        ({"bias": torch.zeros(12), "causal": False}, "bias"),
+        ({"k_position": torch.zeros(3, 12, 6)}, "k_position"),
+        ({"window": 0}, "window"),
+        ({"window": 3, "causal": False}, "window"),
+        ({"lengths": torch.tensor([13, 1])}, "lengths"),
+        ({"lengths": torch.tensor([1])}, "lengths"),
+        ({"k": torch.full((2, 2, 12, 6), torch.nan)}, "k"),
+    ],
+)
+def test_wrong_input_is_one_sentence(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError, match=f"^{field}: "):
+        behaviour(**random_case() | change)
+
+
+def test_a_trace_takes_no_tensors() -> None:
+    with pytest.raises(InputError, match=r"^k: "):
+        behaviour(trace_of("rope"), torch.zeros(2, 2))
+    with pytest.raises(InputError, match=r"^window: "):
+        behaviour(trace_of("rope"), window=3)
+    with pytest.raises(InputError, match=r"^split: "):
+        behaviour(trace_of("rope")[0], split="mean")
+    with pytest.raises(InputError, match=r"^split: "):
+        behaviour(trace_of("sinusoidal", "released")[1])

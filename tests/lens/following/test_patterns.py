@@ -1,0 +1,269 @@
+"""The sums over blocks are what loops over queries and keys find, and planted patterns are found as such."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from toeplens.ground import InputError
+from toeplens.lens import toeplitz_profile
+from toeplens.lens.following import patterns
+from toeplens.lens.following.patterns import Patterns, PatternSums
+
+NUMBERS = (
+    *("toeplitz", "toeplitz_variance", "distance", "entropy", "first", "sink", "previous", "current", "next"),
+    *("induction", "profile", "eligible"),
+)
+
+
+def by_hand(logits: Tensor, weights: Tensor, tokens: Tensor | None, cross: bool) -> dict[str, np.ndarray]:
+    """Every number of every head, query by query and key by key."""
+    heads, keys = logits.shape[1], logits.shape[3]
+    made: dict[str, list[Any]] = {name: [] for name in NUMBERS}
+
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values) if values else math.nan
+
+    for h in range(heads):
+        at: dict[int, list[float]] = {}
+        entropy, first, sink, induction = [], [], [], []
+        near: dict[int, list[float]] = {1: [], 0: [], -1: []}
+        profile = [0.0] * (1 + (keys - 1).bit_length())
+        moved = whole = 0.0
+        for x, w, words in zip(
+            logits[:, h].tolist(),
+            weights[:, h].tolist(),
+            [None] * len(logits) if tokens is None else tokens.tolist(),
+            strict=True,
+        ):
+            for i, (scores, row) in enumerate(zip(x, w, strict=True)):
+                seen = [j for j in range(keys) if scores[j] > -math.inf]
+                if not seen:
+                    continue
+                kept = sum(row[j] for j in seen)
+                sink.append(1 - kept)
+                if cross or i != 0:
+                    first.append(row[0] if 0 in seen else 0.0)
+                if len(seen) > 1 and kept > 0:
+                    p = [row[j] / kept for j in seen if row[j] > 0]
+                    entropy.append(-sum(q * math.log(q) for q in p) / math.log(len(seen)))
+                for j in seen:
+                    at.setdefault(i - j, []).append(scores[j])
+                    moved, whole = moved + abs(i - j) * row[j], whole + row[j]
+                    if not cross:
+                        profile[0 if i == j else 1 + int(math.log2(abs(i - j)))] += row[j]
+                for offset, found in near.items():
+                    if i - offset in seen:
+                        found.append(row[i - offset])
+                if words is not None:
+                    follow = [j for j in seen if j >= 1 and j - 1 != i and words[j - 1] == words[i]]
+                    induction += [sum(row[j] for j in follow)] if follow else []
+        every = np.array([x for found in at.values() for x in found])
+        held = np.array([np.mean(found) for found in at.values() for _ in found])
+        numbers = {
+            "toeplitz": (held**2).sum() / (every**2).sum(),
+            "toeplitz_variance": ((held - every.mean()) ** 2).sum() / ((every - every.mean()) ** 2).sum(),
+            "distance": moved / whole,
+            **{name: mean(near[offset]) for name, offset in (("previous", 1), ("current", 0), ("next", -1))},
+            "induction": mean(induction),
+        }
+        numbers = dict.fromkeys(numbers, math.nan) if cross else numbers
+        numbers |= {"entropy": mean(entropy), "first": mean(first), "sink": mean(sink), "eligible": len(induction)}
+        for name, value in numbers.items():
+            made[name].append(value)
+        made["profile"].append([] if cross else [x / len(sink) for x in profile])
+    return {name: np.array(values) for name, values in made.items()}
+
+
+def random_attention(seed: int, shape: tuple[int, int, int, int], mask: Tensor, sink: bool) -> tuple[Tensor, Tensor]:
+    """Logits and weights of any kind under a mask that broadcasts; a query that sees nothing has NaN weights."""
+    made = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(shape, generator=made, dtype=torch.float64) + 1
+    logits = logits.masked_fill(~mask, -math.inf)
+    rest = torch.randn(shape[1], 1, 1, generator=made, dtype=torch.float64).expand(*shape[:3], 1)
+    weights = torch.cat((logits, rest), -1).softmax(-1)[..., :-1] if sink else logits.softmax(-1)
+    weights = weights.masked_fill(~mask, 0.5)  # nobody's business
+    return logits, weights.masked_fill(~mask.any(-1, keepdim=True), math.nan)
+
+
+def masks(kind: str, shape: tuple[int, int, int, int]) -> Tensor:
+    batch, heads, queries, keys = shape
+    away = torch.arange(queries).unsqueeze(1) - torch.arange(keys)
+    every = torch.ones(batch, heads, queries, keys, dtype=torch.bool)
+    padded = torch.arange(keys) < torch.tensor([keys, max(1, keys // 2), 0])[:batch, None, None, None]
+    return {
+        "all": every,
+        "causal": every & (away >= 0),
+        "window": every & (away >= 0) & (away < 3),
+        "padded": every & (away >= 0) & padded,
+        "left": every & (away >= 0) & ~padded,
+        "by head": every & (away >= torch.arange(heads)[:, None, None]),
+    }[kind]
+
+
+def agree(found: Patterns, expected: dict[str, np.ndarray]) -> None:
+    for name in NUMBERS:
+        np.testing.assert_allclose(getattr(found, name), expected[name], rtol=0, atol=1e-9, err_msg=name)
+
+
+KINDS = ("all", "causal", "window", "padded", "left", "by head")
+
+
+@given(
+    seed=st.integers(0, 999),
+    kind=st.sampled_from(KINDS),
+    cross=st.booleans(),
+    sink=st.booleans(),
+    words=st.sampled_from([0, 2, 5]),
+    cut=st.booleans(),
+    length=st.integers(2, 9),
+    at_once=st.sampled_from([7, 60, 2**18]),
+    data=st.data(),
+)
+def test_any_blocks_are_the_loops_over_all(
+    seed: int, kind: str, cross: bool, sink: bool, words: int, cut: bool, length: int, at_once: int, data: st.DataObject
+) -> None:
+    """float64, 1e-9; blocks of any rows in any order, sequences one after the other or together."""
+    shape = (3, 2, length + 2 if cross else length, length)
+    logits, weights = random_attention(seed, shape, masks(kind, shape), sink)
+    tokens = None
+    if words and not cross:
+        tokens = torch.randint(0, words, (3, length), generator=torch.Generator().manual_seed(seed))
+    sums = PatternSums(heads=2, queries=shape[2], keys=length, tokens=tokens, cross=cross)
+    order = torch.tensor(data.draw(st.one_of(st.permutations(range(shape[2])), st.just(range(shape[2])))))
+    cuts = sorted(data.draw(st.lists(st.integers(0, shape[2]), max_size=3)))
+    with patch.object(patterns, "_AT_ONCE", at_once):
+        for some in data.draw(st.sampled_from([[slice(0, 3)], [slice(0, 1), slice(1, 3)]])):
+            for rows in order.tensor_split(cuts):
+                block = logits[some][:, :, rows], weights[some][:, :, rows]
+                seen = block[0].isfinite().flatten(0, 2).any(0).nonzero()[:, 0].tolist() if len(rows) else []
+                first, last = (seen[0], seen[-1] + 1) if seen and cut else (0, length)  # keys that none sees left out
+                sums.add(rows, block[0][..., first:last], block[1][..., first:last], some, first)
+    agree(sums.result(), by_hand(logits, weights, tokens, cross))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_toeplitz_shares_are_those_of_the_profile(causal: bool) -> None:
+    """float64, 1e-12; padded sequences, pooled."""
+    q, k = torch.randn(2, 3, 2, 13, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64).unbind(0)
+    bias, lengths = torch.linspace(1, 5, 13 if causal else 25).double(), torch.tensor([13, 7, 1])
+    expected = toeplitz_profile(q, k, bias=bias, causal=causal, lengths=lengths).pooled()
+    away = torch.arange(13).unsqueeze(1) - torch.arange(13)
+    there = torch.arange(13) < lengths[:, None]
+    mask = (there[:, :, None] & there[:, None, :])[:, None] & ((away >= 0) | (not causal))
+    logits = (q @ k.mT + bias[away if causal else away + 12]).masked_fill(~mask, -math.inf)
+    sums = PatternSums(heads=2, queries=13, keys=13)
+    sums.add(torch.arange(13), logits, logits.softmax(-1).nan_to_num())
+    found = sums.result()
+    np.testing.assert_allclose(found.toeplitz, expected.share, rtol=1e-12)
+    np.testing.assert_allclose(found.toeplitz_variance, expected.variance_explained, rtol=1e-12)
+    assert found.induction.shape == (2,)
+    assert np.isnan(found.induction).all()
+
+
+def planted(weights: Tensor, tokens: Tensor | None = None) -> Patterns:
+    """Of weights [1, H, N, N] alone, causal."""
+    size = weights.shape[-1]
+    logits = torch.zeros_like(weights).masked_fill(~torch.ones(size, size, dtype=torch.bool).tril(), -math.inf)
+    sums = PatternSums(heads=weights.shape[1], queries=size, keys=size, tokens=tokens)
+    sums.add(torch.arange(size), logits, weights)
+    return sums.result()
+
+
+def test_planted_heads_are_found() -> None:
+    half = torch.randperm(8, generator=torch.Generator().manual_seed(2))
+    tokens = half.repeat(2).unsqueeze(0)
+    rows = torch.arange(16)
+    previous, induction, first, none = torch.zeros(4, 16, 16, dtype=torch.float64)
+    previous[rows, (rows - 1).clamp(min=0)] = 1
+    induction[rows[8:], rows[8:] - 7] = 1
+    induction[rows[:8], rows[:8]] = 1
+    first[:, 0] = 1
+    found = planted(torch.stack((previous, induction, first, none)).unsqueeze(0), tokens)
+    np.testing.assert_array_equal(found.previous, [1, 0, 1 / 15, 0])
+    np.testing.assert_array_equal(found.induction, [0, 1, 0, 0])
+    np.testing.assert_array_equal(found.eligible, [8] * 4)
+    np.testing.assert_allclose(found.first, [1 / 15, 0, 1, 0])
+    np.testing.assert_array_equal(found.sink, [0, 0, 0, 1])
+    np.testing.assert_allclose(found.distance, [15 / 16, 3.5, 7.5, np.nan])
+    np.testing.assert_array_equal(found.entropy, [0, 0, 0, np.nan])
+    np.testing.assert_array_equal(found.profile[:, :2], [[1 / 16, 15 / 16], [0.5, 0], [1 / 16, 1 / 16], [0, 0]])
+    assert np.isnan(found.next).all()  # causal
+    assert np.isnan(found.toeplitz).all()  # logits that are all 0
+    assert planted(induction[None, None], tokens.roll(3, 1).sort().values).induction[0] < 1  # other tokens
+
+
+def test_a_token_is_no_copy_of_itself() -> None:
+    """Key i + 1, seen where attention goes both ways, follows token i, but no other copy of it."""
+    sums = PatternSums(heads=1, queries=4, keys=4, tokens=torch.tensor([[0, 1, 2, 3], [0, 1, 0, 3]]))
+    sums.add(torch.arange(4), torch.zeros(2, 1, 4, 4), torch.full((2, 1, 4, 4), 0.25))
+    found = sums.result()
+    assert (found.eligible[0], found.induction[0]) == (2, 0.25)  # queries 0 and 2 of the second
+
+
+def test_even_attention_has_all_the_entropy_and_constant_logits_vary_by_nothing() -> None:
+    weights = torch.ones(1, 1, 6, 6).tril() / torch.arange(1, 7).unsqueeze(1)
+    assert planted(weights).entropy[0] == pytest.approx(1, abs=1e-6)
+    sums = PatternSums(heads=1, queries=6, keys=6)
+    sums.add(torch.arange(6), torch.full((1, 1, 6, 6), 0.1), weights)
+    assert sums.result().toeplitz[0] == pytest.approx(1, abs=1e-12)
+    assert np.isnan(sums.result().toeplitz_variance[0])
+
+
+def test_single_precision_is_summed_in_double() -> None:
+    """1e-12: the same numbers, wider."""
+    shape = (3, 2, 9, 9)
+    logits, weights = random_attention(3, shape, masks("causal", shape), True)
+    tokens = torch.randint(0, 3, (3, 9), generator=torch.Generator().manual_seed(3))
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        sums = PatternSums(heads=2, queries=9, keys=9, tokens=tokens)
+        sums.add(torch.arange(9), logits.float().to(dtype), weights.float().to(dtype))
+        found.append(sums.result())
+    for name in NUMBERS:
+        np.testing.assert_allclose(*(getattr(x, name) for x in found), atol=1e-12, err_msg=name)
+
+
+def test_one_token_has_no_neighbours() -> None:
+    found = planted(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, dtype=torch.long))
+    assert (found.current[0], found.distance[0], found.sink[0], found.profile.tolist()) == (1, 0, 0, [[1]])
+    for name in ("previous", "next", "first", "entropy", "induction"):
+        assert np.isnan(getattr(found, name)).all()
+
+
+def test_nothing_added_is_nothing_known() -> None:
+    found = PatternSums(heads=2, queries=3, keys=3).result()
+    for name in NUMBERS:
+        values = getattr(found, name)
+        assert (values == 0).all() if name == "eligible" else np.isnan(values).all()
+
+
+@pytest.mark.parametrize(
+    ("made", "added", "field"),
+    [
+        ({"heads": 0}, {}, "heads, queries, keys"),
+        ({"keys": 4}, {}, "keys"),
+        ({"tokens": torch.zeros(1, 4, dtype=torch.long)}, {}, "tokens"),
+        ({"tokens": torch.zeros(1, 3, dtype=torch.long), "cross": True}, {}, "tokens"),
+        ({"tokens": torch.zeros(2, 3, dtype=torch.long)}, {}, "logits, weights"),
+        ({}, {"logits": torch.zeros(1, 2, 3, 4)}, "logits"),
+        ({}, {"start": 1}, "logits"),
+        ({}, {"logits": torch.zeros(1, 2, 3, 2)}, "logits, weights"),
+        ({}, {"rows": torch.tensor([1, 2, 3])}, "rows"),
+        ({}, {"logits": torch.full((1, 2, 3, 3), math.inf)}, "logits, weights"),
+        ({}, {"weights": torch.full((1, 2, 3, 3), math.nan)}, "logits, weights"),
+    ],
+)
+def test_wrong_input_is_one_sentence(made: dict[str, Any], added: dict[str, Any], field: str, unchecked: None) -> None:
+    sizes: dict[str, Any] = {"heads": 2, "queries": 3, "keys": 3}
+    block: dict[str, Any] = {"rows": torch.arange(3), **dict.fromkeys(("logits", "weights"), torch.zeros(1, 2, 3, 3))}
+    with pytest.raises(InputError, match=f"^{field}: "):
+        PatternSums(**sizes | made).add(**block | added)

@@ -1,0 +1,142 @@
+"""Permutation scores tend to what all permutations of the keys give, and find planted heads."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace
+from toeplens.lens.following.behaviour import behaviour
+from toeplens.lens.following.permutation import PermutationScores, permutation_scores
+from toeplens.model import Decoder, decoder_config
+from toeplens.sources import DecoderSource
+
+THETA = torch.tensor([1.3, 0.4], dtype=torch.float64)
+
+
+def case_of(length: int = 5, **others: Any) -> dict[str, Any]:
+    made = torch.Generator().manual_seed(1)
+    q, k = torch.randn(2, 2, length, 4, generator=made, dtype=torch.float64).unbind(0)
+    return {"q": q, "k": k + 0.7, "rotation": THETA, **others}
+
+
+def logits_of(case: dict[str, Any], head: int, i: int, order: tuple[int, ...]) -> np.ndarray:
+    """The logits of one causal query with the key of order[j] at position j, turned pair by pair."""
+    q = torch.view_as_complex(case["q"][head, i].reshape(2, 2)).numpy()
+    k = torch.view_as_complex(case["k"][head].reshape(-1, 2, 2)).numpy()
+    theta = case["rotation"].numpy()
+    made = [(q * k[m].conj() * np.exp(1j * (i - j) * theta)).sum().real for j, m in enumerate(order)]
+    return np.array(made) + case["bias"].numpy()[i - np.arange(i + 1)]
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    return np.exp(x) / np.exp(x).sum()
+
+
+def test_scores_tend_to_those_of_all_permutations() -> None:
+    """Every query drawn, 20000 permutations each; the mean over all n! by enumeration, to 0.02."""
+    bias = torch.linspace(0, -1, 5, dtype=torch.float64)
+    case = case_of(bias=bias)
+    found = permutation_scores(**case, queries=100, permutations=20000)
+    assert found.queries == 4
+    for scores, of in ((found.logits, lambda x: x), (found.weights, softmax)):
+        for head in range(2):
+            top, bottom = np.zeros(2), 0.0
+            for i in range(1, 5):
+                base = of(logits_of(case, head, i, tuple(range(i + 1))))
+                terms = []
+                for order in itertools.permutations(range(i + 1)):
+                    changed = of(logits_of(case, head, i, order))
+                    covariances = [np.cov(changed, y, bias=True)[0, 1] for y in (base, base[list(order)])]
+                    terms.append([*covariances, changed.var() + base.var()])
+                mean = np.mean(terms, axis=0)
+                top, bottom = top + 2 * mean[:2], bottom + mean[2]
+            ours = [scores.positional[head], scores.symbolic[head]]
+            np.testing.assert_allclose(ours, top / bottom, rtol=0, atol=0.02)
+
+
+def test_planted_heads_have_a_score_of_one() -> None:
+    """float64, 1e-12: one content under a rotation, a bias alone; and no position at all."""
+    case = case_of(9)
+    same = case["k"][:, :1].expand_as(case["k"])
+    bias = torch.arange(9.0) / 3
+    planted: list[dict[str, Any]] = [{"k": same}, {"q": 0 * case["q"], "bias": bias}]
+    for changed in planted:
+        found = permutation_scores(**{**case, **changed, "permutations": 4})
+        for scores in (found.logits, found.weights):
+            np.testing.assert_allclose(scores.positional, 1, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(scores.positional_error, 0, rtol=0, atol=1e-12)
+            assert (scores.symbolic < 0.9).all()
+    still: dict[str, Any] = {**case, "rotation": None}
+    found = permutation_scores(**still, permutations=4)
+    for scores in (found.logits, found.weights):
+        np.testing.assert_allclose(scores.symbolic, 1, rtol=0, atol=1e-12)
+        assert (scores.positional < 0.9).all()
+
+
+def test_scores_are_near_the_exact_shares_where_content_and_place_have_nothing_in_common() -> None:
+    """The unpermuted order is one of many: 40 queries of random keys, six standard errors."""
+    case = case_of(41, k_position=torch.randn(41, 4, generator=torch.Generator().manual_seed(5)).double() / 2)
+    found, exact = permutation_scores(**case, permutations=8).logits, behaviour(**case)
+    for scores, errors, shares in (
+        (found.positional, found.positional_error, exact.positional),
+        (found.symbolic, found.symbolic_error, exact.symbolic),
+    ):
+        assert (np.abs(scores - shares) < 6 * errors).all()
+        assert (errors < 0.08).all()
+
+
+def test_a_seed_is_one_answer_and_touches_no_other() -> None:
+    state, numpy_state = torch.random.get_rng_state(), str(np.random.get_state())
+    case = case_of(9)
+    first, again, other = (permutation_scores(**case, permutations=2, seed=seed) for seed in (3, 3, 4))
+    assert first.to_dict() == again.to_dict()
+    assert first.logits.positional[0] != other.logits.positional[0]
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert str(np.random.get_state()) == numpy_state
+
+
+def test_one_query_has_no_error_and_a_flat_head_no_score() -> None:
+    case = case_of(9)
+    single = permutation_scores(**case, queries=1).logits
+    assert np.isfinite(single.positional).all()
+    assert np.isnan(single.positional_error).all()
+    same = case["k"][:, :1].expand_as(case["k"])
+    flat = permutation_scores(**case | {"k": same, "rotation": None})
+    for scores in (flat.logits, flat.weights):
+        assert np.isnan(scores.positional).all()
+        assert np.isnan(scores.symbolic_error).all()
+
+
+def test_a_trace_has_a_score_for_every_head_and_its_record_comes_back() -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 9, "d_model": 8, "d_ff": 8, "num_layers": 2, "num_heads": 2, "max_len": 8}
+    model = Decoder(decoder_config(**sizes, encoding="alibi"))
+    trace = AttentionTrace(DecoderSource(model), torch.arange(14).reshape(2, 7) % 9, torch.tensor([7, 4]))
+    found = permutation_scores(trace, queries=6, permutations=3)
+    assert found.logits.positional.shape == found.weights.symbolic_error.shape == (2, 2)
+    assert (found.queries, found.permutations, found.layers) == ((6, 6), 3, (0, 1))
+    assert permutation_scores(trace, queries=6, permutations=3, counted="used").queries == (6, 2)
+    assert found.splits == ("none", "none")
+    one = permutation_scores(case_of()["q"][0], case_of()["k"][0], queries=1)
+    for scores in (found, one, permutation_scores(trace[0], queries=2)):
+        again = PermutationScores.from_dict(scores.to_dict())
+        assert again.to_dict() == scores.to_dict()
+        assert again.logits.positional.shape == scores.logits.positional.shape
+    assert one.to_dict()["logits"]["positional_error"] is None
+    for damage in ({}, {**found.to_dict(), "weights": 1}, {**found.to_dict(), "seed": None}):
+        with pytest.raises(InputError, match="damaged"):
+            PermutationScores.from_dict(damage)
+
+
+def test_wrong_input_is_one_sentence() -> None:
+    for name in ("queries", "permutations"):
+        with pytest.raises(InputError, match=f"^{name}: "):
+            permutation_scores(**{**case_of(), name: 0})
+    with pytest.raises(InputError, match=r"^q: "):
+        permutation_scores(**case_of(1))

@@ -1,0 +1,366 @@
+"""The positional main effect is what loops over queries and keys find, with content taken out of it."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import config
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace, LayerTrace
+from toeplens.lens.following.position_effect import PositionEffect, position_effect
+from toeplens.lens.kit import main_effect
+from toeplens.lens.kit.main_effect import effect_variance
+from toeplens.model import Decoder, decoder_config
+from toeplens.sources import DecoderSource
+
+HEADS, LENGTH, COUNT = 2, 6, 7
+SIZES = {"vocab_size": 9, "d_model": 16, "d_ff": 12, "num_layers": 2, "num_heads": HEADS, "max_len": 8}
+LENGTHS = torch.tensor([6, 4, 6, 2, 5, 6, 1])
+
+
+@cache
+def model_of(encoding: str = "rope", protocol: str = "paper") -> Decoder:
+    torch.manual_seed(3)
+    model = Decoder(decoder_config(**SIZES, encoding=encoding, protocol=protocol)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def tokens(count: int = COUNT, length: int = LENGTH) -> Tensor:
+    return torch.randint(1, SIZES["vocab_size"], (count, length), generator=torch.Generator().manual_seed(1))
+
+
+def trace_of(encoding: str = "rope", protocol: str = "paper", lengths: Tensor | None = LENGTHS) -> AttentionTrace:
+    return AttentionTrace(DecoderSource(model_of(encoding, protocol)), tokens(), lengths)
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """No shape checks inside: what runs there runs checked elsewhere, and is slow a hundred times over."""
+    config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        config.update("jaxtyping_disable", False)
+
+
+# ---- written out ----------------------------------------------------------------------------------------------------
+
+
+def covariance(a: list[float], b: list[float]) -> float:
+    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
+    return sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True)) / len(a)
+
+
+def mean_keys(layer: LayerTrace, part: Tensor | None, fold: int) -> tuple[dict[int, Tensor], Tensor | float]:
+    """The mean key [H, d] at each position that the fold reaches; and the mean content, where it is known."""
+    present = layer.present.tolist()
+    there = [(b, j) for b, j in itertools.product(range(fold, COUNT, 3), range(LENGTH)) if present[b][j]]
+    found, content = {}, 0.0
+    for position in {j for _, j in there}:
+        here = [b for b, j in there if j == position]
+        if part is None:
+            found[position] = sum(layer.k[b, :, position] for b in here) / len(here)
+        else:
+            content = sum((layer.k - part)[b, :, j] for b, j in there) / len(there)
+            found[position] = content + sum(part[b, :, position] for b in here) / len(here)
+    return found, content
+
+
+def written_out(layer: LayerTrace, part: Tensor | None, rows: Tensor | None) -> list[float]:
+    """Var(P) of each head by loops; the logit of a key at a position is the layer's own, asked for one by one."""
+    result, present = [], layer.present.tolist()
+    tables, whole = [], []
+    for fold in range(3):
+        table, content = mean_keys(layer, part, fold)
+        tables.append(table)
+        keys = torch.zeros_like(layer.k)
+        keys += content if isinstance(content, float) else content.unsqueeze(1)  # where nobody is: CoPE counts it
+        for j, mean in table.items():
+            keys[:, :, j] = mean
+        whole.append(layer.logits(k=keys).tolist())
+    for head in range(HEADS):
+        values = []
+        for b in range(COUNT):
+            one, two = (b + 1) % 3, (b + 2) % 3
+            for i in range(LENGTH) if rows is None else rows[b].tolist():
+                if not present[b][i]:
+                    continue
+                keys = [
+                    j
+                    for j in range(i + 1 if layer.causal else LENGTH)
+                    if present[b][j] and j in tables[one] and j in tables[two]
+                ]
+                if len(keys) > 1:
+                    effects = [[whole[fold][b][head][i][j] for j in keys] for fold in (one, two)]
+                    values.append(covariance(*effects))
+        result.append(sum(values) / len(values))
+    return result
+
+
+def position_part(layer: LayerTrace, first: LayerTrace) -> Tensor | None:
+    """What the vectors added at the input give to the keys: W_K of them, norms at their value."""
+    raw = layer.key_inputs is not layer.inputs
+    if layer.layer > 0 and not raw:
+        return None
+    p = first.vectors.expand_as(layer.inputs)
+    return layer.part(p, p)[1]
+
+
+PAPER = ("nope", "sinusoidal", "alibi", "rope", "rope-absolute", "mla", "shaw", "fox", "cope")
+RELEASED = ("nope", "rope", "mla")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "protocol"), [*((name, "paper") for name in PAPER), *((name, "released") for name in RELEASED)]
+)
+def test_it_is_what_loops_find(encoding: str, protocol: str) -> None:
+    """float64, 1e-12; with and without chosen queries, with padding."""
+    trace = trace_of(encoding, protocol)
+    rows = LENGTHS.unsqueeze(1) - 1
+    every, read = position_effect(trace), position_effect(trace, queries={1: rows})
+    first = trace[0]
+    for number in range(2):
+        layer = trace[number]
+        part = position_part(layer, first)
+        assert every.exact[number] == (part is not None)
+        np.testing.assert_allclose(every.variance[number], written_out(layer, part, None), rtol=0, atol=1e-12)
+        chosen = rows if number == 1 else None
+        np.testing.assert_allclose(read.variance[number], written_out(layer, part, chosen), rtol=0, atol=1e-12)
+    assert every.sequences == COUNT
+    assert every.conditional == (encoding in ("fox", "cope"),) * 2
+    if encoding != "nope" or protocol != "released":  # where there is none
+        assert not np.allclose(every.variance[1], read.variance[1])
+
+
+def test_under_a_rotation_the_mean_key_is_turned_to_where_it_stands() -> None:
+    """By complex numbers: Re sum_t q_t conj(k_t) e^(i (i - j) theta_t) / sqrt(d), first layer, first head."""
+    trace = trace_of(lengths=None)
+    layer = trace[0]
+    width = layer.q.shape[-1]
+    q = torch.view_as_complex(layer.q[:, 0].unflatten(-1, (-1, 2)))
+    k = torch.view_as_complex(layer.k[:, 0].unflatten(-1, (-1, 2)))
+    angles = 10000.0 ** (-2 * torch.arange(width // 2) / width)
+    values = []
+    for b in range(COUNT):
+        means = [k[(b + shift) % 3 :: 3].mean((0, 1)) for shift in (1, 2)]
+        for i in range(1, LENGTH):
+            effects = [
+                [
+                    float((q[b, i] * m.conj() * torch.exp(1j * (i - j) * angles)).sum().real) / math.sqrt(width)
+                    for j in range(i + 1)
+                ]
+                for m in means
+            ]
+            values.append(covariance(*effects))
+    assert position_effect(trace).variance[0, 0] == pytest.approx(np.mean(values), abs=1e-6)  # angles are float32 here
+
+
+# ---- what is known beforehand ---------------------------------------------------------------------------------------
+
+
+def test_a_fixed_bias_is_all_there_is_in_the_first_layer() -> None:
+    found = position_effect(trace_of("alibi", lengths=None))
+    for head, slope in enumerate((2**-4, 2**-8)):
+        expected = np.mean([np.var(slope * np.arange(i + 1)) for i in range(1, LENGTH)])
+        assert found.variance[0, head] == pytest.approx(expected, abs=1e-14)
+    assert (found.share[0] > 0).all()
+    assert (found.share[0] < 1).all()
+
+
+def test_without_positions_there_is_none_in_the_first_layer_and_some_later() -> None:
+    """A causal mask lets the residual stream carry position, on average over sequences."""
+    found = position_effect(trace_of("nope"))
+    assert np.abs(found.variance[0]).max() < 1e-28
+    assert np.abs(found.variance[1]).min() > 1e-8
+    raw = position_effect(trace_of("nope", "released"))
+    assert np.abs(raw.variance).max() < 1e-28  # keys from the raw embeddings, in every layer
+
+
+def noise(seed: int, *, count: int, position: Tensor | float = 0.0, length: int = 5) -> LayerTrace:
+    """A deeper layer without an encoding whose keys are content and, perhaps, a vector for each position."""
+    draw = torch.Generator().manual_seed(seed)
+    q, k = (torch.randn(count, HEADS, length, 4, generator=draw, dtype=torch.float64) for _ in range(2))
+    k = k + position
+    x = torch.zeros(count, length, 4, dtype=torch.float64)
+    return LayerTrace(
+        layer=1,
+        inputs=x,
+        key_inputs=x,
+        vectors=None,
+        q=q,
+        k=k,
+        v=k,
+        encoding=encodings.build("nope", d_model=8, num_heads=HEADS, head_dim=4, max_len=8),
+        positions=torch.arange(length),
+        rows=torch.arange(length),
+        scale=0.5,
+        causal=True,
+        lengths=None,
+        part=lambda q, k: (q, k),
+    )
+
+
+def one_mean_key(layer: LayerTrace) -> float:
+    """The same from one mean key over all sequences, queries' own among them."""
+    logits = layer.logits(k=layer.k.mean(0, keepdim=True).expand_as(layer.k))
+    return float(np.mean([float(logits[:, :, i, : i + 1].var(-1, correction=0).mean()) for i in range(1, 5)]))
+
+
+def test_content_leaves_nothing_in_the_mean() -> None:
+    """Pure noise, 12 sequences: over 100 draws the estimate is 0 within its error; one mean key is far from it."""
+    layers = [noise(seed, count=12) for seed in range(100)]
+    with unchecked():
+        found = np.array([position_effect([layer]).variance.mean() for layer in layers])
+    error = found.std(ddof=1) / len(found) ** 0.5
+    assert abs(found.mean()) < 3 * error
+    assert np.mean([one_mean_key(layer) for layer in layers[:20]]) > 20 * error
+
+
+def test_a_planted_position_is_found_in_its_size() -> None:
+    """P_i(j) = q_i . p_j / 2, and E q q^T = I: the mean of Var_j is a sum over the positions alone."""
+    draw = torch.Generator().manual_seed(9)
+    p = 0.7 * torch.randn(5, 4, generator=draw, dtype=torch.float64)
+    expected = np.mean([0.25 * float(p[: i + 1].var(0, correction=0).sum()) for i in range(1, 5)])
+    with unchecked():
+        found = [position_effect([noise(seed, count=30, position=p)]).variance.mean() for seed in range(60)]
+    assert np.mean(found) == pytest.approx(expected, abs=3 * float(np.std(found)) / 60**0.5)
+
+
+# ---- what must not matter -------------------------------------------------------------------------------------------
+
+
+@given(st.permutations(range(HEADS)), st.permutations(range(3)), st.floats(0.1, 10))
+def test_heads_have_no_order_nor_have_the_sequences_of_a_fold_and_squared_logits_are_the_unit(
+    heads: list[int], order: list[int], factor: float
+) -> None:
+    layer = noise(4, count=9)
+    within = torch.tensor([3 * place + fold for place in order for fold in range(3)])
+    other = replace(layer, q=factor * layer.q[within][:, heads], k=layer.k[within][:, heads])
+    with unchecked():
+        found, expected = position_effect([other]), position_effect([layer])
+    np.testing.assert_allclose(found.variance, factor**2 * expected.variance[:, heads], rtol=1e-10)
+    np.testing.assert_allclose(found.share, expected.share[:, heads], rtol=1e-10)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "t5", "cope", "fox", "shaw"])
+@pytest.mark.parametrize("read", [False, True])
+def test_logits_are_formed_some_at_a_time(encoding: str, read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never more than is asked for, down to one query of one sequence; the numbers are the same (1e-12)."""
+    layer = trace_of(encoding)[1]
+    rows = {1: LENGTHS.unsqueeze(1) - 1} if read else None
+    sizes, form = [], main_effect.attention_logits
+
+    def counted(*given: Any, **options: Any) -> Tensor:
+        sizes.append((made := form(*given, **options)).numel())
+        return made
+
+    monkeypatch.setattr(main_effect, "attention_logits", counted)
+    monkeypatch.setattr(LayerTrace, "logits", None)  # all of them at once
+    whole = position_effect([layer], queries=rows)
+    heads, length = layer.q.shape[1:3]
+    for most in (heads * length * length, 3 * heads * length, heads * length):
+        sizes.clear()
+        monkeypatch.setattr(main_effect, "AT_ONCE", most)
+        found = position_effect([layer], queries=rows)
+        assert max(sizes) <= most
+        for name in ("variance", "total", "share"):
+            np.testing.assert_allclose(getattr(found, name), getattr(whole, name), rtol=0, atol=1e-12)
+
+
+def test_hidden_padding_does_not_matter() -> None:
+    changed = tokens()
+    changed[torch.arange(LENGTH) >= LENGTHS.unsqueeze(1)] = 0
+    found = position_effect(AttentionTrace(DecoderSource(model_of("sinusoidal")), changed, LENGTHS))
+    expected = position_effect(trace_of("sinusoidal"))
+    np.testing.assert_allclose(found.variance, expected.variance, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("encoding", [name for name in encodings.names() if not name.startswith("rope-")])
+def test_every_encoding_has_one(encoding: str) -> None:
+    """In float32 models too; what is worked in is float64."""
+    model = model_of(encoding)
+    with unchecked():
+        double = position_effect(AttentionTrace(DecoderSource(model), tokens()))
+        single = position_effect(AttentionTrace(DecoderSource(copy.deepcopy(model).float()), tokens()))
+    assert np.isfinite(double.variance).all()
+    assert (double.total > 0).all()
+    np.testing.assert_allclose(single.variance, double.variance, rtol=0, atol=1e-4 * double.total.max())
+
+
+def test_grouped_queries_share_a_mean_key() -> None:
+    layer = noise(2, count=6)
+    shared = replace(layer, k=layer.k[:, :1], v=layer.v[:, :1])
+    twice = replace(layer, k=layer.k[:, :1].repeat(1, HEADS, 1, 1))
+    np.testing.assert_array_equal(position_effect([shared]).variance, position_effect([twice]).variance)
+
+
+# ---- as a function of queries and keys ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["rope", "t5", "sinusoidal", "cope"])
+def test_it_is_differentiable_in_queries_keys_and_their_position_part(encoding: str) -> None:
+    """Against central differences along a random change (float64, 1e-7)."""
+    trace = trace_of(encoding)
+    layer = trace[0]
+    part = position_part(layer, layer)
+    draw = torch.Generator().manual_seed(0)
+    given_ = [x.clone().requires_grad_() for x in (layer.q, layer.k, part)]
+    change = [torch.randn(x.shape, generator=draw, dtype=x.dtype) for x in given_]
+    found = torch.autograd.grad(effect_variance(layer, *given_, None)[0], given_)
+    slope = sum(float((g * c).sum()) for g, c in zip(found, change, strict=True))
+    with torch.no_grad():
+        up, down = (
+            effect_variance(layer, *[x + sign * 1e-5 * c for x, c in zip(given_, change, strict=True)], None)[0]
+            for sign in (1, -1)
+        )
+    assert slope == pytest.approx(float(up - down) / 2e-5, abs=1e-7)
+    assert abs(slope) > 1e-4
+
+
+# ---- records and refusals -------------------------------------------------------------------------------------------
+
+
+def test_a_record_reads_back_as_it_was_and_holds_no_nan() -> None:
+    found = position_effect([noise(0, count=4), replace(noise(1, count=4), q=torch.zeros(4, HEADS, 5, 4).double())])
+    assert np.isnan(found.share[1]).all()
+    content = found.to_dict()
+    assert content["share"][1] == [None] * HEADS
+    again = PositionEffect.from_dict(content)
+    for name in ("variance", "total", "share"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
+    assert (again.exact, again.conditional, again.sequences) == (found.exact, found.conditional, 4)
+
+
+@pytest.mark.parametrize("field", ["variance", "total", "share", "exact", "conditional", "sequences"])
+def test_a_damaged_record_is_refused(field: str) -> None:
+    content: dict[str, Any] = position_effect([noise(0, count=4)]).to_dict()
+    del content[field]
+    with pytest.raises(InputError, match=f"position effect: the record is damaged .*{field}"):
+        PositionEffect.from_dict(content)
+    with pytest.raises(InputError, match="position effect: the record is damaged"):
+        PositionEffect.from_dict([])
+
+
+def test_too_little_is_refused() -> None:
+    with pytest.raises(InputError, match="layers: a batch of 2 was given"):
+        position_effect([noise(0, count=2)])
+    with pytest.raises(InputError, match="layers: none were given"):
+        position_effect([])

@@ -1,0 +1,523 @@
+"""Seeds of the deposit: what a batch leaves of single examples' positional gradients, and what descent does to P."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import config
+from torch import Tensor
+from torch.nn import functional as F
+
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace
+from toeplens.lens.ablation.ablate import Batch
+from toeplens.lens.ablation.margins import Margins, margins
+from toeplens.lens.following.position_effect import position_effect
+from toeplens.lens.gradients.descent import LayerGradient
+from toeplens.lens.gradients.drift import PositionalDrift, positional_drift
+from toeplens.lens.gradients.signal import SeedStrength, diagonal_means, directions, seed_strength
+from toeplens.lens.gradients.statistics import Pool, Strength, batch_sizes
+from toeplens.model import Decoder, decoder_config
+from toeplens.sources import DecoderSource
+from toeplens.sources.decoder.gradients import DecoderGradients
+
+LAYERS, HEADS, LENGTH, COUNT, CLASSES = 2, 2, 6, 24, 5
+SIZES = {
+    "vocab_size": 9,
+    "num_classes": CLASSES,
+    "d_model": 16,
+    "d_ff": 12,
+    "num_layers": LAYERS,
+    "num_heads": HEADS,
+    "max_len": 8,
+}
+NEVER = ("nope", "alibi", "t5", "relative-table")  # W_Q and W_K of the first layer cannot move P
+CAN = ("rope", "sinusoidal", "rope-absolute", "mla")
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """No shape checks inside: what runs there runs checked elsewhere, and is slow a hundred times over."""
+    config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        config.update("jaxtyping_disable", False)
+
+
+@cache
+def model_of(encoding: str = "rope", protocol: str = "paper") -> Decoder:
+    torch.manual_seed(3)
+    model = Decoder(decoder_config(**SIZES, encoding=encoding, protocol=protocol)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def examples(*, padded: bool = True, ignored: int = 0, count: int = COUNT) -> Batch:
+    draw = torch.Generator().manual_seed(1)
+    tokens = torch.randint(1, SIZES["vocab_size"], (count, LENGTH), generator=draw)
+    labels = torch.randint(0, CLASSES, (count,), generator=draw)
+    lengths = torch.randint(2, LENGTH + 1, (count,), generator=draw)
+    labels[1 : 1 + ignored] = -100
+    return tokens, labels, lengths if padded else None
+
+
+def split(batch: Batch, size: int) -> list[Batch]:
+    tokens, labels, lengths = batch
+    cuts = range(0, len(tokens), size)
+    return [
+        (tokens[i : i + size], labels[i : i + size], None if lengths is None else lengths[i : i + size]) for i in cuts
+    ]
+
+
+def strength_of(vectors: np.ndarray, *, bootstrap: int = 0, seed: int = 0, pieces: int = 1, **options: Any) -> Strength:
+    pool = Pool(len(vectors), bootstrap=bootstrap, seed=seed)
+    for part in np.array_split(vectors, pieces):
+        pool.add(part)
+    return pool.strength(options.pop("sizes", batch_sizes(len(vectors))), **options)
+
+
+# ---- signal to noise by batch size ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.5])
+def test_the_strength_is_the_root_mean_square_over_all_batches_of_the_pool(mean: float) -> None:
+    """Every subset of 7 examples written out (float64, 1e-12); the share is the mean product of different examples."""
+    vectors = np.random.default_rng(0).normal(mean, 1, size=(7, 2, 3))
+    sizes = np.arange(1, 8)
+    found = strength_of(vectors, sizes=sizes)
+    for place in range(2):
+        g = vectors[:, place]
+        energy = np.mean([x @ x for x in g])
+        for n, strength in zip(sizes, found.strength[place], strict=True):
+            squares = [np.square(g[list(chosen)].mean(0)).sum() for chosen in itertools.combinations(range(7), n)]
+            assert strength == pytest.approx((np.mean(squares) / energy) ** 0.5, abs=1e-12)
+        products = [g[i] @ g[j] for i, j in itertools.permutations(range(7), 2)]
+        assert found.share[place] == pytest.approx(np.mean(products) / energy, abs=1e-12)
+    assert found.strength[:, -1] == pytest.approx(
+        np.linalg.norm(vectors.mean(0), axis=1) / np.sqrt(np.square(vectors).sum(2).mean(0))
+    )
+
+
+def test_disjoint_batches_of_the_pool_estimate_the_same() -> None:
+    vectors = np.random.default_rng(1).normal(0.1, 1, size=(4096, 1, 5))
+    found = strength_of(vectors)
+    energy = np.square(vectors).sum(2).mean()
+    for n, strength in zip(batch_sizes(4096), found.strength[0], strict=True):
+        groups = vectors[:, 0].reshape(-1, n, 5).mean(1)
+        assert strength**2 == pytest.approx(np.square(groups).sum(1).mean() / energy, rel=4 * (n / 4096) ** 0.5)
+
+
+def test_the_share_is_unbiased() -> None:
+    """Known mean and noise: the mean over 400 pools of 16 is the true share within its error."""
+    rng = np.random.default_rng(2)
+    for size in (0.0, 0.3):
+        mean = size * np.array([0.6, 0.8, 0.0])
+        vectors = rng.normal(size=(16, 400, 3)) + mean
+        found = strength_of(vectors).share
+        energy = 3 + size**2
+        # the energy in the denominator is a mean over the same 16 examples: a bias of order 1/16 of the share
+        assert found.mean() == pytest.approx(size**2 / energy, abs=3 * found.std() / 20 + size**2 / energy / 16)
+        naive = np.square(vectors.mean(0)).sum(-1) / np.square(vectors).sum(-1).mean(0)
+        assert naive.mean() > found.mean() + 10 * found.std() / 20
+
+
+@pytest.mark.parametrize("width", [1, 20])
+def test_noise_has_the_exponent_of_cancellation_within_its_interval(width: int) -> None:
+    """60 pools of 512: -1/2 lies in nearly all intervals, and a share of 0; the point does in its own."""
+    vectors = np.random.default_rng(3).normal(size=(512, 60, width))
+    found = strength_of(vectors, bootstrap=200)
+    inside = (found.exponent_low <= -0.5) & (found.exponent_high >= -0.5)
+    assert inside.mean() > 0.9
+    assert ((found.share_low <= 0) & (found.share_high >= 0)).mean() > 0.9
+    assert ((found.exponent_low <= found.exponent) & (found.exponent <= found.exponent_high)).all()
+    few = width == 1  # of few numbers the last sizes tell little, and noise in them pulls the point below -1/2
+    assert abs(np.median(found.exponent) + 0.5) < (0.1 if few else 0.02)
+    assert (found.exponent_high < (-0.1 if few else -0.3)).all()
+
+
+def test_a_fixed_part_is_seen_and_covered() -> None:
+    """A tenth of the energy: the intervals hold it in nearly all of 60 pools and never hold pure cancellation."""
+    rng = np.random.default_rng(4)
+    vectors = rng.normal(size=(512, 60, 4))
+    vectors[..., 0] += (4 / 9) ** 0.5
+    found = strength_of(vectors, bootstrap=200)
+    assert ((found.share_low <= 0.1) & (found.share_high >= 0.1)).mean() > 0.9
+    assert (found.exponent_low > -0.5).all()
+    assert (found.seed_low > 0).all()
+    assert found.seed.mean() == pytest.approx(0.1**0.5, abs=0.02)
+    assert (found.strength[:, -1] > 3 * 512**-0.5).all()
+
+
+def test_the_same_vector_in_every_example_has_the_exponent_0() -> None:
+    vectors = np.repeat(np.random.default_rng(5).normal(size=(1, 3, 4)), 64, axis=0)
+    found = strength_of(vectors, bootstrap=50)
+    for value in (found.exponent, found.exponent_low, found.exponent_high):
+        np.testing.assert_allclose(value, 0, atol=1e-12)
+    for value in (found.share, found.share_low, found.share_high, found.seed, found.strength[:, 2]):
+        np.testing.assert_allclose(value, 1, atol=1e-12)
+
+
+@given(st.permutations(range(32)), st.floats(1e-3, 1e3), st.integers(1, 9))
+def test_order_scale_and_pieces_do_not_matter(order: list[int], factor: float, pieces: int) -> None:
+    vectors = np.random.default_rng(6).normal(0.2, 1, size=(32, 3, 4))
+    found, expected = strength_of(factor * vectors[order], pieces=pieces), strength_of(vectors)
+    for name in ("strength", "exponent", "share"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-12)
+
+
+def test_heads_together_are_one_vector() -> None:
+    vectors = np.random.default_rng(7).normal(0.2, 1, size=(40, 2, 3, 4))
+    found = strength_of(vectors, together=True, bootstrap=20)
+    expected = strength_of(vectors.reshape(40, 2, 12), bootstrap=20)
+    for name, value in vars(found).items():
+        np.testing.assert_allclose(value, getattr(expected, name), rtol=1e-10)
+
+
+def test_nothing_is_said_of_nothing() -> None:
+    vectors = np.zeros((16, 3, 2))
+    vectors[:, 1] = np.nan
+    vectors[:, 2] = 1.0
+    found = strength_of(vectors, bootstrap=5)
+    assert all(np.isnan(value[:2]).all() and np.isfinite(value[2]).all() for value in vars(found).values())
+    without = strength_of(vectors[:, 2:])
+    assert np.isnan([without.share_low, without.share_high, without.exponent_low, without.exponent_high]).all()
+    assert np.isnan(strength_of(vectors[:9, 2:]).exponent).all()  # one size has no slope
+
+
+# ---- diagonal means --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["paper", "released"])
+@pytest.mark.parametrize("padded", [True, False])
+def test_diagonal_means_are_what_loops_find(protocol: str, padded: bool) -> None:
+    """float64, 1e-14, for offsets of a longer text as well."""
+    tokens, labels, lengths = examples(padded=padded, count=5)
+    source = DecoderGradients(model_of("alibi", protocol))
+    hidden = protocol == "paper" and lengths is not None
+    for layer in source.gradients(tokens, labels, lengths)[1]:
+        found = diagonal_means(layer, LENGTH + 2)
+        first = 0 if protocol == "paper" else -LENGTH - 1
+        assert found.shape[-1] == LENGTH + 2 - first
+        for b, head, column in itertools.product(range(5), range(HEADS), range(found.shape[-1])):
+            size = int(lengths[b]) if hidden else LENGTH
+            last_only = protocol == "paper" and layer.layer == LAYERS - 1
+            values = []
+            for i in [(int(lengths[b]) if padded else LENGTH) - 1] if last_only else range(size):
+                j = i - (column + first)
+                if 0 <= j < size and (protocol == "released" or j <= i):
+                    values.append(float(layer.logits[b, head, 0 if last_only else i, j]))
+            assert float(found[b, head, column]) == pytest.approx(sum(values) / max(1, len(values)), abs=1e-14)
+        assert found.abs().sum() > 1e-3
+
+
+# ---- what moves P ---------------------------------------------------------------------------------------------------
+
+
+def variance_of(model: Decoder, batch: Batch, layer: int) -> np.ndarray:
+    """Var(P) of a layer's heads at the queries that the model computes."""
+    read = {LAYERS - 1: batch[2].unsqueeze(1) - 1} if model.config.readout == "last" else {}
+    return position_effect(AttentionTrace(DecoderSource(model), batch[0], batch[2]), queries=read).variance[layer]
+
+
+def numbers_of(model: Decoder, batch: Batch) -> np.ndarray:
+    """Each example's number at the parameters, [L, H, n], from passes of one example."""
+    source = DecoderGradients(model)
+    _, layers = source.gradients(*batch)
+    pairs = zip(directions(source, batch), layers, strict=True)
+    return torch.stack([direction(layer)[..., 0].T for direction, layer in pairs]).numpy()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "protocol", "layer"),
+    [("rope", "paper", 1), ("sinusoidal", "paper", 0), ("rope", "released", 1), ("alibi", "paper", 1)],
+)
+def test_the_direction_is_the_gradient_of_var_p_and_the_numbers_are_gradients_along_it(
+    encoding: str, protocol: str, layer: int
+) -> None:
+    """Steps of W_Q and W_K along it change Var(P) fastest, across it not at all; each example's number is its own
+    backward pass's gradient along it (float64, 1e-6)."""
+    model, batch = model_of(encoding, protocol), examples()
+    direction = directions(DecoderGradients(model), batch)[layer]
+    numbers = numbers_of(model, batch)[layer]
+    weight = model.block(layer).attention.qkv.weight
+    draw = torch.Generator().manual_seed(0)
+    for head in range(HEADS):
+        along = torch.zeros(3, HEADS, *direction.to_q.shape[1:]).double()
+        along[0, head], along[1, head] = direction.to_q[head], direction.to_k[head]
+        assert float(along.norm()) == pytest.approx(1)
+        other = torch.zeros_like(along)
+        other[:2, head] = torch.randn(along[:2, head].shape, generator=draw)
+        across = other / other.norm()
+        slopes = []
+        with unchecked():
+            for way in (along, across):
+                values = []
+                for sign in (1, -1):
+                    twin = copy.deepcopy(model)
+                    with torch.no_grad():
+                        twin.block(layer).attention.qkv.weight.add_(sign * 1e-5 * way.flatten(0, 2))
+                    values.append(variance_of(twin, batch, layer)[head])
+                slopes.append((values[0] - values[1]) / 2e-5)
+        assert slopes[0] > 1e-3
+        assert slopes[1] == pytest.approx(slopes[0] * float((across * along).sum()), abs=1e-6 * max(1, slopes[0]))
+        for b in (0, 5):
+            alone = [part[b : b + 1] for part in batch]
+            loss = F.cross_entropy(model(alone[0], alone[2]), alone[1])
+            (gradient,) = torch.autograd.grad(loss, weight)
+            assert numbers[head, b] == pytest.approx(-float((gradient * along.flatten(0, 2)).sum()), abs=1e-10)
+
+
+@pytest.mark.parametrize("encoding", [*NEVER, *CAN])
+def test_where_the_first_layers_weights_cannot_move_p_there_is_no_number(encoding: str) -> None:
+    """In float32, as models are."""
+    model = copy.deepcopy(model_of(encoding)).float()
+    with unchecked():
+        found = seed_strength(DecoderGradients(model), [examples()], bootstrap=0)
+    number = found.levels["parameters"].mean[..., 0]
+    assert np.isnan(number[0]).all() == (encoding in NEVER)
+    assert np.isfinite(number[1]).all()
+    assert np.isfinite(found.levels["parameters"].heads.share[1]).all()
+    assert np.isfinite(found.levels["logits"].mean).all()
+
+
+@pytest.mark.parametrize("encoding", [*NEVER, *CAN])
+def test_under_raw_keys_a_bias_keeps_the_weights_from_p_in_every_layer(encoding: str) -> None:
+    with unchecked():
+        found = seed_strength(DecoderGradients(model_of(encoding, "released")), [examples()], bootstrap=0)
+    number = found.levels["parameters"].mean[..., 0]
+    assert np.isnan(number).all() == (encoding in NEVER)
+    assert np.isfinite(number).all() == (encoding not in NEVER)
+
+
+# ---- seed strength ---------------------------------------------------------------------------------------------------
+
+
+def test_it_is_the_strength_of_the_examples_diagonal_means_and_numbers() -> None:
+    model, batch = model_of(), examples(ignored=5)
+    found = seed_strength(DecoderGradients(model), split(batch, 7), bootstrap=30)
+    counted = tuple(part[batch[1] >= 0] for part in batch)
+    losses, layers = DecoderGradients(model).gradients(*counted)
+    vectors = torch.stack([diagonal_means(layer, LENGTH) for layer in layers], dim=1).numpy()
+    numbers = numbers_of(model, counted).transpose(2, 0, 1)[..., None]
+    assert (found.sizes, found.examples) == ((8, 16), COUNT - 5)
+    assert found.loss == pytest.approx(float(losses.mean()))
+    for name, values in (("logits", vectors), ("parameters", numbers)):
+        level = found.levels[name]
+        np.testing.assert_allclose(level.mean, values.mean(0), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(level.signal, np.linalg.norm(values.mean(0), axis=-1), rtol=0, atol=1e-12)
+        for strength, options in ((level.heads, {}), (level.layers, {"together": True})):
+            expected = strength_of(values, bootstrap=30, **options)
+            for key, value in vars(strength).items():
+                np.testing.assert_allclose(value, getattr(expected, key), rtol=1e-6, atol=1e-9)
+
+
+def permuted(model: Decoder) -> Decoder:
+    """The same function with its two heads exchanged."""
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for layer in range(LAYERS):
+            attention = twin.block(layer).attention
+            for x in (attention.qkv.weight, attention.qkv.bias):
+                x.copy_(x.unflatten(0, (3, HEADS, -1)).flip(1).flatten(0, 2))
+            attention.out.weight.copy_(attention.out.weight.unflatten(1, (HEADS, -1)).flip(1).flatten(1))
+    return twin
+
+
+class Scaled(DecoderGradients):
+    """A loss in other units."""
+
+    factor = 1.0
+
+    def gradients(self, *given: Any, **options: Any) -> tuple[Tensor, list[LayerGradient]]:
+        losses, layers = super().gradients(*given, **options)
+        for layer in layers:
+            for x in (layer.logits, layer.q, layer.k):
+                if x is not None:
+                    x.mul_(self.factor)
+        return losses * self.factor, layers
+
+
+@settings(max_examples=3)
+@given(order=st.permutations(range(COUNT)), factor=st.floats(0.01, 100), size=st.integers(3, COUNT))
+def test_the_order_of_heads_and_examples_and_the_unit_of_the_loss_do_not_matter(
+    order: list[int], factor: float, size: int
+) -> None:
+    """At the logits; the direction of the other level is made from the first examples, in three folds."""
+    batch = examples()
+    source = Scaled(permuted(model_of()))
+    source.factor = factor
+    with unchecked():
+        expected = seed_strength(DecoderGradients(model_of()), [batch], bootstrap=0)
+        moved = split(tuple(part[order] for part in batch), size)
+        found = seed_strength(source, moved, levels=("logits",), bootstrap=0).levels["logits"]
+        other = seed_strength(source, [batch], levels=("parameters",), bootstrap=0).levels["parameters"]
+    for one, two in ((found, expected.levels["logits"]), (other, expected.levels["parameters"])):
+        for key in ("strength", "exponent", "share"):
+            np.testing.assert_allclose(getattr(one.heads, key), getattr(two.heads, key)[:, ::-1], rtol=1e-8, atol=1e-10)
+            np.testing.assert_allclose(getattr(one.layers, key), getattr(two.layers, key), rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(one.signal, factor * two.signal[:, ::-1], rtol=1e-8)
+
+
+def test_intervals_have_a_seed_of_their_own() -> None:
+    source, batch, state = DecoderGradients(model_of()), examples(), torch.get_rng_state()
+    with unchecked():
+        first, again, other = (
+            seed_strength(source, [batch], levels=("logits",), bootstrap=20, seed=seed).to_dict() for seed in (1, 1, 2)
+        )
+    assert first == again
+    assert first != other
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# ---- positional drift ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("encoding", "protocol"), [("rope", "paper"), ("sinusoidal", "paper"), ("mla", "paper"), ("t5", "released")]
+)
+def test_the_drift_is_the_change_over_a_small_step_against_the_gradient(encoding: str, protocol: str) -> None:
+    """Central difference of Var(P) as `position_effect` has it (float64, 1e-6 of the largest)."""
+    model, batch = model_of(encoding, protocol), examples(ignored=3)
+    found = positional_drift(DecoderGradients(model), batch)
+    tokens, labels, lengths = batch
+    parameters = list(model.parameters())
+    loss = F.cross_entropy(model(tokens, lengths), labels, ignore_index=-100)
+    gradient = torch.autograd.grad(loss, parameters)
+    values = []
+    with unchecked(), torch.no_grad():
+        for step in (1e-6, -1e-6, 0):
+            twin = copy.deepcopy(model)
+            for parameter, along in zip(twin.parameters(), gradient, strict=True):
+                parameter.sub_(step * along)
+            values.append(np.stack([variance_of(twin, batch, layer) for layer in range(LAYERS)]))
+    slope = (values[0] - values[1]) / 2e-6
+    np.testing.assert_allclose(found.drift, slope, rtol=0, atol=1e-6 * np.abs(slope).max())
+    np.testing.assert_allclose(found.effect, values[2], rtol=0, atol=1e-12)
+    norms = [float(torch.cat([x.detach().flatten() for x in part]).norm()) for part in (gradient, parameters)]
+    assert (found.gradient_norm, found.parameter_norm) == (pytest.approx(norms[0]), pytest.approx(norms[1]))
+    np.testing.assert_allclose(found.relative, found.drift * norms[1] / norms[0])
+    assert found.examples == COUNT - 3
+
+
+@pytest.mark.parametrize("protocol", ["paper", "released"])
+@pytest.mark.parametrize("encoding", ["nope", "alibi", "t5", "rope", "sinusoidal"])
+def test_what_can_move_and_what_cannot(encoding: str, protocol: str) -> None:
+    """First layer (every layer, where keys come from the raw embeddings): P of NoPE is nothing and stays so, that of
+    ALiBi is its bias and stays so, that of T5 moves, by its table, and that of RoPE and of a sinusoid moves."""
+    with unchecked():
+        found = positional_drift(DecoderGradients(model_of(encoding, protocol)), examples())
+    for layer in range(LAYERS):
+        still = layer == 0 or protocol == "released"
+        moves = np.abs(found.drift[layer]).min() > 1e-7
+        there = np.abs(found.effect[layer]).min() > 1e-6  # deeper an unbiased estimate, which may be negative
+        assert there == (not still or encoding != "nope")
+        assert moves == (not still or encoding not in ("nope", "alibi"))
+        if not moves:
+            assert np.abs(found.drift[layer]).max() < 1e-14
+
+
+def test_p_may_be_measured_on_other_examples() -> None:
+    source, batch = DecoderGradients(model_of()), examples()
+    probe = tuple(part[:9] for part in examples(padded=True, count=COUNT))
+    with unchecked():
+        here, there = positional_drift(source, batch), positional_drift(source, batch, probe=probe)
+        again = positional_drift(source, probe)
+    assert here.gradient_norm == there.gradient_norm
+    np.testing.assert_allclose(there.effect, again.effect)
+    assert not np.allclose(here.effect, there.effect)
+
+
+# ---- margins ---------------------------------------------------------------------------------------------------------
+
+
+def test_margins_by_hand() -> None:
+    found = margins(np.array([[1.0, 6.0, 3.0], [2.0, 0.5, 1.0], [4.0, 4.0, 1.0]]))
+    assert found.ratio.tolist() == [2.0, 2.0, 1.0]
+    assert found.difference.tolist() == [3.0, 1.0, 0.0]
+    assert found.gamma.tolist() == [1.0, 2.0]
+    assert found.leaders == (1, 0, 0)
+    assert found.leader == (0, 1)
+
+
+def test_heads_without_a_signal_have_no_margin() -> None:
+    found = margins(np.array([[np.nan, np.nan], [np.nan, 3.0], [2.0, 1.0], [1.0, 0.0]]))
+    assert found.leaders == (None, 1, 0, 0)
+    assert found.leader == (1, 1)
+    assert np.isnan(found.ratio).tolist() == [True, True, False, True]
+    assert np.isnan(found.gamma).tolist() == [True, True, True]
+    one = margins(np.array([[2.0], [3.0]]))
+    assert np.isnan(one.ratio).all()
+    assert one.leader == (1, 0)
+    assert margins(np.full((2, 2), np.nan)).leader is None
+    still = margins(np.array([[0.0, 0.0], [0.0, np.nan], [0.0, 2.0]]))
+    assert still.leaders == (None, None, 1)
+    assert still.leader == (2, 1)
+    assert margins(np.zeros((2, 2))).leader is None
+    with pytest.raises(InputError, match="signal: -1 was given"):
+        margins(np.array([[-1.0, 2.0]]))
+
+
+@given(
+    st.lists(st.lists(st.floats(0.1, 10), min_size=3, max_size=3), min_size=2, max_size=5), st.permutations(range(3))
+)
+def test_margins_do_not_ask_for_the_heads_names(signal: list[list[float]], order: list[int]) -> None:
+    found, moved = margins(np.array(signal)), margins(np.array(signal)[:, order])
+    np.testing.assert_array_equal(found.ratio, moved.ratio)
+    np.testing.assert_allclose(found.gamma.prod(), found.ratio[0] / found.ratio[-1])
+    assert (found.ratio >= 1).all()
+
+
+# ---- records and refusals -------------------------------------------------------------------------------------------
+
+
+def records() -> list[Any]:
+    source, batch = DecoderGradients(model_of("alibi")), examples()
+    with unchecked():
+        strength = seed_strength(source, [batch], bootstrap=5)
+        drift = positional_drift(source, batch)
+    return [strength, drift, margins(strength.levels["parameters"].signal)]
+
+
+def has_nan(content: Any) -> bool:
+    if isinstance(content, dict):
+        return any(map(has_nan, content.values()))
+    return (
+        any(map(has_nan, content)) if isinstance(content, list) else isinstance(content, float) and content != content
+    )
+
+
+@pytest.mark.parametrize(("index", "kind"), [(0, SeedStrength), (1, PositionalDrift), (2, Margins)])
+def test_records_read_back_as_they_were_and_hold_no_nan(index: int, kind: Any) -> None:
+    content = records()[index].to_dict()
+    assert not has_nan(content)
+    assert kind.from_dict(content).to_dict() == content
+    for field in content:
+        damaged = {key: value for key, value in content.items() if key != field}
+        with pytest.raises(InputError, match="the record is damaged"):
+            kind.from_dict(damaged)
+    with pytest.raises(InputError, match="the record is damaged"):
+        kind.from_dict([3])
+
+
+def test_no_examples_and_unknown_levels_are_refused() -> None:
+    tokens, labels, lengths = examples()
+    source = DecoderGradients(model_of())
+    with pytest.raises(InputError, match="batches: no examples that count"):
+        seed_strength(source, [(tokens, torch.full_like(labels, -100), lengths)])
+    with pytest.raises(InputError, match="levels: none were given; 'logits' or 'parameters' is needed"):
+        seed_strength(source, [examples()], levels=())
+    with unchecked(), pytest.raises(InputError, match=r"^levels: there is no 'logit'; did you mean 'logits'"):
+        seed_strength(source, [examples()], levels=("logit",))  # type: ignore[arg-type]

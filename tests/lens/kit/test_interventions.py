@@ -1,0 +1,442 @@
+"""Whatever takes a head's place and however the harm is counted: what the whole model, edited and run anew, gives."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import config
+from scipy.stats import entropy
+from torch import Tensor
+
+from toeplens.ground import InputError
+from toeplens.lens.ablation.ablate import ablate_heads
+from toeplens.lens.ablation.deposit import deposit
+from toeplens.lens.ablation.head_ablation import HeadAblation
+from toeplens.lens.kit.interventions import Batch, Intervention, donors, mean_outputs, replacements
+from toeplens.model import Decoder, decoder_config
+from toeplens.sources import DecoderSource
+
+replaying = importlib.import_module("toeplens.sources.decoder.replay")
+
+LAYERS, HEADS, LENGTH, CLASSES, COUNT = 2, 3, 6, 5, 9
+SIZES = {
+    "vocab_size": 9,
+    "num_classes": CLASSES,
+    "d_model": 24,
+    "d_ff": 20,
+    "num_layers": LAYERS,
+    "num_heads": HEADS,
+    "max_len": 8,
+}
+NAMES = ("nope", "sinusoidal", "t5", "alibi", "rope", "rope-absolute", "mla", "fox", "urpe", "path")
+VARIANTS: dict[str, dict[str, Any]] = {name: {"encoding": name} for name in NAMES} | {
+    "partial-rope": {"encoding": "partial-rope", "encoding_options": {"heads": 1}}
+}
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+both_protocols = pytest.mark.parametrize("protocol", ["paper", "released"])
+replacing = pytest.mark.parametrize("intervention", ["mean", "resample", "position"])
+every_intervention = pytest.mark.parametrize("intervention", ["zero", "mean", "resample", "position"])
+
+
+@pytest.fixture(autouse=True)
+def _unchecked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Shapes are checked in a few tests; in the others they would cost more than what is tested."""
+    if "checked" not in request.fixturenames:
+        config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def checked() -> None:
+    """Asks for shapes to be checked."""
+
+
+def decoder(variant: str = "rope", protocol: str = "paper", **fields: Any) -> Decoder:
+    """A decoder in float64 with large random weights, so that every head does something."""
+    torch.manual_seed(0)
+    model = Decoder(decoder_config(**{**SIZES, "protocol": protocol, **VARIANTS[variant], **fields})).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "embedding" not in name and "encoding" not in name:
+                parameter.copy_(1.5 * torch.randn(parameter.shape) / parameter.shape[1] ** 0.5)
+            else:
+                parameter.add_(0.2 * torch.randn(parameter.shape))
+    return model
+
+
+def examples(*, padded: bool = True, ignored: int = 2) -> Batch:
+    draw = torch.Generator().manual_seed(1)
+    tokens = torch.randint(1, SIZES["vocab_size"], (COUNT, LENGTH), generator=draw)
+    lengths = torch.randint(2, LENGTH + 1, (COUNT,), generator=draw) if padded else None
+    if lengths is not None:
+        tokens = tokens.masked_fill(torch.arange(LENGTH) >= lengths[:, None], 0)
+    labels = torch.randint(0, CLASSES, (COUNT,), generator=draw)
+    labels[:ignored] = -100
+    return tokens, labels, lengths
+
+
+def split(batch: Batch, size: int) -> list[Batch]:
+    tokens, labels, lengths = batch
+    cuts = [slice(i, i + size) for i in range(0, len(tokens), size)]
+    return [(tokens[cut], labels[cut], None if lengths is None else lengths[cut]) for cut in cuts]
+
+
+# ---- the plain program ----------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def with_heads(model: Decoder, batch: Batch, given: dict[tuple[int, int], Tensor]) -> Tensor:
+    """The whole model run anew; hooks put outputs [b, N, d] into heads' slices of the projections' inputs."""
+    tokens, _, lengths = batch
+    handles = []
+    for (layer, head), outputs in given.items():
+
+        def put(_: Any, args: tuple[Tensor], head: int = head, outputs: Tensor = outputs) -> tuple[Tensor]:
+            z = args[0].clone()
+            here = outputs
+            if z.shape[1] == 1:  # one position is read
+                last = torch.full((len(tokens),), LENGTH - 1) if lengths is None else lengths - 1
+                here = outputs[torch.arange(len(tokens)), last][:, None]
+            z.unflatten(-1, (HEADS, -1))[..., head, :] = here
+            return (z,)
+
+        handles.append(model.block(layer).attention.out.register_forward_pre_hook(put))
+    try:
+        return model(tokens, lengths)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def outputs(model: Decoder, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+    """The input [L, b, N, D] and head outputs [b, N, H, d] of each layer, as hooks see them where all is computed."""
+    whole = Decoder(model.config.model_copy(update={"readout": "mean"})).double().eval()
+    whole.load_state_dict(model.state_dict())
+    seen: list[Tensor] = []
+    inputs: list[Tensor] = []
+    for layer in range(LAYERS):
+        block = whole.block(layer)
+        block.norm_attention.register_forward_pre_hook(lambda _, args: inputs.append(args[0].clone()))
+        block.attention.out.register_forward_pre_hook(lambda _, args: seen.append(args[0].unflatten(-1, (HEADS, -1))))
+    whole(batch[0], batch[2])
+    return torch.stack(inputs), seen
+
+
+@torch.no_grad()
+def without_position(model: Decoder, layer: int, x: Tensor, batch: Batch) -> Tensor:
+    """Softmax of q . k alone, query by query and key by key, [b, N, H, d]."""
+    block, lengths = model.block(layer), batch[2]
+    _, context = model.begin(batch[0], lengths)
+    q, k, v = block.project(x, context)
+    found = torch.zeros_like(v)
+    for b in range(len(x)):
+        length = LENGTH if lengths is None or not model.config.pad_mask else int(lengths[b])
+        for i in range(LENGTH):
+            keys = min(i + 1, length) if model.config.causal else length
+            logits = torch.einsum("hd,hjd->hj", q[b, :, i], k[b, :, :keys]) * block.attention.scale
+            found[b, :, i] = torch.einsum("hj,hjd->hd", logits.softmax(-1), v[b, :, :keys])
+    return found.transpose(1, 2)
+
+
+def means(z: Tensor, batch: Batch) -> Tensor:
+    """The mean by position over the sequences that count and have a token there, [b, N, H, d]."""
+    _, labels, lengths = batch
+    found = torch.zeros_like(z)
+    for i in range(LENGTH):
+        there = [b for b in range(COUNT) if labels[b] >= 0 and (lengths is None or i < lengths[b])]
+        if there:
+            found[:, i] = torch.stack([z[b, i] for b in there]).mean(0)
+    return found
+
+
+def instead(model: Decoder, batch: Batch, intervention: str, seed: int = 0) -> list[Tensor]:
+    """What takes the heads' places in each layer, [b, N, H, d]."""
+    inputs, z = outputs(model, batch)
+    if intervention == "zero":
+        return [torch.zeros_like(layer) for layer in z]
+    if intervention == "mean":
+        return [means(layer, batch) for layer in z]
+    if intervention == "position":
+        return [without_position(model, layer, inputs[layer], batch) for layer in range(LAYERS)]
+    _, labels, lengths = batch
+    counted = torch.nonzero(labels >= 0).squeeze(1)
+    own = torch.full((COUNT,), LENGTH) if lengths is None else lengths
+    other = torch.arange(COUNT)
+    other[counted] = counted[torch.from_numpy(donors(own[counted].numpy(), seed))]
+    return [layer[other] for layer in z]
+
+
+def per_example(metric: str, logits: Tensor, intact: Tensor, labels: Tensor) -> np.ndarray:
+    """The metric of each example that counts, from its definition."""
+    rows = [b for b in range(COUNT) if labels[b] >= 0]
+    p, q = (np.exp(x.log_softmax(-1).numpy()) for x in (intact, logits))
+    if metric == "accuracy":
+        return np.array([float(q[b].argmax() == labels[b]) for b in rows])
+    return np.array([-np.log(q[b][labels[b]]) if metric == "loss" else entropy(p[b], q[b]) for b in rows])
+
+
+def check(model: Decoder, batch: Batch, intervention: Intervention, metric: Any, cumulative: bool = True) -> None:
+    """Drops, baseline and cumulative values are those of the whole model run anew (float64, 1e-10)."""
+    labels = batch[1]
+    found = ablate_heads(
+        DecoderSource(model),
+        split(batch, 5),
+        metric=metric,
+        intervention=intervention,
+        bootstrap=5,
+        cumulative=cumulative,
+    )
+    other = instead(model, batch, intervention)
+    intact = with_heads(model, batch, {})
+    before = per_example(metric, intact, intact, labels).mean()
+    sign = 1 if metric == "accuracy" else -1
+    assert found.baseline == pytest.approx(before, abs=1e-12)
+    for layer in range(LAYERS):
+
+        def value(heads: Any, layer: int = layer) -> float:
+            logits = with_heads(model, batch, {(layer, head): other[layer][:, :, head] for head in heads})
+            return float(per_example(metric, logits, intact, labels).mean())
+
+        drops = np.array([sign * (before - value([head])) for head in range(HEADS)])
+        np.testing.assert_allclose(found.drops[layer], drops, rtol=0, atol=1e-10)
+        if cumulative:
+            order = np.argsort(-found.drops[layer], kind="stable")
+            together = [value(order[:k]) for k in range(HEADS + 1)]
+            np.testing.assert_allclose(found.cumulative[layer], together, rtol=0, atol=1e-10)
+    if metric == "accuracy":
+        assert (found.metric, found.intervention, found.method) == ("accuracy", intervention, "exact")
+
+
+@every_variant
+@both_protocols
+def test_drops_without_position_are_what_running_the_whole_model_anew_gives(variant: str, protocol: str) -> None:
+    check(decoder(variant, protocol), examples(), "position", "loss", cumulative=False)
+
+
+@pytest.mark.parametrize("variant", ["rope", "mla"])
+@both_protocols
+@pytest.mark.parametrize("intervention", ["mean", "resample"])
+def test_so_they_are_with_means_and_other_examples(variant: str, protocol: str, intervention: Intervention) -> None:
+    check(decoder(variant, protocol), examples(), intervention, "loss", cumulative=False)
+
+
+@every_intervention
+@pytest.mark.parametrize("metric", ["accuracy", "loss", "kl"])
+def test_so_they_are_with_every_metric_and_together(intervention: Intervention, metric: str) -> None:
+    check(decoder(), examples(), intervention, metric)
+
+
+@replacing
+@pytest.mark.parametrize("readout", ["mean", "masked-mean"])
+def test_so_they_are_with_every_readout_and_without_padding(
+    intervention: Intervention, readout: str, checked: None
+) -> None:
+    check(decoder("alibi", readout=readout), examples(padded=False), intervention, "loss")
+
+
+@every_intervention
+def test_drops_are_positive_for_harm(intervention: Intervention) -> None:
+    """The model's own answers as labels: it can only lose."""
+    model, (tokens, labels, lengths) = decoder(), examples()
+    with torch.no_grad():
+        own = model(tokens, lengths).argmax(-1).masked_fill(labels < 0, -100)
+    for metric in ("accuracy", "kl"):
+        found = ablate_heads(DecoderSource(model), [(tokens, own, lengths)], metric=metric, intervention=intervention)
+        assert (found.drops >= 0).all()
+        assert found.drops.max() > 0
+        assert found.baseline == (1.0 if metric == "accuracy" else 0.0)
+
+
+@every_intervention
+@both_protocols
+@pytest.mark.parametrize("numbers", [2 * LENGTH * 24, 4 * LENGTH * 24])
+def test_how_much_is_worked_at_once_does_not_matter(
+    intervention: Intervention, protocol: str, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, batch = DecoderSource(decoder("fox" if protocol == "paper" else "rope", protocol)), examples()
+    gains = (torch.rand(6, LAYERS, HEADS, generator=torch.Generator().manual_seed(2)) > 0.4).float()
+    other = replacements(source, [batch], intervention, 0)(0)
+    state = next(iter(source.states(batch[0], batch[2])))
+    whole = source.replay(state, gains, other)
+    monkeypatch.setitem(replaying.AT_ONCE, "cpu", numbers)
+    torch.testing.assert_close(source.replay(state, gains, other), whole, rtol=0, atol=1e-10)
+
+
+@every_intervention
+@both_protocols
+def test_heads_of_several_layers_change_as_in_one_pass_with_gains(intervention: Intervention, protocol: str) -> None:
+    """`replay` of a tree of copies against `scaled`, a plain pass a copy; gains of all sizes."""
+    source, batch = DecoderSource(decoder(protocol=protocol)), examples()
+    gains = torch.rand(5, LAYERS, HEADS, generator=torch.Generator().manual_seed(2)).double()
+    gains[1], gains[2, 0], gains[3] = 1, gains[4, 0], gains[3].round()
+    other = replacements(source, [batch], intervention, 0)(0)
+    found = source.replay(next(iter(source.states(batch[0], batch[2]))), gains, other)
+    for row, logits in zip(gains, found, strict=True):
+        with torch.no_grad():
+            plain = source.scaled(batch[0], batch[2], row[:, None].expand(-1, COUNT, -1), other)
+        torch.testing.assert_close(logits, plain, rtol=0, atol=1e-10)
+
+
+def test_in_float32_logits_are_those_of_the_hook_loop() -> None:
+    """The model as it is initialised, float32: logits within 1e-6, drops equal."""
+    torch.manual_seed(0)
+    model = Decoder(decoder_config(d_model=64, d_ff=128, num_heads=8, num_layers=4, max_len=32, vocab_size=50)).eval()
+    tokens = torch.randint(1, 50, (8, 32))
+    with torch.no_grad():
+        labels = model(tokens).argmax(-1)
+    source, width = DecoderSource(model), model.config.head_dim
+    drops = ablate_heads(source, [(tokens, labels, None)], bootstrap=2, cumulative=False).drops
+    for layer, state in enumerate(source.states(tokens, None)):
+        for head, logits in enumerate(source.replay(state, 1 - torch.eye(8))):
+
+            def silence(_: Any, args: tuple[Tensor], start: int = head * width) -> tuple[Tensor]:
+                z = args[0].clone()
+                z[..., start : start + width] = 0
+                return (z,)
+
+            handle = model.block(layer).attention.out.register_forward_pre_hook(silence)
+            with torch.no_grad():
+                plain = model(tokens)
+            handle.remove()
+            torch.testing.assert_close(logits, plain, rtol=0, atol=1e-6)
+            assert drops[layer, head] == (plain.argmax(-1) != labels).double().mean().item()
+
+
+# ---- position -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["nope", "sinusoidal"])
+def test_what_acts_at_the_input_alone_is_no_part_of_a_head(variant: str) -> None:
+    found = ablate_heads(DecoderSource(decoder(variant)), [examples()], metric="loss", intervention="position")
+    np.testing.assert_allclose(found.drops, 0, atol=1e-12)
+
+
+def test_heads_that_are_not_rotated_lose_no_position() -> None:
+    found = ablate_heads(DecoderSource(decoder("partial-rope")), [examples()], metric="loss", intervention="position")
+    np.testing.assert_allclose(found.drops[:, 1:], 0, atol=1e-12)
+    assert (np.abs(found.drops[:, 0]) > 1e-3).all()
+
+
+def test_taking_position_from_all_heads_is_the_model_without_its_encoding() -> None:
+    model, (tokens, _, lengths) = decoder("alibi"), examples()
+    bare = Decoder(model.config.model_copy(update={"encoding": "nope"})).double().eval()
+    bare.load_state_dict(model.state_dict())
+    source = DecoderSource(model)
+    state = next(iter(source.states(tokens, lengths)))
+    with torch.no_grad():
+        plain = bare(tokens, lengths)
+    found = source.replay(state, torch.zeros(1, LAYERS, HEADS), "position")[0]
+    torch.testing.assert_close(found, plain, rtol=0, atol=1e-10)
+
+
+# ---- means ----------------------------------------------------------------------------------------------------------
+
+
+def test_means_leave_padding_and_ignored_examples_out() -> None:
+    source, batch = DecoderSource(decoder(protocol="released")), examples()
+    tokens, labels, lengths = batch
+    assert lengths is not None
+    short = lengths < LENGTH
+    tokens, labels, lengths = tokens[short], labels[short], lengths[short]  # no sequence reaches the last position
+    found = mean_outputs(source, [(tokens, labels, lengths)])
+    elsewhere = tokens.clone()
+    elsewhere[labels < 0] = 1  # what does not count may say anything
+    again = mean_outputs(source, [(elsewhere, labels, lengths)])
+    for layer, other in zip(found, again, strict=True):
+        assert torch.equal(layer, other)
+        assert not layer[-1].any()
+        assert layer[int(lengths[labels >= 0].max()) - 1].any()
+
+
+def test_texts_of_several_widths_share_their_means() -> None:
+    model, (tokens, labels, lengths) = decoder(), examples()
+    assert lengths is not None
+    narrow = lengths <= 4
+    batches = [
+        (tokens[narrow][:, :4], labels[narrow], lengths[narrow]),
+        (tokens[~narrow], labels[~narrow], lengths[~narrow]),
+    ]
+    several = ablate_heads(DecoderSource(model), batches, metric="loss", intervention="mean")
+    one = ablate_heads(DecoderSource(model), [(tokens, labels, lengths)], metric="loss", intervention="mean")
+    np.testing.assert_allclose(several.drops, one.drops, rtol=0, atol=1e-12)
+    with pytest.raises(InputError, match=r"widths \[4, 6\] were given; resampling needs sequences of one width"):
+        ablate_heads(DecoderSource(model), batches, intervention="resample")
+
+
+@replacing
+def test_how_the_examples_are_split_does_not_matter(intervention: Intervention) -> None:
+    source, batch = DecoderSource(decoder()), examples()
+    whole, parts = (
+        ablate_heads(source, batches, metric="loss", intervention=intervention)
+        for batches in ([batch], iter(split(batch, 3)))
+    )
+    for name in ("drops", "low", "high", "cumulative"):
+        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=0, atol=1e-12)
+
+
+# ---- donors ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=30), st.integers(0, 9))
+def test_everyone_has_a_donor_of_the_same_length_where_there_is_one(lengths: list[int], seed: int) -> None:
+    found = donors(np.array(lengths), seed)
+    for taker, giver in enumerate(found):
+        assert giver != taker
+        if lengths.count(lengths[taker]) > 1:
+            assert lengths[giver] == lengths[taker]
+        elif lengths[taker] < max(lengths):
+            assert lengths[giver] == min(n for n in lengths if n > lengths[taker])
+        else:
+            assert lengths[giver] == max(n for n in lengths if n < lengths[taker])
+    for length in {n for n in lengths if lengths.count(n) > 1}:
+        group = [taker for taker, n in enumerate(lengths) if n == length]
+        assert sorted(found[group]) == group  # everyone gives once, within the length
+    assert np.array_equal(found, donors(np.array(lengths), seed))
+
+
+def test_another_seed_gives_other_donors_and_other_drops() -> None:
+    model, batch = decoder(), examples(padded=False)
+    first, second, again = (
+        ablate_heads(DecoderSource(model), [batch], metric="loss", intervention="resample", seed=seed).drops
+        for seed in (0, 1, 0)
+    )
+    assert not np.allclose(first, second)
+    assert np.array_equal(first, again)
+
+
+def test_one_example_has_no_donor() -> None:
+    tokens, labels, lengths = examples(ignored=COUNT - 1)
+    with pytest.raises(InputError, match="resampling needs at least 2"):
+        ablate_heads(DecoderSource(decoder()), [(tokens, labels, lengths)], intervention="resample")
+
+
+# ---- records --------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_of_an_older_version_is_exact() -> None:
+    found = ablate_heads(DecoderSource(decoder()), [examples()], intervention="mean", bootstrap=5)
+    content = found.to_dict()
+    assert content.pop("method") == "exact"
+    assert HeadAblation.from_dict(content).to_dict() == found.to_dict()
+
+
+def test_what_was_not_run_is_none_in_a_record() -> None:
+    found = ablate_heads(DecoderSource(decoder()), [examples()], cumulative=False, bootstrap=5)
+    assert found.to_dict()["cumulative"] == [[None] * (HEADS + 1)] * LAYERS
+    assert np.isnan(HeadAblation.from_dict(found.to_dict()).cumulative).all()
+
+
+@pytest.mark.parametrize("metric", ["loss", "kl"])
+def test_a_deposit_is_of_the_accuracy(metric: Any) -> None:
+    found = ablate_heads(DecoderSource(decoder()), [examples()], metric=metric, bootstrap=5)
+    with pytest.raises(InputError, match=f"metric '{metric}' was given; a deposit is a share of the 'accuracy'"):
+        deposit(found)

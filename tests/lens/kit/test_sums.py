@@ -1,0 +1,175 @@
+"""Sums over visible pairs equal those of the written-out N x N matrices, to 1e-10 of their size in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from toeplens.ground import InputError
+from toeplens.lens.kit import sums as moments
+
+SIZES = st.sampled_from([1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 31])
+
+
+@contextmanager
+def small_chunks(chunk: int = 4, block: int = 64) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moments, "CHUNK", chunk)
+        patch.setattr(moments, "BLOCK", block)
+        yield
+
+
+def draw(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randn(*shape, generator=generator, dtype=torch.float64) + 0.3).to(dtype) for shape in shapes]
+
+
+def pairs(size: int, causal: bool) -> np.ndarray:
+    return np.tril(np.ones((size, size))) if causal else np.ones((size, size))
+
+
+def products(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """q_ie k_je for every pair: [..., N, N, d]."""
+    return q[..., :, None, :] * k[..., None, :, :]
+
+
+def close(found: Tensor, expected: np.ndarray, terms: np.ndarray, tolerance: float = 1e-10) -> None:
+    """Equal to a part of the sum of absolute terms."""
+    assert found.dtype == torch.float64
+    assert found.shape == expected.shape
+    assert np.abs(found.numpy() - expected).max() <= tolerance * np.abs(terms).sum() + 1e-300
+
+
+@given(
+    size=SIZES,
+    d=st.integers(1, 5),
+    d2=st.integers(1, 5),
+    heads=st.tuples(st.integers(1, 3), st.integers(1, 2)),
+    causal=st.booleans(),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_they_are_the_sums_over_pairs(
+    size: int, d: int, d2: int, heads: tuple[int, int], causal: bool, dtype: torch.dtype, seed: int
+) -> None:
+    """With grouped queries, and other queries that are the same for all heads."""
+    groups, repeats = heads
+    shapes = (groups, repeats, size, d), (groups, 1, size, d), (size, d2), (groups, 1, size, d2)
+    q, k, q2, k2 = draw(seed, *shapes, dtype=dtype)
+    a, b, a2, b2 = (x.double().numpy() for x in (q, k, q2, k2))
+    seen = pairs(size, causal)
+    first = products(a, b) * seen[..., None]
+    second = np.einsum("...ie,...je->...ij", a2, b2) * seen
+    with small_chunks():
+        found = moments.inner(q, k, q2, k2, causal=causal)
+    terms = first * second[..., None]
+    close(found, terms.sum((-3, -2)), terms)
+
+
+@pytest.mark.parametrize("size", [63, 64, 65, 127, 128, 129, 64 * 5 + 1])
+def test_borders_of_chunks(size: int) -> None:
+    """As they come, and with pieces of one chunk: float64, 1e-10."""
+    q, k, q2, k2 = draw(size, (size, 3), (size, 3), (size, 2), (size, 2))
+    terms = products(q.numpy(), k.numpy()) * (np.tril((q2 @ k2.T).numpy()))[..., None]
+    close(moments.inner(q, k, q2, k2), terms.sum((0, 1)), terms)
+    with small_chunks(64, 1):
+        close(moments.inner(q, k, q2, k2), terms.sum((0, 1)), terms)
+
+
+@given(size=SIZES, seed=st.integers(0, 99))
+def test_all_pairs_are_the_lower_and_the_upper_ones_less_the_diagonal(size: int, seed: int) -> None:
+    q, k, q2, k2 = draw(seed, (2, size, 3), (2, size, 3), (2, size, 2), (2, size, 2))
+    diagonal = (q * k * (q2 * k2).sum(-1, keepdim=True)).sum(-2)
+    with small_chunks():
+        lower, upper = moments.inner(q, k, q2, k2), moments.inner(k, q, k2, q2)
+        whole = moments.inner(q, k, q2, k2, causal=False)
+    torch.testing.assert_close(lower + upper - diagonal, whole, rtol=1e-10, atol=1e-10)
+
+
+def test_keys_are_worked_on_once_a_group() -> None:
+    """The outer products of the keys have the groups' size, not the heads'."""
+
+    class Products(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sizes: list[int] = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if "bmm" in str(func) and out.shape[-2:] == (3, 2):
+                self.sizes.append(out.shape[0])
+            return out
+
+    q, k, q2, k2 = draw(0, (2, 5, 8, 3), (2, 1, 8, 3), (2, 5, 8, 2), (2, 1, 8, 2))
+    with small_chunks(4, 10_000), Products() as seen:
+        moments.inner(q, k, q2, k2)
+    assert seen.sizes == [2 * 8 // 4]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_nothing_of_n_by_n_is_formed(causal: bool) -> None:
+    size = 20_000
+    with largest() as made:
+        q, k = draw(0, (size, 2), (size, 2), dtype=torch.float32)
+        moments.inner(q, k, q, k, causal=causal)
+    assert 2 * size <= made.numel <= max(2 * size, 4 * moments.BLOCK) < size**2 / 300
+
+
+class largest(TorchDispatchMode):  # noqa: N801
+    """The most numbers that one tensor made inside has."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel, *(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor))])
+        return out
+
+
+@pytest.mark.parametrize("name", ["q", "k", "q2", "k2"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 9])
+def test_what_is_not_finite_is_named(name: str, value: float, place: int) -> None:
+    given: dict[str, Tensor] = dict(
+        zip(("q", "k", "q2", "k2"), draw(0, (10, 2), (10, 2), (10, 3), (10, 3)), strict=True)
+    )
+    given[name][place, 1] = value
+    for causal in (True, False):
+        with small_chunks(), pytest.raises(InputError, match=f"^{name}: it holds infinite"):
+            moments.inner(**given, causal=causal)
+
+
+def test_what_is_beyond_float64_is_said() -> None:
+    large = torch.full((2, 1), 1e200, dtype=torch.float64)
+    with pytest.raises(InputError, match=r"^q, k, q2, k2: their products are beyond float64"):
+        moments.inner(large, large, large, large)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        (((5, 2), (4, 2)), "same N and d"),
+        (((5, 2), (5, 3)), "same N and d"),
+        (((0, 2), (0, 2)), "no dimension of 0"),
+        (((3, 5, 2), (2, 5, 2)), "do not broadcast"),
+    ],
+)
+def test_shapes_that_do_not_fit(shapes: tuple[tuple[int, ...], tuple[int, ...]], words: str) -> None:
+    q, k = draw(0, *shapes)
+    with pytest.raises(InputError, match=words):
+        moments.inner(q, k, q, k)
+
+
+def test_widths_of_the_two_products_may_differ_but_not_within_one() -> None:
+    q, k, q2, k2 = draw(0, (5, 2), (5, 2), (5, 3), (5, 4))
+    with pytest.raises(InputError, match=r"q2 \[5, 3\], k2 \[5, 4\]"):
+        moments.inner(q, k, q2, k2)

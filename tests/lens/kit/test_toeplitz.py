@@ -1,0 +1,400 @@
+"""The Toeplitz part of logits equals that of the written-out N x N matrix, and is what its planted cases say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from toeplens.ground import InputError
+from toeplens.lens.kit import sums as moments
+from toeplens.lens.kit import toeplitz
+from toeplens.lens.kit.toeplitz import ToeplitzProfile, toeplitz_part, toeplitz_profile
+
+SIZES = st.sampled_from([1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31])
+KINDS = st.sampled_from(["none", "offset", "head offset", "matrix", "head matrix"])
+
+
+@contextmanager
+def small_pieces(work: int = 300, chunk: int = 4) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moments, "CHUNK", chunk)
+        patch.setattr(moments, "BLOCK", 64)
+        patch.setattr(toeplitz, "WORK", work)
+        yield
+
+
+def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float64, mean: float = 0.3) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator, dtype=torch.float64) + mean).to(dtype)
+
+
+def offsets_of(size: int, causal: bool) -> range:
+    return range(0 if causal else 1 - size, size)
+
+
+def spread_out(by_offset: np.ndarray, size: int, causal: bool) -> np.ndarray:
+    """The Toeplitz matrix with these values by offset."""
+    matrix = np.zeros((*by_offset.shape[:-1], size, size))
+    for place, offset in enumerate(offsets_of(size, causal)):
+        for i in range(max(0, offset), min(size, size + offset)):
+            matrix[..., i, i - offset] = by_offset[..., place]
+    return matrix
+
+
+def by_hand(matrices: list[np.ndarray], size: int, causal: bool) -> dict[str, Any]:
+    """One profile of all the square matrices, diagonal by diagonal."""
+    values = []
+    for offset in offsets_of(size, causal):
+        parts = [np.diagonal(m, -offset) for m in matrices if abs(offset) < len(m)]
+        values.append(np.concatenate(parts) if parts else np.empty(0))
+    together = np.concatenate(values)
+    means = np.array([v.mean() if len(v) else np.nan for v in values])
+    counts = np.array([len(v) for v in values])
+    energy, mean = (together**2).sum(), together.mean()
+    spread = ((together - mean) ** 2).sum()
+    return {
+        "counts": counts,
+        "diagonal_means": means,
+        "total_energy": energy,
+        "mean": mean,
+        "variance": spread / len(together),
+        "share": np.nansum(counts * means**2) / energy if energy > 0 else np.nan,
+        "variance_explained": np.nansum(counts * (means - mean) ** 2) / spread if len(together) > 1 else np.nan,
+    }
+
+
+def logits_of(q: Tensor, k: Tensor, scale: float, bias: np.ndarray | float) -> np.ndarray:
+    """[H, N, N], each head with the key head of its group."""
+    queries, keys = q.double().numpy(), k.double().numpy()
+    groups = len(queries) // len(keys)
+    return np.stack([scale * query @ keys[h // groups].T for h, query in enumerate(queries)]) + bias
+
+
+def equal(profile: ToeplitzProfile, expected: dict[str, Any], *place: int, tolerance: float = 1e-10) -> None:
+    size = np.sqrt(expected["total_energy"] / expected["counts"].sum()) if expected["total_energy"] else 1.0
+    counts = profile.counts[place[:-1]] if profile.counts.ndim > 1 else profile.counts
+    np.testing.assert_array_equal(counts, expected["counts"])
+    for name in ("diagonal_means", "mean", "variance", "total_energy", "share", "variance_explained"):
+        unit = {"diagonal_means": size, "mean": size, "variance": size**2, "total_energy": expected["total_energy"]}
+        found = getattr(profile, name)[place].numpy()
+        assert found.dtype == np.float64
+        away = tolerance * unit.get(name, 1)
+        np.testing.assert_allclose(found, expected[name], rtol=tolerance, atol=away, err_msg=name)
+
+
+@given(
+    size=SIZES,
+    d=st.integers(1, 5),
+    heads=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    causal=st.booleans(),
+    kind=KINDS,
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_it_is_that_of_the_matrix(
+    size: int, d: int, heads: tuple[int, int], causal: bool, kind: str, dtype: torch.dtype, seed: int
+) -> None:
+    """Batches, grouped queries, every kind of bias: 1e-10 in float64, 1e-9 for values that were float32 or bfloat16."""
+    groups, repeats = heads
+    count = groups * repeats
+    q = draw(seed, 2, size, count, d, dtype=dtype).transpose(1, 2)
+    k = draw(seed + 100, 2, groups, size, d, dtype=dtype)
+    lead = (count,) if kind.startswith("head") else ()
+    ends = (len(offsets_of(size, causal)),) if kind.endswith("offset") else (size, size)
+    bias = None if kind == "none" else draw(seed + 200, *lead, *ends, dtype=dtype)
+    if kind == "matrix" and size == count:
+        assert bias is not None
+        bias = bias.expand(count, size, size)
+    added: np.ndarray | float = 0.0
+    if bias is not None:
+        added = bias.double().numpy()
+        added = spread_out(added, size, causal) if kind.endswith("offset") else added
+    with small_pieces():
+        profile = toeplitz_profile(q, k, bias=bias, causal=causal, scale=0.7)
+    assert profile.diagonal_means.shape == (2, count, len(offsets_of(size, causal)))
+    assert profile.offsets.tolist() == list(offsets_of(size, causal))
+    for b in range(2):
+        for h, logits in enumerate(logits_of(q[b], k[b], 0.7, added)):
+            tolerance = 1e-10 if dtype == torch.float64 else 1e-9
+            equal(profile, by_hand([logits], size, causal), b, h, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("size", [63, 64, 65, 129])
+def test_borders_of_chunks(size: int, causal: bool) -> None:
+    """With the pieces as they come: float32 input against float64 of its values, 1e-9."""
+    q, k = draw(0, 3, size, 8, dtype=torch.float32), draw(1, 3, size, 8, dtype=torch.float32)
+    profile = toeplitz_profile(q, k, causal=causal)
+    for h, logits in enumerate(logits_of(q, k, 1.0, 0.0)):
+        equal(profile, by_hand([logits], size, causal), h, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 16, 17])
+def test_a_full_bias_some_rows_at_a_time(causal: bool, rows: int) -> None:
+    q, k, bias = draw(0, 2, 17, 3), draw(1, 1, 17, 3), draw(2, 2, 17, 17)
+    with small_pieces(work=rows * 2 * 2 * 17):
+        profile = toeplitz_profile(q, k, bias=bias, causal=causal)
+    for h, logits in enumerate(logits_of(q, k, 1.0, bias.numpy())):
+        equal(profile, by_hand([logits], 17, causal), h)
+
+
+def test_a_single_head_without_dimensions_for_it() -> None:
+    q, k = draw(0, 9, 3).requires_grad_(), draw(1, 9, 3)
+    plain, headed = toeplitz_profile(q, k), toeplitz_profile(q[None], k[None])
+    assert plain.share.shape == plain.residual.shape == ()
+    assert not plain.share.requires_grad
+    assert plain.diagonal_means.shape == plain.counts.shape == (9,)
+    for name, value in vars(headed).items():
+        torch.testing.assert_close(getattr(plain, name), value.reshape(getattr(plain, name).shape), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kind", ["none", "offset", "matrix"])
+def test_positions_past_a_sequence_are_not_there(causal: bool, kind: str) -> None:
+    """Each sequence is as if cut; nan past the ends does not show; all together are one profile of all pairs."""
+    size, ends = 11, [11, 1, 6]
+    q, k = draw(0, 3, 4, size, 3), draw(1, 3, 2, size, 3)
+    width = len(offsets_of(size, causal))
+    bias = {"none": None, "offset": draw(2, 4, width), "matrix": draw(2, 3, 1, size, size)}[kind]
+    for b, end in enumerate(ends):
+        q[b, :, end:], k[b, :, end:] = torch.nan, torch.nan
+        if kind == "matrix":
+            assert bias is not None
+            bias[b, :, end:] = bias[b, :, :, end:] = torch.nan
+    profile = toeplitz_profile(q, k, bias=bias, causal=causal, lengths=torch.tensor(ends))
+    pooled = profile.pooled()
+    for h in range(4):
+        cut = []
+        for b, end in enumerate(ends):
+            added: np.ndarray | float = 0.0
+            if kind == "offset":
+                added = spread_out(bias[h].numpy(), size, causal)[:end, :end]
+            elif kind == "matrix":
+                added = bias[b, 0, :end, :end].numpy()
+            logits = q[b, h, :end].numpy() @ k[b, h // 2, :end].numpy().T + added
+            cut.append(logits)
+            equal(profile, by_hand([logits], size, causal), b, h)
+        equal(pooled, by_hand(cut, size, causal), h)
+    assert profile.diagonal_means[2, 0].isnan().sum() == width - len(offsets_of(6, causal))
+
+
+def test_a_sequence_without_positions_has_no_profile_and_counts_nothing() -> None:
+    q, k = draw(0, 3, 2, 7, 2), draw(1, 3, 2, 7, 2)
+    profile = toeplitz_profile(q, k, lengths=torch.tensor([5, 0, 7]))
+    for name in ("diagonal_means", "mean", "variance", "share", "variance_explained"):
+        assert getattr(profile, name)[1].isnan().all()
+    assert not profile.counts[1].any()
+    assert not profile.total_energy[1].any()
+    without = toeplitz_profile(q[[0, 2]], k[[0, 2]], lengths=torch.tensor([5, 7])).pooled()
+    for name, value in vars(without).items():
+        torch.testing.assert_close(getattr(profile.pooled(), name), value, rtol=1e-14, atol=0)
+
+
+def test_pooling_dimensions_in_any_order() -> None:
+    q, k = draw(0, 2, 3, 1, 7, 2), draw(1, 2, 3, 1, 7, 2)
+    profile = toeplitz_profile(q, k)
+    expected = by_hand([q[a, b, 0].numpy() @ k[a, b, 0].numpy().T for a in range(2) for b in range(3)], 7, True)
+    for pooled in (profile.pooled().pooled(), profile.pooled(-1).pooled(), profile.pooled(1).pooled(0)):
+        equal(pooled, expected, 0)
+    with pytest.raises(InputError, match="dim: there is no batch dimension 2; the profile has 2"):
+        profile.pooled(2)
+    with pytest.raises(InputError, match="dim: there is no batch dimension 0"):
+        profile.pooled().pooled().pooled()
+
+
+def test_pooled_share_is_less_when_sequences_differ() -> None:
+    """Two heads with opposite Toeplitz logits are each wholly Toeplitz, and together not at all."""
+    q = torch.zeros(2, 1, 8, 1)
+    bias = torch.stack((torch.arange(8.0), -torch.arange(8.0)))[:, None]
+    profile = toeplitz_profile(q, q, bias=bias)
+    torch.testing.assert_close(profile.share, torch.ones(2, 1, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert profile.pooled().share.item() < 1e-12
+
+
+@given(size=SIZES, causal=st.booleans(), seed=st.integers(0, 99))
+def test_a_bias_moves_the_means_by_itself(size: int, causal: bool, seed: int) -> None:
+    q, k = draw(seed, 2, size, 3), draw(seed + 1, 2, size, 3)
+    bias = draw(seed + 2, 2, len(offsets_of(size, causal)))
+    plain, moved = toeplitz_profile(q, k, causal=causal), toeplitz_profile(q, k, bias=bias, causal=causal)
+    torch.testing.assert_close(moved.diagonal_means - plain.diagonal_means, bias, rtol=0, atol=1e-12)
+    away = [p.total_energy - (p.counts * p.diagonal_means**2).sum(-1) for p in (plain, moved)]
+    torch.testing.assert_close(
+        away[0], away[1], rtol=0, atol=1e-11 * float(moved.total_energy.max() + plain.total_energy.max())
+    )
+
+
+@given(size=SIZES, causal=st.booleans(), seed=st.integers(0, 99))
+def test_a_common_change_of_basis_changes_nothing(size: int, causal: bool, seed: int) -> None:
+    q, k = draw(seed, 2, size, 4), draw(seed + 1, 2, size, 4)
+    turn, _ = torch.linalg.qr(draw(seed + 2, 4, 4))
+    before, after = toeplitz_profile(q, k, causal=causal), toeplitz_profile(q @ turn, k @ turn, causal=causal)
+    for name in ("diagonal_means", "total_energy", "mean", "share"):
+        torch.testing.assert_close(getattr(before, name), getattr(after, name), rtol=1e-10, atol=1e-12)
+
+
+@given(seed=st.integers(0, 99))
+def test_order_of_heads_and_of_sequences(seed: int) -> None:
+    q, k, bias = draw(seed, 3, 4, 9, 2), draw(seed + 1, 3, 4, 9, 2), draw(seed + 2, 3, 4, 9)
+    generator = torch.Generator().manual_seed(seed)
+    rows, heads = torch.randperm(3, generator=generator), torch.randperm(4, generator=generator)
+    profile = toeplitz_profile(q, k, bias=bias)
+    mixed = toeplitz_profile(q[rows][:, heads], k[rows][:, heads], bias=bias[rows][:, heads])
+    for name in ("diagonal_means", "share", "variance_explained"):
+        torch.testing.assert_close(getattr(mixed, name), getattr(profile, name)[rows][:, heads], rtol=1e-12, atol=1e-13)
+
+
+def turned(vector: Tensor, size: int, rates: Tensor) -> Tensor:
+    """The vector at each position, its pairs turned by position times rate."""
+    angles = torch.arange(size, dtype=torch.float64)[:, None] * rates
+    pair = torch.view_as_complex(vector.reshape(-1, 2)) * torch.exp(1j * angles)
+    return torch.view_as_real(pair).flatten(-2)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_planted_toeplitz_heads_have_share_one(causal: bool) -> None:
+    """Rotary with the same query and the same key everywhere; ALiBi alone."""
+    size, rates = 200, 10000.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
+    q, k = turned(draw(0, 8), size, rates), turned(draw(1, 8), size, rates)
+    rotary = toeplitz_profile(q, k, causal=causal)
+    slopes = -0.5 * torch.arange(0 if causal else 1 - size, size, dtype=torch.float64).abs()
+    alibi = toeplitz_profile(torch.zeros(size, 3), torch.zeros(size, 3), bias=slopes, causal=causal)
+    for profile in (rotary, alibi):
+        assert abs(profile.share - 1) < 1e-12
+        assert abs(profile.variance_explained - 1) < 1e-11
+        assert profile.residual < 2e-6
+    q[100] *= 2  # a row twice as large is no Toeplitz matrix
+    assert toeplitz_profile(q, k, causal=causal).share < 0.999
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_chance_is_offsets_over_pairs(causal: bool) -> None:
+    """Independent logits: each diagonal's mean has a variance of 1 / count, so each offset holds one pair's energy.
+
+    Over 200 heads of 40 positions the mean of the ratio is within 5 standard errors.
+    """
+    shares = toeplitz_profile(draw(0, 200, 40, 16, mean=0), draw(1, 200, 40, 16, mean=0), causal=causal).share
+    pairs = 40 * 41 / 2 if causal else 40**2
+    chance = len(offsets_of(40, causal)) / pairs
+    assert abs(shares.mean() - chance) < 5 * shares.std() / np.sqrt(200)
+    assert abs(shares.mean() - chance) < 0.1 * chance
+
+
+def test_what_is_undefined_is_nan() -> None:
+    nothing = toeplitz_profile(torch.zeros(5, 2), torch.zeros(5, 2))
+    assert torch.stack((nothing.share, nothing.residual, nothing.variance_explained)).isnan().all()
+    same = toeplitz_profile(torch.ones(50, 1), torch.full((50, 1), 0.1))
+    assert abs(same.share - 1) < 1e-12
+    assert same.variance_explained.isnan()
+    x = draw(0, 6, 3)
+    gone = toeplitz_profile(x, x, bias=-(x @ x.T))
+    assert gone.share.isnan()
+    assert gone.total_energy <= gone.rounding
+
+
+@given(size=SIZES, causal=st.booleans(), seed=st.integers(0, 99), dtype=st.sampled_from([torch.float64, torch.float32]))
+def test_the_part_is_the_orthogonal_projection(size: int, causal: bool, seed: int, dtype: torch.dtype) -> None:
+    """Means of diagonals; again changes nothing; the rest is orthogonal to it; its energy is the profile's share."""
+    matrix = draw(seed, 2, size, size, dtype=dtype)
+    part = toeplitz_part(matrix, causal=causal)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    assert part.dtype == dtype
+    means = np.stack([by_hand([m], size, causal)["diagonal_means"] for m in matrix.double().numpy()])
+    np.testing.assert_allclose(part, spread_out(means, size, causal), atol=tolerance)
+    np.testing.assert_allclose(toeplitz_part(part, causal=causal), part, atol=tolerance)
+    seen = matrix.tril() if causal else matrix
+    assert abs(((seen - part) * part).sum()) < 100 * size**2 * tolerance
+    if dtype == torch.float64:
+        zero = torch.zeros(2, 1, size, 1, dtype=dtype)
+        share = toeplitz_profile(zero, zero, bias=matrix[:, None], causal=causal).share.flatten()
+        torch.testing.assert_close((part**2).sum((-2, -1)) / (seen**2).sum((-2, -1)), share, rtol=1e-10, atol=0)
+
+
+def test_what_is_masked_is_not_read() -> None:
+    """A bias that holds the causal mask itself, and a matrix of masked logits."""
+    bias = draw(0, 7, 7)
+    masked = bias.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -torch.inf)
+    q = draw(1, 3, 7, 2)
+    torch.testing.assert_close(toeplitz_profile(q, q, bias=masked).share, toeplitz_profile(q, q, bias=bias).share)
+    torch.testing.assert_close(toeplitz_part(masked), toeplitz_part(bias))
+    with pytest.raises(InputError, match=r"^bias: it holds infinite"):
+        toeplitz_profile(q, q, bias=masked, causal=False)
+    with pytest.raises(InputError, match=r"^matrix: it holds infinite"):
+        toeplitz_part(masked, causal=False)
+
+
+def test_a_square_bias_for_as_many_heads_is_by_offset() -> None:
+    q, bias = draw(0, 4, 4, 2), draw(1, 4, 4)
+    by_offset = toeplitz_profile(q, q, bias=bias)
+    full = toeplitz_profile(q, q, bias=bias.expand(4, 4, 4))
+    plain = toeplitz_profile(q, q).diagonal_means
+    torch.testing.assert_close(by_offset.diagonal_means, plain + bias)
+    assert not torch.allclose(full.diagonal_means, by_offset.diagonal_means)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_nothing_of_n_by_n_is_formed(causal: bool) -> None:
+    class Largest(TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            self.numel = max([self.numel, *(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor))])
+            return out
+
+    size = 50_000
+    q, k = draw(0, size, 2, dtype=torch.float32), draw(1, size, 2, dtype=torch.float32)
+    with Largest() as made:
+        profile = toeplitz_profile(q, k, causal=causal)
+    assert made.numel < 20 * size
+    for offset in (0, 1, size // 2, size - 1):
+        direct = (q[offset:].double() * k[: size - offset].double()).sum() / (size - offset)
+        at = profile.diagonal_means[offset + (0 if causal else size - 1)]
+        torch.testing.assert_close(at, direct, rtol=0, atol=1e-16 * 4 * size)
+
+
+Q = torch.zeros(2, 4, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"k": Q[:, :3]}, "the 4 heads are no multiple of the 3 key heads"),
+        ({"k": Q[:1]}, "q, k: their shapes are"),
+        ({"k": Q[:, :, :4]}, "q, k: their shapes are"),
+        ({"q": Q[:, :, :0], "k": Q[:, :, :0]}, "no dimension 0"),
+        ({"q": Q[0, 0, :0], "k": Q[0, 0, :0]}, "no dimension 0"),
+        ({"q": Q.log()}, "^q: it holds infinite"),
+        ({"k": Q.log()}, "^k: it holds infinite"),
+        ({"q": Q.log(), "bias": torch.zeros(5, 5)}, "^q: it holds infinite"),
+        ({"bias": torch.zeros(6)}, r"bias: its shape is \[6\]; \[..., 5\] by offset or \[..., 5, 5\]"),
+        ({"bias": torch.zeros(5), "causal": False}, r"\[..., 9\] by offset"),
+        ({"bias": torch.zeros(3, 5)}, r"broadcast to \[2, 4\]"),
+        ({"bias": torch.full((5,), torch.nan)}, "^bias: it holds infinite"),
+        ({"lengths": torch.tensor([1, 6])}, r"lengths: \[1, 6\] were given; 0 to 5"),
+        ({"lengths": torch.tensor([-1, 5])}, "0 to 5 are allowed"),
+        ({"lengths": torch.tensor([5])}, r"lengths: their shape is \[1\]"),
+        ({"q": Q[0], "k": Q[0], "lengths": torch.tensor([5, 5, 5, 5])}, r"\[B\] for q \[B, H, N, d\]"),
+    ],
+)
+def test_wrong_input_is_one_sentence(change: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {"q": Q, "k": Q} | change
+    with pytest.raises(InputError, match=words) as raised:
+        toeplitz_profile(**given)
+    assert str(raised.value).endswith(".")
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (0, 0)])
+def test_a_matrix_must_be_square(shape: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match="matrix: its shape is"):
+        toeplitz_part(torch.zeros(shape))

@@ -1,0 +1,518 @@
+"""The parts are what a plain program finds that forms every matrix, and they sum to the model's own logits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import config
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.encodings import PositionalEncoding
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, decompose
+from toeplens.lens.kit.shares import shares_of
+from toeplens.model import Decoder, decoder_config
+from toeplens.sources import DecoderSource
+
+SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 2, "num_heads": 4, "max_len": 16}
+LENGTHS = torch.tensor([12, 7, 1, 12, 9])
+NO_FORM = {
+    name
+    for name in encodings.names()
+    if encodings.build(name, d_model=32, num_heads=4, head_dim=8, max_len=8).data_dependent
+}
+NO_FORM |= {"urpe"}  # acts after the softmax
+NONLINEAR = {"pope", "complexformer"}  # magnitudes of queries and keys are not linear in them
+CASES = (
+    "nope",
+    "rope",
+    "alibi",
+    "t5",
+    "fire",
+    "shaw",
+    "transformer-xl",
+    "deberta",
+    "sinusoidal",
+    "rope-absolute",
+    "mla",
+)
+PRODUCTS = ("content-content", "content-position", "position-content", "position-position")
+
+
+def in_both_protocols(names: Iterable[str], quick: Sequence[str]) -> list[Any]:
+    """Each encoding in the paper's protocol; in the released one those of ``quick``, the others in CI's heavy run."""
+    marks = {name: () if name in quick else (pytest.mark.heavy,) for name in names}
+    return [pytest.param(name, "paper") for name in marks] + [
+        pytest.param(name, "released", marks=mark) for name, mark in marks.items()
+    ]
+
+
+@cache
+def model_of(encoding: str, protocol: str = "paper", seed: int = 1, **fields: Any) -> Decoder:
+    torch.manual_seed(seed)
+    model = Decoder(decoder_config(**SIZES, encoding=encoding, protocol=protocol, **fields)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def trace_of(model: Decoder, lengths: Tensor | None = LENGTHS, **options: Any) -> AttentionTrace:
+    tokens = torch.randint(0, 20, (5, 12), generator=torch.Generator().manual_seed(2))
+    return AttentionTrace(DecoderSource(model), tokens, lengths, **options)
+
+
+def visible(layer: LayerTrace) -> Tensor:
+    """[B, N, N]: both tokens count, and the key is not after the query."""
+    seen = layer.present.unsqueeze(2) & layer.present.unsqueeze(1)
+    return seen.tril() if layer.causal else seen
+
+
+def dense(parts: LogitParts, name: str, layer: LayerTrace) -> Tensor:
+    return torch.stack([parts.matrix(name, sequence) for sequence in range(len(layer.q))])
+
+
+def share_by_hand(part: Tensor, total: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Covariance over variance, of [B, H, N, N] over the visible pairs; and with each row's mean taken out."""
+    plain, softmax = [], []
+    for head in range(part.shape[1]):
+        a, b = part[:, head][seen], total[:, head][seen]
+        plain.append(((a - a.mean()) * (b - b.mean())).sum() / ((b - b.mean()) ** 2).sum())
+        top = bottom = 0.0
+        for sequence, row in itertools.product(range(seen.shape[0]), range(seen.shape[1])):
+            keys = seen[sequence, row]
+            if keys.any():
+                a, b = part[sequence, head, row][keys], total[sequence, head, row][keys]
+                top += float(((a - a.mean()) * (b - b.mean())).sum())
+                bottom += float(((b - b.mean()) ** 2).sum())
+        softmax.append(top / bottom)
+    return torch.stack(plain), torch.tensor(softmax, dtype=torch.float64)
+
+
+@pytest.mark.usefixtures("checked_in_ci")
+@pytest.mark.parametrize(
+    ("encoding", "protocol"), in_both_protocols(sorted(set(encodings.names()) - NO_FORM - NONLINEAR), CASES)
+)
+def test_the_parts_sum_to_the_models_own_logits(encoding: str, protocol: str) -> None:
+    """float64, 1e-9 of the largest logit; every encoding that has the form, every split that the layer allows."""
+    trace = trace_of(model_of(encoding, protocol))
+    for layer, split in ((0, "input"), (0, "mean"), (1, "mean"), (1, "ablate")):
+        found = trace[layer]
+        parts = decompose(trace, layer, split=split)  # type: ignore[arg-type]
+        seen, true = visible(found), found.logits()
+        for sequence in range(5):
+            total = parts.matrix("total", sequence)
+            expected = true[sequence].masked_fill(~seen[sequence], 0)
+            torch.testing.assert_close(total, expected, rtol=0, atol=1e-9 * float(expected.abs().max()) + 1e-12)
+        assert parts.error < 1e-9
+        with_bias = "bias" in parts.names
+        for shares in (parts.shares, parts.kinds, None if with_bias else parts.frequency_shares):
+            for share in () if shares is None else (shares.logits, shares.softmax):
+                if share.isfinite().all():
+                    one = torch.ones(4, dtype=torch.float64)
+                    torch.testing.assert_close(share.sum(-1), one, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("encoding", sorted(NO_FORM))
+def test_an_encoding_without_the_form_is_refused(encoding: str) -> None:
+    with pytest.raises(NoForm, match=r"^encoding: .*(content of other tokens|after the softmax)"):
+        decompose(trace_of(model_of(encoding)), 0)
+
+
+@pytest.mark.parametrize("encoding", sorted(NONLINEAR))
+def test_an_encoding_that_is_not_linear_is_refused_by_its_own_numbers(encoding: str) -> None:
+    with pytest.raises(NoForm, match="not linear in queries and keys"):
+        decompose(trace_of(model_of(encoding)), 0)
+
+
+@pytest.mark.usefixtures("checked_in_ci")
+@pytest.mark.parametrize(("encoding", "protocol"), in_both_protocols(CASES, ("rope", "mla")))
+def test_shares_are_covariances_of_the_written_out_matrices(encoding: str, protocol: str) -> None:
+    """float64, 1e-9."""
+    trace = trace_of(model_of(encoding, protocol))
+    parts = decompose(trace, 1)
+    layer = trace[1]
+    total, seen = dense(parts, "total", layer), visible(layer)
+    for index, name in enumerate(parts.names):
+        plain, softmax = share_by_hand(dense(parts, name, layer), total, seen)
+        torch.testing.assert_close(parts.shares.logits[:, index], plain, rtol=0, atol=1e-9)
+        torch.testing.assert_close(parts.shares.softmax[:, index], softmax, rtol=0, atol=1e-9)
+    values = [total[:, head][seen] for head in range(4)]
+    torch.testing.assert_close(parts.variance, torch.stack([v.var(unbiased=False) for v in values]), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "mla", "sinusoidal"])
+def test_content_and_position_parts_by_hand(encoding: str) -> None:
+    """The split through the frozen norm, biases and shift in the content part, written out (float64, 1e-9)."""
+    model = model_of(encoding)
+    trace = trace_of(model, None)
+    parts, layer, block = decompose(trace, 1), trace[1], model.block(1)
+    x = layer.inputs
+    p = (x.mean(0) - x.mean((0, 1))).expand_as(x)
+    norm, own = block.norm_attention, dict(block.attention.named_parameters())
+    spread = (x.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+
+    def held(value: Tensor, shift: bool) -> Tensor:
+        made = (value - value.mean(-1, keepdim=True)) / spread * norm.weight
+        return made + norm.bias if shift else made
+
+    def heads(value: Tensor) -> Tensor:
+        return value.unflatten(-1, (4, -1)).transpose(1, 2)
+
+    def queries(value: Tensor, content: bool) -> Tensor:
+        inside = held(value, content)
+        if encoding != "mla":
+            return heads(inside @ own["qkv.weight"][:32].T + (own["qkv.bias"][:32] if content else 0))
+        latent = inside @ own["down_q.weight"].T
+        true = held(x, True) @ own["down_q.weight"].T
+        latent = latent * (true.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * own["norm_q.weight"]
+        return torch.cat((heads(latent @ own["up_q.weight"].T), heads(latent @ own["rotary_q.weight"].T)), -1)
+
+    def keys(value: Tensor, content: bool) -> Tensor:
+        inside = held(value, content)
+        if encoding != "mla":
+            return heads(inside @ own["qkv.weight"][32:64].T + (own["qkv.bias"][32:64] if content else 0))
+        latent = inside @ own["down_kv.weight"].T
+        true = held(x, True) @ own["down_kv.weight"].T
+        latent = latent * (true.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * own["norm_kv.weight"]
+        rotary = (inside @ own["rotary_k.weight"].T).unsqueeze(1).expand(-1, 4, -1, -1)
+        return torch.cat((heads(latent @ own["up_kv.weight"][:32].T), rotary), -1)
+
+    for name, (a, b) in zip(PRODUCTS, itertools.product((True, False), repeat=2), strict=True):
+        q, k = queries(x - p if a else p, a), keys(x - p if b else p, b)
+        turned_q, turned_k = (
+            layer.encoding.hook("rotate", q, k, layer.positions, layer.positions, seen=None)
+            if layer.encoding._seeing
+            else layer.encoding.rotate(q, k, layer.positions, layer.positions)
+        )
+        expected = (turned_q @ turned_k.transpose(-2, -1) * layer.scale).tril()
+        torch.testing.assert_close(dense(parts, name, layer), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "mla", "partial-rope", "xpos", "rope-yarn", "rope-absolute", "p-rope"])
+def test_frequencies_by_hand(encoding: str) -> None:
+    """Re q_t conj(k_t) e^(i delta theta_t), pair by pair, from the encoding's kernel (float64, 1e-8)."""
+    trace = trace_of(model_of(encoding), None)
+    parts, layer = decompose(trace, 1), trace[1]
+    rotary = layer.encoding
+    assert isinstance(rotary, encodings.Rotary)
+    assert parts.frequency_shares is not None
+    assert parts.frequencies is not None
+    places = torch.arange(12)
+    kernel = rotary.kernel((places.unsqueeze(1) - places).flatten())
+    assert kernel is not None
+    count, first = kernel.shape[1], rotary.first
+    pairs = (count, 2) if rotary.pairing == "interleaved" else (2, count)
+    q, k = (x[..., first : first + 2 * count].unflatten(-1, pairs) for x in (layer.q, layer.k))
+    q, k = (x if rotary.pairing == "interleaved" else x.transpose(-2, -1) for x in (q, k))
+    z = torch.einsum(
+        "bhit,bhjt->bhtij", torch.view_as_complex(q.contiguous()), torch.view_as_complex(k.contiguous()).conj()
+    )
+    terms = (z * kernel.unflatten(-1, (12, 12))).real * layer.scale
+    total, seen = dense(parts, "total", layer), visible(layer)
+    by_frequency = parts.frequency_shares.logits.unflatten(-1, (4, count + 1)).sum(1)
+    for t in range(count):
+        torch.testing.assert_close(
+            by_frequency[:, t + 1], share_by_hand(terms[:, :, t], total, seen)[0], rtol=0, atol=1e-8
+        )
+    branches = parts.branches()
+    assert branches is not None
+    torch.testing.assert_close(branches.logits.sum(-1), torch.ones(4, dtype=torch.float64))
+    torch.testing.assert_close(branches.logits[:, 0], by_frequency[:, 0])
+    by_part = parts.frequency_shares.softmax.unflatten(-1, (4, count + 1)).sum(-1)
+    torch.testing.assert_close(by_part, parts.shares.softmax[:, :4], rtol=0, atol=1e-9)
+
+
+@pytest.mark.usefixtures("checked_in_ci")
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "sinusoidal", "mla", "nope", "transformer-xl"])
+@pytest.mark.parametrize("protocol", ["paper", "released"])
+@pytest.mark.parametrize("lengths", [None, LENGTHS, torch.tensor([12, 7, 3, 10, 9])], ids=["whole", "two", "one"])
+def test_kinds_by_hand(encoding: str, protocol: str, lengths: Tensor | None) -> None:
+    """Position: the logits of the others' mean queries and keys. Content: at the mean rotation. (float64, 1e-9).
+
+    Of unequal lengths the positions count that two sequences reach, and means are of the sequences that are there.
+    """
+    trace = trace_of(model_of(encoding, protocol, pad_mask=lengths is not None), lengths)
+    parts, layer = decompose(trace, 1), trace[1]
+    if lengths is not None:
+        assert layer.lengths is not None
+        layer = replace(layer, lengths=lengths.clamp(max=int(lengths.sort().values[-2])))
+    there, seen = layer.present[:, None, :, None], visible(layer)
+    total = dense(parts, "total", layer)
+    mean_q, mean_k = torch.zeros_like(layer.q), torch.zeros_like(layer.k)
+    own_q, own_k = torch.zeros_like(layer.q), torch.zeros_like(layer.k)
+    for x, mean, own in ((layer.q, mean_q, own_q), (layer.k, mean_k, own_k)):
+        for b in range(5):
+            others = [a for a in range(5) if a != b]
+            tokens = torch.cat([x[a][:, layer.present[a]] for a in others], 1)
+            for i in range(int(layer.present[b].sum())):
+                mean[b, :, i] = torch.stack([x[a, :, i] for a in others if layer.present[a, i]]).mean(0)
+                own[b, :, i] = x[b, :, i] - mean[b, :, i] + tokens.mean(1)
+    position = layer.logits(mean_q, mean_k).masked_fill(~seen.unsqueeze(1), 0)
+    plain, softmax = share_by_hand(position, total, seen)
+    torch.testing.assert_close(parts.kinds.logits[:, 0], plain, rtol=0, atol=1e-9)
+    torch.testing.assert_close(parts.kinds.softmax[:, 0], softmax, rtol=0, atol=1e-9)
+    pairs = seen.nonzero()[:, 1:].tolist() if encoding in ("rope", "mla") else [(0, 0)]
+    content = torch.zeros_like(total)
+    for i, j in set(map(tuple, pairs)):
+        turned = (own_q, own_k)
+        if encoding in ("rope", "mla"):
+            turned = layer.encoding.rotate(own_q, own_k, torch.full((12,), i), torch.full((12,), j))
+        content += turned[0] @ turned[1].transpose(-2, -1) * layer.scale * pairs.count([i, j] if i + j else pairs[0])
+    content = content * there / len(pairs)
+    plain, softmax = share_by_hand(content, total, seen)
+    torch.testing.assert_close(parts.kinds.logits[:, 1], plain, rtol=0, atol=1e-9)
+    torch.testing.assert_close(parts.kinds.softmax[:, 1], softmax, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("batch", [2, 4, 16])
+def test_contents_are_no_position_and_not_coupled_however_few_the_sequences(batch: int) -> None:
+    """Independent queries and keys without position: 0, 1, 0 on average; of 4 sequences or more they are named."""
+    made = [planted("content", seed, batch) for seed in range(20)]
+    mean = torch.stack([parts.kinds.logits[0] for parts in made]).mean(0)
+    torch.testing.assert_close(mean, torch.tensor([0.0, 1, 0], dtype=torch.float64), rtol=0, atol=0.02)
+    assert {name for parts in made for name in parts.named()} == {"unknown" if batch < 4 else "content"}
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "sinusoidal", "fire", "transformer-xl"])
+def test_places_that_no_sequence_reaches_are_in_no_kernel(encoding: str) -> None:
+    """Against the written-out logits of mean queries and keys of those that are there (float64, 1e-9)."""
+    lengths = torch.tensor([5, 7, 1, 6, 7])
+    trace = trace_of(model_of(encoding, pad_mask=True), lengths)
+    kernel, layer = decompose(trace, 1).kernel, trace[1]
+    means = []
+    for x in (layer.q, layer.k):
+        mean = torch.zeros_like(x[:1])
+        for i in range(7):
+            mean[0, :, i] = x[lengths > i, :, i].mean(0)
+        means.append(mean.expand_as(x))
+    matrix = layer.logits(*means)[1, :, :7, :7]  # of a sequence of 7
+    values = matrix[:, torch.ones(7, 7).tril().bool()]
+    spread = values.var(-1, unbiased=False)
+    offsets = torch.arange(7)[:, None] - torch.arange(7)
+    explained = torch.zeros(4, dtype=torch.float64)
+    for delta in range(7):
+        diagonal = matrix[:, offsets == delta]
+        torch.testing.assert_close(kernel.diagonal_means[:, delta], diagonal.mean(-1), rtol=0, atol=1e-9)
+        explained += diagonal.shape[-1] * (diagonal.mean(-1) - values.mean(-1)) ** 2
+    assert kernel.counts.tolist() == [7, 6, 5, 4, 3, 2, 1, 0, 0, 0, 0, 0]
+    assert kernel.diagonal_means[:, 7:].isnan().all()
+    torch.testing.assert_close(kernel.variance, spread, rtol=1e-9, atol=0)
+    torch.testing.assert_close(kernel.variance_explained, explained / values.shape[-1] / spread, rtol=0, atol=1e-9)
+
+
+def test_the_kernel_is_the_mean_over_each_diagonal_of_what_mean_contents_give() -> None:
+    for encoding in ("rope", "alibi", "sinusoidal", "fire"):
+        trace = trace_of(model_of(encoding), None)
+        parts, layer = decompose(trace, 1), trace[1]
+        mean = [x.mean(0, keepdim=True).expand_as(x) for x in (layer.q, layer.k)]
+        matrix = layer.logits(*mean)[0]
+        for delta in range(12):
+            expected = matrix.diagonal(-delta, 1, 2).mean(-1)
+            torch.testing.assert_close(parts.kernel.diagonal_means[:, delta], expected, rtol=0, atol=1e-9)
+
+
+def test_the_profile_is_that_of_all_sequences_together() -> None:
+    trace = trace_of(model_of("t5"))
+    parts, layer = decompose(trace, 0), trace[0]
+    logits, seen = layer.logits(), visible(layer)
+    for delta in range(12):
+        there = seen.diagonal(-delta, 1, 2)
+        values = logits.diagonal(-delta, 2, 3)
+        expected = torch.stack([values[:, head][there].mean() for head in range(4)])
+        torch.testing.assert_close(parts.profile.diagonal_means[:, delta], expected, rtol=0, atol=1e-9)
+
+
+# ---- planted heads -------------------------------------------------------------------------------------------------
+
+
+class Planted:
+    """A source of one layer whose queries and keys are given."""
+
+    num_layers = 1
+
+    def __init__(self, encoding: PositionalEncoding, q: Tensor, k: Tensor) -> None:
+        self.encoding, self.q, self.k = encoding, q, k
+
+    def attention(self, tokens: Tensor, lengths: Tensor | None, **_: Any) -> Iterator[LayerTrace]:
+        batch, _, length, width = self.q.shape
+        inputs = torch.zeros(batch, length, 4, dtype=self.q.dtype)
+        nothing = torch.zeros_like(self.q), torch.zeros_like(self.k)
+        yield LayerTrace(
+            0, inputs, inputs, None, self.q, self.k, self.k, self.encoding, torch.arange(length), torch.arange(length),
+            width**-0.5, True, None, lambda a, b: nothing,
+        )  # fmt: skip
+
+
+def planted(kind: str, seed: int = 0, batch: int = 64, length: int = 24) -> LogitParts:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    sizes = {"d_model": 16, "num_heads": 1, "head_dim": 16, "max_len": length}
+    own, common = (draw(batch, 1, length, 16) for _ in range(2)), draw(2, 16)
+    q, k = own
+    if kind == "position":
+        encoding, q, k = encodings.build("rope", **sizes), (q * 0 + common[0]), (k * 0 + common[1])
+    elif kind == "content":
+        encoding = encodings.build("nope", **sizes)
+    elif kind == "product":  # contents without a mean, at frequencies whose mean over the offsets is near 0
+        encoding = encodings.build("rope", **sizes, base=2.0)
+    else:
+        encoding = encodings.build("alibi", **sizes)
+        q, k = q * 0.15, k * 0.15
+    return decompose(AttentionTrace(Planted(encoding, q, k), torch.zeros(batch, length, dtype=torch.long)), 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["position", "content", "product", "sum"])
+def test_planted_heads_are_recognised(kind: str, seed: int) -> None:
+    parts = planted(kind, seed)
+    assert parts.named() == [kind]
+    position, content, coupled = parts.kinds.logits[0].tolist()
+    if kind == "position":
+        assert position == pytest.approx(1, abs=1e-9)
+        assert float(parts.kernel.share[0]) == pytest.approx(1, abs=1e-9)
+    if kind in ("content", "sum"):
+        assert coupled == pytest.approx(0, abs=0.03)
+    if kind == "sum":
+        assert min(position, content) > 0.1
+    if kind == "product":
+        assert coupled > 0.9
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "nope"])
+def test_grouped_queries_are_heads_with_the_same_keys(encoding: str) -> None:
+    made = encodings.build(encoding, d_model=32, num_heads=4, head_dim=8, max_len=10)
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(6, heads, 10, 8, generator=generator, dtype=torch.float64) for heads in (4, 2))
+    tokens = torch.zeros(6, 10, dtype=torch.long)
+    grouped = decompose(AttentionTrace(Planted(made, q, k), tokens), 0)
+    spread = decompose(AttentionTrace(Planted(made, q, k.repeat_interleave(2, 1)), tokens), 0)
+    torch.testing.assert_close(grouped.kinds.softmax, spread.kinds.softmax)
+    torch.testing.assert_close(grouped.profile.share, spread.profile.share)
+    torch.testing.assert_close(grouped.kernel.diagonal_means, spread.kernel.diagonal_means)
+
+
+def test_a_head_that_does_nothing_is_flat() -> None:
+    sizes = {"d_model": 8, "num_heads": 1, "head_dim": 8, "max_len": 6}
+    q = torch.zeros(3, 1, 6, 8, dtype=torch.float64)
+    trace = AttentionTrace(Planted(encodings.build("nope", **sizes), q, q), torch.zeros(3, 6, dtype=torch.long))
+    parts = decompose(trace, 0)
+    assert parts.named() == ["flat"]
+    assert parts.shares.logits.isnan().all()
+    assert float(parts.variance) == 0
+
+
+def test_rounding_of_logits_that_do_not_vary_has_no_shares() -> None:
+    """Equal queries and keys, with a large value: what is left of their variance is noise."""
+    generator = torch.Generator().manual_seed(0)
+    row = 30 * torch.randn(2, 1, 8, 1, 16, generator=generator, dtype=torch.float64)
+    q, k = (x.expand(7, 8, 33, 16) for x in row)
+    made = encodings.build("nope", d_model=128, num_heads=8, head_dim=16, max_len=33)
+    parts = decompose(AttentionTrace(Planted(made, q, k), torch.zeros(7, 33, dtype=torch.long)), 0)
+    for shares in (parts.shares, parts.kinds):
+        assert shares.logits.isnan().all()
+        assert shares.softmax.isnan().all()
+    assert parts.named() == ["flat"] * 8
+    assert (parts.variance >= 0).all()
+
+
+def test_shares_of_rounding_noise_are_no_shares() -> None:
+    """Terms that cancel but for their rounding: as small as the variance, and both nothing beside the energy."""
+    energy = torch.tensor([1e6], dtype=torch.float64)
+    noise = torch.tensor([3e-9], dtype=torch.float64)
+    made = shares_of([(noise, noise), (-0.5 * noise, noise)], (0.46 * noise, noise), energy)
+    assert made.logits.isnan().all()
+    assert made.softmax.isnan().all()
+    real = shares_of([(noise, noise)], (noise, noise), torch.ones_like(energy))
+    assert real.logits.tolist() == [[1.0]]
+
+
+@pytest.mark.usefixtures("checked_in_ci")
+@settings(max_examples=10)
+@given(seed=st.integers(0, 99), encoding=st.sampled_from(["rope", "alibi", "nope", "t5"]))
+def test_order_of_heads_and_of_sequences_does_not_matter(seed: int, encoding: str) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 10}
+    made = encodings.build("rope" if encoding == "rope" else "nope", **sizes)
+    q, k = torch.randn(2, 6, 3, 10, 8, generator=generator, dtype=torch.float64)
+    heads, rows = torch.randperm(3, generator=generator), torch.randperm(6, generator=generator)
+    tokens = torch.zeros(6, 10, dtype=torch.long)
+    one = decompose(AttentionTrace(Planted(made, q, k), tokens), 0)
+    other = decompose(AttentionTrace(Planted(made, q[rows][:, heads], k[rows][:, heads]), tokens), 0)
+    torch.testing.assert_close(one.kinds.logits[heads], other.kinds.logits)
+    torch.testing.assert_close(one.profile.share[heads], other.profile.share)
+
+
+def test_float32_models_agree_with_float64() -> None:
+    model = model_of("rope")
+    exact = decompose(trace_of(model), 1)
+    try:
+        rough = decompose(trace_of(model.float()), 1)
+    finally:
+        model.double()
+    assert 0 < rough.error < 1e-5
+    torch.testing.assert_close(rough.shares.logits, exact.shares.logits, rtol=0, atol=1e-4)
+
+
+# ---- splits and errors ---------------------------------------------------------------------------------------------
+
+
+def test_the_input_split_is_the_added_vector() -> None:
+    model = model_of("sinusoidal")
+    trace = trace_of(model, None)
+    parts, layer = decompose(trace, 0, split="input"), trace[0]
+    vectors = model.encoding.embed(torch.zeros(1, 12, 32, dtype=torch.float64), torch.arange(12))[0]
+    q, k = layer.part(vectors.expand(5, -1, -1), vectors.expand(5, -1, -1))
+    expected = (q @ k.transpose(-2, -1) * layer.scale).tril()
+    torch.testing.assert_close(dense(parts, "position-position", layer), expected, rtol=0, atol=1e-12)
+
+
+def test_without_input_vectors_position_parts_are_zero() -> None:
+    for encoding in ("nope", "rope", "alibi"):
+        parts = decompose(trace_of(model_of(encoding)), 0, split="input")
+        assert float(parts.shares.logits[:, 1:4].abs().max()) == 0
+
+
+def test_the_mean_split_needs_sequences() -> None:
+    trace = AttentionTrace(DecoderSource(model_of("rope")), torch.arange(5).unsqueeze(0))
+    with pytest.raises(InputError, match=r"^split: 'mean' was given; it needs the mean over at least 2 sequences"):
+        decompose(trace, 0)
+    alone = decompose(trace, 0, split="ablate")
+    assert alone.sequences == 1
+    assert alone.kinds.logits.isnan().all()
+    assert alone.named() == ["unknown"] * 4
+    torch.testing.assert_close(alone.shares.logits.sum(-1), torch.ones(4, dtype=torch.float64))
+
+
+def test_what_is_wrong_is_said_in_one_sentence() -> None:
+    trace = trace_of(model_of("rope"))
+    with pytest.raises(InputError, match=r"^split: 'input' was given; layer 1 reads no bare input"):
+        decompose(trace, 1, split="input")
+    config.update("jaxtyping_disable", True)
+    try:
+        with pytest.raises(InputError, match="split: there is no 'means'"):
+            decompose(trace, 1, split="means")  # type: ignore[arg-type]
+    finally:
+        config.update("jaxtyping_disable", False)
+    with pytest.raises(InputError, match="name: 'bias' was asked for; the parts are content-content"):
+        decompose(trace, 1).matrix("bias")
+
+
+def test_chosen_positions_are_decomposed_by_themselves() -> None:
+    model = model_of("rope")
+    parts = decompose(trace_of(model, positions=range(3, 9)), 1)
+    layer = trace_of(model)[1]
+    expected = layer.logits()[0][:, 3:9, 3:9].masked_fill(~torch.ones(6, 6, dtype=torch.bool).tril(), 0)
+    torch.testing.assert_close(parts.matrix("total", 0), expected, rtol=0, atol=1e-9)

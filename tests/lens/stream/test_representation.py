@@ -1,0 +1,516 @@
+"""Position in the residual stream: loops, planted directions, and what must not change a number (float64)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.linalg import subspace_angles
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace, LayerTrace
+from toeplens.lens.kit.splits import position_means
+from toeplens.lens.stream.representation import PENALTIES, Representation, representation
+from toeplens.model import Decoder, decoder_config
+from toeplens.sources import DecoderSource
+
+BATCH, SIZE, WIDTH = 40, 6, 8
+ARRAYS = [name for name, kind in Representation.__annotations__.items() if "np.ndarray" in kind and "tuple" not in kind]
+NOPE = encodings.build("nope", d_model=8, num_heads=4, head_dim=2, max_len=64)
+RESAMPLED = ("low", "high", "alignment_low", "alignment_high")
+
+
+class Planted:
+    """A source whose residual streams are given; nothing else of a layer matters here."""
+
+    def __init__(self, streams: Sequence[np.ndarray], vectors: np.ndarray | None, dtype: torch.dtype) -> None:
+        self.streams = [torch.from_numpy(x).to(dtype) for x in streams]
+        self.vectors = None if vectors is None else torch.from_numpy(vectors)
+        self.num_layers = len(streams)
+
+    def attention(
+        self, tokens: Tensor, lengths: Tensor | None, *, layers: Sequence[int], positions: Tensor | None, **_: Any
+    ) -> Iterator[LayerTrace]:
+        rows = torch.arange(tokens.shape[1]) if positions is None else positions
+        nothing = torch.zeros(len(tokens), 1, len(rows), 2)
+        for layer in layers:
+            x = self.streams[layer][:, rows]
+            yield LayerTrace(
+                layer=layer,
+                inputs=x,
+                key_inputs=x,
+                vectors=None if layer or self.vectors is None else self.vectors[..., rows, :],
+                q=nothing,
+                k=nothing,
+                v=nothing,
+                encoding=NOPE,
+                positions=rows,
+                rows=rows,
+                scale=1.0,
+                causal=True,
+                lengths=None,  # as where the model does not hide its padding
+                part=lambda q, k: (q, k),
+            )
+
+
+def traced(
+    *streams: np.ndarray,
+    vectors: np.ndarray | None = None,
+    lengths: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.float64,
+    **options: Any,
+) -> AttentionTrace:
+    tokens = torch.zeros(streams[0].shape[:2], dtype=torch.long)
+    given = None if lengths is None else torch.tensor(lengths)
+    return AttentionTrace(Planted(streams, vectors, dtype), tokens, given, **options)
+
+
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    return np.random.Generator(np.random.Philox(seed)).normal(size=shape)
+
+
+def rotation(seed: int, width: int = WIDTH) -> np.ndarray:
+    return np.linalg.qr(drawn(seed, width, width))[0]
+
+
+def ragged(seed: int, batch: int, size: int) -> list[int]:
+    return np.random.Generator(np.random.Philox(seed)).integers(1, size + 1, batch).tolist()
+
+
+def line(size: int, width: int, rank: int) -> np.ndarray:
+    """Position vectors that are curved in the first ``rank`` dimensions, centred."""
+    p = np.zeros((size, width))
+    p[:, :rank] = drawn(99, size, rank)
+    return p - p.mean(0)
+
+
+# ---- written out in loops --------------------------------------------------------------------------------------------
+
+
+def loops(x: np.ndarray, lengths: Sequence[int], least: int) -> dict[str, Any]:
+    """Leave each sequence out in turn, position by position."""
+    reach = [sum(length > i for length in lengths) for i in range(x.shape[1])]
+    size = sum(count >= least for count in reach)
+    tokens = [(b, i) for b in range(len(x)) for i in range(min(lengths[b], size))]
+    weights = [reach[i] / len(tokens) for i in range(size)]
+    x = x - sum(x[b, i] for b, i in tokens) / len(tokens)
+    covariance, variance, total = np.zeros((x.shape[2],) * 2), 0.0, 0.0
+    for b, i in tokens:
+        means = [np.mean([x[a, j] for a in range(len(x)) if a != b and lengths[a] > j], axis=0) for j in range(size)]
+        mean = sum(w * m for w, m in zip(weights, means, strict=True))
+        covariance += np.outer(x[b, i], means[i] - mean) / len(tokens)
+        variance += x[b, i] @ (means[i] - mean) / len(tokens)
+        total += x[b, i] @ (x[b, i] - mean) / len(tokens)
+    p = np.stack([np.mean([x[b, i] for b in range(len(x)) if lengths[b] > i], axis=0) for i in range(size)])
+    return {
+        "covariance": (covariance + covariance.T) / 2,
+        "variance": variance,
+        "total": total,
+        "p": p,
+        "weights": np.array(weights),
+    }
+
+
+def leading(covariance: np.ndarray, energy: float) -> np.ndarray:
+    values, vectors = np.linalg.eigh(covariance)
+    order = np.argsort(-values)
+    rank = next(r for r in range(1, len(values) + 1) if values[order[:r]].sum() >= energy * values.sum() * (1 - 1e-12))
+    return vectors[:, order[:rank]]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("energy", [0.7, 0.99])
+def test_numbers_are_those_of_loops(padded: bool, energy: float) -> None:
+    p0 = line(SIZE, WIDTH, 3)
+    x = p0 @ rotation(1) + drawn(2, BATCH, SIZE, WIDTH) + drawn(3, WIDTH)
+    lengths = ragged(4, BATCH, SIZE) if padded else [SIZE] * BATCH
+    found = representation(traced(x, vectors=p0, lengths=lengths), energy=energy, least=12)
+    want = loops(x, lengths, 12)
+    size = len(want["p"])
+    assert found.positions.tolist() == list(range(size))
+    assert (size < SIZE) == padded
+    np.testing.assert_allclose(found.variance, want["variance"], rtol=1e-11)
+    np.testing.assert_allclose(found.variance, np.trace(want["covariance"]), rtol=1e-11)
+    np.testing.assert_allclose(found.variance_share, want["variance"] / want["total"], rtol=1e-11)
+
+    root = np.sqrt(want["weights"])[:, None]
+    original = root * (p0[:size] - want["weights"] @ p0[:size])
+    span = leading(original.T @ original, energy)
+    assert found.reference_rank == span.shape[1]
+    assert found.chance == span.shape[1] / WIDTH
+    within = np.trace(span.T @ want["covariance"] @ span)
+    np.testing.assert_allclose(found.alignment, within / want["variance"], rtol=1e-10)
+    own = leading(want["covariance"], energy)
+    angles = np.degrees(subspace_angles(own, span))
+    assert found.rank == own.shape[1]
+    np.testing.assert_allclose(found.angles[0], angles[::-1], atol=1e-6)
+    np.testing.assert_allclose(found.mean_cosine, np.mean(np.cos(np.radians(angles)) ** 2), rtol=1e-9)
+
+    p = root * want["p"]  # already centred: the mean over tokens is 0
+    slope = np.linalg.lstsq(original.reshape(-1, 1), p.reshape(-1), rcond=None)[0]
+    np.testing.assert_allclose(found.coefficient, slope, rtol=1e-10)
+    cosine = (p * original).sum() / np.sqrt(want["variance"] * (original**2).sum())
+    np.testing.assert_allclose(found.cosine, cosine, rtol=1e-10)
+
+
+def test_with_one_length_it_is_the_mean_over_all_splits_into_halves() -> None:
+    x = drawn(5, 6, 4, 3)
+    products = []
+    for half in itertools.combinations(range(6), 3):
+        first, second = (x[list(part)].mean(0) for part in (half, sorted(set(range(6)) - set(half))))
+        products.append(np.mean(np.sum((first - first.mean(0)) * (second - second.mean(0)), axis=1)))
+    found = representation(traced(x), least=5, bootstrap=2)
+    np.testing.assert_allclose(found.variance, np.mean(products), rtol=1e-11)
+
+
+def test_the_probe_is_ridge_regression_by_normal_equations() -> None:
+    """Three fifths of the sequences fit it, the fourth chooses its penalty, the fifth tests it."""
+    x = line(SIZE, WIDTH, 3) + drawn(6, BATCH, SIZE, WIDTH)
+    lengths = ragged(7, BATCH, SIZE)
+    parts = np.array_split(np.random.Generator(np.random.Philox(3)).permutation(BATCH), 5)
+    size = len(loops(x, lengths, 5)["p"])
+
+    def rows(chosen: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        pairs = [(b, i) for part in chosen for b in part for i in range(min(lengths[b], size))]
+        return np.array([x[pair] for pair in pairs]), np.array([float(i) for _, i in pairs])
+
+    def fitted(chosen: Sequence[np.ndarray], penalty: float, elsewhere: np.ndarray) -> np.ndarray:
+        a, y = rows(chosen)
+        gram = (a - a.mean(0)).T @ (a - a.mean(0))
+        ridge = penalty * np.trace(gram) / WIDTH * np.eye(WIDTH)
+        return (elsewhere - a.mean(0)) @ np.linalg.solve(gram + ridge, (a - a.mean(0)).T @ (y - y.mean())) + y.mean()
+
+    (choice, wanted), (test, last) = rows(parts[3:4]), rows(parts[4:])
+    errors = [np.sum((fitted(parts[:3], penalty, choice) - wanted) ** 2) for penalty in PENALTIES]
+    best = PENALTIES[int(np.argmin(errors))]
+    rest = np.sum((fitted(parts[:4], best, test) - last) ** 2)
+    found = representation(traced(x, lengths=lengths), least=5, bootstrap=2, seed=3)
+    assert 0 < np.argmin(errors) < len(PENALTIES) - 1
+    np.testing.assert_allclose(found.decodability, 1 - rest / np.sum((last - last.mean()) ** 2), rtol=1e-8)
+
+
+# ---- planted ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.4, -2.0])
+def test_vectors_that_are_carried_on_stay_aligned(alpha: float) -> None:
+    p0 = line(SIZE, WIDTH, 2)
+    content = drawn(8, 300, 1, WIDTH) * np.ones((1, SIZE, 1))  # the same at all positions: no noise in p
+    found = representation(traced(content + p0, content + alpha * p0, vectors=p0), bootstrap=20)
+    np.testing.assert_allclose(found.alignment, 1, atol=1e-12)
+    np.testing.assert_allclose(found.displaced, 0, atol=1e-12)
+    np.testing.assert_allclose(found.coefficient, [1, alpha], rtol=1e-12)
+    np.testing.assert_allclose(found.cosine, [1, np.sign(alpha)], rtol=1e-12)
+    np.testing.assert_allclose(found.variance, np.array([1, alpha**2]) * (p0**2).sum() / SIZE, rtol=1e-12)
+    np.testing.assert_allclose(np.concatenate(found.angles), 0, atol=1e-5)
+    assert found.rank.tolist() == [2, 2]
+    assert found.chance == 0.25
+
+
+def test_vectors_that_are_moved_to_other_directions_are_displaced() -> None:
+    p0 = line(SIZE, WIDTH, 2)
+    moved = np.roll(p0, 4, axis=1)
+    noise = 0.1 * drawn(9, 300, SIZE, WIDTH)
+    found = representation(traced(noise + p0, noise + moved, noise + p0 + moved, vectors=p0), bootstrap=200)
+    np.testing.assert_allclose(found.alignment, [1, 0, 0.5], atol=0.002)
+    np.testing.assert_allclose(found.displaced, [0, 1, 0.5], atol=0.002)
+    np.testing.assert_allclose(found.coefficient, [1, 0, 1], atol=0.01)  # other directions joined; nothing is gone
+    np.testing.assert_allclose(found.cosine, [1, 0, np.sqrt(0.5)], atol=0.01)
+    assert found.angles[1].min() > 88
+    assert (found.low <= found.variance_share).all()
+    assert (found.alignment_low <= found.alignment).all()
+    assert (found.alignment <= found.alignment_high).all()
+
+
+def test_what_was_not_there_at_the_input_is_not_displaced() -> None:
+    p0 = line(SIZE, WIDTH, 2)
+    noise = 0.1 * drawn(10, 300, SIZE, WIDTH)
+    streams = (noise + np.roll(p0, 4, axis=1), noise + p0)
+    assert np.isnan(representation(traced(*streams, vectors=p0), bootstrap=20).displaced).all()
+
+
+def test_without_position_nothing_is_found() -> None:
+    found = representation(traced(drawn(11, 400, SIZE, WIDTH)), reference=line(SIZE, WIDTH, 2))
+    assert found.low[0] < 0 < found.high[0] < 0.01
+    assert abs(found.decodability[0]) < 0.03
+    assert abs(found.coefficient[0]) < 0.1
+    assert np.isnan([found.alignment[0], found.cosine[0], found.mean_cosine[0], found.displaced[0]]).all()
+    assert (found.rank.tolist(), len(found.angles[0])) == ([0], 0)
+
+
+def test_a_position_that_can_be_read_is_read() -> None:
+    p = np.outer(np.arange(SIZE), drawn(12, WIDTH))
+    found = representation(traced(p + 1e-3 * drawn(13, 50, SIZE, WIDTH)), bootstrap=2)
+    assert found.decodability[0] > 0.9999
+
+
+def test_directions_without_preference_come_out_at_chance() -> None:
+    p0 = line(SIZE, 40, 4)
+    x = drawn(14, 1, SIZE, 40) * 3 + drawn(15, 100, SIZE, 40)
+    streams = [x @ rotation(seed, 40) for seed in range(60)]
+    found = representation(traced(*streams, vectors=p0), energy=1, bootstrap=2)
+    assert found.chance == 0.1
+    assert abs(np.mean(found.alignment) - 0.1) < 0.02
+
+
+# ---- few sequences ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_few_sequences_make_no_position_out_of_noise(padded: bool) -> None:
+    """Unbiased within four standard errors at 8 sequences; the means as they are would be far off."""
+    tries, batch = 80, 8
+    lengths = [5, 6, 6, 4, 6, 6, 6, 6] if padded else [SIZE] * batch
+    weights = np.array([sum(length > i for length in lengths) for i in range(SIZE)]) / sum(lengths)
+    p0 = 0.3 * line(SIZE, WIDTH, 2)
+    truth = weights @ np.sum((p0 - weights @ p0) ** 2, axis=1)
+    ours, naive, totals = [], [], []
+    for seed in range(tries):
+        each = drawn(1000 + seed, batch, 1, WIDTH)  # content that a sequence's tokens have in common
+        x = p0 + each + drawn(seed, batch, SIZE, WIDTH)
+        found = representation(traced(x, lengths=lengths), least=5, bootstrap=2)
+        ours.append(found.variance[0])
+        totals.append(found.variance[0] / found.variance_share[0])
+        p = position_means(torch.from_numpy(x), torch.tensor(lengths))[1].numpy()
+        naive.append(weights @ np.sum(p**2, axis=1))
+    error = np.std(ours) / np.sqrt(tries)
+    assert abs(np.mean(ours) - truth) < 4 * error
+    assert np.mean(naive) - truth > 15 * error  # the plain means are caught
+    assert abs(np.mean(totals) - (truth + 2 * WIDTH)) < 4 * np.std(totals) / np.sqrt(tries)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.2])
+def test_the_interval_holds_the_truth_as_often_as_it_says(strength: float) -> None:
+    p0 = strength * line(SIZE, WIDTH, 2)
+    truth = np.sum(p0**2) / SIZE
+    inside = 0
+    for seed in range(60):
+        x = p0 + drawn(seed, 30, SIZE, WIDTH)
+        found = representation(traced(x), bootstrap=200, seed=seed)
+        inside += found.low[0] <= truth / (truth + WIDTH) <= found.high[0]
+    assert inside >= 54
+
+
+def test_the_intervals_are_those_of_leaving_each_sequence_out() -> None:
+    p0 = line(SIZE, WIDTH, 2)
+    x = p0 + 0.5 * np.roll(p0, 3, axis=1) + drawn(16, BATCH, SIZE, WIDTH)
+    found = representation(traced(x, vectors=p0))
+    left = [representation(traced(np.delete(x, b, axis=0), vectors=p0), bootstrap=2) for b in range(BATCH)]
+    for value, low, high in (
+        ("variance_share", found.low, found.high),
+        ("alignment", found.alignment_low, found.alignment_high),
+    ):
+        jackknife = np.std([getattr(one, value)[0] for one in left]) * np.sqrt(BATCH - 1)
+        np.testing.assert_allclose((high[0] - low[0]) / (2 * 1.96), jackknife, rtol=0.1)
+
+
+# ---- what must not change a number -----------------------------------------------------------------------------------
+
+P0 = line(SIZE, WIDTH, 3)
+X = P0 + 0.5 * np.roll(P0, 2, axis=1) + 0.7 * drawn(17, BATCH, SIZE, WIDTH)
+LENGTHS = [max(2, length) for length in ragged(18, BATCH, SIZE)]
+
+
+def same(first: Representation, second: Representation, *, but: Sequence[str] = ()) -> None:
+    for name in ARRAYS:
+        if name not in but:
+            np.testing.assert_allclose(getattr(first, name), getattr(second, name), atol=1e-8, err_msg=name)
+    for one, other in zip(first.angles, second.angles, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    assert (first.reference_rank, first.chance) == (second.reference_rank, second.chance)
+
+
+@cache
+def base() -> Representation:
+    return representation(traced(X, 2 * X, vectors=P0, lengths=LENGTHS), least=8, bootstrap=50)
+
+
+@settings(max_examples=8)
+@given(order=st.permutations(range(BATCH)))
+def test_the_order_of_the_batch_does_not_matter(order: list[int]) -> None:
+    """But for which sequences the resamples and the probe take."""
+    lengths = [LENGTHS[b] for b in order]
+    found = representation(traced(X[order], 2 * X[order], vectors=P0, lengths=lengths), least=8, bootstrap=50)
+    same(found, base(), but=(*RESAMPLED, "decodability"))
+
+
+@settings(max_examples=12)
+@given(seed=st.integers(0, 999), scale=st.floats(1e-3, 1e3), shift=st.floats(-10, 10))
+def test_turned_scaled_and_shifted_streams_are_the_same(seed: int, scale: float, shift: float) -> None:
+    turn = rotation(seed)
+    x, p0 = scale * X @ turn + shift, P0 @ turn
+    found = representation(traced(x, 2 * x, vectors=p0, lengths=LENGTHS), least=8, bootstrap=50)
+    want = base()
+    same(
+        found,
+        replace(want, variance=want.variance * scale**2, coefficient=want.coefficient * scale),
+        but=("variance", "coefficient"),
+    )
+    np.testing.assert_allclose(found.variance, want.variance * scale**2, rtol=1e-8)
+    np.testing.assert_allclose(found.coefficient, want.coefficient * scale, rtol=1e-8)
+
+
+def test_a_reference_that_is_turned_alone_does_matter() -> None:
+    turned = representation(traced(X, vectors=P0 @ rotation(5)), least=8, bootstrap=2)
+    assert abs(turned.alignment - base().alignment)[0] > 0.1
+
+
+def test_what_lies_in_the_padding_does_not_matter() -> None:
+    beyond = np.arange(SIZE) >= np.array(LENGTHS)[:, None]
+    x = np.where(beyond[..., None], np.nan, X)
+    same(representation(traced(x, 2 * x, vectors=P0, lengths=LENGTHS), least=8, bootstrap=50), base())
+
+
+def test_positions_that_few_sequences_reach_are_left_out() -> None:
+    lengths = [SIZE] * 7 + [4] * (BATCH - 7)
+    found = representation(traced(X, vectors=P0, lengths=lengths), least=8, bootstrap=50)
+    assert found.positions.tolist() == [0, 1, 2, 3]
+    same(found, representation(traced(X[:, :4], vectors=P0[:4]), least=8, bootstrap=50))
+    assert len(representation(traced(X, lengths=lengths), least=7, bootstrap=2).positions) == SIZE
+
+
+def test_chosen_positions_and_layers() -> None:
+    kept = [1, 2, 4]
+    some = representation(traced(X, vectors=P0, positions=kept), bootstrap=50)
+    assert some.positions.tolist() == kept
+    whole = representation(traced(X[:, kept], vectors=P0[kept]), bootstrap=50)
+    same(some, whole, but=("positions", "decodability"))
+    later = representation(traced(X, 2 * X, vectors=P0, layers=[1]), reference=P0, bootstrap=50)
+    assert later.layers.tolist() == [1]
+    np.testing.assert_allclose(later.coefficient, representation(traced(2 * X, vectors=P0), bootstrap=2).coefficient)
+    assert np.isnan(later.displaced).all()  # the input was not looked at
+
+
+def test_a_given_reference_is_as_good_as_the_inputs_own() -> None:
+    for reference in (P0 + 3.0, torch.from_numpy(P0).float()):
+        found = representation(traced(X, 2 * X, lengths=LENGTHS), reference=reference, least=8, bootstrap=50)
+        for name in ("alignment", "coefficient", "cosine"):
+            np.testing.assert_allclose(getattr(found, name), getattr(base(), name), rtol=1e-5)
+    each = P0 + np.zeros_like(X)  # a vector for each sequence and position
+    same(representation(traced(X, 2 * X, vectors=each, lengths=LENGTHS), least=8, bootstrap=50), base())
+
+
+@pytest.mark.parametrize("vectors", [None, np.zeros((SIZE, WIDTH)), np.ones((SIZE, WIDTH))])
+def test_without_a_reference_only_directions_are_unknown(vectors: np.ndarray | None) -> None:
+    found, want = (
+        representation(traced(X, vectors=vectors), bootstrap=50),
+        representation(traced(X, vectors=P0), bootstrap=50),
+    )
+    for name in ("variance", "variance_share", "low", "high", "rank", "decodability"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(want, name))
+    for name in ("alignment", "alignment_low", "displaced", "mean_cosine", "coefficient", "cosine"):
+        assert np.isnan(getattr(found, name)).all()
+    assert found.reference_rank == 0
+    assert np.isnan(found.chance)
+
+
+def test_single_precision_is_enough_and_a_large_mean_does_not_drown_it() -> None:
+    found = representation(traced(X + 100.0, vectors=P0, dtype=torch.float32), bootstrap=50)
+    want = representation(traced(X, vectors=P0), bootstrap=50)
+    for name in ("variance_share", "alignment", "coefficient", "cosine", "decodability"):
+        np.testing.assert_allclose(getattr(found, name), getattr(want, name), atol=1e-4)
+
+
+@pytest.mark.parametrize("x", [np.full((BATCH, SIZE, WIDTH), 0.1), drawn(0, BATCH, 1, WIDTH) * np.ones((1, SIZE, 1))])
+def test_equal_tokens_have_no_position(x: np.ndarray) -> None:
+    found = representation(traced(x, vectors=P0), bootstrap=50)
+    np.testing.assert_allclose(found.variance, 0, atol=1e-12)
+    np.testing.assert_allclose(found.coefficient, 0, atol=1e-12)
+    assert np.isnan(found.alignment).all()
+    assert not found.decodability[0] > 0.05
+    assert found.rank.tolist() == [0]
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 3, "num_heads": 4, "max_len": 16}
+
+
+def of_model(encoding: str, protocol: str = "paper") -> Representation:
+    torch.manual_seed(1)
+    model = Decoder(decoder_config(**SIZES, encoding=encoding, protocol=protocol))
+    with torch.no_grad():
+        model.embedding.weight.mul_(0.3)
+    tokens = torch.randint(0, 20, (120, 12), generator=torch.Generator().manual_seed(2))
+    state = torch.get_rng_state()
+    found = representation(AttentionTrace(DecoderSource(model), tokens), bootstrap=100)
+    assert torch.equal(state, torch.get_rng_state())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("encoding", "protocol"), [("rope-absolute", "paper"), ("sinusoidal", "paper"), ("rope", "released")]
+)
+def test_an_input_sinusoid_is_found_at_the_input(encoding: str, protocol: str) -> None:
+    found = of_model(encoding, protocol)
+    assert found.alignment[0] > 0.98
+    assert found.low[0] > 0.5
+    assert abs(found.coefficient[0] - 1) < 0.05
+    assert found.decodability[0] > 0.9
+    assert found.angles[0].max() < 20
+
+
+def test_a_model_without_position_has_none_at_the_input() -> None:
+    found = of_model("nope")
+    assert found.low[0] < 0 < found.high[0]
+    assert found.reference_rank == 0
+
+
+# ---- records and refusals --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vectors", [P0, None])
+def test_a_record_reads_back_as_it_was(vectors: np.ndarray | None) -> None:
+    found = representation(traced(X, drawn(19, BATCH, SIZE, WIDTH), vectors=vectors), bootstrap=50)
+    again = Representation.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False)))
+    for name in ARRAYS:
+        assert np.array_equal(getattr(again, name), getattr(found, name), equal_nan=True)
+    assert [a.tolist() for a in again.angles] == [a.tolist() for a in found.angles]
+    assert (again.sequences, again.energy, again.reference_rank) == (BATCH, 0.99, found.reference_rank)
+    np.testing.assert_equal(again.chance, found.chance)
+
+
+@pytest.mark.parametrize("field", list(Representation.__annotations__))
+def test_a_record_without_a_field_is_refused(field: str) -> None:
+    content = base().to_dict()
+    del content[field]
+    with pytest.raises(InputError, match=f"representation: the record is damaged .*{field}"):
+        Representation.from_dict(content)
+
+
+@pytest.mark.parametrize("change", [{"alignment": [1.0]}, {"angles": []}, {"energy": "much"}, {"rank": [[1, 2]]}])
+def test_a_damaged_record_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="representation: the record is damaged"):
+        Representation.from_dict(base().to_dict() | change)
+    with pytest.raises(InputError, match="representation: the record is damaged"):
+        Representation.from_dict([])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"energy": 0.0}, "energy: 0.0 was given; it must be over 0 and at most 1"),
+        ({"energy": 1.5}, "energy: 1.5 was given"),
+        ({"least": 4}, "least: 4 was given; it must be at least 5"),
+        ({"least": BATCH + 1}, "least: 41 was given; 0 positions are reached by as many sequences, 2 are needed"),
+        (
+            {"reference": P0[:3]},
+            r"reference: \(3, 8\) was given; a finite vector for each position is needed, \(6, 8\)",
+        ),
+        ({"reference": P0 * np.nan}, r"reference: \(6, 8\) was given; a finite vector"),
+    ],
+)
+def test_wrong_input_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        representation(traced(X), **options)

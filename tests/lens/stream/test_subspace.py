@@ -1,0 +1,242 @@
+"""Position vectors as a subspace and as a curve: loops, planted spans, and sums taken apart again (float64)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toeplens.encodings import build
+from toeplens.ground import InputError
+from toeplens.lens.kit.splits import position_means
+from toeplens.lens.stream.subspace import curve_dimension, linear_error, position_subspace
+
+
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    return np.random.Generator(np.random.Philox(seed)).normal(size=shape)
+
+
+def in_plane(seed: int, count: int, basis: np.ndarray) -> np.ndarray:
+    """``count`` vectors in the span of the rows of ``basis``, shifted off the origin."""
+    return drawn(seed, count, len(basis)) @ basis + drawn(seed + 1, basis.shape[1])
+
+
+# ---- the mean estimator ----------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 99), batch=st.integers(1, 4), size=st.integers(1, 6), padded=st.booleans())
+def test_means_are_those_of_loops(seed: int, batch: int, size: int, padded: bool) -> None:
+    x = drawn(seed, batch, size, 3)
+    lengths = np.random.Generator(np.random.Philox(seed)).integers(1, size + 1, batch) if padded else [size] * batch
+    counted = [(b, i) for b in range(batch) for i in range(lengths[b])]
+    wanted = np.full((size, 3), np.nan)
+    for i in range(size):
+        rows = [x[b, i] for b, j in counted if j == i]
+        if rows:
+            wanted[i] = sum(rows) / len(rows) - sum(x[b, j] for b, j in counted) / len(counted)
+    given = torch.tensor(lengths) if padded else None
+    c, p = position_means(torch.from_numpy(x), given)
+    np.testing.assert_allclose(p.numpy(), wanted, atol=1e-12)
+    np.testing.assert_allclose(c.numpy(), x - wanted, atol=1e-12)
+
+
+def test_planted_positions_are_found() -> None:
+    """Words that are the same at every position: the split is exact, up to the mean that no data can divide."""
+    words, p = drawn(0, 5, 1, 4), drawn(1, 7, 4)
+    c, found = position_means(torch.from_numpy(words + p))
+    np.testing.assert_allclose(found.numpy(), p - p.mean(0), atol=1e-14)
+    np.testing.assert_allclose(c.numpy(), np.broadcast_to(words + p.mean(0), (5, 7, 4)), atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_parts_keep_the_dtype_and_padding_is_not_counted(dtype: torch.dtype) -> None:
+    x = torch.from_numpy(drawn(2, 3, 5, 2)).to(dtype)
+    lengths = torch.tensor([3, 2, 3])
+    beyond = x.clone()
+    beyond[:, 3:] = torch.nan
+    c, p = position_means(x, lengths)
+    assert c.dtype == p.dtype == dtype
+    assert p[3:].isnan().all()
+    assert torch.equal(c[:, :3], x[:, :3] - p[:3])
+    assert torch.equal(position_means(beyond, lengths)[1][:3], p[:3])
+
+
+def test_large_means_do_not_drown_small_positions() -> None:
+    p = torch.from_numpy(drawn(3, 4, 2)).float() * 1e-3
+    x = (p.double() + 4096).float().expand(100_000, 4, 2)
+    wanted = (x[0].double() - x[0].double().mean(0)).float()
+    assert torch.allclose(position_means(x)[1], wanted, rtol=1e-5, atol=0)
+
+
+def test_a_length_beyond_the_positions_is_refused() -> None:
+    with pytest.raises(InputError, match=r"lengths: \[3, 6\] was given; each must be from 0 to 5"):
+        position_means(torch.zeros(2, 5, 1), torch.tensor([3, 6]))
+
+
+# ---- the subspace ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("degrees", [3.0, 40.0, 90.0])
+def test_a_planted_angle_is_found_and_sums_are_taken_apart(degrees: float) -> None:
+    """Planes along axes 0, 1 and along 2, 3, the latter's second direction tilted towards axis 1."""
+    axes = np.eye(6)
+    tilt = math.cos(math.radians(degrees)) * axes[1] + math.sin(math.radians(degrees)) * axes[3]
+    p, words = in_plane(0, 12, axes[:2]), in_plane(2, 20, np.stack((axes[2], tilt)))
+    found = position_subspace(p, words, energy=1)
+    assert (found.rank, found.word_rank, found.separable) == (2, 2, True)
+    np.testing.assert_allclose(found.angles, [degrees, 90], atol=1e-6)
+    np.testing.assert_allclose(found.amplification, 1 / math.sin(math.radians(degrees)), rtol=1e-9)
+    position, word = found.separate(p[:, None] + words)
+    np.testing.assert_allclose(position, np.broadcast_to(p[:, None], (12, 20, 6)), atol=1e-11)
+    np.testing.assert_allclose(word, np.broadcast_to(words, (12, 20, 6)), atol=1e-11)
+    parts = found.separate(p[:, None] + words + axes[5])  # what lies in neither span is in neither part
+    np.testing.assert_allclose(parts[0], position, atol=1e-11)
+
+
+def test_noise_grows_by_at_most_the_amplification() -> None:
+    axes = np.eye(3)
+    tilt = math.cos(0.2) * axes[0] + math.sin(0.2) * axes[1]
+    p, words = in_plane(4, 9, axes[:1]), in_plane(6, 9, tilt[None])
+    found = position_subspace(p, words, energy=1)
+    noise = drawn(8, 500, 3)
+    grown = found.separate(p[0] + words[0] + noise)[0] - p[0]
+    ratios = np.linalg.norm(grown, axis=1) / np.linalg.norm(noise, axis=1)
+    assert ratios.max() <= found.amplification + 1e-9
+    assert ratios.max() > 0.9 * found.amplification
+
+
+def test_numbers_are_those_of_the_covariance() -> None:
+    p, words = drawn(9, 30, 5) * np.array([5.0, 3, 1, 0.2, 0.1]), drawn(10, 40, 5)
+    found = position_subspace(torch.from_numpy(p), torch.from_numpy(words), energy=0.9)
+    values, vectors = np.linalg.eigh(np.cov(p.T))
+    shares = values[::-1] / values.sum()
+    np.testing.assert_allclose(found.spectrum, shares, atol=1e-12)
+    rank = next(r for r in range(1, 6) if shares[:r].sum() >= 0.9)
+    assert found.rank == rank
+    np.testing.assert_allclose(found.participation, values.sum() ** 2 / (values**2).sum(), rtol=1e-12)
+    leading = vectors[:, ::-1][:, :rank]
+    total = np.cov(words.T)
+    np.testing.assert_allclose(found.overlap, np.trace(leading.T @ total @ leading) / np.trace(total), rtol=1e-10)
+    assert found.chance == rank / 5
+
+
+def test_random_words_overlap_at_chance() -> None:
+    found = position_subspace(drawn(11, 20, 64), drawn(12, 4000, 64), energy=1)
+    assert found.rank == 19
+    np.testing.assert_allclose(found.overlap, found.chance, rtol=0.02)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_spans_that_meet_are_not_separable(shared: bool) -> None:
+    """One common direction among few, or more directions than the space has."""
+    p, words = (drawn(13, 9, 2), drawn(14, 9, 2)) if shared else (drawn(13, 9, 5), drawn(14, 9, 5))
+    if shared:
+        p, words = p @ np.eye(5)[[0, 1]], words @ np.eye(5)[[1, 2]]
+    found = position_subspace(p, words, energy=1)
+    assert not found.separable
+    assert found.angles[0] < 1e-6
+    with pytest.raises(InputError, match="x: cannot be separated"):
+        found.separate(p)
+
+
+def test_a_shared_direction_of_little_energy_is_seen_at_full_energy_only() -> None:
+    p = drawn(15, 40, 2) @ (np.eye(4)[[0, 1]] * [[1.0], [1e-3]])
+    words = drawn(16, 40, 2) @ np.eye(4)[[1, 2]]
+    assert position_subspace(p, words).separable
+    assert not position_subspace(p, words, energy=1).separable
+
+
+@given(seed=st.integers(0, 99), count=st.integers(2, 5), words=st.integers(2, 7))
+def test_the_best_linear_map_is_that_of_all_pairs(seed: int, count: int, words: int) -> None:
+    """Ordinary least squares on every sum w_v + p_i; no error just where the spans share 0 alone."""
+    p, w = drawn(seed, count, 6), drawn(seed + 1, words, 6)
+    centred, others = p - p.mean(0), w - w.mean(0)
+    design = np.array([c + o for c in centred for o in others])
+    wanted = np.array([c for c in centred for _ in others])
+    rest = design @ np.linalg.pinv(design, rcond=1e-12) @ wanted - wanted
+    found = linear_error(p, w)
+    np.testing.assert_allclose(found, np.linalg.norm(rest) / np.linalg.norm(wanted), atol=1e-9)
+    assert (found < 1e-9) == position_subspace(p, w, energy=1).separable
+
+
+@given(seed=st.integers(0, 99), scale=st.floats(0.01, 100))
+def test_turns_shifts_and_sizes_do_not_matter(seed: int, scale: float) -> None:
+    p, words = drawn(seed, 6, 9), drawn(seed + 1, 4, 9)
+    turn = np.linalg.qr(drawn(seed + 2, 9, 9))[0]
+    found = position_subspace(p, words)
+    moved = position_subspace(scale * p @ turn + drawn(seed + 3, 9), words @ turn - drawn(seed + 4, 9))
+    assert (moved.rank, moved.word_rank, moved.separable) == (found.rank, found.word_rank, found.separable)
+    for name in ("spectrum", "participation", "angles", "overlap"):
+        np.testing.assert_allclose(getattr(moved, name), getattr(found, name), atol=1e-8, err_msg=name)
+
+
+def test_one_vector_spans_nothing() -> None:
+    found = position_subspace(np.full((5, 3), 0.1), drawn(17, 4, 3))
+    assert found.rank == 0
+    assert found.separable
+    assert np.isnan(found.participation)
+    assert np.isnan(found.spectrum).all()
+    np.testing.assert_allclose(found.separate(np.full((1, 3), 0.1) + found.word_mean)[0], 0.1)
+
+
+def test_wrong_input_is_one_sentence() -> None:
+    p = drawn(18, 4, 3)
+    with pytest.raises(InputError, match="p: "):
+        position_subspace(p * np.nan, p)
+    with pytest.raises(InputError, match="words: of width 2 were given; p has width 3"):
+        position_subspace(p, p[:, :2])
+    with pytest.raises(InputError, match=r"energy: 1\.5 was given"):
+        position_subspace(p, p, energy=1.5)
+    with pytest.raises(InputError, match="window: 5 was given; it must be from 3 to the 4 positions"):
+        curve_dimension(p, window=5)
+
+
+# ---- the curve -------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_has_one_dimension_everywhere() -> None:
+    found = curve_dimension(np.arange(20.0)[:, None] * drawn(19, 6))
+    assert (found.rank, found.local_rank) == (1, 1)
+    assert found.arc_chord == pytest.approx(1, abs=1e-12)
+
+
+def test_a_slow_curve_is_locally_straight_and_points_in_no_order_are_not() -> None:
+    """Ten slow circles: 16 dimensions with the energy of all, 1 in each window; shuffled, they fill every window."""
+    phases = np.arange(400.0)[:, None] * np.linspace(0.02, 0.12, 10)
+    circles = np.concatenate((np.cos(phases), np.sin(phases)), axis=1)
+    found = curve_dimension(circles, window=6)
+    assert found.rank >= 15
+    assert found.local_rank < 1.5
+    assert found.arc_chord < 1.05
+    shuffled = curve_dimension(circles[np.random.Generator(np.random.Philox(20)).permutation(400)], window=6)
+    assert shuffled.rank == found.rank
+    assert shuffled.local_rank > 4.5
+    assert shuffled.arc_chord > 4
+
+
+def test_arc_and_chord_are_those_of_a_loop() -> None:
+    p = drawn(21, 9, 3)
+    ratios = [
+        sum(np.linalg.norm(p[i + 1] - p[i]) for i in range(s, s + 3)) / np.linalg.norm(p[s + 3] - p[s])
+        for s in range(6)
+    ]
+    ranks = []
+    for s in range(6):
+        values = np.sort(np.linalg.eigvalsh(np.cov(p[s : s + 4].T)))[::-1]
+        ranks.append(next(r for r in range(1, 4) if values[:r].sum() >= 0.9 * values.sum()))
+    found = curve_dimension(p, window=4, energy=0.9)
+    assert found.arc_chord == pytest.approx(float(np.median(ratios)), rel=1e-12)
+    assert found.local_rank == pytest.approx(float(np.mean(ranks)))
+
+
+def test_sinusoids_bend_where_they_turn_fast() -> None:
+    """The table of `sinusoidal` is a thin curve only in its slow pairs: the fast ones fill a window."""
+    table = build("sinusoidal", d_model=64, num_heads=1, head_dim=64, max_len=128)
+    p = table.embed(torch.zeros(1, 128, 64, dtype=torch.float64), torch.arange(128))[0]
+    fast, slow = curve_dimension(p[:, :16]), curve_dimension(p[:, 32:])
+    assert fast.local_rank >= 3
+    assert slow.local_rank == 1

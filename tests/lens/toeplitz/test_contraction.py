@@ -1,0 +1,108 @@
+"""What rotation does to a real head's spectra, against matrices written out; and the bound that must hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from toeplens import encodings
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace, LayerTrace
+from toeplens.lens.toeplitz.contraction import contraction
+from toeplens.model import Decoder, decoder_config
+from toeplens.sources import DecoderSource
+
+LENGTHS = torch.tensor([10, 6, 10])
+
+
+def layer_of(encoding: str, **options: Any) -> LayerTrace:
+    torch.manual_seed(3)
+    sizes = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 1, "num_heads": 4, "max_len": 12}
+    model = Decoder(decoder_config(**sizes, encoding=encoding, encoding_options=options)).double()
+    return AttentionTrace(DecoderSource(model), torch.randint(0, 20, (3, 10)), LENGTHS)[0]
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "mla", "partial-rope", "t5"])
+def test_ratios_by_hand(encoding: str) -> None:
+    """float64, 1e-9; every head of every sequence by itself."""
+    layer = layer_of(encoding)
+    found = contraction(layer, sequences=2)
+    q, k = layer.turned
+    bias = layer.encoding.bias(layer.positions, layer.positions)
+    for head in range(4):
+        widths, norms, grams = [], [], []
+        for sequence, size in enumerate((10, 6)):
+            own = layer.q[sequence, head, :size] @ layer.k[sequence, head, :size].T * layer.scale
+            made = q[sequence, head, :size] @ k[sequence, head, :size].T * layer.scale
+            if bias is not None:
+                made = made + bias[head, :size, :size]
+            ranges = [torch.linalg.eigvalsh((x + x.T) / 2) for x in (made, own)]
+            widths.append((ranges[0][-1] - ranges[0][0]) / (ranges[1][-1] - ranges[1][0]))
+            norms.append(torch.linalg.svdvals(made)[0] / torch.linalg.svdvals(own)[0])
+            keys = [x[sequence, head, :size] for x in (k, layer.k)]
+            grams.append(
+                torch.linalg.eigvalsh(keys[0] @ keys[0].T)[-1] / torch.linalg.eigvalsh(keys[1] @ keys[1].T)[-1]
+            )
+        torch.testing.assert_close(found.width[head], torch.stack(widths).mean(), rtol=1e-9, atol=0)
+        torch.testing.assert_close(found.norm[head], torch.stack(norms).mean(), rtol=1e-9, atol=0)
+        if encoding in ("alibi", "t5"):
+            assert found.gram[head].isnan()
+        else:
+            torch.testing.assert_close(found.gram[head], torch.stack(grams).mean(), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi"])
+def test_grouped_queries_are_heads_with_the_same_keys(encoding: str) -> None:
+    layer = layer_of(encoding)
+    grouped = replace(layer, k=layer.k[:, :2])
+    spread = replace(layer, k=layer.k[:, :2].repeat_interleave(2, 1))
+    for found, expected in zip(vars(contraction(grouped)).values(), vars(contraction(spread)).values(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0, equal_nan=True)
+
+
+def test_a_sequence_of_one_token_has_no_spectrum_and_spoils_none() -> None:
+    layer = layer_of("rope")
+    short = replace(layer, lengths=torch.tensor([1, 6, 10]))
+    rest = replace(layer, lengths=LENGTHS[1:], **{name: getattr(layer, name)[1:] for name in ("q", "k", "v")})
+    for found, expected in zip(
+        vars(contraction(short, sequences=2)).values(), vars(contraction(rest)).values(), strict=True
+    ):
+        assert found.isfinite().all()
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    with pytest.raises(InputError, match="lengths: no sequence of two tokens or more"):
+        contraction(replace(layer, lengths=torch.ones(3, dtype=torch.long)))
+
+
+def test_without_position_nothing_changes() -> None:
+    found = contraction(layer_of("nope"))
+    torch.testing.assert_close(found.width, torch.ones(4, dtype=torch.float64))
+    torch.testing.assert_close(found.norm, torch.ones(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("base", [1.5, 10.0, 10000.0])
+def test_no_rotation_beats_the_sum_of_its_frequencies(base: float) -> None:
+    found = contraction(layer_of("rope", base=base))
+    assert (found.bound <= 1 + 1e-12).all()
+    assert (found.bound > 0.1).all()
+
+
+def test_one_frequency_alone_leaves_the_spectrum_of_its_gram_matrix() -> None:
+    """A unimodular positive semi-definite factor has rank 1: the complex Gram matrix keeps its eigenvalues."""
+    made = encodings.build("rope", d_model=2, num_heads=1, head_dim=2, max_len=12)
+    k = torch.randn(1, 1, 12, 2, dtype=torch.float64)
+    places = torch.arange(12)
+    _, turned = made.rotate(k, k, places, places)
+    grams = [
+        torch.view_as_complex(x.contiguous())[0, 0].outer(torch.view_as_complex(x.contiguous())[0, 0].conj())
+        for x in (k, turned)
+    ]
+    torch.testing.assert_close(*(torch.linalg.eigvalsh(gram) for gram in grams))
+
+
+def test_what_has_no_spectrum_without_position_is_refused() -> None:
+    for encoding in ("fox", "shaw", "cope"):
+        with pytest.raises(InputError, match=r"encoding: .* weighs position by content"):
+            contraction(layer_of(encoding))

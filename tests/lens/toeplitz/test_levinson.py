@@ -1,0 +1,176 @@
+"""What Levinson-Durbin gives back of planted processes, sinusoids and positions, and where it stops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import ortho_group
+
+from toeplens.ground import InputError
+from toeplens.lens.toeplitz.levinson import frequencies, positions_from, predictor
+
+THETA = np.array([0.3, 1.1, 2.0, 2.9])
+WEIGHTS = np.array([1.0, 0.5, 2.0, 0.7])
+
+
+def cosines(theta: np.ndarray, weights: np.ndarray, length: int) -> np.ndarray:
+    return np.array(
+        [sum(w * np.cos(delta * t) for t, w in zip(theta, weights, strict=True)) for delta in range(length)]
+    )
+
+
+def of_process(poles: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients c of p_i = sum c_k p_(i-k) + e_i, |e| = 1, with these poles, and its autocorrelation.
+
+    From the impulse response h, run long enough to end below rounding: r_delta = sum over i of h_i h_(i+delta).
+    """
+    coefficients = -np.real(np.poly(poles))[1:]
+    response = [1.0]
+    while len(response) < 4000:
+        past = response[: -len(coefficients) - 1 : -1]
+        response.append(sum(c * p for c, p in zip(coefficients, past, strict=False)))
+    h = np.array(response)
+    return coefficients, np.array([h[: len(h) - delta] @ h[delta:] for delta in range(length)])
+
+
+@given(seed=st.integers(0, 999), real=st.integers(0, 2), pairs=st.integers(0, 2))
+def test_a_planted_process_is_recovered(seed: int, real: int, pairs: int) -> None:
+    """Exact autocorrelation, float64: coefficients and error variance to 1e-10."""
+    rng = np.random.default_rng(seed)
+    turning = rng.uniform(0.2, 0.8, pairs) * np.exp(1j * rng.uniform(0.3, 2.8, pairs))
+    poles = np.concatenate((rng.uniform(-0.8, 0.8, real), turning, turning.conj()))
+    if not len(poles):
+        return
+    coefficients, r = of_process(poles, len(poles) + 3)
+    found = predictor(r, len(poles))
+    np.testing.assert_allclose(found.coefficients, coefficients, atol=1e-10)
+    assert found.variance == pytest.approx(1, abs=1e-10)
+    longer = predictor(r, len(poles) + 2)
+    np.testing.assert_allclose(longer.coefficients, np.concatenate((coefficients, [0, 0])), atol=1e-10)
+
+
+def test_the_predictor_is_the_best_one() -> None:
+    """Its normal equations, dense; any other predictor misses more."""
+    rng = np.random.default_rng(0)
+    r = of_process(np.array([0.9, -0.5, 0.3]), 3)[1]
+    matrix = np.array([[r[abs(i - j)] for j in range(2)] for i in range(2)])
+    found = predictor(r, 2)
+    np.testing.assert_allclose(found.coefficients, np.linalg.solve(matrix, r[1:]), atol=1e-12)
+    for _ in range(20):
+        other = found.coefficients + rng.normal(size=2)
+        assert r[0] - 2 * other @ r[1:] + other @ matrix @ other > found.variance
+
+
+def test_values_of_no_positive_matrix_show_as_a_negative_variance() -> None:
+    assert predictor(np.array([1.0, 2.0]), 1).variance == pytest.approx(-3)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_planted_frequencies_are_recovered(count: int) -> None:
+    """Exact values, well separated: to 1e-6, with either sign of weight and whatever else is given."""
+    for sign in (1, -1):
+        r = cosines(THETA[:count], sign * WEIGHTS[:count], 2 * count + 5)
+        np.testing.assert_allclose(frequencies(r, count), THETA[:count], atol=1e-6)
+        assert predictor(r, 2 * count).variance == pytest.approx(0, abs=1e-10)
+
+
+@given(seed=st.integers(0, 99), scale=st.floats(0.01, 100))
+def test_frequencies_do_not_depend_on_the_unit(seed: int, scale: float) -> None:
+    theta = np.array([0.4, 1.3, 2.5]) + np.random.default_rng(seed).uniform(-0.3, 0.3, 3)
+    r = cosines(theta, np.array([1.0, 0.6, 1.4]), 7)
+    np.testing.assert_allclose(frequencies(scale * r, 3), np.sort(theta), atol=1e-6)
+
+
+def test_the_error_grows_with_the_noise() -> None:
+    """In proportion, from rounding up: each decade of noise costs about a digit."""
+    rng = np.random.Generator(np.random.Philox(0))
+    exact = cosines(THETA, WEIGHTS, 9)
+    draws = rng.normal(size=(15, 9))
+    levels = 10.0 ** -np.arange(12, 1, -2)
+    errors = [np.median([np.abs(frequencies(exact + s * e, 4) - THETA).max() for e in draws]) for s in levels]
+    assert np.all(np.diff(errors) > 0)
+    assert 30 < errors[-1] / errors[-2] < 300
+    assert errors[0] < 1e-10
+
+
+def test_close_frequencies_amplify_the_noise() -> None:
+    rng = np.random.Generator(np.random.Philox(0))
+    draws = rng.normal(size=(15, 5))
+    errors = []
+    for gap in (1.0, 0.1, 0.01):
+        theta = np.array([1.0, 1.0 + gap])
+        exact = cosines(theta, np.ones(2), 5)
+        errors.append(np.median([np.abs(frequencies(exact + 1e-10 * e, 2) - theta).max() for e in draws]))
+    assert errors[0] * 3 < errors[1]
+    assert errors[1] * 3 < errors[2]
+
+
+def test_rotary_frequencies_soon_pass_double_precision() -> None:
+    rotary = [10000.0 ** (-np.arange(n) / n) for n in (2, 4)]
+    r = [cosines(theta, np.ones(len(theta)), 9) for theta in rotary]
+    np.testing.assert_allclose(frequencies(r[0], 2), np.sort(rotary[0]), rtol=1e-8)
+    with pytest.raises(InputError, match="in double precision"):
+        frequencies(r[1], 4)
+
+
+@pytest.mark.parametrize("dims", [2, 4])
+def test_positions_have_the_gram_matrix(dims: int) -> None:
+    """Rotary positions: p_i . p_j = sum over t of w_t cos((i - j) theta_t) takes two dimensions a frequency."""
+    half = dims // 2
+    r = cosines(THETA[:half], WEIGHTS[:half], 30)
+    found = positions_from(r, 30, dims)
+    gram = np.array([[r[abs(i - j)] for j in range(30)] for i in range(30)])
+    assert found.vectors.shape == (30, dims)
+    np.testing.assert_allclose(found.vectors @ found.vectors.T, gram, atol=1e-12)
+    assert found.error < 1e-13
+    fewer = positions_from(r, 30, dims - 1)
+    missed = np.linalg.norm(fewer.vectors @ fewer.vectors.T - gram) / np.linalg.norm(gram)
+    assert fewer.error == pytest.approx(missed, abs=1e-12)
+    assert fewer.error > 0.1
+
+
+def test_positions_are_planted_ones_up_to_an_orthogonal_map() -> None:
+    """Found positions turn into the planted by one orthogonal map; and the planted, turned, have the same values."""
+    places = np.arange(20)[:, None] * THETA[:2]
+    planted = np.concatenate((np.cos(places), np.sin(places)), axis=1)
+    r = cosines(THETA[:2], np.ones(2), 20)
+    found = positions_from(r, 20, 4).vectors
+    turn = np.linalg.lstsq(found, planted, rcond=None)[0]
+    np.testing.assert_allclose(found @ turn, planted, atol=1e-10)
+    np.testing.assert_allclose(turn @ turn.T, np.eye(4), atol=1e-10)
+    turned = planted @ ortho_group.rvs(4, random_state=0)
+    np.testing.assert_allclose(turned @ turned.T, planted @ planted.T, atol=1e-12)
+    assert np.abs(turned - planted).max() > 0.1
+
+
+def test_what_has_negative_eigenvalues_is_no_gram_matrix() -> None:
+    """r = -cos: no vectors have it, and the error is all of it."""
+    found = positions_from(-cosines(THETA[:1], np.ones(1), 10), 10, 2)
+    assert found.error == pytest.approx(1, abs=1e-12)
+    assert np.isnan(positions_from(np.zeros(4), 4, 2).error)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda r: predictor(r, 0), "order: 0 was given; at least 1"),
+        (lambda r: predictor(r, 12), "needs 13 values, there are 12"),
+        (lambda r: predictor(r, 5000), "at most 4096 rows"),
+        (lambda r: predictor(r, 9), "order: 9 was given; the values already have an exact predictor"),
+        (lambda r: predictor(np.where(r == r[1], np.nan, r), 3), "not finite"),
+        (lambda r: frequencies(r, 0), "count: 0 was given"),
+        (lambda r: frequencies(r, 5), "count: 5 was given; in double precision the values have fewer"),
+        (lambda r: frequencies(r, 6), "needs 13 values"),
+        (lambda r: positions_from(r, 13, 2), "size: 13 was given; it needs 13 values"),
+        (lambda r: predictor(np.zeros(4098), 4097), "order: 4097 was given; a dense matrix of at most 4096 rows"),
+        (lambda r: frequencies(np.zeros(5000), 2049), "count: 2049 was given; a dense matrix of at most 4096 rows"),
+        (lambda r: positions_from(np.zeros(4097), 4097, 1), "size: 4097 was given; a dense matrix of at most 4096"),
+        (lambda r: positions_from(r, 12, 0), "dims: 0 was given; 1 to 12"),
+        (lambda r: positions_from(r, 12, 13), "dims: 13 was given; 1 to 12"),
+    ],
+)
+def test_what_cannot_be_recovered_is_refused(call, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call(cosines(THETA, WEIGHTS, 12))

@@ -1,0 +1,229 @@
+"""One phase for all frequencies: exact where it is exact, and as loops find it everywhere else (float64)."""
+
+from __future__ import annotations
+
+import cmath
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toeplens.encodings import build
+from toeplens.ground import InputError
+from toeplens.lens.toeplitz.single_phase import COHERENCE_QUANTILES, QUARTILES, SinglePhase, single_phase
+
+
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    rng = np.random.Generator(np.random.Philox(seed))
+    return rng.normal(size=shape) + 1j * rng.normal(size=shape)
+
+
+def fit(logits: list[float], gram: list[complex], phase: float) -> float:
+    return sum((x - (w * cmath.exp(1j * phase)).real) ** 2 for x, w in zip(logits, gram, strict=True))
+
+
+def least(logits: list[float], gram: list[complex]) -> float:
+    """The least squared error over one phase: a fine grid, then a golden-section search about its best points."""
+    grid = [2 * math.pi * g / 400 for g in range(400)]
+    near = sorted(grid, key=lambda phase: fit(logits, gram, phase))[:6]
+    best = math.inf
+    for start in near:
+        low, high = start - 2 * math.pi / 400, start + 2 * math.pi / 400
+        for _ in range(60):
+            a, b = high - (high - low) * 0.6180339887498949, low + (high - low) * 0.6180339887498949
+            if fit(logits, gram, a) < fit(logits, gram, b):
+                high = b
+            else:
+                low = a
+        best = min(best, fit(logits, gram, (low + high) / 2))
+    return best
+
+
+def by_hand(q: np.ndarray, k: np.ndarray, thetas: np.ndarray, causal: bool) -> dict[str, np.ndarray | float]:
+    """Every measure of one head, pair by pair and diagonal by diagonal."""
+    size, width = q.shape
+    pairs: dict[int, list[tuple[complex, complex, float]]] = {}
+    for i in range(size):
+        for j in range(i + 1 if causal else size):
+            z = [q[i, t] * k[j, t].conjugate() for t in range(width)]
+            turned = sum(z[t] * cmath.exp(1j * (i - j) * thetas[t]) for t in range(width))
+            pairs.setdefault(i - j, []).append((turned, sum(z), sum(abs(value) for value in z)))
+    flat = [pair for diagonal in pairs.values() for pair in diagonal]
+    coherence = [abs(u) / total for u, _, total in flat]
+    resultants = [
+        abs(sum((u / w) / abs(u / w) for u, w, _ in pairs[delta]) / len(pairs[delta])) for delta in sorted(pairs)
+    ]
+    real = own = complex_ = 0.0
+    for delta, diagonal in pairs.items():
+        logits, gram = [u.real for u, _, _ in diagonal], [w for _, w, _ in diagonal]
+        real += least(logits, gram)
+        own += min(fit(logits, gram, delta * theta) for theta in thetas)
+        phase = cmath.phase(sum(u * w.conjugate() for u, w, _ in diagonal))
+        complex_ += sum(abs(u - w * cmath.exp(1j * phase)) ** 2 for u, w, _ in diagonal)
+    energy = sum(u.real**2 for u, _, _ in flat)
+    return {
+        "coherence": float(np.mean(coherence)),
+        "coherence_quantiles": np.quantile(coherence, COHERENCE_QUANTILES, method="inverted_cdf"),
+        "modulus": np.quantile([abs(u / w) for u, w, _ in flat], QUARTILES, method="inverted_cdf"),
+        "concentration": math.sqrt(
+            sum(len(pairs[d]) * r**2 for d, r in zip(sorted(pairs), resultants, strict=True)) / len(flat)
+        ),
+        "chance": math.sqrt(len(pairs) / len(flat)),
+        "error": math.sqrt(real / energy),
+        "complex_error": math.sqrt(complex_ / sum(abs(u) ** 2 for u, _, _ in flat)),
+        "own_error": math.sqrt(own / energy),
+        "resultants": np.array(resultants),
+    }
+
+
+def assert_same(found: SinglePhase, wanted: SinglePhase, tolerance: float) -> None:
+    for field in dataclasses.fields(found):
+        if field.name != "phases":
+            np.testing.assert_allclose(
+                getattr(found, field.name), getattr(wanted, field.name), atol=tolerance, err_msg=field.name
+            )
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_loops_give_the_same(seed: int, causal: bool) -> None:
+    q, k = drawn(seed, 10, 3), drawn(seed + 10, 10, 3)
+    thetas = np.array([1.0, 0.3, 0.02])
+    found = single_phase(q, k, thetas, causal=causal)
+    for name, value in by_hand(q, k, thetas, causal).items():
+        np.testing.assert_allclose(getattr(found, name), value, atol=1e-10, err_msg=name)
+
+
+def test_the_phases_are_those_of_the_least_error() -> None:
+    """No other phase does better on any diagonal; 720 are tried."""
+    q, k = drawn(3, 12, 4), drawn(4, 12, 4)
+    thetas = np.array([1.0, 0.4, 0.1, 0.01])
+    found = single_phase(q, k, thetas)
+    for delta, phase in zip(found.offsets, found.phases, strict=True):
+        z = [q[i] * k[i - delta].conj() for i in range(delta, 12)]
+        logits = [float((value * np.exp(1j * delta * thetas)).sum().real) for value in z]
+        gram = [complex(value.sum()) for value in z]
+        best = fit(logits, gram, float(phase))
+        assert best <= min(fit(logits, gram, math.radians(half / 2)) for half in range(720)) + 1e-12
+
+
+def test_a_single_frequency_is_a_single_phase() -> None:
+    q, k = drawn(5, 2, 40, 1), drawn(6, 2, 40, 1)
+    found = single_phase(q, k, np.array([0.7]))
+    for values, wanted in (
+        (found.coherence, 1),
+        (found.modulus, 1),
+        (found.concentration, 1),
+        (found.error, 0),
+        (found.complex_error, 0),
+        (found.own_error, 0),
+    ):
+        np.testing.assert_allclose(values, wanted, atol=1e-12)
+    assert (found.chance < 0.3).all()
+
+
+def test_equal_frequencies_are_a_single_phase() -> None:
+    found = single_phase(drawn(7, 30, 5), drawn(8, 30, 5), np.full(5, 0.2))
+    np.testing.assert_allclose(found.modulus, 1, atol=1e-10)
+    assert found.error < 1e-12
+    assert found.coherence < 0.9  # terms of different phases: coherence is sufficient for one phase, not necessary
+
+
+def test_constant_content_gives_a_toeplitz_factor_that_is_no_phase() -> None:
+    """Two frequencies with z = 1: U / W = e^(i delta mean) cos(delta gap / 2); its real part still fits one phase."""
+    ones = np.ones((30, 2), dtype=complex)
+    thetas = np.array([1.0, 0.25])
+    found = single_phase(ones, ones, thetas)
+    offsets = np.array([i - j for i in range(30) for j in range(i + 1)])
+    moduli = np.abs(np.cos(offsets * 0.375))
+    np.testing.assert_allclose(found.modulus, np.quantile(moduli, QUARTILES, method="inverted_cdf"), atol=1e-12)
+    np.testing.assert_allclose(found.coherence, moduli.mean(), atol=1e-12)
+    np.testing.assert_allclose(found.concentration, 1, atol=1e-12)
+    np.testing.assert_allclose(
+        found.complex_error, math.sqrt(((1 - moduli) ** 2).sum() / (moduli**2).sum()), atol=1e-12
+    )
+    assert found.complex_error > 0.3
+    assert found.error < 1e-12
+    assert found.own_error > 0.1
+
+
+def test_random_content_has_no_single_phase() -> None:
+    q, k = drawn(9, 128, 32), drawn(10, 128, 32)
+    found = single_phase(q, k, 10000.0 ** -(np.arange(32) / 32))
+    assert found.error > 0.5
+    assert found.own_error >= found.error
+    assert found.complex_error > 0.3
+    assert found.coherence < 0.35
+
+
+@given(seed=st.integers(0, 99), shift=st.integers(-50, 50), causal=st.booleans())
+def test_only_offsets_and_products_matter(seed: int, shift: int, causal: bool) -> None:
+    """Other first positions, sizes, or a common phase and share of each frequency leave every measure as it is."""
+    q, k = drawn(seed, 2, 9, 3), drawn(seed + 100, 2, 9, 3)
+    thetas = np.abs(np.real(drawn(seed + 200, 3)))
+    turn = np.exp(1j * shift * thetas) * drawn(seed + 300, 3)
+    found = single_phase(q * turn, 3 * k / turn.conj(), thetas, causal=causal)
+    assert_same(found, single_phase(q, k, thetas, causal=causal), 1e-9)
+
+
+@given(seed=st.integers(0, 99), heads=st.integers(1, 3))
+def test_heads_are_looked_at_one_by_one(seed: int, heads: int) -> None:
+    q, k = drawn(seed, heads, 8, 2), drawn(seed + 1, heads, 8, 2)
+    thetas = np.abs(np.real(drawn(seed + 2, heads, 2)))
+    found = single_phase(q, k, thetas)
+    assert found.phases.shape == (heads, 8)
+    for h in range(heads):
+        single = single_phase(q[h], k[h], thetas[h])
+        for field in dataclasses.fields(found):
+            value = getattr(found, field.name)
+            np.testing.assert_allclose(value if field.name == "offsets" else value[h], getattr(single, field.name))
+
+
+def test_it_measures_the_logits_of_the_encoding() -> None:
+    """The logits it fits are those of `rope`: with a phase that fits nothing the error is read off directly."""
+    size, n = 16, 4
+    rope = build("rope", d_model=8, num_heads=1, head_dim=8, max_len=size)
+    positions = torch.arange(size)
+    x = torch.from_numpy(np.random.Generator(np.random.Philox(11)).normal(size=(2, 1, 1, size, 2 * n)))
+    q, k = rope.rotate(x[0], x[1], positions, positions)
+    logits = (q @ k.mT)[0, 0].numpy()
+    pairs = torch.view_as_complex(x[:, 0, 0].unflatten(-1, (n, 2)).contiguous())
+    found = single_phase(pairs[0], pairs[1], 10000.0 ** -(np.arange(n) / n))
+    gram = (pairs[0] @ pairs[1].mH).numpy()
+    rest = energy = 0.0
+    for delta in range(size):
+        seen, base = np.diagonal(logits, -delta), np.diagonal(gram, -delta)
+        rest += ((seen - (base * np.exp(1j * found.phases[delta])).real) ** 2).sum()
+        energy += (seen**2).sum()
+    np.testing.assert_allclose(found.error, math.sqrt(rest / energy), atol=1e-10)
+
+
+def test_where_the_gram_matrix_vanishes_no_factor_will_do() -> None:
+    """z_1 = -z_2: W = 0 everywhere, U is not 0 off the main diagonal."""
+    q = np.ones((6, 2), dtype=complex)
+    k = np.array([1, -1]) * q
+    found = single_phase(q, k, np.array([1.0, 0.5]))
+    assert np.isinf(found.modulus).all()
+    assert np.isnan(found.phases).all()
+    assert np.isnan(found.concentration)
+    np.testing.assert_allclose(found.error, 1, atol=1e-12)
+
+
+def test_without_content_nothing_is_defined() -> None:
+    zeros = np.zeros((4, 2), dtype=complex)
+    found = single_phase(zeros, zeros, np.array([1.0, 0.5]))
+    for field in dataclasses.fields(found):
+        if field.name != "offsets":
+            assert np.isnan(getattr(found, field.name)).all(), field.name
+
+
+def test_wrong_input_is_one_sentence() -> None:
+    q = drawn(12, 4, 2)
+    with pytest.raises(InputError, match="q: values that are not finite"):
+        single_phase(q * np.nan, q, np.ones(2))
+    with pytest.raises(InputError, match="q: shape"):
+        single_phase(q[:0], q[:0], np.ones(2))

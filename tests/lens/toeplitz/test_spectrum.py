@@ -1,0 +1,240 @@
+"""The symbol of a kernel is its Fourier series, bounds the eigenvalues of its Toeplitz matrices, and is filled by
+them; products and extreme eigenvalues without the matrix are those of the matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.linalg import toeplitz
+
+from toeplens.ground import InputError
+from toeplens.lens import symbol
+from toeplens.lens.toeplitz import spectrum
+from toeplens.lens.toeplitz.spectrum import extreme_eigenvalues, hermitian_part, szego, toeplitz_operator
+
+
+def by_hand(kernel: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    half = (kernel.shape[-1] - 1) // 2
+    offsets = np.arange(-half, half + 1)
+    return np.stack(
+        [[sum(a * np.exp(1j * d * phi) for a, d in zip(row, offsets, strict=True)) for phi in angles] for row in kernel]
+    )
+
+
+@given(size=st.integers(1, 9), points=st.integers(1, 30), seed=st.integers(0, 99), complex_=st.booleans())
+def test_it_is_the_fourier_series(size: int, points: int, seed: int, complex_: bool) -> None:
+    rng = np.random.default_rng(seed)
+    kernel = rng.normal(size=(2, 2 * size - 1))
+    if complex_:
+        kernel = kernel + 1j * rng.normal(size=kernel.shape)
+    angles, values = symbol(kernel, points)
+    assert len(angles) == points
+    assert np.all(np.diff(angles) > 0)
+    assert angles.min() >= -np.pi
+    assert angles.max() < np.pi
+    np.testing.assert_allclose(values, by_hand(kernel, angles), atol=1e-12)
+
+
+def test_no_angles_are_refused() -> None:
+    with pytest.raises(InputError, match="points: 0 was given; at least 1 angle is needed"):
+        symbol(np.ones(5), 0)
+
+
+@pytest.mark.parametrize("size", [8, 64])
+def test_eigenvalues_lie_within_the_symbol_and_come_near_its_ends(size: int) -> None:
+    """Szegő: a_0 = 2, a_1 = a_-1 = -1 has the symbol 2 - 2 cos(phi), from 0 to 4."""
+    kernel = np.zeros(2 * size - 1)
+    kernel[size - 2 : size + 1] = (-1, 2, -1)
+    _, values = symbol(kernel, 1001)
+    assert np.abs(np.imag(values)).max() < 1e-12
+    eigenvalues = np.linalg.eigvalsh(toeplitz(kernel[size - 1 :]))
+    assert np.real(values).min() <= eigenvalues[0]
+    assert eigenvalues[-1] <= 4.0
+    assert eigenvalues[-1] > np.real(values).max() - 13 / size**2
+
+
+def mirrored(half: np.ndarray) -> np.ndarray:
+    """The Hermitian kernel with a_0, a_1, ... given."""
+    return np.concatenate((half[:0:-1].conj(), half))
+
+
+def hermitian(name: str, size: int) -> np.ndarray:
+    delta = np.arange(size)
+    rng = np.random.Generator(np.random.Philox(7))
+    theta = 10000.0 ** (-np.arange(16) / 16)
+    halves = {
+        "alibi": -delta / 8,
+        "exponential": np.exp(-delta / 20),
+        "slow exponential": np.exp(-delta / 200),
+        "gaussian": np.exp(-((delta / 20) ** 2) / 2),
+        "rotary mean": np.cos(np.outer(delta, theta)).mean(1),
+        "logarithm": -np.log1p(delta),
+        "hat": np.maximum(1 - delta / 50, 0) * np.cos(1.3 * delta),
+        "noise": rng.normal(size=size),
+        "complex": np.exp(-delta / 20 + 0.7j * delta),
+        "complex noise": np.concatenate(([0.3], rng.normal(size=size - 1) + 1j * rng.normal(size=size - 1))),
+        "identity": (delta == 0) * 3.0,
+        "ones": np.ones(size),
+        "zero": np.zeros(size),
+    }
+    return mirrored(halves[name])
+
+
+def dense(kernel: np.ndarray, size: int) -> np.ndarray:
+    """T_ij = a_(i-j), written out; 0 where the kernel has no value."""
+    half = len(kernel) // 2
+    matrix = np.zeros((size, size), dtype=kernel.dtype)
+    for i in range(size):
+        for j in range(size):
+            if abs(i - j) <= half:
+                matrix[i, j] = kernel[half + i - j]
+    return matrix
+
+
+@given(
+    half=st.integers(0, 6),
+    size=st.integers(1, 9),
+    columns=st.integers(1, 3),
+    seed=st.integers(0, 99),
+    complex_=st.booleans(),
+)
+def test_the_operator_is_the_matrix(half: int, size: int, columns: int, seed: int, complex_: bool) -> None:
+    rng = np.random.default_rng(seed)
+    kernel = rng.normal(size=2 * half + 1)
+    x = rng.normal(size=(size, columns)) + 1j * rng.normal(size=(size, columns))
+    if complex_:
+        kernel = kernel + 1j * rng.normal(size=kernel.shape)
+    matrix = dense(kernel, size)
+    operator = toeplitz_operator(kernel, size)
+    assert operator.dtype == kernel.dtype
+    np.testing.assert_allclose(operator.matmat(x), matrix @ x, atol=1e-12)
+    np.testing.assert_allclose(operator.matvec(x[:, 0]), matrix @ x[:, 0], atol=1e-12)
+    np.testing.assert_allclose(operator.rmatmat(x), matrix.conj().T @ x, atol=1e-12)
+    np.testing.assert_allclose(operator.rmatvec(x[:, 0]), matrix.conj().T @ x[:, 0], atol=1e-12)
+
+
+@given(half=st.integers(0, 6), seed=st.integers(0, 99))
+def test_the_hermitian_part_is_that_of_the_matrix(half: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    kernel = rng.normal(size=2 * half + 1) + 1j * rng.normal(size=2 * half + 1)
+    matrix = dense(kernel, half + 1)
+    np.testing.assert_allclose(dense(hermitian_part(kernel), half + 1), (matrix + matrix.conj().T) / 2, atol=1e-15)
+    np.testing.assert_allclose(symbol(hermitian_part(kernel))[1], np.real(symbol(kernel)[1]), atol=1e-12)
+
+
+def test_the_hermitian_part_of_a_causal_kernel_is_half_of_its_mirror() -> None:
+    causal = np.array([[0, 0, 5, 3, 1.0], [0, 0, 2, 4, 6.0]])
+    assert hermitian_part(causal).tolist() == [[0.5, 1.5, 5, 1.5, 0.5], [3, 2, 2, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("alibi", "exponential", "slow exponential", "gaussian", "rotary mean", "logarithm", "hat"),
+        *("noise", "complex", "complex noise", "identity", "ones", "zero"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 5, 63, 64, 65, 512])
+def test_the_extremes_are_those_of_the_matrix(name: str, size: int) -> None:
+    """Clustered ends too: within 1e-8 of the symbol's largest modulus, in float64, and never outside the spectrum."""
+    kernel = hermitian(name, size)
+    half = kernel[size - 1 :]
+    eigenvalues = np.linalg.eigvalsh(toeplitz(half, half.conj()))
+    scale = np.abs(symbol(kernel)[1]).max()
+    lowest, highest = extreme_eigenvalues(kernel, size)
+    assert -1e-13 * scale <= lowest - eigenvalues[0] <= 1e-8 * scale
+    assert -1e-13 * scale <= eigenvalues[-1] - highest <= 1e-8 * scale
+
+
+@pytest.mark.parametrize(("half", "size"), [(3, 200), (300, 100)])
+def test_a_kernel_may_be_shorter_or_longer_than_the_matrix(half: int, size: int) -> None:
+    rng = np.random.Generator(np.random.Philox(1))
+    kernel = mirrored(rng.normal(size=half + 1))
+    eigenvalues = np.linalg.eigvalsh(dense(kernel, size))
+    np.testing.assert_allclose(extreme_eigenvalues(kernel, size), eigenvalues[[0, -1]], atol=1e-8)
+
+
+def test_large_matrices_are_never_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 - 2 cos(phi): the eigenvalues of T_N are 2 - 2 cos(pi k / (N + 1)); the dense solver's way is barred."""
+    monkeypatch.setattr(spectrum, "toeplitz", lambda *_: pytest.fail("a dense matrix was formed"))
+    size = 4096
+    lowest, highest = extreme_eigenvalues(np.array([-1.0, 2.0, -1.0]), size)
+    assert lowest == pytest.approx(2 - 2 * np.cos(np.pi / (size + 1)), abs=1e-7)
+    assert highest == pytest.approx(2 + 2 * np.cos(np.pi / (size + 1)), abs=1e-7)
+
+
+def test_the_extremes_are_the_same_each_time() -> None:
+    kernel = hermitian("hat", 300)
+    assert extreme_eigenvalues(kernel, 300) == extreme_eigenvalues(kernel, 300)
+
+
+@settings(max_examples=6)
+@given(scale=st.floats(0.01, 100), shift=st.floats(-1e4, 1e4), seed=st.integers(0, 9))
+def test_extremes_move_with_the_kernel(scale: float, shift: float, seed: int) -> None:
+    """c T + s I, with s as large as it may be, has the eigenvalues c lambda + s, and -T has them mirrored."""
+    half = np.random.default_rng(seed).normal(size=80)
+    low, high = extreme_eigenvalues(mirrored(half), 80)
+    moved = scale * half
+    moved[0] += shift
+    wanted = (scale * low + shift, scale * high + shift)
+    np.testing.assert_allclose(extreme_eigenvalues(mirrored(moved), 80), wanted, atol=1e-9 * scale + 1e-11)
+    np.testing.assert_allclose(extreme_eigenvalues(mirrored(-half), 80), (-high, -low), atol=1e-9)
+
+
+def test_szego_ends_gaps_and_distribution_by_hand() -> None:
+    """2 - 2 cos(phi): everything is known in closed form."""
+    sizes = [1, 4, 16, 64, 256]
+    found = szego(np.array([-1.0, 2.0, -1.0]), sizes, dense_up_to=64)
+    assert (found.symbol_low, found.symbol_high) == pytest.approx((0, 4), abs=1e-12)
+    assert found.sizes.tolist() == sizes
+    for index, size in enumerate(sizes):
+        eigenvalues = 2 - 2 * np.cos(np.pi * np.arange(1, size + 1) / (size + 1))
+        assert found.lowest[index] == pytest.approx(eigenvalues[0], abs=1e-8)
+        assert found.highest[index] == pytest.approx(eigenvalues[-1], abs=1e-8)
+        assert found.gap_low[index] == pytest.approx(eigenvalues[0], abs=1e-8)
+        assert found.gap_high[index] == pytest.approx(4 - eigenvalues[-1], abs=1e-8)
+        at_angles = np.sort([2 - 2 * np.cos(2 * np.pi * k / size) for k in range(size)])
+        wanted = np.abs(eigenvalues - at_angles).max() if size <= 64 else np.nan
+        assert found.distribution_gap[index] == pytest.approx(wanted, abs=1e-12, nan_ok=True)
+
+
+@given(half=st.integers(0, 12), size=st.integers(1, 40), seed=st.integers(0, 99), complex_=st.booleans())
+def test_eigenvalues_never_leave_the_symbol(half: int, size: int, seed: int, complex_: bool) -> None:
+    """Of any Hermitian kernel, at sizes within its window and beyond."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=half + 1)
+    if complex_:
+        values = values + 1j * np.concatenate(([0.0], rng.normal(size=half)))
+    found = szego(mirrored(values), [size])
+    assert found.gap_low[0] >= -1e-10
+    assert found.gap_high[0] >= -1e-10
+
+
+@pytest.mark.parametrize("name", ["exponential", "gaussian", "complex"])
+def test_gaps_close_as_n_grows(name: str) -> None:
+    found = szego(hermitian(name, 2048), [32, 128, 512, 1024], dense_up_to=512)
+    reach = found.symbol_high - found.symbol_low
+    assert np.all(np.diff(found.gap_high) < 0)
+    assert np.all(np.diff(found.gap_low) < 1e-8 * reach)
+    assert found.gap_high[-1] < 5e-3 * reach
+    assert np.all(np.diff(found.distribution_gap[:3]) < 0)
+    assert np.isnan(found.distribution_gap[3])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "size", "message"),
+    [
+        (np.array([0.0, 2.0, 1.0]), 5, "not Hermitian.*hermitian_part"),
+        (np.array([1j, 2.0, 1j]), 5, "not Hermitian"),
+        (np.array([1.0, 2.0]), 5, "odd number"),
+        (np.array([np.nan, 2.0, np.nan]), 5, "not finite"),
+        (np.array([1.0, 2.0, 1.0]), 0, "at least 1 row"),
+    ],
+)
+def test_what_has_no_extremes_is_refused(kernel: np.ndarray, size: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        extreme_eigenvalues(kernel, size)
+    with pytest.raises(InputError, match=message):
+        szego(kernel, [size])

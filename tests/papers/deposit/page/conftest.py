@@ -1,0 +1,202 @@
+"""Studies made up for the report's tests: every figure is random, nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from toeplens.lens import HeadAblation, PositionalDrift
+from toeplens.lens.ablation.head_sets import HeadSets
+from toeplens.lens.gradients.signal import LevelSeed, SeedStrength
+from toeplens.lens.gradients.statistics import Strength
+from toeplens.lens.stream.representation import Representation
+from toeplens.model import Protocol
+from toeplens.papers.deposit import Plan, Reproduction, accuracy_table, chosen_parts, claims_of
+from toeplens.papers.deposit.labels import variant_of
+from toeplens.studies import Cell, CellResult, Key, Results, judge
+from toeplens.training.presets import DISTANCE, PROTOCOLS
+
+ENVIRONMENT = {
+    "command": "toeplens reproduce --scale smoke --out study",
+    "cores": 2,
+    "execution": "cpu, float32, eager (asked for)",
+    "gpu": None,
+    "numpy": "2",
+    "platform": "Linux",
+    "processor": "a processor",
+    "python": "3.11",
+    "torch": "2.13",
+    "toeplens": "0.1.0",
+    "seconds": 12.5,
+}
+
+
+def ablation(rng: np.random.Generator, layers: int, heads: int, accuracy: float, chance: float) -> HeadAblation:
+    """An ablation with a few heads that matter."""
+    drops = accuracy * rng.beta(0.4, 1.5, size=(layers, heads)) - 0.01
+    falls = np.sort(drops, axis=1)[:, ::-1].cumsum(axis=1)
+    curves = np.clip(accuracy - np.pad(falls, ((0, 0), (1, 0))), chance, None)
+    return HeadAblation(drops, drops - 0.02, drops + 0.02, accuracy, curves, 512, chance)
+
+
+def drift(rng: np.random.Generator, layers: int, heads: int) -> PositionalDrift:
+    """Drifts of any sign."""
+    effect, change = rng.uniform(0, 1, (layers, heads)), rng.normal(0, 1e-3, (layers, heads))
+    return PositionalDrift(effect, change, gradient_norm=1.0, parameter_norm=10.0, examples=64)
+
+
+def seed_strength(rng: np.random.Generator, layers: int, heads: int) -> SeedStrength:
+    """Gradients some of which hold a fixed part; at the parameters the first layer's may be undefined."""
+    sizes = (8, 16, 32, 64)
+
+    def strength(shape: tuple[int, ...]) -> Strength:
+        share = rng.beta(1, 8, size=shape)
+        curve = np.sqrt(1 / np.array(sizes) + share[..., None])
+        exponent = -0.5 * (1 - share)
+        return Strength(curve, exponent, exponent - 0.05, exponent + 0.05, share, share - 0.02, share + 0.02)
+
+    levels = {
+        name: LevelSeed(strength((layers, heads)), strength((layers,)), rng.normal(size=(layers, heads, 3)))
+        for name in ("logits", "parameters")
+    }
+    if rng.integers(2):  # as without an encoding that the first layer's weights can move
+        levels["parameters"].layers.strength[0] = np.nan
+        levels["parameters"].layers.exponent[0] = np.nan
+    return SeedStrength(sizes, sizes[-1], 1.0, levels)
+
+
+def head_sets(rng: np.random.Generator, found: HeadAblation) -> HeadSets:
+    """Heads that go in any order, two at a time; the first two are enough."""
+    layers, heads = found.drops.shape
+    many = layers * heads
+    falling = np.linspace(found.baseline, found.chance, many + 1)
+    falling[1::2] = np.nan
+    order = [[int(head) // heads, int(head) % heads] for head in rng.permutation(many)]
+    lower = falling - 0.02 * (np.arange(many + 1) > 0)
+    return HeadSets(
+        found.baseline, found.chance, 512, lower, falling, np.stack([falling, falling]), order, order[:2], 0.9, 0.5
+    )
+
+
+def representation(rng: np.random.Generator, layers: int) -> Representation:
+    """Position that leaves the sinusoid's directions from layer to layer; in the last there is none left to place."""
+    falling = np.sort(rng.uniform(size=(12, layers)), axis=1)[:, ::-1].copy()
+    falling[2:10, -1] = np.nan
+    names = ("variance", "variance_share", "low", "high", "alignment", "alignment_low", "alignment_high", "displaced")
+    names += ("mean_cosine", "coefficient", "cosine", "decodability")
+    return Representation(
+        layers=np.arange(layers),
+        sequences=64,
+        positions=np.arange(8),
+        energy=0.99,
+        reference_rank=4,
+        chance=0.1,
+        rank=np.full(layers, 3),
+        angles=tuple(np.array([10.0, 20.0, 30.0]) for _ in range(layers)),
+        **dict(zip(names, falling, strict=True)),
+    )
+
+
+def watched(found: HeadAblation) -> list[dict[str, Any]]:
+    """Drops that grow to what they are in the end."""
+    return [
+        {
+            "step": round(80 * share),
+            "seconds": 0.1,
+            "accuracy": found.baseline * share,
+            "loss": 1.0,
+            "drops": (found.drops * share**2).tolist(),
+            "exponent": (found.drops * share - 0.5).tolist(),
+        }
+        for share in (0.0, 0.25, 0.5, 1.0)
+    ]
+
+
+def cell_result(cell: Cell, *, diverged: bool = False, measured: bool = False) -> CellResult:
+    """A finished cell, with numbers drawn from its name; ``measured`` adds measures and what was watched."""
+    spec, rng = cell.job.spec, np.random.default_rng(int(cell.job.spec.name, 16))
+    chance, accuracy = spec.chance, float(rng.uniform(0.1, 1))
+    curve = accuracy * np.linspace(0.3, 1, spec.epochs)
+    epochs: list[dict[str, Any]] = [
+        {"epoch": i + 1, "train_accuracy": float(value) * 0.95, "test_accuracy": float(value)}
+        for i, value in enumerate(curve)
+    ]
+    result = {"test_accuracy": accuracy, "train_accuracy": accuracy * 0.95, "seconds": 1.5, "status": "complete"}
+    if diverged:
+        epochs = [{"epoch": 1, "train_accuracy": 0.1, "test_accuracy": 0.05}]
+        result = {"status": "diverged", "seconds": 1.5, "test_accuracy": None, "train_accuracy": None}
+    layers, heads = spec.model.num_layers, spec.model.num_heads
+    found = None if diverged else ablation(rng, layers, heads, accuracy, chance)
+    measures = {}
+    if measured and found:
+        measures = {
+            "position": ablation(rng, layers, heads, accuracy, chance).to_dict() | {"intervention": "position"},
+            "representation": representation(rng, layers).to_dict(),
+            "sets": head_sets(rng, found).to_dict(),
+            "seed": {
+                "strength": seed_strength(rng, layers, heads).to_dict(),
+                "drift": drift(rng, layers, heads).to_dict(),
+            },
+        }
+    return CellResult(
+        key=cell.key,
+        run=spec.name,
+        status="diverged" if diverged else "complete",
+        chance=chance,
+        length_chance=max(spec.build_task().length_chance(), chance),
+        parameters=12345,
+        epochs=epochs,
+        result=result,
+        ablation=found,
+        measures=measures,
+        watched=watched(found) if measured and found else [],
+    )
+
+
+def synthetic(
+    directory: Path,
+    *,
+    scale: str = "smoke",
+    protocols: Sequence[Protocol] = PROTOCOLS,
+    seeds: int = 1,
+    finished: int | None = None,
+    diverged: Collection[Key] = (),
+    parts: Sequence[str] = ("core",),
+    measured: bool = False,
+) -> Reproduction:
+    """A study's state: the first ``finished`` cells of its grid (all unless given), some of them diverged.
+
+    ``measured`` adds measures and what was watched to the plain encodings of Task 1.
+    """
+    plan = Plan(scale, tuple(protocols), seeds, chosen_parts(parts))
+    cells = plan.cells()
+    shown = cells[:finished]
+    results = Results(
+        cell_result(
+            cell,
+            diverged=cell.key in diverged,
+            measured=measured and cell.key.task == DISTANCE and not variant_of(cell.key.label),
+        )
+        for cell in shown
+    )
+    return Reproduction(
+        directory=directory,
+        plan=plan,
+        results=results,
+        entries=judge(claims_of(plan.parts), results, plan.protocols),
+        table=accuracy_table(results, plan.protocols),
+        finished=len(shown),
+        total=len(cells),
+        share=len(shown) / len(cells),
+        environment=dict(ENVIRONMENT),
+    )
+
+
+@pytest.fixture(scope="session")
+def make_study() -> Callable[..., Reproduction]:
+    """Makes synthetic studies; see `synthetic`."""
+    return synthetic

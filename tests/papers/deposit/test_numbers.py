@@ -1,0 +1,165 @@
+"""A study's numbers from its cells to its tables: skill is over the length's guess, diverged models count nowhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.papers.deposit.numbers import LENGTH, ablated, behaviour, extrapolated, made, reproduced
+
+from toeplens.lens import over_seeds
+from toeplens.papers.deposit import accuracy_table
+from toeplens.papers.deposit.factors import factor_table, factor_wholes, left_over
+from toeplens.studies import CellResult, Key, Results
+from toeplens.studies.grid import grid_spec
+from toeplens.studies.grid import measured as heads
+from toeplens.studies.grid.matrix import matrix
+from toeplens.studies.grid.relations import relations
+from toeplens.training.presets import DISTANCE
+
+
+def test_skill_is_what_is_learned_over_a_guess_from_the_length() -> None:
+    first, second, weak, gone = reproduced()
+    assert [cell.skill for cell in (first, second, weak)] == pytest.approx([0.875, 0.625, 0.1])
+    assert [cell.skilled for cell in (first, second, weak, gone)] == [True, True, False, False]
+    assert np.isnan([gone.accuracy, gone.skill, gone.mean_accuracy(), gone.peak]).all()
+    assert first.mean_accuracy() == pytest.approx((0.5 + 0.8 + 0.9) / 3)
+    assert first.peak == pytest.approx(0.5 / 0.8), "of what is over chance, as the papers count a deposit"
+    assert second.peak == pytest.approx(0.3 / 0.6)
+
+
+def test_a_row_of_table_1() -> None:
+    rope, nope = accuracy_table(Results(reproduced()), ["paper"])
+    assert (rope.label, rope.paper, rope.seeds, rope.diverged) == ("rope", 92.64, 2, 0)
+    assert (rope.accuracy, rope.lowest, rope.highest) == (pytest.approx(0.8), 0.7, 0.9)
+    assert (rope.largest_drop, rope.where) == (pytest.approx(0.4), "layer 1 head 1, layer 2 head 2")
+    assert rope.kinds == ["single-head", "redundant"], "of the first seed"
+    assert (rope.chance, rope.length_chance, rope.parameters) == (0.1, 0.2, 1000)
+    assert (nope.label, nope.accuracy, nope.seeds, nope.diverged) == ("nope", 0.28, 2, 1)
+
+
+def test_differences_are_paired_by_seed() -> None:
+    results = Results([*reproduced(), made(Key("paper", DISTANCE, "alibi", 43), (0.4, 0.6), None)])
+    assert results.difference(DISTANCE, "rope", "alibi") == pytest.approx([0.7 - 0.6])
+    assert results.speed_difference(DISTANCE, "rope", "alibi") == pytest.approx([1.6 / 3 - 0.5])
+    assert results.skill(DISTANCE, "rope") == pytest.approx([0.875, 0.625])
+
+
+# ---- the factor study -----------------------------------------------------------------------------------------------
+
+
+def _factor(end: str, label: str, accuracy: float, drop: float = 0.0, seed: int = 42) -> CellResult:
+    ablation = ablated([[drop, 0.0], [0.0, 0.0]], [[accuracy, accuracy - drop, accuracy - drop], [accuracy] * 3])
+    return made(Key(end, DISTANCE, label, seed), (accuracy,), ablation)
+
+
+def test_a_switch_that_is_absent_is_no_part_of_the_sum() -> None:
+    """At the paper's end padding cannot be switched, and the other switches add up without it."""
+    ends = [_factor("released", "nope", 0.2), _factor("paper", "nope", 0.9)]
+    switches = [row.switch for row in factor_table(Results([]), ("paper",)) if row.base == "nope" and not row.absent]
+    assert "padding" not in switches
+    changed = [_factor("paper", f"nope/{switch}", 0.9 - 0.01 * n) for n, switch in enumerate(switches, 1)]
+    rows = [row for row in factor_table(Results([*ends, *changed]), ("paper", "released")) if row.base == "nope"]
+    at_the_paper = [row for row in rows if (row.task, row.end) == (DISTANCE, "paper")]
+    assert "padding" in [row.switch for row in at_the_paper]
+    (whole,) = (
+        whole
+        for whole in factor_wholes(Results(ends), ("paper", "released"))
+        if (whole.task, whole.base) == (DISTANCE, "nope")
+    )
+    total, left = left_over(whole, at_the_paper, "accuracy")
+    wanted = 0.01 * sum(range(1, len(switches) + 1))
+    assert total == pytest.approx({42: wanted})
+    assert left == pytest.approx({42: 0.7 - wanted})
+
+
+def test_models_that_diverged_have_no_part_in_an_effect() -> None:
+    pairs = [(_factor("released", "nope", 0.5, seed=s), _factor("released", "nope/mask", 0.8, 0.6, s)) for s in (1, 2)]
+    lost = replace(pairs[1][1], status="diverged")
+    cells = [*pairs[0], pairs[1][0], lost]
+    row = next(r for r in factor_table(Results(cells), ("released",)) if (r.base, r.switch) == ("nope", "mask"))
+    assert row.values["accuracy"] == pytest.approx({1: 0.3})
+    assert row.values["drop"] == pytest.approx({1: 0.6})
+    assert row.values["skill"] == pytest.approx({1: 0.3 / (1 - LENGTH)})
+    assert row.values["peak"] == pytest.approx({1: 0.6 / 0.7 - 0.0})
+    assert (row.before, row.after) == ({"redundant": 1}, {"single-head": 1})
+    assert row.effect("accuracy") == over_seeds(np.array(list(row.values["accuracy"].values())))
+
+
+# ---- a grid study ---------------------------------------------------------------------------------------------------
+
+SPEC = grid_spec(
+    {
+        "tasks": {"index": {"options": {"length": 10, "words": 8}}},
+        "encodings": {name: {} for name in ("rope", "nope", "alibi", "t5")},
+        "seeds": 2,
+        "training": {"train_examples": 64, "test_examples": 32, "epochs": 1},
+    }
+)
+
+
+def grid_cell(label: str, seed: int, accuracy: float, *longer: float | None) -> CellResult:
+    """Without its second head half of the skill is gone; that head is 0.2 positional, the first 0.8 and worth less."""
+    half = (accuracy - 0.1) / 2
+    return made(
+        Key("paper", "index", label, seed),
+        (accuracy,),
+        ablated([[0.1, half]], [[accuracy, accuracy - half, 0.1]]),
+        measures={
+            "behaviour": behaviour([[0.8, 0.2]], [[0.1, 0.6]]),
+            "toeplitz": {"share": [[0.9, None]]},
+            "extrapolation": extrapolated(accuracy, *longer),
+        },
+    )
+
+
+GRID = [
+    grid_cell("rope", 42, 0.9, 0.7, 0.55, None),
+    grid_cell("rope", 43, 0.7, 0.55, 0.325, 0.1),
+    grid_cell("nope", 42, 0.25, 0.2, 0.2, 0.2),
+    replace(grid_cell("nope", 43, 0.9, 0.9, 0.9, 0.9), status="diverged"),
+]
+
+
+def test_skill_on_longer_texts_is_over_their_own_guess() -> None:
+    first = GRID[0]
+    assert heads.skill_at(first, 1.0) == pytest.approx((0.9 - 0.2) / 0.8)
+    assert heads.skill_at(first, 1.5) == pytest.approx((0.55 - 0.1) / 0.9)
+    assert heads.kept(first) == pytest.approx(0.5 / 0.875)
+    assert np.isnan(heads.skill_at(first, 2.0)), "there is no such text"
+    assert np.isnan(heads.kept(GRID[2])), "a model without skill keeps none"
+    lower = extrapolated(0.9, 0.9, 0.55, 0.9)
+    lower["rows"][2] |= {"chance": 0.3}
+    assert heads.skill_at(replace(first, measures={"extrapolation": lower}), 1.5) == pytest.approx(0.25 / 0.7)
+
+
+def test_a_row_of_the_matrix() -> None:
+    rope, nope = matrix(SPEC, Results(GRID))
+    assert (rope.label, rope.seeds, rope.diverged) == ("rope", 2, 0)
+    assert (rope.accuracy, rope.lowest, rope.highest) == (pytest.approx(0.8), 0.7, 0.9)
+    assert rope.skill == pytest.approx((0.875 + 0.625) / 2)
+    assert rope.kept == pytest.approx((0.5 / 0.875 + 0.25 / 0.625) / 2)
+    shares = [(0.1 * at[0] + half * at[1]) / (0.1 + half) for half in (0.4, 0.3) for at in ((0.8, 0.2), (0.1, 0.6))]
+    assert rope.positional == pytest.approx(np.mean(shares[::2]))
+    assert rope.symbolic == pytest.approx(np.mean(shares[1::2]))
+    assert rope.toeplitz == pytest.approx(0.9)
+    assert rope.peak == pytest.approx(0.5)
+    assert (rope.rule, rope.rule_accuracy, rope.train_seconds) == ("bag", 0.3, 2.0)
+    assert (nope.accuracy, nope.seeds, nope.diverged, nope.kept) == (0.25, 2, 1, None)
+
+
+def test_the_points_of_a_relation_are_the_models_with_skill() -> None:
+    found = relations(SPEC, Results([*GRID, grid_cell("t5", 42, 0.6, 0.5, 0.4, 0.3)]))
+    at = {(one.figure, one.task, one.factor): one for one in found}
+    one = at["deposit", None, 1.5]
+    assert [(p.label, p.seed, p.task) for p in one.points] == [
+        ("rope", 42, "index"),
+        ("rope", 43, "index"),
+        ("t5", 42, "index"),
+    ]
+    assert [p.figure for p in one.points] == pytest.approx([0.5] * 3)
+    assert [p.kept for p in one.points] == pytest.approx([0.5 / 0.875, 0.25 / 0.625, (0.3 / 0.9) / (0.4 / 0.8)])
+    assert (one.encodings, one.value) == (2, None), "four encodings at least say anything"
+    assert [p.seed for p in at["deposit", None, 2.0].points] == [43, 42], "the first has no texts of that length"
+    assert at["positional", None, 1.5].points[0].figure == pytest.approx((0.1 * 0.8 + 0.4 * 0.2) / 0.5)

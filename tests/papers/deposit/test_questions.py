@@ -1,0 +1,162 @@
+"""The parts of the study name every cell once, and a switch is one difference between the protocols and no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from toeplens.ground import InputError
+from toeplens.model import Protocol, decoder_config
+from toeplens.papers.deposit import PARTS, SCALES, Plan, chosen_parts, grid, title
+from toeplens.papers.deposit.labels import (
+    SWITCH_TITLES,
+    SWITCHES,
+    TITLES,
+    VARIANTS,
+    base_of,
+    model_fields,
+    other_protocol,
+    random_heads,
+    switches_of,
+    variant_of,
+    variant_title,
+)
+from toeplens.papers.deposit.questions import FACTOR_BASES, measures_of, places_of
+from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
+
+SIZES = {"d_model": 32, "d_ff": 16, "num_layers": 2, "num_heads": 4, "max_len": 12, "vocab_size": 16}
+every_base = pytest.mark.parametrize("base", FACTOR_BASES)
+both = pytest.mark.parametrize("protocol", PROTOCOLS)
+
+
+def model(protocol: Protocol, label: str, seed: int = 0) -> dict[str, Any]:
+    return decoder_config(**model_fields(protocol, label, SIZES, seed)).model_dump()
+
+
+@every_base
+@both
+def test_a_switch_changes_its_own_fields_and_to_the_other_protocols_value(base: str, protocol: Protocol) -> None:
+    own, other = model(protocol, base), model(other_protocol(protocol), base)
+    for switch in switches_of(base):
+        changed = model(protocol, f"{base}/{switch}")
+        assert {name for name in own if own[name] != changed[name]} <= set(SWITCHES[switch])
+        assert all(changed[name] == other[name] for name in SWITCHES[switch])
+        assert (changed != own) == bool(SWITCHES[switch])
+
+
+@every_base
+def test_all_switches_together_are_the_other_protocol(base: str) -> None:
+    own, other = model("released", base), model("paper", base)
+    for switch in switches_of(base):
+        own |= {name: model("released", f"{base}/{switch}")[name] for name in SWITCHES[switch]}
+    # dropout is 0 at the scales where this is studied, so where it would act is no difference
+    assert {name for name in own if own[name] != other[name]} <= {"protocol", "dropout_on"}
+
+
+def test_each_encoding_has_the_switches_in_which_its_two_models_differ() -> None:
+    assert switches_of("nope") == ["data", "mask", "padding", "keys", "readout", "norm"]
+    assert switches_of("relative") == ["data", "encoding", "mask", "padding", "keys", "readout", "norm"]
+    assert switches_of("rope") == ["data", "input", "mask", "padding", "keys", "readout", "norm"]
+    assert switches_of("mla") == ["data", "encoding", "input", "mask", "readout", "activation"]
+    assert SWITCH_TITLES.keys() == SWITCHES.keys()
+
+
+def test_the_data_switch_changes_the_texts_alone() -> None:
+    cells = {c.key: c.job.spec for c in grid("laptop", ["released"], 1, ["core", "factors"])}
+    for task in (DISTANCE, COUNT):
+        places = {key.label: spec for key, spec in cells.items() if key.task == task}
+        own, changed = places["nope"], places["nope/data"]
+        assert changed.model == own.model
+        assert changed.task_options["form"] == "paper"
+        differing = {name for name in own.model_dump() if getattr(own, name) != getattr(changed, name)}
+        assert differing <= {"task_options", "ignore_label"}
+
+
+def test_random_heads_follow_the_seed() -> None:
+    drawn = {seed: random_heads(16, 2, seed) for seed in range(20)}
+    assert len({tuple(heads) for heads in drawn.values()}) > 10
+    assert all(len(set(heads)) == 2 and heads == sorted(heads) for heads in drawn.values())
+    assert drawn[3] == random_heads(16, 2, 3)
+    assert model("paper", "partial-2/random", 3)["encoding_options"] == {"heads": random_heads(4, 2, 3)}
+    with pytest.raises(InputError, match="heads: 5 was given"):
+        random_heads(4, 5, 0)
+
+
+def test_a_label_says_which_layers_rotate() -> None:
+    assert model("released", "rope/layer-2")["encoding_options"] == {"layers": [1]}
+    assert model("released", "rope/layer-2")["input_encoding"] is None
+
+
+def test_rope_in_mlas_program_differs_from_mla_in_the_encoding_alone() -> None:
+    rope, mla = model("released", "rope/mla-program"), model("released", "mla")
+    differing = {name for name in rope if rope[name] != mla[name]}
+    assert differing <= {"encoding", "encoding_options", "dropout_on"}
+    bare = model("released", "rope/mla-program-bare")
+    assert bare["input_encoding"] is None
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@both
+def test_parts_name_every_cell_once(scale: str, protocol: Protocol) -> None:
+    parts = places_of(SCALES[scale], protocol, ["all"])
+    places = [place for part in parts.values() for place in part]
+    assert len(places) == len(set(places))
+    assert list(parts) == list(PARTS)
+    for part, wanted in PARTS.items():
+        assert set(wanted.places(SCALES[scale], protocol)) <= set(places), part
+
+
+@pytest.mark.parametrize("scale", ["smoke", "laptop"])
+def test_every_cell_of_every_part_is_a_run_with_a_name(scale: str) -> None:
+    cells = grid(scale, PROTOCOLS, 1, ["all"])
+    assert len({cell.key for cell in cells}) == len(cells)
+    names = {title(cell.key.label, cell.key.protocol): cell.key.label for cell in cells}
+    assert all(name and not name.startswith("/") for name in names)
+    by_protocol = {(c.key.protocol, c.key.task, title(c.key.label, c.key.protocol)) for c in cells}
+    assert len(by_protocol) == len(cells)
+    for cell in cells:
+        variant = variant_of(cell.key.label)
+        assert not variant or variant == "random" or variant.startswith("layer-") or variant_title(variant)
+        assert base_of(cell.key.label) in TITLES or base_of(cell.key.label).startswith("partial-")
+
+
+def test_the_core_comes_first_and_is_what_it_was() -> None:
+    core = [cell.job.spec.name for cell in grid("laptop", PROTOCOLS, 2)]
+    assert [cell.job.spec.name for cell in grid("laptop", PROTOCOLS, 2, ["all"])][: len(core)] == core
+
+
+def test_two_places_may_stand_for_one_run() -> None:
+    plan = Plan("laptop", PROTOCOLS, 1, chosen_parts(["all"]))
+    names = [job.spec.name for job in plan.jobs()]
+    assert len(names) == len(set(names)) == len({cell.job.spec.name for cell in plan.cells()})
+    by_label = {(c.key.protocol, c.key.task, c.key.label): c.job for c in plan.cells()}
+    alone = by_label["released", DISTANCE, "rope-alone"]
+    assert alone.spec == by_label["released", DISTANCE, "rope/input"].spec
+    assert alone in plan.jobs()  # the one that is watched and measured
+
+
+def test_measures_and_watching_are_for_plain_encodings_on_task_1() -> None:
+    cells = grid("smoke", PROTOCOLS, 1, ["all"])
+    for cell in cells:
+        plain = cell.key.task == DISTANCE and cell.key.label in TITLES
+        core = cell.key.label != "random"
+        assert cell.job.watch == plain
+        assert bool(cell.job.measures) == (plain and core)
+    scale = SCALES["smoke"]
+    assert measures_of(scale, "paper", ["core"], (DISTANCE, "rope")) == ()
+
+
+def test_parts_are_chosen_by_name() -> None:
+    assert chosen_parts(["factors", "core", "core"]) == ("core", "factors")
+    assert chosen_parts(["all"]) == tuple(PARTS)
+    with pytest.raises(InputError, match="part: there is no 'factor'; did you mean 'factors'"):
+        chosen_parts(["factor"])
+    with pytest.raises(InputError, match="part: none was given"):
+        chosen_parts([])
+
+
+def test_every_variant_is_in_some_part() -> None:
+    used = {variant_of(c.key.label) for c in grid("laptop", PROTOCOLS, 1, ["all"])}
+    assert VARIANTS.keys() <= used
+    assert SWITCHES.keys() - {"padding"} <= used

@@ -1,0 +1,62 @@
+"""The committed record of the laptop scale says what its own data say."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toeplens.ground import read_json
+from toeplens.papers.deposit import accuracy_table, claims_of, grid
+from toeplens.studies import CellResult, Results, judge
+from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
+from toeplens.training.watch import moments
+
+RECORD = Path(__file__).parents[3] / "results" / "laptop"
+
+
+@pytest.fixture(scope="module")
+def about() -> dict[str, Any]:
+    return json.loads(gzip.decompress((RECORD / "results.json.gz").read_bytes()))
+
+
+@pytest.fixture(scope="module")
+def results(about: dict[str, Any]) -> Results:
+    return Results(CellResult.from_dict(cell) for cell in about["cells"])
+
+
+def test_the_record_holds_every_cell_of_the_grid_as_it_is_now(about: dict[str, Any], results: Results) -> None:
+    cells = grid("laptop", PROTOCOLS, about["seeds"], about["parts"])
+    assert about["seeds"] >= 5
+    assert {(cell.key, cell.run) for cell in results.cells} == {(cell.key, cell.job.spec.name) for cell in cells}
+    found = {cell.key: cell for cell in results.cells}
+    watched = {cell.job.spec.name for cell in cells if cell.job.watch}  # two places may stand for the same run
+    for cell in cells:
+        assert found[cell.key].measures.keys() == set(cell.job.measures)
+        assert [row["step"] for row in found[cell.key].watched] == (
+            moments(cell.job.spec.total_steps) if cell.job.spec.name in watched else []
+        )
+
+
+def test_the_ledger_follows_from_the_cells(about: dict[str, Any], results: Results) -> None:
+    recorded = [
+        (entry["id"], entry["protocol"], entry["verdict"], entry["evidence"])
+        for entry in read_json(RECORD / "claims.json")["claims"]
+    ]
+    claims = claims_of(about["parts"])
+    judged = [(e.claim.id, e.protocol, e.verdict, e.evidence) for e in judge(claims, results, PROTOCOLS)]
+    assert judged == recorded
+
+
+def test_the_table_follows_from_the_cells(about: dict[str, Any], results: Results) -> None:
+    assert [row.to_dict() for row in accuracy_table(results, PROTOCOLS)] == about["table"]
+
+
+def test_both_protocols_and_both_tasks_are_there(results: Results) -> None:
+    for protocol in PROTOCOLS:
+        under = results.under(protocol)
+        assert {"rope", "relative", "alibi", "nope", "absolute", "mla"} <= set(under.labels(DISTANCE))
+        assert {"rope", "nope", "mla"} <= set(under.labels(COUNT))

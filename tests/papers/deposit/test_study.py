@@ -1,0 +1,733 @@
+"""The reproduction: a grid that is the papers', carried out once, gone on with anywhere, written down the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import config
+
+from toeplens.engine import Job, Limits, carry_out, local, run_local
+from toeplens.ground import InputError, read_json
+from toeplens.papers.deposit import (
+    PAPER_TABLE_1,
+    SCALES,
+    Reproduction,
+    accuracy_table,
+    claims_of,
+    gather,
+    grid,
+    reproduce,
+    study,
+    title,
+)
+from toeplens.studies import Cell, CellResult, Results, judge, limits_for
+from toeplens.training import Run, RunSpec
+from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS, starting_spec
+
+PAPER, RELEASED = PROTOCOLS
+every_scale = pytest.mark.parametrize("scale", SCALES)
+
+# ---- the grid -------------------------------------------------------------------------------------------------------
+
+
+def cells(scale: str, protocol: str, task: str, seeds: int = 1) -> dict[str, Cell]:
+    found = [cell for cell in grid(scale, [protocol], seeds) if cell.key.task == task]
+    assert len({cell.key for cell in found}) == len(found)
+    return {cell.key.label: cell for cell in found}
+
+
+def spec(scale: str, protocol: str, task: str, label: str) -> RunSpec:
+    return cells(scale, protocol, task)[label].job.spec
+
+
+TABLE_1 = {"rope", "nope", "mla"}
+CURVES = TABLE_1 | {"alibi", "relative", "absolute"}
+
+
+@every_scale
+def test_every_cell_is_a_run_of_its_own(scale: str):
+    found = grid(scale, PROTOCOLS, 3)
+    assert len({cell.job.spec.name for cell in found}) == len({cell.key for cell in found}) == len(found)
+    assert len({cell.job.label for cell in found}) == len(found)
+
+
+def test_the_laptop_scale_runs_the_curves_of_task_1_and_table_1_of_task_2():
+    assert cells("laptop", PAPER, DISTANCE).keys() == CURVES | {"rope-absolute", "partial-1", "partial-2"}
+    assert cells("laptop", RELEASED, DISTANCE).keys() == CURVES | {"rope-alone", "partial-1", "partial-2"}
+    for protocol in PROTOCOLS:
+        assert cells("laptop", protocol, COUNT).keys() == TABLE_1
+
+
+def test_the_paper_scale_runs_every_encoding_on_both_tasks():
+    partial = {f"partial-{heads}" for heads in (1, 2, 4, 8)}
+    for task in (DISTANCE, COUNT):
+        assert cells("paper", PAPER, task).keys() == CURVES | partial | {"random", "rope-absolute"}
+        assert cells("paper", RELEASED, task).keys() == CURVES | partial | {"random", "rope-alone"}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_smoke_scale_does_everything_once(protocol: str):
+    assert cells("smoke", protocol, DISTANCE).keys() >= TABLE_1
+    assert cells("smoke", protocol, COUNT).keys() >= TABLE_1
+    assert any(label.startswith("partial-") for label in cells("smoke", protocol, DISTANCE))
+
+
+@every_scale
+def test_table_1_comes_first_and_all_of_a_seed_before_the_next(scale: str):
+    found = grid(scale, PROTOCOLS, 2)
+    assert [cell.key.seed for cell in found] == sorted(cell.key.seed for cell in found)
+    first = [cell for cell in found if cell.key.seed == 42]
+    telling = [cell.key.label in TABLE_1 for cell in first]
+    assert telling == sorted(telling, reverse=True)
+    assert {(c.key.protocol, c.key.task, c.key.label) for c in first if c.key.label in TABLE_1} == set(
+        itertools.product(PROTOCOLS, (DISTANCE, COUNT), TABLE_1)
+    )
+
+
+@every_scale
+def test_more_seeds_add_cells_and_change_none(scale: str):
+    one, three = grid(scale, PROTOCOLS, 1), grid(scale, PROTOCOLS, 3)
+    assert three[: len(one)] == one
+    assert len(three) == 3 * len(one)
+    assert [cell.key for cell in three[len(one) :]] == [
+        replace(cell.key, seed=seed) for seed in (43, 44) for cell in one
+    ]
+    for cell in three:
+        assert cell.job.spec.seed == cell.job.spec.data_seed == cell.key.seed
+
+
+@every_scale
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_encodings_of_a_seed_are_trained_on_the_same_examples(scale: str, protocol: str):
+    for task in (DISTANCE, COUNT):
+        specs = [cell.job.spec for cell in cells(scale, protocol, task).values()]
+        assert len({json.dumps([s.task, s.task_options, s.train_examples, s.test_examples]) for s in specs}) == 1
+
+
+@every_scale
+def test_heads_are_counted_on_the_test_set_or_as_the_program_on_both(scale: str):
+    for cell in grid(scale, PROTOCOLS, 1):
+        assert cell.job.split == ("test" if cell.key.protocol == PAPER else "train+test")
+        assert cell.job.examples == SCALES[scale].ablation_examples
+
+
+def test_the_paper_scale_is_table_3_and_table_4():
+    for protocol in PROTOCOLS:
+        for (task, train, test, epochs), label in itertools.product(
+            [(DISTANCE, 70_000, 30_000, 100), (COUNT, 35_000, 15_000, 150)], CURVES
+        ):
+            run = spec("paper", protocol, task, label)
+            latent = label == "mla"
+            model = run.model
+            assert (model.vocab_size, model.d_model, model.d_ff, model.num_layers) == (574, 256, 512, 6)
+            assert model.num_heads == (8 if latent and protocol == PAPER else 16)
+            assert model.num_classes == 574
+            assert (model.max_len, model.dropout) == (128, 0.1)
+            assert (run.lr, run.betas, run.weight_decay, run.warmup) == (1e-4, (0.98, 0.9), 1e-5, 0.06)
+            assert run.batch_size == (1024 if latent else 512)
+            assert run.epochs == (150 if latent and protocol == RELEASED else epochs)
+            assert (run.train_examples, run.test_examples) == (train, test)
+
+
+def test_the_papers_tasks_are_as_they_are_described():
+    distance = spec("paper", PAPER, DISTANCE, "rope").build_task()
+    assert (distance.form, distance.num_triggers, distance.labels) == ("paper", 2, range(1, 72))
+    counting = spec("paper", PAPER, COUNT, "rope").build_task()
+    assert counting.form == "paper"
+    assert 10 <= counting.num_triggers <= 30
+    assert counting.labels == range(101)
+
+
+def test_the_programs_tasks_are_as_it_makes_them():
+    distance = spec("paper", RELEASED, DISTANCE, "rope").build_task()
+    assert (distance.form, distance.max_between, distance.max_side, distance.cut) == ("released", 70, 25, 120)
+    assert (distance.length, distance.labels) == (128, range(2, 72))
+    counting = spec("paper", RELEASED, COUNT, "rope").build_task()
+    assert (counting.num_triggers, counting.words, counting.length) == (30, 120, 128)
+    assert counting.labels == range(101)
+
+
+PAPERS_SWITCHES = {
+    "causal": True,
+    "pad_mask": True,
+    "key_value_source": "layer",
+    "input_encoding": None,
+    "readout": "last",
+}
+
+
+@every_scale
+def test_in_the_papers_protocol_every_model_is_the_same_causal_decoder(scale: str):
+    for task in (DISTANCE, COUNT):
+        for label, cell in cells(scale, PAPER, task).items():
+            model = cell.job.spec.model
+            assert {name: getattr(model, name) for name in PAPERS_SWITCHES} == PAPERS_SWITCHES, label
+            assert cell.job.spec.ignore_label is None
+
+
+@every_scale
+def test_in_the_released_protocol_the_switches_are_the_programs(scale: str):
+    for task in (DISTANCE, COUNT):
+        for label, cell in cells(scale, RELEASED, task).items():
+            model = cell.job.spec.model
+            assert not model.causal
+            assert model.activation == ("gelu" if label == "mla" else "relu")
+            if label == "mla":
+                continue
+            assert (model.pad_mask, model.key_value_source) == (False, "embeddings")
+            assert (model.readout, model.final_norm) == ("mean", False)
+            assert model.dropout_on == ("weights", "attention", "ffn")
+            assert cell.job.spec.ignore_label == (0 if task == COUNT else None)
+
+
+@every_scale
+def test_the_programs_rope_has_a_sinusoid_and_the_one_on_few_heads_has_none(scale: str):
+    found = cells(scale, RELEASED, DISTANCE)
+    rope = found["rope"].job.spec.model
+    assert (rope.encoding, rope.input_encoding) == ("rope", "sinusoidal")
+    assert rope.input_encoding_options == {"layout": "halves"}
+    alone = found["rope-alone"].job.spec.model
+    assert alone == rope.model_copy(update={"input_encoding": None, "input_encoding_options": {}})
+    partial = found["partial-1"].job.spec.model
+    assert (partial.encoding, partial.encoding_options) == ("partial-rope", {"heads": 1})
+    assert partial.input_encoding is None
+
+
+@every_scale
+def test_the_programs_mla_is_another_program(scale: str):
+    run = spec(scale, RELEASED, COUNT, "mla")
+    model, encoding = run.model, run.model.build_encoding()
+    assert (model.pad_mask, model.key_value_source, model.readout, model.final_norm) == (
+        True,
+        "layer",
+        "masked-mean",
+        True,
+    )
+    assert model.input_encoding == "learned"
+    assert model.dropout_on == ("ffn-hidden", "ffn")
+    assert (encoding.rotary_query, encoding.latent_norm, encoding.phase_table) == ("shared", False, "released")
+    assert encoding.rotary_dim == model.head_dim
+    assert run.ignore_label is None
+    if scale == "paper":
+        assert encoding.d_compress == 128
+
+
+@pytest.mark.parametrize(
+    ("protocol", "label", "encoding", "options"),
+    [
+        (PAPER, "rope", "rope", {}),
+        (PAPER, "rope-absolute", "rope-absolute", {}),
+        (PAPER, "mla", "mla", {}),
+        (PAPER, "relative", "t5", {}),
+        (PAPER, "random", "random-fixed", {}),
+        (PAPER, "alibi", "alibi", {}),
+        (PAPER, "nope", "nope", {}),
+        (PAPER, "absolute", "sinusoidal", {}),
+        (PAPER, "partial-4", "partial-rope", {"heads": 4}),
+        (RELEASED, "relative", "relative-table", {}),
+        (RELEASED, "random", "random-fixed", {"trainable": True}),
+        (RELEASED, "alibi", "alibi", {"slopes": "exponential"}),
+        (RELEASED, "nope", "nope", {}),
+        (RELEASED, "absolute", "sinusoidal", {}),
+    ],
+)
+def test_the_two_protocols_mean_different_things_by_the_same_word(
+    protocol: str, label: str, encoding: str, options: dict[str, Any]
+):
+    for task in (DISTANCE, COUNT):
+        model = spec("paper", protocol, task, label).model
+        assert (model.encoding, model.encoding_options) == (encoding, options)
+
+
+@every_scale
+def test_every_encoding_has_a_name_for_people(scale: str):
+    for cell in grid(scale, PROTOCOLS, 1):
+        assert title(cell.key.label) in cell.job.label
+        assert cell.key.protocol in cell.job.label
+    assert title("partial-1") == "RoPE on 1 head"
+    assert title("partial-8") == "RoPE on 8 heads"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("lptop", PROTOCOLS, 1), "scale: there is no 'lptop'; did you mean 'laptop'"),
+        (("smoke", ["papr"], 1), "protocol: there is no 'papr'; did you mean 'paper'"),
+        (("smoke", PROTOCOLS, 0), "seeds: 0 was given"),
+        (("smoke", PROTOCOLS, -1), "seeds: -1 was given"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused(given: tuple[Any, ...], message: str):
+    with pytest.raises(InputError, match=message):
+        grid(*given)
+
+
+def test_a_starting_spec_follows_scale_protocol_task_and_encoding():
+    content = starting_spec("laptop", RELEASED, COUNT, "alibi", 7)
+    run = RunSpec(**content)
+    assert (run.task, run.model.encoding, run.model.protocol) == (COUNT, "alibi", RELEASED)
+    assert run.seed == run.data_seed == 7
+    for wrong in [("lap", PAPER, COUNT), ("laptop", "pap", COUNT), ("laptop", PAPER, "count")]:
+        with pytest.raises(InputError, match="there is no"):
+            starting_spec(*wrong, "rope", 1)
+
+
+# ---- carried out ----------------------------------------------------------------------------------------------------
+
+CELLS = 8
+
+
+def shrink(monkeypatch: pytest.MonkeyPatch, **optimiser: Any) -> None:
+    """The smoke scale made as small as can be: an epoch or two on 32 examples, 4 cells a protocol."""
+    smoke = SCALES["smoke"]
+    sizes = {
+        name: replace(size, train_examples=32, test_examples=16, epochs=2 if name == DISTANCE else 1)
+        for name, size in smoke.tasks.items()
+    }
+    small = replace(
+        smoke,
+        model=smoke.model | {"d_model": 16, "d_ff": 16, "num_heads": 2},
+        optimiser=smoke.optimiser | {"batch_size": 16} | optimiser,
+        tasks=sizes,
+        labels={DISTANCE: ("rope", "mla", "rope-absolute"), COUNT: ("nope",)},
+        partial_heads={DISTANCE: (), COUNT: ()},
+        ablation_examples=12,
+    )
+    monkeypatch.setitem(SCALES, "smoke", small)
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """No shape checks inside: what a study is made of runs checked in its own tests."""
+    config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        config.update("jaxtyping_disable", False)
+
+
+class Here:
+    """Stands for `run_local`: in this process, one job after another, stopped after some."""
+
+    def __init__(self) -> None:
+        self.stop_after = 10**6
+        self.done: list[str] = []
+
+    def __call__(self, jobs: Sequence[Job], out: Path, limits: Limits, **_: Any) -> None:
+        for job in jobs:
+            over = replace(limits, should_stop=lambda: len(self.done) >= self.stop_after)
+            if all((out / job.spec.name / f"{name}.json").exists() for name in ("ablation", *job.measures)):
+                over = limits
+            elif (out / job.spec.name / "ablation.json").exists():
+                carry_out(job, out, limits)
+            elif carry_out(job, out, over).status != "stopped":
+                self.done.append(job.spec.name)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished study; not to be changed."""
+    out = tmp_path_factory.mktemp("finished") / "study"
+    with pytest.MonkeyPatch.context() as patch, unchecked():
+        shrink(patch)
+        patch.setattr(study, "run_local", Here())
+        assert reproduce(out, scale="smoke").complete
+    return out
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+    """The micro scale, in this process."""
+    made = Here()
+    monkeypatch.setattr(study, "run_local", made)
+    shrink(monkeypatch)
+    with unchecked():
+        yield made
+
+
+@pytest.fixture
+def copy(finished: Path, here: Here, tmp_path: Path) -> Path:
+    """The finished study as one's own."""
+    return shutil.copytree(finished, tmp_path / "copy")
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def told(state: Reproduction) -> dict[str, Any]:
+    """What a study found, without the time it took."""
+    found = [cell.to_dict() for cell in state.results.cells]
+    for cell in found:
+        cell["epochs"] = [{name: row[name] for name in row if name != "seconds"} for row in cell["epochs"]]
+        cell["watched"] = [{name: row[name] for name in row if name != "seconds"} for row in cell["watched"]]
+        cell["result"] = {n: x for n, x in cell["result"].items() if n not in ("seconds", "tokens_per_second")}
+    return {"cells": found, "claims": [entry.to_dict() for entry in state.entries]}
+
+
+def test_every_cell_is_carried_out_and_written_down(copy: Path):
+    state = gather(copy)
+    assert (state.finished, state.total, state.share, state.complete) == (CELLS, CELLS, 1.0, True)
+    assert [cell.key for cell in state.results.cells] == sorted(cell.key for cell in state.plan.cells())
+    found, claims = read_json(copy / "results.json"), read_json(copy / "claims.json")
+    for written in (found, claims):
+        assert written["study"] == "reproduce"
+        assert written["scale"] == "smoke"
+        assert written["protocols"] == list(PROTOCOLS)
+        assert (written["seeds"], written["finished"], written["total"]) == (1, CELLS, CELLS)
+        assert {"torch", "seconds", "execution"} <= written["environment"].keys()
+    assert len(found["cells"]) == len(found["table"]) == CELLS
+    assert [(c["id"], c["protocol"]) for c in claims["claims"]] == [
+        (c.id, p) for c in claims_of(["core"]) for p in PROTOCOLS
+    ]
+
+
+def test_each_cell_is_its_run(copy: Path):
+    state = gather(copy)
+    by_key = {cell.key: cell for cell in state.plan.cells()}
+    for cell in state.results.cells:
+        job = by_key[cell.key].job
+        run = Run.open(copy / "runs" / cell.run)
+        assert run.spec == job.spec
+        assert cell.accuracy == run.result["test_accuracy"]
+        assert cell.epochs == run.metrics
+        assert cell.parameters == sum(p.numel() for p in run.model().parameters())
+        assert cell.ablation is not None
+        assert cell.ablation.examples <= 12
+        assert cell.chance == job.spec.chance == cell.ablation.chance
+        padded = (cell.key.protocol, cell.key.task) == (RELEASED, DISTANCE)
+        assert (cell.length_chance > cell.chance) == padded
+
+
+@pytest.mark.heavy
+def test_workers_find_what_one_process_finds(copy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The micro scale reaches the workers with their jobs; they know nothing of it themselves."""
+    monkeypatch.setattr(study, "run_local", run_local)
+    monkeypatch.setattr(local, "plan_workers", lambda *_: (2, torch.get_num_threads()))
+    state = reproduce(tmp_path / "study", scale="smoke", workers=2)
+    assert state.complete
+    assert told(state) == told(gather(copy))
+
+
+def test_a_part_that_is_asked_for_later_joins_the_study(copy: Path, here: Here):
+    done = {
+        name: files(copy / "runs" / name)["model.safetensors"] for name in (p.name for p in (copy / "runs").iterdir())
+    }
+    state = reproduce(copy, scale="smoke", protocols=[PAPER], parts=["mechanism"])
+    assert state.plan.parts == ("core", "mechanism")
+    assert state.complete
+    assert here.done == []  # no model is trained for it
+    for cell in state.results.cells:
+        wanted = {"position", "sets", "representation", "seed"} if cell.key.task == DISTANCE else set()
+        assert cell.measures.keys() == wanted
+        assert files(copy / "runs" / cell.run)["model.safetensors"] == done[cell.run]
+        assert [row["step"] for row in cell.watched] == ([0, 1, 2, 3, 4] if cell.key.task == DISTANCE else [])
+    assert {entry.claim.part for entry in state.entries} == {"core", "mechanism"}
+    assert reproduce(copy, scale="smoke", protocols=[PAPER]).plan.parts == ("core", "mechanism")
+    name = next(cell.run for cell in state.results.cells if cell.measures)
+    (copy / "runs" / name / "seed.json").unlink()
+    assert not gather(copy).complete
+    (copy / "runs" / name / "seed.json").write_text("[]")
+    with pytest.raises(InputError, match=r"seed.json is damaged"):
+        gather(copy)
+
+
+def test_gathering_twice_writes_the_same_bytes(copy: Path):
+    gather(copy)
+    before = files(copy)
+    gather(copy)
+    assert files(copy) == before
+    (copy / "results.json").unlink()
+    (copy / "claims.json").unlink()
+    gather(copy)
+    assert files(copy) == before
+
+
+def test_a_second_call_does_nothing_and_is_quick(copy: Path, here: Here):
+    before = {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*")}
+    found = told(gather(copy))
+    began = time.monotonic()
+    state = reproduce(copy, scale="smoke")
+    assert time.monotonic() - began < 5
+    assert here.done == []
+    assert {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*")} == before
+    assert told(state) == found
+
+
+def test_results_read_back_from_json_judge_the_same(copy: Path):
+    state = gather(copy)
+    written = read_json(copy / "results.json")["cells"]
+    read = [CellResult.from_dict(cell) for cell in written]
+    assert json.loads(json.dumps([cell.to_dict() for cell in read])) == written
+    entries = judge(claims_of(state.plan.parts), Results(read), PROTOCOLS)
+    assert [entry.to_dict() for entry in entries] == [entry.to_dict() for entry in state.entries]
+    assert [row.to_dict() for row in accuracy_table(Results(read), PROTOCOLS)] == read_json(copy / "results.json")[
+        "table"
+    ]
+
+
+def test_stopped_and_gone_on_with_it_finds_the_same(finished: Path, here: Here, tmp_path: Path):
+    out = tmp_path / "study"
+    here.stop_after = 0
+    begun = reproduce(out, scale="smoke")
+    assert (begun.finished, begun.share, begun.complete) == (0, 0.0, False)
+    assert {entry.verdict for entry in begun.entries} == {"undecided"}
+    assert not (out / "results.json").exists()
+    here.stop_after = 3
+    part = reproduce(out, scale="smoke")
+    assert (part.finished, part.total) == (3, CELLS)
+    assert 0 < part.share < 1
+    assert len(read_json(out / "results.json")["cells"]) == 3
+    assert gather(out).finished == 3
+    here.stop_after = 10**6
+    whole = reproduce(out, scale="smoke")
+    assert whole.complete
+    assert len(here.done) == CELLS
+    assert told(whole) == told(gather(shutil.copytree(finished, tmp_path / "copy")))
+
+
+def rows_say_what_their_cells_say(state: Reproduction) -> None:
+    for row in state.table:
+        found = state.results.under(row.protocol).of(row.task, row.label)
+        accuracy = [cell.accuracy for cell in found]
+        assert row.accuracy == pytest.approx(np.mean(accuracy))
+        assert (row.lowest, row.highest) == (min(accuracy), max(accuracy))
+        assert row.largest_drop == pytest.approx(np.mean([cell.ablation.drops.max() for cell in found]))
+        layer, head = np.argwhere(found[0].ablation.drops == found[0].ablation.drops.max())[0] + 1
+        assert row.where.split(", ")[0] == f"layer {layer} head {head}"
+        assert row.kinds == [layer.kind for layer in found[0].deposits()]
+        assert row.paper == PAPER_TABLE_1.get((row.task, row.label))
+    places = [(row.protocol, row.task, -row.accuracy) for row in state.table]
+    for place, rows in itertools.groupby(places, key=lambda row: row[:2]):
+        rows = list(rows)
+        assert rows == sorted(rows), place
+
+
+def test_seeds_can_be_raised_later(copy: Path, here: Here):
+    before = told(gather(copy))["cells"]
+    state = reproduce(copy, scale="smoke", seeds=2)
+    assert (state.finished, state.total) == (2 * CELLS, 2 * CELLS)
+    assert len(here.done) == CELLS
+    assert [cell for cell in told(state)["cells"] if cell["key"]["seed"] == 42] == before
+    assert {row.seeds for row in state.table} == {2}
+    assert gather(copy).total == 2 * CELLS
+    rows_say_what_their_cells_say(state)
+
+
+def test_the_set_ups_are_the_runs_own(copy: Path):
+    """The process that gathers may have other threads than those that trained, and another machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    assert gather(copy).environment["threads"] == before
+    torch.set_num_threads(before)
+    path = next((copy / "runs").iterdir()) / "environment.json"
+    content = read_json(path)
+    content["history"][0]["setup"] |= {"device": "cuda", "gpu": "a GPU", "precision": "bfloat16"}
+    path.write_text(json.dumps(content))
+    state = gather(copy)
+    assert f"The {CELLS} runs were carried out on 2 set-ups" in state.environment["setups"]
+    assert "cuda (a GPU), bfloat16" in state.environment["setups"]
+    assert read_json(copy / "results.json")["environment"] == state.environment
+    path.write_text(json.dumps(content | {"execution": 3}))
+    with pytest.raises(InputError, match=r"environment.json is damaged: execution"):
+        gather(copy)
+
+
+def test_one_protocol_can_be_asked_for_alone(copy: Path, here: Here):
+    state = reproduce(copy, scale="smoke", protocols=[RELEASED])
+    assert (state.finished, state.total) == (CELLS // 2, CELLS // 2)
+    assert {entry.protocol for entry in state.entries} == {RELEASED}
+    assert reproduce(copy, scale="smoke").finished == CELLS
+    assert here.done == []
+
+
+def test_time_adds_up_over_calls(copy: Path):
+    before = gather(copy).environment["seconds"]
+    assert before > 0
+    content = read_json(copy / "study.json")
+    (copy / "study.json").write_text(json.dumps(content | {"seconds": 1000.0}))
+    assert 1000 <= reproduce(copy, scale="smoke").environment["seconds"] < 1060
+
+
+def test_runs_that_diverge_are_finished_and_said_to_have_diverged(
+    here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    shrink(monkeypatch, lr=1e30)
+    state = reproduce(tmp_path / "study", scale="smoke")
+    assert state.complete
+    assert {entry.verdict for entry in state.entries} == {"undecided"}
+    for row in state.table:
+        assert (row.accuracy, row.lowest, row.highest, row.largest_drop, row.kinds) == (None, None, None, None, [])
+        assert row.diverged == row.seeds == 1
+    for cell in read_json(tmp_path / "study" / "results.json")["cells"]:
+        assert CellResult.from_dict(cell).status == "diverged"
+    assert told(reproduce(tmp_path / "study", scale="smoke")) == told(state)
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_numbers_are_those_of_its_table_1():
+    assert {key: PAPER_TABLE_1[key] for key in PAPER_TABLE_1} == {
+        (DISTANCE, "mla"): 88.34,
+        (COUNT, "mla"): 97.41,
+        (DISTANCE, "rope"): 92.64,
+        (COUNT, "rope"): 69.43,
+        (DISTANCE, "nope"): 3.51,
+        (COUNT, "nope"): 77.69,
+    }
+
+
+# ---- refused --------------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_holds_something_else_is_left_alone(here: Here, tmp_path: Path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"holds files that are not a study's"):
+        reproduce(tmp_path, scale="smoke")
+    with pytest.raises(InputError, match=r"is not a study's directory \(no study.json\)"):
+        gather(tmp_path)
+    assert files(tmp_path) == {"thesis.txt": b"mine"}
+    with pytest.raises(InputError, match=r"out: .*thesis.txt is \(or lies under\) a file"):
+        reproduce(tmp_path / "thesis.txt", scale="smoke")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_is_no_study_cannot_be_gathered(tmp_path: Path, there: bool):
+    directory = tmp_path / "study"
+    if there:
+        directory.mkdir()
+    with pytest.raises(InputError, match="give one that 'toeplens reproduce' wrote"):
+        gather(directory)
+    assert directory.exists() == there
+
+
+def test_an_empty_directory_will_do(here: Here, tmp_path: Path):
+    here.stop_after = 1
+    assert reproduce(tmp_path, scale="smoke").finished == 1
+    assert reproduce(str(tmp_path), scale="smoke").finished == 1
+
+
+def test_another_scale_in_the_same_directory_is_refused(copy: Path):
+    before = files(copy)
+    with pytest.raises(InputError, match="holds a study at scale 'smoke'; give another directory"):
+        reproduce(copy, scale="laptop")
+    assert files(copy) == before
+
+
+def test_what_cannot_be_asked_for_leaves_nothing_behind(here: Here, tmp_path: Path):
+    for wrong in ({"scale": "smok"}, {"protocols": ["papr"]}, {"seeds": 0}):
+        with pytest.raises(InputError):
+            reproduce(tmp_path / "study", **{"scale": "smoke", **wrong})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_workers_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    shrink(monkeypatch)
+    with pytest.raises(InputError, match="workers: 0 was given"):
+        reproduce(tmp_path / "study", scale="smoke", workers=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kill_before_the_first_file_was_in_place_does_not_lock_the_directory(here: Here, tmp_path: Path):
+    (tmp_path / ".study.json.abcd1234.tmp").write_text("{")
+    here.stop_after = 1
+    assert reproduce(tmp_path, scale="smoke").finished == 1
+
+
+GOOD = {"scale": "smoke", "protocols": ["paper"], "seeds": 1, "seconds": 0.0, "environment": {}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        "[1, 2]",
+        "3",
+        '"smoke"',
+        "{}",
+        json.dumps({name: value for name, value in GOOD.items() if name != "environment"}),
+        json.dumps(GOOD | {"scale": None}),
+        json.dumps(GOOD | {"scale": ["smoke"]}),
+        json.dumps(GOOD | {"seeds": "many"}),
+        json.dumps(GOOD | {"seeds": 0}),
+        json.dumps(GOOD | {"seeds": 1e999}),
+        json.dumps(GOOD | {"seeds": None}),
+        json.dumps(GOOD | {"protocols": "paper"}),
+        json.dumps(GOOD | {"protocols": None}),
+        json.dumps(GOOD | {"protocols": [["paper"]]}),
+        json.dumps(GOOD | {"environment": 3}),
+    ],
+)
+def test_a_damaged_study_is_one_sentence(copy: Path, content: str):
+    (copy / "study.json").write_text(content)
+    with pytest.raises(InputError) as caught:
+        gather(copy)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "3", "null", *(json.dumps(GOOD | {"seconds": x}) for x in ("long", None, [1]))],
+)
+def test_a_damaged_study_is_not_gone_on_with(copy: Path, content: str):
+    (copy / "study.json").write_text(content)
+    with pytest.raises(InputError, match="study"):
+        reproduce(copy, scale="smoke")
+    assert (copy / "study.json").read_text() == content
+
+
+@pytest.mark.parametrize("name", ["spec.json", "result.json", "metrics.jsonl", "watched.jsonl", "ablation.json"])
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_damaged_run_is_one_sentence(copy: Path, name: str, content: str):
+    run = next((copy / "runs").iterdir())
+    (run / name).write_text(content)
+    with pytest.raises(InputError, match=f"{name}|ablation") as caught:
+        gather(copy)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_in_a_cell_keeps_what_is_finished(here: Here, tmp_path: Path):
+    here.stop_after = 2
+    out = tmp_path / "study"
+    first = reproduce(out, scale="smoke")
+    assert first.finished == 2
+    here.stop_after = 10**6
+    unbegun = [c.job.spec.name for c in first.plan.cells() if c.job.spec.name not in here.done][-1]
+    shutil.rmtree(out / "runs" / unbegun)
+    (out / "runs" / unbegun).mkdir()
+    (out / "runs" / unbegun / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds files that are not a run's"):
+        reproduce(out, scale="smoke")
+    assert read_json(out / "results.json")["finished"] == CELLS - 1
+    assert (out / "runs" / unbegun / "thesis.txt").read_text() == "mine"
+
+
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget", "reserve"), [(540, 20), (80, 20), (25, 6.25), (4, 1)])
+def test_a_time_budget_leaves_time_to_write_everything_down(budget: float, reserve: float):
+    now = time.time()
+    limits = limits_for(budget, Limits(device="cpu"))
+    assert limits.deadline == pytest.approx(now + budget - reserve, abs=2)
+    assert limits.device == "cpu"
+
+
+def test_without_a_budget_there_is_no_deadline():
+    limits = Limits()
+    assert limits_for(None, limits) is limits

@@ -1,0 +1,147 @@
+"""What C.4 says of taking position out: the numbers on planted models, and verdicts that follow their records."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from toeplens.ground import read_json, write_json
+from toeplens.papers.mathematics import estimators as module
+from toeplens.papers.mathematics.estimators import CLAIMS, diagonal_means, estimators
+from toeplens.studies.kit.verdicts import combine
+
+MEASURED = {
+    "c4-not-orthogonal": "holds",
+    "c4-no-subspace": "fails",
+    "c4-no-subspace-corrected": "holds",
+    "c4-levinson": "holds",
+    "c4-levinson-corrected": "holds",
+    "c4-not-unique": "holds in part",
+    "c4-not-unique-corrected": "holds",
+}
+
+
+@pytest.fixture(scope="module")
+def record() -> dict[str, Any]:
+    return estimators(0)
+
+
+def verdicts(*runs: dict[str, Any]) -> dict[str, str]:
+    return {claim.id: combine(claim.check({"estimators": runs})) for claim in CLAIMS}
+
+
+def test_the_verdicts(record: dict[str, Any]) -> None:
+    assert verdicts(record) == MEASURED
+
+
+def test_json_holds_the_record(record: dict[str, Any], tmp_path: Path) -> None:
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    record = copy.deepcopy(record)
+    record["levinson"]["shared"]["predictor"][-1] = math.inf  # a kernel that was refused
+    write_json(tmp_path / "record.json", record)
+    assert verdicts(read_json(tmp_path / "record.json")) == MEASURED
+
+
+def test_a_seed_gives_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("WIDTHS", (64,)), ("VOCABULARIES", (8,)), ("DRAWS", 2), ("TEXTS", 2)):
+        monkeypatch.setattr(module, name, value)
+    assert estimators(3) == estimators(3)
+    assert estimators(3) != estimators(4)
+
+
+def test_the_numbers_are_those_of_the_theory(record: dict[str, Any]) -> None:
+    for row in record["spans"]:
+        assert row["separable"] == (row["rank"] + row["word_rank"] <= row["width"])  # nothing is aligned by design
+        assert row["word_rank"] == min(row["vocabulary"] - 1, row["width"])
+        if row["vocabulary"] == 574:
+            assert row["overlap"] == pytest.approx(row["chance"], rel=0.05)
+    for kind in ("own", "shared"):
+        errors = record["levinson"][kind]["predictor"]
+        assert errors == sorted(errors)
+
+
+def test_the_papers_own_sizes_cannot_be_separated(record: dict[str, Any]) -> None:
+    """574 words in 256 dimensions: full rank, whatever the encoding."""
+    rows = [row for row in record["spans"] if row["vocabulary"] == 574 and row["width"] == 256]
+    assert len(rows) == 3
+    assert all(row["word_rank"] == 256 and row["linear_error"] > 0.3 and row["lookup"] == 1 for row in rows)
+
+
+def test_diagonal_means_are_those_of_loops() -> None:
+    logits = np.random.Generator(np.random.Philox(0)).normal(size=(7, 7))
+    wanted = [sum(logits[i, i - d] for i in range(d, 7)) / (7 - d) for d in range(7)]
+    np.testing.assert_allclose(diagonal_means(logits), wanted, atol=1e-14)
+
+
+def everywhere(field: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(run: dict[str, Any]) -> None:
+        for row in run["spans"]:
+            row[field] = value
+
+    return change
+
+
+def within(value: Any, *path: Any) -> Callable[[dict[str, Any]], None]:
+    def change(run: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            run = run[key]
+        run[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("doctor", "changed"),
+    [
+        (within(90.0, "spans", 0, "least_angle"), {"c4-not-orthogonal": "holds in part"}),
+        (everywhere("least_angle", 90.0), {"c4-not-orthogonal": "fails", "c4-no-subspace": "undecided"}),
+        (everywhere("oblique_error", 0.5), {"c4-no-subspace": "holds"}),
+        (everywhere("oblique_error", None), {"c4-no-subspace": "holds"}),
+        (everywhere("linear_error", 0.5), {"c4-no-subspace-corrected": "holds in part"}),
+        (everywhere("separable", False), {"c4-no-subspace-corrected": "holds in part"}),
+        (within(0.98, "spans", 3, "lookup"), {"c4-no-subspace-corrected": "holds in part"}),
+        (within(0.01, "levinson", "own", "predictor", 0), {"c4-levinson": "holds in part"}),
+        (within(None, "levinson", "shared", "frequencies", 0), {"c4-levinson": "holds in part"}),
+        (within(math.nan, "levinson", "recovered", 2), {"c4-levinson": "holds in part"}),
+        (within(0.2, "levinson", "own", "predictor", 2), {"c4-levinson-corrected": "holds in part"}),
+        (within(0.01, "levinson", "shared", "predictor", 2), {"c4-levinson-corrected": "holds in part"}),
+        (within(0.9, "definite"), {"c4-levinson-corrected": "holds in part"}),
+        (within(0.2, "pair", "single_gap"), {"c4-not-unique-corrected": "holds in part"}),
+        (within(0.2, "pair", "means_gap"), {"c4-not-unique-corrected": "holds in part"}),
+        (within(0.9, "pair", "content", "stay"), {"c4-not-unique-corrected": "holds in part"}),
+        (within(0.9, "pair", "content", "position_share"), {"c4-not-unique-corrected": "holds in part"}),
+    ],
+)
+def test_other_numbers_give_other_verdicts(
+    record: dict[str, Any], doctor: Callable[[dict[str, Any]], None], changed: dict[str, str]
+) -> None:
+    doctored = copy.deepcopy(record)
+    doctor(doctored)
+    assert verdicts(doctored) == MEASURED | changed
+
+
+def test_what_cannot_be_told_apart_makes_the_papers_statement_hold(record: dict[str, Any]) -> None:
+    doctored = copy.deepcopy(record)
+    doctored["pair"]["content"] = doctored["pair"]["positional"]
+    assert verdicts(doctored)["c4-not-unique"] == "holds"
+    doctored["pair"].update(single_gap=1.0, means_gap=1.0, extraction_gap=0.0)
+    doctored["pair"]["content"] = record["pair"]["content"]
+    assert verdicts(doctored)["c4-not-unique"] == "fails"
+
+
+def test_without_records_nothing_is_decided() -> None:
+    assert set(verdicts().values()) == {"undecided"}
+    assert {combine(claim.check({})) for claim in CLAIMS} == {"undecided"}
+
+
+def test_seeds_that_differ_hold_in_part(record: dict[str, Any]) -> None:
+    doctored = copy.deepcopy(record)
+    doctored["levinson"]["own"]["predictor"][0] = 1.0
+    assert verdicts(record, doctored)["c4-levinson"] == "holds in part"

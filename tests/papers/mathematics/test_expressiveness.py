@@ -1,0 +1,349 @@
+"""What the logit forms can express: exact tests agree with linear programs, searches with both, verdicts with data."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any, Literal
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from toeplens.ground import InputError
+from toeplens.papers.mathematics.expressiveness import CLAIMS, expressiveness
+from toeplens.papers.mathematics.feasibility import (
+    additive,
+    additive_possible,
+    additive_signs,
+    logits,
+    one_angle,
+    random_signs,
+    rotary,
+    rotary_possible,
+    search,
+    separable,
+    wanted_signs,
+)
+from toeplens.studies.kit.verdicts import Verdict, combine
+
+KINDS: tuple[Literal["offset", "sum", "decay"], ...] = ("offset", "sum", "decay")
+
+
+def philox(seed: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(seed))
+
+
+def table(*places: tuple[int, int, int, int], vocabulary: int = 2, offsets: int = 2) -> np.ndarray:
+    """Signs at (a, b, delta, sign); all else is free."""
+    signs = np.zeros((vocabulary, vocabulary, offsets), dtype=int)
+    for a, b, offset, sign in places:
+        signs[a, b, offset] = sign
+    return signs
+
+
+EXCLUSIVE_OR = ((0, 0, 0, 1), (0, 0, 1, -1), (0, 1, 0, -1), (0, 1, 1, 1))
+
+# ---- exact tests ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("signs", "possible"),
+    [
+        (table(*EXCLUSIVE_OR), False),
+        (table(*EXCLUSIVE_OR[:3]), True),
+        (table(*EXCLUSIVE_OR[:3], (0, 1, 1, -1)), True),  # "and"
+        (table(*((a, b, d, 1) for a, b, d, _ in EXCLUSIVE_OR)), True),
+        (table(), True),
+        # a cycle through three pairs and three offsets, with no exclusive or in it
+        (
+            table(
+                *((0, b, b, 1) for b in range(3)), *((0, b, (b + 1) % 3, -1) for b in range(3)), vocabulary=3, offsets=3
+            ),
+            False,
+        ),
+        (
+            table(*((0, b, b, 1) for b in range(3)), *((0, b, b + 1, -1) for b in range(2)), vocabulary=3, offsets=3),
+            True,
+        ),
+    ],
+)
+def test_additive_instances_made_by_hand(signs: np.ndarray, possible: bool) -> None:
+    assert additive_possible(signs) is possible
+
+
+def additive_by_program(signs: np.ndarray) -> bool:
+    """Is there a table C and a beta with Y (C + beta) >= 1? One linear constraint a sign, written out."""
+    pairs, offsets = signs.shape[0] ** 2, signs.shape[2]
+    rows = []
+    for (a, b, offset), sign in np.ndenumerate(signs):
+        if sign:
+            row = np.zeros(pairs + offsets)
+            row[a * signs.shape[0] + b] = row[pairs + offset] = -sign
+            rows.append(row)
+    return linprog(np.zeros(pairs + offsets), A_ub=rows, b_ub=-np.ones(len(rows)), bounds=(None, None)).status == 0
+
+
+@given(seed=st.integers(0, 999), vocabulary=st.integers(2, 4), offsets=st.integers(2, 5), share=st.floats(0.2, 0.8))
+def test_the_order_without_cycles_is_the_linear_program(seed: int, vocabulary: int, offsets: int, share: float) -> None:
+    places = max(1, int(share * vocabulary**2 * offsets))
+    for signs in random_signs(philox(seed), 4, places, vocabulary=vocabulary, offsets=offsets):
+        assert additive_possible(signs) == additive_by_program(signs)
+
+
+@given(seed=st.integers(0, 999), count=st.integers(2, 30), size=st.integers(1, 6))
+def test_separable_rows_have_a_normal_and_others_a_certificate(seed: int, count: int, size: int) -> None:
+    """Gordan: either rows @ w > 0, or some weights >= 0 that sum to 1 have weights @ rows = 0; float64, to 1e-9."""
+    rng = philox(seed)
+    rows = rng.normal(size=(count, size)) + rng.normal(size=size)
+    sums = np.concatenate((rows.T, np.ones((1, count))))
+    certificate = linprog(np.zeros(count), A_eq=sums, b_eq=np.append(np.zeros(size), 1.0))
+    assert separable(rows) == (certificate.status == 2)
+    if certificate.status == 0:
+        np.testing.assert_allclose(sums @ certificate.x, np.append(np.zeros(size), 1.0), atol=1e-9)
+    planted = rows * np.sign(rows @ rng.normal(size=size))[:, None]
+    assert separable(planted)
+    assert not separable(np.concatenate((planted, -planted[:1])))
+
+
+def test_one_pair_cannot_alternate_over_many_offsets() -> None:
+    """cos(delta - phi) + c has at most 2 zeros in 2 pi: at most 6 in 15 steps, where the signs change 15 times."""
+    signs = np.broadcast_to((-1) ** np.arange(16), (2, 2, 16)).copy()
+    assert additive_possible(signs)
+    assert not rotary_possible(rotary(2), signs)
+    assert not rotary_possible(rotary(4), signs)
+    assert rotary_possible(rotary(16), signs)  # 16 waves at 16 offsets
+    assert rotary_possible(rotary(12), signs)  # 12 waves that double precision cannot tell apart: not excluded
+    assert rotary_possible(rotary(2), signs[..., :3])
+
+
+def test_proofs_do_not_hang_on_the_precision_of_the_waves() -> None:
+    """The span of RoPE's 8 waves at 16 offsets, made orthonormal in 50 digits, excludes the same instances."""
+    with mpmath.workdps(50):
+        angles = [[d * mpmath.mpf(10) ** -t for t in range(4)] for d in range(16)]
+        waves = mpmath.matrix([[f(x) for f in (mpmath.cos, mpmath.sin) for x in row] for row in angles])
+        exact = np.array(mpmath.qr(waves, mode="skinny")[0].tolist(), dtype=float)
+    beta = additive_signs(philox(0), 40, "offset", vocabulary=1, offsets=16)
+    found = [rotary_possible(rotary(8), signs) for signs in beta]
+    with_threshold = np.concatenate((exact, np.ones((16, 1))), axis=1)
+    assert found == [separable(with_threshold * signs[0, 0][:, None]) for signs in beta]
+    assert 5 < sum(found) < 35
+
+
+def random_tables(seed: int, width: int, *, vocabulary: int, offsets: int) -> np.ndarray:
+    """The signs of RoPE logits of random vectors, in loops; 0 where they are near 0."""
+    rng = philox(seed)
+    u, v = rng.normal(size=(2, vocabulary, width // 2)) + 1j * rng.normal(size=(2, vocabulary, width // 2))
+    signs = np.zeros((vocabulary, vocabulary, offsets), dtype=int)
+    for a, b, offset in np.ndindex(signs.shape):
+        turns = (np.exp(1j * offset * 10000 ** (-2 * t / width)) for t in range(width // 2))
+        logit = sum((x * y.conjugate() * e).real for x, y, e in zip(u[a], v[b], turns, strict=True))
+        signs[a, b, offset] = np.sign(logit) * (abs(logit) > 0.3)
+    return signs
+
+
+@given(seed=st.integers(0, 999), width=st.sampled_from([2, 4, 8]))
+def test_what_rope_made_is_not_excluded(seed: int, width: int) -> None:
+    assert rotary_possible(rotary(width), random_tables(seed, width, vocabulary=3, offsets=12))
+
+
+# ---- the search -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [additive(6), rotary(6), one_angle(6), rotary(2)])
+def test_logits_are_the_sum_over_pairs(form) -> None:
+    n, offsets = len(form.frequencies), 5
+    generator = torch.Generator().manual_seed(0)
+    u, v = torch.randn(2, 3, 4, form.width, generator=generator, dtype=torch.float64)
+    found = logits(form, u, v, offsets)
+    assert found.shape == (3, 4, 4, offsets)
+    for i, a, b, offset in np.ndindex(3, 4, 4, offsets):
+        logit = sum(
+            complex(u[i, a, t], u[i, a, n + t])
+            * complex(v[i, b, t], -v[i, b, n + t])
+            * np.exp(1j * offset * form.frequencies[t])
+            for t in range(n)
+        )
+        assert float(found[i, a, b, offset]) == pytest.approx(complex(logit).real, abs=1e-12)
+
+
+@pytest.mark.parametrize("width", [0, 1, 7, -2])
+def test_a_width_is_even_and_at_least_2(width: int) -> None:
+    for form in (additive, rotary, one_angle):
+        with pytest.raises(InputError, match=f"width: {width} was given"):
+            form(width)
+
+
+def test_at_one_offset_turned_keys_make_rope_the_additive_form() -> None:
+    """The seed's own form of the constraint: <u, v> = Re(u conj(v e^(i delta theta)) e^(i delta theta)), to 1e-12."""
+    generator = torch.Generator().manual_seed(1)
+    u, v = torch.randn(2, 5, 8, generator=generator, dtype=torch.float64)
+    still = logits(additive(8), u, v, 6)
+    for offset in range(6):
+        turns = torch.exp(1j * offset * torch.tensor(rotary(8).frequencies, dtype=torch.float64))
+        turned = torch.complex(v[:, :4], v[:, 4:]) * turns
+        keys = torch.cat((turned.real, turned.imag), dim=-1)
+        torch.testing.assert_close(logits(rotary(8), u, keys, 6)[..., offset], still[..., offset], rtol=0, atol=1e-12)
+
+
+def test_the_search_agrees_with_the_exact_test_at_full_width() -> None:
+    sizes = (6, 12, 18, 27)
+    signs = np.concatenate([random_signs(philox(0), 8, size, vocabulary=3, offsets=3) for size in sizes])
+    possible = np.array([additive_possible(instance) for instance in signs])
+    assert 5 < possible.sum() < 27
+    solution = search(additive(4), signs, restarts=2, steps=200, seed=0)
+    np.testing.assert_array_equal(solution.met, possible)
+    assert ((solution.margin > 0) == solution.met).all()
+    assert (solution.margin <= 1).all()
+
+
+def test_the_search_finds_planted_rope_logits() -> None:
+    signs = np.stack([random_tables(seed, 8, vocabulary=4, offsets=6) for seed in range(8)])
+    assert not any(additive_possible(instance) for instance in signs)
+    assert search(rotary(8), signs, restarts=2, steps=200, seed=0).met.mean() >= 0.75
+    assert not search(additive(8), signs, restarts=1, steps=50, seed=0).met.any()
+
+
+def test_exclusive_or_needs_a_rotation() -> None:
+    signs = table(*EXCLUSIVE_OR)[None]
+    assert not search(additive(8), signs, restarts=4, steps=100, seed=0).met[0]
+    assert search(rotary(2), signs, restarts=4, steps=100, seed=0).met[0]
+
+
+# ---- the instances --------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 999), places=st.integers(1, 36))
+def test_random_signs_have_their_number_of_places(seed: int, places: int) -> None:
+    signs = random_signs(philox(seed), 3, places, vocabulary=3, offsets=4)
+    assert signs.shape == (3, 3, 3, 4)
+    assert (np.abs(signs).sum((1, 2, 3)) == places).all()
+    assert set(np.unique(signs)) <= {-1, 0, 1}
+
+
+@given(seed=st.integers(0, 999), pairs=st.integers(1, 6))
+def test_pairs_are_wanted_at_one_offset_each(seed: int, pairs: int) -> None:
+    for signs in wanted_signs(philox(seed), 3, pairs, vocabulary=3, offsets=4):
+        wanted = (signs == 1).sum(-1)
+        assert sorted(wanted.ravel())[-pairs:] == [1] * pairs
+        assert wanted.sum() == pairs
+        assert (signs != 0).all()
+        different = len(np.unique(np.argwhere(signs == 1)[:, 2])) > 1
+        assert additive_possible(signs) == (not different)
+
+
+@given(seed=st.integers(0, 999), kind=st.sampled_from(KINDS))
+def test_additive_signs_are_an_additive_forms(seed: int, kind: Literal["offset", "sum", "decay"]) -> None:
+    for signs in additive_signs(philox(seed), 3, kind, vocabulary=3, offsets=9):
+        assert additive_possible(signs)
+        if kind == "offset":
+            assert (signs == signs[0, 0]).all()
+        if kind == "decay":
+            assert (np.diff(signs, axis=-1) <= 0).all()
+
+
+# ---- the experiment and its claims ----------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {"instances": 2, "widths": (2, 4), "restarts": 1, "steps": 40}
+
+
+@pytest.fixture(scope="module")
+def record() -> dict[str, Any]:
+    return expressiveness(3, **SMALL)
+
+
+def test_the_record_is_plain_and_the_same_each_time(record: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(record)) == record
+    assert expressiveness(3, **SMALL) == record
+    assert expressiveness(4, **SMALL)["rows"] != record["rows"]
+
+
+def test_what_was_found_is_possible(record: dict[str, Any]) -> None:
+    assert {(row["family"], row["width"]) for row in record["rows"]} == {
+        (family, width) for family in ("random", "wanted", *KINDS) for width in (2, 4)
+    }
+    for row in record["rows"]:
+        means = {name: triple[0] for name, triple in row["means"].items()}
+        assert means["additive"] <= means["bound"]
+        assert means["rotary"] <= means["possible"]
+        assert means["gain"] == means["rotary"] - means["bound"]
+        assert row["additive_met"] == 2 * means["additive"]
+        assert row["impossible"] + row["open"] <= row["additive_met"]
+        assert all(low <= value <= high for value, low, high in row["means"].values())
+        if row["family"] in KINDS:
+            assert means["bound"] == 1
+        if (row["family"], row["size"]) == ("wanted", 1):
+            assert means["bound"] == 1
+
+
+def test_with_given_vectors_a_rotation_changes_nothing(record: dict[str, Any]) -> None:
+    fixed = [row for row in record["stated"] if row["test"] == "fixed"]
+    assert [row["relative"] for row in fixed] == [row["rotary"] for row in fixed]
+    for row in record["stated"]:
+        if row["test"] == "draws":  # one of size + 1 alike logits is the greatest; 5 standard errors
+            error = 5 * np.sqrt(0.25 / 20000)
+            assert abs(row["relative"] - 1 / (row["size"] + 1)) < error
+            assert abs(row["rotary"] - 1 / (row["size"] + 1)) < error
+
+
+@pytest.mark.parametrize("field", ["instances", "restarts", "steps"])
+def test_a_count_below_1_is_refused(field: str) -> None:
+    counts: dict[str, Any] = {field: 0}
+    with pytest.raises(InputError, match=f"{field}: 0 was given"):
+        expressiveness(0, **counts)
+
+
+def verdict(name: str, *records: dict[str, Any]) -> Verdict:
+    (claim,) = (claim for claim in CLAIMS if claim.id == f"expressiveness-{name}")
+    return combine(claim.check({"expressiveness": records}))
+
+
+def doctored(record: dict[str, Any], means: dict[str, float], **counts: int) -> list[dict[str, Any]]:
+    """Three seeds in which every row has these means and counts."""
+    changed = copy.deepcopy(record)
+    for row in changed["rows"]:
+        row["means"] |= {name: [value] * 3 for name, value in means.items()}
+        row |= counts
+    return [changed] * 3
+
+
+def test_no_record_decides_nothing() -> None:
+    for claim in CLAIMS:
+        assert combine(claim.check({})) == "undecided"
+
+
+@pytest.mark.parametrize(("turned", "expected"), [(0.9, "holds"), (0.65, "fails"), (0.6, "fails"), (0.2, "fails")])
+def test_as_stated_needs_much_more(record: dict[str, Any], turned: float, expected: Verdict) -> None:
+    changed = copy.deepcopy(record)
+    for row in changed["stated"]:
+        row |= {"relative": 0.6, "rotary": turned}
+    assert verdict("as-stated", changed, changed, changed) == expected
+
+
+@pytest.mark.parametrize(("gain", "expected"), [(0.3, "holds"), (0.0, "undecided"), (-0.1, "fails")])
+def test_task_follows_the_gain(record: dict[str, Any], gain: float, expected: Verdict) -> None:
+    assert verdict("task", *doctored(record, {"gain": gain})) == expected
+
+
+@pytest.mark.parametrize(
+    ("tried", "impossible", "left", "expected"),
+    [(2, 1, 0, "fails"), (2, 1, 1, "fails"), (2, 0, 1, "undecided"), (2, 0, 0, "holds"), (0, 0, 0, "undecided")],
+)
+def test_superset_follows_the_counts(
+    record: dict[str, Any], tried: int, impossible: int, left: int, expected: Verdict
+) -> None:
+    counts = {"additive_met": tried, "impossible": impossible, "open": left}
+    assert verdict("superset", *doctored(record, {}, **counts)) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"), [(0.9, "holds"), (0.6, "holds in part"), (0.4, "fails"), (0.5, "undecided")]
+)
+def test_one_angle_stands_between_the_bound_and_all_angles(
+    record: dict[str, Any], one: float, expected: Verdict
+) -> None:
+    assert verdict("one-angle", *doctored(record, {"bound": 0.5, "one_angle": one, "rotary": 0.95})) == expected

@@ -1,0 +1,75 @@
+"""The committed record of the study of positional and symbolic heads says what its own data say."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from toeplens.ground import read_json
+from toeplens.papers.positional_symbolic.checks import Evidence
+from toeplens.papers.positional_symbolic.claims import CLAIMS
+from toeplens.studies import CellResult, Results, grid, judge_all
+from toeplens.studies.grid import measured as heads
+from toeplens.studies.grid.matrix import matrix
+from toeplens.studies.grid.relations import relations
+from toeplens.studies.grid.spec import spec_from_yaml
+from toeplens.training.watch import moments
+
+RECORD = Path(__file__).parents[3] / "results" / "canonical"
+
+
+@pytest.fixture(scope="module")
+def about() -> dict[str, Any]:
+    return json.loads(gzip.decompress((RECORD / "results.json.gz").read_bytes()))
+
+
+@pytest.fixture(scope="module")
+def results(about: dict[str, Any]) -> Results:
+    return Results(CellResult.from_dict(cell) for cell in about["cells"])
+
+
+def test_the_record_holds_every_cell_of_the_study_as_it_is_now(about: dict[str, Any], results: Results) -> None:
+    spec = spec_from_yaml(about["spec"])
+    assert spec == grid.read_spec("canonical")
+    cells = grid.cells(spec)
+    assert spec.seeds >= 3
+    assert {(cell.key, cell.run) for cell in results.cells} == {(cell.key, cell.job.spec.name) for cell in cells}
+    found = {cell.key: cell for cell in results.cells}
+    for cell in cells:
+        assert found[cell.key].measures.keys() == set(spec.measures)
+        expected = moments(cell.job.spec.total_steps) if cell.job.watch else []
+        assert [row["step"] for row in found[cell.key].watched] == expected
+
+
+def test_the_ledger_the_table_and_the_relations_follow_from_the_cells(about: dict[str, Any], results: Results) -> None:
+    spec = spec_from_yaml(about["spec"])
+    related = relations(spec, results)
+    assert len(related) == len(about["relations"])
+    for one, recorded in zip(related, about["relations"], strict=True):
+        for name, value in one.to_dict().items():  # a last digit may differ between machines
+            assert value == pytest.approx(recorded[name], abs=1e-9), name
+    rows = [row.to_dict() for row in matrix(spec, results)]
+    assert rows == [pytest.approx(row) for row in about["table"]]
+    entries = judge_all(CLAIMS, Evidence(spec, results, related))
+    recorded = read_json(RECORD / "claims.json")["claims"]
+    assert [(entry.claim.id, entry.verdict) for entry in entries] == [
+        (each["id"], each["verdict"]) for each in recorded
+    ]
+    assert [entry.evidence for entry in entries] == [each["evidence"] for each in recorded]
+
+
+def test_shares_add_up_in_every_head_that_has_them(results: Results) -> None:
+    """To the six digits of a record."""
+    count = 0
+    for cell in results.cells:
+        found = heads.behaviours(cell)
+        if found is not None:
+            total = found.positional + found.symbolic + found.interaction
+            assert np.nanmax(abs(total - 1), initial=0) < 1e-5
+            count += int(np.isfinite(total).sum())
+    assert count > 2000

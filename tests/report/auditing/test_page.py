@@ -1,0 +1,399 @@
+"""The page of an audit: its numbers are the record's, what is not known has no figure, and it works in a browser."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from math import pi
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from plotly.offline import get_plotlyjs
+
+from toeplens.report.auditing.comparison import render_comparison, write_comparison
+from toeplens.report.auditing.distance import bins
+from toeplens.report.auditing.frequencies import alike, frequencies
+from toeplens.report.auditing.page import file_name, render_audit, write_audit
+from toeplens.report.kit.page import inline
+from toeplens.studies.auditing import words
+from toeplens.studies.auditing.audit import Audit
+from toeplens.studies.auditing.notebook import notebook_html
+from toeplens.studies.auditing.record import COLUMNS, HeadRecord, LayerRecord
+from toeplens.studies.auditing.sheets import NUMBERS, Scale
+
+NASTY = "<script>alert(1)</script>\"'&%{x}"
+ABOUT = {"model": "made/up", "class": "MadeUpModel", "model_type": "made-up", "parameters": 22713216}
+ABOUT |= {"dtype": "float32", "text": "a story", "sequences": 16, "tokens": 128, "seed": 7, "torch": "2.13.0"}
+ABOUT |= {"seconds": 12.5, "command": "toeplens audit made/up"}
+Shape = tuple[str, str, int, int, int]  # side, kind, layers, heads, key heads
+
+
+def made_up(
+    shapes: tuple[Shape, ...] = (("encoder", "self", 6, 12, 12),),
+    *,
+    effect: Any = "loss",
+    rotary: bool = False,
+    shares: bool = True,
+    seed: int = 0,
+    **about: Any,
+) -> Audit:
+    """An audit of a model that never was; with rotation every other layer has a window, and other frequencies."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    layers, heads = [], []
+    for side, kind, depth, count, key_heads in shapes:
+        for at in range(depth):
+            windowed = rotary and at % 2 == 0
+            base = 1e4 if windowed else 1e6
+            turned = tuple(float(base ** (-i / 32)) for i in range(32)) if rotary else ()
+            own = [_head(rng, (side, kind, at, head), effect, turned, shares, depth) for head in range(count)]
+            heads += own
+            layers.append(
+                LayerRecord(
+                    *(side, kind, at, f"{side}.layers.{at}.{kind}_attn (MadeUpAttention)"),
+                    *(count, key_heads, 64, 0.125),
+                    softcap=50.0 if windowed else None,
+                    causal=side == "decoder" and kind == "self",
+                    window=64 if windowed else None,
+                    position="rotation of 32 pairs of 64 dimensions, half" if rotary else "none in attention",
+                    frequencies=turned,
+                    unknown=None if shares else "the bias depends on the content of keys",
+                    weights=None if at == 1 else float(rng.uniform(1e-7, 2e-6)),
+                    outputs=float(rng.uniform(1e-7, 1e-6)),
+                    tolerance=1e-4,
+                    deposit=_deposit([head.effect for head in own]) if effect else {},
+                )
+            )
+    return Audit(
+        about=ABOUT | about,
+        layers=tuple(layers),
+        heads=tuple(heads),
+        effect=effect,
+        method="exact" if effect else None,
+        baseline=3.2104 if effect == "loss" else None,
+        whole=0.0,
+        words=("once", "upon", "<s>", " a"),
+    )
+
+
+def _head(
+    rng: np.random.Generator, place: tuple[str, str, int, int], effect: Any, turned: Any, shares: bool, depth: int
+) -> HeadRecord:
+    three = rng.dirichlet([0.5 + 2 * (1 - place[2] / depth), 0.6 + place[2] / depth, 0.3])
+    moved = float(0.4 * rng.beta(0.3, 4) - 0.004)
+    profile = rng.dirichlet(np.linspace(2, 0.2, 9) if rng.uniform() < 0.6 else np.linspace(0.2, 2, 9))
+    patterns = rng.beta(0.25, 1.4, size=5)
+    known: dict[str, Any] = {"entropy": float(rng.uniform(0.1, 1)), "first": float(patterns[0]), "sink": 0.0}
+    if shares:
+        known |= dict(zip(("positional", "symbolic", "interaction"), map(float, three), strict=True))
+    if place[1] == "self":
+        known |= {
+            "toeplitz": float(rng.uniform(0.7, 1)),
+            "toeplitz_variance": float(three[0]) * 0.9,
+            "distance": float(profile @ [0, 1, 2.5, 5.5, 11.5, 23.5, 47.5, 95, 190]),
+            **dict(zip(("previous", "current", "next"), map(float, patterns[1:4]), strict=True)),
+            "induction": None if place[3] == 0 else float(patterns[4]),
+            "profile": tuple(map(float, profile)),
+        }
+    if turned and shares:
+        norm = rng.dirichlet(np.full(len(turned) + 1, 0.3))
+        norm[0] = 0
+        variance = rng.dirichlet(np.full(len(turned) + 2, 0.15)) - 0.002
+        variance[0] = variance[-1] = 0
+        known |= {"norm_use": tuple(map(float, norm)), "variance_use": tuple(map(float, variance))}
+        known["centre"] = float(rng.uniform(-9, -1))
+    if effect:
+        known |= {"effect": moved, "effect_low": moved - 0.003, "effect_high": moved + 0.004}
+    return HeadRecord(*place, **known)
+
+
+def _deposit(effects: list[Any]) -> dict[str, Any]:
+    d = np.sort(np.clip(effects, 0, None))[::-1]
+    gini = float(np.abs(d[:, None] - d).sum() / (2 * len(d) * d.sum()))
+    shared = {"top_share": float(d[0] / d.sum()), "effective_heads": float(d.sum() ** 2 / (d**2).sum())}
+    return shared | {"gini": gini, "lead": float(d[0] - d[1])}
+
+
+BERT = made_up()
+CAUSAL = (("decoder", "self", 24, 16, 4),)
+ROTARY = made_up(CAUSAL, rotary=True, seed=1)
+BOTH = made_up((("encoder", "self", 4, 8, 8), ("decoder", "self", 3, 8, 8), ("decoder", "cross", 3, 8, 8)), seed=2)
+BARE = made_up(effect=None, seed=3)
+UNTOLD = made_up(shares=False, effect="states", seed=4)
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    made = {"bert": BERT, "rotary": ROTARY, "both": BOTH, "bare": BARE, "untold": UNTOLD}
+    return {name: render_audit(audit, b"PAR1 bytes") for name, audit in made.items()}
+
+
+def _script(page: str, name: str) -> str:
+    (found,) = re.findall(rf'<script type="[^"]*" id="{name}">(.*?)</script>', page, re.S)
+    return found
+
+
+def _sheets(page: str) -> dict[str, Any]:
+    return json.loads(_script(page, "sheets"))
+
+
+def _traces(page: str, place: str) -> list[dict[str, Any]]:
+    return json.loads(_script(page, "figures"))[place]["data"]
+
+
+def _blocks(page: str) -> set[str]:
+    return {place.split("-")[0] for place in json.loads(_script(page, "figures"))}
+
+
+def _own(page: str) -> str:
+    """A page without plotly."""
+    return re.sub(r"<script>.*?</script>", "", page, flags=re.S)
+
+
+@pytest.mark.parametrize(("name", "audit"), [("bert", BERT), ("rotary", ROTARY), ("both", BOTH), ("untold", UNTOLD)])
+def test_the_page_holds_every_number_of_every_head(pages: dict[str, str], name: str, audit: Audit) -> None:
+    sheet, table = _sheets(pages[name])["sheets"][0], audit.table()
+    for column in NUMBERS:
+        known = any(value is not None for value in table[column])
+        assert sheet["values"].get(column) == (table[column] if known else None)
+    places = [(sheet["places"][i]["side"], sheet["places"][i]["kind"]) for i in sheet["place"]]
+    assert places == list(zip(table["side"], table["kind"], strict=True))
+    assert (sheet["layer"], sheet["head"]) == (table["layer"], table["head"])
+    tones = [tone for column in sheet["tones"].values() for tone in column if tone is not None]
+    assert -1 <= min(tones) <= max(tones) <= 1
+
+
+def test_figures_show_the_record(pages: dict[str, str]) -> None:
+    plane = _traces(pages["rotary"], "plane-0-0-0")[1]
+    assert plane["x"] == [round(head.positional or 0, 4) for head in ROTARY.heads]
+    assert plane["y"] == [round(head.symbolic or 0, 4) for head in ROTARY.heads]
+    largest = max(range(len(ROTARY.heads)), key=lambda i: ROTARY.heads[i].effect or 0)
+    assert plane["marker"]["size"][largest] == max(plane["marker"]["size"])
+    layer = ROTARY.layers[3]
+    (heat,) = _traces(pages["rotary"], "frequencies-4-0-1")
+    wanted = [list(head.variance_use[1:-1]) for head in ROTARY.of(layer)]
+    np.testing.assert_allclose(np.array(heat["z"], dtype=float), wanted, rtol=6e-3)
+    turned = layer.frequencies[7]
+    assert heat["x"][7] == f"pair 7: {turned:.3g} rad a position, {2 * pi / turned:,.0f} tokens"
+    (mean,) = _traces(pages["rotary"], "frequencies-0-1-0")
+    assert mean["y"][:2] == ["L1", "L3"], "layers with other frequencies have another map"
+    assert not {"not turned", "bias"} & {*heat["x"], *mean["x"]}, "nothing is in them"
+    partial = made_up((("decoder", "self", 1, 2, 2),), rotary=True)
+    heads = tuple(replace(head, variance_use=(0.5, *head.variance_use[1:-1], -0.1)) for head in partial.heads)
+    heat = frequencies(replace(partial, heads=heads), 3).views[1].groups[0].panels[1].figure.data[0]
+    assert (heat.x[0], heat.x[-1], heat.z[0][0], heat.z[0][-1]) == ("not turned", "bias", 0.5, -0.1)
+    np.testing.assert_allclose(
+        mean["z"][1], np.mean([head.norm_use[1:] for head in ROTARY.of(layer)], axis=0), rtol=6e-3
+    )
+    (heat,) = _traces(pages["bert"], "distance-0-0-0")
+    nearest = sorted(BERT.heads, key=lambda head: head.distance or 0)
+    assert heat["y"] == [f"L{head.layer} H{head.head}" for head in nearest]
+    np.testing.assert_allclose(heat["z"], [head.profile for head in nearest], rtol=6e-3)
+    assert heat["x"] == bins(9) == ["0", "1", "2–3", "4–7", "8–15", "16–31", "32–63", "64–127", "128–255"]
+    (marks,) = _traces(pages["bert"], "effects-0-0-0")
+    np.testing.assert_allclose(marks["y"], [head.effect for head in BERT.heads], rtol=1e-5)
+    np.testing.assert_allclose(marks["error_y"]["array"], 0.004, rtol=1e-4)
+    np.testing.assert_allclose(marks["error_y"]["arrayminus"], 0.003, rtol=1e-4)
+    assert np.all(np.abs(np.array(marks["x"]) - [head.layer for head in BERT.heads]) < 0.5)
+
+
+def test_sentences_and_tables_say_what_the_record_says(pages: dict[str, str]) -> None:
+    own = _own(pages["bert"])
+    top = max(BERT.heads, key=lambda head: head.effect or 0)
+    assert (
+        f"matters most is layer {top.layer} head {top.head}: silencing it adds {words.significant(top.effect)} nats"
+        in own
+    )
+    counts = [sum((getattr(head, name) or 0) > 0.5 for head in BERT.heads) for name in ("previous", "first")]
+    assert f"on the token before: {counts[0]} of 72; on the first token: {counts[1]} of 72; " in own
+    assert "of 66." in own, "a head whose induction is not known is not counted"
+    positional = max(BERT.heads, key=lambda head: head.positional or 0)
+    assert f"most positional head is layer {positional.layer} head {positional.head}: " in own
+    layer = max(BERT.layers, key=lambda one: one.deposit["top_share"] or 0)
+    assert f"deposit is that of layer {layer.layer}: " in own
+    assert f"{100 * (layer.deposit['top_share'] or 0):.1f}%" in own
+    largest = max(value for one in BERT.layers for value in (one.weights, one.outputs) if value is not None)
+    assert words.power(largest) in own
+    assert "5 calls that form any" in own
+    windowed = _own(pages["rotary"])
+    assert all(text in windowed for text in ("itself and 63 before", "16 over 4", "0.125, capped at 50"))
+
+
+def test_what_is_missing_has_no_figure(pages: dict[str, str]) -> None:
+    assert _blocks(pages["rotary"]) == {"plane", "frequencies", "distance", "effects"}
+    assert _blocks(pages["bert"]) == {"plane", "distance", "effects"}
+    assert _blocks(pages["bare"]) == {"plane", "distance"}
+    assert "Heads were not silenced" in pages["bare"]
+    assert _blocks(pages["untold"]) == {"distance", "effects"}
+    assert "<b>No shares in layers 0–5.</b> The bias depends on the content of keys." in pages["untold"]
+    assert "moves the last states by" in pages["untold"]
+    empty = replace(BERT, heads=tuple(HeadRecord(h.side, h.kind, h.layer, h.head) for h in BERT.heads), effect=None)
+    assert "No numbers are known of any head" in render_audit(empty)
+    assert "<svg" not in notebook_html(empty)
+    failed = replace(BERT, layers=(replace(BERT.layers[0], outputs=1e-3), *BERT.layers[1:]))
+    assert "<b>Not proved:</b>" in render_audit(failed)
+    assert "<b>Not proved:</b>" not in pages["bert"]
+    assert "NOT proved" in notebook_html(failed)
+
+
+def test_the_same_record_gives_the_same_page(pages: dict[str, str], tmp_path: Path) -> None:
+    path = write_audit(Audit.from_dict(json.loads(json.dumps(BERT.to_dict()))), tmp_path, b"PAR1 bytes")
+    assert (path.name, path.read_text()) == ("report.html", pages["bert"])
+    assert base64.b64decode(_script(pages["bert"], "parquet-bytes")) == b"PAR1 bytes"
+    assert 'id="parquet"' not in render_audit(BARE)
+
+
+def test_hostile_names_are_text() -> None:
+    layers = tuple(replace(one, module=NASTY, position=NASTY, unknown=f"{NASTY}: {NASTY}") for one in BERT.layers)
+    nasty = replace(BERT, about=dict.fromkeys(ABOUT, NASTY), layers=layers, words=(NASTY,))
+    assert words.unknown(nasty) == [("layers 0–5", NASTY)]
+    own = _own(render_audit(nasty)), _own(render_comparison(nasty, BARE, (NASTY, "b"))), notebook_html(nasty)
+    for text in own:
+        assert "<script>alert" not in text
+        assert "&lt;script&gt;alert" in text
+    for page in own[:2]:
+        assert "default-src 'none'" in page
+        assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)""", page)
+    assert "alert(1)</script>" not in own[1]
+    assert "<script" not in notebook_html(BERT), "a notebook runs none"
+    assert re.fullmatch(r"[\w.-]+", file_name(NASTY))
+    assert file_name("../..") == "audit"
+
+
+def test_two_audits_side_by_side(tmp_path: Path) -> None:
+    turned = tuple(replace(one, frequencies=tuple(x / 4 for x in one.frequencies)) for one in ROTARY.layers)
+    other = replace(made_up(CAUSAL, rotary=True, seed=8, model="longer", tokens=256), layers=turned)
+    page = write_comparison(ROTARY, other, ("base", "long"), tmp_path).read_text()
+    first, second, change = _sheets(page)["sheets"]
+    assert first["ends"] == second["ends"], "one scale for both"
+    for name in ("positional", "effect", "centre"):
+        pairs = zip(first["values"][name], second["values"][name], strict=True)
+        assert change["values"][name] == [b - a for a, b in pairs]
+    marks = _traces(page, "pairs-0-0-0")[1]
+    np.testing.assert_allclose(marks["x"], [head.positional for head in ROTARY.heads], rtol=1e-4)
+    np.testing.assert_allclose(marks["y"], [head.positional for head in other.heads], rtol=1e-4)
+    moved = np.array(
+        [(b.positional or 0) - (a.positional or 0) for a, b in zip(ROTARY.heads, other.heads, strict=True)]
+    )
+    top = ROTARY.heads[int(np.abs(moved).argmax())]
+    assert f"Positional: most changed is layer {top.layer} head {top.head}, " in page
+    assert "<b>Audited on other input</b> (tokens)" in page
+    assert f"0.25 and {1e4 ** (-31 / 32) / 4:.3g} rad a position" in page
+    assert "seconds" not in _own(page).partition('id="settings"')[2]
+    page = render_comparison(BERT, BOTH, ("a", "b"))
+    assert len(_sheets(page)["sheets"]) == 2
+    bars = _traces(page, "pairs-0-0-0")
+    assert [pytest.approx(1, abs=1e-3) for _ in bars] == [sum(trace["y"]) for trace in bars]
+    page = render_comparison(BERT, UNTOLD, ("a", "b"))
+    assert "<b>Effects are not compared:</b>" in page
+    assert not {"effect", "effect_low"} & {column["name"] for column in _sheets(page)["columns"]}
+
+
+def test_a_notebook_shows_the_heads_that_matter_most() -> None:
+    text = notebook_html(BERT)
+    ranked = sorted(BERT.heads, key=lambda head: -(head.effect or 0))
+    shown = re.findall(r"<tr><td[^>]*>(L\d+ H\d+)</td><td[^>]*>([\d.−]+)</td>", text)
+    assert shown == [(f"L{head.layer} H{head.head}", f"{head.effect:.3f}") for head in ranked[:5]]
+    assert text.count("<svg") == 3
+    assert text.count("<rect") == 3 * len(BERT.heads)
+    head = BERT.heads[17]
+    assert f"<title>L{head.layer} H{head.head}: {head.positional:.3f}</title>" in text
+    assert notebook_html(UNTOLD).count("<svg") == 1
+
+
+def test_colours_and_numbers() -> None:
+    shares = Scale.of([0.1, None, 0.8])
+    assert (shares.low, shares.high, shares.tone(0.4), shares.tone(None)) == (0, 0.8, 0.5, None)
+    assert Scale.of([0.9, 0.95, 1.0]).tone(0.95) == 0.5
+    assert Scale.of([-0.2, 0.4]).tone(-0.2) == -0.5
+    assert Scale.of([-9.0, -1.0]).tone(-5.0) == 0.5
+    assert [Scale.of([value]).tone(value) for value in (0.0, 0.3, -2.0)] == [0.0, 1.0, 0.0]
+    assert Scale.of([0.0, 1e-9], least=1e-3).tone(1e-9) == 0, "rounding has no colour"
+    assert Scale.of([1.0, 7.0], logarithmic=True).tone(1.0) == pytest.approx(1 / 3, abs=1e-3)
+    assert (words.told(-0.0004), words.told(-0.25, 2), words.told(None)) == ("0.000", "−0.25", "–")
+    assert words.power(1.234e-7).replace("\u00a0", " ") == "1.2 × 10⁻⁷"
+    assert words.spans([3, 0, 1, 2, 7]) == "0–3, 7"
+    assert [alike((1.0, 0.1), one) for one in ((1.0, 0.1000001), (1.0, 0.09), (1.0,))] == [True, False, False]
+    assert words.spans(range(0, 40, 2)) == "0, 2, 4, 6, … (20 in all), 38"
+    assert (words.count(22713216), words.count(7e9), words.count(None)) == ("22.7 M", "7 B", "–")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = shutil.which("chromium") or "/usr/bin/chromium"
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield chromium
+        chromium.close()
+
+
+def _saved(view: Page, button: str) -> bytes:
+    with view.expect_download() as found:
+        view.locator(button).click()
+    return Path(found.value.path()).read_bytes()
+
+
+def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(pages["bert"])
+    view = browser.new_page(viewport={"width": 390, "height": 900}, color_scheme="light")
+    complaints, requests = [], []
+    view.on("console", lambda message: complaints.append(message.text))
+    view.on("pageerror", lambda error: complaints.append(str(error)))
+    view.on("request", lambda request: requests.append(request.url))
+    view.goto(path.as_uri())
+    rows, status = view.locator("#table tbody tr"), view.locator("#shown")
+    expect(status).to_have_text("All 72 heads, the first 25 shown.")
+    view.locator("#table th[data-name=positional] button").click()
+    by_share = sorted(BERT.heads, key=lambda head: -(head.positional or 0))
+    named = [f"L{head.layer} H{head.head}" for head in by_share]
+    assert rows.locator("th").all_text_contents() == named[:25]
+    view.locator("#table th[data-name=positional] button").click()
+    assert rows.locator("th").all_text_contents() == named[:-26:-1]
+    assert view.locator("#table th[aria-sort]").get_attribute("aria-sort") == "ascending"
+    view.locator("#more").click()
+    assert rows.count() == 72
+    view.locator("input[name=where]").fill("positional > 0.5 and layer <= 2")
+    kept = [head for head in reversed(by_share) if (head.positional or 0) > 0.5 and head.layer <= 2]
+    expect(status).to_have_text(
+        f"{len(kept)} of 72 heads, the first 25 shown." if len(kept) > 25 else f"{len(kept)} of 72 heads."
+    )
+    table = list(csv.DictReader(_saved(view, "#csv").decode().splitlines()))
+    assert list(table[0]) == list(COLUMNS)
+    got = [(int(row["layer"]), int(row["head"]), float(row["positional"]), row["centre"]) for row in table]
+    assert got == [(head.layer, head.head, head.positional, "") for head in kept]
+    assert _saved(view, "#parquet") == b"PAR1 bytes"
+    view.locator("input[name=where]").fill("positional is high")
+    expect(status).to_contain_text("“positional is high” is no condition")
+    view.locator("#column").select_option("induction")
+    cells = view.locator(".map i")
+    assert cells.count() == 72
+    assert cells.nth(0).get_attribute("class") == "unknown"
+    top = max(range(72), key=lambda i: BERT.heads[i].induction or 0)
+    assert cells.nth(top).text_content() == f"{BERT.heads[top].induction:.2f}".lstrip("0")
+    cells.nth(17).click()
+    expect(view.locator(".tip b")).to_have_text("L1 H5")
+    assert f"{BERT.heads[17].entropy:.3f}" in (view.locator(".tip").text_content() or "")
+    view.locator("#silenced").scroll_into_view_if_needed()
+    expect(view.locator("#effects-0-0-0 .main-svg").first).to_be_visible()
+    for width in (390, 1280):
+        view.set_viewport_size({"width": width, "height": 900})
+        assert view.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+        view.emulate_media(color_scheme="dark")
+    other = tmp_path / "pair.html"
+    pair = render_comparison(BERT, made_up(seed=9), ("one", "other"))
+    other.write_text(pair.replace(inline(get_plotlyjs()), "window.Plotly = { newPlot() {} }"))
+    view.goto(other.as_uri())
+    view.locator("#column").select_option("distance")
+    moved = [abs((b.distance or 0) - (a.distance or 0)) for a, b in zip(BERT.heads, made_up(seed=9).heads, strict=True)]
+    top = BERT.heads[int(np.argmax(moved))]
+    expect(view.locator("#changes tbody th").first).to_have_text(f"L{top.layer} H{top.head}")
+    assert complaints == []
+    assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [path.as_uri(), other.as_uri()]

@@ -1,0 +1,303 @@
+"""The page of a run taken apart says what the numbers say, needs nothing but itself, and draws in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
+from plotly.offline import get_plotlyjs
+
+from toeplens.lens import KINDS
+from toeplens.report.decomposition.figures import diagonals_only, pair, span, symbol
+from toeplens.report.decomposition.page import render_structure, write_structure
+from toeplens.studies.decomposition import LayerStructure, Parts, RunStructure
+
+HEADS, LENGTH, FREQUENCIES = 16, 12, 4
+NAMES = ("content-content", "content-position", "position-content", "position-position", "bias")
+FLAT, UNKNOWN = 3, 5  # heads of the first layer: without shares, and with that of position alone
+NASTY = "<script>alert('x')</script>&"
+
+
+def _shares(rng: np.random.Generator, heads: int, parts: int) -> np.ndarray:
+    """Rows that sum to 1; the first share is often negative."""
+    made = rng.dirichlet(np.full(parts, 0.5), heads) * 1.3
+    made[:, 0] -= 0.3
+    return made
+
+
+def _parts(rng: np.random.Generator, offsets: int) -> Parts:
+    looks = ("logits", "softmax")
+    shares = {look: np.insert(_shares(rng, HEADS, 4), 3, 0.001, axis=1) for look in looks}  # hardly any p-p
+    kinds = {look: _shares(rng, HEADS, 3) for look in looks}
+    branches = {look: _shares(rng, HEADS, FREQUENCIES + 1) for look in looks}
+    for look in looks:
+        shares[look][FLAT] = kinds[look][FLAT] = branches[look][FLAT] = np.nan
+        kinds[look][UNKNOWN, 1:] = np.nan
+    named = ["sum"] * 9 + ["content"] * 7
+    named[FLAT], named[UNKNOWN] = "flat", "unknown"
+    fixed = np.where(np.arange(HEADS) == FLAT, np.nan, np.linspace(0.3, 0.9, HEADS))
+    return Parts(NAMES, shares, kinds, named, branches, rng.normal(size=(HEADS, offsets)), fixed, 2.34e-7)
+
+
+def _layer(rng: np.random.Generator, layer: int, *, parts: bool, causal: bool = True) -> LayerStructure:
+    offsets = np.arange(0 if causal else 1 - LENGTH, LENGTH)
+    example = rng.normal(size=(2, LENGTH, LENGTH)).astype(np.float32)
+    if causal:
+        example[:, ~np.tri(LENGTH, dtype=bool)] = np.nan
+    means = rng.normal(size=(HEADS, len(offsets)))
+    means[:, -1] = np.nan  # an offset that no pair has
+    angles = 2 * np.pi * np.arange(-32, 32) / 64
+    return LayerStructure(
+        layer=layer,
+        parts=_parts(rng, len(offsets)) if parts else None,
+        why="" if parts else f"the position part of {NASTY} is not known.",
+        offsets=offsets,
+        means=means,
+        toeplitz=np.linspace(0, 1, HEADS),
+        explained=np.where(np.arange(HEADS) == FLAT, np.nan, np.linspace(0.1, 0.8, HEADS)),
+        chance=0.0123,
+        angles=angles,
+        symbol=rng.normal(size=(HEADS, len(angles))),
+        example=example,
+        heads=[2, 15],
+    )
+
+
+@pytest.fixture(scope="module")
+def planted() -> RunStructure:
+    rng = np.random.default_rng(np.random.Philox(7))
+    layers = [
+        _layer(rng, 0, parts=True),
+        _layer(rng, 1, parts=True, causal=False),
+        _layer(rng, 2, parts=False),
+    ]
+    return RunStructure(NASTY, NASTY, "paper", NASTY, "mean", 1234, 0.5, layers)
+
+
+@pytest.fixture(scope="module")
+def page(planted: RunStructure) -> str:
+    return render_structure(planted)
+
+
+def _figures(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def _own(page: str) -> str:
+    """The page without plotly's own program."""
+    script = get_plotlyjs().replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    assert page.count(script) == 1
+    return page.replace(script, "")
+
+
+def _rows(page: str) -> dict[str, list[str]]:
+    """The cells of the table of all heads, without their marks, by head."""
+    found = re.findall(r'<th scope="row">(L\d+ H\d+)</th>(.*?)</tr>', page, re.DOTALL)
+    cells = {head: re.findall(r"<td[^>]*>(.*?)</td>", rest, re.DOTALL) for head, rest in found}
+    return {head: [re.sub(r"<[^>]+>", "", cell) for cell in row] for head, row in cells.items()}
+
+
+@pytest.mark.parametrize(("view", "look"), [(0, "softmax"), (1, "logits")])
+def test_the_bars_are_the_shares(planted: RunStructure, page: str, view: int, look: str) -> None:
+    figures = _figures(page)
+    for panel, layer in enumerate(planted.layers[:2]):
+        assert layer.parts is not None
+        figure = figures[f"kinds-{view}-0-{panel}"]
+        assert figure["layout"]["barmode"] == "relative"
+        bars = {trace["meta"]: trace["y"] for trace in figure["data"]}
+        assert list(bars) == [*KINDS, "untold"]
+        for head in range(HEADS):
+            for column, kind in enumerate(KINDS):
+                true = layer.parts.kinds[look][head, column]
+                drawn = bars[kind][head]
+                assert drawn is None if np.isnan(true) else abs(drawn - true) <= 1e-3 * abs(true) + 1e-12
+        assert bars["untold"][UNKNOWN] == pytest.approx(1 - bars["position"][UNKNOWN], rel=1e-3)
+        assert [head for head, value in enumerate(bars["untold"]) if value is not None] == [UNKNOWN]
+        assert [note["x"] for note in figure["layout"]["annotations"]] == [FLAT + 1]
+        low, high = figure["layout"]["yaxis"]["range"]
+        heights = [[row[head] or 0 for row in bars.values()] for head in range(HEADS)]
+        assert min(sum(min(x, 0) for x in bar) for bar in heights) > low
+        assert max(sum(max(x, 0) for x in bar) for bar in heights) < high
+    assert "kinds-0-0-2" not in figures, "the third layer has no parts"
+
+
+def test_parts_that_are_next_to_nothing_are_named_and_not_drawn(page: str) -> None:
+    drawn = [trace["meta"] for trace in _figures(page)["parts-0-0-0"]["data"]]
+    assert drawn == [name for name in NAMES if name != "position-position"]
+    assert "Nowhere over 0.5%, and not drawn: position-position." in page
+
+
+def test_an_axis_reaches_below_zero_only_where_shares_do() -> None:
+    low, high = span([np.array([[0.4, 0.6], [1.2, -0.2]])])
+    assert low < -0.2 < 1.2 < high
+    assert span([np.array([[0.4, 0.6]])])[0] == 0
+    assert span([np.full((1, 2), np.nan)]) == (0, 1.025)
+
+
+def test_curves_have_a_point_an_offset_and_none_where_no_pair_is(planted: RunStructure, page: str) -> None:
+    figures = _figures(page)
+    for group, layer in enumerate(planted.layers):
+        curves = figures[f"distance-0-{group}-{0 if layer.parts is None else 1}"]["data"]
+        assert [curve["meta"] for curve in curves] == [f"head-{head}" for head in range(1, HEADS + 1)]
+        assert len({(curve["line"]["color"], curve["marker"]["symbol"]) for curve in curves}) == HEADS
+        assert curves[4]["x"] == layer.offsets.tolist()
+        assert curves[4]["y"][-1] is None
+        np.testing.assert_allclose(curves[4]["y"][:-1], layer.means[4, :-1], rtol=1e-3)
+    assert "where contents have no structure it would be 1.2%" in page
+    assert "Distance alone explains 10.0% (head 1) to 80.0% (head 16)" in page
+
+
+def test_the_symbol_is_dotted_where_it_is_negative() -> None:
+    angles = np.array([-1.0, 0.0, 1.0, 2.0, 3.0])
+    figure = symbol(angles, np.array([[9.0, 9.0, 2.0, -4.0, 1e-9]])).to_plotly_json()
+    drawn = {trace["line"]["dash"]: (list(trace["x"]), list(trace["y"])) for trace in figure["data"]}
+    assert drawn == {"solid": ([1, 2, 3], [2, None, None]), "dot": ([1, 2, 3], [None, 4, None])}
+    assert not symbol(angles, np.zeros((1, 5))).to_plotly_json()["data"]
+
+
+def test_a_diagonal_is_replaced_by_the_mean_of_what_is_seen() -> None:
+    rng = np.random.default_rng(np.random.Philox(3))
+    example = rng.normal(size=(7, 7))
+    example[~np.tri(7, dtype=bool)] = np.nan
+    example[4, 2] = np.nan
+    expected = np.full((7, 7), np.nan)
+    for i in range(7):
+        for j in range(7):
+            if not np.isnan(example[i, j]):
+                same = [example[a, b] for a in range(7) for b in range(7) if a - b == i - j]
+                expected[i, j] = np.nanmean(same)
+    found = diagonals_only(example)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    figure = pair(example, found).to_plotly_json()
+    assert {trace["coloraxis"] for trace in figure["data"]} == {"coloraxis"}, "one scale of colours"
+    assert figure["data"][0]["z"][0][1] is None
+    assert figure["layout"]["coloraxis"]["cmin"] == -figure["layout"]["coloraxis"]["cmax"]
+
+
+def test_the_table_has_every_head_counted_from_1(planted: RunStructure, page: str) -> None:
+    rows = _rows(page)
+    assert list(rows) == [f"L{layer} H{head}" for layer in (1, 2, 3) for head in range(1, HEADS + 1)]
+    parts = planted.layers[1].parts
+    assert parts is not None
+
+    def told(value: float) -> str:
+        return f"{100 * value:.1f}%".replace("-", "−")
+
+    best = int(np.argmax(parts.branches["softmax"][6])) if parts.branches else -1
+    strongest = ("not rotated" if best == 0 else f"{best} of 4") + f", {told(parts.branches['softmax'][6, best])}"  # type: ignore[index]
+    kinds = [told(value) for look in ("softmax", "logits") for value in parts.kinds[look][6]]
+    explained = planted.layers[1].explained[6]
+    assert rows["L2 H7"] == [*kinds, "sum", told(parts.fixed[6]), told(6 / 15), told(explained), strongest]
+    assert rows["L1 H4"] == ["–"] * 6 + ["flat", "–", told(3 / 15), "–", "–"]
+    assert rows["L3 H1"] == ["no parts", "0.0%", "10.0%", "–"]
+
+
+def test_the_summary_is_computed_from_the_data(planted: RunStructure, page: str) -> None:
+    places = [
+        (parts.kinds["softmax"][head, 0], layer.layer, head)
+        for layer in planted.layers
+        if (parts := layer.parts) is not None
+        for head in range(HEADS)
+        if head != FLAT
+    ]
+    value, layer, head = max(places)
+    assert "14 of 32 heads are sums: position and content, added to one another, make up 90% or more" in page
+    assert "; the others are content (14), flat (2) and unknown (2)." in page
+    assert f"The most positional is layer {layer + 1}, head {head + 1}: position makes up {100 * value:.1f}% of" in page
+    assert f">L{layer + 1} H{head + 1}</p>" in page
+    for fact in ("1,234", "test accuracy 50.0%", "2.3 × 10<sup>−7</sup>", "Layer 3: no parts."):
+        assert fact in page
+
+
+def test_without_parts_it_says_why_and_shows_what_it_can(planted: RunStructure) -> None:
+    bare = replace(planted, accuracy=None, layers=planted.layers[2:])
+    page = render_structure(bare)
+    assert {place.rsplit("-", 3)[0] for place in _figures(page)} == {"distance", "symbol", "logits"}
+    assert "The position part of &lt;script&gt;" in page, "the reason, as a sentence of its own"
+    assert "no test accuracy recorded" in page
+    assert "Distance alone explains most in layer 3, head 16: 80.0% of their variance." in page
+    assert _rows(page)["L3 H4"] == ["20.0%", "–"]
+    assert "Strongest" not in page
+
+
+def test_names_are_escaped_and_nothing_is_loaded(page: str) -> None:
+    own = _own(page)
+    assert "<script>alert" not in own
+    assert own.count("&lt;script&gt;alert") >= 4, "the run, the encoding, the task and the reason"
+    assert "default-src 'none'" in own
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)""", own)
+    assert "url(" not in own
+
+
+def test_the_same_structure_gives_the_same_page(planted: RunStructure, page: str, tmp_path: Path) -> None:
+    path = write_structure(planted, tmp_path / "decomposition.html")
+    assert path.read_text() == page
+    first = planted.layers[0]
+    moved = replace(planted, layers=[replace(first, means=first.means + 1), *planted.layers[1:]])
+    assert render_structure(moved) != page
+
+
+_SIZES = """[...document.querySelectorAll(".plot")].filter((plot) => plot.offsetParent).map((plot) => {
+    const box = plot.querySelector(".main-svg").getBoundingClientRect();
+    return [box.width, box.height];
+})"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = shutil.which("chromium") or "/usr/bin/chromium"
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield chromium
+        chromium.close()
+
+
+def test_it_draws_every_plot_without_a_word_and_fits_any_window(
+    browser: Browser, planted: RunStructure, tmp_path: Path
+) -> None:
+    path = write_structure(replace(planted, layers=planted.layers[::2]), tmp_path / "page.html")
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    complaints, requests = [], []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(path.as_uri())
+    for menu in page.locator("select[data-views]").all():
+        menu.select_option("1")
+    page.evaluate(
+        """async () => {
+            for (let y = 0; y < document.documentElement.scrollHeight; y += 1500) {
+                scrollTo({ top: y, behavior: "instant" });
+                await new Promise((done) => setTimeout(done, 20));
+            }
+        }"""
+    )
+    expect(page.locator(".plot:visible")).to_have_count(12)
+    expect(page.locator(".plot:visible:not(:has(.main-svg))")).to_have_count(0)
+    bars = page.locator("#kinds-1-0-0 .barlayer .trace")
+    expect(bars).to_have_count(4)
+    page.locator("#figure-kinds .legend button").nth(1).click()
+    expect(bars).to_have_count(3)
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        for _ in range(200):
+            sizes = page.evaluate(_SIZES)
+            if all(across <= width for across, _ in sizes):
+                break
+            page.wait_for_timeout(50)
+        assert all(100 < across <= width and down > 100 for across, down in sizes), sizes
+        assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+        page.emulate_media(color_scheme="dark")
+    assert complaints == []
+    assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
+    page.close()

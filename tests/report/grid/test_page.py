@@ -1,0 +1,330 @@
+"""A grid study's page says what its models say, needs nothing but itself, and draws in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
+from plotly.offline import get_plotlyjs
+from tests.report.grid.state import (
+    FACTORS,
+    GUESS,
+    HALF_DIVERGED,
+    HEADS,
+    LAYERS,
+    LOST,
+    NASTY,
+    made_up_grid,
+    made_up_spec,
+)
+
+from toeplens.report.grid.frequencies import worth
+from toeplens.report.grid.look import Spread, encoding_looks
+from toeplens.report.grid.page import render_grid, write_grid
+from toeplens.report.grid.training import followed
+from toeplens.studies import CellResult, Results
+from toeplens.studies.grid import Grid
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+    return made_up_grid(tmp_path_factory.mktemp("grid"))
+
+
+@pytest.fixture(scope="module")
+def page(state: Grid) -> str:
+    return render_grid(state)
+
+
+def _figures(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def _traces(page: str, place: str) -> dict[str, dict[str, Any]]:
+    """The last trace of each legend entry: bands and rings come before what they belong to."""
+    return {trace["meta"]: trace for trace in _figures(page)[place]["data"] if "meta" in trace}
+
+
+def _own(page: str) -> str:
+    script = get_plotlyjs().replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    assert page.count(script) == 1
+    return page.replace(script, "")
+
+
+def _table(page: str, label: str) -> dict[str, list[str]]:
+    """The cells of a table by its region's name, without their marks, by the row's name."""
+    found = re.search(rf'aria-label="{label}"><table.*?</table>', page, re.DOTALL)
+    assert found is not None
+    rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', found[0], re.DOTALL)
+    return {
+        re.sub(r"<span class=\"glyph\".*?</span>", "", name).strip(): [
+            " ".join(re.sub(r"<[^>]+>", " ", cell).split())
+            for cell in re.findall(r"<td[^>]*>(.*?)</td>", rest, re.DOTALL)
+        ]
+        for name, rest in rows
+    }
+
+
+def _of(state: Grid, task: str, label: str) -> list[CellResult]:
+    return [cell for cell in state.results.cells if (cell.key.task, cell.key.label) == (task, label)]
+
+
+def _skilled(cell: CellResult) -> bool:
+    return cell.status == "complete" and (cell.accuracy - GUESS) / (1 - GUESS) >= 0.25
+
+
+def _lost(cell: CellResult) -> np.ndarray:
+    assert cell.ablation is not None
+    return np.maximum(cell.ablation.drops, 0)
+
+
+def test_the_matrix_is_the_accuracies(state: Grid, page: str) -> None:
+    table = _table(page, "Test accuracy by task and encoding")
+    order = ["rope", "t5", "alibi", "nope", "mine"]
+    assert list(encoding_looks(state.spec)) == order, "those of the other pages in their order, then the others"
+    assert list(table) == ["index", "find"]
+    for task, row in zip(("index", "retrieval"), table.values(), strict=True):
+        for label, told in zip(order, row, strict=False):
+            if (task, label) in (LOST, HALF_DIVERGED, ("retrieval", "mine")):
+                continue
+            first, second = sorted(100 * cell.accuracy for cell in _of(state, task, label))
+            assert told == f"{(first + second) / 2:.1f} {first:.1f}–{second:.1f}"
+        assert row[5:] == ["12.5", "20.0", "30.0 bag"]
+    row = table["find"]
+    assert row[order.index("alibi")] == "all 2 diverged"
+    assert row[order.index("mine")] == "", "not part of it"
+    kept = 100 * _of(state, "retrieval", "t5")[1].accuracy
+    assert row[order.index("t5")] == f"{kept:.1f} 1 diverged"
+    assert "3 runs diverged" in page
+
+
+def test_colours_are_skill(state: Grid, page: str) -> None:
+    skill = np.mean([cell.skill for cell in _of(state, "index", "rope")])
+    own = re.search(r'<td class="right tint more" style="--size:(\d+)%">', page)
+    assert own is not None
+    assert int(own[1]) == round(55 * skill)
+
+
+def test_every_head_of_a_skilled_model_is_on_the_plane(state: Grid, page: str) -> None:
+    for view, tasks in enumerate((("index", "retrieval"), ("index",), ("retrieval",))):
+        traces = _traces(page, f"plane-{view}-0-0")
+        for label in encoding_looks(state.spec):
+            wanted = []
+            for cell in state.results.cells:
+                if cell.key.label == label and cell.key.task in tasks and _skilled(cell):
+                    shares = cell.measures["behaviour"]
+                    for layer in range(LAYERS):
+                        for head in range(HEADS):
+                            if shares["positional"][layer][head] is not None:
+                                names = ("positional", "symbolic", "interaction")
+                                wanted.append([shares[name][layer][head] for name in names])
+            drawn = traces.get(label, {"x": [], "y": [], "customdata": []})
+            got = [[x, y, more[1]] for x, y, more in zip(drawn["x"], drawn["y"], drawn["customdata"], strict=True)]
+            np.testing.assert_allclose(np.array(sorted(got)), np.array(sorted(wanted)), atol=6e-5)
+    assert "nope" not in _traces(page, "plane-1-0-0"), "its models on index have no skill"
+
+
+def test_what_the_skill_rests_on_is_weighed_by_what_is_lost(state: Grid, page: str) -> None:
+    each = []
+    for cell in _of(state, "index", "rope"):
+        total = weighed = 0.0
+        for at in np.ndindex(LAYERS, HEADS):
+            share = cell.measures["behaviour"]["positional"][at[0]][at[1]]
+            if share is not None:
+                total += _lost(cell)[at]
+                weighed += _lost(cell)[at] * share
+        each.append(weighed / total)
+    mark = _traces(page, "plane-1-0-1")["rope"]
+    assert mark["x"] == [pytest.approx(np.mean(each), abs=6e-5)]
+    low, high = sorted(each)
+    assert mark["customdata"][0][1] == f"{np.mean(each):.2f} ({low:.2f} to {high:.2f})"
+
+
+def test_a_scan_is_drawn_by_its_values(state: Grid, page: str) -> None:
+    figure = _figures(page)["scan-0-0-0"]
+    assert figure["layout"]["xaxis"]["type"] == "log"
+    trace = _traces(page, "scan-0-0-0")["index"]
+    assert trace["x"] == [0.001, 3]
+    means = [np.mean([cell.accuracy for cell in _of(state, "index", label)]) for label in ("turn/0.001", "turn/3")]
+    assert trace["y"] == pytest.approx(means, abs=6e-6)
+
+
+def test_centres_are_against_positional_shares(state: Grid, page: str) -> None:
+    for panel, labels in enumerate((("rope", "mine"), ("turn/0.001", "turn/3"))):
+        wanted = {
+            (round(cell.measures["frequency"]["centre"][layer][head], 3), round(share, 4))
+            for label in labels
+            for cell in _of(state, "index", label)
+            for layer in range(LAYERS)
+            for head in range(HEADS)
+            if (share := cell.measures["behaviour"]["positional"][layer][head]) is not None
+        }
+        trace = _traces(page, f"centre-0-0-{panel}")["index"]
+        assert set(zip(trace["x"], trace["y"], strict=True)) == wanted
+
+
+def test_what_a_frequency_is_worth_is_summed_over_heads(state: Grid, page: str) -> None:
+    found = _of(state, "index", "rope")
+    for cell in found:
+        drops = np.array(cell.measures["bands"]["drops"])
+        assert worth(cell) == pytest.approx({1.0: drops[..., 0].sum(), 0.1: drops[..., 1].sum()})
+    assert worth(_of(state, "index", "nope")[0]) == {}
+    trace = _traces(page, "bands-0-0-0")["index"]
+    assert trace["x"] == [0.1, 1], "without those that never turn"
+    assert trace["y"] == pytest.approx([np.mean([worth(cell)[at] for cell in found]) for at in (0.1, 1.0)], abs=1e-5)
+
+
+def test_skill_by_length_and_why_there_is_none(state: Grid, page: str) -> None:
+    trace = _traces(page, "lengths-0-0-0")["rope"]
+    assert trace["x"] == list(FACTORS[:-1])
+    for at, mean in enumerate(trace["y"]):
+        rows = [cell.measures["extrapolation"]["rows"][at] for cell in _of(state, "index", "rope")]
+        assert mean == pytest.approx(np.mean([(row["accuracy"] - GUESS) / (1 - GUESS) for row in rows]), abs=6e-5)
+    assert "index: cannot have 4 times the length: labels: &lt;b&gt;a text so long&lt;/b&gt; has other ones." in page
+
+
+def test_correlations_are_those_of_the_state(state: Grid, page: str) -> None:
+    table = _table(page, "Correlations with what is left on longer texts, all tasks")
+    names = {
+        "largest loss by one head, of the skill": "deposit",
+        "symbolic share of what carries the skill": "symbolic",
+    }
+    for title, figure in names.items():
+        for told, factor in zip(table[title], FACTORS[1:-1], strict=True):
+            (one,) = [r for r in state.relations if (r.figure, r.task, r.factor) == (figure, None, factor)]
+            assert one.value is not None
+            numbers = [f"{value:+.2f}".replace("-", "−") for value in (one.value, one.low, one.high)]
+            counted = f"{len(one.points)} models, {one.encodings} encodings"
+            assert told == f"{numbers[0]} {numbers[1]} to {numbers[2]} {counted}"
+    points = next(r.points for r in state.relations if (r.figure, r.task, r.factor) == ("deposit", None, 1.25))
+    drawn = sum(len(trace["x"]) for trace in _traces(page, "relations-0-0-0").values())
+    assert drawn == len(points)
+
+
+def test_the_head_that_matters_in_the_end_is_followed(state: Grid, page: str) -> None:
+    found = _of(state, "index", "rope")
+    for cell in found:
+        layer, head = divmod(int(_lost(cell).argmax()), HEADS)
+        wanted = [(row["step"], row["symbolic"][layer][head]) for row in cell.watched]
+        assert followed(cell, "symbolic") == wanted
+    trace = _traces(page, "training-0-0-0")["symbolic"]
+    means = np.mean([[value for _, value in followed(cell, "symbolic")] for cell in found], axis=0)
+    assert (trace["x"], trace["y"]) == ([0, 4, 12], pytest.approx(means, abs=6e-6))
+    unskilled = _of(state, "index", "nope")[0]
+    assert followed(unskilled, "symbolic") == []
+    assert followed(unskilled, "accuracy") == [(0, 0.0), (4, 0.2), (12, 0.6)]
+
+
+def test_costs_compare_models_of_one_task(state: Grid, page: str) -> None:
+    table = _table(page, "Cost by encoding")
+    assert list(table) == ["RoPE", "t5", "ALiBi", "nope", "mine"]
+    mine, other = (
+        np.mean([cell.result["seconds"] for cell in _of(state, "index", label)]) for label in ("mine", "rope")
+    )
+    share = np.mean([np.mean(cell.measures["toeplitz"]["share"]) for cell in _of(state, "index", "mine")])
+    assert table["mine"] == ["2", "1,004", f"{mine:.1f}", f"{mine / other:.2f}", f"{100 * share:.1f}%"]
+    assert table["RoPE"][3] == "1.00"
+
+
+def test_a_part_of_a_study_and_none_of_it(state: Grid, tmp_path: Path) -> None:
+    path = write_grid(made_up_grid(tmp_path, finished=3))
+    partial = render_grid(made_up_grid(tmp_path, finished=3))
+    assert (path.name, path.read_text()) == ("report.html", partial), "the same state gives the same page"
+    assert "<b>Not complete:</b> 3 of 26 models are finished (11.5% of the steps)." in partial
+    assert "1/2 seeds" in partial
+    assert "it needs models of a scan" in partial
+    empty = render_grid(made_up_grid(tmp_path, finished=0))
+    assert _figures(empty) == {}
+    assert "0 of 26 models" in empty
+    assert "it needs tasks with watch: true" in empty
+    assert set(_table(empty, "Test accuracy by task and encoding")["index"]) == {"–"}
+    bare = Results(replace(cell, measures={}, watched=[]) for cell in state.results.cells)
+    unmeasured = render_grid(replace(state, results=bare, relations=[]))
+    assert {place.split("-")[0] for place in _figures(unmeasured)} == {"scan"}
+    assert "it needs the measure extrapolation" in unmeasured
+
+
+def test_titles_are_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
+    spec = made_up_spec(
+        title=NASTY,
+        about=NASTY,
+        tasks={NASTY: {"task": "index", "title": NASTY, "options": {"length": 10, "words": 8}, "watch": True}},
+        encodings={
+            "rope": {"title": NASTY},
+            'a"b': {"title": "%{x}", "encoding": "rope-bands", "scan": {"frequencies": [1.0]}},
+        },
+    )
+    own = _own(render_grid(made_up_grid(tmp_path, spec)))
+    assert "<script>alert" not in own
+    assert own.count("&lt;script&gt;alert") > 10
+    names = {trace.get("name", "") for figure in _figures(own).values() for trace in figure["data"]}
+    assert not any("<" in name for name in names), "nor as plotly's own marks"
+    assert "default-src 'none'" in own
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)""", own)
+
+
+def test_a_spread_leaves_out_what_is_no_number() -> None:
+    assert Spread.of([0.25, float("nan"), 0.75]) == Spread(0.5, 0.25, 0.75, 2)
+    assert Spread.of([0.2, 0.4]).told(1, percent=True) == "30.0% (20.0 to 40.0)"
+    assert Spread.of([-0.5]).told() == "−0.50"
+    assert Spread.of([float("nan")]).told() == "–"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = shutil.which("chromium") or "/usr/bin/chromium"
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield chromium
+        chromium.close()
+
+
+_SIZES = """[...document.querySelectorAll(".plot")].filter((plot) => plot.offsetParent).map((plot) => {
+    const box = plot.querySelector(".main-svg").getBoundingClientRect();
+    return [box.width, box.height];
+})"""
+
+
+def test_it_draws_every_plot_without_a_word_and_fits_any_window(browser: Browser, page: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(page)
+    view = browser.new_page(viewport={"width": 390, "height": 900}, color_scheme="light")
+    complaints, requests = [], []
+    view.on("console", lambda message: complaints.append(message.text))
+    view.on("pageerror", lambda error: complaints.append(str(error)))
+    view.on("request", lambda request: requests.append(request.url))
+    view.goto(path.as_uri())
+    view.evaluate(
+        """async () => {
+            for (let y = 0; y < document.documentElement.scrollHeight; y += 1500) {
+                scrollTo({ top: y, behavior: "instant" });
+                await new Promise((done) => setTimeout(done, 20));
+            }
+        }"""
+    )
+    expect(view.locator(".plot:visible:not(:has(.main-svg))")).to_have_count(0)
+    lines = view.locator("#lengths-0-0-0 .scatterlayer .trace")
+    expect(lines).to_have_count(5)
+    view.locator("#figure-lengths .legend button").first.click()
+    expect(lines).to_have_count(4)
+    view.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    sizes = view.evaluate(_SIZES)
+    assert len(sizes) > 10
+    assert all(100 < across <= 390 and down > 100 for across, down in sizes), sizes
+    for width in (390, 1280):
+        view.set_viewport_size({"width": width, "height": 900})
+        assert view.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+        view.emulate_media(color_scheme="dark")
+    assert complaints == []
+    assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
+    view.close()

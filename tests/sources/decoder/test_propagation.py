@@ -1,0 +1,563 @@
+"""Relevance adds up to the model's own logit, follows the rules written out, and finds planted positions."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import config
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.ground import InputError
+from toeplens.lens.logits.relevance import Relevance, by_offset, by_place, product, taylor_softmax
+from toeplens.model import Decoder, decoder_config
+from toeplens.sources import DecoderSource, relevance
+from toeplens.sources.decoder import propagation as module
+
+COUNT, LENGTH, LAYERS, HEADS, CLASSES = 4, 7, 2, 2, 5
+SIZES = {
+    "vocab_size": 9,
+    "num_classes": CLASSES,
+    "d_model": 16,
+    "d_ff": 12,
+    "num_layers": LAYERS,
+    "num_heads": HEADS,
+    "max_len": 8,
+}
+CHOSEN: dict[str, dict[str, Any]] = {
+    "nope": {},
+    "sinusoidal": {},
+    "learned": {"init_std": 1.0},
+    "alibi": {},
+    "t5": {},
+    "relative-table": {},
+    "tupe": {},
+    "rope": {},
+    "rope-absolute": {},
+    "partial-rope": {"rotary_pct": 0.5, "heads": [0], "layers": [1]},
+    "p-rope": {"p": 0.5},
+    "rope-bands": {"gains": [1.0, 0.5, 0.0, 1.0]},
+    "xpos": {},
+    "mla": {},
+}
+LINEAR_ALONE = {"pope", "complexformer"}  # turn queries and keys in ways that are not linear
+
+
+@pytest.fixture
+def _unchecked() -> Iterator[None]:
+    """No shape checks where many models run, which is slow; the other tests here check the same functions."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+unchecked = pytest.mark.usefixtures("_unchecked")
+
+
+def shaken(model: Decoder) -> Decoder:
+    """In evaluation and float64, with random weights everywhere, so that every term is something."""
+    draw = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.double().parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64))
+    return model.eval()
+
+
+@cache
+def model_of(encoding: str, protocol: str = "paper", **switches: Any) -> Decoder:
+    torch.manual_seed(3)
+    options = CHOSEN.get(encoding, {})
+    return shaken(
+        Decoder(decoder_config(**SIZES, encoding=encoding, encoding_options=options, protocol=protocol, **switches))
+    )
+
+
+def batch(length: int = LENGTH) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(1, SIZES["vocab_size"], (COUNT, length), generator=torch.Generator().manual_seed(1))
+    lengths = torch.tensor([length, 3, length - 1, 1])
+    return tokens.masked_fill(torch.arange(length) >= lengths[:, None], 0), lengths
+
+
+def require_conserved(found: Relevance, logits: Tensor) -> None:
+    """float64, 1e-9 of the logit and of what it is the sum of."""
+    target = logits.gather(1, torch.from_numpy(found.classes)[:, None]).squeeze(1).detach().numpy()
+    np.testing.assert_allclose(found.target, target, rtol=1e-9, atol=1e-12)
+    size = np.abs(found.content).sum(1) + np.abs(found.position).sum(1) + np.abs(found.biases) + np.abs(found.softmax)
+    assert (np.abs(found.total - target) <= 1e-9 * np.maximum(np.abs(target), 1e-3 * size)).all()
+
+
+# ---- conservation ---------------------------------------------------------------------------------------------------
+
+
+@unchecked
+@pytest.mark.parametrize(
+    ("encoding", "protocol"),
+    [(name, "paper") for name in CHOSEN]
+    + [(name, "released") for name in ("nope", "sinusoidal", "alibi", "t5", "rope", "partial-rope", "mla")],
+)
+def test_the_parts_add_up_to_the_models_own_logit(encoding: str, protocol: str) -> None:
+    model = model_of(encoding, protocol)
+    tokens, lengths = batch()
+    found = relevance(model, tokens, lengths)
+    logits = model(tokens, lengths)
+    require_conserved(found, logits)
+    assert (found.classes == logits.argmax(-1).numpy()).all()
+    assert found.content.shape == (COUNT, LENGTH)
+    assert found.by_offset.shape == (LAYERS, HEADS, LENGTH if model.config.causal else 2 * LENGTH - 1)
+    # three views of the same pairs; float64, 1e-12
+    np.testing.assert_allclose(found.by_offset.sum(-1), found.by_layer, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found.by_layer.sum(), found.position_attention.sum(1).mean(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"readout": "mean"},
+        {"readout": "masked-mean", "final_norm": False},
+        {"causal": False, "activation": "gelu"},
+        {"pad_mask": False, "input_encoding": "learned", "input_encoding_options": {"init_std": 1.0}},
+        {"key_value_source": "embeddings", "attention_scale": 0.7},
+        {"num_layers": 1, "dropout": 0.5},
+    ],
+    ids=str,
+)
+def test_they_do_so_with_every_switch(switches: dict[str, Any]) -> None:
+    torch.manual_seed(4)
+    model = shaken(Decoder(decoder_config(**{**SIZES, **switches}, encoding="rope-absolute")))
+    tokens, lengths = batch()
+    require_conserved(relevance(model, tokens, lengths), model(tokens, lengths))
+    require_conserved(relevance(model, tokens), model(tokens))
+
+
+@unchecked
+def test_every_encoding_is_followed_or_refused_by_name() -> None:
+    tokens = batch()[0]
+    for name in (name for name in encodings.names() if name not in CHOSEN):
+        kind = encodings.get(name)
+        model = shaken(Decoder(decoder_config(**{**SIZES, "num_layers": 1}, encoding=name)))
+        encoding = model.encoding
+        known = encoding.fusable and not encoding.data_dependent and name not in LINEAR_ALONE
+        if known:
+            require_conserved(relevance(model, tokens), model(tokens))
+        else:
+            with pytest.raises(InputError, match=f"^encoding: {kind.__name__} was given; relevance goes through"):
+                relevance(model, tokens)
+
+
+def test_the_released_phase_table_is_followed_too() -> None:
+    options = {"phase_table": "released", "rotary_query": "shared", "rotary_dim": 4}
+    model = shaken(Decoder(decoder_config(**SIZES, encoding="mla", protocol="released", encoding_options=options)))
+    tokens, lengths = batch()
+    require_conserved(relevance(model, tokens, lengths), model(tokens, lengths))
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong"),
+    [
+        ("kept", lambda y, constant, unit: y + 0 * unit.sum()),  # the biases of linear maps are dropped
+        ("product", torch.matmul),  # weights and values each get all
+        ("held_factor", lambda x, y: y),  # the activation's own gradient
+        ("held_norm", lambda norm, x, unit: norm.forward(x)),  # the norm's own gradient
+    ],
+)
+def test_a_wrong_rule_is_found(rule: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("rope-absolute", "paper", activation="gelu")
+    monkeypatch.setattr(module, rule, wrong)
+    with pytest.raises(InputError, match=r"^encoding: with RoPEAbsolute the parts of a logit of .* add up to"):
+        relevance(model, batch()[0])
+
+
+# ---- the rules, written out -----------------------------------------------------------------------------------------
+
+
+def test_rule_of_the_softmax_is_taylors() -> None:
+    """Against R_j = L_j (R(A_j) - A_j sum_k R(A_k)), in loops; float64, 1e-12."""
+    draw = torch.Generator().manual_seed(2)
+    logits, gradient = torch.randn(2, 2, 2, 3, 4, generator=draw, dtype=torch.float64)
+    visible = torch.ones(3, 4, dtype=torch.bool).tril(1)
+    logits.requires_grad_()
+    unit = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    weights = taylor_softmax(logits, visible, unit)
+    (weights * gradient).sum().backward()
+    values, found = logits.detach(), weights.detach()
+    assert logits.grad is not None
+    assert unit.grad is not None
+    for b in range(2):
+        left = 0.0
+        for h in range(2):
+            for i in range(3):
+                keys = [j for j in range(4) if visible[i, j]]
+                whole = sum(math.exp(values[b, h, i, j]) for j in keys)
+                weight = {j: math.exp(values[b, h, i, j]) / whole for j in keys}
+                received = {j: weight[j] * float(gradient[b, h, i, j]) for j in keys}
+                for j in range(4):
+                    relevance_of = float(values[b, h, i, j] * logits.grad[b, h, i, j])
+                    expected = 0.0
+                    if j in keys:
+                        expected = float(values[b, h, i, j]) * (received[j] - weight[j] * sum(received.values()))
+                        assert float(found[b, h, i, j]) == pytest.approx(weight[j], abs=1e-12)
+                    assert relevance_of == pytest.approx(expected, abs=1e-12)
+                    left += received.get(j, 0.0) - expected
+        assert float(unit.grad[b]) == pytest.approx(left, abs=1e-12)
+
+
+def test_rule_of_a_product_gives_half_to_each() -> None:
+    draw = torch.Generator().manual_seed(2)
+    a, b = (torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True) for shape in ((3, 4), (4, 5)))
+    made = product(a, b)
+    torch.testing.assert_close(made, a @ b)
+    made.sum().backward()
+    assert a.grad is not None
+    assert b.grad is not None
+    for factor, gradient in ((a, a.grad), (b, b.grad)):
+        received = (factor.detach() * gradient).sum()
+        assert float(received) == pytest.approx(float(made.detach().sum()) / 2, abs=1e-12)
+
+
+def test_rule_of_places_and_offsets() -> None:
+    pairs = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    places, offsets = torch.zeros(2, 4, dtype=torch.float64), torch.zeros(3, 7, dtype=torch.float64)
+    for b in range(2):
+        for h in range(3):
+            for i in range(4):
+                for j in range(4):
+                    places[b, i] += pairs[b, h, i, j] / 2
+                    places[b, j] += pairs[b, h, i, j] / 2
+                    offsets[h, i - j + 3] += pairs[b, h, i, j]
+    torch.testing.assert_close(by_place(pairs), places)
+    torch.testing.assert_close(by_offset(pairs, False), offsets)
+    torch.testing.assert_close(by_offset(pairs, True), offsets[:, 3:])
+
+
+def through(matrix: np.ndarray, bias: np.ndarray, x: np.ndarray, received: np.ndarray) -> tuple[np.ndarray, float]:
+    """The z-rule of one vector: each term M_ij x_j of an output has its part of that output's relevance."""
+    out, to_x, to_bias = matrix @ x + bias, np.zeros_like(x), 0.0
+    for i, value in enumerate(out):
+        if received[i]:
+            for j, given_ in enumerate(x):
+                to_x[j] += matrix[i, j] * given_ / value * received[i]
+            to_bias += bias[i] / value * received[i]
+    return to_x, to_bias
+
+
+def norm_of(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """A layer norm with its statistics held, as a matrix."""
+    size = len(x)
+    spread = math.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
+    return np.diag(weight) @ (np.eye(size) - 1 / size) / spread
+
+
+def test_one_layer_against_relevance_passed_on_by_hand() -> None:
+    """One head, rotation and vectors at the input, relevances passed on in loops; numpy float64, 1e-10."""
+    torch.manual_seed(0)
+    n, width = 3, 4
+    sizes = {"vocab_size": 5, "num_classes": 3, "d_model": width, "d_ff": 5, "num_layers": 1, "num_heads": 1}
+    model = shaken(Decoder(decoder_config(**sizes, max_len=n, encoding="rope-absolute")))
+    tokens = torch.tensor([[1, 3, 2]])
+    found = relevance(model, tokens, classes=torch.tensor([1]))
+    w = {name: value.numpy() for name, value in model.state_dict().items()}
+    e = w["embedding.weight"][tokens[0].numpy()]
+    theta = [1.0, 0.01]
+    p = np.array([[f(i * t) for t in theta for f in (math.sin, math.cos)] for i in range(n)])
+    x = e + p
+    b = "blocks.0."
+    norm = [norm_of(w[b + "norm_attention.weight"], row) for row in x]
+    normed = [m @ row + w[b + "norm_attention.bias"] for m, row in zip(norm, x, strict=True)]
+    maps = np.split(w[b + "attention.qkv.weight"], 3)
+    shifts = np.split(w[b + "attention.qkv.bias"], 3)
+    q, k, v = (np.array([m @ row + s for row in normed]) for m, s in zip(maps, shifts, strict=True))
+    i = n - 1  # the one query that is read
+    scale = width**-0.5
+
+    def terms(j: int) -> Iterator[tuple[float, float, int, int]]:
+        """Of logit (i, j): still products, and coupled ones, of each dimension of q with each of k."""
+        for t, angle in enumerate(theta):
+            cos, sin = math.cos((i - j) * angle) - 1, math.sin((i - j) * angle)
+            for c, d, still, turn in ((0, 0, 1, cos), (1, 1, 1, cos), (0, 1, 0, sin), (1, 0, 0, -sin)):
+                both = scale * q[i, 2 * t + c] * k[j, 2 * t + d]
+                yield both * still, both * turn, 2 * t + c, 2 * t + d
+
+    logits = np.array([sum(still + coupled for still, coupled, _, _ in terms(j)) for j in range(n)])
+    weights = np.exp(logits) / np.exp(logits).sum()
+    z = weights @ v
+    after = w[b + "attention.out.weight"] @ z + w[b + "attention.out.bias"]
+    middle = x[i] + after
+    norm_ffn = norm_of(w[b + "norm_ffn.weight"], middle)
+    into = norm_ffn @ middle + w[b + "norm_ffn.bias"]
+    hidden = w[b + "ffn.0.weight"] @ into + w[b + "ffn.0.bias"]
+    act = np.maximum(hidden, 0)
+    added = w[b + "ffn.3.weight"] @ act + w[b + "ffn.3.bias"]
+    last = middle + added
+    norm_end = norm_of(w["final_norm.weight"], last)
+    end = norm_end @ last + w["final_norm.bias"]
+    logit = w["readout.weight"][1] @ end + w["readout.bias"][1]
+
+    to_bias = 0.0
+
+    def back(name: str, matrix: np.ndarray, bias: np.ndarray, at: np.ndarray, received: np.ndarray) -> np.ndarray:
+        nonlocal to_bias
+        to_at, own = through(matrix, bias, at, received)
+        to_bias += own
+        return to_at
+
+    r = back("readout", w["readout.weight"][1:2], w["readout.bias"][1:2], end, np.array([logit]))
+    r = back("end", norm_end, w["final_norm.bias"], last, r)
+    r_middle, r_added = r * middle / last, r * added / last
+    r_hidden = back("ffn.3", w[b + "ffn.3.weight"], w[b + "ffn.3.bias"], act, r_added)
+    r_into = back("ffn.0", w[b + "ffn.0.weight"], w[b + "ffn.0.bias"], into, r_hidden)
+    r_middle = r_middle + back("norm_ffn", norm_ffn, w[b + "norm_ffn.bias"], middle, r_into)
+    r_x = np.zeros((n, width))
+    r_x[i] = r_middle * x[i] / middle
+    r_z = back("out", w[b + "attention.out.weight"], w[b + "attention.out.bias"], z, r_middle * after / middle)
+    r_v, r_weights = np.zeros((n, width)), np.zeros(n)
+    for j in range(n):
+        for c in range(width):
+            term = weights[j] * v[j, c] / z[c] * r_z[c]
+            r_weights[j] += term / 2
+            r_v[j, c] += term / 2
+    r_logits = logits * (r_weights - weights * r_weights.sum())
+    r_q, r_k, place, offset = np.zeros((n, width)), np.zeros((n, width)), np.zeros(n), np.zeros(n)
+    for j in range(n):
+        for still, coupled, c, d in terms(j):
+            part = r_logits[j] / logits[j]
+            r_q[i, c] += part * (still / 2 + coupled / 4)
+            r_k[j, d] += part * (still / 2 + coupled / 4)
+            place[i] += part * coupled / 4
+            place[j] += part * coupled / 4
+            offset[i - j] += part * coupled / 2
+    for received, matrix, shift in zip((r_q, r_k, r_v), maps, shifts, strict=True):
+        for j in range(n):
+            r_normed = back("qkv", matrix, shift, normed[j], received[j])
+            r_x[j] += back("norm", norm[j], w[b + "norm_attention.bias"], x[j], r_normed)
+
+    close = {"rtol": 0, "atol": 1e-10}
+    np.testing.assert_allclose(found.target, [logit], **close)
+    np.testing.assert_allclose(found.content[0], (r_x * e / x).sum(1), **close)
+    np.testing.assert_allclose(found.position_input[0], (r_x * p / x).sum(1), **close)
+    np.testing.assert_allclose(found.position_attention[0], place, **close)
+    np.testing.assert_allclose(found.by_offset[0, 0], offset, **close)
+    np.testing.assert_allclose(found.biases, [to_bias], **close)
+    np.testing.assert_allclose(found.softmax, [r_weights.sum() - r_logits.sum()], **close)
+
+
+# ---- planted models -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("encoding", "options"),
+    [
+        ("nope", {}),
+        ("p-rope", {"p": 0.0}),
+        ("rope-bands", {"keep": []}),
+        ("partial-rope", {"heads": []}),
+        ("relative-table", {"init_std": 0.0}),
+        ("learned", {"init_std": 0.0}),
+    ],
+)
+def test_an_encoding_that_does_nothing_has_no_relevance(encoding: str, options: dict[str, Any]) -> None:
+    """Exactly 0: a pair of frequency 0 gives position nothing."""
+    torch.manual_seed(1)
+    model = Decoder(decoder_config(**SIZES, encoding=encoding, encoding_options=options)).eval()
+    found = relevance(model, *batch())
+    assert not found.position.any()
+    assert not found.by_layer.any()
+    assert found.content.any()
+    assert not found.share.any()
+
+
+def test_heads_and_layers_without_rotation_have_none() -> None:
+    found = relevance(model_of("partial-rope"), *batch())  # turns head 0 of layer 1 alone
+    assert found.by_layer[1, 0] != 0
+    assert not found.by_layer[0].any()
+    assert found.by_layer[1, 1] == 0
+    assert abs(found.by_offset[1, 0, 0]) < 1e-12  # at offset 0 nothing is turned
+
+
+def test_latent_attention_without_a_rotary_key_has_none() -> None:
+    model = copy.deepcopy(model_of("mla"))
+    assert np.abs(relevance(model, *batch()).by_layer).min() > 1e-6
+    with torch.no_grad():
+        for layer in range(LAYERS):
+            model.block(layer).attention.get_parameter("rotary_k.weight").zero_()
+    assert not relevance(model, *batch()).position.any()
+
+
+def position_decides() -> Decoder:
+    """Tokens in the first half of the stream, positions in the second, which alone is read, mixed and written.
+
+    Tokens' vectors are permutations of one another that sum to 0, so that norms see the same in all of them.
+    """
+    torch.manual_seed(2)
+    model = shaken(Decoder(decoder_config(**SIZES, encoding="learned", encoding_options={"init_std": 1.0})))
+    half = SIZES["d_model"] // 2
+    numbers = torch.linspace(-1, 1, half, dtype=torch.float64)
+    with torch.no_grad():
+        for row in model.embedding.weight:
+            row.zero_()
+            row[:half] = numbers[torch.randperm(half)]
+        model.encoding.get_parameter("weight")[:, :half] = 0
+        model.readout.weight[:, :half] = 0
+        for layer in range(LAYERS):
+            block = model.block(layer)
+            block.attention.get_parameter("qkv.weight")[:, :half] = 0
+            block.ffn.get_parameter("0.weight")[:, :half] = 0
+            for owner, name in ((block.attention, "out"), (block.ffn, "3")):
+                owner.get_parameter(f"{name}.weight")[:half] = 0
+                owner.get_parameter(f"{name}.bias")[:half] = 0
+    return model
+
+
+def test_where_position_alone_decides_content_has_no_relevance() -> None:
+    model = position_decides()
+    tokens = batch()[0]
+    logits = model(tokens)
+    torch.testing.assert_close(logits, model(tokens.roll(1, 0).flip(1)), rtol=0, atol=1e-10)  # whatever the tokens are
+    found = relevance(model, tokens)
+    assert np.abs(found.content).max() < 1e-12
+    assert (np.abs(found.position_input).sum(1) > 0.1).all()
+    turned = replace(found, content=found.position_input, position_input=found.content)  # the premise can fail
+    assert (turned.share < 1e-12).all()
+    assert (found.share > 0.1).all()
+
+
+def test_a_bias_at_one_offset_has_its_relevance_there() -> None:
+    """Queries and keys of 0, a bias of 1 at offset 2 and 0 elsewhere: no other offset receives anything."""
+    torch.manual_seed(2)
+    model = shaken(Decoder(decoder_config(**SIZES, encoding="relative-table", readout="mean")))
+    width = SIZES["d_model"]
+    with torch.no_grad():
+        for layer in range(LAYERS):
+            attention = model.block(layer).attention
+            attention.get_parameter("qkv.weight")[: 2 * width] = 0
+            attention.get_parameter("qkv.bias")[: 2 * width] = 0
+            table = attention.encoding.get_parameter("weight")
+            table.zero_()
+            table[SIZES["max_len"] - 1 + 2] = 1.0
+    found = relevance(DecoderSource(model), batch()[0])
+    require_conserved(found, model(batch()[0]))
+    at = found.offsets == 2
+    assert not found.by_offset[..., ~at].any()
+    assert (np.abs(found.by_offset[..., at]) > 1e-6).all()
+
+
+# ---- invariances ----------------------------------------------------------------------------------------------------
+
+
+@unchecked
+@settings(max_examples=4)
+@given(st.permutations(range(COUNT)), st.sampled_from(["alibi", "rope-absolute"]))
+def test_examples_are_on_their_own(order: list[int], encoding: str) -> None:
+    """Permuting the batch permutes the result, also in pieces; float64, 1e-10."""
+    model = model_of(encoding)
+    tokens, lengths = batch()
+    classes = torch.arange(COUNT)
+    found, other = (
+        relevance(model, tokens, lengths, classes),
+        relevance(model, tokens[order], lengths[order], classes[order]),
+    )
+    for name in ("content", "position_input", "position_attention", "biases", "softmax", "target", "classes"):
+        np.testing.assert_allclose(getattr(other, name), getattr(found, name)[order], rtol=0, atol=1e-10)
+    np.testing.assert_allclose(other.by_offset, found.by_offset, rtol=0, atol=1e-10)
+
+
+def test_batches_in_pieces_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("rope-absolute")
+    whole = relevance(model, *batch())
+    monkeypatch.setattr(module, "_AT_ONCE", 3 * HEADS * LENGTH**2)
+    pieces = relevance(model, *batch())
+    for name in ("content", "by_layer", "by_offset", "softmax", "classes"):
+        np.testing.assert_allclose(getattr(pieces, name), getattr(whole, name), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("encoding", ["alibi", "rope-absolute"])
+@pytest.mark.parametrize("switches", [{}, {"readout": "masked-mean", "causal": False}], ids=str)
+def test_hidden_padding_receives_nothing(encoding: str, switches: dict[str, Any]) -> None:
+    """And more of it changes nothing; float64, 1e-10."""
+    model = model_of(encoding, **switches)
+    tokens, lengths = batch()
+    found = relevance(model, tokens, lengths)
+    padding = (torch.arange(LENGTH) >= lengths[:, None]).numpy()
+    assert padding.any()
+    assert not found.content[padding].any()
+    assert not found.position[padding].any()
+    longer = relevance(model, torch.nn.functional.pad(tokens, (0, 1), value=4), lengths)
+    np.testing.assert_allclose(longer.content[:, :LENGTH], found.content, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(longer.position[:, :LENGTH], found.position, rtol=0, atol=1e-10)
+
+
+@unchecked
+@settings(max_examples=4)
+@given(st.floats(-3, 3))
+def test_a_constant_of_a_bias_moves_nothing_between_the_parts(constant: float) -> None:
+    """A softmax cannot see it: it moves relevance between offsets, whose sum stays; float64, 1e-9."""
+    model = model_of("t5")
+    table = model.encoding.get_parameter("weight")
+    found = relevance(model, *batch())
+    with torch.no_grad():
+        table += constant
+        other = relevance(model, *batch())
+        table -= constant
+    for name in ("content", "biases", "softmax", "by_layer"):
+        np.testing.assert_allclose(getattr(other, name), getattr(found, name), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(other.position.sum(1), found.position.sum(1), rtol=0, atol=1e-9)
+
+
+def test_the_model_is_left_as_it_is() -> None:
+    torch.manual_seed(0)
+    model = Decoder(decoder_config(**SIZES, encoding="rope", dropout=0.5)).train()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        found = relevance(model, *batch())
+    assert torch.equal(state, torch.get_rng_state())
+    assert model.training
+    assert model.readout.weight.dtype == torch.float32
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    logits = model.eval()(*batch())
+    torch.testing.assert_close(torch.from_numpy(found.target), logits.max(-1).values.double(), rtol=0, atol=1e-4)
+
+
+# ---- the record and what is refused ---------------------------------------------------------------------------------
+
+
+def test_the_record_goes_round() -> None:
+    found = relevance(model_of("rope-absolute"), *batch())
+    again = Relevance.from_dict(json.loads(json.dumps(found.to_dict())))
+    for name, value in vars(found).items():
+        np.testing.assert_array_equal(getattr(again, name), value)
+    nothing = replace(found, **{name: 0 * getattr(found, name) for name in ("content", "position_input", "softmax")})
+    nothing = replace(nothing, position_attention=0 * found.content, biases=0 * found.biases)
+    assert np.isnan(nothing.share).all()
+    unknown = Relevance.from_dict(replace(found, target=found.target * np.nan).to_dict())
+    assert np.isnan(unknown.target).all()
+
+
+@pytest.mark.parametrize(
+    "damage", [{"content": None}, {"softmax": [1.0]}, {"by_layer": [[1.0]]}, {"classes": "x"}], ids=str
+)
+def test_a_damaged_record_is_refused(damage: dict[str, Any]) -> None:
+    record = relevance(model_of("rope-absolute"), *batch()).to_dict()
+    with pytest.raises(InputError, match=r"^relevance: the record is damaged"):
+        Relevance.from_dict({**record, **damage})
+
+
+@pytest.mark.parametrize("classes", [[0, 1], [0, 1, 2, CLASSES], [-1, 0, 0, 0]])
+def test_classes_that_are_not_there_are_refused(classes: list[int]) -> None:
+    with pytest.raises(InputError, match=r"^classes: \[.*\] were given; 4 from 0 to 4 are needed\.$"):
+        relevance(model_of("rope"), batch()[0], classes=torch.tensor(classes))
+
+
+def test_no_examples_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^tokens: their shape is \[0, 7\]"):
+        relevance(model_of("rope"), batch()[0][:0])

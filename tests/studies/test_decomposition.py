@@ -1,0 +1,110 @@
+"""A run's structure is what the lens finds on the run's own test set, as numbers that JSON can hold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from toeplens.engine import examples_of
+from toeplens.ground import InputError
+from toeplens.lens import AttentionTrace, decompose, toeplitz_profile
+from toeplens.sources import DecoderSource
+from toeplens.studies.decomposition import SHOWN, _symbol, decompose_run
+from toeplens.training import Run, run_spec, train
+from toeplens.training.presets import starting_spec
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    made = {}
+    for protocol, encoding in (("paper", "rope"), ("released", "alibi"), ("paper", "fox"), ("released", "mla")):
+        content = starting_spec("smoke", protocol, "trigger-distance", encoding, 0)
+        content |= {"epochs": 1, "train_examples": 64, "test_examples": 48}
+        made[encoding] = train(run_spec(**content), tmp_path_factory.mktemp("runs"), compile="off")
+    return made
+
+
+def test_it_is_what_the_lens_finds(runs: dict[str, Run]) -> None:
+    run = runs["rope"]
+    structure = decompose_run(run, examples=32)
+    examples = examples_of(run.spec, 32)
+    trace = AttentionTrace(DecoderSource(run.model()), torch.from_numpy(examples.tokens))
+    assert [layer.layer for layer in structure.layers] == list(range(run.spec.model.num_layers))
+    for layer in structure.layers:
+        parts = decompose(trace, layer.layer)
+        assert layer.parts is not None
+        np.testing.assert_allclose(layer.parts.shares["logits"], parts.shares.logits, atol=1e-9)
+        np.testing.assert_allclose(layer.parts.kinds["softmax"], parts.kinds.softmax, atol=1e-9)
+        np.testing.assert_allclose(layer.toeplitz, parts.profile.share, atol=1e-9)
+        assert layer.parts.branches is not None
+        np.testing.assert_allclose(layer.parts.branches["logits"].sum(1), 1, atol=1e-9)
+
+
+def test_an_encoding_without_parts_says_why_and_shows_the_rest(runs: dict[str, Run]) -> None:
+    structure = decompose_run(runs["fox"], examples=8)
+    for layer in structure.layers:
+        assert layer.parts is None
+        assert "content of other tokens" in layer.why
+        assert (layer.toeplitz > 0).all()
+    run = runs["fox"]
+    examples = examples_of(run.spec, 8)
+    found = AttentionTrace(DecoderSource(run.model()), torch.from_numpy(examples.tokens))[0]
+    logits = found.logits().double()
+    for delta in (0, 3):
+        expected = logits.diagonal(-delta, 2, 3).mean((0, 2))
+        np.testing.assert_allclose(structure.layers[0].means[:, delta], expected, atol=1e-6)
+
+
+def test_the_example_is_one_sequences_logits(runs: dict[str, Run]) -> None:
+    for run in runs.values():
+        for layer in decompose_run(run, examples=8, shown=2).layers:
+            heads, rows, columns = layer.example.shape
+            assert heads == len(layer.heads) <= 2
+            assert rows == columns <= SHOWN
+            future = np.triu(np.ones((rows, rows), bool), 1)
+            assert np.isnan(layer.example[:, future]).all() == run.spec.model.causal
+            assert np.isfinite(layer.example[:, ~future]).all()
+
+
+def test_the_symbol_lies_within_the_eigenvalues_of_the_kernels_matrix(runs: dict[str, Run]) -> None:
+    layer = decompose_run(runs["alibi"], examples=8).layers[0]
+    assert layer.parts is not None
+    half = (layer.parts.kernel + layer.parts.kernel[:, ::-1]) / 2
+    size = (half.shape[1] + 1) // 2
+    places = np.arange(size)
+    for head in range(len(half)):
+        values = np.linalg.eigvalsh(half[head][places[:, None] - places + size - 1])
+        assert values[0] - 1e-9 <= layer.symbol[head].min()
+        assert layer.symbol[head].max() <= values[-1] + 1e-9
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_padding_widens_no_window(causal: bool) -> None:
+    """Sequences of 7 tokens and less in a width of 12 have the symbol that they have in a width of 7."""
+    q, k = torch.randn(2, 3, 2, 12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    lengths = torch.tensor([7, 4, 6])
+    padded = toeplitz_profile(q, k, causal=causal, lengths=lengths).pooled(0)
+    bare = toeplitz_profile(q[..., :7, :], k[..., :7, :], causal=causal, lengths=lengths).pooled(0)
+    for found, expected in zip(_symbol(padded, causal), _symbol(bare, causal), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_json_can_hold_it(runs: dict[str, Run]) -> None:
+    for run in runs.values():
+        content = decompose_run(run, examples=4).to_dict()
+        assert json.loads(json.dumps(content))["encoding"] == run.spec.model.encoding
+
+
+def test_chosen_layers_and_bad_input(runs: dict[str, Run], tmp_path: Path) -> None:
+    assert [layer.layer for layer in decompose_run(runs["rope"], layers=[1], examples=4).layers] == [1]
+    with pytest.raises(InputError, match="examples: 0 was given"):
+        decompose_run(runs["rope"], examples=0)
+    with pytest.raises(InputError, match=r"^run: .* diverged; there are no finite weights"):
+        decompose_run(replace(runs["rope"], status="diverged"))
+    with pytest.raises(InputError, match="layers"):
+        decompose_run(runs["rope"], layers=[9], examples=4)
