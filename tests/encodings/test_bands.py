@@ -16,7 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
-from toeplens.encodings.nope import NoPE
+from toeplens.encodings.absolute import NoPE
 from toeplens.ground import InputError
 
 H, D, N = 3, 8, 6

@@ -15,7 +15,7 @@ from x_transformers import x_transformers
 
 from toeplens import encodings
 from toeplens.encodings import Seen, attend, conformance
-from toeplens.encodings.cumulative import CumulativeBias
+from toeplens.encodings.contextual import CumulativeBias
 from toeplens.ground import InputError
 
 SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import conformance
-from toeplens.encodings.untied import TUPE
+from toeplens.encodings.absolute import TUPE
 from toeplens.ground import InputError
 
 H, D = 3, 8

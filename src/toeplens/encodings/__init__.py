@@ -4,12 +4,13 @@ A new encoding is a class in its family's file (or a file for a new family) and 
 """
 
 from toeplens.encodings.attention import KEPT, attend, attention_logits, attention_weights, fixed_bias
-from toeplens.encodings.base import Coupling, PositionalEncoding, Positions, offsets_between
+from toeplens.encodings.base import Coupling, PositionalEncoding
 from toeplens.encodings.bias import OffsetBias
-from toeplens.encodings.control import BandControl, controlled, swapped
+from toeplens.encodings.control import BandControl, swapped
+from toeplens.encodings.kit import Positions, offsets_between
 from toeplens.encodings.latent import MLA
 from toeplens.encodings.registry import build, get, names, options
-from toeplens.encodings.rotary import Rotary
+from toeplens.encodings.rotary import Rotary, controlled
 from toeplens.encodings.seen import Seen
 
 __all__ = [

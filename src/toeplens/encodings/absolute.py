@@ -1,16 +1,30 @@
-"""Absolute encodings: a vector for each position, added to the token embeddings."""
+"""No position at all, and absolute encodings: a vector for each position, added to the token embeddings or untied."""
 
 from __future__ import annotations
 
-import math
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from toeplens.encodings.base import PositionalEncoding, Positions, require_even
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.bias import T5
+from toeplens.encodings.kit import Positions, Stream, require_even, require_number, rotary_frequencies
 from toeplens.ground import InputError, choose
+
+
+class NoPE(PositionalEncoding):
+    """No positional encoding (Haviv et al. 2022, arXiv 2203.16634; Kazemnejad et al. 2023, arXiv 2305.19466)."""
+
+    coupling = "none"
+    citation = "Kazemnejad et al. 2023, arXiv 2305.19466"
+    formula = r"q_i \cdot k_j / \sqrt{d}"
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
+        """Zero at every offset."""
+        return torch.zeros(self.num_heads, offsets.numel(), device=offsets.device)
 
 
 class Sinusoidal(PositionalEncoding):
@@ -32,11 +46,8 @@ class Sinusoidal(PositionalEncoding):
     ) -> None:
         super().__init__(**sizes)
         require_even("d_model", self.d_model, "a sinusoid takes dimensions in pairs of sine and cosine")
-        if not 0 < base < math.inf:
-            raise InputError(f"base: {base} was given; it must be positive and finite.")
         self.layout = choose("layout", layout, ("interleaved", "halves"))
-        exponents = torch.arange(0, self.d_model, 2, dtype=torch.float64) / self.d_model
-        self.register_exact("frequencies", base**-exponents)
+        self.register_exact("frequencies", rotary_frequencies(self.d_model, base))
 
     def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
         """The encoding vectors of ``positions``, in float64."""
@@ -45,7 +56,7 @@ class Sinusoidal(PositionalEncoding):
             return torch.stack((phases.sin(), phases.cos()), dim=-1).flatten(-2)
         return torch.cat((phases.sin(), phases.cos()), dim=-1)
 
-    def embed(self, x: Float[Tensor, "B N d_model"], positions: Positions) -> Float[Tensor, "B N d_model"]:
+    def embed(self, x: Stream, positions: Positions) -> Stream:
         return x + self.table(positions).to(x.dtype)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "1 D"]:
@@ -62,9 +73,9 @@ class _Table(PositionalEncoding):
     bounded = True
     weight: Tensor
 
-    def embed(self, x: Float[Tensor, "B N d_model"], positions: Positions) -> Float[Tensor, "B N d_model"]:
+    def embed(self, x: Stream, positions: Positions) -> Stream:
         self.check_positions(positions)
-        return x + nn.functional.embedding(positions, self.weight).to(x.dtype)
+        return x + F.embedding(positions, self.weight).to(x.dtype)
 
 
 class Learned(_Table):
@@ -80,8 +91,7 @@ class Learned(_Table):
 
     def __init__(self, *, init_std: float = 0.02, **sizes: int) -> None:
         super().__init__(**sizes)
-        if not (math.isfinite(init_std) and init_std >= 0):
-            raise InputError(f"init_std: {init_std} was given; it must be finite and not negative.")
+        require_number("init_std", init_std, at_least=0)
         self.weight = nn.Parameter(torch.randn(self.max_len, self.d_model) * init_std)
 
 
@@ -98,8 +108,7 @@ class RandomTable(_Table):
 
     def __init__(self, *, trainable: bool = False, std: float = 1.0, **sizes: int) -> None:
         super().__init__(**sizes)
-        if not (math.isfinite(std) and std > 0):
-            raise InputError(f"std: {std} was given; it must be finite and positive.")
+        require_number("std", std, over=0)
         table = torch.randn(self.max_len, self.d_model) * std
         if trainable:
             self.weight = nn.Parameter(table)
@@ -107,4 +116,175 @@ class RandomTable(_Table):
             self.register_buffer("weight", table)
 
 
-ENCODINGS = {"sinusoidal": Sinusoidal, "learned": Learned, "random-fixed": RandomTable}
+class ScaledSinusoidal(Sinusoidal):
+    """The sinusoid times one learned number (Li et al. 2019).
+
+    As in x-transformers the number starts at 1/sqrt(d_model), so that the vector is not longer than a token's, and
+    sines come before cosines; in the paper it starts at 1.
+
+    Arguments
+        start         where the number starts; default 1/sqrt(d_model)
+        base, layout  as in `Sinusoidal`
+    """
+
+    citation = "Li et al. 2019, arXiv 1809.08895"
+    formula = r"x_i + \alpha\, p_i"
+
+    def __init__(
+        self, *, start: float | None = None, layout: Literal["interleaved", "halves"] = "halves", **inherited: Any
+    ) -> None:
+        super().__init__(layout=layout, **inherited)
+        self.start = self.d_model**-0.5 if start is None else require_number("start", start)
+        # weights that were saved before call it ``scale``, which as an attribute is the factor of q . k
+        self._parameters["scale"] = nn.Parameter(torch.empty(()))
+        self.reset_parameters()
+
+    @property
+    def number(self) -> Float[Tensor, ""]:
+        """The learned number."""
+        return cast(Tensor, self._parameters["scale"])
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.number, self.start)
+
+    def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
+        return super().table(positions) * self.number.to(torch.float64)
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "1 D"]:
+        """alpha^2 times the sinusoid's own kernel."""
+        return super().kernel(offsets) * self.number**2
+
+
+class SHAPE(Sinusoidal):
+    """Shifted absolute positions: in training a whole sequence is moved by a random k (Kiyono et al. 2021).
+
+    k is drawn from {0, ..., max_shift} for each sequence, by torch's generator, whenever `embed` is called in training;
+    in evaluation nothing is moved. The released program moves by its largest shift there, which for a model that was
+    trained on all shifts is one of them like any other: for that, add it to the positions. One shift for all positions
+    leaves p_i . p_j what it is.
+
+    Arguments
+        max_shift     the largest shift; default ``max_len`` (the paper: 500)
+        base, layout  as in `Sinusoidal`
+    """
+
+    citation = "Kiyono et al. 2021, arXiv 2109.05644"
+    formula = r"x_i + p_{i + k},\quad k \sim U\{0, \ldots, K\}"
+
+    def __init__(self, *, max_shift: int | None = None, **inherited: Any) -> None:
+        super().__init__(**inherited)
+        self.max_shift = self.max_len if max_shift is None else max_shift
+        require_number("max_shift", self.max_shift, at_least=0)
+
+    def embed(self, x: Stream, positions: Positions) -> Stream:
+        if self.training:
+            positions = positions + torch.randint(self.max_shift + 1, (x.shape[0], 1), device=positions.device)
+        return super().embed(x, positions)
+
+
+class RandomizedSinusoidal(Sinusoidal):
+    """Randomized positions: in training N of ``max_position`` places, in order, stand for N positions.
+
+    Ruoss et al. 2023, section 3: a set of N different integers under L is drawn, by torch's generator, one for the
+    whole batch, whenever `embed` is called in training, and the token with the n-th smallest position takes the n-th
+    smallest of them (tokens of the same position take the same). In evaluation positions are what they are. The paper
+    draws there too, and a model trained on gaps of L/N has rarely seen neighbouring places: to evaluate as it does,
+    give the model positions that are drawn from all L.
+
+    Arguments
+        max_position  L; default four times ``max_len`` (the paper: 2048, for training lengths to 40)
+        base, layout  as in `Sinusoidal`
+    """
+
+    citation = "Ruoss et al. 2023, arXiv 2305.16843"
+    formula = r"x_i + p_{s_i},\quad s_1 < \ldots < s_N \text{ drawn from } \{0, \ldots, L - 1\}"
+
+    def __init__(self, *, max_position: int | None = None, **inherited: Any) -> None:
+        super().__init__(**inherited)
+        self.max_position = 4 * self.max_len if max_position is None else max_position
+        require_number("max_position", self.max_position, at_least=self.max_len)
+
+    def embed(self, x: Stream, positions: Positions) -> Stream:
+        return super().embed(x, self.draw(positions) if self.training else positions)
+
+    def draw(self, positions: Positions) -> Positions:
+        """Random places in the order of the positions."""
+        count = positions.shape[-1]
+        if count > self.max_position:
+            raise InputError(
+                f"max_position: {self.max_position} was given; it must be at least the number of tokens, {count}."
+            )
+        places = torch.randperm(self.max_position, device=positions.device)[:count].sort().values
+        return places[torch.searchsorted(positions.sort(-1).values, positions.contiguous())]
+
+
+class TUPE(PositionalEncoding):
+    """Transformer with untied positional encoding: the bias p_i U_q . p_j U_k / sqrt(2 d) (Ke et al. 2021, section 3).
+
+    p is a learned table, U_q and U_k project it for each head, and all layers share the bias. As in the authors'
+    program, LayerNorm is applied to p, the projections have biases of their own, and the table starts from
+    N(0, 0.02^2). The content's product takes the factor 1/sqrt(2 d) as well: it is the encoding's `scale`.
+
+    Arguments
+        relative      add T5's bias with buckets for both sides (TUPE-R); else not (TUPE-A)
+        untied_first  position 0 stands for no place ([CLS]): its row and its column each have one learned value a head
+                      in place of the product, and (0, 0) takes the row's. In the program these are products of two
+                      extra rows of the table; here, as in the paper, they are free, and start at zero. Under
+                      ``relative`` the row and the column each have a bucket of their own too, as in the program, so
+                      that nothing of either depends on where the other token stands
+    """
+
+    coupling = "bias"
+    toeplitz = False
+    bounded = True
+    scale_terms = 2
+    citation = "Ke et al. 2021, arXiv 2006.15595"
+    formula = r"b_{ij} = (p_i U_q)^\top (p_j U_k) / \sqrt{2d}"
+
+    def __init__(self, *, relative: bool = False, untied_first: bool = False, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.weight = nn.Parameter(torch.empty(self.max_len, self.d_model))
+        self.norm = nn.LayerNorm(self.d_model)
+        self.to_q, self.to_k = (nn.Linear(self.d_model, self.num_heads * self.head_dim) for _ in range(2))
+        self.relative = T5(bidirectional=True, **sizes) if relative else None
+        self.first = nn.Parameter(torch.zeros(2, self.num_heads)) if untied_first else None
+        own_buckets = relative and untied_first
+        self.relative_first = nn.Parameter(torch.empty(2, self.num_heads)) if own_buckets else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+        super().reset_parameters()
+        if self.first is not None:
+            nn.init.zeros_(self.first)
+        if self.relative_first is not None:
+            nn.init.normal_(self.relative_first, std=0.02)
+
+    def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
+        q, k = self._project(self.to_q, q_positions), self._project(self.to_k, k_positions)
+        bias = q @ k.transpose(-2, -1) * (2 * self.head_dim) ** -0.5
+        if self.relative is not None:
+            bias = bias + self.relative.bias(q_positions, k_positions)
+        if self.first is None:
+            return bias
+        values = self.first if self.relative_first is None else self.first + self.relative_first
+        row, column = values.unsqueeze(-1).unsqueeze(-1)
+        bias = torch.where((k_positions == 0).unsqueeze(-2).unsqueeze(-3), column, bias)
+        return torch.where((q_positions == 0).unsqueeze(-1).unsqueeze(-3), row, bias)
+
+    def _project(self, layer: nn.Linear, positions: Positions) -> Float[Tensor, "*B H N d"]:
+        self.check_positions(positions)
+        places = layer(self.norm(F.embedding(positions, self.weight)))
+        return places.unflatten(-1, (self.num_heads, self.head_dim)).transpose(-3, -2)
+
+
+ENCODINGS = {
+    "nope": NoPE,
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "random-fixed": RandomTable,
+    "scaled-sinusoidal": ScaledSinusoidal,
+    "shape": SHAPE,
+    "randomized-sinusoidal": RandomizedSinusoidal,
+    "tupe": TUPE,
+}

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings.base import PositionalEncoding, Positions, require_even, require_number
-from toeplens.encodings.precision import widened
-from toeplens.encodings.rotary import Pairing, RoPE, turn
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.kit import (
+    Earlier,
+    Keys,
+    Notes,
+    Positions,
+    Queries,
+    Stream,
+    Turned,
+    require_even,
+    require_number,
+    widened,
+)
+from toeplens.encodings.rotary import Frequencies, Pairing, RoPE, pairing_of, turn
 from toeplens.encodings.seen import Seen
 from toeplens.ground import choose
 
@@ -33,23 +44,15 @@ class RopeLearned(RoPE):
     citation = "Wang, rotary-embedding-torch, learned_freq"
     formula = r"\mathrm{Re} \sum_t q_t \bar k_t \, e^{\mathrm{i} \delta (\theta_t + \epsilon_t)}"
 
-    def __init__(
-        self,
-        *,
-        per_head: bool = False,
-        shared: bool = True,
-        base: float = 10000.0,
-        pairing: Pairing = "interleaved",
-        **sizes: int,
-    ) -> None:
-        super().__init__(base=base, pairing=pairing, **sizes)
+    def __init__(self, *, per_head: bool = False, shared: bool = True, **inherited: Any) -> None:
+        super().__init__(**inherited)
         self.shared = shared
         self.offset = nn.Parameter(torch.zeros(self.num_heads if per_head else 1, self.head_dim // 2))
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.offset)
 
-    def frequencies_at(self, k_positions: Positions) -> Float[Tensor, "H n"]:
+    def frequencies_at(self, k_positions: Positions) -> Frequencies:
         return self.frequencies + self.offset.to(torch.float64)
 
 
@@ -70,18 +73,11 @@ class HARoPE(RoPE):
     formula = r"q^\top M^\top R_{j-i} M^{-\top} k, \quad M = U \,\mathrm{diag}(s)\, V^\top"
     shared = False
 
-    def __init__(
-        self,
-        *,
-        map: Literal["inverse", "shared"] = "inverse",
-        base: float = 10000.0,
-        pairing: Pairing = "interleaved",
-        **sizes: int,
-    ) -> None:
-        super().__init__(base=base, pairing=pairing, **sizes)
+    def __init__(self, *, map: Literal["inverse", "shared"] = "inverse", **inherited: Any) -> None:
+        super().__init__(**inherited)
         self.map = choose("map", map, ("inverse", "shared"))
         self.left = nn.Parameter(torch.empty(self.num_heads, self.head_dim, self.head_dim))
-        self.right = nn.Parameter(torch.empty(self.num_heads, self.head_dim, self.head_dim))
+        self.right = nn.Parameter(torch.empty_like(self.left))
         self.sigma = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
         self.reset_parameters()
 
@@ -97,9 +93,7 @@ class HARoPE(RoPE):
         forward = (u * s) @ v.mT
         return forward, (u / s) @ v.mT if self.map == "inverse" else forward
 
-    def rotate(
-        self, q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B H Nk d"], q_positions: Positions, k_positions: Positions
-    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         wide = widened(q.dtype)
         on_q, on_k = self.maps(wide)
         turned_q, turned_k = super().rotate(q.to(wide) @ on_q.mT, k.to(wide) @ on_k.mT, q_positions, k_positions)
@@ -145,9 +139,9 @@ class CARoPE(PositionalEncoding):
         **sizes: int,
     ) -> None:
         super().__init__(**sizes)
-        require_even("head_dim", self.head_dim, "a rotation takes dimensions in pairs")
+        require_even("head_dim", self.head_dim)
         require_number("base", base, over=1)
-        self.pairing: Pairing = choose("pairing", pairing, ("interleaved", "half"))  # type: ignore[assignment]
+        self.pairing: Pairing = pairing_of(pairing)
         constant = torch.zeros((), dtype=torch.float64)
         if choose("start", start, ("rope", "printed")) == "rope":
             softplus = torch.tensor(base, dtype=torch.float64) ** (2 / self.head_dim) - 1
@@ -159,9 +153,7 @@ class CARoPE(PositionalEncoding):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
 
-    def note(
-        self, x: Float[Tensor, "B N d_model"], before: Float[Tensor, "B H M n"] | None = None
-    ) -> Float[Tensor, "B H N n"]:
+    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
         """The angles of each token: the running sums of f^t, in float64."""
         wide = widened(x.dtype)
         chosen = F.linear(x.to(wide), self.weight.to(wide)).transpose(1, 2).unsqueeze(-1)
@@ -169,15 +161,7 @@ class CARoPE(PositionalEncoding):
         angles = (step**self.powers).cumsum(-2)
         return angles if before is None else angles + before[:, :, -1:]
 
-    def rotate(
-        self,
-        q: Float[Tensor, "B H Nq d"],
-        k: Float[Tensor, "B H Nk d"],
-        q_positions: Positions,
-        k_positions: Positions,
-        *,
-        seen: Seen,
-    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Turned:
         assert seen.notes is not None
         wide = widened(q.dtype)
         turned = [

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from toeplens.encodings.base import PositionalEncoding, Positions
+from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.flexible import flex_attend
+from toeplens.encodings.kit import Positions
 from toeplens.encodings.seen import Seen
 
 AT_ONCE = 1 << 22  # query-key pairs, over batch and heads, that are worked at once where logits must be formed

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-from toeplens.encodings.base import Positions, require_even, require_number
-from toeplens.encodings.rotary import Pairing, Rotary, rotary_frequencies
+from toeplens.encodings.kit import Positions, require_even, require_number, rotary_frequencies
+from toeplens.encodings.rotary import Frequencies, Pairing, Rotary
 from toeplens.ground import InputError, choose
 
 
@@ -30,10 +30,9 @@ class _Coordinates(Rotary):
         *,
         axes: int,
         grid: Sequence[int] | None,
-        pairing: Pairing,
-        **sizes: int,
+        **inherited: Any,
     ) -> None:
-        super().__init__(frequencies, pairing=pairing, **sizes)
+        super().__init__(frequencies, **inherited)
         self.axes = axes
         if grid is not None and (len(grid) != axes or not all(isinstance(size, int) and size > 0 for size in grid)):
             raise InputError(f"grid: {list(grid)} was given; it must be {axes} positive sizes.")
@@ -52,12 +51,9 @@ class _Coordinates(Rotary):
         """The coordinates in float64, of running numbers too."""
         return (self.place(positions) if positions.ndim == 1 else positions).to(torch.float64)
 
-    def kernel(self, offsets: Int[Tensor, "D"] | Int[Tensor, "D axes"]) -> Complex[Tensor, "H n D"] | None:
+    def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Complex[Tensor, "H n D"] | None:
         """The rotation at offsets [D, axes]; or [D], the same along all axes. With a grid, [D] has no kernel: None."""
-        if offsets.ndim == 1 and self.grid is not None:
-            return None
-        phases = self.phases(offsets, self.frequencies).transpose(-2, -1)
-        return torch.polar(torch.ones_like(phases), phases)
+        return None if offsets.ndim == 1 and self.grid is not None else super().kernel(offsets)
 
 
 class _ByAxis(_Coordinates):
@@ -65,22 +61,19 @@ class _ByAxis(_Coordinates):
 
     axis_of: Tensor
 
-    def __init__(
-        self,
-        frequencies: Float[Tensor, "1 n"],
-        axis_of: Sequence[int],
-        *,
-        axes: int,
-        grid: Sequence[int] | None,
-        pairing: Pairing,
-        **sizes: int,
-    ) -> None:
-        super().__init__(frequencies, axes=axes, grid=grid, pairing=pairing, **sizes)
+    def __init__(self, frequencies: Float[Tensor, "1 n"], axis_of: Sequence[int], **inherited: Any) -> None:
+        super().__init__(frequencies, **inherited)
         self.register_exact("axis_of", torch.tensor(axis_of))
 
-    def phases(self, positions: Positions, frequencies: Float[Tensor, "1 n"]) -> Float[Tensor, "*B 1 N n"]:
-        along = self.coordinates(positions).index_select(-1, self.axis_of)
-        return along.unsqueeze(-3) * frequencies.unsqueeze(-2)
+    def phases(self, positions: Positions, frequencies: Frequencies) -> Float[Tensor, "*B 1 N n"]:
+        return phases_along(self.coordinates(positions), self.axis_of, frequencies)
+
+
+def phases_along(
+    coordinates: Float[Tensor, "*B N axes"], axis_of: Int[Tensor, "n"], frequencies: Frequencies
+) -> Float[Tensor, "*B H N n"]:
+    """The angles of pairs that each turn with one of the coordinates."""
+    return coordinates.index_select(-1, axis_of).unsqueeze(-3) * frequencies.unsqueeze(-2)
 
 
 class AxialRoPE(_ByAxis):
@@ -119,9 +112,8 @@ class AxialRoPE(_ByAxis):
         pairing: Pairing = "interleaved",
         **sizes: int,
     ) -> None:
-        head_dim = sizes["head_dim"]
-        require_even("head_dim", head_dim, "a rotation takes dimensions in pairs")
-        pairs = head_dim // 2
+        require_even("head_dim", sizes["head_dim"])
+        pairs = sizes["head_dim"] // 2
         if not 2 <= axes <= pairs:
             raise InputError(f"axes: {axes} was given; it must be from 2 to {pairs}, one pair of dimensions an axis.")
         if axes_dims is None:
@@ -174,7 +166,7 @@ class MRoPE(_ByAxis):
         **sizes: int,
     ) -> None:
         head_dim = sizes["head_dim"]
-        require_even("head_dim", head_dim, "a rotation takes dimensions in pairs")
+        require_even("head_dim", head_dim)
         pairs = head_dim // 2
         if sections is None:
             sections = _default_sections(pairs, interleaved_sections)
@@ -231,12 +223,7 @@ class RoPEMixed(_Coordinates):
     shared = False
 
     def __init__(
-        self,
-        *,
-        grid: Sequence[int] | None = None,
-        base: float = 10.0,
-        pairing: Pairing = "interleaved",
-        **sizes: int,
+        self, *, grid: Sequence[int] | None = None, base: float = 10.0, pairing: Pairing = "interleaved", **sizes: int
     ) -> None:
         head_dim = sizes["head_dim"]
         if head_dim % 4 or head_dim < 4:
@@ -252,7 +239,7 @@ class RoPEMixed(_Coordinates):
         angle = torch.cat((angle, angle + math.pi / 2), dim=-1).repeat_interleave(self.head_dim // 4, dim=-1)
         self.omega.copy_(self.frequencies.unsqueeze(-1) * torch.stack((angle.cos(), angle.sin()), dim=-1))
 
-    def phases(self, positions: Positions, frequencies: Float[Tensor, "1 n"]) -> Float[Tensor, "*B H N n"]:
+    def phases(self, positions: Positions, frequencies: Frequencies) -> Float[Tensor, "*B G N n"]:
         rows, columns = self.coordinates(positions)[..., None, :, None, :].unbind(-1)
         along_rows, along_columns = self.omega.to(torch.float64).unsqueeze(-3).unbind(-1)
         return rows * along_rows + columns * along_columns

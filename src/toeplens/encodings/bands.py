@@ -1,16 +1,17 @@
-"""RoPE with a gain for each frequency: bands that are switched off, damped or raised; p-RoPE's share of the highest."""
+"""RoPE with a weight for each frequency: gains of bands, p-RoPE's share of the highest, xPos's decay with distance."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from toeplens.encodings.base import Positions, require_even, require_number
-from toeplens.encodings.rotary import Pairing, PartialRoPE, Rotary, rotary_frequencies
+from toeplens.encodings.kit import Keys, Positions, Queries, Turned, phases_of, require_indices, require_number
+from toeplens.encodings.rotary import Frequencies, Pairing, PartialRoPE, RoPE
 from toeplens.ground import InputError, choose
 
 
@@ -92,15 +93,11 @@ class RopeBands(PartialRoPE):
         second = split + pairs if self.pairing == "half" else 2 * split + 1
         self.register_exact("split", torch.cat((split if self.pairing == "half" else 2 * split, second)))
 
-    def tables(
-        self, positions: Positions, frequencies: Float[Tensor, "*_B H n"], dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+    def tables(self, positions: Positions, frequencies: Frequencies, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         cos, sin = super().tables(positions, frequencies, dtype)
         return (cos * self.turned).to(cos.dtype), (sin * self.turned).to(sin.dtype)
 
-    def rotate(
-        self, q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B H Nk d"], q_positions: Positions, k_positions: Positions
-    ) -> tuple[Float[Tensor, "B H Nq e"], Float[Tensor, "B H Nk e"]]:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         turned_q, turned_k = super().rotate(q, k, q_positions, k_positions)
         if not len(self.split):
             return turned_q, turned_k
@@ -126,8 +123,7 @@ def _frequencies(given: float | Sequence[float], pairs: int) -> Float[Tensor, "1
 
 
 def _kept(keep: Sequence[int], pairs: int) -> Float[Tensor, "1 n"]:
-    if not all(isinstance(t, int) and 0 <= t < pairs for t in keep) or len(set(keep)) != len(keep):
-        raise InputError(f"keep: {list(keep)} was given; it must be a list of different indices from 0 to {pairs - 1}.")
+    require_indices("keep", keep, pairs)
     values = torch.zeros(1, pairs, dtype=torch.float64)
     values[:, list(keep)] = 1
     return values
@@ -153,7 +149,7 @@ def _gains(gains: Sequence[float] | Sequence[Sequence[float]], num_heads: int, p
     return torch.tensor([[require_number("gains", g, at_least=0) for g in row] for row in rows], dtype=torch.float64)
 
 
-class PRoPE(Rotary):
+class PRoPE(RoPE):
     """p-RoPE: the highest frequencies are kept, the lowest do not turn (Barbero et al. 2024, section 6).
 
     The first int(p d/2) frequencies are RoPE's own, with the whole head dimension in the exponent; p = 1 is RoPE, p = 0
@@ -170,15 +166,72 @@ class PRoPE(Rotary):
         r" \quad \vartheta_t = b^{-2t/d} \text{ for } t < \lfloor p d / 2 \rfloor, \text{ else } 0"
     )
 
-    def __init__(
-        self, *, p: float = 0.75, base: float = 10000.0, pairing: Pairing = "interleaved", **sizes: int
-    ) -> None:
-        head_dim = sizes["head_dim"]
-        require_even("head_dim", head_dim, "a rotation takes dimensions in pairs")
+    def __init__(self, *, p: float = 0.75, **inherited: Any) -> None:
+        super().__init__(**inherited)
         require_number("p", p, at_least=0, at_most=1)
-        frequencies = rotary_frequencies(head_dim, base)
-        frequencies[int(p * head_dim // 2) :] = 0
-        super().__init__(frequencies.unsqueeze(0), pairing=pairing, **sizes)
+        self.frequencies[:, int(p * self.head_dim // 2) :] = 0
 
 
-ENCODINGS = {"rope-bands": RopeBands, "p-rope": PRoPE}
+class XPos(RoPE):
+    """RoPE times zeta_t^((i - j)/B), which decays with the distance to earlier keys (Sun et al. 2022, section 3).
+
+    zeta_t = (2t/d + gamma)/(1 + gamma). Queries are multiplied by zeta_t^((i - c)/B), keys by zeta_t^((c - j)/B); the
+    centre c cancels. The released programs take half the length for it; here it is the middle of the keys' positions
+    (a row a sequence), so that a window at any place has the same, small factors. Keys after the query would grow
+    instead of decay: xPos is for causal attention. Positions too far apart for the factors to fit the queries' dtype
+    are refused, except while compiling or on a GPU, where looking would cost a synchronisation.
+
+    Arguments
+        scale_base  B; the released program's 512
+        gamma       share that keeps the highest frequency from vanishing at once
+        base, pairing  as in RoPE
+    """
+
+    citation = "Sun et al. 2022, arXiv 2212.10554"
+    formula = (
+        r"\mathrm{Re} \sum_t q_t \bar k_t \, \zeta_t^{\delta / B} e^{\mathrm{i} \delta \theta_t},"
+        r" \quad \zeta_t = \frac{2t/d + \gamma}{1 + \gamma}"
+    )
+    log_decay: Tensor
+
+    def __init__(self, *, scale_base: float = 512.0, gamma: float = 0.4, **inherited: Any) -> None:
+        require_number("scale_base", scale_base, over=0)
+        require_number("gamma", gamma, over=0)
+        super().__init__(**inherited)
+        share = torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim
+        zeta = (share + gamma) / (1 + gamma)
+        self.register_exact("log_decay", zeta.log() / scale_base)
+
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+        centre = (k_positions.amin(-1, keepdim=True) + k_positions.amax(-1, keepdim=True)) // 2
+        q_places, k_places = q_positions - centre, k_positions - centre
+        self._check_span(q_places, k_places, q.dtype)
+        frequencies = self.frequencies_at(k_positions)
+        k_tables = self.tables(k_positions, frequencies, k.dtype)
+        q_tables = k_tables if q_positions is k_positions else self.tables(q_positions, frequencies, q.dtype)
+        return self._turn(q, self._scaled(q_tables, q_places)), self._turn(k, self._scaled(k_tables, -k_places))
+
+    def _scaled(self, tables: tuple[Tensor, Tensor], places: Positions) -> tuple[Tensor, Tensor]:
+        """The tables times zeta_t^(place/B)."""
+        cos, sin = tables
+        factor = phases_of(places, self.log_decay).exp().to(cos.dtype)
+        return cos * factor, sin * factor
+
+    def _check_span(self, q_places: Positions, k_places: Positions, dtype: torch.dtype) -> None:
+        """Each side's factors may take a quarter of the dtype's range of exponents, so that products fit too."""
+        if torch.compiler.is_compiling() or k_places.device.type != "cpu" or not q_places.numel():
+            return
+        limit = int(math.log(torch.finfo(dtype).max) / 4 / float(-self.log_decay.min()))
+        widest = max(int(q_places.abs().max()), int(k_places.abs().max()))
+        if widest > limit:
+            raise InputError(
+                f"positions: {widest} from the middle of the keys' positions was given; with this scale_base the "
+                f"factors of xPos fit {str(dtype).removeprefix('torch.')} up to {limit}."
+            )
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
+        """zeta_t^(delta/B) e^(i delta theta_t)."""
+        return super().kernel(offsets) * (self.log_decay.unsqueeze(-1) * offsets.to(torch.float64)).exp()
+
+
+ENCODINGS = {"rope-bands": RopeBands, "p-rope": PRoPE, "xpos": XPos}

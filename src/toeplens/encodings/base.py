@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
+from toeplens.encodings.kit import (
+    Earlier,
+    Keys,
+    Notes,
+    Pairs,
+    Positions,
+    Queries,
+    ScoreMod,
+    Stream,
+    Turned,
+    require_count,
+    require_whole,
+)
 from toeplens.encodings.seen import Seen
 from toeplens.ground import InputError
 
 Coupling = Literal["none", "input", "bias", "rotation", "concatenation", "logits", "weights", "accumulated"]
-Positions = Int[Tensor, "_"] | Int[Tensor, "B _"] | Int[Tensor, "... _ axes"]  # unnamed: queries and keys may differ
 
+SIZES = ("d_model", "num_heads", "head_dim", "max_len")
 HOOKS = ("embed", "rotate", "score", "bias", "bias_product", "transform_logits", "transform_weights", "add_values")
 
 
@@ -28,6 +39,9 @@ class PositionalEncoding(nn.Module):
     positions explicitly, as integers of shape [N] (the same for every sequence) or [B, N] (one row a sequence),
     so offset windows, packed sequences and decoding with a key cache are all the same call. Where a position has
     several coordinates (`axes` > 1: rows and columns, the path in a tree), the last dimension holds them.
+
+    A constructor's keywords are its options. One that ends in ``**sizes`` takes the four sizes beside its own, one that
+    ends in ``**inherited`` also the options of the class that it derives from.
 
     Any hook but `embed` may ask for one more argument, ``seen``: the queries, the keys, the notes (see `note`) and
     the mask. An encoding whose position part depends on content reads it there.
@@ -75,14 +89,7 @@ class PositionalEncoding(nn.Module):
 
     def __init__(self, *, d_model: int, num_heads: int, head_dim: int, max_len: int) -> None:
         super().__init__()
-        for field, value in (
-            ("d_model", d_model),
-            ("num_heads", num_heads),
-            ("head_dim", head_dim),
-            ("max_len", max_len),
-        ):
-            if value < 1:
-                raise InputError(f"{field}: {value} was given; it must be at least 1.")
+        require_count(d_model=d_model, num_heads=num_heads, head_dim=head_dim, max_len=max_len)
         if not {self.coupling, *self.also_couples} <= set(get_args(Coupling)):
             raise InputError(
                 f"coupling: {self.coupling!r} was declared; it must be one of {', '.join(get_args(Coupling))}."
@@ -90,15 +97,25 @@ class PositionalEncoding(nn.Module):
         self.d_model, self.num_heads, self.head_dim, self.max_len = d_model, num_heads, head_dim, max_len
         self._exact: set[str] = set()
 
+    @classmethod
+    def options(cls) -> dict[str, inspect.Parameter]:
+        """The options that are taken beside the sizes, with their defaults."""
+        found: dict[str, inspect.Parameter] = {}
+        for kind in (kind for kind in cls.__mro__ if "__init__" in vars(kind)):
+            parameters = inspect.signature(kind.__init__).parameters
+            own = {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY and name not in SIZES}
+            found |= {name: p for name, p in own.items() if name not in found}
+            if "inherited" not in parameters:
+                break
+        return found
+
     # ---- the hooks ------------------------------------------------------------------------------------------------
 
-    def embed(self, x: Float[Tensor, "B N d_model"], positions: Positions) -> Float[Tensor, "B N d_model"]:
+    def embed(self, x: Stream, positions: Positions) -> Stream:
         """Add position to the token embeddings, once, before the first layer."""
         return x
 
-    def note(
-        self, x: Float[Tensor, "B N d_model"], before: Float[Tensor, "B H M c"] | None = None
-    ) -> Float[Tensor, "B H N c"] | None:
+    def note(self, x: Stream, before: Earlier | None = None) -> Notes | None:
         """What is kept of each token's content, a row a token beside its key; or None.
 
         ``x`` is what the layer's keys are made from; ``before`` the notes of earlier tokens, where there are any (a key
@@ -106,23 +123,11 @@ class PositionalEncoding(nn.Module):
         """
         return None
 
-    def rotate(
-        self,
-        q: Float[Tensor, "B H Nq d"],
-        k: Float[Tensor, "B H Nk d"],
-        q_positions: Positions,
-        k_positions: Positions,
-    ) -> tuple[Float[Tensor, "B H Nq e"], Float[Tensor, "B H Nk e"]]:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         """Act on queries and keys before their inner product."""
         return q, k
 
-    def score(
-        self,
-        q: Float[Tensor, "B H Nq e"],
-        k: Float[Tensor, "B H Nk e"],
-        q_positions: Positions,
-        k_positions: Positions,
-    ) -> Float[Tensor, "B H Nq Nk"]:
+    def score(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Pairs:
         """The product of queries and keys, before its scale. Overriding it takes the explicit path."""
         return q @ k.transpose(-2, -1)
 
@@ -141,27 +146,19 @@ class PositionalEncoding(nn.Module):
         """
         raise NotImplementedError
 
-    def transform_logits(
-        self, logits: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions
-    ) -> Float[Tensor, "B H Nq Nk"]:
+    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions) -> Pairs:
         """Change the logits before the mask and the softmax. Overriding it takes the explicit path."""
         return logits
 
-    def transform_weights(
-        self, weights: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions
-    ) -> Float[Tensor, "B H Nq Nk"]:
+    def transform_weights(self, weights: Pairs, q_positions: Positions, k_positions: Positions) -> Pairs:
         """Change the attention weights after the softmax. Overriding it takes the explicit path."""
         return weights
 
-    def add_values(
-        self, weights: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions
-    ) -> Float[Tensor, "B H Nq d"] | None:
+    def add_values(self, weights: Pairs, q_positions: Positions, k_positions: Positions) -> Queries | None:
         """A term added to each head's output, from its weights; or None. Overriding it takes the explicit path."""
         return None
 
-    def score_mod(
-        self, q_positions: Positions, k_positions: Positions, seen: Seen
-    ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+    def score_mod(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> ScoreMod | None:
         """The same bias as a function (score, batch, head, query, key) for flex attention; None if it has none."""
         return None
 
@@ -183,7 +180,9 @@ class PositionalEncoding(nn.Module):
         return own
 
     def reset_parameters(self) -> None:
-        """Draw the starting values of all parameters again."""
+        """Draw the starting values of all parameters again: here, those of the modules that it is made of."""
+        for module in self.children():
+            _start_again(module)
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
         """The positions of running token numbers: themselves, or their coordinates where `axes` > 1."""
@@ -229,6 +228,11 @@ class PositionalEncoding(nn.Module):
         """The published factor of q . k, for heads of this size."""
         return (self.scale_terms * self.query_dim) ** -0.5 if self.scale_terms else 1.0
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What another encoding is built with to stand beside this one."""
+        return {name: getattr(self, name) for name in SIZES}
+
     def check_positions(self, positions: Positions) -> None:
         """Refuse positions that a table of ``max_len`` rows does not hold."""
         if self.bounded:
@@ -262,40 +266,10 @@ class PositionalEncoding(nn.Module):
         return self
 
 
-def offsets_between(q_positions: Positions, k_positions: Positions) -> Int[Tensor, "*B Nq Nk"]:
-    """Signed offsets i - j, query minus key: [Nq, Nk], or [B, Nq, Nk] where either has a row a sequence."""
-    return q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)
-
-
-def require_whole(who: str, positions: Tensor) -> None:
-    """Refuse positions, or offsets, that are no integers. Looks at their dtype alone, which costs nothing."""
-    if positions.is_floating_point():
-        raise InputError(
-            f"positions: numbers of type {positions.dtype} were given; {who} takes whole positions, as integers."
-        )
-
-
-def require_even(field: str, value: int, why: str) -> None:
-    """Refuse an odd size where dimensions are taken in pairs."""
-    if value % 2 or value < 2:
-        raise InputError(f"{field}: {value} was given; {why}, so it must be even and at least 2.")
-
-
-def require_number(
-    field: str, value: float, *, over: float = -math.inf, at_least: float = -math.inf, at_most: float = math.inf
-) -> float:
-    """Refuse a number that is not finite or outside its range; the sentence names the range."""
-    if not (math.isfinite(value) and value > over and at_least <= value <= at_most):
-        limits = [
-            words
-            for given, words in (
-                (over > -math.inf, f"over {over:g}"),
-                (at_least > -math.inf, f"at least {at_least:g}"),
-                (at_most < math.inf, f"at most {at_most:g}"),
-            )
-            if given
-        ]
-        raise InputError(
-            f"{field}: {value} was given; it must be finite{' and ' if limits else ''}{', '.join(limits)}."
-        )
-    return value
+def _start_again(module: nn.Module) -> None:
+    """Draw a module's parameters again, or, where it has no way to, those of the modules inside it."""
+    if callable(again := getattr(module, "reset_parameters", None)):
+        again()
+    else:
+        for child in module.children():
+            _start_again(child)

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from toeplens.encodings.base import PositionalEncoding, Positions, offsets_between, require_whole
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.kit import Positions, offsets_between, require_number, require_whole
 from toeplens.ground import InputError, choose
 
 
@@ -25,12 +26,8 @@ class OffsetBias(PositionalEncoding):
 
     def _kernel_at(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         """The kernel, evaluated once for each different offset where looking at them costs nothing."""
-        if (
-            offsets.is_floating_point()
-            or offsets.device.type != "cpu"
-            or torch.compiler.is_compiling()
-            or offsets.numel() == 0
-        ):
+        costly = offsets.device.type != "cpu" or torch.compiler.is_compiling()
+        if costly or offsets.is_floating_point() or offsets.numel() == 0:
             return self.kernel(offsets)
         low, high = int(offsets.min()), int(offsets.max())
         if 2 * (high - low + 1) > offsets.numel():
@@ -58,9 +55,8 @@ class ALiBi(OffsetBias):
 
     def __init__(self, *, slopes: Literal["geometric", "exponential"] = "geometric", **sizes: int) -> None:
         super().__init__(**sizes)
-        rule = choose("slopes", slopes, ("geometric", "exponential"))
-        values = geometric_slopes(self.num_heads) if rule == "geometric" else exponential_slopes(self.num_heads)
-        self.register_exact("slopes", values)
+        rules = {"geometric": geometric_slopes, "exponential": exponential_slopes}
+        self.register_exact("slopes", rules[choose("slopes", slopes, rules)](self.num_heads))
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         return -self.slopes.unsqueeze(-1) * offsets.abs()
@@ -76,11 +72,9 @@ class ALiBi(OffsetBias):
     def bias_product(
         self, q_positions: Positions, k_positions: Positions
     ) -> tuple[Float[Tensor, "H Nq 1"], Float[Tensor, "*B H Nk 1"]]:
-        places = (k_positions - q_positions[..., :1]).double().unsqueeze(-1).unsqueeze(-3)
-        queries = q_positions.shape[-1]
-        return self.slopes[:, None, None].expand(-1, queries, 1), places.expand(
-            *places.shape[:-3], self.num_heads, -1, -1
-        )
+        places = (k_positions - q_positions[..., :1]).double()[..., None, :, None]
+        slopes = self.slopes[:, None, None].expand(-1, q_positions.shape[-1], 1)
+        return slopes, places.expand(*places.shape[:-3], self.num_heads, -1, -1)
 
 
 def geometric_slopes(num_heads: int) -> Float[Tensor, "H"]:
@@ -119,16 +113,12 @@ class T5(OffsetBias):
         self, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False, **sizes: int
     ) -> None:
         super().__init__(**sizes)
-        directions = 2 if bidirectional else 1
-        if num_buckets % (2 * directions) or num_buckets < 2 * directions:
-            raise InputError(
-                f"num_buckets: {num_buckets} was given; it must be a positive multiple of {2 * directions}."
-            )
-        if max_distance <= num_buckets // (2 * directions):
-            raise InputError(
-                f"max_distance: {max_distance} was given; "
-                f"it must be over the {num_buckets // (2 * directions)} exact distances."
-            )
+        ranges = 4 if bidirectional else 2  # near and far, in each direction
+        exact = num_buckets // ranges
+        if num_buckets % ranges or exact < 1:
+            raise InputError(f"num_buckets: {num_buckets} was given; it must be a positive multiple of {ranges}.")
+        if max_distance <= exact:
+            raise InputError(f"max_distance: {max_distance} was given; it must be over the {exact} exact distances.")
         self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
         self.weight = nn.Parameter(torch.randn(num_buckets, self.num_heads) * 0.02)
 
@@ -136,13 +126,10 @@ class T5(OffsetBias):
         """The bucket of each offset i - j."""
         require_whole("T5", offsets)
         count = self.num_buckets
-        start = torch.zeros_like(offsets)
+        start, distance = 0, offsets.clamp(min=0)
         if self.bidirectional:
             count //= 2
-            start = (offsets < 0).to(offsets.dtype) * count
-            distance = offsets.abs()
-        else:
-            distance = offsets.clamp(min=0)
+            start, distance = (offsets < 0).to(offsets.dtype) * count, offsets.abs()
         exact = count // 2
         ratio = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
         far = (exact + (ratio * (count - exact)).to(offsets.dtype)).clamp(max=count - 1)
@@ -167,9 +154,7 @@ class RelativeTable(OffsetBias):
 
     def __init__(self, *, shared: bool = False, init_std: float = 0.02, **sizes: int) -> None:
         super().__init__(**sizes)
-        if not (math.isfinite(init_std) and init_std >= 0):
-            raise InputError(f"init_std: {init_std} was given; it must be finite and not negative.")
-        self.shared, self.init_std = shared, init_std
+        self.shared, self.init_std = shared, require_number("init_std", init_std, at_least=0)
         self.weight = nn.Parameter(torch.randn(2 * self.max_len - 1, self.num_heads) * init_std)
 
     def reset_parameters(self) -> None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings.base import Positions, require_even, require_whole
-from toeplens.encodings.rotary import Pairing, Rotary, rotary_frequencies
+from toeplens.encodings.kit import Positions, require_count, require_whole
+from toeplens.encodings.rotary import Frequencies, Pairing, RoPE
 from toeplens.encodings.scaled import TURNED
 from toeplens.encodings.scaling import length_of
-from toeplens.ground import InputError, choose
+from toeplens.ground import choose
 
 
-class CLEX(Rotary):
+class CLEX(RoPE):
     """Continuous length extrapolation: log theta as a function of the length's scale t (Chen et al. 2023, section 3).
 
     At t = 1 the frequencies are RoPE's. From there d log theta / dt = W_down a(W_up (log theta + log theta_NTK(t))) +
@@ -64,23 +64,17 @@ class CLEX(Rotary):
         act: Literal["tanh", "silu"] = "tanh",
         steps: int = 2,
         max_position_embeddings: int | None = None,
-        base: float = 10000.0,
         pairing: Pairing = "half",
-        **sizes: int,
+        **inherited: Any,
     ) -> None:
-        head_dim = sizes["head_dim"]
-        require_even("head_dim", head_dim, "a rotation takes dimensions in pairs")
-        trained_on = max(1, sizes["max_len"]) if max_position_embeddings is None else max_position_embeddings
-        counts = {"max_factor": max_factor, "param_factor": param_factor, "steps": steps}
-        for field, value in {**counts, "max_position_embeddings": trained_on}.items():
-            if value < 1:
-                raise InputError(f"{field}: {value} was given; it must be at least 1.")
-        super().__init__(rotary_frequencies(head_dim, base).unsqueeze(0), pairing=pairing, **sizes)
+        trained_on = max(1, inherited["max_len"]) if max_position_embeddings is None else max_position_embeddings
+        require_count(max_factor=max_factor, param_factor=param_factor, steps=steps, max_position_embeddings=trained_on)
+        super().__init__(pairing=pairing, **inherited)
         self.max_factor, self.steps, self.trained_on = max_factor, steps, trained_on
         self.act = choose("act", act, ("tanh", "silu"))
-        self.up = nn.Parameter(torch.empty(head_dim // 2, param_factor * head_dim))
-        self.down = nn.Parameter(torch.empty(param_factor * head_dim, head_dim // 2))
-        self.register_exact("share", torch.linspace(0, 1, head_dim // 2, dtype=torch.float64))
+        self.up = nn.Parameter(torch.empty(self.head_dim // 2, param_factor * self.head_dim))
+        self.down = nn.Parameter(torch.empty(param_factor * self.head_dim, self.head_dim // 2))
+        self.register_exact("share", torch.linspace(0, 1, self.head_dim // 2, dtype=torch.float64))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -101,7 +95,7 @@ class CLEX(Rotary):
         drawn = torch.cat((torch.zeros_like(last)[None], inner, last[None]))
         return tokens + (drawn - torch.arange(length, device=tokens.device))
 
-    def frequencies_at(self, k_positions: Positions) -> Float[Tensor, "*B 1 n"]:
+    def frequencies_at(self, k_positions: Positions) -> Frequencies:
         require_whole("CLEX", k_positions)
         scale = ((length_of(k_positions) + self.trained_on - 1) // self.trained_on).clamp(max=self.max_factor)
         look = scale.device.type == "cpu" and not torch.compiler.is_compiling() and scale.numel() > 0

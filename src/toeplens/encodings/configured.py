@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -10,14 +9,15 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-from toeplens.encodings.axial import axes_of_pairs
-from toeplens.encodings.base import PositionalEncoding, Positions, require_number
-from toeplens.encodings.nope import NoPE
-from toeplens.encodings.precision import widened
+from toeplens.encodings.absolute import NoPE
+from toeplens.encodings.axial import axes_of_pairs, phases_along
+from toeplens.encodings.base import SIZES, PositionalEncoding
+from toeplens.encodings.kit import Keys, Positions, Queries, Turned, require_number, widened
+from toeplens.encodings.rotary import Frequencies
 from toeplens.encodings.scaled import ScaledRoPE
 from toeplens.ground import InputError
 
-_COMMON = ("d_model", "num_heads", "head_dim", "max_len", "pairing")  # the same for all layer types
+_COMMON = (*SIZES, "pairing")  # the same for all layer types
 
 
 class ConfiguredRoPE(ScaledRoPE):
@@ -112,27 +112,24 @@ class ConfiguredRoPE(ScaledRoPE):
             return self
         if kind in self.others:
             return cast(ConfiguredRoPE, self.others[kind])
-        return NoPE(d_model=self.d_model, num_heads=self.num_heads, head_dim=self.head_dim, max_len=self.max_len)
+        return NoPE(**self.sizes)
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
         """Running numbers; with ``mrope_section``, those of text, whose three coordinates are the same."""
         return tokens if self.axes == 1 else tokens.unsqueeze(-1).expand(*tokens.shape, self.axes)
 
-    def frequencies_at(self, k_positions: Positions) -> Float[Tensor, "*B H n"]:
+    def frequencies_at(self, k_positions: Positions) -> Frequencies:
         return super().frequencies_at(k_positions.amax(-1) if self._has_coordinates(k_positions) else k_positions)
 
-    def phases(self, positions: Positions, frequencies: Float[Tensor, "*_B H n"]) -> Float[Tensor, "*B H N n"]:
+    def phases(self, positions: Positions, frequencies: Frequencies) -> Float[Tensor, "*B H N n"]:
         if not self._has_coordinates(positions):
             return super().phases(positions, frequencies)
-        along = positions.to(torch.float64).index_select(-1, self.axis_of)
-        return along.unsqueeze(-3) * frequencies.unsqueeze(-2)
+        return phases_along(positions.to(torch.float64), self.axis_of, frequencies)
 
     def _has_coordinates(self, positions: Positions) -> bool:
         return self.axes > 1 and positions.ndim > 1
 
-    def rotate(
-        self, q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B H Nk d"], q_positions: Positions, k_positions: Positions
-    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         q, k = super().rotate(q, k, q_positions, k_positions)
         if not self.temperature:
             return q, k
@@ -140,26 +137,9 @@ class ConfiguredRoPE(ScaledRoPE):
         factor = (1 + self.temperature * steps.log1p()).unsqueeze(-1).unsqueeze(-3)
         return (q.to(factor.dtype) * factor).to(q.dtype), k
 
-    def kernel(self, offsets: Int[Tensor, "D"] | Int[Tensor, "D axes"]) -> Complex[Tensor, "H n D"] | None:
+    def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Complex[Tensor, "H n D"] | None:
         """The rotation's (of layer types, the first's) at offsets [D] or [D, axes]; None with a temperature."""
-        if self.temperature:
-            return None
-        if not self._has_coordinates(offsets):
-            return super().kernel(offsets)
-        frequencies = self.frequencies_at(torch.tensor([self.max_len - 1], device=self.frequencies.device))
-        phases = self.phases(offsets, frequencies).transpose(-2, -1)
-        return torch.polar(torch.full_like(phases, self.magnitude**2), phases)
+        return None if self.temperature else super().kernel(offsets)
 
-
-def _signature() -> inspect.Signature:
-    """The options of both classes, so that they are known by name."""
-    own, inherited = (inspect.signature(kind.__init__).parameters.values() for kind in (ConfiguredRoPE, ScaledRoPE))
-    more = [p for p in own if p.kind is p.KEYWORD_ONLY]
-    keywords = [p for p in inherited if p.kind is p.KEYWORD_ONLY]
-    rest = [p for p in inherited if p.kind is not p.KEYWORD_ONLY]
-    return inspect.Signature([rest[0], *keywords, *more, *rest[1:]])
-
-
-ConfiguredRoPE.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
 
 ENCODINGS = {"scaled-rope": ConfiguredRoPE}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import torch
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 
-from toeplens.encodings.rotary import Rotary
+from toeplens.encodings.kit import require_indices
 from toeplens.ground import InputError
 
 
@@ -37,10 +36,7 @@ class BandControl:
             ("silent", self.silent, pairs),
             ("heads", self.heads or (), num_heads),
         ):
-            if not all(0 <= index < most for index in given) or len(set(given)) != len(given):
-                raise InputError(
-                    f"{field}: {list(given)} was given; it must be different indices from 0 to {most - 1}."
-                )
+            require_indices(field, given, most)
         if self.order is not None and sorted(self.order) != list(range(pairs)):
             raise InputError(f"order: {list(self.order)} was given; it must name each of 0 to {pairs - 1} once.")
 
@@ -76,17 +72,6 @@ class BandControl:
 
     def _chosen(self, num_heads: int, device: torch.device) -> Bool[Tensor, "H"] | None:
         return None if self.heads is None else self._marked(self.heads, num_heads, device)
-
-
-def controlled(encoding: Rotary, control: BandControl) -> Rotary:
-    """``encoding`` with its bands under control; its parameters are the same tensors. Control on top replaces control.
-
-    What an encoding does beside turning pairs (a decay, a map, a second copy of a pair) is left as it is.
-    """
-    control.check(encoding.frequencies.shape[-1], encoding.num_heads)
-    changed = copy.copy(encoding)
-    changed.control = control
-    return changed
 
 
 def swapped(pairs: int, first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from toeplens.encodings.base import PositionalEncoding, Positions
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.kit import Positions
 from toeplens.encodings.seen import Seen
 
 SMALLEST_HEAD = 16  # dimensions that flex attention's kernels take

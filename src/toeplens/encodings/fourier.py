@@ -6,13 +6,22 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings.base import PositionalEncoding, Positions, require_even, require_number
-from toeplens.encodings.precision import widened
-from toeplens.encodings.rotary import Pairing, rotary_frequencies, turn
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.kit import (
+    Keys,
+    Positions,
+    Queries,
+    Turned,
+    phases_of,
+    require_even,
+    require_number,
+    rotary_frequencies,
+    widened,
+)
+from toeplens.encodings.rotary import Pairing, pairing_of, turn
 from toeplens.ground import InputError, choose
 
 
@@ -61,10 +70,10 @@ class FoPE(PositionalEncoding):
         **sizes: int,
     ) -> None:
         super().__init__(**sizes)
-        require_even("head_dim", self.head_dim, "a rotation takes dimensions in pairs")
+        require_even("head_dim", self.head_dim)
         self.gain = require_number("gain", gain, at_least=0)
         self.padding = choose("padding", padding, ("identity", "ones"))
-        self.pairing: Pairing = choose("pairing", pairing, ("interleaved", "half"))  # type: ignore[assignment]
+        self.pairing: Pairing = pairing_of(pairing)
         length = self.max_len if train_length is None else train_length
         if length < 7:
             field = "max_len" if train_length is None else "train_length"
@@ -90,16 +99,14 @@ class FoPE(PositionalEncoding):
             own = torch.arange(0, kept, math.ceil(kept / series), device=matrix.device)
             matrix[:, own, torch.arange(len(own), device=matrix.device)] += 1
 
-    def rotate(
-        self, q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B H Nk d"], q_positions: Positions, k_positions: Positions
-    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         k_tables = self.tables(k_positions, k.dtype)
         q_tables = k_tables if q_positions is k_positions else self.tables(q_positions, q.dtype)
         return turn(q, *q_tables, self.pairing), turn(k, *k_tables, self.pairing)
 
     def tables(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What stands for cosines and sines: [H, N, n], or [B, H, N, n] for positions by sequence."""
-        phases = positions.to(torch.float64)[..., None, :, None] * self.frequencies
+        phases = phases_of(positions, self.frequencies)
         wide = widened(dtype)
         still = (0, self.head_dim // 2 - self.cosines.shape[-1])
         cosine = F.pad(phases.cos() @ self.cosines.double(), still, value=1.0)

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings.base import PositionalEncoding, Positions
-from toeplens.encodings.precision import linear, widened
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.kit import (
+    Earlier,
+    Keys,
+    Notes,
+    Pairs,
+    Positions,
+    Queries,
+    Stream,
+    linear,
+    require_count,
+    widened,
+)
 from toeplens.encodings.seen import Seen
 from toeplens.ground import InputError, choose
 
@@ -27,7 +38,7 @@ def accumulate(
     rows: Int[Tensor, "*B Nq"],
     *,
     block: int = BLOCK,
-) -> Float[Tensor, "B H Nq Nk"]:
+) -> Pairs:
     """q_i^T H_i H_{i-1} ... H_{j+1} k_j with H_m = I - beta_m w_m w_m^T, for each query's row i and every key j.
 
     Blocks of keys are swept from the last to the first, and each query is carried through: once it has passed keys e to
@@ -98,8 +109,7 @@ class PaTH(PositionalEncoding):
         super().__init__(**sizes)
         if rank is not None and rank < 1:
             raise InputError(f"rank: {rank} was given; it must be at least 1, or None for a full matrix.")
-        if conv_size < 1:
-            raise InputError(f"conv_size: {conv_size} was given; it must be at least 1.")
+        require_count(conv_size=conv_size)
         self.activation = choose("activation", activation, ("silu", "none"))
         width = self.num_heads * self.head_dim
         self.down = None if rank is None else nn.Linear(self.d_model, rank, bias=False)
@@ -107,14 +117,7 @@ class PaTH(PositionalEncoding):
         self.conv = nn.Conv1d(width, width, conv_size, groups=width, bias=False)
         self.strength = nn.Linear(self.d_model, self.num_heads)
 
-    def reset_parameters(self) -> None:
-        for module in self.children():
-            if isinstance(module, nn.Linear | nn.Conv1d):
-                module.reset_parameters()
-
-    def note(
-        self, x: Float[Tensor, "B N d_model"], before: Float[Tensor, "B H M c"] | None = None
-    ) -> Float[Tensor, "B H N c"]:
+    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
         low = x if self.down is None else linear(self.down, x)
         direction = linear(self.up, low).unflatten(-1, (self.num_heads, -1))
         return torch.cat((direction, linear(self.strength, x).unsqueeze(-1)), dim=-1).transpose(1, 2)
@@ -131,15 +134,7 @@ class PaTH(PositionalEncoding):
         w = mixed.unflatten(1, (self.num_heads, -1)).transpose(-2, -1)
         return w * (w.square().sum(-1, keepdim=True) + EPS).rsqrt(), 2 * notes[..., self.head_dim].sigmoid()
 
-    def score(
-        self,
-        q: Float[Tensor, "B H Nq d"],
-        k: Float[Tensor, "B H Nk d"],
-        q_positions: Positions,
-        k_positions: Positions,
-        *,
-        seen: Seen,
-    ) -> Float[Tensor, "B H Nq Nk"]:
+    def score(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Pairs:
         assert seen.notes is not None
         wide = widened(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
@@ -161,23 +156,14 @@ class PaTHFoX(PaTH):
     also_couples = ("bias",)
     formula = r"q_i^\top H_i \cdots H_{j+1} k_j / \sqrt{d} + \sum_{m=j+1}^{i} \log f_m"
 
-    def __init__(
-        self,
-        *,
-        rank: int | None = 32,
-        conv_size: int = 3,
-        activation: Literal["silu", "none"] = "silu",
-        **sizes: int,
-    ) -> None:
-        super().__init__(rank=rank, conv_size=conv_size, activation=activation, **sizes)
+    def __init__(self, **inherited: Any) -> None:
+        super().__init__(**inherited)
         self.gate = nn.Linear(self.d_model, self.num_heads)
 
-    def note(
-        self, x: Float[Tensor, "B N d_model"], before: Float[Tensor, "B H M c"] | None = None
-    ) -> Float[Tensor, "B H N c"]:
+    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
         return torch.cat((super().note(x), linear(self.gate, x).transpose(1, 2).unsqueeze(-1)), dim=-1)
 
-    def bias(self, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Float[Tensor, "B H Nq Nk"]:
+    def bias(self, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Pairs:
         assert seen.notes is not None
         sums = F.logsigmoid(seen.notes[..., -1:].double()).cumsum(dim=-2)
         own = replace(seen, notes=sums).own_notes()

@@ -2,76 +2,87 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings.base import PositionalEncoding, Positions, offsets_between, require_even, require_number
+from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.bias import OffsetBias
-from toeplens.encodings.precision import linear, widened
+from toeplens.encodings.kit import (
+    Positions,
+    linear,
+    offsets_between,
+    require_even,
+    require_number,
+    rotary_frequencies,
+    widened,
+)
 
 SMALLEST = 0.01  # the program's lower bound of KERPLE's parameters, here of their starting values
 
 
-class KerpleLog(OffsetBias):
-    """The logarithmic kernel -r1 log(1 + r2 |i - j|), r1, r2 > 0 learned for each head (Chi et al. 2022).
+class Kerple(OffsetBias):
+    """A kernel of the distance with two numbers r1, r2 for each head, learned (Chi et al. 2022).
 
-    The program keeps r1 and r2 positive by clamping their values to 0.01 and more, out of sight of the gradient; here
-    each is the softplus of a free parameter, so that the gradient reaches it everywhere. They start as in the
-    program: r1 from U(0, 2), r2 from U(0, 1), not under 0.01. Keys after the query, which the program never scores, are
-    penalised by their distance too.
+    The program keeps them in their ranges by clamping, out of sight of the gradient; here they are made of free
+    parameters, so that the gradient reaches them everywhere: r1 is the softplus of one. They start as in the program,
+    uniform, but not under 0.01. Keys after the query, which the program never scores, are penalised by their distance
+    too. A subclass names its second parameter.
 
     Arguments
         shared  one pair (r1, r2) a head for all layers; else each layer has its own, as published
     """
 
     citation = "Chi et al. 2022, arXiv 2205.09921"
-    formula = r"b_{ij} = -r_1 \log(1 + r_2 |\delta|)"
+    second: ClassVar[str]
+    size: Tensor
 
     def __init__(self, *, shared: bool = False, **sizes: int) -> None:
         super().__init__(**sizes)
         self.shared = shared
-        self.size = nn.Parameter(torch.empty(self.num_heads))
-        self.rate = nn.Parameter(torch.empty(self.num_heads))
+        for name in ("size", self.second):
+            self.register_parameter(name, nn.Parameter(torch.empty(self.num_heads)))
         self.reset_parameters()
 
+
+class KerpleLog(Kerple):
+    """The logarithmic kernel -r1 log(1 + r2 |i - j|), r1, r2 > 0: see `Kerple`.
+
+    r1 starts from U(0, 2), and r2, another softplus, from U(0, 1).
+    """
+
+    formula = r"b_{ij} = -r_1 \log(1 + r_2 |\delta|)"
+    second = "rate"
+    rate: Tensor
+
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        with torch.no_grad():
-            self.size.copy_(_softplus_inverse(torch.empty_like(self.size).uniform_(SMALLEST, 2.0)))
-            self.rate.copy_(_softplus_inverse(torch.empty_like(self.rate).uniform_(SMALLEST, 1.0)))
+        self.size.copy_(_softplus_inverse(torch.empty_like(self.size).uniform_(SMALLEST, 2.0)))
+        self.rate.copy_(_softplus_inverse(torch.empty_like(self.rate).uniform_(SMALLEST, 1.0)))
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         size, rate = (F.softplus(p.to(widened(p.dtype))).unsqueeze(-1) for p in (self.size, self.rate))
         return -size * torch.log1p(rate * offsets.abs().to(rate.dtype))
 
 
-class KerplePower(OffsetBias):
-    """The power kernel -r1 |i - j|^r2, r1 > 0 and 0 < r2 < 2 learned for each head (Chi et al. 2022).
+class KerplePower(Kerple):
+    """The power kernel -r1 |i - j|^r2, r1 > 0 and 0 < r2 < 2: see `Kerple`.
 
-    The paper allows r2 = 2 as well, and the program clamps both values to their ranges, out of sight of the gradient;
-    here r1 is the softplus of a free parameter and r2 twice the sigmoid of one, which comes as near to 2 as one likes.
-    They start as in the program: r1 from U(0, 1), r2 from U(0, 2), not under 0.01. Keys after the query, which the
-    program never scores, are penalised by their distance too.
-
-    Arguments
-        shared  one pair (r1, r2) a head for all layers; else each layer has its own, as published
+    r1 starts from U(0, 1), r2 from U(0, 2). The paper allows r2 = 2 as well; here it is twice the sigmoid of a free
+    parameter, which comes as near to 2 as one likes.
     """
 
-    citation = "Chi et al. 2022, arXiv 2205.09921"
     formula = r"b_{ij} = -r_1 |\delta|^{r_2}"
+    second = "power"
+    power: Tensor
 
-    def __init__(self, *, shared: bool = False, **sizes: int) -> None:
-        super().__init__(**sizes)
-        self.shared = shared
-        self.size = nn.Parameter(torch.empty(self.num_heads))
-        self.power = nn.Parameter(torch.empty(self.num_heads))
-        self.reset_parameters()
-
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        with torch.no_grad():
-            self.size.copy_(_softplus_inverse(torch.empty_like(self.size).uniform_(SMALLEST, 1.0)))
-            self.power.uniform_(SMALLEST / 2, 1 - SMALLEST / 2).logit_()
+        self.size.copy_(_softplus_inverse(torch.empty_like(self.size).uniform_(SMALLEST, 1.0)))
+        self.power.uniform_(SMALLEST / 2, 1 - SMALLEST / 2).logit_()
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         size, power = (p.to(widened(p.dtype)).unsqueeze(-1) for p in (self.size, self.power))
@@ -102,8 +113,7 @@ class Sandwich(OffsetBias):
     def __init__(self, *, width: int = 128, base: float = 10000.0, **sizes: int) -> None:
         super().__init__(**sizes)
         require_even("width", width, "a sinusoid takes dimensions in pairs of sine and cosine")
-        require_number("base", base, over=0)
-        self.register_exact("frequencies", base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width))
+        self.register_exact("frequencies", rotary_frequencies(width, base))
         heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64)
         self.register_exact("slopes", self.num_heads / (8 * heads))
 
@@ -149,11 +159,6 @@ class DynamicBias(OffsetBias):
         self.layers_in = nn.ModuleList(nn.Linear(hidden if n else 1, hidden) for n in range(depth))
         self.norms = nn.ModuleList(nn.LayerNorm(hidden) if norm else nn.Identity() for _ in range(depth))
         self.layer_out = nn.Linear(hidden, self.num_heads)
-
-    def reset_parameters(self) -> None:
-        for module in (*self.layers_in, *self.norms, self.layer_out):
-            if not isinstance(module, nn.Identity):
-                module.reset_parameters()  # type: ignore[operator]
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         x = offsets.to(widened(self.layer_out.weight.dtype)).unsqueeze(-1)
@@ -203,8 +208,7 @@ class FIRE(PositionalEncoding):
     def reset_parameters(self) -> None:
         nn.init.constant_(self.c, self.start_c)
         nn.init.ones_(self.multiplier)
-        self.inner.reset_parameters()
-        self.outer.reset_parameters()
+        super().reset_parameters()
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
         dtype = widened(self.c.dtype)

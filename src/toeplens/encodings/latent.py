@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Complex, Int
 from torch import Tensor
 
-from toeplens.encodings.base import Positions, require_even
-from toeplens.encodings.rotary import Pairing, Rotary, rotary_frequencies
+from toeplens.encodings.kit import Positions, require_count, require_even, rotary_frequencies
+from toeplens.encodings.rotary import Frequencies, Pairing, Rotary
 from toeplens.ground import InputError, choose
 
 
@@ -53,12 +53,11 @@ class MLA(Rotary):
     ) -> None:
         head_dim = sizes["head_dim"]
         rotary_dim = 2 * max(1, head_dim // 4) if rotary_dim is None else rotary_dim
-        require_even("rotary_dim", rotary_dim, "a rotation takes dimensions in pairs")
+        require_even("rotary_dim", rotary_dim)
         super().__init__(rotary_frequencies(rotary_dim, base).unsqueeze(0), pairing=pairing, first=head_dim, **sizes)
         self.rotary_dim = rotary_dim
         self.d_compress = max(1, self.d_model // 2) if d_compress is None else d_compress
-        if self.d_compress < 1:
-            raise InputError(f"d_compress: {d_compress} was given; it must be at least 1.")
+        require_count(d_compress=self.d_compress)
         self.q_compress = self.d_compress if q_compress == "same" else q_compress
         if self.q_compress is not None and not (isinstance(self.q_compress, int) and self.q_compress >= 1):
             raise InputError(f"q_compress: {q_compress!r} was given; it must be at least 1, 'same', or None.")
@@ -74,9 +73,7 @@ class MLA(Rotary):
     def query_dim(self) -> int:
         return self.head_dim + self.rotary_dim
 
-    def tables(
-        self, positions: Positions, frequencies: Float[Tensor, "*_B H n"], dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+    def tables(self, positions: Positions, frequencies: Frequencies, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         cos, sin = super().tables(positions, frequencies, dtype)
         if self.phase_table == "rotation":
             return cos, sin

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings.base import PositionalEncoding, Positions, require_even
-from toeplens.encodings.precision import widened
-from toeplens.encodings.rotary import Pairing, Rotary, rotary_frequencies
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.kit import Keys, Positions, Queries, Turned, phases_of, rotary_frequencies, turns, widened
+from toeplens.encodings.rotary import RoPE
 from toeplens.ground import choose
 
 
@@ -39,12 +39,7 @@ class PoPE(PositionalEncoding):
     frequencies: Tensor
 
     def __init__(
-        self,
-        *,
-        base: float = 10000.0,
-        init: Literal["zero", "uniform"] = "zero",
-        shared: bool = False,
-        **sizes: int,
+        self, *, base: float = 10000.0, init: Literal["zero", "uniform"] = "zero", shared: bool = False, **sizes: int
     ) -> None:
         super().__init__(**sizes)
         self.init = choose("init", init, ("zero", "uniform"))
@@ -56,13 +51,9 @@ class PoPE(PositionalEncoding):
     def reset_parameters(self) -> None:
         nn.init.uniform_(self.delta, -2 * math.pi if self.init == "uniform" else 0.0, 0.0)
 
-    def rotate(
-        self, q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B H Nk d"], q_positions: Positions, k_positions: Positions
-    ) -> tuple[Float[Tensor, "B H Nq e"], Float[Tensor, "B H Nk e"]]:
-        return _polar(q, self._phases(q_positions)), _polar(k, self._phases(k_positions) + self._shift().unsqueeze(-2))
-
-    def _phases(self, positions: Positions) -> Float[Tensor, "*B 1 N d"]:
-        return positions.to(torch.float64)[..., None, :, None] * self.frequencies
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+        q_phases, k_phases = (phases_of(positions, self.frequencies) for positions in (q_positions, k_positions))
+        return _polar(q, q_phases), _polar(k, k_phases + self._shift().unsqueeze(-2))
 
     def _shift(self) -> Float[Tensor, "H d"]:
         return self.delta.to(torch.float64).clamp(-2 * math.pi, 0)
@@ -70,7 +61,7 @@ class PoPE(PositionalEncoding):
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H d D"]:
         """e^(i (offset theta_c - delta_c)), so that a logit is Re sum_c softplus(q_c) softplus(k_c) kernel_c."""
         phases = self.frequencies.unsqueeze(-1) * offsets.to(torch.float64) - self._shift().unsqueeze(-1)
-        return torch.polar(torch.ones_like(phases), phases)
+        return turns(phases)
 
 
 def _polar(x: Float[Tensor, "B H N d"], phases: Float[Tensor, "*_B #H N d"]) -> Float[Tensor, "B H N e"]:
@@ -80,7 +71,7 @@ def _polar(x: Float[Tensor, "B H N d"], phases: Float[Tensor, "*_B #H N d"]) -> 
     return torch.cat((size * phases.cos().to(wide), size * phases.sin().to(wide)), dim=-1).to(x.dtype)
 
 
-class ComplexFormer(Rotary):
+class ComplexFormer(RoPE):
     """RoPE whose heads also learn how the angle between query and key counts (Shao et al. 2025; uncertain, see below).
 
     The paper (withdrawn by its authors) says in its abstract that a head turns real queries and keys into polar
@@ -105,9 +96,8 @@ class ComplexFormer(Rotary):
     formula = r"\sum_t |q_t| |k_t| \cos\left(a_t (\arg q_t - \arg k_t) + b_t + \delta \theta_t\right)"
     shared = False
 
-    def __init__(self, *, base: float = 10000.0, pairing: Pairing = "interleaved", **sizes: int) -> None:
-        require_even("head_dim", sizes["head_dim"], "a rotation takes dimensions in pairs")
-        super().__init__(rotary_frequencies(sizes["head_dim"], base).unsqueeze(0), pairing=pairing, **sizes)
+    def __init__(self, **inherited: Any) -> None:
+        super().__init__(**inherited)
         self.factor = nn.Parameter(torch.empty(self.num_heads, self.head_dim // 2))
         self.offset = nn.Parameter(torch.empty(self.num_heads, self.head_dim // 2))
         self.reset_parameters()
@@ -116,16 +106,14 @@ class ComplexFormer(Rotary):
         nn.init.ones_(self.factor)
         nn.init.zeros_(self.offset)
 
-    def rotate(
-        self, q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B H Nk d"], q_positions: Positions, k_positions: Positions
-    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         adapted_q, adapted_k = self._adapt(q, self.offset), self._adapt(k, torch.zeros_like(self.offset))
         turned_q, turned_k = super().rotate(adapted_q, adapted_k, q_positions, k_positions)
         return turned_q.to(q.dtype), turned_k.to(k.dtype)
 
     def _adapt(self, x: Float[Tensor, "B H N d"], offset: Float[Tensor, "H n"]) -> Float[Tensor, "B H N d"]:
         """Each pair with its phase multiplied by the factor and moved by the offset, in float32 or better."""
-        wide = x if x.dtype == torch.float64 else x.float()
+        wide = x.to(widened(x.dtype))
         a, b = wide.chunk(2, dim=-1) if self.pairing == "half" else wide.unflatten(-1, (-1, 2)).unbind(-1)
         nothing = a.abs() + b.abs() < 1e-18  # has no phase, and the phase of what is nearly nothing has no derivative
         a = torch.where(nothing, 1.0, a)

@@ -4,72 +4,41 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from toeplens.encodings import (
-    absolute,
-    adaptive,
-    axial,
-    bands,
-    bias,
-    clex,
-    configured,
-    contextual,
-    cumulative,
-    fourier,
-    householder,
-    kernels,
-    latent,
-    nope,
-    polar,
-    relative,
-    rolling,
-    rotary,
-    scaled,
-    scoremap,
-    shifted,
-    tree,
-    untied,
-    xpos,
-)
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.ground import InputError, choose, shown
 
-_FAMILIES = (
-    nope,
-    absolute,
-    bias,
-    rotary,
-    bands,
-    xpos,
-    polar,
-    fourier,
-    axial,
-    rolling,
-    adaptive,
-    latent,
-    kernels,
-    cumulative,
-    relative,
-    untied,
-    contextual,
-    shifted,
-    householder,
-    scoremap,
-    tree,
-    configured,
-    scaled,
-    clex,
-)  # each module's ENCODINGS: name -> class
-_SIZES = ("d_model", "num_heads", "head_dim", "max_len")
+FAMILIES = (
+    "absolute",
+    "bias",
+    "rotary",
+    "bands",
+    "polar",
+    "fourier",
+    "axial",
+    "rolling",
+    "adaptive",
+    "latent",
+    "kernels",
+    "contextual",
+    "relative",
+    "householder",
+    "scoremap",
+    "tree",
+    "configured",
+    "scaled",
+    "clex",
+)  # the modules of this package, each with its ENCODINGS: name -> class
 
 
 @cache
 def _all() -> dict[str, type[PositionalEncoding]]:
     found: dict[str, type[PositionalEncoding]] = {}
-    for family in _FAMILIES:
-        found.update(family.ENCODINGS)
+    for family in FAMILIES:
+        found.update(import_module(f"toeplens.encodings.{family}").ENCODINGS)
     for entry in entry_points(group="toeplens.encodings"):
         if entry.name not in found:
             found[entry.name] = entry.load()
@@ -88,8 +57,7 @@ def get(name: str) -> type[PositionalEncoding]:
 
 def options(name: str) -> dict[str, inspect.Parameter]:
     """The options that ``build(name, ...)`` takes beside the sizes, with their defaults."""
-    parameters = inspect.signature(get(name).__init__).parameters
-    return {n: p for n, p in parameters.items() if n not in _SIZES and p.kind is inspect.Parameter.KEYWORD_ONLY}
+    return get(name).options()
 
 
 def build(

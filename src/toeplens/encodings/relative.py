@@ -10,16 +10,19 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings.base import (
-    PositionalEncoding,
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.kit import (
+    Pairs,
     Positions,
+    Queries,
     offsets_between,
     require_even,
     require_number,
     require_whole,
+    rotary_frequencies,
+    turns,
+    widened,
 )
-from toeplens.encodings.precision import widened
-from toeplens.encodings.rotary import rotary_frequencies
 from toeplens.encodings.seen import Seen
 from toeplens.ground import InputError, choose
 
@@ -82,15 +85,11 @@ class Shaw(PositionalEncoding):
         require_whole("Shaw", offsets)
         return (-offsets).clamp(-self.max_distance, self.max_distance) + self.max_distance
 
-    def transform_logits(
-        self, logits: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions, seen: Seen
-    ) -> Float[Tensor, "B H Nq Nk"]:
+    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
         products = seen.q @ self.keys.to(seen.q.dtype).transpose(-2, -1)
         return logits + seen.scale * at_each(products, self.index(offsets_between(q_positions, k_positions)))
 
-    def add_values(
-        self, weights: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions
-    ) -> Float[Tensor, "B H Nq d"] | None:
+    def add_values(self, weights: Pairs, q_positions: Positions, k_positions: Positions) -> Queries | None:
         if self.values is None:
             return None
         index = self.index(offsets_between(q_positions, k_positions)).unsqueeze(-3).expand(weights.shape)
@@ -147,9 +146,7 @@ class TransformerXL(PositionalEncoding):
             own.u, own.v = self.u, self.v
         return own
 
-    def transform_logits(
-        self, logits: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions, seen: Seen
-    ) -> Float[Tensor, "B H Nq Nk"]:
+    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
         dtype = widened(seen.q.dtype)
         weight, u, v = (parameter.to(dtype) for parameter in (self.weight, self.u, self.v))
         on_sin, on_cos = ((seen.q.to(dtype) + v) @ weight).chunk(2, dim=-1)
@@ -166,8 +163,7 @@ class TransformerXL(PositionalEncoding):
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
         """e^(i delta theta_t), whose real and imaginary parts are the functions of the offset that content weighs."""
-        phases = self.frequencies.unsqueeze(-1) * offsets.to(torch.float64)
-        return torch.polar(torch.ones_like(phases), phases).unsqueeze(0)
+        return turns(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64)).unsqueeze(0)
 
 
 class DeBERTa(PositionalEncoding):
@@ -221,18 +217,14 @@ class DeBERTa(PositionalEncoding):
         self.scale_terms = 1 + len(self.terms)
         self.p2c_index = choose("p2c_index", p2c_index, ("paper", "released"))
         self.span = self.max_distance if position_buckets is None else position_buckets
-        self.table = nn.Parameter(torch.randn(2 * self.span, self.d_model) * 0.02)
+        self.table = nn.Parameter(torch.empty(2 * self.span, self.d_model))
         self.projections = nn.ParameterDict(
             {term: torch.empty(self.num_heads, self.d_model, self.head_dim) for term in self.terms}
         )
-        self._reset_projections()
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.table, std=0.02)
-        self._reset_projections()
-
-    def _reset_projections(self) -> None:
-        for parameter in self.projections.values():
+        for parameter in (self.table, *self.projections.values()):
             nn.init.normal_(parameter, std=0.02)
 
     def for_layer(self, layer: int) -> PositionalEncoding:
@@ -252,9 +244,7 @@ class DeBERTa(PositionalEncoding):
             offsets = torch.where(offsets.abs() <= middle, offsets, far)
         return (offsets + self.span).clamp(0, 2 * self.span - 1)
 
-    def transform_logits(
-        self, logits: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions, seen: Seen
-    ) -> Float[Tensor, "B H Nq Nk"]:
+    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
         if "c2p" in self.terms:
             products = seen.q @ self._vectors("c2p", seen.q.dtype)
             logits = logits + seen.scale * at_each(products, self.index(offsets_between(q_positions, k_positions)))

@@ -8,8 +8,18 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from toeplens.encodings.base import PositionalEncoding, Positions, require_even, require_number
-from toeplens.encodings.precision import widened
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.kit import (
+    Keys,
+    Positions,
+    Queries,
+    Turned,
+    phases_of,
+    require_even,
+    require_number,
+    turns,
+    widened,
+)
 from toeplens.encodings.rotary import Pairing, Rotary, turn
 from toeplens.ground import InputError
 
@@ -51,9 +61,7 @@ class RollPE(PositionalEncoding):
         self.register_exact("basis", torch.cat((waves, *still), dim=-1))
         self.register_exact("frequencies", 2 * math.pi * speed / d * component)
 
-    def rotate(
-        self, q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B H Nk d"], q_positions: Positions, k_positions: Positions
-    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         return self._roll(q, q_positions), self._roll(k, k_positions)
 
     def _roll(self, x: Float[Tensor, "B H N d"], positions: Positions) -> Float[Tensor, "B H N d"]:
@@ -62,7 +70,7 @@ class RollPE(PositionalEncoding):
         waves, mean, alternating = (x.to(wide) @ basis).split(
             (2 * len(self.frequencies), 1, self.head_dim % 2 == 0), dim=-1
         )
-        phases = positions.to(torch.float64)[..., None, :, None] * self.frequencies
+        phases = phases_of(positions, self.frequencies)
         turned = turn(waves, phases.cos().to(wide), phases.sin().to(wide), "interleaved")
         signs = self._signs(positions).to(wide)[..., None, :, None]
         return (torch.cat((turned, mean, alternating * signs), dim=-1) @ basis.T).to(x.dtype)
@@ -73,11 +81,10 @@ class RollPE(PositionalEncoding):
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
         """e^(i delta theta_f) of the Fourier components f = 0, 1, ..., d//2."""
-        phases = self.frequencies.unsqueeze(-1) * offsets.to(torch.float64)
-        turns = torch.polar(torch.ones_like(phases), phases)
-        rows = [torch.ones_like(turns[:1]), turns]
+        waves = turns(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64))
+        rows = [torch.ones_like(waves[:1]), waves]
         if self.head_dim % 2 == 0:
-            rows.append(self._signs(offsets).to(turns.dtype).unsqueeze(0))
+            rows.append(self._signs(offsets).to(waves.dtype).unsqueeze(0))
         return torch.cat(rows).unsqueeze(0)
 
 
@@ -98,7 +105,7 @@ class DRoPE(Rotary):
     formula = r"\mathrm{Re} \sum_t q_t \bar k_t \, e^{\mathrm{i} \delta \varphi}"
 
     def __init__(self, *, step: float = 2 * math.pi / 360, pairing: Pairing = "interleaved", **sizes: int) -> None:
-        require_even("head_dim", sizes["head_dim"], "a rotation takes dimensions in pairs")
+        require_even("head_dim", sizes["head_dim"])
         require_number("step", step, over=0)
         same = torch.full((1, sizes["head_dim"] // 2), step, dtype=torch.float64)
         super().__init__(same, pairing=pairing, **sizes)

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import math
+import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from toeplens.encodings.absolute import Sinusoidal
-from toeplens.encodings.base import PositionalEncoding, Positions, require_even
-from toeplens.encodings.nope import NoPE
-from toeplens.encodings.precision import widened
+from toeplens.encodings.absolute import NoPE, Sinusoidal
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.control import BandControl
+from toeplens.encodings.kit import (
+    Keys,
+    Positions,
+    Queries,
+    Stream,
+    Turned,
+    phases_of,
+    require_even,
+    require_number,
+    rotary_frequencies,
+    turns,
+    widened,
+)
 from toeplens.ground import InputError, choose
 
-if TYPE_CHECKING:
-    from toeplens.encodings.control import BandControl
-
 Pairing = Literal["interleaved", "half"]
-
-
-def rotary_frequencies(rotary_dim: int, base: float) -> Float[Tensor, "n"]:
-    """theta_t = base^(-2t/rotary_dim), t = 0..rotary_dim/2 - 1, in float64 (Su et al. 2021, eq. 15)."""
-    if not 0 < base < math.inf:
-        raise InputError(f"base: {base} was given; it must be positive and finite.")
-    return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
+Frequencies = Float[Tensor, "*_B H n"]
 
 
 def turn(
@@ -48,6 +51,11 @@ def turn(
     return turned.to(x.dtype)
 
 
+def pairing_of(given: str) -> Pairing:
+    """A checked pairing."""
+    return choose("pairing", given, get_args(Pairing))
+
+
 class Rotary(PositionalEncoding):
     """The rotation itself: ``frequencies`` [H or 1, n] turn dimensions ``first`` to ``first + 2n`` of each head.
 
@@ -61,25 +69,23 @@ class Rotary(PositionalEncoding):
     coupling = "rotation"
     frequencies: Tensor
     magnitude: float = 1.0
-    control: BandControl | None = None  # see `toeplens.encodings.control`
+    control: BandControl | None = None
 
     def __init__(self, frequencies: Float[Tensor, "H n"], *, pairing: Pairing, first: int = 0, **sizes: int) -> None:
         super().__init__(**sizes)
-        self.pairing: Pairing = choose("pairing", pairing, ("interleaved", "half"))  # type: ignore[assignment]
+        self.pairing: Pairing = pairing_of(pairing)
         self.first = first
         self.register_exact("frequencies", frequencies)
 
-    def frequencies_at(self, k_positions: Positions) -> Float[Tensor, "*_B H n"]:
+    def frequencies_at(self, k_positions: Positions) -> Frequencies:
         """The frequencies of a pass with these keys: [H or 1, n], or [B, H or 1, n] where each sequence has its own."""
         return self.frequencies
 
-    def phases(self, positions: Positions, frequencies: Float[Tensor, "*_B H n"]) -> Float[Tensor, "*B H N n"]:
-        """The angles i theta_t: [H or 1, N, n], or [B, H or 1, N, n] for positions or frequencies by sequence."""
-        return positions.to(torch.float64)[..., None, :, None] * frequencies.unsqueeze(-2)
+    def phases(self, positions: Positions, frequencies: Frequencies) -> Float[Tensor, "*B H N n"]:
+        """The angles i theta_t (see `phases_of`)."""
+        return phases_of(positions, frequencies)
 
-    def tables(
-        self, positions: Positions, frequencies: Float[Tensor, "*_B H n"], dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+    def tables(self, positions: Positions, frequencies: Frequencies, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the phases, times ``magnitude``, in float32 or, for float64 input, float64."""
         phases = self.phases(positions, frequencies)
         wide = widened(dtype)
@@ -94,23 +100,31 @@ class Rotary(PositionalEncoding):
         before, middle, after = x.split((self.first, width, x.shape[-1] - self.first - width), dim=-1)
         return torch.cat((before, turn(middle, *tables, self.pairing), after), dim=-1)
 
-    def rotate(
-        self, q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B H Nk d"], q_positions: Positions, k_positions: Positions
-    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         frequencies = self.frequencies_at(k_positions)
         k_tables = self.tables(k_positions, frequencies, k.dtype)
         q_tables = k_tables if q_positions is k_positions else self.tables(q_positions, frequencies, q.dtype)
         return self._turn(q, q_tables), self._turn(k, k_tables)
 
-    def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H n D"]:
+    def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Complex[Tensor, "H n D"]:
         """e^(i delta theta_t) times the squared magnitude, so that a logit is Re sum_t q_t conj(k_t) kernel_t.
 
         A frequency of 0 gives 1. Frequencies that depend on the length are those of ``max_len`` positions.
         """
         frequencies = self.frequencies_at(torch.tensor([self.max_len - 1], device=self.frequencies.device))
-        phases = frequencies.unsqueeze(-1) * offsets.to(torch.float64)
-        turns = torch.polar(torch.full_like(phases, self.magnitude**2), phases)
-        return turns if self.control is None else self.control.kernel(turns, self.num_heads)
+        kernel = turns(self.phases(offsets, frequencies).transpose(-2, -1), self.magnitude**2)
+        return kernel if self.control is None else self.control.kernel(kernel, self.num_heads)
+
+
+def controlled(encoding: Rotary, control: BandControl) -> Rotary:
+    """``encoding`` with its bands under control; its parameters are the same tensors. Control on top replaces control.
+
+    What an encoding does beside turning pairs (a decay, a map, a second copy of a pair) is left as it is.
+    """
+    control.check(encoding.frequencies.shape[-1], encoding.num_heads)
+    changed = copy.copy(encoding)
+    changed.control = control
+    return changed
 
 
 class RoPE(Rotary):
@@ -128,7 +142,7 @@ class RoPE(Rotary):
     )
 
     def __init__(self, *, base: float = 10000.0, pairing: Pairing = "interleaved", **sizes: int) -> None:
-        require_even("head_dim", sizes["head_dim"], "a rotation takes dimensions in pairs")
+        require_even("head_dim", sizes["head_dim"])
         super().__init__(rotary_frequencies(sizes["head_dim"], base).unsqueeze(0), pairing=pairing, **sizes)
 
 
@@ -160,9 +174,8 @@ class PartialRoPE(Rotary):
         **sizes: int,
     ) -> None:
         head_dim, num_heads = sizes["head_dim"], sizes["num_heads"]
-        require_even("head_dim", head_dim, "a rotation takes dimensions in pairs")
-        if not 0 < rotary_pct <= 1:
-            raise InputError(f"rotary_pct: {rotary_pct} was given; it must be over 0 and at most 1.")
+        require_even("head_dim", head_dim)
+        require_number("rotary_pct", rotary_pct, over=0, at_most=1)
         rotary_dim = int(head_dim * rotary_pct)
         require_even("rotary_pct", rotary_dim, f"{rotary_pct} of head_dim {head_dim} gives the rotated dimensions")
         chosen = _chosen("heads", heads, num_heads)
@@ -179,9 +192,7 @@ class PartialRoPE(Rotary):
         self.layers = None if layers is None else frozenset(layers)
 
     def for_layer(self, layer: int) -> PositionalEncoding:
-        if self.layers is None or layer in self.layers:
-            return self
-        return NoPE(d_model=self.d_model, num_heads=self.num_heads, head_dim=self.head_dim, max_len=self.max_len)
+        return self if self.layers is None or layer in self.layers else NoPE(**self.sizes)
 
 
 def _chosen(field: str, value: int | Sequence[int] | None, count: int) -> list[int]:
@@ -210,17 +221,12 @@ class RoPEAbsolute(RoPE):
     toeplitz = False
 
     def __init__(
-        self,
-        *,
-        layout: Literal["interleaved", "halves"] = "interleaved",
-        base: float = 10000.0,
-        pairing: Pairing = "interleaved",
-        **sizes: int,
+        self, *, layout: Literal["interleaved", "halves"] = "interleaved", base: float = 10000.0, **inherited: Any
     ) -> None:
-        super().__init__(base=base, pairing=pairing, **sizes)
-        self.sinusoid = Sinusoidal(base=base, layout=layout, **sizes)
+        super().__init__(base=base, **inherited)
+        self.sinusoid = Sinusoidal(base=base, layout=layout, **self.sizes)
 
-    def embed(self, x: Float[Tensor, "B N d_model"], positions: Positions) -> Float[Tensor, "B N d_model"]:
+    def embed(self, x: Stream, positions: Positions) -> Stream:
         return self.sinusoid.embed(x, positions)
 
 

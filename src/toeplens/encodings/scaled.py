@@ -6,16 +6,14 @@ The default pairing is ``half`` in all of this file, the layout of the models wh
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from toeplens.encodings.base import Positions, require_even
-from toeplens.encodings.rotary import Pairing, Rotary
-from toeplens.encodings.scaling import COMMON, RULES, Start, apply, check, keywords, length_of, slowed
+from toeplens.encodings.kit import Positions, require_even
+from toeplens.encodings.rotary import Frequencies, Rotary
+from toeplens.encodings.scaling import COMMON, RULES, Start, apply, check, every_keyword, keywords, length_of, slowed
 from toeplens.ground import InputError, choose
 
 TURNED = r"\mathrm{Re} \sum_t q_{i,t}\, \overline{k_{j,t}}\, e^{\mathrm{i}\delta\theta'_t}"
@@ -59,105 +57,56 @@ class ScaledRoPE(Rotary):
 
     citation = "Chen et al. 2023, arXiv 2306.15595; Peng et al. 2023, arXiv 2309.00071"
     formula = r"m^2\, " + TURNED
+    only: ClassVar[str | None] = None  # the one type that a subclass is of; its other defaults
+    defaults: ClassVar[dict[str, Any]] = {}
     beyond: Tensor
 
-    def __init__(
-        self,
-        *,
-        rope_type: str | None = None,
-        type: str | None = None,
-        rope_theta: float | None = 10000.0,
-        partial_rotary_factor: float | None = 1.0,
-        max_position_embeddings: int | None = None,
-        factor: float | None = None,
-        original_max_position_embeddings: int | None = None,
-        attention_factor: float | None = None,
-        beta_fast: float | None = None,
-        beta_slow: float | None = None,
-        mscale: float | None = None,
-        mscale_all_dim: float | None = None,
-        truncate: bool | None = None,
-        short_factor: Sequence[float] | None = None,
-        long_factor: Sequence[float] | None = None,
-        low_freq_factor: float | None = None,
-        high_freq_factor: float | None = None,
-        pairing: Pairing = "half",
-        **sizes: int,
-    ) -> None:
-        chosen = choose("rope_type", _one_type(rope_type, type) or "default", RULES)
-        head_dim = sizes["head_dim"]
-        require_even("head_dim", head_dim, "a rotation takes dimensions in pairs")
+    def __init__(self, **given: Any) -> None:
+        given = {"pairing": "half"} | self.defaults | {n: value for n, value in given.items() if value is not None}
+        older, chosen = given.pop("type", None), given.pop("rope_type", None)
+        if chosen is not None and older is not None and chosen != older:
+            raise InputError(f"type: {older!r} was given beside rope_type {chosen!r}; they must be the same.")
+        chosen = chosen or older or self.only or "default"
+        if self.only not in (None, chosen):
+            raise InputError(f"rope_type: {chosen!r} was given; this encoding is of type {self.only!r}.")
+        choose("rope_type", chosen, RULES)
+        require_even("head_dim", given["head_dim"])
         start = Start(
-            head_dim,
-            base=10000.0 if rope_theta is None else rope_theta,
-            share=1.0 if partial_rotary_factor is None else partial_rotary_factor,
-            longest=max(1, sizes["max_len"]) if max_position_embeddings is None else max_position_embeddings,
+            given["head_dim"],
+            base=given.pop("rope_theta", COMMON["rope_theta"]),
+            share=given.pop("partial_rotary_factor", COMMON["partial_rotary_factor"]),
+            longest=given.pop("max_position_embeddings", max(1, given["max_len"])),
         )
-        options: dict[str, Any] = {
-            "factor": factor,
-            "original_max_position_embeddings": original_max_position_embeddings,
-            "attention_factor": attention_factor,
-            "beta_fast": beta_fast,
-            "beta_slow": beta_slow,
-            "mscale": mscale,
-            "mscale_all_dim": mscale_all_dim,
-            "truncate": truncate,
-            "short_factor": short_factor,
-            "long_factor": long_factor,
-            "low_freq_factor": low_freq_factor,
-            "high_freq_factor": high_freq_factor,
-        }
-        options = {name: value for name, value in options.items() if value is not None}
+        options = {name: given.pop(name) for name in every_keyword() if name in given}
         check(chosen, options, start)
         scaled = apply(chosen, self.complete(options, start), start)
-        super().__init__(scaled.frequencies.unsqueeze(0), pairing=pairing, **sizes)
+        super().__init__(scaled.frequencies.unsqueeze(0), **given)
         self.rope_type, self.magnitude = chosen, scaled.magnitude
         self.until, self.growth = scaled.until, scaled.growth
         self.length_dependent = scaled.growth is not None or scaled.beyond is not None
         if scaled.beyond is not None:
             self.register_exact("beyond", scaled.beyond.unsqueeze(0))
 
+    @classmethod
+    def options(cls) -> dict[str, inspect.Parameter]:
+        defaults = COMMON | {"rope_type": cls.only} | cls.defaults
+        kind = inspect.Parameter.KEYWORD_ONLY
+        first, last = list(COMMON)[:-1], list(COMMON)[-1]
+        names = (*first, *(keywords(cls.only) if cls.only else every_keyword()), last)
+        rope = {name: inspect.Parameter(name, kind, default=defaults.get(name)) for name in names}
+        return rope | {name: own for name, own in super().options().items() if name not in rope}
+
     def complete(self, options: dict[str, Any], start: Start) -> dict[str, Any]:
         """The rule's options, with defaults that follow from the sizes where a subclass has such."""
         return options
 
-    def frequencies_at(self, k_positions: Positions) -> Float[Tensor, "*B H n"]:
+    def frequencies_at(self, k_positions: Positions) -> Frequencies:
         if not self.length_dependent:
             return self.frequencies
         length = length_of(k_positions).to(torch.float64)[..., None, None]
         if self.growth is not None:
             return slowed(self.frequencies, (self.growth * length / self.until - (self.growth - 1)).clamp(min=1))
         return torch.where(length > self.until, self.beyond, self.frequencies)
-
-
-def _one_type(rope_type: str | None, older: str | None) -> str | None:
-    if rope_type is not None and older is not None and rope_type != older:
-        raise InputError(f"type: {older!r} was given beside rope_type {rope_type!r}; they must be the same.")
-    return older if rope_type is None else rope_type
-
-
-def _published(rope_type: str, **defaults: Any) -> Callable[..., None]:
-    """The constructor of a `ScaledRoPE` of one type: it takes that type's keywords alone, with these defaults."""
-
-    defaults["rope_type"] = rope_type
-    takes = {*COMMON, *keywords(rope_type)}
-    parameters = inspect.signature(ScaledRoPE.__init__).parameters.values()
-
-    def construct(self: ScaledRoPE, **given: Any) -> None:
-        given = {name: value for name, value in given.items() if value is not None}
-        other = _one_type(given.get("rope_type"), given.get("type"))
-        if other not in (None, rope_type):
-            raise InputError(f"rope_type: {other!r} was given; this encoding is of type {rope_type!r}.")
-        ScaledRoPE.__init__(self, **{**defaults, **given})
-
-    construct.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            p.replace(default=defaults.get(p.name, p.default))
-            for p in parameters
-            if p.kind is not p.KEYWORD_ONLY or p.name in takes
-        ]
-    )
-    return construct
 
 
 class LinearRoPE(ScaledRoPE):
@@ -168,7 +117,8 @@ class LinearRoPE(ScaledRoPE):
 
     citation = "Chen et al. 2023, arXiv 2306.15595, section 2.3"
     formula = TURNED + r",\ \theta'_t = \theta_t / s"
-    __init__ = _published("linear", factor=4.0)
+    only = "linear"
+    defaults: ClassVar = {"factor": 4.0}
 
 
 class NTKRoPE(ScaledRoPE):
@@ -180,7 +130,8 @@ class NTKRoPE(ScaledRoPE):
 
     citation = "Peng et al. 2023, arXiv 2309.00071, section 3.1"
     formula = TURNED + r",\ \theta'_t = \theta_t s^{-2t/(d-2)}"
-    __init__ = _published("ntk", factor=4.0)
+    only = "ntk"
+    defaults: ClassVar = {"factor": 4.0}
 
 
 class DynamicRoPE(ScaledRoPE):
@@ -194,7 +145,8 @@ class DynamicRoPE(ScaledRoPE):
     citation = "Peng et al. 2023, arXiv 2309.00071, section 3.3"
     formula = TURNED + r",\ \theta'_t = \theta_t s^{-2t/(d-2)},\ s = \max(1, a\ell/N - a + 1)"
     length_dependent = True
-    __init__ = _published("dynamic", factor=1.0)
+    only = "dynamic"
+    defaults: ClassVar = {"factor": 1.0}
 
 
 class YaRN(ScaledRoPE):
@@ -208,7 +160,8 @@ class YaRN(ScaledRoPE):
 
     citation = "Peng et al. 2023, arXiv 2309.00071"
     formula = r"m^2\, " + TURNED + r",\ \theta'_t = \theta_t (\gamma_t + (1-\gamma_t)/s),\ m = 0.1 \ln s + 1"
-    __init__ = _published("yarn", beta_fast=32.0, beta_slow=1.0, truncate=True)
+    only = "yarn"
+    defaults: ClassVar = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
 
     def complete(self, options: dict[str, Any], start: Start) -> dict[str, Any]:
         return {"original_max_position_embeddings": _trained_on(options, start), **options}
@@ -227,7 +180,7 @@ class LongRoPE(ScaledRoPE):
     citation = "Ding et al. 2024, arXiv 2402.13753"
     formula = r"m^2\, " + TURNED + r",\ \theta'_t = \theta_t / \lambda_t(\ell),\ m^2 = 1 + \ln s / \ln N"
     length_dependent = True
-    __init__ = _published("longrope")
+    only = "longrope"
 
     def complete(self, options: dict[str, Any], start: Start) -> dict[str, Any]:
         original = _trained_on(options, start)
@@ -256,14 +209,14 @@ class Llama3RoPE(ScaledRoPE):
         TURNED + r",\ \theta'_t = \theta_t (\gamma_t + (1-\gamma_t)/8),"
         r"\ \gamma_t = \mathrm{clip}\bigl((N\theta_t/2\pi - 1)/(4 - 1), 0, 1\bigr)"
     )
-    __init__ = _published(
-        "llama3",
-        rope_theta=500000.0,
-        factor=8.0,
-        low_freq_factor=1.0,
-        high_freq_factor=4.0,
-        original_max_position_embeddings=8192,
-    )
+    only = "llama3"
+    defaults: ClassVar = {
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
 
 
 class ProportionalRoPE(ScaledRoPE):
@@ -275,7 +228,8 @@ class ProportionalRoPE(ScaledRoPE):
 
     citation = "Barbero et al. 2024, arXiv 2410.06205"
     formula = TURNED + r",\ \theta'_t = \theta_t\, [t < p d/2]"
-    __init__ = _published("proportional", partial_rotary_factor=0.25, rope_theta=1_000_000.0, factor=1.0)
+    only = "proportional"
+    defaults: ClassVar = {"partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0, "factor": 1.0}
 
 
 ENCODINGS = {

@@ -16,11 +16,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.encodings.base import Positions, require_even, require_number
-from toeplens.encodings.rotary import rotary_frequencies
+from toeplens.encodings.kit import Positions, require_even, require_number, rotary_frequencies
 from toeplens.ground import InputError
 
-COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "max_position_embeddings", "pairing")
+# what every type takes, with its defaults
+COMMON: dict[str, Any] = {
+    "rope_type": None,
+    "type": None,
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 1.0,
+    "max_position_embeddings": None,
+    "pairing": "half",
+}
 # what each number may be; see `require_number`
 RANGES: dict[str, dict[str, float]] = {
     "rope_theta": {"over": 0},
@@ -189,6 +196,11 @@ def keywords(rope_type: str) -> dict[str, bool]:
     """The keywords of a type's own, and whether each must be given."""
     parameters = inspect.signature(RULES[rope_type]).parameters.values()
     return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def every_keyword() -> list[str]:
+    """The keywords of all types' own."""
+    return list(dict.fromkeys(name for rope_type in RULES for name in keywords(rope_type)))
 
 
 def check(rope_type: str, options: dict[str, Any], start: Start) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -9,9 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings.base import PositionalEncoding, Positions, require_number
+from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.bias import T5, ALiBi, RelativeTable
 from toeplens.encodings.kernels import FIRE, KerpleLog
+from toeplens.encodings.kit import Keys, Pairs, Positions, Queries, Turned, require_count, require_number
 from toeplens.encodings.rotary import RoPE
 from toeplens.encodings.seen import Seen
 from toeplens.ground import InputError, choose
@@ -62,8 +64,7 @@ class DAPEv2(PositionalEncoding):
             raise InputError(
                 "base: 'none' was given with convolutions of one key; it must be a bias, or position enters nowhere."
             )
-        if width < 1:
-            raise InputError(f"width: {width} was given; it must be at least 1.")
+        require_count(width=width)
         self.turns = kind is RoPE
         self.base = kind and (RoPE(pairing="half", **sizes) if self.turns else kind(**sizes))
         if self.turns:
@@ -83,19 +84,10 @@ class DAPEv2(PositionalEncoding):
     def overrides(self, name: str) -> bool:
         return super().overrides(name) and (name != "rotate" or self.turns)
 
-    def rotate(
-        self, q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B H Nk d"], q_positions: Positions, k_positions: Positions
-    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         return self.base.rotate(q, k, q_positions, k_positions) if self.base and self.turns else (q, k)
 
-    def transform_logits(
-        self,
-        logits: Float[Tensor, "B H Nq Nk"],
-        q_positions: Positions,
-        k_positions: Positions,
-        *,
-        seen: Seen,
-    ) -> Float[Tensor, "B H Nq Nk"]:
+    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
         parts = [logits]
         bias = None if self.base is None else self.base.bias(q_positions, k_positions)
         if bias is not None:
@@ -154,15 +146,12 @@ class URPE(PositionalEncoding):
         self, *, base: Literal["t5", "relative-table", "none"] = "t5", init_std: float = 0.0, **sizes: int
     ) -> None:
         super().__init__(**sizes)
-        chosen = choose("base", base, ("t5", "relative-table", "none"))
+        bases = {"t5": T5, "relative-table": partial(RelativeTable, shared=True), "none": None}
+        kind = bases[choose("base", base, bases)]
         self.init_std = require_number("init_std", init_std, at_least=0.0)
-        self.base = None
-        if chosen == "t5":
-            self.base = T5(bidirectional=False, **sizes)
-        elif chosen == "relative-table":
-            self.base = RelativeTable(shared=True, **sizes)
-        else:
-            self.also_couples = ()  # type: ignore[misc]
+        self.base = kind and kind(**sizes)
+        if self.base is None:
+            self.also_couples = ()
         self.factors = RelativeTable(shared=True, **sizes)
         self.reset_parameters()
 
@@ -178,9 +167,7 @@ class URPE(PositionalEncoding):
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"] | None:
         return None if self.base is None else self.base.bias(q_positions, k_positions)
 
-    def transform_weights(
-        self, weights: Float[Tensor, "B H Nq Nk"], q_positions: Positions, k_positions: Positions
-    ) -> Float[Tensor, "B H Nq Nk"]:
+    def transform_weights(self, weights: Pairs, q_positions: Positions, k_positions: Positions) -> Pairs:
         return weights * self.factors.bias(q_positions, k_positions).to(weights.dtype)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"] | None:

@@ -8,10 +8,11 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from toeplens.encodings.absolute import Sinusoidal
-from toeplens.encodings.base import PositionalEncoding, Positions, require_number
-from toeplens.encodings.precision import widened
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.kit import Positions, Stream, require_count, require_number, widened
 from toeplens.ground import InputError, choose
 
 By = Literal["path", "depth"]
@@ -162,9 +163,9 @@ class Syntactic(TreePositions):
         numbers = torch.arange(1, self.branching + 1, device=paths.device)
         stack = turned_round(paths).unsqueeze(-1) == numbers
         vectors = (stack.unsqueeze(-1) * weights.unsqueeze(1)).flatten(-3)
-        return nn.functional.pad(vectors, (0, self.d_model - vectors.shape[-1]))
+        return F.pad(vectors, (0, self.d_model - vectors.shape[-1]))
 
-    def embed(self, x: Float[Tensor, "B N d_model"], positions: Positions) -> Float[Tensor, "B N d_model"]:
+    def embed(self, x: Stream, positions: Positions) -> Stream:
         return x + self.table(positions).to(x.dtype)
 
 
@@ -204,8 +205,7 @@ class SyntacticBias(TreePositions):
         self.init_std = require_number("init_std", init_std, at_least=0.0)
         if max_distance is None:
             max_distance = self.max_depth * (2 if self.by == "path" else 1)
-        if max_distance < 1:
-            raise InputError(f"max_distance: {max_distance} was given; it must be at least 1.")
+        require_count(max_distance=max_distance)
         self.max_distance = max_distance
         values = max_distance + 1 if self.by == "path" else 2 * max_distance + 1
         self.weight = nn.Parameter(torch.empty(values, self.num_heads))
@@ -221,7 +221,7 @@ class SyntacticBias(TreePositions):
         else:
             difference = depths(a).unsqueeze(-1) - depths(b).unsqueeze(-2)
             rows = difference.clamp(-self.max_distance, self.max_distance) + self.max_distance
-        return nn.functional.embedding(rows, self.weight).movedim(-1, -3)
+        return F.embedding(rows, self.weight).movedim(-1, -3)
 
 
 ENCODINGS = {"syntactic": Syntactic, "syntactic-bias": SyntacticBias}

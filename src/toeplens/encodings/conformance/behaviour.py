@@ -10,9 +10,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from toeplens.encodings.attention import attend
-from toeplens.encodings.base import PositionalEncoding, Positions
+from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.conformance.facts import LENGTH, declared, logits_of, measure
 from toeplens.encodings.conformance.specimen import Specimen, apart
+from toeplens.encodings.kit import Positions
 from toeplens.encodings.seen import Seen
 
 EXACT = 1e-9  # float64 results that must agree, in the order of their operations' rounding

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from toeplens.encodings.attention import attention_logits
-from toeplens.encodings.base import PositionalEncoding, Positions
+from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.conformance.specimen import Specimen, apart
+from toeplens.encodings.kit import Positions
 from toeplens.encodings.seen import Seen
 from toeplens.ground import InputError
 

@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from toeplens.encodings.attention import attend, attention_logits
-from toeplens.encodings.base import PositionalEncoding, Positions
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.kit import Positions
 
 SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
 

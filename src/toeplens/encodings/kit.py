@@ -1,0 +1,103 @@
+"""What encodings are written with: offsets, frequencies, a precision of float32 or more, and checks of sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from toeplens.ground import InputError
+
+Positions = Int[Tensor, "_"] | Int[Tensor, "B _"] | Int[Tensor, "... _ axes"]  # unnamed: queries and keys may differ
+Stream = Float[Tensor, "B N d_model"]
+Queries = Float[Tensor, "B H Nq d"]
+Keys = Float[Tensor, "B H Nk d"]
+Turned = tuple[Float[Tensor, "B H Nq e"], Float[Tensor, "B H Nk e"]]  # queries and keys, of another width perhaps
+Pairs = Float[Tensor, "B H Nq Nk"]  # a number a head, query and key: a logit, a weight, a bias
+Notes = Float[Tensor, "B H N c"]
+Earlier = Float[Tensor, "B H M c"]
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # score, batch, head, query, key
+
+
+def offsets_between(q_positions: Positions, k_positions: Positions) -> Int[Tensor, "*B Nq Nk"]:
+    """Signed offsets i - j, query minus key: [Nq, Nk], or [B, Nq, Nk] where either has a row a sequence."""
+    return q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)
+
+
+def rotary_frequencies(rotary_dim: int, base: float) -> Float[Tensor, "n"]:
+    """theta_t = base^(-2t/rotary_dim), t = 0..rotary_dim/2 - 1, in float64 (Su et al. 2021, eq. 15)."""
+    if not 0 < base < math.inf:
+        raise InputError(f"base: {base} was given; it must be positive and finite.")
+    return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
+
+
+def phases_of(positions: Positions, frequencies: Float[Tensor, "*_H n"]) -> Float[Tensor, "*B H N n"]:
+    """The angles i theta_t in float64: [H or 1, N, n], or [B, H or 1, N, n] where either has a row a sequence."""
+    return positions.to(torch.float64)[..., None, :, None] * frequencies.unsqueeze(-2)
+
+
+def turns(phases: Float[Tensor, "*H n D"], magnitude: float = 1.0) -> Complex[Tensor, "*H n D"]:
+    """Complex numbers of these phases."""
+    return torch.polar(torch.full_like(phases, magnitude), phases)
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64, else float32: bfloat16 holds no integer over 256 exactly."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def linear(layer: nn.Module, x: Float[Tensor, "*B i"]) -> Float[Tensor, "*B o"]:
+    """A linear layer in the precision of ``x``."""
+    assert isinstance(layer, nn.Linear)
+    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+
+
+def require_whole(who: str, positions: Tensor) -> None:
+    """Refuse positions, or offsets, that are no integers. Looks at their dtype alone, which costs nothing."""
+    if positions.is_floating_point():
+        raise InputError(
+            f"positions: numbers of type {positions.dtype} were given; {who} takes whole positions, as integers."
+        )
+
+
+def require_even(field: str, value: int, why: str = "a rotation takes dimensions in pairs") -> None:
+    """Refuse an odd size where dimensions are taken in pairs."""
+    if value % 2 or value < 2:
+        raise InputError(f"{field}: {value} was given; {why}, so it must be even and at least 2.")
+
+
+def require_count(**values: int) -> None:
+    """Refuse a number of things that is under 1."""
+    for field, value in values.items():
+        if value < 1:
+            raise InputError(f"{field}: {value} was given; it must be at least 1.")
+
+
+def require_number(
+    field: str, value: float, *, over: float = -math.inf, at_least: float = -math.inf, at_most: float = math.inf
+) -> float:
+    """Refuse a number that is not finite or outside its range; the sentence names the range."""
+    if not (math.isfinite(value) and value > over and at_least <= value <= at_most):
+        limits = [
+            words
+            for given, words in (
+                (over > -math.inf, f"over {over:g}"),
+                (at_least > -math.inf, f"at least {at_least:g}"),
+                (at_most < math.inf, f"at most {at_most:g}"),
+            )
+            if given
+        ]
+        raise InputError(
+            f"{field}: {value} was given; it must be finite{' and ' if limits else ''}{', '.join(limits)}."
+        )
+    return value
+
+
+def require_indices(field: str, given: Sequence[int], count: int) -> None:
+    """Refuse a list that is not of different indices under ``count``."""
+    if not all(isinstance(index, int) and 0 <= index < count for index in given) or len(set(given)) != len(given):
+        raise InputError(f"{field}: {list(given)} was given; it must be different indices from 0 to {count - 1}.")
