@@ -84,7 +84,7 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
         "report.html",
     }
     second = toeplens(
-        "audit", model, "--tokens", tmp_path / "ids.json", "--out", tmp_path / "b", "--layers", "1", "--max-tokens", 10
+        "audit", model, "--tokens", tmp_path / "ids.json", "--out", tmp_path / "b", "--layers", "2", "--max-tokens", 10
     )
     assert second[0] == 0, second
     assert "Heads of the largest effect" in second[1]
@@ -106,10 +106,11 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
         (["--tokens", "bad.json"], "tokens: bad.json could not be read"),
         (["--text", "words.txt", "--tokens", "bad.json"], "tokens: it was given beside text"),
         (["--text", "words.txt"], "has no tokenizer that can be read"),
-        (["--layers", "a"], "layers: 'a' was given; it must be numbers below 10000 and ranges such as 0,3,8-11."),
+        (["--layers", "a"], "layers: 'a' was given; it must be numbers from 1 to 9999 and ranges such as 1,4,9-12."),
         (["--layers", "3-1"], "layers: '3-1' was given"),
-        (["--layers", "0-9"], "layers: 2 was given; the model has layers 0 to 1."),
-        (["--layers", "0-99999999"], "it must be numbers below 10000"),
+        (["--layers", "1-9"], "layers: 3 was given; the model has layers 1 to 2."),
+        (["--layers", "0"], "layers: '0' was given; it must be numbers from 1 to 9999"),
+        (["--layers", "1-99999999"], "it must be numbers from 1 to 9999"),
         (["--seed", "-1"], "seed: -1 was given; it must be at least 0."),
         (["--max-tokens", "33"], "sequences of 33 tokens were given; the model has positions for 32."),
         (["--effects", "all"], "effects: there is no 'all'"),
@@ -257,9 +258,9 @@ def test_equal_layers_are_one_row(model: Path) -> None:
     assert isinstance(printed.file, io.StringIO)
     rows = [line for line in printed.file.getvalue().splitlines() if "turns" in line]
     assert len(rows) == table.row_count == 2
-    assert "L0-4, 6-10" in rows[0]
+    assert "L1-5, 7-11" in rows[0]
     assert "turns 256/256 (half)" in rows[0]
-    assert "L5" in rows[1]
+    assert "L6" in rows[1]
 
 
 def test_no_audit_no_comparison(toeplens: Toeplens, tmp_path: Path) -> None:

@@ -80,9 +80,9 @@ def audit_tables(found: Audit) -> list[Table]:
     columns |= {"previous": "prev.", "first": "first", "induction": "ind."}
     columns |= {} if found.effect is None else {"effect": "eff."}
     where = _where(found)
-    heads = table(f"Heads of the largest {by} (layers and heads from 0)", "head", *columns.values())
+    heads = table(f"Heads of the largest {by}", "head", *columns.values())
     for head in [head for head in ordered if getattr(head, by) is not None][:_LISTED]:
-        heads.add_row(f"{where(head)} H{head.head}", *(_short(getattr(head, name), name) for name in columns))
+        heads.add_row(f"{where(head)} H{head.head + 1}", *(_short(getattr(head, name), name) for name in columns))
     layers = table("Layers", "layers", "heads", "position", "window", "difference")
     for alike in _alike(found.layers):
         first, proof = alike[0], max(max(each.outputs, each.weights or 0.0) for each in alike)
@@ -102,7 +102,7 @@ def _deposits(found: Audit) -> Table:
         made.add_row(
             where(layer),
             *(_short(layer.deposit.get(name), "effect") for name in ("helps", "harms")),
-            "–" if top is None or share is None else f"H{top.head}",
+            "–" if top is None or share is None else f"H{top.head + 1}",
             "–" if share is None else f"{100 * share:.0f} %",
             "–" if share is None else f"{layer.deposit.get('effective_heads') or 0:.1f}",
         )
@@ -140,8 +140,8 @@ def _alike(layers: Sequence[LayerRecord]) -> list[list[LayerRecord]]:
 
 
 def _numbers(layers: Sequence[LayerRecord], where: Where) -> str:
-    """Layers of one side and kind, runs drawn together: decoder L0-4, 6-10."""
-    numbers = sorted({one.layer for one in layers})
+    """Layers of one side and kind, runs drawn together: decoder L1-5, 7-11."""
+    numbers = sorted({one.layer + 1 for one in layers})
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
     runs = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
@@ -159,7 +159,7 @@ def _where(found: Audit) -> Where:
 
     def name(record: HeadRecord | LayerRecord) -> str:
         kind = "" if record.kind == "self" else f"{record.kind} "
-        return f"{kind}{record.side} L{record.layer}" if several else f"L{record.layer}"
+        return f"{kind}{record.side} L{record.layer + 1}" if several else f"L{record.layer + 1}"
 
     return name
 

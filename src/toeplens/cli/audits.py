@@ -26,7 +26,9 @@ def audit(
     tokens: Annotated[
         Path | None, typer.Option(help="Token ids instead: .npy, or .json with a list or a list of lists.", parser=path)
     ] = None,
-    layers: Annotated[str | None, typer.Option(help="Layers to measure, e.g. 0,3,8-11; all unless given.")] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Layers to measure, counted from 1, e.g. 1,4,9-12; all unless given.")
+    ] = None,
     sequences: Annotated[
         int | None, typer.Option(help="Sequences at most; 16 unless given, of a run's examples 256.")
     ] = None,
@@ -73,21 +75,24 @@ def audit(
     elif tokens is not None:
         data = auditing.read_tokens(tokens)
     with entered(out, "audit", (auditing.RECORD, auditing.PARTS)), audit_output.AuditProgress() as progress:
-        found = auditing.audit(
-            model,
-            data,
-            layers=chosen,
-            sequences=sequences,
-            max_tokens=max_tokens,
-            effects=effects,  # type: ignore[arg-type]
-            dtype=dtype,  # type: ignore[arg-type]
-            device=device,
-            pickled=pickled,
-            seed=seed,
-            keep=out,
-            on_progress=progress,
-            on_estimate=progress.expect,
-        )
+        try:
+            found = auditing.audit(
+                model,
+                data,
+                layers=chosen,
+                sequences=sequences,
+                max_tokens=max_tokens,
+                effects=effects,  # type: ignore[arg-type]
+                dtype=dtype,  # type: ignore[arg-type]
+                device=device,
+                pickled=pickled,
+                seed=seed,
+                keep=out,
+                on_progress=progress,
+                on_estimate=progress.expect,
+            )
+        except auditing.NoSuchLayer as error:
+            raise error.for_people() from None
         if data is not None:
             found = replace(found, about=found.about | {"text": (text or tokens or out).name})
         page = report.write_audit(found, out, auditing.parquet_of(found))
@@ -157,15 +162,16 @@ def names_of(first: Path, second: Path) -> tuple[str, str]:
 
 
 def _layers(text: str | None) -> list[int] | None:
-    """``0,3,8-11`` as numbers."""
+    """``1,4,9-12``, counted from 1, as numbers from 0."""
     if text is None:
         return None
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if match is None or not int(match[1]) <= int(match[2] or match[1]) < _MOST_LAYERS:
+        if match is None or not 1 <= int(match[1]) <= int(match[2] or match[1]) < _MOST_LAYERS:
             raise InputError(
-                f"layers: {text!r} was given; it must be numbers below {_MOST_LAYERS} and ranges such as 0,3,8-11."
+                f"layers: {text!r} was given; it must be numbers from 1 to {_MOST_LAYERS - 1} and ranges such as "
+                "1,4,9-12."
             )
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+        found += range(int(match[1]) - 1, int(match[2] or match[1]))
     return found

@@ -183,7 +183,7 @@ def test_figures_show_the_record(pages: dict[str, str]) -> None:
     turned = layer.frequencies[7]
     assert heat["x"][7] == f"pair 7: {turned:.3g} rad a position, {2 * pi / turned:,.0f} tokens"
     (mean,) = _traces(pages["rotary"], "frequencies-0-1-0")
-    assert mean["y"][:2] == ["L1", "L3"], "layers with other frequencies have another map"
+    assert mean["y"][:2] == ["L2", "L4"], "layers with other frequencies have another map"
     assert not {"not turned", "bias"} & {*heat["x"], *mean["x"]}, "nothing is in them"
     partial = made_up((("decoder", "self", 1, 2, 2),), rotary=True)
     heads = tuple(replace(head, variance_use=(0.5, *head.variance_use[1:-1], -0.1)) for head in partial.heads)
@@ -194,7 +194,7 @@ def test_figures_show_the_record(pages: dict[str, str]) -> None:
     )
     (heat,) = _traces(pages["bert"], "distance-0-0-0")
     nearest = sorted(BERT.heads, key=lambda head: head.distance or 0)
-    assert heat["y"] == [f"L{head.layer} H{head.head}" for head in nearest]
+    assert heat["y"] == [f"L{head.layer + 1} H{head.head + 1}" for head in nearest]
     np.testing.assert_allclose(heat["z"], [head.profile for head in nearest], rtol=6e-3)
     assert heat["x"] == bins(9) == ["0", "1", "2–3", "4–7", "8–15", "16–31", "32–63", "64–127", "128–255"]
     (marks,) = _traces(pages["bert"], "effects-0-0-0")
@@ -208,16 +208,16 @@ def test_sentences_and_tables_say_what_the_record_says(pages: dict[str, str]) ->
     own = _own(pages["bert"])
     top = max(BERT.heads, key=lambda head: head.effect or 0)
     assert (
-        f"matters most is layer {top.layer} head {top.head}: silencing it adds {words.significant(top.effect)} nats"
+        f"matters most is layer {top.layer + 1} head {top.head + 1}: silencing it adds {words.significant(top.effect)} nats"
         in own
     )
     counts = [sum((getattr(head, name) or 0) > 0.5 for head in BERT.heads) for name in ("previous", "first")]
     assert f"on the token before: {counts[0]} of 72; on the first token: {counts[1]} of 72; " in own
     assert "of 66." in own, "a head whose induction is not known is not counted"
     positional = max(BERT.heads, key=lambda head: head.positional or 0)
-    assert f"most positional head is layer {positional.layer} head {positional.head}: " in own
+    assert f"most positional head is layer {positional.layer + 1} head {positional.head + 1}: " in own
     layer = max(BERT.layers, key=lambda one: one.deposit["top_share"] or 0)
-    assert f"deposit is that of layer {layer.layer}: " in own
+    assert f"deposit is that of layer {layer.layer + 1}: " in own
     assert f"{100 * (layer.deposit['top_share'] or 0):.1f}%" in own
     largest = max(value for one in BERT.layers for value in (one.weights, one.outputs) if value is not None)
     assert words.power(largest) in own
@@ -232,7 +232,7 @@ def test_what_is_missing_has_no_figure(pages: dict[str, str]) -> None:
     assert _blocks(pages["bare"]) == {"plane", "distance"}
     assert "Heads were not silenced" in pages["bare"]
     assert _blocks(pages["untold"]) == {"distance", "effects"}
-    assert "<b>No shares in layers 0–5.</b> The bias depends on the content of keys." in pages["untold"]
+    assert "<b>No shares in layers 1–6.</b> The bias depends on the content of keys." in pages["untold"]
     assert "moves the last states by" in pages["untold"]
     empty = replace(BERT, heads=tuple(HeadRecord(h.side, h.kind, h.layer, h.head) for h in BERT.heads), effect=None)
     assert "No numbers are known of any head" in render_audit(empty)
@@ -253,7 +253,7 @@ def test_the_same_record_gives_the_same_page(pages: dict[str, str], tmp_path: Pa
 def test_hostile_names_are_text() -> None:
     layers = tuple(replace(one, module=NASTY, position=NASTY, unknown=f"{NASTY}: {NASTY}") for one in BERT.layers)
     nasty = replace(BERT, about=dict.fromkeys(ABOUT, NASTY), layers=layers, words=(NASTY,))
-    assert words.unknown(nasty) == [("layers 0–5", NASTY)]
+    assert words.unknown(nasty) == [("layers 1–6", NASTY)]
     own = _own(render_audit(nasty)), _own(render_comparison(nasty, BARE, (NASTY, "b"))), notebook_html(nasty)
     for text in own:
         assert "<script>alert" not in text
@@ -283,7 +283,7 @@ def test_two_audits_side_by_side(tmp_path: Path) -> None:
         [(b.positional or 0) - (a.positional or 0) for a, b in zip(ROTARY.heads, other.heads, strict=True)]
     )
     top = ROTARY.heads[int(np.abs(moved).argmax())]
-    assert f"Positional: most changed is layer {top.layer} head {top.head}, " in page
+    assert f"Positional: most changed is layer {top.layer + 1} head {top.head + 1}, " in page
     assert "<b>Audited on other input</b> (tokens)" in page
     assert f"0.25 and {1e4 ** (-31 / 32) / 4:.3g} rad a position" in page
     assert "seconds" not in _own(page).partition('id="settings"')[2]
@@ -300,11 +300,11 @@ def test_a_notebook_shows_the_heads_that_matter_most() -> None:
     text = notebook_html(BERT)
     ranked = sorted(BERT.heads, key=lambda head: -(head.effect or 0))
     shown = re.findall(r"<tr><td[^>]*>(L\d+ H\d+)</td><td[^>]*>([\d.−]+)</td>", text)
-    assert shown == [(f"L{head.layer} H{head.head}", f"{head.effect:.3f}") for head in ranked[:5]]
+    assert shown == [(f"L{head.layer + 1} H{head.head + 1}", f"{head.effect:.3f}") for head in ranked[:5]]
     assert text.count("<svg") == 3
     assert text.count("<rect") == 3 * len(BERT.heads)
     head = BERT.heads[17]
-    assert f"<title>L{head.layer} H{head.head}: {head.positional:.3f}</title>" in text
+    assert f"<title>L{head.layer + 1} H{head.head + 1}: {head.positional:.3f}</title>" in text
     assert notebook_html(UNTOLD).count("<svg") == 1
 
 
@@ -353,7 +353,7 @@ def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[s
     expect(status).to_have_text("All 72 heads, the first 25 shown.")
     view.locator("#table th[data-name=positional] button").click()
     by_share = sorted(BERT.heads, key=lambda head: -(head.positional or 0))
-    named = [f"L{head.layer} H{head.head}" for head in by_share]
+    named = [f"L{head.layer + 1} H{head.head + 1}" for head in by_share]
     assert rows.locator("th").all_text_contents() == named[:25]
     view.locator("#table th[data-name=positional] button").click()
     assert rows.locator("th").all_text_contents() == named[:-26:-1]
@@ -379,7 +379,7 @@ def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[s
     top = max(range(72), key=lambda i: BERT.heads[i].induction or 0)
     assert cells.nth(top).text_content() == f"{BERT.heads[top].induction:.2f}".lstrip("0")
     cells.nth(17).click()
-    expect(view.locator(".tip b")).to_have_text("L1 H5")
+    expect(view.locator(".tip b")).to_have_text("L2 H6")
     assert f"{BERT.heads[17].entropy:.3f}" in (view.locator(".tip").text_content() or "")
     view.locator("#silenced").scroll_into_view_if_needed()
     expect(view.locator("#effects-0-0-0 .main-svg").first).to_be_visible()
@@ -394,6 +394,6 @@ def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[s
     view.locator("#column").select_option("distance")
     moved = [abs((b.distance or 0) - (a.distance or 0)) for a, b in zip(BERT.heads, made_up(seed=9).heads, strict=True)]
     top = BERT.heads[int(np.argmax(moved))]
-    expect(view.locator("#changes tbody th").first).to_have_text(f"L{top.layer} H{top.head}")
+    expect(view.locator("#changes tbody th").first).to_have_text(f"L{top.layer + 1} H{top.head + 1}")
     assert complaints == []
     assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [path.as_uri(), other.as_uri()]

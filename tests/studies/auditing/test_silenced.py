@@ -102,10 +102,10 @@ def _made(effects: list[float], half: float, **more: Any) -> Audit:
 def test_what_harms_is_said_beside_what_helps() -> None:
     """One head with all that is above 0, two clearly below it; and a layer whose sum is within its noise."""
     both = " ".join(words.findings(_made([0.02, -0.03, -0.01, -0.001], 0.002)))
-    assert "head 0 holds 100% of what its heads’ effects add up to above 0, 0.0200 (1.0 effective heads of 4)" in both
+    assert "head 1 holds 100% of what its heads’ effects add up to above 0, 0.0200 (1.0 effective heads of 4)" in both
     assert "those below 0 add up to −0.0410" in both
     assert "Silencing 2 of 4 heads lowers the loss beyond their intervals, −0.0400 nats a token if added up" in both
-    assert "most of all layer 0 head 1 (−0.0300); of 4 heads without any effect about 0 would look so" in both
+    assert "most of all layer 1 head 2 (−0.0300); of 4 heads without any effect about 0 would look so" in both
     lost = _made([0.02, -0.03, -0.01, -0.001], 0.05)
     told = " ".join(words.findings(lost))
     assert "deposit" not in told

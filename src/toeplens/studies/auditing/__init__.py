@@ -3,7 +3,7 @@
 from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.kept import PARTS
 from toeplens.studies.auditing.own import is_run
-from toeplens.studies.auditing.record import COLUMNS, HeadRecord, LayerRecord
+from toeplens.studies.auditing.record import COLUMNS, HeadRecord, LayerRecord, NoSuchLayer
 from toeplens.studies.auditing.store import RECORD, csv_of, open_audit, parquet_of, save
 from toeplens.studies.auditing.study import audit, check_run_options
 from toeplens.studies.auditing.texts import read_text, read_tokens
@@ -15,6 +15,7 @@ __all__ = [
     "Audit",
     "HeadRecord",
     "LayerRecord",
+    "NoSuchLayer",
     "audit",
     "check_run_options",
     "csv_of",

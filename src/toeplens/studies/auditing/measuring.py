@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from toeplens.ground import InputError
 from toeplens.sources.huggingface import AttentionCall, compared
 from toeplens.sources.huggingface.lacking import Lacking
 from toeplens.sources.huggingface.watch import attention_modules
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.measured import MEANS, Measured, measure_call
+from toeplens.studies.auditing.record import NoSuchLayer
 
 Progress = Callable[[str, int, int], None]
 Estimate = Callable[[str, float], None]
@@ -74,8 +74,7 @@ def measure(
     report("layers", 0, count)
     whole = compared(model, inputs, look)
     if layers is not None and not layers <= seen:
-        first = min(layers - seen)
-        raise InputError(f"layers: {first} was given; the model has layers 0 to {max(seen)}.")
+        raise NoSuchLayer(min(layers - seen), max(seen))
     kept.put(_PASS, {"calls": numbers, "whole": whole})
     return measured, whole
 

@@ -33,7 +33,7 @@ from toeplens.sources import DecoderSource
 from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.kept import Kept, files_of
 from toeplens.studies.auditing.measured import Measured, head_records
-from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Method, known
+from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Method, NoSuchLayer, known
 from toeplens.studies.auditing.silenced import with_effects
 from toeplens.training import Batches, Run, plan_execution
 
@@ -75,7 +75,7 @@ def audit_run(
     source = DecoderSource(decoder)
     chosen = sorted(range(source.num_layers) if layers is None else layers)
     if chosen and not chosen[-1] < source.num_layers:
-        raise InputError(f"layers: {chosen[-1]} was given; the run's model has layers 0 to {source.num_layers - 1}.")
+        raise NoSuchLayer(chosen[-1], source.num_layers - 1)
     key = {"run": files_of(run.directory), "sequences": sequences, "method": method, "layers": chosen}
     kept = Kept(directory, {**key, "device": str(place), "seed": seed})
     measured = _measured(source, data, chosen, kept, on_progress)
@@ -183,7 +183,7 @@ def _layer(
         side=place.side,
         kind="self",
         layer=layer.layer,
-        module=f"layer {layer.layer} ({name})",
+        module=f"blocks.{layer.layer}.attention ({name})",
         heads=count,
         key_heads=layer.k.shape[1],
         head_dim=layer.q.shape[-1],

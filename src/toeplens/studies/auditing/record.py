@@ -47,6 +47,18 @@ COLUMNS: dict[str, str] = {
 }
 
 
+class NoSuchLayer(InputError):
+    """A layer was asked for that the model does not have; its sentence counts from 0, as Python does."""
+
+    def __init__(self, layer: int, last: int, first: int = 0) -> None:
+        super().__init__(f"layers: {layer + first} was given; the model has layers {first} to {last + first}.")
+        self.layer, self.last = layer, last
+
+    def for_people(self) -> NoSuchLayer:
+        """The same, counted from 1."""
+        return NoSuchLayer(self.layer, self.last, 1)
+
+
 @dataclass(frozen=True)
 class HeadRecord:
     """One head. The fields up to ``effect_high`` are the columns of the table (`COLUMNS`).

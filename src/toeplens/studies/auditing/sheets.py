@@ -112,7 +112,10 @@ def scales_of(*audits: Values) -> dict[str, Scale]:
 def sheet(
     name: str, audit: AuditRecord, values: Values, scales: dict[str, Scale], digits: dict[str, int]
 ) -> dict[str, Any]:
-    """One map's and table's content: where each head stands, its numbers, and the tone of each number."""
+    """One map's and table's content: where each head stands, its numbers, and the tone of each number.
+
+    Titles are for people; layers and heads beside them are numbers from 0, as in the tables that are downloaded.
+    """
     names = Names.of(audit)
     return {
         "name": name,

@@ -1,4 +1,4 @@
-"""What the page of an audit says in words: what heads are called, what was proved, and what was found."""
+"""What an audit says in words: what heads are called (from 1, for people), what was proved, and what was found."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class Names:
 
     def layer(self, one: HeadRecord | LayerRecord) -> str:
         """As in a sentence: layer 2, decoder cross layer 2."""
-        return f"{self._where(one)}layer {one.layer}"
+        return f"{self._where(one)}layer {one.layer + 1}"
 
     def head(self, head: HeadRecord) -> str:
         """As in a sentence: layer 2 head 5."""
-        return f"{self.layer(head)} head {head.head}"
+        return f"{self.layer(head)} head {head.head + 1}"
 
     def short_layer(self, one: HeadRecord | LayerRecord) -> str:
         """As in a plot: L2."""
-        return f"{self._where(one)}L{one.layer}"
+        return f"{self._where(one)}L{one.layer + 1}"
 
     def short(self, head: HeadRecord) -> str:
         """As in a plot: L2 H5."""
-        return f"{self.short_layer(head)} H{head.head}"
+        return f"{self.short_layer(head)} H{head.head + 1}"
 
 
 def place_title(place: Place) -> str:
@@ -100,10 +100,10 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def layer_spans(names: Names, layers: Iterable[LayerRecord]) -> str:
-    """Layers in a sentence, runs drawn together: layers 0–3, 5; with side and kind where there are several."""
+    """Layers in a sentence, runs drawn together: layers 1–4, 6; with side and kind where there are several."""
     found: dict[str, list[int]] = {}
     for one in layers:
-        found.setdefault(names.layer(one).removesuffix(f" {one.layer}"), []).append(one.layer)
+        found.setdefault(names.layer(one).removesuffix(f" {one.layer + 1}"), []).append(one.layer + 1)
     return listed(f"{word}{'s' if len(which) > 1 else ''} {spans(which)}" for word, which in found.items())
 
 
@@ -267,7 +267,7 @@ def _deposit(audit: AuditRecord) -> str:
         return ""
     layer = max(known, key=lambda one: one.deposit["top_share"] or 0.0)
     top = top_head(audit, layer)
-    held = f"head {top.head} holds" if top else "one head holds"
+    held = f"head {top.head + 1} holds" if top else "one head holds"
     harms = layer.deposit.get("harms") or 0.0
     what, taken = "what its heads’ effects add up to above 0", ""
     if audit.effect == "loss" and harms < 0:
