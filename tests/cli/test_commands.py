@@ -27,7 +27,7 @@ from toeplens.encodings.conformance import CHECKS
 from toeplens.engine import Asked, Job, Limits, carry_out, read_ablation
 from toeplens.ground import read_json
 from toeplens.papers.deposit import SCALES, claims_of, study
-from toeplens.training import Run, environment, train
+from toeplens.training import Run, environment, run_spec, train
 from toeplens.training import run as store
 from toeplens.training.presets import COUNT, DISTANCE
 
@@ -246,10 +246,11 @@ def test_training_a_run_whose_weights_are_gone_says_how_to_go_on(toeplens: Toepl
 
 
 def test_progress_shows_no_accuracy_where_no_example_counted():
-    with RunProgress("a run", "about it") as progress:
+    spec = run_spec(model={})
+    with RunProgress(spec, Limits()) as progress:
         for row in (None, {"test_accuracy": None}, {"test_accuracy": 0.5}):
             progress(1, 2, row)
-    assert progress.bar.tasks[0].description == "a run  test accuracy 0.500"
+    assert progress.bar.tasks[0].description == f"{spec.name}  test accuracy 0.500"
 
 
 def test_a_run_that_diverged_has_no_tables(toeplens: Toeplens, tmp_path: Path):
@@ -617,7 +618,7 @@ def test_a_run_is_taken_apart(toeplens: Toeplens, run: Run, tmp_path: Path):
         (["--layer", "99"], "layer: 99 was given"),
         (["--split", "means"], "split: there is no 'means'; did you mean 'mean'"),
         (["--examples", "0"], "examples: 0 was given"),
-        (["--split", "input", "--layer", "2"], "split: 'input' was given; layer 1 reads no bare input"),
+        (["--split", "input", "--layer", "2"], "split: 'input' was given; layer 2 reads no bare input"),
     ],
 )
 def test_what_cannot_be_taken_apart_is_refused(toeplens: Toeplens, run: Run, options: list[str], words: str):
@@ -718,7 +719,7 @@ def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path, monkeypatch: py
 
 def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Stopped before it began, so that it is quick; tests/papers/mathematics/test_study.py carries it out."""
-    monkeypatch.setattr("toeplens.studies.limits_for", lambda budget, limits: replace(limits, deadline=0.0))
+    monkeypatch.setattr("toeplens.cli.progress.limits_for", lambda budget, limits: replace(limits, deadline=0.0))
     command = ["theory", "--scale", "smoke", "--seeds", "1", "--time-budget", "1m", "--out", tmp_path / "theory"]
     state = toeplens(*command, "--json").json()
     assert (state["finished"], state["total"]) == (0, 5)
@@ -752,7 +753,7 @@ def test_a_study_whose_time_is_up_says_how_far_it_is(
     toeplens: Toeplens, tmp_path: Path, micro: None, monkeypatch: pytest.MonkeyPatch
 ):
     command = ["reproduce", "--scale", "smoke", "--protocol", "released", "--time-budget", "9m", "--out", tmp_path]
-    monkeypatch.setattr("toeplens.studies.limits_for", lambda budget, limits: replace(limits, deadline=0.0))
+    monkeypatch.setattr("toeplens.cli.progress.limits_for", lambda budget, limits: replace(limits, deadline=0.0))
     told = toeplens(*command)
     assert told.code == 0
     assert "0 of 2 cells are finished" in told.out

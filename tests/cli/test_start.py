@@ -14,8 +14,7 @@ import pytest
 from tests.cli.command import TOEPLENS, Toeplens
 
 import toeplens as tl
-from toeplens.cli.grids import OURS
-from toeplens.cli.studies import PARTS
+from toeplens.cli.studies import OURS, PARTS
 from toeplens.ground.stops import STOPPED
 from toeplens.papers import deposit as study
 from toeplens.start import starting

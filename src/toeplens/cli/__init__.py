@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from toeplens.cli import audits, grids, lists, runs, studies
+from toeplens.cli import audits, lists, runs, studies
 from toeplens.ground import EnvironmentFailure, ToeplensError
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.stops import EXIT_CODE, STOPPED, interrupted_by_signals
@@ -48,8 +48,8 @@ app = typer.Typer(
 )
 for _name, _command in {
     "reproduce": studies.reproduce,
-    "study": grids.study,
-    "theory": studies.theory_study,
+    "study": studies.study,
+    "theory": studies.theory,
     "audit": audits.audit,
     "compare": audits.compare,
     "survey": audits.survey,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.cells import cell_len
@@ -17,13 +18,16 @@ from rich.table import Table
 
 from toeplens.engine import Extrapolation
 from toeplens.ground.files import finite
+from toeplens.ground.words import percent
 from toeplens.lens import HeadAblation, HeadSets, deposit
 from toeplens.lens.ablation.estimate_check import UNCHECKED
-from toeplens.papers.deposit import Row
+from toeplens.papers.deposit import Reproduction, Row
+from toeplens.papers.mathematics import Theory
 from toeplens.studies import Entry
 from toeplens.studies.auditing.survey import OUTCOMES, Survey
 from toeplens.studies.decomposition import RunStructure
 from toeplens.studies.grid import Grid
+from toeplens.studies.grid import Row as MatrixRow
 
 Item = TypeVar("Item")
 
@@ -55,16 +59,16 @@ def say(text: str, *, aside: bool = False) -> None:
     (err if aside else out).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def per_cent(value: float | None) -> str:
-    """A share as per cent, or a dash."""
-    return "–" if value is None else f"{100 * value:.1f}"
+per_cent = partial(percent, sign=False)
 
 
-def table(title: str | None, *columns: str, lines: bool = False) -> Table:
+def table(title: str | None, *columns: str, rows: Iterable[Iterable[str | None]] = ()) -> Table:
     """A table whose first column stays whole and whose long words wrap rather than being cut."""
-    made = Table(title=title, show_lines=lines)
+    made = Table(title=title)
     for index, column in enumerate(columns):
         made.add_column(column, overflow="fold", no_wrap=index == 0)
+    for row in rows:
+        made.add_row(*row)
     return made
 
 
@@ -90,9 +94,8 @@ def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
         room -= widths[place]
     tables = []
     for group in groups:
-        tables.append(table(None if tables else title, *(columns[place] for place in group)))
-        for row in rows:
-            tables[-1].add_row(*(row[place] for place in group))
+        cells = [[row[place] for place in group] for row in (columns, *rows)]
+        tables.append(table(None if tables else title, *cells[0], rows=cells[1:]))
     return tables
 
 
@@ -113,41 +116,36 @@ def track(items: Sequence[Item], doing: str) -> Iterable[Item]:
     return rich_track(items, description=doing, console=err, disable=not err.is_terminal, transient=True)
 
 
-class StudyState(Protocol):
-    """What studies of trained models have in common."""
-
-    @property
-    def entries(self) -> list[Entry]: ...
-    @property
-    def finished(self) -> int: ...
-    @property
-    def total(self) -> int: ...
-    @property
-    def share(self) -> float: ...
-
-
-def print_study(state: StudyState, page: Path, rows: Sequence[Any], tables: Sequence[Table], *, as_json: bool) -> None:
-    """A study's tables, its claims, how far it is and where its page is; or the same as JSON, with its table's rows."""
+def print_page(page: Path, *, as_json: bool, **more: Any) -> None:
+    """Where a page is; or that and ``more`` as JSON."""
     if as_json:
-        print_json(
-            {
-                "finished": state.finished,
-                "total": state.total,
-                "share": state.share,
-                "page": str(page),
-                "table": [row.to_dict() for row in rows],
-                "claims": [entry.to_dict() for entry in state.entries],
-            }
-        )
-        return
-    for each in tables:
-        out.print(each)
-    if state.entries:
-        print_claims(state.entries)
-    if state.finished < state.total:
-        share = f"{100 * state.share:.3g} % of all training steps"
-        say(f"{state.finished} of {state.total} cells are finished ({share}); the same command goes on.")
-    say(f"page: {page.resolve()}")
+        print_json({"page": str(page), **more})
+    else:
+        say(f"page: {page.resolve()}")
+
+
+def print_study(
+    state: Reproduction | Grid | Theory,
+    page: Path,
+    tables: Sequence[Table] = (),
+    *,
+    rows: Sequence[Row | MatrixRow] = (),
+    as_json: bool,
+) -> None:
+    """A study's tables, its claims, how far it is and where its page is; or the same as JSON, with its table's rows."""
+    about: dict[str, Any] = {"finished": state.finished, "total": state.total}
+    unit = "records are there"
+    if not isinstance(state, Theory):
+        about |= {"share": state.share, "table": [row.to_dict() for row in rows]}
+        unit = f"cells are finished ({100 * state.share:.3g} % of all training steps)"
+    if not as_json:
+        for each in tables:
+            out.print(each)
+        if state.entries:
+            print_claims(state.entries)
+        if state.finished < state.total:
+            say(f"{state.finished} of {state.total} {unit}; the same command goes on.")
+    print_page(page, as_json=as_json, **about, claims=[entry.to_dict() for entry in state.entries])
 
 
 def print_claims(entries: Sequence[Entry], *, full: bool = False) -> None:
@@ -228,11 +226,12 @@ def ablation_tables(ablation: HeadAblation) -> list[Table]:
         drops[-1].caption = check.words if check else UNCHECKED
     if ablation.metric != "accuracy":
         return drops
-    kinds = table("Deposit", "layer", "kind", "peak", "second", "top share", "effective heads", "Gini")
+    kinds = []
     for layer, row in enumerate(deposit(ablation), start=1):
         figures = (row.peak, row.second, row.top_share, row.effective_heads, row.gini)
-        kinds.add_row(str(layer), row.kind, *(f"{x:.2f}" for x in figures))
-    return [*drops, kinds]
+        kinds.append([str(layer), row.kind, *(f"{x:.2f}" for x in figures)])
+    columns = ("layer", "kind", "peak", "second", "top share", "effective heads", "Gini")
+    return [*drops, table("Deposit", *columns, rows=kinds)]
 
 
 def sets_table(sets: HeadSets) -> Table:
@@ -275,12 +274,11 @@ def structure_table(structure: RunStructure) -> Table:
 
 def survey_tables(found: Survey) -> list[Table]:
     """How many model types had each outcome, the largest differences, and those that were refused, with why."""
-    totals = table("Model types of transformers", "outcome", "types", "what it says")
-    for outcome, count in found.totals().items():
-        totals.add_row(outcome, str(count), OUTCOMES[outcome])
-    differences = table("Largest differences of the proved ones", *found.largest())
-    differences.add_row(*("–" if value is None else f"{value:.1e}" for value in found.largest().values()))
-    refused = table("Refused", "type", "why")
-    for row in found.of("refused"):
-        refused.add_row(row.name, row.why)
-    return [totals, differences, refused]
+    largest, counts = found.largest(), found.totals().items()
+    types = [(outcome, str(count), OUTCOMES[outcome]) for outcome, count in counts]
+    differences = ["–" if value is None else f"{value:.1e}" for value in largest.values()]
+    return [
+        table("Model types of transformers", "outcome", "types", "what it says", rows=types),
+        table("Largest differences of the proved ones", *largest, rows=[differences]),
+        table("Refused", "type", "why", rows=[(row.name, row.why) for row in found.of("refused")]),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,26 +20,26 @@ def list_encodings(full: Full = False, as_json: Json = False) -> None:
     """List the positional encodings, their class and their options."""
     with starting():
         from toeplens import encodings
-        from toeplens.cli import console
 
     rows = []
     for name in encodings.names():
         kind = encodings.get(name)
-        options = {n: _default(p) for n, p in encodings.options(name).items()}
         facts = {field: getattr(kind, field) for field in ("coupling", "also_couples", "toeplitz", "data_dependent")}
         facts["scale"] = {0: "1", 1: "1/sqrt(d)"}.get(kind.scale_terms, f"1/sqrt({kind.scale_terms}d)")
-        rows.append({"name": name, **facts, "formula": kind.formula, "options": options, "citation": kind.citation})
-    if as_json:
-        console.print_json(rows)
-        return
-    heads = ("enters by", "Toeplitz", "content", "scale", "options (defaults)", "citation")
-    entries = []
-    for row in rows:
-        where = ", ".join((row["coupling"], *row["also_couples"]))
-        toeplitz, content = ("yes" if row[fact] else "no" for fact in ("toeplitz", "data_dependent"))
-        facts = (where, toeplitz, content, row["scale"], _options(row), row["citation"])
-        entries.append((row["name"], dict(zip(heads, map(escape, facts), strict=True))))
-    _print(entries, full, "encoding", "enters by", "Toeplitz", "content", "citation")
+        facts |= {"formula": kind.formula, "options": _defaults(encodings.options(name)), "citation": kind.citation}
+        rows.append({"name": name, **facts})
+
+    def told(row: dict[str, Any]) -> dict[str, str]:
+        return {
+            "enters by": ", ".join((row["coupling"], *row["also_couples"])),
+            "Toeplitz": "yes" if row["toeplitz"] else "no",
+            "content": "yes" if row["data_dependent"] else "no",
+            "scale": row["scale"],
+            "options (defaults)": _options(row),
+            "citation": row["citation"],
+        }
+
+    _print(rows, told, full, as_json, "encoding", "enters by", "Toeplitz", "content", "citation")
 
 
 def card(
@@ -70,47 +71,47 @@ def card(
         free(out, "card")
     cards = [make_card(each, length=length, **options) for each in console.track(names, "measuring")]
     page = report.write_card(cards[0], out) if name is not None else report.write_cards(cards, out)
-    if as_json:
-        console.print_json({"page": str(page), "cards": [made.to_dict() for made in cards]})
-    else:
-        console.say(f"page: {page.resolve()}")
+    console.print_page(page, as_json=as_json, cards=[made.to_dict() for made in cards])
 
 
 def list_tasks(full: Full = False, as_json: Json = False) -> None:
     """List the tasks, what their answer depends on, chance, and their options."""
     with starting():
         from toeplens import tasks
-        from toeplens.cli import console
 
     rows = []
     for name in tasks.names():
-        kind, task = tasks.get(name), tasks.build(name)
-        options = {n: _default(p) for n, p in tasks.options(name).items()}
-        rows.append(
-            {
-                "name": name,
-                "answer": kind.answer,
-                "chance": task.chance(),
-                "options": options,
-                "about": inspect.getdoc(kind),
-            }
-        )
+        kind, chance = tasks.get(name), tasks.build(name).chance()
+        options, about = _defaults(tasks.options(name)), inspect.getdoc(kind)
+        rows.append({"name": name, "answer": kind.answer, "chance": chance, "options": options, "about": about})
+
+    def told(row: dict[str, Any]) -> dict[str, str]:
+        return {
+            "answer depends on": row["answer"],
+            "chance": f"{row['chance']:.4f}",
+            "about": " ".join(row["about"].split("\n\n")[0].split()),
+            "options (defaults)": _options(row),
+        }
+
+    _print(rows, told, full, as_json, "task", "answer depends on", "chance", "about")
+
+
+def _print(
+    rows: list[dict[str, Any]],
+    told: Callable[[dict[str, Any]], dict[str, str]],
+    full: bool,
+    as_json: bool,
+    kind: str,
+    *shown: str,
+) -> None:
+    """Rows as JSON; or what is ``told`` of each for people: all of it, or a line with what is ``shown``."""
+    with starting():
+        from toeplens.cli import console
+
     if as_json:
         console.print_json(rows)
         return
-    heads = ("answer depends on", "chance", "about", "options (defaults)")
-    entries = []
-    for row in rows:
-        about = " ".join(row["about"].split("\n\n")[0].split())
-        facts = (row["answer"], f"{row['chance']:.4f}", about, _options(row))
-        entries.append((row["name"], dict(zip(heads, map(escape, facts), strict=True))))
-    _print(entries, full, "task", "answer depends on", "chance", "about")
-
-
-def _print(entries: list[tuple[str, dict[str, str]]], full: bool, kind: str, *shown: str) -> None:
-    """All facts of each entry, or a line with those that are shown."""
-    from toeplens.cli import console
-
+    entries = [(row["name"], {fact: escape(text) for fact, text in told(row).items()}) for row in rows]
     if full:
         console.print_in_full(entries)
         return
@@ -125,5 +126,5 @@ def _options(row: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in row["options"].items()) or "none"
 
 
-def _default(parameter: inspect.Parameter) -> Any:
-    return None if parameter.default is inspect.Parameter.empty else parameter.default
+def _defaults(parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    return {name: None if each.default is each.empty else each.default for name, each in parameters.items()}

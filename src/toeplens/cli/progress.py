@@ -1,81 +1,98 @@
-"""Bars over training, on standard error, and what is said when the work begins."""
+"""Bars over training, on standard error, what is said when the work begins, and how it ends."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Self, TypeVar
 
+import typer
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
-from toeplens.cli import console
-from toeplens.cli.console import err
-from toeplens.engine import Event, Job
+from toeplens.cli.console import err, say
+from toeplens.cli.options import compile_mode, seconds
+from toeplens.engine import Event, Job, Limits, stop_on_signals
 from toeplens.ground.machine import size
-from toeplens.training import RunSpec
+from toeplens.ground.stops import EXIT_CODE
+from toeplens.studies import limits_for
+from toeplens.training import RunSpec, plan_execution
+
+State = TypeVar("State")
 
 
-def work(specs: Sequence[RunSpec]) -> str:
-    """What training these will be: the tokens that are read in all, and the memory that the largest needs."""
-    tokens, least = sum(spec.tokens for spec in specs), max(spec.memory_at_least for spec in specs)
-    return f"{tokens:,} tokens to train on, at least {size(least)} of memory{' each' if len(specs) > 1 else ''}"
+def limits_of(time_budget: str | None, device: str, compile: str) -> Limits:
+    """The limits that these options set; time runs from now on."""
+    return limits_for(seconds(time_budget), Limits(device=device, compile=compile_mode(compile)))
 
 
 class _Opening:
-    """Something to say when the work begins; where it is refused, its error is all that is said."""
+    """A live bar, and something to say when the work begins; where it is refused, its error is all that is said."""
 
-    def __init__(self, about: str) -> None:
-        self._about = about
+    def __init__(self, about: str, specs: Sequence[RunSpec], limits: Limits, *columns: ProgressColumn) -> None:
+        """``specs`` are the runs to train: said are where, the tokens read in all, and the memory of the largest."""
+        where = plan_execution(limits.device, limits.compile, specs[0].precision).describe()
+        tokens, least = sum(spec.tokens for spec in specs), max(spec.memory_at_least for spec in specs)
+        work = f"{tokens:,} tokens to train on, at least {size(least)} of memory{' each' if len(specs) > 1 else ''}"
+        self._about = f"{about} on {where}: {work}"
+        self.live = err.is_terminal
+        self.bar = Progress(
+            TextColumn("[bold]{task.description}"), BarColumn(), *columns, console=err, disable=not self.live
+        )
 
     def begin(self) -> None:
         """Say it, once."""
         if self._about:
-            console.say(self._about, aside=True)
+            say(self._about, aside=True)
         self._about = ""
 
     def say(self, text: str) -> None:
         """Say a line of its own on standard error."""
         self.begin()
-        console.say(text, aside=True)
+        say(text, aside=True)
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+
+def carry_out(work: Callable[..., State], progress: _Opening, limits: Limits, show: Callable[[State], None]) -> None:
+    """Do ``work(limits=...)`` until it is done or told to stop, and show what came of it; a stop has its exit code."""
+    with stop_on_signals() as stopped, progress:
+        state = work(limits=replace(limits, should_stop=stopped))
+    show(state)
+    if stopped():
+        raise typer.Exit(EXIT_CODE)
 
 
 class StudyProgress(_Opening):
     """A live bar over a study's training steps with a time estimate; plain lines where there is no terminal."""
 
-    def __init__(self, jobs: Sequence[Job], about: str) -> None:
-        super().__init__(about)
+    def __init__(self, jobs: Sequence[Job], about: str, limits: Limits) -> None:
+        left = TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False)
+        columns = TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(), *left
+        super().__init__(about, [job.spec for job in jobs], limits, *columns)
         self.jobs = jobs
         self.steps = [0] * len(jobs)
         self.totals = [job.spec.total_steps for job in jobs]
         self.started = time.monotonic()
         self.finished = 0
-        self.live = err.is_terminal
-        self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
-            console=err,
-            disable=not self.live,
-        )
         self.whole = self.bar.add_task(f"0/{len(jobs)} cells", total=sum(self.totals))
         self.running: dict[int, Any] = {}
 
-    def __enter__(self) -> StudyProgress:
-        self.bar.start()
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.bar.stop()
+        super().__exit__()
         if kind is None:
             self.begin()
 
@@ -95,38 +112,19 @@ class StudyProgress(_Opening):
             if event.job in self.running:
                 self.bar.remove_task(self.running.pop(event.job))
             if not self.live:
-                minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
-                err.print(
-                    f"[{self.finished}/{len(self.jobs)}] {minutes}:{seconds:02d} {label}: {event.status}",
-                    highlight=False,
-                    markup=False,
-                )
+                minutes, rest = divmod(int(time.monotonic() - self.started), 60)
+                say(f"[{self.finished}/{len(self.jobs)}] {minutes}:{rest:02d} {label}: {event.status}", aside=True)
         self.bar.update(self.whole, completed=sum(self.steps), description=f"{self.finished}/{len(self.jobs)} cells")
 
 
 class RunProgress(_Opening):
     """A live bar over one run's steps."""
 
-    def __init__(self, label: str, about: str) -> None:
-        super().__init__(about)
-        self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=err,
-            disable=not err.is_terminal,
-        )
-        self.label = label
-        self.task = self.bar.add_task(label, total=None)
-
-    def __enter__(self) -> RunProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+    def __init__(self, spec: RunSpec, limits: Limits) -> None:
+        about = f"{spec.task}, {spec.model.encoding}, {spec.model.protocol} protocol"
+        super().__init__(about, [spec], limits, MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        self.label = spec.name
+        self.task = self.bar.add_task(self.label, total=None)
 
     def __call__(self, step: int, total: int, row: dict[str, Any] | None) -> None:
         """Take note of a step."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from toeplens.cli.options import Budget, Compile, Device, Json, Run, changed, compile_mode, path, seconds
+from toeplens.cli.options import Budget, Compile, Device, Json, RunDirectory, changed, path
 from toeplens.ground import InputError, choose, read_json
 from toeplens.ground.places import free
 from toeplens.start import starting
@@ -50,11 +50,10 @@ def train_run(
     """Fit one run, or go on with it; prints where it is and what it reached."""
     with starting():
         from toeplens.cli import console
-        from toeplens.cli.progress import RunProgress, work
-        from toeplens.engine import HeadWatch, Limits, stop_on_signals
+        from toeplens.cli.progress import RunProgress, carry_out, limits_of
+        from toeplens.engine import HeadWatch, Limits
         from toeplens.model import scale_left_open
-        from toeplens.studies import limits_for
-        from toeplens.training import plan_execution, run_spec, starting_spec, told, train
+        from toeplens.training import Run, run_spec, starting_spec, told, train
         from toeplens.training.run import WATCHED
 
     if spec is not None:
@@ -73,27 +72,29 @@ def train_run(
         if scale is not None:
             raise InputError(f"scale: {scale!r} was given beside {spec}, which has sizes of its own; leave it out.")
         _agree(spec, wanted, encoding=encoding, protocol=protocol, task=task, seed=seed)
-    execution = plan_execution(device, compile_mode(compile), wanted.precision)
-    about = f"{wanted.task}, {wanted.model.encoding}, {wanted.model.protocol} protocol on {execution.describe()}"
-    limits = limits_for(seconds(time_budget), Limits())
-    with stop_on_signals() as stopped, RunProgress(wanted.name, f"{about}: {work([wanted])}") as progress:
-        run = train(
+    limits = limits_of(time_budget, device, compile)
+    progress = RunProgress(wanted, limits)
+
+    def work(limits: Limits) -> Run:
+        return train(
             wanted,
             out,
             device=device,
-            compile=compile_mode(compile),
+            compile=limits.compile,
             deadline=limits.deadline,
-            should_stop=stopped,
+            should_stop=limits.should_stop,
             on_progress=progress,
             watcher=HeadWatch(wanted) if watch else None,
         )
-    if run.status == "complete":
-        run.model()  # weights that were deleted or cut since are refused, with how to go on
-    if as_json:
-        about_run = {"directory": str(run.directory), "status": run.status, **run.result}
-        history = [segment.to_dict() for segment in run.history]
-        console.print_json({**about_run, "metrics": run.metrics, "watched": run.watched, "history": history})
-    else:
+
+    def show(run: Run) -> None:
+        if run.status == "complete":
+            run.model()  # weights that were deleted or cut since are refused, with how to go on
+        if as_json:
+            about_run = {"directory": str(run.directory), "status": run.status, **run.result}
+            history = [segment.to_dict() for segment in run.history]
+            console.print_json({**about_run, "metrics": run.metrics, "watched": run.watched, "history": history})
+            return
         accuracy = run.result.get("test_accuracy")  # None where no example counted
         reached = "" if accuracy is None else f", test accuracy {accuracy:.4f} (chance {wanted.chance:.4f})"
         console.say(f"{run.status}{reached}\nrun: {run.directory}")
@@ -103,8 +104,8 @@ def train_run(
             console.say(f"watched: {len(run.watched)} moments, in {run.directory / WATCHED}")
         elif watch and run.result:
             console.say("not watched: this run was finished before")
-    if stopped():
-        raise typer.Exit(130)
+
+    carry_out(work, progress, limits, show)
 
 
 def _agree(spec: Path, wanted: RunSpec, **given: str | int | None) -> None:
@@ -118,7 +119,7 @@ def _agree(spec: Path, wanted: RunSpec, **given: str | int | None) -> None:
 
 
 def ablate(
-    run: Run,
+    run: RunDirectory,
     examples: Annotated[int, typer.Option(help="Examples to count.")] = 2048,
     split: Annotated[str, typer.Option(help="test, or train+test (70:30, as the released program).")] = "test",
     intervention: Annotated[
@@ -191,7 +192,7 @@ def ablate(
 
 
 def decompose(
-    run: Run,
+    run: RunDirectory,
     out: Annotated[
         Path | None, typer.Option(help="The page to write; decomposition.html in RUN unless given.", parser=path)
     ] = None,
@@ -218,21 +219,21 @@ def decompose(
     for number in layer or ():
         if not 1 <= number <= depth:
             raise InputError(f"layer: {number} was given; this model has layers 1 to {depth}.")
-    layers = [0] if split == "input" and not layer else None if not layer else [number - 1 for number in layer]
+        if split == "input" and number > 1:
+            raise InputError(f"split: 'input' was given; layer {number} reads no bare input; give 'mean' or 'ablate'.")
+    layers = [number - 1 for number in layer or ([1] if split == "input" else range(1, depth + 1))]
     with console.err.status("taking logits apart"):
         structure = decompose_run(opened, split=split, examples=examples, layers=layers, device=device)  # type: ignore[arg-type]
     report.write_structure(structure, page)
-    if as_json:
-        console.print_json({"page": str(page), **structure.to_dict()})
-        return
-    console.out.print(console.structure_table(structure))
-    for why in dict.fromkeys(one.why for one in structure.layers if one.why):
-        console.say(f"no parts: {why}")
-    console.say(f"page: {page.resolve()}")
+    if not as_json:
+        console.out.print(console.structure_table(structure))
+        for why in dict.fromkeys(one.why for one in structure.layers if one.why):
+            console.say(f"no parts: {why}")
+    console.print_page(page, as_json=as_json, **structure.to_dict())
 
 
 def extrapolate_run(
-    run: Run,
+    run: RunDirectory,
     length: Annotated[
         list[int] | None,
         typer.Option(help="Tokens of a text; give it again for more. 1, 1.25, 1.5, 2, 4 times those of training else."),

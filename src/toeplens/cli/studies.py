@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from toeplens.cli.options import Budget, Compile, Device, Full, Json, Study, StudyOut, Workers, compile_mode, seconds
+from toeplens.cli.options import Budget, Compile, Device, Full, Json, StudyDirectory, StudyOut, Workers, path
 from toeplens.ground import choose
 from toeplens.start import starting
 
-if TYPE_CHECKING:
-    from toeplens.papers.mathematics import Theory
-
 PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "mechanism")
+OURS = ("canonical", "canonical-smoke")
 
 
 def reproduce(
@@ -39,44 +40,68 @@ def reproduce(
     """Carry out the papers' central experiment: train, knock out heads, judge the claims, write the page."""
     with starting():
         from toeplens.cli import console
-        from toeplens.cli.progress import StudyProgress, work
-        from toeplens.engine import Limits, stop_on_signals
+        from toeplens.cli.progress import StudyProgress, carry_out, limits_of
         from toeplens.model import Protocol
         from toeplens.papers import deposit as study
         from toeplens.papers.deposit.page import write_page
-        from toeplens.studies import limits_for
-        from toeplens.training import plan_execution
         from toeplens.training.presets import PROTOCOLS
 
     choose("scale", scale, study.SCALES)
     if protocol != "both":
         choose("protocol", protocol, (*PROTOCOLS, "both"))
     protocols: tuple[Protocol, ...] = tuple(p for p in PROTOCOLS if protocol in (p, "both"))
-    budget = seconds(time_budget)
     parts = study.chosen_parts(part or ["core"])
     jobs = study.planned(out, scale, protocols, seeds, parts).jobs()
-    execution = plan_execution(device, compile_mode(compile), "auto")
-    about = f"{len(jobs)} models at scale {scale} ({study.SCALES[scale].about}) on {execution.describe()}"
-    about += f": {work([job.spec for job in jobs])}"
-    with stop_on_signals() as stopped, StudyProgress(jobs, about) as progress:
-        limits = limits_for(budget, Limits(device=device, compile=compile_mode(compile), should_stop=stopped))
-        state = study.reproduce(
-            out,
-            scale=scale,
-            protocols=protocols,
-            seeds=seeds,
-            parts=parts,
-            limits=limits,
-            workers=workers,
-            on_event=progress,
-        )
-    page = write_page(state)
-    console.print_study(state, page, state.table, console.accuracy_tables(state.table), as_json=as_json)
-    if stopped():
-        raise typer.Exit(130)
+    about = f"{len(jobs)} models at scale {scale} ({study.SCALES[scale].about})"
+    limits = limits_of(time_budget, device, compile)
+    progress = StudyProgress(jobs, about, limits)
+    plan = {"scale": scale, "protocols": protocols, "seeds": seeds, "parts": parts}
+
+    def show(state: study.Reproduction) -> None:
+        tables = console.accuracy_tables(state.table)
+        console.print_study(state, write_page(state), tables, rows=state.table, as_json=as_json)
+
+    carry_out(partial(study.reproduce, out, **plan, workers=workers, on_event=progress), progress, limits, show)
 
 
-def theory_study(
+def study(
+    spec: Annotated[
+        Path,
+        typer.Argument(help=f"A YAML file, or one of those that come along: {', '.join(OURS)}.", parser=path),
+    ],
+    out: StudyOut,
+    seeds: Annotated[
+        int | None, typer.Option(help="Trained models a cell, in place of the file's; 3 or more give intervals.")
+    ] = None,
+    time_budget: Budget = None,
+    workers: Workers = None,
+    device: Device = "auto",
+    compile: Compile = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train tasks by encodings, measure what heads follow and how models do on longer texts, write the page."""
+    with starting():
+        from toeplens import report
+        from toeplens.cli import console
+        from toeplens.cli.progress import StudyProgress, carry_out, limits_of
+        from toeplens.studies import grid
+        from toeplens.studies.kit.store import jobs_of
+
+    wanted = grid.read_spec(spec)
+    if seeds is not None:
+        wanted = grid.grid_spec({**wanted.model_dump(mode="json"), "seeds": seeds})
+    jobs = jobs_of(grid.cells(wanted))
+    limits = limits_of(time_budget, device, compile)
+    progress = StudyProgress(jobs, f"{len(jobs)} models ({wanted.title})", limits)
+
+    def show(state: grid.Grid) -> None:
+        page, tables = report.write_grid(state), console.matrix_tables(state)
+        console.print_study(state, page, tables, rows=state.matrix(), as_json=as_json)
+
+    carry_out(partial(grid.study, wanted, out, workers=workers, on_event=progress), progress, limits, show)
+
+
+def theory(
     out: StudyOut,
     scale: Annotated[
         str, typer.Option(help="Of the models whose heads are measured: smoke, laptop or paper.")
@@ -90,79 +115,55 @@ def theory_study(
 ) -> None:
     """Check the papers' mathematics by numbers: each statement as it stands and as it should stand, with a verdict."""
     with starting():
-        from toeplens.cli.progress import StudyProgress, work
-        from toeplens.engine import Limits, stop_on_signals
-        from toeplens.papers import mathematics as theory
-        from toeplens.studies import limits_for
-        from toeplens.training import PRESETS, plan_execution
+        from toeplens.cli import console
+        from toeplens.cli.progress import StudyProgress, carry_out, limits_of
+        from toeplens.papers import mathematics
+        from toeplens.papers.mathematics.page import write_theory
+        from toeplens.training import PRESETS
 
     choose("scale", scale, PRESETS)
-    jobs = theory.jobs(scale, seeds)
-    execution = plan_execution(device, compile_mode(compile), "auto")
-    records = len(theory.EXPERIMENTS) * seeds
-    about = f"{records} experiments, and {len(jobs)} models at scale {scale} on {execution.describe()}"
-    about += f": {work([job.spec for job in jobs])}"
-    with stop_on_signals() as stopped, StudyProgress(jobs, about) as progress:
-        limits = limits_for(
-            seconds(time_budget), Limits(device=device, compile=compile_mode(compile), should_stop=stopped)
-        )
-        state = theory.check_theory(
-            out,
-            scale=scale,
-            seeds=seeds,
-            limits=limits,
-            workers=workers,
-            on_event=progress,
-            on_record=lambda name, seed: progress.say(f"{name}, seed {seed}: done"),
-        )
-    _print_theory(state, as_json)
-    if stopped():
-        raise typer.Exit(130)
+    jobs = mathematics.jobs(scale, seeds)
+    about = f"{len(mathematics.EXPERIMENTS) * seeds} experiments, and {len(jobs)} models at scale {scale}"
+    limits = limits_of(time_budget, device, compile)
+    progress = StudyProgress(jobs, about, limits)
+    plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": workers, "on_event": progress}
+
+    def done(name: str, seed: int) -> None:
+        progress.say(f"{name}, seed {seed}: done")
+
+    def show(state: mathematics.Theory) -> None:
+        console.print_study(state, write_theory(state), as_json=as_json)
+
+    carry_out(partial(mathematics.check_theory, out, **plan, on_record=done), progress, limits, show)
 
 
-def _print_theory(state: Theory, as_json: bool) -> None:
-    from toeplens.cli import console
+def _kind(directory: Path) -> tuple[Any, Callable[[Any], Path], str]:
+    """What gathers a directory's study (a module), what writes its page, and the rule of its verdicts."""
+    from toeplens import report
+    from toeplens.papers import deposit, mathematics
+    from toeplens.papers.deposit.page import write_page
     from toeplens.papers.mathematics.page import write_theory
+    from toeplens.studies import COUNTED, RULE, grid
 
-    page = write_theory(state)
-    if as_json:
-        claims_ = [entry.to_dict() for entry in state.entries]
-        console.print_json({"finished": state.finished, "total": state.total, "page": str(page), "claims": claims_})
-        return
-    console.print_claims(state.entries)
-    if not state.complete:
-        console.say(f"{state.finished} of {state.total} records are there; the same command goes on.")
-    console.say(f"page: {page.resolve()}")
+    if mathematics.is_theory(directory):
+        return mathematics, write_theory, RULE
+    if grid.is_grid(directory):
+        return grid, report.write_grid, f"{RULE} {COUNTED}"
+    return deposit, write_page, f"{RULE} {COUNTED}"
 
 
-def report_page(
-    directory: Study,
-    as_json: Json = False,
-) -> None:
+def report_page(directory: StudyDirectory, as_json: Json = False) -> None:
     """Write a study's page again from what is finished."""
     with starting():
-        from toeplens import report
         from toeplens.cli import console
-        from toeplens.papers import deposit as study
-        from toeplens.papers import mathematics as theory
-        from toeplens.papers.deposit.page import write_page
-        from toeplens.papers.mathematics.page import write_theory
-        from toeplens.studies import grid
 
-    if theory.is_theory(directory):
-        page = write_theory(theory.gather(directory))
-    elif grid.is_grid(directory):
-        page = report.write_grid(grid.gather(directory))
-    else:
-        page = write_page(study.gather(directory))
-    if as_json:
-        console.print_json({"page": str(page)})
-    else:
-        console.say(f"page: {page.resolve()}")
+        kind, write, _ = _kind(directory)
+
+    console.print_page(write(kind.gather(directory)), as_json=as_json)
 
 
 def claims(
-    directory: Study,
+    directory: StudyDirectory,
     full: Full = False,
     evidence: Annotated[bool, typer.Option(help="Also print each verdict's evidence.")] = False,
     as_json: Json = False,
@@ -170,12 +171,10 @@ def claims(
     """Judge the papers' claims on a study's results and print the ledger."""
     with starting():
         from toeplens.cli import console
-        from toeplens.papers import deposit as study
-        from toeplens.papers import mathematics as theory
-        from toeplens.studies import COUNTED, RULE, grid
 
-    of = theory if theory.is_theory(directory) else grid if grid.is_grid(directory) else study
-    entries = of.gather(directory).entries
+        kind, _, rule = _kind(directory)
+
+    entries = kind.gather(directory).entries
     if as_json:
         console.print_json([entry.to_dict() for entry in entries])
         return
@@ -186,4 +185,4 @@ def claims(
             console.say(f"{entry.claim.id}{place}: {entry.verdict}")
             for line in entry.evidence:
                 console.say(f"  {line}")
-    console.say(RULE if of is theory else f"{RULE} {COUNTED}")
+    console.say(rule)
