@@ -17,10 +17,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from toeplens.engine.watch import HeadWatch
+from toeplens.engine.head_watch import HeadWatch
 from toeplens.training import Run, RunSpec, run_spec, train
 from toeplens.training.presets import DISTANCE, starting_spec
-from toeplens.training.watch import Watcher
+from toeplens.training.watcher import Watcher
 
 
 class After:

@@ -3,28 +3,28 @@
 Here goes how work is carried out and kept beside a run; what is measured is the lens's, and what is asked a study's.
 """
 
-from toeplens.engine.examples import Split, examples_of
+from toeplens.engine.examples import DataSplit, examples_of
 from toeplens.engine.extrapolation import FACTORS, Extrapolation, LengthResult, extrapolate
+from toeplens.engine.head_watch import HeadWatch
 from toeplens.engine.jobs import Job, ablate_run, carry_out, read_ablation
 from toeplens.engine.kinds import check_record, check_watched
 from toeplens.engine.limits import Limits
 from toeplens.engine.local import Event, plan_workers, run_local
 from toeplens.engine.measures import MEASURES, measure_run, read_measures
 from toeplens.engine.records import Asked
-from toeplens.engine.watch import HeadWatch
 from toeplens.ground.stops import signals_held, stop_on_signals
 
 __all__ = [
     "FACTORS",
     "MEASURES",
     "Asked",
+    "DataSplit",
     "Event",
     "Extrapolation",
     "HeadWatch",
     "Job",
     "LengthResult",
     "Limits",
-    "Split",
     "ablate_run",
     "carry_out",
     "check_record",

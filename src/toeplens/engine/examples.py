@@ -7,20 +7,23 @@ from typing import Literal, get_args
 import torch
 
 from toeplens.ground import choose
+from toeplens.lens import AttentionTrace, Batch
+from toeplens.model import Decoder
+from toeplens.sources import DecoderSource
 from toeplens.tasks import TEST_SHARE, Examples
-from toeplens.training import RunSpec
+from toeplens.training import Batches, RunSpec
 
-Split = Literal["test", "train+test"]
+DataSplit = Literal["test", "train+test"]
 _REPLAYED_TOKENS = {"cpu": 2**16, "cuda": 2**20}
 
 
-def examples_of(spec: RunSpec, examples: int, split: Split = "test") -> Examples:
+def examples_of(spec: RunSpec, examples: int, split: DataSplit = "test") -> Examples:
     """At most that many of a run's examples: of the test set, or of both sets in the proportion 70:30.
 
     Where one of the sets has too few for that, fewer are taken of both: the proportion stays.
     """
     task = spec.build_task()
-    if choose("split", split, get_args(Split)) == "test":
+    if choose("split", split, get_args(DataSplit)) == "test":
         return task.dataset("test", min(examples, spec.test_examples), spec.data_seed)
     most = min(int(spec.test_examples / TEST_SHARE), int(spec.train_examples / (1 - TEST_SHARE)))
     examples = min(examples, most)
@@ -33,3 +36,15 @@ def examples_of(spec: RunSpec, examples: int, split: Split = "test") -> Examples
 def replayed_at_once(spec: RunSpec, length: int, device: torch.device) -> int:
     """How many sequences a batch holds if every head of a layer is to be replayed on it."""
     return max(1, _REPLAYED_TOKENS[device.type] // (spec.model.num_heads + 1) // length)
+
+
+def batches_of(spec: RunSpec, examples: Examples, device: torch.device) -> list[Batch]:
+    """Batches of the examples on which every head of a layer can be replayed."""
+    size = replayed_at_once(spec, examples.tokens.shape[1], device)
+    return list(Batches.of(examples, device, spec.ignore_label).split(size))
+
+
+def trace_of(model: Decoder, examples: Examples) -> AttentionTrace:
+    """What the model's attention computes on the examples."""
+    data = Batches.of(examples, model.readout.weight.device)
+    return AttentionTrace(DecoderSource(model), data.tokens, data.lengths)

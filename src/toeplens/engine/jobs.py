@@ -12,12 +12,12 @@ from typing import Any, get_args
 
 import numpy as np
 
-from toeplens.engine.examples import Split, examples_of, replayed_at_once
+from toeplens.engine.examples import DataSplit
+from toeplens.engine.head_watch import HeadWatch
 from toeplens.engine.limits import Limits
-from toeplens.engine.measures import measure_run
+from toeplens.engine.measures import Subject, measure_run
 from toeplens.engine.pool import keeping_time
 from toeplens.engine.records import Asked, read_record, write_record
-from toeplens.engine.watch import HeadWatch
 from toeplens.ground import choose, write_bytes
 from toeplens.ground.files import make_directory
 from toeplens.ground.locks import Busy, locked
@@ -25,8 +25,7 @@ from toeplens.lens import HeadAblation, ablate_heads
 from toeplens.lens.ablation.ablate import Method
 from toeplens.lens.kit.interventions import Intervention
 from toeplens.lens.kit.outcomes import Metric
-from toeplens.sources import DecoderSource
-from toeplens.training import Batches, Run, RunSpec, plan_execution, train
+from toeplens.training import Run, RunSpec, plan_execution, train
 from toeplens.training.loop import Progress
 from toeplens.training.run import entered
 
@@ -44,7 +43,7 @@ class Job:
     label     what people call it
     examples  how many examples the ablation and the measures count; 0 for none
     measures  what else to measure of the trained model, see `toeplens.engine.measures`
-    watch     whether its heads are watched while it is trained, see `toeplens.engine.watch`
+    watch     whether its heads are watched while it is trained, see `toeplens.engine.head_watch`
     split     which examples: of the ``test`` set (the paper), or ``train+test`` in the proportion 70:30 (the released
               program)
     """
@@ -52,12 +51,12 @@ class Job:
     spec: RunSpec
     label: str
     examples: int = 0
-    split: Split = "test"
+    split: DataSplit = "test"
     measures: tuple[str, ...] = ()
     watch: bool = False
 
     def __post_init__(self) -> None:
-        choose("split", self.split, get_args(Split))
+        choose("split", self.split, get_args(DataSplit))
 
 
 def carry_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None = None) -> Run:
@@ -109,7 +108,7 @@ def ablate_run(
     run: Run,
     *,
     examples: int,
-    split: Split = "test",
+    split: DataSplit = "test",
     limits: Limits | None = None,
     metric: Metric = "accuracy",
     intervention: Intervention = "zero",
@@ -133,13 +132,11 @@ def _ablate(
     run: Run, asked: Asked, limits: Limits, metric: Metric, intervention: Intervention, method: Method
 ) -> HeadAblation:
     device = plan_execution(limits.device, "off", "float32").device
-    source = DecoderSource(run.model().to(device))
-    chosen = examples_of(run.spec, asked.examples, asked.split)
-    size = replayed_at_once(run.spec, chosen.tokens.shape[1], device)
-    batches = list(Batches.of(chosen, device, run.spec.ignore_label).split(size))
-    parts = run.directory / f"{_parts(asked, intervention, metric)}{size}"
+    subject = Subject(run, asked.examples, asked.split, device)
+    batches = subject.batches()
+    parts = run.directory / f"{_parts(asked, intervention, metric)}{len(batches[0][0])}"
     ablation = ablate_heads(
-        source,
+        subject.source(),
         batches,
         chance=run.spec.chance,
         metric=metric,

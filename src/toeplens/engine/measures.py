@@ -3,34 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from toeplens.engine.attention_measures import ATTENTION_MEASURES
-from toeplens.engine.examples import Split, examples_of, replayed_at_once
+from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
 from toeplens.engine.extrapolation import extrapolate
+from toeplens.engine.kinds import WHY
 from toeplens.engine.records import Asked, read_record, write_record
-from toeplens.ground import choose
+from toeplens.ground import InputError, choose
 from toeplens.ground.locks import locked
 from toeplens.lens import (
     AttentionTrace,
     Batch,
+    ablate_bands,
     ablate_heads,
+    behaviour,
+    frequency_use,
     head_sets,
+    permutation_scores,
     positional_drift,
     representation,
     seed_strength,
 )
+from toeplens.lens.kit.pieces import written_out_profile
+from toeplens.model import Decoder
 from toeplens.sources import DecoderGradients, DecoderSource
+from toeplens.tasks import Examples
 from toeplens.training import Batches, Run, initial_model, plan_execution
 
-_SETS, _STREAM = 512, 512  # examples that single measures look at, at most
+_SETS, _STREAM, _TRACED = 512, 512, 256  # examples that single measures look at, at most
 _POOL = 4096  # examples of the gradients' statistics, which need as many whatever else is looked at
 
+Found = dict[str, Any]
 
-def measure_run(run: Run, name: str, *, examples: int, split: Split = "test", device: str = "auto") -> dict[str, Any]:
+
+@dataclass(frozen=True)
+class Subject:
+    """A finished run, how many examples of which split are looked at, and where."""
+
+    run: Run
+    examples: int
+    split: DataSplit
+    device: torch.device
+
+    def model(self) -> Decoder:
+        """The trained model."""
+        return self.run.model().to(self.device)
+
+    def source(self) -> DecoderSource:
+        """The trained model's attention."""
+        return DecoderSource(self.model())
+
+    def chosen(self, most: int | None = None) -> Examples:
+        """The examples, at most so many of them."""
+        count = self.examples if most is None else min(self.examples, most)
+        return examples_of(self.run.spec, count, self.split)
+
+    def batches(self, most: int | None = None) -> list[Batch]:
+        """The same in batches on which every head of a layer can be replayed."""
+        return batches_of(self.run.spec, self.chosen(most), self.device)
+
+
+def measure_run(run: Run, name: str, *, examples: int, split: DataSplit = "test", device: str = "auto") -> Found:
     """One of `MEASURES` of a finished run, from its record ``NAME.json``, or measured now and written there.
 
     Arguments
@@ -48,68 +85,97 @@ def measure_run(run: Run, name: str, *, examples: int, split: Split = "test", de
     content = read_record(run.directory, name, asked)
     if content is None:
         with locked(run.directory, "run"):
-            content = measure(run, examples, split, plan_execution(device, "off", "float32").device)
+            content = measure(Subject(run, examples, split, plan_execution(device, "off", "float32").device))
             write_record(run.directory, name, asked, content)
     return content
 
 
-def read_measures(directory: Path, names: Sequence[str], asked: Asked) -> dict[str, dict[str, Any]]:
+def read_measures(directory: Path, names: Sequence[str], asked: Asked) -> dict[str, Found]:
     """Those of the named measures that the run directory holds of these examples."""
     found = {name: read_record(directory, name, asked) for name in names}
     return {name: content for name, content in found.items() if content is not None}
 
 
-def _position(run: Run, examples: int, split: Split, device: torch.device) -> dict[str, Any]:
+def _position(subject: Subject) -> Found:
     """What is lost when position alone is taken from a head."""
-    source = DecoderSource(run.model().to(device))
-    batches = _batches(run, examples, split, device)
-    found = ablate_heads(source, batches, chance=run.spec.chance, intervention="position", cumulative=False)
-    return found.to_dict()
+    choices: dict[str, Any] = {"chance": subject.run.spec.chance, "cumulative": False}
+    return ablate_heads(subject.source(), subject.batches(), intervention="position", **choices).to_dict()
 
 
-def _sets(run: Run, examples: int, split: Split, device: torch.device) -> dict[str, Any]:
+def _sets(subject: Subject) -> Found:
     """Accuracy against heads removed in the whole model, and a set that suffices."""
-    source = DecoderSource(run.model().to(device))
-    batches = _batches(run, min(examples, _SETS), split, device)
-    return head_sets(source, batches, chance=run.spec.chance).to_dict()
+    return head_sets(subject.source(), subject.batches(_SETS), chance=subject.run.spec.chance).to_dict()
 
 
-def _representation(run: Run, examples: int, split: Split, device: torch.device) -> dict[str, Any]:
+def _representation(subject: Subject) -> Found:
     """The position part of the residual stream, layer by layer."""
-    source = DecoderSource(run.model().to(device))
-    data = Batches.of(examples_of(run.spec, min(examples, _STREAM), split), device)
-    least = max(5, min(16, len(data)))  # its own bars, but for studies of toy size
-    return representation(AttentionTrace(source, data.tokens, data.lengths), least=least).to_dict()
+    trace = trace_of(subject.model(), subject.chosen(_STREAM))
+    least = max(5, min(16, len(trace.tokens)))  # its own bars, but for studies of toy size
+    return representation(trace, least=least).to_dict()
 
 
-def _seed(run: Run, examples: int, split: Split, device: torch.device) -> dict[str, Any]:
+def _seed(subject: Subject) -> Found:
     """At initialisation: what a batch leaves of the positional gradient, and where a step would move position."""
+    spec, device = subject.run.spec, subject.device
     with torch.random.fork_rng(devices=[]):
-        source = DecoderGradients(initial_model(run.spec).to(device))
-    count = min(_POOL, run.spec.train_examples)
-    pool = Batches.of(run.spec.build_task().dataset("train", count, run.spec.data_seed), device, run.spec.ignore_label)
+        source = DecoderGradients(initial_model(spec).to(device))
+    count = min(_POOL, spec.train_examples)
+    pool = Batches.of(spec.build_task().dataset("train", count, spec.data_seed), device, spec.ignore_label)
     strength = seed_strength(source, pool.split(_STREAM), bootstrap=200)
     drift = positional_drift(source, pool.slice(0, min(count, _STREAM)))
     return {"strength": strength.to_dict(), "drift": drift.to_dict()}
 
 
-def _extrapolation(run: Run, examples: int, split: Split, device: torch.device) -> dict[str, Any]:
+def _extrapolation(subject: Subject) -> Found:
     """Accuracy on longer texts, always of the test set."""
-    return extrapolate(run, examples=examples, device=str(device)).to_dict()
+    return extrapolate(subject.run, examples=subject.examples, device=str(subject.device)).to_dict()
 
 
-def _batches(run: Run, examples: int, split: Split, device: torch.device) -> list[Batch]:
-    chosen = examples_of(run.spec, examples, split)
-    size = replayed_at_once(run.spec, chosen.tokens.shape[1], device)
-    return list(Batches.of(chosen, device, run.spec.ignore_label).split(size))
+def _bands(subject: Subject) -> Found:
+    """What the model loses without each frequency of each head, in nats."""
+    source, batches = subject.source(), subject.batches(_TRACED)
+    return _or_why(lambda: ablate_bands(source, batches))
 
 
-Measure = Callable[[Run, int, Split, torch.device], dict[str, Any]]
-MEASURES: dict[str, Measure] = {
+def _toeplitz(trace: AttentionTrace) -> Found:
+    """Toeplitz share of each head's logits."""
+    profiles = [written_out_profile(layer) for layer in trace]
+    return {name: [getattr(each, name).tolist() for each in profiles] for name in ("share", "variance_explained")}
+
+
+def _of_attention(lens: Callable[..., Any], **choices: Any) -> Callable[[Subject], Found]:
+    """What a lens finds in the trace of the first examples."""
+
+    def measured(subject: Subject) -> Found:
+        model, chosen = subject.model(), subject.chosen(_TRACED)
+        return _or_why(lambda: lens(trace_of(model, chosen), **choices))
+
+    return measured
+
+
+def _or_why(measure: Callable[[], Any]) -> Found:
+    """The measure; where an encoding has no such thing, why.
+
+    That a model is not there is no reason of the encoding's, and is not recorded: it is asked for before.
+    """
+    try:
+        found = measure()
+    except InputError as error:
+        return {WHY: str(error)}
+    return found if isinstance(found, dict) else found.to_dict()
+
+
+MEASURES: dict[str, Callable[[Subject], Found]] = {
     "position": _position,
     "sets": _sets,
     "representation": _representation,
     "seed": _seed,
     "extrapolation": _extrapolation,
-    **ATTENTION_MEASURES,
+    # what heads follow, by the analysis of variance and by sampled permutations, and which frequencies they use, over
+    # the queries that the model uses
+    "behaviour": _of_attention(behaviour, counted="used"),
+    "permutations": _of_attention(permutation_scores, counted="used", queries=64, permutations=16),
+    "frequency": _of_attention(frequency_use, counted="used"),
+    "toeplitz": _of_attention(_toeplitz),
+    "bands": _bands,
 }

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, Field
 
-from toeplens.engine.examples import Split
+from toeplens.engine.examples import DataSplit
 from toeplens.engine.kinds import check_record
 from toeplens.ground import InputError, checked, choose, read_json, write_json
 from toeplens.ground.reading import Count
@@ -25,19 +25,19 @@ class Asked:
     """What examples were asked for: how many, and of which split."""
 
     examples: int
-    split: Split = "test"
+    split: DataSplit = "test"
 
     def __post_init__(self) -> None:
         if self.examples < 1:
             raise InputError(f"examples: {self.examples} was given; it must be at least 1.")
-        choose("split", self.split, get_args(Split))
+        choose("split", self.split, get_args(DataSplit))
 
 
 class _Told(BaseModel):
     """`Asked`, as a record tells it."""
 
     examples: Annotated[Count, Field(ge=1)]
-    split: Split
+    split: DataSplit
 
 
 class _Record(BaseModel):

@@ -9,7 +9,7 @@ from toeplens.training.loop import Batches, answer, correct, cosine_with_warmup,
 from toeplens.training.presets import PRESETS, Preset, starting_spec
 from toeplens.training.run import Run
 from toeplens.training.spec import RunSpec, run_spec
-from toeplens.training.watch import Watcher
+from toeplens.training.watcher import Watcher
 
 __all__ = [
     "PRESETS",

@@ -24,7 +24,7 @@ from toeplens.training.environment import CompileMode, Execution, environment, p
 from toeplens.training.history import Segment, ended, gone_on, read_history, setup_of
 from toeplens.training.run import Run, Status
 from toeplens.training.spec import RunSpec
-from toeplens.training.watch import Watch, Watcher
+from toeplens.training.watcher import Watch, Watcher
 
 _IGNORED = -100
 _TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**20}  # what attention with dropout needs grows with it: 13 GB at 2**16

@@ -82,7 +82,7 @@ class Run:
 
     @property
     def watched(self) -> list[dict[str, Any]]:
-        """What a watcher saw during training, a row a moment (see `toeplens.training.watch`); empty if none looked."""
+        """What a `toeplens.training.Watcher` saw during training, a row a moment; empty if none looked."""
         rows = read_rows(self.directory / WATCHED)
         checked(list[Moment], rows, self.directory / WATCHED)
         return rows

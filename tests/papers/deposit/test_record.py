@@ -13,7 +13,7 @@ from toeplens.ground import read_json
 from toeplens.papers.deposit import accuracy_table, claims_of, grid
 from toeplens.studies import CellResult, Results, judge
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
-from toeplens.training.watch import moments
+from toeplens.training.watcher import moments
 
 RECORD = Path(__file__).parents[3] / "results" / "laptop"
 

@@ -18,7 +18,7 @@ from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.matrix import matrix
 from toeplens.studies.grid.relations import relations
 from toeplens.studies.grid.spec import spec_from_yaml
-from toeplens.training.watch import moments
+from toeplens.training.watcher import moments
 
 RECORD = Path(__file__).parents[3] / "results" / "canonical"
 

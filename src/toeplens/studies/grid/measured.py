@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from toeplens.engine.attention_measures import WHY
+from toeplens.engine.measures import WHY
 from toeplens.studies.kit.results import CellResult
 
 LONGER = 1.5  # times the training length: where extrapolation is compared

@@ -39,7 +39,7 @@ class CellResult:
     """A finished cell: its place, its run's figures, its ablation.
 
     measures  what else was measured of the trained model, by the name of the measure (`toeplens.engine.measures`)
-    watched   what was seen during training, a row a moment (`toeplens.training.watch`); empty if it was not watched
+    watched   what was seen during training, a row a moment (`toeplens.training.watcher`); empty if it was not watched
     """
 
     key: Key

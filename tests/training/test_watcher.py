@@ -20,9 +20,9 @@ from jaxtyping import config
 
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.model import Decoder
-from toeplens.training import Run, RunSpec, loop, run_spec, train, watch
+from toeplens.training import Run, RunSpec, loop, run_spec, train, watcher
 from toeplens.training import run as store
-from toeplens.training.watch import Watcher, moments
+from toeplens.training.watcher import Watcher, moments
 
 LAST_STEP = 6  # 2 epochs of 3 steps, the third one partial
 MOMENTS = (0, 2, 3, 6)  # the initialisation, inside an epoch, between two, the end
@@ -193,7 +193,7 @@ def test_a_look_that_disturbs_is_harmless(tmp_path: Path, plain: Run, watched: R
 def test_without_the_protection_a_disturbance_would_be_seen(
     tmp_path: Path, plain: Run, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(watch.copy, "deepcopy", lambda model: model)
+    monkeypatch.setattr(watcher.copy, "deepcopy", lambda model: model)
     assert outcome(train(tiny(), tmp_path, watcher=Digests(disturb=spoil))) != outcome(plain)
 
 
@@ -438,7 +438,7 @@ class Clock:
 
     def __init__(self, patch: pytest.MonkeyPatch, first: float = 1.0) -> None:
         self.now, self.took = 0.0, first
-        for module in (loop, watch):
+        for module in (loop, watcher):
             patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
         original = loop._Session._step
 

@@ -17,14 +17,14 @@ from torch.nn import functional as F
 
 from toeplens.engine import examples as looked_at
 from toeplens.engine import examples_of
-from toeplens.engine.watch import HeadWatch
+from toeplens.engine.head_watch import HeadWatch
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, behaviour
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.training import Run, RunSpec, run_spec, train
 from toeplens.training import run as store
-from toeplens.training.watch import Watcher
+from toeplens.training.watcher import Watcher
 
 HEADS, LAYERS, LENGTH = 2, 2, 8
 EXAMPLES, ABLATED = 40, 20

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from toeplens.engine.examples import Split, examples_of, replayed_at_once
+from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
 from toeplens.ground import InputError, choose
-from toeplens.lens import AttentionTrace, behaviour
+from toeplens.lens import behaviour
 from toeplens.lens.ablation.ablate import ablate_heads
 from toeplens.lens.gradients.signal import seed_strength
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.sources.decoder.gradients import DecoderGradients
-from toeplens.tasks import Examples
 from toeplens.training import Batches, RunSpec
-from toeplens.training.watch import moments
+from toeplens.training.watcher import moments
 
 _SHARES = ("positional", "symbolic", "interaction", "variance")
 
 
 class HeadWatch:
-    """A `toeplens.training.watch.Watcher`: heads and gradient seeds at ten moments, always on the same examples.
+    """A `toeplens.training.watcher.Watcher`: heads and gradient seeds at ten moments, always on the same examples.
 
     With it the moments at which the deposit forms (theory, sections 7 and 8) and at which heads become positional or
     symbolic can be seen. Each row has
@@ -43,11 +42,11 @@ class HeadWatch:
         split     which: ``test``, or ``train+test`` (70:30)
     """
 
-    def __init__(self, spec: RunSpec, *, examples: int = 256, ablated: int = 64, split: Split = "test") -> None:
+    def __init__(self, spec: RunSpec, *, examples: int = 256, ablated: int = 64, split: DataSplit = "test") -> None:
         for name, value in (("examples", examples), ("ablated", ablated)):
             if value < 1:
                 raise InputError(f"{name}: {value} was given; it must be at least 1.")
-        choose("split", split, get_args(Split))
+        choose("split", split, get_args(DataSplit))
         self.spec = spec
         self.examples = examples_of(spec, examples, split)
         self.ablated = examples_of(spec, min(ablated, len(self.examples)), split)
@@ -63,28 +62,21 @@ class HeadWatch:
 
     def look(self, model: Decoder, step: int) -> dict[str, Any]:
         """A row's content for ``model``, which is in evaluation mode."""
-        device, ignored = model.readout.weight.device, self.spec.ignore_label
-        data = Batches.of(self.ablated, device, ignored)
-        size = replayed_at_once(self.spec, data.tokens.shape[1], device)
-        heads = ablate_heads(DecoderSource(model), data.split(size), cumulative=False, bootstrap=0)
-        data = Batches.of(self.examples, device, ignored)
+        device = model.readout.weight.device
+        batches = batches_of(self.spec, self.ablated, device)
+        heads = ablate_heads(DecoderSource(model), batches, cumulative=False, bootstrap=0)
+        data = Batches.of(self.examples, device, self.spec.ignore_label)
         seeds = seed_strength(DecoderGradients(model), [data.slice(0, len(data))], levels=("logits",), bootstrap=0)
         logits = seeds.levels["logits"]
+        try:
+            follows = behaviour(trace_of(model, self.ablated), counted="used").to_dict()
+        except InputError:
+            follows = {}
         return {
             "accuracy": heads.baseline,
             "drops": heads.drops.tolist(),
             "loss": seeds.loss,
             "signal": logits.signal.tolist(),
             "exponent": logits.heads.exponent.tolist(),
-            **_shares(model, self.ablated),
+            **{name: follows.get(name) for name in _SHARES},
         }
-
-
-def _shares(model: Decoder, examples: Examples) -> dict[str, Any]:
-    """How positional and how symbolic each head is."""
-    data = Batches.of(examples, model.readout.weight.device)
-    try:
-        found = behaviour(AttentionTrace(DecoderSource(model), data.tokens, data.lengths), counted="used").to_dict()
-    except InputError:
-        return dict.fromkeys(_SHARES)
-    return {name: found[name] for name in _SHARES}
