@@ -250,10 +250,10 @@ def test_seeds_are_compared_in_pairs():
     ]
     cells[0] = replace(cells[0], result={"test_accuracy": cells[0].accuracy + 0.001})
     found = Results(cells)
-    assert found.difference(COUNT, "rope", "nope") == pytest.approx([0.021, 0.02, 0.02, 0.02])
+    assert found.difference(COUNT, "rope", "nope") == pytest.approx({0: 0.021, 1: 0.02, 2: 0.02, 3: 0.02})
     assert verdict("task2-rope-superior", found) == "holds"
     one_only = Results([*cells[:4], *cells[5:6]])
-    assert one_only.difference(COUNT, "rope", "nope") == pytest.approx([0.02])
+    assert one_only.difference(COUNT, "rope", "nope") == pytest.approx({1: 0.02})
 
 
 @pytest.mark.parametrize("name", ["task1-rope-smallest-gap", "task1-random-overfits", "task2-random-largest-gap"])

@@ -16,6 +16,7 @@ from toeplens.studies.grid import grid_spec
 from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.matrix import matrix
 from toeplens.studies.grid.relations import relations
+from toeplens.studies.kit.results import Figure
 from toeplens.training.presets import DISTANCE
 
 
@@ -41,9 +42,11 @@ def test_a_row_of_table_1() -> None:
 
 def test_differences_are_paired_by_seed() -> None:
     results = Results([*reproduced(), made(Key("paper", DISTANCE, "alibi", 43), (0.4, 0.6), None)])
-    assert results.difference(DISTANCE, "rope", "alibi") == pytest.approx([0.7 - 0.6])
-    assert results.speed_difference(DISTANCE, "rope", "alibi") == pytest.approx([1.6 / 3 - 0.5])
-    assert results.skill(DISTANCE, "rope") == pytest.approx([0.875, 0.625])
+    assert results.difference(DISTANCE, "rope", "alibi") == pytest.approx({43: 0.7 - 0.6})
+    speed = Figure("", CellResult.mean_accuracy)
+    assert results.difference(DISTANCE, "rope", "alibi", speed) == pytest.approx({43: 1.6 / 3 - 0.5})
+    skill = Figure("", lambda cell: cell.skill, lambda cell: cell.skilled)
+    assert skill.by_seed(reproduced()) == pytest.approx({42: 0.875, 43: 0.625})
 
 
 # ---- the factor study -----------------------------------------------------------------------------------------------

@@ -10,16 +10,16 @@ from toeplens.ground import InputError
 from toeplens.model import Protocol, decoder_config
 from toeplens.papers.deposit import PARTS, SCALES, Plan, chosen_parts, grid, title
 from toeplens.papers.deposit.labels import (
+    PARTIAL,
     SWITCH_TITLES,
     SWITCHES,
     TITLES,
     VARIANTS,
-    base_of,
+    Label,
     model_fields,
     other_protocol,
     random_heads,
     switches_of,
-    variant_of,
     variant_title,
 )
 from toeplens.papers.deposit.questions import FACTOR_BASES, measures_of, places_of
@@ -116,9 +116,10 @@ def test_every_cell_of_every_part_is_a_run_with_a_name(scale: str) -> None:
     by_protocol = {(c.key.protocol, c.key.task, title(c.key.label, c.key.protocol)) for c in cells}
     assert len(by_protocol) == len(cells)
     for cell in cells:
-        variant = variant_of(cell.key.label)
-        assert not variant or variant == "random" or variant.startswith("layer-") or variant_title(variant)
-        assert base_of(cell.key.label) in TITLES or base_of(cell.key.label).startswith("partial-")
+        at = Label.parse(cell.key.label)
+        assert str(at) == cell.key.label
+        assert at.plain or at.variant in ("", "random") or at.layer or variant_title(at.variant)
+        assert at.base in TITLES or (at.base == PARTIAL and at.heads)
 
 
 def test_the_core_comes_first_and_is_what_it_was() -> None:
@@ -157,6 +158,6 @@ def test_parts_are_chosen_by_name() -> None:
 
 
 def test_every_variant_is_in_some_part() -> None:
-    used = {variant_of(c.key.label) for c in grid("laptop", PROTOCOLS, 1, ["all"])}
+    used = {Label.parse(c.key.label).variant for c in grid("laptop", PROTOCOLS, 1, ["all"])}
     assert VARIANTS.keys() <= used
     assert SWITCHES.keys() - {"padding"} <= used

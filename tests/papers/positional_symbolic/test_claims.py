@@ -11,8 +11,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from toeplens.lens import HeadAblation
-from toeplens.papers.positional_symbolic.checks import Evidence
-from toeplens.papers.positional_symbolic.claims import CLAIMS
+from toeplens.papers.positional_symbolic.claims import CLAIMS, Evidence
 from toeplens.studies import CellResult, Entry, Key, Results, Verdict, grid, judge_all
 from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.relations import relations

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from toeplens.ground import read_json
-from toeplens.papers.positional_symbolic.checks import Evidence
-from toeplens.papers.positional_symbolic.claims import CLAIMS
+from toeplens.papers.positional_symbolic.claims import CLAIMS, Evidence
 from toeplens.studies import CellResult, Results, grid, judge_all
 from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.matrix import matrix

@@ -8,7 +8,7 @@ from toeplens.engine import Job
 from toeplens.ground import choose
 from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.model import Protocol, decoder_config
-from toeplens.papers.deposit.labels import TITLES, base_of, model_fields, other_protocol, title, variant_of
+from toeplens.papers.deposit.labels import TITLES, Label, model_fields, other_protocol, title
 from toeplens.papers.deposit.questions import CORE, measures_of, places_of
 from toeplens.papers.deposit.scales import SCALES, Scale
 from toeplens.studies.kit.results import Key
@@ -19,18 +19,20 @@ from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS, starting_spec
 
 def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int, measures: tuple[str, ...] = ()) -> Cell:
     """The run of one place in the grid, and what is measured of it; plain encodings on Task 1 may be watched."""
-    base, variant = base_of(label), variant_of(label)
-    data = other_protocol(protocol) if variant == "data" else protocol
-    start = starting_spec(scale, data, task, base, seed)
+    at = Label.parse(label)
+    data = other_protocol(protocol) if at.variant == "data" else protocol
+    start = starting_spec(scale, data, task, at.base, seed)
     sizes = dict(scale.model)
-    if scale.name == "paper" and base == "mla":  # Table 4 says "16 heads (8 in fact)"; the program runs 16, 150 epochs
+    if (
+        scale.name == "paper" and at.base == "mla"
+    ):  # Table 4 says "16 heads (8 in fact)"; the program runs 16, 150 epochs
         start["batch_size"] = 1024
         if protocol == "released":
             start["epochs"] = 150
         else:
             sizes["num_heads"] //= 2
     model = decoder_config(**model_fields(protocol, label, sizes, seed))
-    skips_zero = data == "released" and task == COUNT and base != "mla"
+    skips_zero = data == "released" and task == COUNT and at.base != "mla"
     spec: RunSpec = run_spec(**start | {"model": model, "ignore_label": 0 if skips_zero else None})
     split = "test" if protocol == "paper" else "train+test"
     what = "distance" if task == DISTANCE else "count"

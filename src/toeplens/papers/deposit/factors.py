@@ -8,7 +8,7 @@ two differ where switches work together. Seeds are paired, as a seed fixes weigh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Literal, get_args
@@ -18,11 +18,11 @@ from toeplens.lens.ablation.deposit import Kind
 from toeplens.model import Protocol
 from toeplens.papers.deposit.labels import switches_of
 from toeplens.papers.deposit.questions import FACTOR_BASES
-from toeplens.studies.kit.results import CellResult, Key, Results, estimated
+from toeplens.studies.kit.results import BySeed, CellResult, Results, estimated
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
 
 FactorMeasure = Literal["accuracy", "skill", "drop", "peak"]
-Values = dict[int, float]  # by seed
+Values = Mapping[int, float]  # by seed
 
 BASES: dict[str, tuple[str, ...]] = {DISTANCE: FACTOR_BASES, COUNT: ("nope", "rope", "mla")}
 ENDS: dict[str, tuple[Protocol, ...]] = {DISTANCE: ("released", "paper"), COUNT: ("released",)}
@@ -71,7 +71,7 @@ class FactorRow:
     base: str
     switch: str
     end: Protocol
-    values: dict[FactorMeasure, Values]
+    values: dict[FactorMeasure, BySeed]
     before: dict[str, int]
     after: dict[str, int]
     absent: str = ""
@@ -90,19 +90,19 @@ class FactorWhole:
 
     task: str
     base: str
-    ends: dict[Protocol, dict[FactorMeasure, Values]]
+    ends: dict[Protocol, dict[FactorMeasure, BySeed]]
 
-    def difference(self, measure: FactorMeasure) -> Values:
+    def difference(self, measure: FactorMeasure) -> BySeed:
         """Paper less released, by seed; empty if either protocol was not run."""
-        return _less(*(self.ends.get(protocol, {}).get(measure, {}) for protocol in PROTOCOLS))
+        paper, released = (self.ends.get(protocol, {}).get(measure, BySeed()) for protocol in PROTOCOLS)
+        return paper - released
 
 
 def factor_table(results: Results, protocols: Sequence[Protocol]) -> list[FactorRow]:
     """Every switch's effect, by task, encoding, end and switch; effects whose models are not finished are empty."""
     under = {end: results.under(end) for end in protocols}
-    measured = _Measured()
     return [
-        _row(under[end], measured, task, base, switch, end)
+        _row(under[end], task, base, switch, end)
         for task, bases in BASES.items()
         for base in bases
         for end in ENDS[task]
@@ -114,15 +114,14 @@ def factor_table(results: Results, protocols: Sequence[Protocol]) -> list[Factor
 def factor_wholes(results: Results, protocols: Sequence[Protocol]) -> list[FactorWhole]:
     """The encodings of the factor study under each of ``protocols``."""
     under: dict[Protocol, Results] = {protocol: results.under(protocol) for protocol in protocols}
-    measured = _Measured()
     return [
-        FactorWhole(task, base, {protocol: measured.of(one.of(task, base)) for protocol, one in under.items()})
+        FactorWhole(task, base, {protocol: measured(one.of(task, base)) for protocol, one in under.items()})
         for task, bases in BASES.items()
         for base in bases
     ]
 
 
-def left_over(whole: FactorWhole, rows: Iterable[FactorRow], measure: FactorMeasure) -> tuple[Values, Values]:
+def left_over(whole: FactorWhole, rows: Iterable[FactorRow], measure: FactorMeasure) -> tuple[BySeed, BySeed]:
     """The sum of the single effects of one end, and what it leaves of the whole difference, by seed.
 
     Arguments
@@ -130,8 +129,8 @@ def left_over(whole: FactorWhole, rows: Iterable[FactorRow], measure: FactorMeas
     """
     parts = [row.values[measure] for row in rows if not row.absent]
     shared = set.intersection(*(set(part) for part in parts)) if parts else set()
-    total = {seed: float(sum(part[seed] for part in parts)) for seed in sorted(shared)}
-    return total, _less(whole.difference(measure), total)
+    total = BySeed({seed: float(sum(part[seed] for part in parts)) for seed in sorted(shared)})
+    return total, whole.difference(measure) - total
 
 
 def strongest(rows: Iterable[FactorRow], measure: FactorMeasure) -> FactorRow | None:
@@ -145,15 +144,15 @@ def decided(estimate: Estimate) -> bool:
     return estimate.low > 0 or estimate.high < 0
 
 
-def _row(under: Results, measured: _Measured, task: str, base: str, switch: str, end: Protocol) -> FactorRow:
+def _row(under: Results, task: str, base: str, switch: str, end: Protocol) -> FactorRow:
     kept, switched = under.of(task, base), under.of(task, f"{base}/{switch}")
     # from the released end the switch goes to the paper's setting; at the paper end it comes from the program's
     before, after = (kept, switched) if end == "released" else (switched, kept)
     finished = ({cell.key.seed for cell in cells if cell.status == "complete"} for cells in (before, after))
     seeds = set.intersection(*finished)
     before, after = ([cell for cell in cells if cell.key.seed in seeds] for cells in (before, after))
-    low, high = measured.of(before), measured.of(after)
-    values: dict[FactorMeasure, Values] = {measure: _less(high[measure], low[measure]) for measure in MEASURES}
+    low, high = measured(before), measured(after)
+    values: dict[FactorMeasure, BySeed] = {measure: high[measure] - low[measure] for measure in MEASURES}
     return FactorRow(task, base, switch, end, values, kinds(before), kinds(after), ABSENT.get((end, switch), ""))
 
 
@@ -164,28 +163,14 @@ def kinds(cells: Iterable[CellResult]) -> dict[str, int]:
     return {kind: counted[kind] for kind in get_args(Kind) if counted[kind]}
 
 
-def peaks_of(cells: Iterable[CellResult]) -> Values:
+def measured(cells: Sequence[CellResult]) -> dict[FactorMeasure, BySeed]:
+    """By measure and seed, without what is undefined."""
+    return {
+        measure: BySeed({cell.key.seed: value for cell in cells if isfinite(value := value_of(cell))})
+        for measure, value_of in MEASURES.items()
+    }
+
+
+def peaks_of(cells: Sequence[CellResult]) -> BySeed:
     """The most that one head of each model carries, as a share of its skill; models without skill are left out."""
-    return _Measured().of(cells)["peak"]
-
-
-class _Measured:
-    """The measures of cells, each taken once: a table asks for an encoding's own cells with every switch."""
-
-    def __init__(self) -> None:
-        self._known: dict[Key, dict[FactorMeasure, float]] = {}
-
-    def of(self, cells: Iterable[CellResult]) -> dict[FactorMeasure, Values]:
-        """By measure and seed, without what is undefined."""
-        found: dict[FactorMeasure, Values] = {measure: {} for measure in MEASURES}
-        for cell in cells:
-            if cell.key not in self._known:
-                self._known[cell.key] = {measure: value_of(cell) for measure, value_of in MEASURES.items()}
-            for measure, value in self._known[cell.key].items():
-                if isfinite(value):
-                    found[measure][cell.key.seed] = value
-        return found
-
-
-def _less(first: Values, second: Values) -> Values:
-    return {seed: first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())}
+    return measured(cells)["peak"]

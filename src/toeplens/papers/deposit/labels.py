@@ -7,6 +7,7 @@ Other words after the slash are variants of their own (`VARIANTS`). ``partial-2`
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from toeplens.model import Protocol, protocol_switches
 from toeplens.training.presets import PROTOCOLS
 
 Fields = dict[str, Any]
+PARTIAL = "partial"
 
 TITLES = {
     "rope": "RoPE",
@@ -73,26 +75,51 @@ VARIANTS: dict[str, tuple[str, Fields]] = {
 }
 
 
-def base_of(label: str) -> str:
-    """The encoding's label, without its variant."""
-    return label.partition("/")[0]
+@dataclass(frozen=True)
+class Label:
+    """What a label says.
 
+    base     the encoding's own label (a key of `TITLES`), or `PARTIAL`
+    heads    on how many heads RoPE is; None for an encoding on all of them
+    variant  what is after the slash; empty for an encoding as its protocol has it
+    """
 
-def variant_of(label: str) -> str:
-    """The variant's name; empty for an encoding as its protocol has it."""
-    return label.partition("/")[2]
+    base: str
+    heads: int | None = None
+    variant: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Label:
+        """From the text that stands in the files, which `str` gives back."""
+        base, _, variant = text.partition("/")
+        family, _, heads = base.partition("-")
+        return cls(PARTIAL, int(heads), variant) if family == PARTIAL else cls(base, None, variant)
+
+    def __str__(self) -> str:
+        base = self.base if self.heads is None else f"{self.base}-{self.heads}"
+        return f"{base}/{self.variant}" if self.variant else base
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is an encoding as its protocol has it, on all heads."""
+        return self.heads is None and not self.variant
+
+    @property
+    def layer(self) -> int | None:
+        """The one layer, from 1, that has RoPE; None where all have the encoding."""
+        kind, _, number = self.variant.partition("-")
+        return int(number) if kind == "layer" else None
 
 
 def title(label: str, protocol: Protocol | None = None) -> str:
     """What people call a label; a switch's setting is only known with the protocol that it departs from."""
-    base, variant = base_of(label), variant_of(label)
-    if base.startswith("partial-"):
-        count = base.removeprefix("partial-")
-        which = " random" if variant == "random" else ""
-        return f"RoPE on {count}{which} head{'' if count == '1' else 's'}"
-    if variant.startswith("layer-"):
-        return f"RoPE in layer {variant.removeprefix('layer-')} alone"
-    return TITLES[base] if not variant else f"{TITLES[base]}, {variant_title(variant, protocol)}"
+    at = Label.parse(label)
+    if at.heads is not None:
+        which = " random" if at.variant == "random" else ""
+        return f"RoPE on {at.heads}{which} head{'' if at.heads == 1 else 's'}"
+    if at.layer is not None:
+        return f"RoPE in layer {at.layer} alone"
+    return TITLES[at.base] if at.plain else f"{TITLES[at.base]}, {variant_title(at.variant, protocol)}"
 
 
 def variant_title(variant: str, protocol: Protocol | None = None) -> str:
@@ -130,27 +157,24 @@ def encoding_of(protocol: Protocol, label: str) -> Fields:
 
 def model_fields(protocol: Protocol, label: str, sizes: Fields, seed: int) -> Fields:
     """All fields of a label's model: sizes, encoding, and every switch written out where the label changes one."""
-    base, variant = base_of(label), variant_of(label)
+    at = Label.parse(label)
     # one factor of q . k for all labels, the papers': what is recorded was trained so (docs/decisions/015)
     common: Fields = {"protocol": protocol, "attention_scale": None, **sizes}
-    if base.startswith("partial-"):
-        heads: int | list[int] = int(base.removeprefix("partial-"))
-        if variant == "random":
-            heads = random_heads(sizes["num_heads"], heads, seed)
+    if at.heads is not None:
+        heads = random_heads(sizes["num_heads"], at.heads, seed) if at.variant == "random" else at.heads
         return {**common, "encoding": "partial-rope", "encoding_options": {"heads": heads}}
-    if variant.startswith("layer-"):
-        options = {"layers": [int(variant.removeprefix("layer-")) - 1]}
-        return {**common, "encoding": "partial-rope", "encoding_options": options}
-    fields = {**common, **encoding_of(protocol, base)}
-    if protocol == "released" and base == "mla":
+    if at.layer is not None:
+        return {**common, "encoding": "partial-rope", "encoding_options": {"layers": [at.layer - 1]}}
+    fields = {**common, **encoding_of(protocol, at.base)}
+    if protocol == "released" and at.base == "mla":
         head_dim = sizes["d_model"] // sizes["num_heads"]
         fields["encoding_options"] = fields["encoding_options"] | {"rotary_dim": head_dim}
-    if variant in VARIANTS:
-        return fields | VARIANTS[variant][1]
-    if variant:
-        choose("variant", variant, SWITCHES)
-        other = _written_out(model_fields(other_protocol(protocol), base, sizes, seed))
-        fields = _written_out(fields) | {name: other[name] for name in SWITCHES[variant]}
+    if at.variant in VARIANTS:
+        return fields | VARIANTS[at.variant][1]
+    if at.variant:
+        choose("variant", at.variant, SWITCHES)
+        other = _written_out(model_fields(other_protocol(protocol), at.base, sizes, seed))
+        fields = _written_out(fields) | {name: other[name] for name in SWITCHES[at.variant]}
     return fields
 
 

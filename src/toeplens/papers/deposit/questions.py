@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from toeplens.ground import InputError, choose
 from toeplens.model import Protocol
-from toeplens.papers.deposit.labels import switches_of
+from toeplens.papers.deposit.labels import PARTIAL, Label, switches_of
 from toeplens.papers.deposit.scales import Scale
 from toeplens.training.presets import COUNT, DISTANCE
 
@@ -29,13 +29,17 @@ class Part:
     measures: tuple[str, ...] = ()
 
 
+def _rope_on(heads: int, variant: str = "") -> str:
+    return str(Label(PARTIAL, heads, variant))
+
+
 def _core(scale: Scale, protocol: Protocol) -> list[Place]:
     """Table 1, the curves and the heads; the released RoPE is RoPE + sinusoid, so there RoPE alone takes its place."""
     swap = {"rope-absolute": "rope-alone"} if protocol == "released" else {}
     places = []
     for task in (DISTANCE, COUNT):
         places += [(task, swap.get(label, label)) for label in scale.labels[task]]
-        places += [(task, f"partial-{count}") for count in scale.partial_heads[task]]
+        places += [(task, _rope_on(count)) for count in scale.partial_heads[task]]
     return places
 
 
@@ -53,10 +57,10 @@ def _partial(scale: Scale, protocol: Protocol) -> list[Place]:
     counts = [count for count in range(1, heads) if heads <= 8 or count in (1, 2, 3, 4, 6, 8, 12, 15)]
     few = [count for count in counts if count <= 2]
     return [
-        *((DISTANCE, f"partial-{count}") for count in counts),
-        *((DISTANCE, f"partial-{count}/random") for count in few),
+        *((DISTANCE, _rope_on(count)) for count in counts),
+        *((DISTANCE, _rope_on(count, "random")) for count in few),
         *((DISTANCE, f"rope/layer-{layer}") for layer in range(1, layers + 1)),
-        *((COUNT, f"partial-{count}") for count in few),
+        *((COUNT, _rope_on(count)) for count in few),
     ]
 
 
@@ -86,7 +90,7 @@ def _factors_back(scale: Scale, protocol: Protocol) -> list[Place]:
 
 def _mechanism(scale: Scale, protocol: Protocol) -> list[Place]:
     """Every encoding of the core on Task 1, where position is needed."""
-    return [(task, label) for task, label in _core(scale, protocol) if task == DISTANCE and "partial" not in label]
+    return [(task, label) for task, label in _core(scale, protocol) if task == DISTANCE and Label.parse(label).plain]
 
 
 FACTOR_BASES = ("nope", "relative", "rope", "mla")

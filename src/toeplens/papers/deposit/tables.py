@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from toeplens.model import Protocol
-from toeplens.papers.deposit.labels import title, variant_of
+from toeplens.papers.deposit.labels import Label, title
 from toeplens.studies.kit.results import Results
 from toeplens.training.presets import COUNT, DISTANCE
 
@@ -53,7 +53,9 @@ def accuracy_table(results: Results, protocols: Sequence[Protocol]) -> list[Row]
     for protocol in protocols:
         under = results.under(protocol)
         for task in (DISTANCE, COUNT):
-            lines = [_row(under, protocol, task, label) for label in under.labels(task) if not variant_of(label)]
+            lines = [
+                _row(under, protocol, task, label) for label in under.labels(task) if not Label.parse(label).variant
+            ]
             rows += sorted(lines, key=lambda row: -1.0 if row.accuracy is None else -row.accuracy)
     return rows
 

@@ -213,7 +213,7 @@ def bands(state: Grid, number: int) -> Block:
 
 def worth(cell: CellResult) -> dict[float, float]:
     """Nats lost without each frequency above 0, summed over the heads that have it; empty without such a measure."""
-    lost, use = heads.measured(cell, "bands"), heads.measured(cell, "frequency")
+    lost, use = cell.measure("bands"), cell.measure("frequency")
     total: dict[float, float] = {}
     if lost is None or use is None:
         return total

@@ -69,7 +69,7 @@ def lengths(state: Grid, number: int) -> Block:
 
 
 def _rows(cell: CellResult) -> list[dict[str, Any]]:
-    found = heads.measured(cell, "extrapolation")
+    found = cell.measure("extrapolation")
     return [] if found is None or cell.status != "complete" else found["rows"]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from toeplens.engine.measures import WHY
 from toeplens.studies.kit.results import CellResult
 
 LONGER = 1.5  # times the training length: where extrapolation is compared
@@ -27,12 +26,6 @@ class Behaviours:
     interaction: Heads
 
 
-def measured(cell: CellResult, name: str) -> dict[str, Any] | None:
-    """A measure of a cell; None where it was not made, or the encoding has no such thing."""
-    found = cell.measures.get(name)
-    return None if found is None or WHY in found else found
-
-
 def array(values: Any) -> np.ndarray:
     """Nested lists as numbers, NaN for None."""
     return np.array(values, dtype=float)
@@ -40,7 +33,7 @@ def array(values: Any) -> np.ndarray:
 
 def behaviours(cell: CellResult) -> Behaviours | None:
     """The shares of a cell's heads; None where there are none."""
-    found = measured(cell, "behaviour")
+    found = cell.measure("behaviour")
     return None if found is None else Behaviours(*(array(found[name]) for name in _SHARES))
 
 
@@ -64,20 +57,20 @@ def carried(cell: CellResult, share: str) -> float:
 
 def toeplitz(cell: CellResult) -> float:
     """The mean Toeplitz share of a cell's heads; NaN where it was not measured."""
-    found = measured(cell, "toeplitz")
+    found = cell.measure("toeplitz")
     shares = np.empty(0) if found is None else array(found["share"])
     return float(np.nanmean(shares)) if np.isfinite(shares).any() else float("nan")
 
 
 def centres(cell: CellResult) -> Heads | None:
     """Each head's mean log2 frequency, weighed by what makes its logits vary; None without a rotation."""
-    found = measured(cell, "frequency")
+    found = cell.measure("frequency")
     return None if found is None else array(found["centre"])
 
 
 def at_length(cell: CellResult, factor: float) -> dict[str, Any] | None:
     """The row of the test texts of so many times the training length; None where there is none that counts."""
-    found = measured(cell, "extrapolation")
+    found = cell.measure("extrapolation")
     rows = [] if found is None else found["rows"]
     near = [row for row in rows if row["accuracy"] is not None and abs(row["factor"] - factor) < _NEAR]
     return min(near, key=lambda row: abs(row["factor"] - factor), default=None)

@@ -55,6 +55,11 @@ class Entry:
         }
 
 
+def every(*checks: Callable[[Data], Sequence[Finding]]) -> Callable[[Data], list[Finding]]:
+    """A check of all that several checks look at."""
+    return lambda data: [finding for check in checks for finding in check(data)]
+
+
 def judge(claims: Sequence[Claim[Results]], results: Results, protocols: Sequence[Protocol]) -> list[Entry]:
     """Every claim under every protocol."""
     return [_entry(claim, results.under(protocol), protocol) for claim in claims for protocol in protocols]

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from toeplens.engine.measures import WHY
 from toeplens.ground.reading import checked
-from toeplens.lens import Estimate, HeadAblation, LayerDeposit, deposit, over_seeds
+from toeplens.lens import (
+    Estimate,
+    HeadAblation,
+    HeadSets,
+    LayerDeposit,
+    PositionalDrift,
+    Representation,
+    SeedStrength,
+    deposit,
+    over_seeds,
+)
 from toeplens.model import Protocol
 from toeplens.studies.kit.records import Finished
 
@@ -32,6 +43,27 @@ class Key:
     task: str
     label: str
     seed: int
+
+
+@dataclass(frozen=True)
+class GradientSeed:
+    """The measure ``seed``: what a batch leaves of the positional gradient, and where a step would move position."""
+
+    strength: SeedStrength
+    drift: PositionalDrift
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> GradientSeed:
+        """From the measure's record."""
+        return cls(SeedStrength.from_dict(content["strength"]), PositionalDrift.from_dict(content["drift"]))
+
+
+_READ: dict[str, Callable[[Any], Any]] = {  # what reads a measure's record back; other measures are plain tables
+    "position": HeadAblation.from_dict,
+    "sets": HeadSets.from_dict,
+    "representation": Representation.from_dict,
+    "seed": GradientSeed.from_dict,
+}
 
 
 @dataclass(frozen=True)
@@ -88,6 +120,18 @@ class CellResult:
     def _deposits(self) -> list[LayerDeposit]:
         return deposit(self.ablation) if self.ablation else []
 
+    def measure(self, name: str) -> Any:
+        """A measure, read back once; None where it was not made, or the encoding has no such thing."""
+        if name not in self._measured:
+            record = self.measures.get(name)
+            known = record is not None and WHY not in record
+            self._measured[name] = _READ.get(name, dict)(record) if known else None
+        return self._measured[name]
+
+    @cached_property
+    def _measured(self) -> dict[str, Any]:
+        return {}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON; the deposits are written out for readers, not read back."""
         content = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -107,6 +151,35 @@ class CellResult:
         fields["key"] = Key(**content["key"])
         fields["ablation"] = HeadAblation.from_dict(fields["ablation"]) if fields["ablation"] else None
         return cls(**fields)
+
+
+class BySeed(dict[int, float]):
+    """A figure of a study's models, by seed."""
+
+    def __sub__(self, other: Mapping[int, float]) -> BySeed:
+        """What is left in the seeds that both have."""
+        return BySeed({seed: self[seed] - other[seed] for seed in sorted(self.keys() & other.keys())})
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of a model that is compared between models.
+
+    words   what it is, before the models' names; nothing for the test accuracy
+    of      the number
+    counts  whether a model has one
+    """
+
+    words: str
+    of: Callable[[CellResult], float]
+    counts: Callable[[CellResult], bool] = lambda cell: True
+
+    def by_seed(self, cells: Iterable[CellResult]) -> BySeed:
+        """Of the cells that count, of which a seed has one at most."""
+        return BySeed({cell.key.seed: self.of(cell) for cell in cells if self.counts(cell)})
+
+
+ACCURACY = Figure("", lambda cell: cell.accuracy)
 
 
 class Results:
@@ -131,24 +204,12 @@ class Results:
         """Final test accuracies, one a seed."""
         return np.array([cell.accuracy for cell in self.of(task, label)])
 
-    def skill(self, task: str, label: str) -> np.ndarray:
-        """Skills (see `CellResult.skill`), one a seed."""
-        return np.array([cell.skill for cell in self.of(task, label)])
-
-    def difference(self, task: str, first: str, second: str) -> np.ndarray:
-        """Test accuracy of ``first`` minus ``second``, paired by seed (same data, same order)."""
-        return self.paired(task, first, second, lambda cell: cell.accuracy)
-
-    def speed_difference(self, task: str, first: str, second: str) -> np.ndarray:
-        """Mean test accuracy over the epochs (the area under the curve), ``first`` minus ``second``, paired by seed."""
-        return self.paired(task, first, second, CellResult.mean_accuracy)
-
-    def paired(self, task: str, first: str, second: str, figure: Callable[[CellResult], float]) -> np.ndarray:
-        """A figure of ``first`` minus that of ``second``, paired by seed."""
-        other = {cell.key.seed: cell for cell in self.of(task, second)}
-        return np.array([figure(c) - figure(other[c.key.seed]) for c in self.of(task, first) if c.key.seed in other])
+    def difference(self, task: str, first: str, second: str, figure: Figure | None = None) -> BySeed:
+        """A figure, the test accuracy unless given, of ``first`` less that of ``second`` (same data, same order)."""
+        first_by_seed, second_by_seed = ((figure or ACCURACY).by_seed(self.of(task, one)) for one in (first, second))
+        return first_by_seed - second_by_seed
 
 
-def estimated(values: dict[int, float]) -> Estimate | None:
+def estimated(values: Mapping[int, float]) -> Estimate | None:
     """Mean over seeds with Student's interval; None without a seed."""
     return over_seeds(np.array(list(values.values()))) if values else None

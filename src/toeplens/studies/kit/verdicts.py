@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +11,7 @@ import numpy as np
 from toeplens.lens import over_seeds
 
 Verdict = Literal["holds", "holds in part", "fails", "undecided"]
+Values = Sequence[float] | Mapping[int, float] | np.ndarray  # one a seed, or by seed
 
 MIN_SEEDS = 3
 DECISIVE = 0.10
@@ -37,9 +38,13 @@ class Finding:
     evidence: str
 
 
-def above(what: str, values: Sequence[float] | np.ndarray, bar: float, *, unit: str = "") -> Finding:
+def _listed(values: Values) -> np.ndarray:
+    return np.array([*values.values()] if isinstance(values, Mapping) else values, dtype=float)
+
+
+def above(what: str, values: Values, bar: float, *, unit: str = "") -> Finding:
     """Is ``values`` (one a seed) above ``bar``? Decided by `RULE`."""
-    values = np.asarray(values, dtype=float)
+    values = _listed(values)
     if len(values) == 0:
         return Finding("undecided", f"{what}: no finished run that counts")
     if not np.isfinite(values).all():
@@ -58,13 +63,14 @@ def above(what: str, values: Sequence[float] | np.ndarray, bar: float, *, unit: 
     return Finding("fails" if (values < bar - DECISIVE).all() else "undecided", text)
 
 
-def below(what: str, values: Sequence[float] | np.ndarray, bar: float, *, unit: str = "") -> Finding:
+def below(what: str, values: Values, bar: float, *, unit: str = "") -> Finding:
     """Is ``values`` (one a seed) below ``bar``? Decided by `RULE`."""
     return opposite(above(what, values, bar, unit=unit))
 
 
-def within(what: str, values: Sequence[float] | np.ndarray, low: float, high: float) -> Finding:
+def within(what: str, values: Values, low: float, high: float) -> Finding:
     """Are ``values`` (one a seed) between two bars? Both decided by `RULE`; outside either, the statement fails."""
+    values = _listed(values)
     parts = above(what, values, low), below(what, values, high)
     verdicts = {part.verdict for part in parts}
     text = parts[0].evidence + (f" to {high:.3g}" if np.size(values) and np.isfinite(values).all() else "")

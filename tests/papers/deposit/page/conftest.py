@@ -16,7 +16,7 @@ from toeplens.lens.gradients.statistics import Strength
 from toeplens.lens.stream.representation import Representation
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Plan, Reproduction, accuracy_table, chosen_parts, claims_of
-from toeplens.papers.deposit.labels import variant_of
+from toeplens.papers.deposit.labels import Label
 from toeplens.studies import Cell, CellResult, Key, Results, judge
 from toeplens.training.presets import DISTANCE, PROTOCOLS
 
@@ -179,7 +179,7 @@ def synthetic(
         cell_result(
             cell,
             diverged=cell.key in diverged,
-            measured=measured and cell.key.task == DISTANCE and not variant_of(cell.key.label),
+            measured=measured and cell.key.task == DISTANCE and not Label.parse(cell.key.label).variant,
         )
         for cell in shown
     )

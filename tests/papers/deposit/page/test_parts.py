@@ -15,7 +15,7 @@ from toeplens.lens import over_seeds
 from toeplens.lens.ablation.margins import margins
 from toeplens.papers.deposit import SCALES, Reproduction
 from toeplens.papers.deposit.factors import concentrated, factor_table
-from toeplens.papers.deposit.labels import variant_of
+from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.page import look, partial_figures, render
 from toeplens.papers.deposit.page.answers import answers
 from toeplens.papers.deposit.page.blocks import blocks
@@ -69,8 +69,8 @@ def test_every_label_of_every_grid_has_a_name_and_the_look_of_its_encoding() -> 
             for label in labels:
                 look_of = (colour(label), marker(label), glyph(label))
                 assert all(look_of)
-                if variant_of(label):
-                    base = label.partition("/")[0]
+                if Label.parse(label).variant:
+                    base = str(replace(Label.parse(label), variant=""))
                     assert look_of == (colour(base), marker(base), glyph(base))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from toeplens.ground.words import percent
 from toeplens.papers.deposit import Reproduction
+from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.page import figures
 from toeplens.papers.deposit.page.look import TASKS, name, ordered
 from toeplens.papers.deposit.page.parts import accuracy_top, drop_limit, drop_ramp, heat_panel, legend, protocol_title
@@ -42,7 +43,7 @@ def accuracy(state: Reproduction, number: int) -> Block:
 def _convergence(state: Reproduction, number: int, task: str, paper: int) -> Block:
     groups = []
     for protocol in state.plan.protocols:
-        whole = [cell for cell in state.results.under(protocol).cells if not cell.key.label.startswith("partial-")]
+        whole = [cell for cell in state.results.under(protocol).cells if Label.parse(cell.key.label).heads is None]
         cells = [cell for cell in whole if cell.key.task == task and cell.epochs]
         panels = []
         for split in get_args(figures.Split):
@@ -51,7 +52,7 @@ def _convergence(state: Reproduction, number: int, task: str, paper: int) -> Blo
                 panels.append(Panel(f"{split.capitalize()} accuracy", figure, _last_epochs(cells, split)))
         groups.append(Group(protocol_title(protocol), panels))
     labels = {cell.key.label for cell in state.results.cells if cell.key.task == task}
-    signs = legend(state, (label for label in labels if not label.startswith("partial-")))
+    signs = legend(state, (label for label in labels if Label.parse(label).heads is None))
     caption = (
         f"Accuracy after each epoch (the paper’s Fig. {paper}); with several seeds the mean, and the range as a "
         "band. Train accuracy is counted during the epoch, so it trails. Press an encoding to hide or show its "

@@ -8,6 +8,7 @@ from toeplens.ground.words import listed, percent
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction, Row
 from toeplens.papers.deposit.factors import decided, peaks_of
+from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.page import factors as factor_blocks
 from toeplens.papers.deposit.page import mla as mla_blocks
 from toeplens.papers.deposit.page.look import PROTOCOL_NAMES, TASKS, interval, name, ordered, plain
@@ -93,7 +94,7 @@ def _rope_against_others(state: Reproduction) -> list[str]:
     sentences = []
     for protocol in state.plan.protocols:
         under = state.results.under(protocol)
-        labels = [label for label in under.labels(DISTANCE) if not label.startswith("partial-")]
+        labels = [label for label in under.labels(DISTANCE) if Label.parse(label).heads is None]
         peaks = {label: peaks_of(under.of(DISTANCE, label)) for label in labels}
         rope = peaks.pop("rope", {})
         sorts: dict[str, list[str]] = {"more than under": [], "less than under": [], "not decided against": []}

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from toeplens.ground.words import or_none, percent, points
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Row
+from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.page.look import colour, marker, name, ordered
 from toeplens.report.kit.canvas import GUESS, Canvas, faded, guess_levels, guesses_across, guesses_down, number
 from toeplens.report.kit.colours import HEAT, layer_look
@@ -35,7 +36,7 @@ def convergence(results: Results, protocol: Protocol, task: str, split: Split, t
     canvas = Canvas(290)
     longest = 1
     for label in ordered(under.labels(task)):
-        if label.startswith("partial-"):
+        if Label.parse(label).heads is not None:
             continue
         cells = under.of(task, label)
         whole = [cell for cell in cells if cell.status == "complete"]

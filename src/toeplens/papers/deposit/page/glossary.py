@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction, title
-from toeplens.papers.deposit.labels import base_of
+from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.page.look import colour, glyph, ordered, planned
 
 _SAME = "as described"
@@ -76,7 +76,7 @@ def terms(state: Reproduction) -> list[Term]:
 
 
 def _family(label: str) -> str:
-    return "partial" if label.startswith("partial-") else base_of(label)
+    return Label.parse(label).base
 
 
 def _term(

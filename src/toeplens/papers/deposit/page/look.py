@@ -11,7 +11,7 @@ from toeplens.ground.words import points, signed
 from toeplens.lens import Estimate
 from toeplens.model import Protocol
 from toeplens.papers.deposit import PARTS, SCALES, Plan, Reproduction, title
-from toeplens.papers.deposit.labels import SWITCHES, base_of, variant_of
+from toeplens.papers.deposit.labels import PARTIAL, SWITCHES, Label
 from toeplens.report.kit.colours import FAMILIES, OTHER
 from toeplens.studies import Cell, Key, Results
 from toeplens.training.presets import COUNT, DISTANCE
@@ -19,7 +19,6 @@ from toeplens.training.presets import COUNT, DISTANCE
 TASKS: dict[str, str] = {DISTANCE: "Task 1 (distance)", COUNT: "Task 2 (count)"}
 PROTOCOL_NAMES: dict[Protocol, str] = {"paper": "paper protocol", "released": "released protocol"}
 
-_PARTIAL = "partial-"
 _PLAIN = ("core", "others")  # the parts whose encodings the general figures show; other parts have figures of their own
 
 
@@ -43,7 +42,7 @@ def plain_keys(plan: Plan) -> tuple[Key, ...]:
         for part in _PLAIN
         if part in plan.parts
         for place in PARTS[part].places(SCALES[plan.scale], protocol)
-        if not variant_of(place[1])
+        if not Label.parse(place[1]).variant
     }
     return tuple(key for key in planned(plan) if (key.protocol, key.task, key.label) in shown)
 
@@ -75,16 +74,11 @@ def glyph(label: str) -> str:
 
 
 def _look(label: str) -> tuple[str, str, str]:
-    base = base_of(label)
-    if base.startswith(_PARTIAL) and base not in FAMILIES:  # that of the next smaller number of heads that has one
-        counts = [int(known.removeprefix(_PARTIAL)) for known in FAMILIES if known.startswith(_PARTIAL)]
-        base = f"{_PARTIAL}{max(count for count in counts if count <= max(1, rotating(base)))}"
-    return FAMILIES.get(base, OTHER)
-
-
-def rotating(label: str) -> int:
-    """How many heads rotate in a model with RoPE on some heads."""
-    return int(base_of(label).removeprefix(_PARTIAL))
+    at = Label.parse(label)
+    if at.heads is not None:  # that of the next smaller number of heads that has one
+        counts = [known for family in FAMILIES if (known := Label.parse(family).heads) is not None]
+        at = Label(PARTIAL, max(count for count in counts if count <= max(1, at.heads)))
+    return FAMILIES.get(str(Label(at.base, at.heads)), OTHER)
 
 
 def ordered(labels: Iterable[str]) -> list[str]:
@@ -92,18 +86,18 @@ def ordered(labels: Iterable[str]) -> list[str]:
     places = list(FAMILIES)
 
     def place(label: str) -> tuple[int, int, str, str]:
-        base, heads = base_of(label), 0
-        if base.startswith(_PARTIAL):
-            base, heads = f"{_PARTIAL}1", rotating(base)
-        return places.index(base) if base in places else len(places), heads, base, variant_of(label)
+        at = Label.parse(label)
+        base = at.base if at.heads is None else str(Label(PARTIAL, 1))
+        return places.index(base) if base in places else len(places), at.heads or 0, base, at.variant
 
     return sorted(set(labels), key=place)
 
 
 def name(protocol: Protocol, label: str) -> str:
     """What the encoding is called; the released program's RoPE has a sinusoid that the paper does not mention."""
-    kept = variant_of(label) in ("", *SWITCHES, "dropout") and variant_of(label) != "input"
-    if protocol == "released" and base_of(label) == "rope" and kept:
+    at = Label.parse(label)
+    kept = at.variant in ("", *SWITCHES, "dropout") and at.variant != "input"
+    if protocol == "released" and at.base == "rope" and kept:
         return title(label, protocol).replace("RoPE", "RoPE (with sinusoid)", 1)
     return title(label, protocol)
 

@@ -9,6 +9,7 @@ from toeplens.ground.words import percent
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.deposit.factors import MEASURES, Values, concentrated, decided, kinds
+from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.page.look import PROTOCOL_NAMES, colour, glyph, interval, name
 from toeplens.papers.deposit.page.parts import accuracy_top, protocol_title
 from toeplens.report.kit.blocks import Block, Group, Panel, View
@@ -92,7 +93,7 @@ def figure(state: Reproduction, number: int) -> Block:
         panels = []
         for protocol in state.plan.protocols:
             found = _models(state, protocol)
-            if any("/" in label for label, _, _ in found):
+            if any(Label.parse(label).variant for label, _, _ in found):
                 values = [_values(cells, shown) for _, _, cells in found]
                 texts = [text for _, text, _ in found]
                 series = [Series("", "", "circle", values, [colour(label) for label, _, _ in found])]
@@ -116,7 +117,7 @@ def tables(state: Reproduction) -> list[VariantTable]:
     found = []
     for protocol in state.plan.protocols:
         models = _models(state, protocol)
-        if any("/" in label for label, _, _ in models):
+        if any(Label.parse(label).variant for label, _, _ in models):
             rows = [_row(label, text, cells) for label, text, cells in models]
             found.append(VariantTable(PROTOCOL_NAMES[protocol], rows))
     return found

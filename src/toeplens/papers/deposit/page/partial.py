@@ -6,6 +6,7 @@ from toeplens.ground.words import percent
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction, title
 from toeplens.papers.deposit.factors import concentrated
+from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.page import partial_figures as figures
 from toeplens.papers.deposit.page.deposits import SHARE
 from toeplens.papers.deposit.page.look import TASKS, colour, ordered
@@ -27,7 +28,7 @@ def accuracy(state: Reproduction, number: int) -> Block:
         for protocol in state.plan.protocols:
             found = figures.rotated_heads(state.results, protocol, task, heads)
             drawn = figures.rotated_heads(state.results, protocol, task, heads, drawn=True)
-            if any(label.startswith("partial-") for _, label in found):
+            if any(Label.parse(label).heads is not None for _, label in found):
                 drawn_too |= bool(drawn)
                 figure = figures.partial_rope(state.results, protocol, task, heads, accuracy_top(state, task))
                 panels.append(
@@ -68,7 +69,7 @@ def layers(state: Reproduction, number: int) -> Block:
     top = accuracy_top(state, DISTANCE)
     for protocol in state.plan.protocols:
         lines = _by_layer(state, protocol)
-        if any("/layer-" in label for label, _ in lines):
+        if any(Label.parse(label).layer for label, _ in lines):
             values = [{c.key.seed: c.accuracy for c in cells if c.status == "complete"} for _, cells in lines]
             series = [Series("", "", "circle", values, [colour(label) for label, _ in lines])]
             texts = [title(label) for label, _ in lines]
@@ -97,9 +98,9 @@ def peaks(state: Reproduction, number: int) -> Block:
         )
         rows = [(text, under.of(DISTANCE, label)) for _, label, text in places]
         rows += [
-            (f"layer {label.rpartition('-')[2]} alone", cells)
+            (f"layer {at.layer} alone", cells)
             for label, cells in _by_layer(state, protocol)
-            if "/layer-" in label
+            if (at := Label.parse(label)).layer
         ]
         rows = [(text, cells) for text, cells in rows if any(map(concentrated, cells))]
         if len(rows) > 2:
@@ -136,6 +137,6 @@ def _where(rows: list[tuple[str, list[CellResult]]]) -> str:
 def _by_layer(state: Reproduction, protocol: Protocol) -> list[tuple[str, list[CellResult]]]:
     """NoPE, RoPE in each layer alone, RoPE in all."""
     under = state.results.under(protocol)
-    alone = [label for label in ordered(under.labels(DISTANCE)) if label.startswith("rope/layer-")]
+    alone = [label for label in ordered(under.labels(DISTANCE)) if Label.parse(label).layer]
     found = [(label, under.of(DISTANCE, label)) for label in ("nope", *alone, figures.whole_rope(protocol))]
     return [(label, cells) for label, cells in found if cells]

@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 
 from toeplens.model import Protocol
 from toeplens.papers.deposit.factors import concentrated
-from toeplens.papers.deposit.labels import base_of, variant_of
+from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.page.deposit_figures import share_axis
-from toeplens.papers.deposit.page.look import colour, marker, name, rotating
+from toeplens.papers.deposit.page.look import colour, marker, name
 from toeplens.report.kit.canvas import Canvas, faded, guess_levels, guesses_across
 from toeplens.studies import CellResult, Results
 
@@ -72,7 +72,7 @@ def _add(
         meta=variant or "first",
     )
     for count, label, accuracies in values:
-        if variant and variant_of(label) != variant:
+        if variant and Label.parse(label).variant != variant:
             continue
         canvas.add(
             "scatter",
@@ -97,9 +97,7 @@ def rotated_heads(
     labels = results.under(protocol).labels(task)
     variant = "random" if drawn else ""
     counts = {
-        rotating(label): label
-        for label in labels
-        if base_of(label).startswith("partial-") and variant_of(label) == variant
+        at.heads: label for label in labels if (at := Label.parse(label)).heads is not None and at.variant == variant
     }
     if not drawn:
         counts |= {count: end for count, end in ((0, "nope"), (heads, whole_rope(protocol))) if end in labels}
