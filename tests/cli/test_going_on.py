@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from tests.builders import After, tiny
 from tests.cli.command import Toeplens
-from tests.training.test_history import After, tiny
 
 from toeplens.training import train
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
+@pytest.mark.usefixtures("threads")
 def test_what_a_run_was_carried_out_on_is_told(toeplens: Toeplens, tmp_path: Path):
     torch.set_num_threads(1)
     run = train(tiny(), tmp_path, should_stop=After(2))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,40 +15,26 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jaxtyping import config
+from tests import builders
+from tests.builders import After, Crash, fault_at, files, noted_writes, outcome, refusal, timeless
 
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.model import Decoder
-from toeplens.training import Run, RunSpec, loop, run_spec, train, watcher
+from toeplens.training import Run, RunSpec, loop, train, watcher
 from toeplens.training import run as store
 from toeplens.training.watcher import Watcher, moments
 
+pytestmark = pytest.mark.usefixtures(
+    "unchecked", "no_disk"
+)  # tested elsewhere, and most of the time of such small runs
 LAST_STEP = 6  # 2 epochs of 3 steps, the third one partial
 MOMENTS = (0, 2, 3, 6)  # the initialisation, inside an epoch, between two, the end
 UNITS = LAST_STEP + len(MOMENTS) + 2 * 2  # with 2 batches of evaluation an epoch
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No shape checks and no waiting for the disk: most of the time of such small runs, and tested elsewhere."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
-
-
 def tiny(protocol: str = "paper", encoding: str = "rope", **changes: Any) -> RunSpec:
-    model = {"vocab_size": 12, "d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 2, "max_len": 8}
-    fields: dict[str, Any] = {
-        "task_options": {"length": 8, "vocab_size": 12},
-        "model": model | {"encoding": encoding, "protocol": protocol, "dropout": 0.3},
-        "train_examples": 40,
-        "test_examples": 20,
-        "epochs": 2,
-        "batch_size": 16,
-        "lr": 1e-2,
-    }
-    return run_spec(**fields | changes)
+    small = {"d_model": 8, "d_ff": 8, "num_layers": 1, "protocol": protocol}
+    return builders.tiny(encoding, model=small | changes.pop("model", {}), **changes)
 
 
 def digest(state: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -74,31 +59,6 @@ class Digests:
         seen = {"training": model.training, **digest(store.own_state(model))}
         self.disturb(model)
         return seen
-
-
-class After:
-    """Says stop once, after ``units`` steps, batches of evaluation and looks."""
-
-    def __init__(self, units: int) -> None:
-        self.left = units
-
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left == -1
-
-
-def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
-
-
-def outcome(run: Run) -> tuple[Any, ...]:
-    """All that a run is for: its status, its weights bit by bit, its metrics; not the time it took."""
-    result = {key: value for key, value in run.result.items() if key not in ("seconds", "tokens_per_second")}
-    return run.status, (run.directory / store.WEIGHTS).read_bytes(), timeless(run.metrics), result
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != ".lock"}
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +90,8 @@ def test_the_usual_moments_of_a_run_at_laptop_scale():
 
 @pytest.mark.parametrize("wrong", [-1, LAST_STEP + 1, 2.5])
 def test_moments_that_are_no_steps_of_the_run_are_refused(tmp_path: Path, wrong: Any):
-    with pytest.raises(InputError, match=rf"moments: {wrong} was given; each must be a step from 0 to {LAST_STEP}\."):
-        train(tiny(), tmp_path, watcher=Digests((0, wrong)))
+    said = f"moments: {wrong} was given; each must be a step from 0 to {LAST_STEP}."
+    assert refusal(lambda: train(tiny(), tmp_path, watcher=Digests((0, wrong)))) == said
 
 
 def test_what_only_looks_is_a_watcher():
@@ -155,8 +115,8 @@ def test_the_weights_are_those_of_the_run_without_a_watcher(tmp_path: Path, prot
 
 def test_these_runs_depend_on_dropout(tmp_path: Path, plain: Run):
     """Else the tests here could not see a random state that was moved."""
-    calm = tiny(model=tiny().model.model_dump() | {"dropout": 0.0})
-    assert timeless(train(calm, tmp_path).metrics) != timeless(plain.metrics)
+    calm = train(tiny(model={"dropout": 0.0}), tmp_path)
+    assert timeless(calm.metrics) != timeless(plain.metrics)
 
 
 @torch.no_grad()
@@ -260,19 +220,14 @@ def test_what_cannot_be_a_row_is_refused(tmp_path: Path, seen: dict[str, Any], m
         def look(self, model: Decoder, step: int) -> dict[str, Any]:
             return seen
 
-    with pytest.raises(InputError) as caught:
-        train(tiny(), tmp_path, watcher=Bad())
-    assert str(caught.value) == message
+    assert refusal(lambda: train(tiny(), tmp_path, watcher=Bad())) == message
 
 
 @pytest.mark.parametrize("content", [b'{"step": 0', b"\xff\xfe\n", b"3\n"])
 def test_damaged_rows_are_refused_in_one_line(tmp_path: Path, content: bytes):
     run = train(tiny(), tmp_path, watcher=Digests([0]))
     (run.directory / store.WATCHED).write_bytes(content)
-    with pytest.raises(InputError) as caught:
-        _ = run.watched
-    assert str(run.directory / store.WATCHED) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert str(run.directory / store.WATCHED) in refusal(lambda: run.watched)
 
 
 # ---- stopped and started again --------------------------------------------------------------------------------------
@@ -296,31 +251,19 @@ def test_stopped_everywhere_the_rows_are_the_same_and_no_look_is_made_twice(tmp_
     assert outcome(run) == outcome(plain)
 
 
-class Crash(BaseException):
-    """The end of the process, as far as the code under test can tell."""
-
-
 def test_a_crash_before_any_write_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     spec = tiny(train_examples=16, test_examples=16, epochs=1)
     at = (0, 1)
-    original, names = os.replace, []
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", lambda a, b: (names.append(Path(b).name), original(a, b)))
+        names = noted_writes(patch)
         whole = train(spec, tmp_path / "whole", watcher=Digests(at), checkpoint_seconds=0)
     assert names.count("checkpoint.pt") == 3  # after every unit but the last: look, step, look, evaluation
     last = ["model.safetensors", "metrics.jsonl", "watched.jsonl", "environment.json", "result.json"]
     assert names[-5:] == last
     for crash_at in range(len(names)):
-        count = iter(range(10**6))
-
-        def replace(a: Any, b: Any, *, count: Any = count, crash_at: int = crash_at) -> None:
-            if next(count) == crash_at:
-                raise Crash
-            original(a, b)
-
         out = tmp_path / str(crash_at)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", replace)
+            fault_at(patch, crash_at, "before")
             with pytest.raises(Crash):
                 train(spec, out, watcher=Digests(at), checkpoint_seconds=0)
         run = train(spec, out, watcher=Digests(at))
@@ -345,16 +288,15 @@ def test_rows_stay_if_the_run_goes_on_without_its_watcher(tmp_path: Path, plain:
 
 def test_rows_ahead_of_the_checkpoint_are_not_kept(tmp_path: Path):
     """An epoch's rows were written, no checkpoint after them: the run starts over, now without a watcher."""
+    asked = After()
 
-    def crash(rows: list[int]) -> bool:
-        rows.append(0)
-        if len(rows) > 9:
+    def crash() -> bool:
+        if asked() or asked.asked > 9:
             raise Crash
         return False
 
-    asked: list[int] = []
     with pytest.raises(Crash):
-        train(tiny(), tmp_path, watcher=Digests(), should_stop=lambda: crash(asked))
+        train(tiny(), tmp_path, watcher=Digests(), should_stop=crash)
     assert len(Run.open(tmp_path / tiny().name).watched) == 3
     assert train(tiny(), tmp_path).watched == []
 
@@ -365,11 +307,8 @@ def test_two_watchers_rows_are_not_mixed(tmp_path: Path, watched: Run):
 
     train(tiny(), tmp_path, watcher=Digests(), should_stop=After(3))
     before = files(tmp_path / tiny().name)
-    with pytest.raises(InputError) as caught:
-        train(tiny(), tmp_path, watcher=Others())
-    assert str(caught.value) == (
-        "watcher: 'others' was given; this run is watched by 'digests': go on with that one or none."
-    )
+    said = "watcher: 'others' was given; this run is watched by 'digests': go on with that one or none."
+    assert refusal(lambda: train(tiny(), tmp_path, watcher=Others())) == said
     assert files(tmp_path / tiny().name) == before
     assert timeless(train(tiny(), tmp_path, watcher=Digests()).watched) == timeless(watched.watched)
 
@@ -392,14 +331,6 @@ def test_a_checkpoint_from_before_runs_could_be_watched_is_gone_on_with(tmp_path
     again = train(tiny(), tmp_path, watcher=Digests())
     assert timeless(again.watched) == timeless(watched.watched)[1:]
     assert outcome(again) == outcome(plain)
-
-
-def test_what_a_kill_left_half_written_is_swept_away(tmp_path: Path):
-    leftover = tmp_path / tiny().name / f".{store.WATCHED}.abcd_123.tmp"
-    leftover.parent.mkdir()
-    leftover.write_bytes(b"half")
-    train(tiny(), tmp_path, watcher=Digests())
-    assert not leftover.exists()
 
 
 # ---- a look that fails ----------------------------------------------------------------------------------------------
@@ -473,9 +404,9 @@ def test_a_look_is_a_unit_of_work_to_a_deadline(tmp_path: Path, monkeypatch: pyt
 
 
 def test_should_stop_is_asked_once_before_each_look_too(tmp_path: Path):
-    asked: list[int] = []
-    train(tiny(), tmp_path, watcher=Digests(), should_stop=lambda: bool(asked.append(0)))
-    assert len(asked) == UNITS
+    asked = After()
+    train(tiny(), tmp_path, watcher=Digests(), should_stop=asked)
+    assert asked.asked == UNITS
 
 
 def test_what_the_compiler_takes_after_a_look_does_not_count_to_a_deadline(

@@ -1,0 +1,132 @@
+"""What many tests build: tiny runs, stops at a place, faults of the disk, directories that somebody else holds."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toeplens.ground import InputError
+from toeplens.ground.locks import LOCK
+from toeplens.training import Run, RunSpec, run_spec
+
+MODEL: dict[str, Any] = {
+    "vocab_size": 12,
+    "d_model": 16,
+    "d_ff": 16,
+    "num_layers": 2,
+    "num_heads": 2,
+    "max_len": 8,
+    "dropout": 0.3,
+}
+FIELDS: dict[str, Any] = {
+    "task_options": {"length": 8, "vocab_size": 12},
+    "train_examples": 40,
+    "test_examples": 20,
+    "epochs": 2,
+    "batch_size": 16,
+    "lr": 1e-2,
+}
+COUNTING: dict[str, Any] = {  # with a label that counts nowhere
+    "task": "trigger-count",
+    "task_options": {"length": 8, "vocab_size": 12, "num_triggers": 3},
+    "ignore_label": 0,
+}
+
+
+def tiny(encoding: str = "rope", *, model: dict[str, Any] | None = None, **changes: Any) -> RunSpec:
+    """A run of a moment: 3 steps an epoch and 2 batches of evaluation, the last ones partial.
+
+    ``model`` are fields of its model that are others, ``changes`` those of the run.
+    """
+    return run_spec(**FIELDS | changes, model=MODEL | {"encoding": encoding} | (model or {}))
+
+
+class After:
+    """Says stop once, after so many units of work: steps, batches of evaluation or of an ablation, looks."""
+
+    def __init__(self, units: int | None = None) -> None:
+        self.units, self.asked = units, 0
+
+    def __call__(self) -> bool:
+        self.asked += 1
+        return self.units is not None and self.asked == self.units + 1
+
+
+def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without the time that they took."""
+    return [{key: value for key, value in row.items() if key not in ("seconds", "tokens_per_second")} for row in rows]
+
+
+def outcome(run: Run) -> tuple[Any, ...]:
+    """All that a run is for: its status, its weights bit by bit, its figures; not the time it took."""
+    return run.status, (run.directory / "model.safetensors").read_bytes(), timeless(run.metrics), timeless([run.result])
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """Every file below ``directory`` with its content."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def refusal(call: Callable[[], object], code: int = 2) -> str:
+    """The one sentence with which ``call`` refuses its input."""
+    with pytest.raises(InputError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == code
+    return str(caught.value)
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[Any]:
+    """A directory as another process holds it, by a file description of its own; gives what to close to let go."""
+    with (directory / LOCK).open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield stream
+
+
+class Crash(BaseException):
+    """The end of the process, as far as the code under test can tell."""
+
+
+def refusing(code: int) -> Callable[..., Any]:
+    """A call of the system that is refused."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
+
+
+full = refusing(errno.ENOSPC)
+REPLACE = os.replace  # which puts every file in place
+
+
+def noted_writes(patch: pytest.MonkeyPatch) -> list[str]:
+    """From here on, the names of the files that are put in place, in order."""
+    names: list[str] = []
+    patch.setattr(os, "replace", lambda a, b: (names.append(Path(b).name), REPLACE(a, b)))
+    return names
+
+
+def fault_at(patch: pytest.MonkeyPatch, write: int, fault: str) -> None:
+    """At the write of this number the process ends ``before`` it or ``after`` it, or the disk is ``full`` for good."""
+    count = iter(range(10**6))
+
+    def replace(a: Any, b: Any) -> None:
+        number = next(count)
+        if fault == "full" and number >= write:
+            full()
+        if fault == "before" and number == write:
+            raise Crash
+        REPLACE(a, b)
+        if fault == "after" and number == write:
+            raise Crash
+
+    patch.setattr(os, "replace", replace)
