@@ -25,7 +25,7 @@ from toeplens.engine import (
     read_ablation,
     read_measures,
 )
-from toeplens.engine.kinds import check_record, check_watched
+from toeplens.engine.kinds import Watched, as_record
 from toeplens.ground import InputError, plain
 from toeplens.ground.files import finite
 from toeplens.lens import (
@@ -292,12 +292,12 @@ def test_a_field_of_a_record_that_is_missing_or_of_another_type_is_refused(own: 
     else:
         measure_run(own, name, examples=TEST)
     whole = json.loads((own.directory / f"{name}.json").read_text())
-    check_record(name, whole, "here")
+    as_record(name, whole, "here")
     whole.pop("asked")
     passed, messages = [], []
     for place, wrong in itertools.product(places(whole), WRONG):
         try:
-            check_record(name, spoilt(whole, place, wrong), "here")
+            as_record(name, spoilt(whole, place, wrong), "here")
             passed += [(place, wrong)] if not is_free(place, wrong) else []
         except InputError as error:
             messages.append(str(error))
@@ -372,7 +372,7 @@ def test_what_heads_were_seen_doing_is_looked_at_too():
     table = [[0.5, None]]
     row: dict[str, Any] = {"step": 0, "seconds": 0.1, "accuracy": 0.5, "loss": None}
     row |= dict.fromkeys(("drops", "signal", "exponent"), table)
-    check_watched([row, {**row, "positional": table, "variance": None}], "here")
+    Watched.from_list([row, {**row, "positional": table, "variance": None}], "here")
     for wrong in (
         {"accuracy": 2},
         {"accuracy": None},
@@ -381,4 +381,4 @@ def test_what_heads_were_seen_doing_is_looked_at_too():
         {"positional": [[2, 2]]},
     ):
         with pytest.raises(InputError, match=r"^here is damaged: 1[.:]"):
-            check_watched([row, {**row, **wrong}], "here")
+            Watched.from_list([row, {**row, **wrong}], "here")

@@ -7,7 +7,7 @@ from toeplens.engine.examples import DataSplit, examples_of
 from toeplens.engine.extrapolation import FACTORS, Extrapolation, LengthResult, extrapolate
 from toeplens.engine.head_watch import HeadWatch
 from toeplens.engine.jobs import Job, ablate_run, carry_out, read_ablation
-from toeplens.engine.kinds import check_record, check_watched
+from toeplens.engine.kinds import Watched, as_record
 from toeplens.engine.limits import Limits
 from toeplens.engine.local import Event, plan_workers, run_local
 from toeplens.engine.measures import MEASURES, measure_run, read_measures
@@ -25,10 +25,10 @@ __all__ = [
     "Job",
     "LengthResult",
     "Limits",
+    "Watched",
     "ablate_run",
+    "as_record",
     "carry_out",
-    "check_record",
-    "check_watched",
     "examples_of",
     "extrapolate",
     "measure_run",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from scipy.stats import binomtest
 
 from toeplens.ground import InputError
 from toeplens.ground.machine import must_fit, within
+from toeplens.ground.reading import Count, Positive, Share
+from toeplens.ground.records import AtLeast1, Record
 from toeplens.model import Decoder
 from toeplens.tasks import Examples, Task, trivial_baselines
 from toeplens.training import Batches, Run, plan_execution
@@ -23,7 +24,7 @@ _FITTED = 4096  # training examples that the rules without a model are fitted on
 
 
 @dataclass(frozen=True)
-class LengthResult:
+class LengthResult(Record):
     """A model on texts of one length.
 
     length     tokens of a text, padding included
@@ -36,30 +37,31 @@ class LengthResult:
     why        why there are no examples; empty otherwise
     """
 
-    length: int
-    factor: float
-    examples: int = 0
-    accuracy: float | None = None
-    low: float | None = None
-    high: float | None = None
+    length: AtLeast1
+    factor: Positive
+    examples: Count = 0
+    accuracy: Share | None = None
+    low: Share | None = None
+    high: Share | None = None
     loss: float | None = None
-    chance: float | None = None
-    length_chance: float | None = None
-    baselines: dict[str, float] = field(default_factory=dict)
+    chance: Share | None = None
+    length_chance: Share | None = None
+    baselines: dict[str, Share] = field(default_factory=dict)
     why: str = ""
+
+    def verify(self) -> None:
+        figures = (self.accuracy, self.low, self.high, self.chance, self.length_chance)
+        if any((figure is None) != (self.examples == 0) for figure in figures):
+            raise ValueError(f"examples: {self.examples} were given; there are figures of examples, and of no others.")
 
 
 @dataclass(frozen=True)
-class Extrapolation:
+class Extrapolation(Record):
     """Accuracy by length of the test texts; the task's words and labels are those of training (`Task.at_length`)."""
 
     run: str
-    trained_length: int
+    trained_length: AtLeast1
     rows: tuple[LengthResult, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON."""
-        return asdict(self)
 
 
 def extrapolate(

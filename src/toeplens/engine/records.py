@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, Field
 
 from toeplens.engine.examples import DataSplit
-from toeplens.engine.kinds import check_record
+from toeplens.engine.kinds import as_record
 from toeplens.ground import InputError, checked, choose, read_json, write_json
 from toeplens.ground.reading import Count
 
@@ -48,7 +48,7 @@ def read_record(directory: Path, name: str, asked: Asked) -> dict[str, Any] | No
     """The record of these examples, or None; a damaged one raises `InputError` (see `toeplens.engine.kinds`)."""
     for path in _places(directory, name, asked):
         if path.exists() and (content := _read(path)).pop(_ASKED) == asdict(asked):
-            check_record(name, content, path)
+            as_record(name, content, path)
             return content
     return None
 

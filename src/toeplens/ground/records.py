@@ -1,23 +1,272 @@
-"""Records: what is written down as JSON and read back."""
+"""Records: dataclasses that are written down as JSON and read back, checked field by field.
+
+A record states its fields once, as annotations: numbers and words (the strict ones of `toeplens.ground.reading`),
+arrays with their dimensions (jaxtyping's; a letter is one size in all of a record), other records, and lists and
+dictionaries of these. NaN is written as None. Fields that a later version adds are passed over; those that an earlier
+one did not write are named (`Record.LATER`) and have defaults.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import AbstractArray
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+
+from toeplens.ground.errors import InputError, sentence, shown
+from toeplens.ground.reading import Number, Text, Truth
+
+AtLeast1 = Annotated[int, Field(strict=True, ge=1)]
+_OR_NAN = BeforeValidator(lambda value: math.nan if value is None else value)
+MaybeNaN = Annotated[float, Field(strict=True), _OR_NAN]
+NearlyShare = Annotated[float, Field(strict=True, ge=-0.01, le=1.01)]  # but for rounding
+_STRICT: dict[Any, Any] = {int: Annotated[int, Field(strict=True)], float: Number, str: Text, bool: Truth}
+_ELEMENTS: dict[str, Any] = {"bool": Truth, "int": Annotated[int, Field(strict=True)], "float": Number}
 
 
-def require_shapes(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises `ValueError` with a sentence for the first array that has another shape."""
-    for name, shape in shapes.items():
-        if arrays[name].shape != shape:
-            raise ValueError(f"{name} of shape {list(arrays[name].shape)}, where {list(shape)} is needed")
+class Dims:
+    """The dimensions of a field that is no array, as in ``L`` or ``M 2``."""
+
+    def __init__(self, names: str) -> None:
+        self.names = names
 
 
-def plain_numbers(values: Float[np.ndarray, "..."]) -> Any:
-    """Nested lists of numbers, with None for nan."""
+class Each:
+    """What each number of an array may be, beside None for NaN: a type such as `toeplens.ground.reading.Share`."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+
+class _Fault(ValueError):
+    """What is wrong with a record, and where in it."""
+
+    def __init__(self, message: str, *place: str | int) -> None:
+        super().__init__(message)
+        self.message, self.place = message, place
+
+    def within(self, place: str | int) -> _Fault:
+        return _Fault(self.message, place, *self.place)
+
+    def __str__(self) -> str:
+        where = ".".join(map(str, self.place))
+        return self.message if not where or self.message.startswith(f"{where}: ") else f"{where}: {self.message}"
+
+
+class Record:
+    """The base of dataclasses that are records."""
+
+    WORDS: ClassVar[str] = ""  # what errors call it where it was not read from a file
+    LATER: ClassVar[tuple[str, ...]] = ()  # fields with defaults that the records of earlier versions do not have
+
+    def verify(self) -> None:
+        """Raise `ValueError`, with a sentence that names the field, for what no single field can tell."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON; None for NaN."""
+        return {field.name: plain_value(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def from_dict(cls, content: Any, where: Path | str | None = None) -> Self:
+        """The inverse of `to_dict`; what is no such record raises `InputError` that names ``where`` and the field."""
+        return cls._checked(cls, content, where)
+
+    @classmethod
+    def from_list(cls, content: Any, where: Path | str | None = None) -> list[Self]:
+        """Records from a list of them, likewise; errors name the place in the list too."""
+        return cls._checked(list[cls], content, where)
+
+    @classmethod
+    def _checked(cls, hint: Any, content: Any, where: Path | str | None) -> Any:
+        try:
+            return _read(hint, content)
+        except _Fault as fault:
+            place = where if where is not None else f"{cls.WORDS or cls.__name__}: the record"
+            raise InputError(f"{place} is damaged: {str(fault).rstrip('.')}.") from None
+
+
+def plain_value(value: Any) -> Any:
+    """``value`` as JSON holds it: arrays and tuples as lists, records as objects, None for NaN."""
+    if isinstance(value, Record):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {name: plain_value(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_value(each) for each in value]
+    if isinstance(value, float):
+        return None if math.isnan(value) else float(value)
+    if isinstance(value, np.ndarray):
+        return plain_numbers(value) if value.dtype.kind == "f" else value.tolist()
+    return value
+
+
+def plain_numbers(values: np.ndarray) -> Any:
+    """Nested lists of numbers, with None for NaN."""
     numbers = values.astype(object)
     numbers[np.isnan(values)] = None
     return numbers.tolist()
+
+
+@cache
+def _hints(kind: type[Record]) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _read_record(kind: type[Any], content: Any) -> Any:
+    if not isinstance(content, dict):
+        raise _Fault(f"it must have named fields (given: {shown(content)})")
+    values = {}
+    for field in fields(kind):
+        if field.name in content:
+            values[field.name] = _at(field.name, _hints(kind)[field.name], content[field.name])
+        elif field.name not in kind.LATER:
+            raise _Fault("it is missing", field.name)
+    _sizes_agree(kind, values)
+    made = kind(**values)
+    try:
+        made.verify()
+    except ValueError as error:
+        raise _Fault(str(error)) from None
+    return made
+
+
+def _at(place: str | int, hint: Any, content: Any) -> Any:
+    try:
+        return _read(hint, content)
+    except _Fault as fault:
+        raise fault.within(place) from None
+
+
+def _read(hint: Any, content: Any) -> Any:
+    """``content`` as the annotation says."""
+    kind, *about = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if _is_table(kind):
+        return _table(kind, about, content)
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return _read_record(kind, content)
+    origin, inner = get_origin(kind), get_args(kind)
+    if not any(map(_holds_more, inner)):
+        return _plain(hint, content)
+    if origin in (Union, types.UnionType):
+        return None if content is None else _read(next(each for each in inner if each is not type(None)), content)
+    if origin is dict:
+        named = _plain(_with(dict[str, Any], about), content)
+        return {name: _at(name, inner[1], each) for name, each in named.items()}
+    assert origin is not None
+    rows = _plain(_with(list[Any], about), content)
+    return origin(_at(index, inner[0], each) for index, each in enumerate(rows))
+
+
+def _holds_more(hint: Any) -> bool:
+    """Whether records or arrays are in it, which pydantic does not know."""
+    record = isinstance(hint, type) and issubclass(hint, Record)
+    return record or _is_table(hint) or any(map(_holds_more, get_args(hint)))
+
+
+def _is_table(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, AbstractArray)
+
+
+def _plain(hint: Any, content: Any) -> Any:
+    try:
+        return _adapter(hint).validate_python(content)
+    except ValidationError as error:
+        place = error.errors(include_url=False)[0]["loc"]
+        raise _Fault(sentence(error).removeprefix(f"{'.'.join(map(str, place))}: "), *place) from None
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(_strict(hint))
+
+
+def _strict(hint: Any) -> Any:
+    """The annotation with strict numbers and words: true is no number, and "3" is none."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _with(inner[0] if inner[0] in _STRICT else _strict(inner[0]), inner[1:])
+    if not inner or origin is Literal:
+        return _STRICT.get(hint, hint)
+    if origin in (Union, types.UnionType):
+        return Union[tuple(_strict(each) for each in inner)]  # noqa: UP007
+    return origin[tuple(each if each is ... else _strict(each) for each in inner)]
+
+
+def _table(kind: Any, about: list[Any], content: Any) -> np.ndarray:
+    """An array from nested lists: as deep as its dimensions, or of any further depth where some have no number."""
+    element = next((name for name in _ELEMENTS if any(name in str(dtype) for dtype in kind.dtypes)), "float")
+    allowed = next((each.kind for each in about if isinstance(each, Each)), _ELEMENTS[element])
+    dims = kind.dim_str.split()
+    depth = _depth(content) if any("*" in dim or dim == "..." for dim in dims) else len(dims)
+    rows = _plain(_nested(allowed | None if element == "float" else allowed, depth, about), content)
+    try:
+        return np.array(rows, dtype=element)
+    except ValueError:
+        raise _Fault("its rows are not equally long.") from None
+
+
+def _depth(content: Any) -> int:
+    return 1 + _depth(content[0]) if isinstance(content, list) and content else int(isinstance(content, list))
+
+
+def _nested(element: Any, depth: int, about: list[Any]) -> Any:
+    for _ in range(depth):
+        element = list[element]
+    return _with(element, about)
+
+
+def _with(hint: Any, about: Iterable[Any]) -> Any:
+    """The annotation with pydantic's metadata; without what this module reads itself."""
+    for each in about:
+        hint = hint if isinstance(each, (Each, Dims)) else Annotated[hint, each]
+    return hint
+
+
+def _sizes_agree(kind: type[Any], values: dict[str, Any]) -> None:
+    """Refuse arrays that do not go together: a letter is one size, ``H+1`` is one more, ``*P`` the same sizes."""
+    sizes: dict[str, Any] = {}
+    for name, dim, size in sorted(_dimensions(kind, values), key=lambda found: "+" in found[1]):
+        letter, _, more = dim.partition("+")
+        least = int(letter) if letter.isdigit() else sizes.setdefault(letter, size - int(more) if more else size)
+        needed = least + int(more) if more else least
+        if size != needed:
+            raise _Fault(f"{_said(size)} were given along {dim}; {_said(needed)} are needed.", name)
+
+
+def _unwrapped(hint: Any) -> tuple[Any, str]:
+    """What an annotation is of, without None and metadata; and the dimensions that the metadata state."""
+    stated = ""
+    while (origin := get_origin(hint)) in (Annotated, Union, types.UnionType):
+        hint, *about = get_args(hint)
+        stated = next((each.names for each in about if origin is Annotated and isinstance(each, Dims)), stated)
+    return hint, stated
+
+
+def _said(size: Any) -> str:
+    return str(list(size) if isinstance(size, tuple) else size)
+
+
+def _dimensions(kind: type[Any], values: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Each array's name, and its dimensions with their sizes."""
+    for name, hint in _hints(kind).items():
+        inner, stated = _unwrapped(hint)
+        names, value = inner.dim_str.split() if _is_table(inner) else stated.split(), values.get(name)
+        if value is None or not names:
+            continue
+        try:
+            shape = np.shape(value) if _is_table(inner) or len(names) > 1 else (len(value),)
+        except ValueError:
+            raise _Fault("its rows are not equally long.", name) from None
+        star = next((place for place, dim in enumerate(names) if dim.startswith("*")), None)
+        if star is not None:  # as many sizes as the others leave
+            end = max(star, len(shape) - len(names) + star + 1)
+            yield name, names[star], tuple(shape[star:end])
+            names, shape = [*names[:star], *names[star + 1 :]], shape[:star] + shape[end:]
+        yield from ((name, dim, size) for dim, size in zip(names, shape, strict=False) if dim != "_")

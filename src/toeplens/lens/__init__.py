@@ -15,7 +15,7 @@ from toeplens.lens.following.patterns import Patterns, PatternSums
 from toeplens.lens.following.permutation import PermutationScores, permutation_scores
 from toeplens.lens.following.position_effect import PositionEffect, position_effect
 from toeplens.lens.frequency.bands import BandAblation, ablate_bands
-from toeplens.lens.frequency.use import FrequencyUse, frequency_use
+from toeplens.lens.frequency.use import FrequencyRecord, FrequencyUse, frequency_use
 from toeplens.lens.gradients.descent import Differentiable
 from toeplens.lens.gradients.drift import PositionalDrift, positional_drift
 from toeplens.lens.gradients.signal import SeedStrength, seed_strength
@@ -50,6 +50,7 @@ __all__ = [
     "Differentiable",
     "Estimate",
     "EstimateCheck",
+    "FrequencyRecord",
     "FrequencyUse",
     "HeadAblation",
     "HeadSets",

@@ -494,34 +494,6 @@ def test_a_memory_that_knows_everything_needs_no_model():
 # ---- records and refusals -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cumulative", [True, False])
-def test_a_record_reads_back_as_it_was(cumulative: bool):
-    model, batch = standing()
-    found = ablate_heads(DecoderSource(model), [batch], chance=0.2, cumulative=cumulative)
-    again = HeadAblation.from_dict(found.to_dict())
-    for name in ("drops", "low", "high", "cumulative"):
-        assert np.array_equal(getattr(again, name), getattr(found, name), equal_nan=True)
-    for name in ("baseline", "examples", "chance", "metric", "intervention"):
-        assert getattr(again, name) == getattr(found, name)
-    assert found.chance == 0.2
-    assert (found.metric, found.intervention) == ("accuracy", "zero")
-
-
-@pytest.mark.parametrize("field", ["drops", "low", "high", "cumulative", "baseline", "examples", "chance", "metric"])
-def test_a_record_without_a_field_is_refused(field: str):
-    model, batch = standing()
-    content = ablate_heads(DecoderSource(model), [batch], bootstrap=5).to_dict()
-    del content[field]
-    with pytest.raises(InputError, match=f"ablation: the record is damaged .*{field}"):
-        HeadAblation.from_dict(content)
-
-
-@pytest.mark.parametrize("content", [[], 3, None, {"drops": "many"}, {"drops": [[1.0], [1.0, 2.0]]}], ids=str)
-def test_what_is_no_record_is_refused(content: Any):
-    with pytest.raises(InputError, match="ablation: the record is damaged"):
-        HeadAblation.from_dict(content)
-
-
 @pytest.mark.parametrize(
     ("field", "value", "near"),
     [("metric", "acuracy", "accuracy"), ("intervention", "zeros", "zero"), ("method", "exat", "exact")],

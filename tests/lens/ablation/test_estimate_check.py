@@ -86,14 +86,6 @@ def test_three_heads_confirm_nothing() -> None:
     assert checked([1, 2, 3, 4], [1, 2, 3, 4]).holds
 
 
-def test_records_are_read_as_written_and_damaged_ones_refused() -> None:
-    record = checked([1, 2, 3, 4], [1, 2, 4, 3]).to_dict()
-    assert EstimateCheck.from_dict(record).to_dict() == record
-    for name, value in (("heads", [1]), ("exact", None), ("of", "many"), ("slope", [])):
-        with pytest.raises(InputError, match="check: "):
-            EstimateCheck.from_dict({**record, name: value})
-
-
 def test_exact_effects_of_other_heads_are_refused() -> None:
     with pytest.raises(InputError, match=r"exact: \[3\] effects were given; the sample has \[4\]"):
         check_estimates(np.zeros((1, 4)), [np.zeros(3)])

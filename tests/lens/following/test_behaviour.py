@@ -417,22 +417,6 @@ def test_single_precision_is_taken_as_it_is() -> None:
     np.testing.assert_allclose(shares(found), shares(behaviour(trace_of("rope"))), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("trace", [True, False])
-def test_records_come_back(trace: bool) -> None:
-    case = random_case(rotation=None)
-    case["k"][:, 0] = 1.0
-    found = behaviour(trace_of("rope")) if trace else behaviour(**case)
-    again = Behaviour.from_dict(found.to_dict())
-    np.testing.assert_array_equal(shares(again), shares(found))
-    np.testing.assert_array_equal(again.flat, found.flat)
-    assert again.to_dict() == found.to_dict()
-    assert trace or found.to_dict()["positional"][0] is None
-    for damage in ({}, {"flat": [True]}, {"positional": "x"}, {"queries": None}):
-        content = {**found.to_dict(), **damage} if damage else damage
-        with pytest.raises(InputError, match="damaged"):
-            Behaviour.from_dict(content)
-
-
 @pytest.mark.parametrize(
     ("change", "field"),
     [

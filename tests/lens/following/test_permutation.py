@@ -123,15 +123,14 @@ def test_a_trace_has_a_score_for_every_head_and_its_record_comes_back() -> None:
     assert (found.queries, found.permutations, found.layers) == ((6, 6), 3, (0, 1))
     assert permutation_scores(trace, queries=6, permutations=3, counted="used").queries == (6, 2)
     assert found.splits == ("none", "none")
-    one = permutation_scores(case_of()["q"][0], case_of()["k"][0], queries=1)
-    for scores in (found, one, permutation_scores(trace[0], queries=2)):
+    for scores in (
+        found,
+        permutation_scores(case_of()["q"][0], case_of()["k"][0], queries=1),
+        permutation_scores(trace[0], queries=2),
+    ):
         again = PermutationScores.from_dict(scores.to_dict())
         assert again.to_dict() == scores.to_dict()
         assert again.logits.positional.shape == scores.logits.positional.shape
-    assert one.to_dict()["logits"]["positional_error"] is None
-    for damage in ({}, {**found.to_dict(), "weights": 1}, {**found.to_dict(), "seed": None}):
-        with pytest.raises(InputError, match="damaged"):
-            PermutationScores.from_dict(damage)
 
 
 def test_wrong_input_is_one_sentence() -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from toeplens import encodings
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
-from toeplens.lens.following.position_effect import PositionEffect, position_effect
+from toeplens.lens.following.position_effect import position_effect
 from toeplens.lens.kit import main_effect
 from toeplens.lens.kit.main_effect import effect_variance
 from toeplens.model import Decoder, decoder_config
@@ -336,27 +336,6 @@ def test_it_is_differentiable_in_queries_keys_and_their_position_part(encoding: 
 
 
 # ---- records and refusals -------------------------------------------------------------------------------------------
-
-
-def test_a_record_reads_back_as_it_was_and_holds_no_nan() -> None:
-    found = position_effect([noise(0, count=4), replace(noise(1, count=4), q=torch.zeros(4, HEADS, 5, 4).double())])
-    assert np.isnan(found.share[1]).all()
-    content = found.to_dict()
-    assert content["share"][1] == [None] * HEADS
-    again = PositionEffect.from_dict(content)
-    for name in ("variance", "total", "share"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
-    assert (again.exact, again.conditional, again.sequences) == (found.exact, found.conditional, 4)
-
-
-@pytest.mark.parametrize("field", ["variance", "total", "share", "exact", "conditional", "sequences"])
-def test_a_damaged_record_is_refused(field: str) -> None:
-    content: dict[str, Any] = position_effect([noise(0, count=4)]).to_dict()
-    del content[field]
-    with pytest.raises(InputError, match=f"position effect: the record is damaged .*{field}"):
-        PositionEffect.from_dict(content)
-    with pytest.raises(InputError, match="position effect: the record is damaged"):
-        PositionEffect.from_dict([])
 
 
 def test_too_little_is_refused() -> None:

@@ -21,11 +21,11 @@ from torch.nn import functional as F
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace
 from toeplens.lens.ablation.ablate import Batch
-from toeplens.lens.ablation.margins import Margins, margins
+from toeplens.lens.ablation.margins import margins
 from toeplens.lens.following.position_effect import position_effect
 from toeplens.lens.gradients.descent import LayerGradient
-from toeplens.lens.gradients.drift import PositionalDrift, positional_drift
-from toeplens.lens.gradients.signal import SeedStrength, diagonal_means, directions, seed_strength
+from toeplens.lens.gradients.drift import positional_drift
+from toeplens.lens.gradients.signal import diagonal_means, directions, seed_strength
 from toeplens.lens.gradients.statistics import Pool, Strength, batch_sizes
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource
@@ -481,35 +481,6 @@ def test_margins_do_not_ask_for_the_heads_names(signal: list[list[float]], order
 
 
 # ---- records and refusals -------------------------------------------------------------------------------------------
-
-
-def records() -> list[Any]:
-    source, batch = DecoderGradients(model_of("alibi")), examples()
-    with unchecked():
-        strength = seed_strength(source, [batch], bootstrap=5)
-        drift = positional_drift(source, batch)
-    return [strength, drift, margins(strength.levels["parameters"].signal)]
-
-
-def has_nan(content: Any) -> bool:
-    if isinstance(content, dict):
-        return any(map(has_nan, content.values()))
-    return (
-        any(map(has_nan, content)) if isinstance(content, list) else isinstance(content, float) and content != content
-    )
-
-
-@pytest.mark.parametrize(("index", "kind"), [(0, SeedStrength), (1, PositionalDrift), (2, Margins)])
-def test_records_read_back_as_they_were_and_hold_no_nan(index: int, kind: Any) -> None:
-    content = records()[index].to_dict()
-    assert not has_nan(content)
-    assert kind.from_dict(content).to_dict() == content
-    for field in content:
-        damaged = {key: value for key, value in content.items() if key != field}
-        with pytest.raises(InputError, match="the record is damaged"):
-            kind.from_dict(damaged)
-    with pytest.raises(InputError, match="the record is damaged"):
-        kind.from_dict([3])
 
 
 def test_no_examples_and_unknown_levels_are_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -468,33 +467,6 @@ def test_a_model_without_position_has_none_at_the_input() -> None:
 
 
 # ---- records and refusals --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("vectors", [P0, None])
-def test_a_record_reads_back_as_it_was(vectors: np.ndarray | None) -> None:
-    found = representation(traced(X, drawn(19, BATCH, SIZE, WIDTH), vectors=vectors), bootstrap=50)
-    again = Representation.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False)))
-    for name in ARRAYS:
-        assert np.array_equal(getattr(again, name), getattr(found, name), equal_nan=True)
-    assert [a.tolist() for a in again.angles] == [a.tolist() for a in found.angles]
-    assert (again.sequences, again.energy, again.reference_rank) == (BATCH, 0.99, found.reference_rank)
-    np.testing.assert_equal(again.chance, found.chance)
-
-
-@pytest.mark.parametrize("field", list(Representation.__annotations__))
-def test_a_record_without_a_field_is_refused(field: str) -> None:
-    content = base().to_dict()
-    del content[field]
-    with pytest.raises(InputError, match=f"representation: the record is damaged .*{field}"):
-        Representation.from_dict(content)
-
-
-@pytest.mark.parametrize("change", [{"alignment": [1.0]}, {"angles": []}, {"energy": "much"}, {"rank": [[1, 2]]}])
-def test_a_damaged_record_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="representation: the record is damaged"):
-        Representation.from_dict(base().to_dict() | change)
-    with pytest.raises(InputError, match="representation: the record is damaged"):
-        Representation.from_dict([])
 
 
 @pytest.mark.parametrize(

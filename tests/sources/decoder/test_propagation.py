@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -529,27 +528,6 @@ def test_the_model_is_left_as_it_is() -> None:
 
 
 # ---- the record and what is refused ---------------------------------------------------------------------------------
-
-
-def test_the_record_goes_round() -> None:
-    found = relevance(model_of("rope-absolute"), *batch())
-    again = Relevance.from_dict(json.loads(json.dumps(found.to_dict())))
-    for name, value in vars(found).items():
-        np.testing.assert_array_equal(getattr(again, name), value)
-    nothing = replace(found, **{name: 0 * getattr(found, name) for name in ("content", "position_input", "softmax")})
-    nothing = replace(nothing, position_attention=0 * found.content, biases=0 * found.biases)
-    assert np.isnan(nothing.share).all()
-    unknown = Relevance.from_dict(replace(found, target=found.target * np.nan).to_dict())
-    assert np.isnan(unknown.target).all()
-
-
-@pytest.mark.parametrize(
-    "damage", [{"content": None}, {"softmax": [1.0]}, {"by_layer": [[1.0]]}, {"classes": "x"}], ids=str
-)
-def test_a_damaged_record_is_refused(damage: dict[str, Any]) -> None:
-    record = relevance(model_of("rope-absolute"), *batch()).to_dict()
-    with pytest.raises(InputError, match=r"^relevance: the record is damaged"):
-        Relevance.from_dict({**record, **damage})
 
 
 @pytest.mark.parametrize("classes", [[0, 1], [0, 1, 2, CLASSES], [-1, 0, 0, 0]])

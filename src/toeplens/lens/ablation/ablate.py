@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Protocol, get_args, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,12 +13,10 @@ from torch import Tensor
 from toeplens.ground import choose
 from toeplens.lens.ablation.attribution import first_order
 from toeplens.lens.ablation.estimate_check import Sample, check_estimates
-from toeplens.lens.ablation.head_ablation import HeadAblation
+from toeplens.lens.ablation.head_ablation import HeadAblation, Method
 from toeplens.lens.kit.intervals import bootstrap_means
 from toeplens.lens.kit.interventions import Batch, Intervention, Replacement, Replayable, counted_batches, replacements
 from toeplens.lens.kit.outcomes import Metric, harm, outcomes
-
-Method = Literal["exact", "attribution"]
 
 
 @runtime_checkable

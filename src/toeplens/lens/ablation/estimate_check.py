@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.stats import rankdata
 
 from toeplens.ground import InputError
+from toeplens.ground.reading import Count
+from toeplens.ground.records import Dims, MaybeNaN, Record
 
 # At 0.9 on 32 heads the rank correlation of all heads is above 0.78 (95 %). Trained models were met at 0.6 and at 0.0,
 # and there heads that matter most come out as nothing.
@@ -28,7 +30,7 @@ Layered = Float[np.ndarray, "_L _H"] | Sequence[Float[np.ndarray, "_H"]]  # laye
 
 
 @dataclass(frozen=True)
-class EstimateCheck:
+class EstimateCheck(Record):
     """Estimated and exact effects of the same heads.
 
     layers, heads     [n] the sample, from 0
@@ -39,13 +41,15 @@ class EstimateCheck:
                       estimates are 0
     """
 
-    layers: tuple[int, ...]
-    heads: tuple[int, ...]
-    estimates: tuple[float, ...]
-    exact: tuple[float, ...]
-    of: int
-    rank_correlation: float
-    slope: float
+    WORDS = "check"
+
+    layers: Annotated[tuple[Count, ...], Dims("n")]
+    heads: Annotated[tuple[Count, ...], Dims("n")]
+    estimates: Annotated[tuple[float, ...], Dims("n")]
+    exact: Annotated[tuple[float, ...], Dims("n")]
+    of: Count
+    rank_correlation: MaybeNaN
+    slope: MaybeNaN
 
     @property
     def holds(self) -> bool:
@@ -66,26 +70,6 @@ class EstimateCheck:
         if not SIZES[0] <= self.slope <= SIZES[1]:
             return f"{found}; the estimates' order holds, their size does not."
         return f"{found}; the estimates hold."
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for nan."""
-        lists = {name: list(value) for name, value in vars(self).items() if isinstance(value, tuple)}
-        numbers = {name: _known(getattr(self, name)) for name in ("rank_correlation", "slope")}
-        return {**lists, "of": self.of, **numbers}
-
-    @classmethod
-    def from_dict(cls, content: Any) -> EstimateCheck:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
-        try:
-            places = [tuple(int(x) for x in content[name]) for name in ("layers", "heads")]
-            values = [tuple(float(x) for x in content[name]) for name in ("estimates", "exact")]
-            numbers = [_number(content[name]) for name in ("rank_correlation", "slope")]
-            made = cls(*places, *values, int(content["of"]), *numbers)  # type: ignore[arg-type]
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"check: the record is damaged ({error}).") from None
-        if len({len(x) for x in (*places, *values)}) > 1:
-            raise InputError(f"check: {len(made.layers)} layers were given; heads, estimates and exact need as many.")
-        return made
 
 
 def sample_heads(estimates: Layered, count: int = SAMPLE) -> Sample:
@@ -153,11 +137,3 @@ def spearman(values: Float[np.ndarray, "2 samples n"]) -> Float[np.ndarray, "sam
 
 def _figure(value: float) -> str:
     return "not defined" if np.isnan(value) else f"{value:.2f}"
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else value
-
-
-def _number(value: Any) -> float:
-    return float("nan") if value is None else float(value)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import Float
+from pydantic import Field
 
-from toeplens.ground import InputError
-from toeplens.ground.records import plain_numbers, require_shapes
+from toeplens.ground.reading import Share
+from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.ablation.estimate_check import EstimateCheck
+from toeplens.lens.kit.interventions import Intervention
+from toeplens.lens.kit.outcomes import Metric
 
-_ARRAYS = ("drops", "low", "high", "cumulative")
+Method = Literal["exact", "attribution"]
 
 
 @dataclass(frozen=True)
-class HeadAblation:
+class HeadAblation(Record):
     """The effect of ablating heads.
 
     drops         [layers, heads] what is lost without the head, positive for harm: metric(intact) - metric(ablated)
@@ -36,34 +39,30 @@ class HeadAblation:
                   that are older than the check, whose estimates are no effects
     """
 
-    drops: Float[np.ndarray, "L H"]
+    WORDS = "ablation"
+    LATER = ("method", "check")
+
+    drops: Annotated[Float[np.ndarray, "L H"], Field(min_length=1)]
     low: Float[np.ndarray, "L H"]
     high: Float[np.ndarray, "L H"]
     baseline: float
-    cumulative: Float[np.ndarray, "L H1"]
-    examples: int
-    chance: float
-    metric: str = "accuracy"
-    intervention: str = "zero"
-    method: str = "exact"
+    cumulative: Float[np.ndarray, "L H+1"]
+    examples: AtLeast1
+    chance: Share
+    metric: Metric = "accuracy"
+    intervention: Intervention = "zero"
+    method: Method = "exact"
     check: EstimateCheck | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for nan."""
-        content = {key: plain_numbers(value) if key in _ARRAYS else value for key, value in vars(self).items()}
-        check = content.pop("check")
-        return content if check is None else {**content, "check": check.to_dict()}
+    def verify(self) -> None:
+        for name, least in (("drops", -1), ("low", -1), ("high", -1), ("cumulative", 0)):
+            numbers = getattr(self, name)
+            if self.metric == "accuracy" and ((numbers < least) | (numbers > 1)).any():
+                raise ValueError(f"{name}: of accuracies only numbers from {least} to 1 can come.")
+        if self.metric == "accuracy" and not 0 <= self.baseline <= 1:
+            raise ValueError(f"baseline: {self.baseline} was given; an accuracy is from 0 to 1.")
 
-    @classmethod
-    def from_dict(cls, content: Any) -> HeadAblation:
-        """The inverse of `to_dict`; what is no such record raises `InputError`. Older ones have no method, no check."""
-        try:
-            arrays = {key: np.asarray(content[key], dtype=float) for key in _ARRAYS}
-            layers, heads = arrays["drops"].shape
-            shapes = dict.fromkeys(_ARRAYS, (layers, heads)) | {"cumulative": (layers, heads + 1)}
-            require_shapes(arrays, shapes)
-            rest = {key: content[key] for key in ("baseline", "examples", "chance", "metric", "intervention")}
-            method, check = content.get("method", "exact"), content.get("check")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"ablation: the record is damaged ({error}).") from None
-        return cls(**arrays, **rest, method=method, check=None if check is None else EstimateCheck.from_dict(check))
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON; None for NaN. Only an estimate has a check."""
+        content = super().to_dict()
+        return {name: value for name, value in content.items() if name != "check" or value is not None}

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from pydantic import Field
 
 from toeplens.ground import InputError, choose
-from toeplens.ground.records import plain_numbers, require_shapes
+from toeplens.ground.reading import Count, Share
+from toeplens.ground.records import AtLeast1, Dims, Each, Record
 from toeplens.lens.kit.interventions import Batch, Intervention, Replayable, counted_batches, replacements
 from toeplens.lens.kit.outcomes import Metric, harm, outcomes
 
 Order = Literal["greedy", "importance", "random"]
-_CURVES = ("greedy", "importance", "random")
 ROUNDOFF = 1e-9
 
 
 @dataclass(frozen=True)
-class HeadSets:
+class HeadSets(Record):
     """Which heads carry a model's skill together.
 
     baseline    the intact model's accuracy
@@ -37,35 +38,23 @@ class HeadSets:
     kept        accuracy with these heads alone, on the examples that chose them: on others it may be lower
     """
 
-    baseline: float
-    chance: float
-    examples: int
-    greedy: Float[np.ndarray, "LH1"]
-    importance: Float[np.ndarray, "LH1"]
-    random: Float[np.ndarray, "R LH1"]
-    order: list[list[int]]
-    sufficient: list[list[int]]
-    keep: float
-    kept: float
+    WORDS = "head sets"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for nan."""
-        return {key: plain_numbers(value) if key in _CURVES else value for key, value in vars(self).items()}
+    baseline: Share
+    chance: Share
+    examples: AtLeast1
+    greedy: Annotated[Float[np.ndarray, "M+1"], Each(Share)]
+    importance: Annotated[Float[np.ndarray, "M+1"], Each(Share)]
+    random: Annotated[Float[np.ndarray, "R M+1"], Each(Share), Field(min_length=1)]
+    order: Annotated[list[list[Count]], Dims("M 2"), Field(min_length=1)]
+    sufficient: Annotated[list[list[Count]], Dims("S 2")]
+    keep: Share
+    kept: Share
 
-    @classmethod
-    def from_dict(cls, content: Any) -> HeadSets:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
-        try:
-            curves = {key: np.asarray(content[key], dtype=float) for key in _CURVES}
-            heads = {key: [[int(layer), int(head)] for layer, head in content[key]] for key in ("order", "sufficient")}
-            points = len(heads["order"]) + 1
-            require_shapes(
-                curves, {"greedy": (points,), "importance": (points,), "random": (len(curves["random"]), points)}
-            )
-            rest = {key: content[key] for key in ("baseline", "chance", "examples", "keep", "kept")}
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"head sets: the record is damaged ({error}).") from None
-        return cls(**curves, **heads, **rest)
+    def verify(self) -> None:
+        order, few = ([tuple(head) for head in heads] for heads in (self.order, self.sufficient))
+        if len(set(order)) < len(order) or len(set(few)) < len(few) or not set(few) <= set(order):
+            raise ValueError("order: each head of the model is needed once, and the sufficient ones are among them.")
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from toeplens.ground import InputError
-from toeplens.ground.records import plain_numbers, require_shapes
-
-_ARRAYS = ("ratio", "difference", "gamma")
 
 
 @dataclass(frozen=True)
@@ -30,31 +26,6 @@ class Margins:
     gamma: Float[np.ndarray, "L1"]
     leaders: tuple[int | None, ...]
     leader: tuple[int, int] | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for NaN."""
-        leader = None if self.leader is None else list(self.leader)
-        return {
-            **{key: plain_numbers(getattr(self, key)) for key in _ARRAYS},
-            "leaders": list(self.leaders),
-            "leader": leader,
-        }
-
-    @classmethod
-    def from_dict(cls, content: Any) -> Margins:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
-        try:
-            arrays = {key: np.asarray(content[key], dtype=float) for key in _ARRAYS}
-            layers = len(content["leaders"])
-            require_shapes(arrays, {"ratio": (layers,), "difference": (layers,), "gamma": (max(0, layers - 1),)})
-            leaders = tuple(None if head is None else int(head) for head in content["leaders"])
-            leader = content["leader"]
-            if leader is not None:
-                layer, head = leader
-                leader = (int(layer), int(head))
-            return cls(**arrays, leaders=leaders, leader=leader)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"margins: the record is damaged ({error}).") from None
 
 
 def margins(signal: Float[np.ndarray, "L H"]) -> Margins:

@@ -16,7 +16,7 @@ a rotation multiplies, and the interaction is what that gives. How M's variances
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.rotary import Pairing
-from toeplens.ground import InputError
-from toeplens.ground.records import plain_numbers
+from toeplens.ground.reading import Count, Positive
+from toeplens.ground.records import Each, NearlyShare, Record
 from toeplens.lens.following.two_way import two_way
 from toeplens.lens.kit.movable import KeySplit, Placed, placed_from
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
@@ -36,7 +36,7 @@ _SHARES = ("positional", "symbolic", "interaction", "variance")
 
 
 @dataclass(frozen=True)
-class Behaviour:
+class Behaviour(Record):
     """How positional and how symbolic each head is. All arrays are [H], [L, H] for a trace, [] for q [N, d].
 
     positional   share of Var(P), the position's main effect: what the mean content gives from place to place
@@ -52,38 +52,19 @@ class Behaviour:
                  ``none``, where all of the key is content; empty without layers
     """
 
-    positional: Float[np.ndarray, "*H"]
-    symbolic: Float[np.ndarray, "*H"]
-    interaction: Float[np.ndarray, "*H"]
-    variance: Float[np.ndarray, "*H"]
+    WORDS = "behaviour"
+
+    positional: Annotated[Float[np.ndarray, "*H"], Each(NearlyShare)]
+    symbolic: Annotated[Float[np.ndarray, "*H"], Each(NearlyShare)]
+    interaction: Annotated[Float[np.ndarray, "*H"], Each(NearlyShare)]
+    variance: Annotated[Float[np.ndarray, "*H"], Each(Positive)]
     flat: Bool[np.ndarray, "*H"]
-    queries: int | tuple[int, ...]
-    layers: tuple[int, ...] = ()
+    queries: Count | tuple[Count, ...]
+    layers: tuple[Count, ...] = ()
     splits: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for NaN."""
-        return {
-            **{key: plain_numbers(getattr(self, key)) for key in _SHARES},
-            "flat": self.flat.tolist(),
-            "queries": list(self.queries) if isinstance(self.queries, tuple) else self.queries,
-            "layers": list(self.layers),
-            "splits": list(self.splits),
-        }
-
-    @classmethod
-    def from_dict(cls, content: Any) -> Behaviour:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
-        try:
-            arrays = {key: np.asarray(content[key], dtype=float) for key in _SHARES}
-            flat = np.asarray(content["flat"], dtype=bool)
-            if len({x.shape for x in (*arrays.values(), flat)}) > 1:
-                raise ValueError("arrays of different shapes")
-            layers, splits = tuple(map(int, content["layers"])), tuple(map(str, content["splits"]))
-            queries = counts_from(content["queries"], len(layers))
-            return cls(**arrays, flat=flat, queries=queries, layers=layers, splits=splits)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"behaviour: the record is damaged ({error}).") from None
+    def verify(self) -> None:
+        one_a_layer(self.positional, queries=self.queries, layers=self.layers, splits=self.splits)
 
 
 @torch.no_grad()
@@ -148,13 +129,12 @@ def behaviour(
     )
 
 
-def counts_from(content: Any, layers: int) -> int | tuple[int, ...]:
-    """Recorded counts of queries: one a layer, or a single number; another number of them raises `ValueError`."""
-    if not isinstance(content, list):
-        return int(content)
-    if len(content) != layers:
-        raise ValueError(f"{len(content)} counts of queries for {layers} layers")
-    return tuple(map(int, content))
+def one_a_layer(array: Float[np.ndarray, "*H"], **given: Any) -> None:
+    """Raise `ValueError` for tuples that are not as long as an array of layers; those of tensors are empty."""
+    for name, values in given.items():
+        needed = 0 if not given["layers"] else len(array) if array.ndim == 2 else 1
+        if isinstance(values, tuple) and len(values) != needed:
+            raise ValueError(f"{name}: {len(values)} were given along L; {needed} are needed.")
 
 
 def _heads(placed: Placed) -> tuple[dict[str, np.ndarray], int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +12,9 @@ from torch import Tensor
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
-from toeplens.ground.records import plain_numbers
-from toeplens.lens.following.behaviour import counts_from
+from toeplens.ground.reading import Count
+from toeplens.ground.records import AtLeast1, Record
+from toeplens.lens.following.behaviour import one_a_layer
 from toeplens.lens.kit.movable import KeySplit, Placed, placed_from
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
 
@@ -23,7 +23,7 @@ _ARRAYS = ("positional", "symbolic", "positional_error", "symbolic_error")
 
 
 @dataclass(frozen=True)
-class Scores:
+class Scores(Record):
     """Agreement of sequences with and without a permutation; 1 if all agree, at most 1, about 0 if nothing does.
 
     Arrays are [H], [L, H] for a trace, [] for q [N, d]. NaN where the sequences do not vary.
@@ -41,7 +41,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class PermutationScores:
+class PermutationScores(Record):
     """How far heads are positional and symbolic, from sampled permutations (see `permutation_scores`).
 
     logits        scores of the logits
@@ -53,42 +53,20 @@ class PermutationScores:
     splits        how the keys of each layer were split into content and position (see `behaviour`)
     """
 
+    WORDS = "permutation scores"
+
     logits: Scores
     weights: Scores
-    queries: int | tuple[int, ...]
-    permutations: int
-    seed: int
-    layers: tuple[int, ...] = ()
+    queries: Count | tuple[Count, ...]
+    permutations: AtLeast1
+    seed: Count
+    layers: tuple[Count, ...] = ()
     splits: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for NaN."""
-        scores = {name: getattr(self, name) for name in ("logits", "weights")}
-        return {
-            **{name: {key: plain_numbers(getattr(of, key)) for key in _ARRAYS} for name, of in scores.items()},
-            "queries": list(self.queries) if isinstance(self.queries, tuple) else self.queries,
-            "permutations": self.permutations,
-            "seed": self.seed,
-            "layers": list(self.layers),
-            "splits": list(self.splits),
-        }
-
-    @classmethod
-    def from_dict(cls, content: Any) -> PermutationScores:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
-        try:
-            logits, weights = (
-                Scores(*(np.asarray(content[name][key], dtype=float) for key in _ARRAYS))
-                for name in ("logits", "weights")
-            )
-            if len({getattr(of, key).shape for of in (logits, weights) for key in _ARRAYS}) > 1:
-                raise ValueError("arrays of different shapes")
-            numbers = {name: int(content[name]) for name in ("permutations", "seed")}
-            layers, splits = tuple(map(int, content["layers"])), tuple(map(str, content["splits"]))
-            queries = counts_from(content["queries"], len(layers))
-            return cls(logits, weights, queries, **numbers, layers=layers, splits=splits)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"permutation scores: the record is damaged ({error}).") from None
+    def verify(self) -> None:
+        if self.logits.positional.shape != self.weights.positional.shape:
+            raise ValueError("weights: their arrays are not of the shape of those of logits.")
+        one_a_layer(self.logits.positional, queries=self.queries, layers=self.layers, splits=self.splits)
 
 
 @torch.no_grad()

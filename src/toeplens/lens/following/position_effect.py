@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.ground.records import plain_numbers
 from toeplens.lens.kit.main_effect import (
     _centred,
     _evenly,
@@ -25,7 +23,6 @@ from toeplens.lens.kit.main_effect import (
 from toeplens.lens.kit.trace import LayerTrace
 
 _NOTHING = 1e-12  # of the mean square of the logits: a variance below it is rounding
-_ARRAYS = ("variance", "total", "share")
 
 
 @dataclass(frozen=True)
@@ -47,28 +44,6 @@ class PositionEffect:
     exact: tuple[bool, ...]
     conditional: tuple[bool, ...]
     sequences: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for NaN."""
-        arrays = {key: plain_numbers(getattr(self, key)) for key in _ARRAYS}
-        return {
-            **arrays,
-            "exact": list(self.exact),
-            "conditional": list(self.conditional),
-            "sequences": self.sequences,
-        }
-
-    @classmethod
-    def from_dict(cls, content: Any) -> PositionEffect:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
-        try:
-            variance, total, share = (np.asarray(content[key], dtype=float) for key in _ARRAYS)
-            exact, conditional = (tuple(map(bool, content[key])) for key in ("exact", "conditional"))
-            if not len(variance) == len(exact) == len(conditional) or not variance.shape == total.shape == share.shape:
-                raise ValueError("arrays of different shapes")
-            return cls(variance, total, share, exact, conditional, int(content["sequences"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"position effect: the record is damaged ({error}).") from None
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError, choose
-from toeplens.ground.records import plain_numbers
+from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.kit.intervals import bootstrap_means
 from toeplens.lens.kit.interventions import Batch, counted_batches
 from toeplens.lens.kit.outcomes import Metric, harm, outcomes
@@ -47,7 +47,7 @@ class Controllable(Protocol):
 
 
 @dataclass(frozen=True)
-class BandAblation:
+class BandAblation(Record):
     """What is lost when one band of one head is changed, everything else being as it is.
 
     drops      [L, H, n] mean over the examples that count, positive for harm; NaN in a layer without a rotation
@@ -59,23 +59,15 @@ class BandAblation:
     off        ``rotation``: the pair no longer turns and its content counts; ``pair``: the pair is taken out
     """
 
+    WORDS = "band ablation"
+
     drops: Float[np.ndarray, "L H n"]
     low: Float[np.ndarray, "L H n"]
     high: Float[np.ndarray, "L H n"]
     baseline: float
-    examples: int
+    examples: AtLeast1
     metric: Metric
     off: Off
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for NaN."""
-        return {
-            **{name: plain_numbers(getattr(self, name)) for name in ("drops", "low", "high")},
-            "baseline": self.baseline,
-            "examples": self.examples,
-            "metric": self.metric,
-            "off": self.off,
-        }
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,12 +18,32 @@ from torch import Tensor
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
-from toeplens.ground.records import plain_numbers
+from toeplens.ground.reading import Count
+from toeplens.ground.records import Record
 from toeplens.lens.frequency.layers import LayerUse, layer_use
 from toeplens.lens.frequency.tensors import tensors_use
 from toeplens.lens.kit.movable import placed_from, rates_of
 from toeplens.lens.kit.shares import Shares
 from toeplens.lens.kit.trace import AttentionTrace, Counted
+
+
+@dataclass(frozen=True)
+class FrequencyRecord(Record):
+    """What is written down of a `FrequencyUse`: its numbers by the names there, and
+
+    norms            the norms' shares (`FrequencyUse.norm_shares`)
+    logits, softmax  the shares of the variance of the logits
+    centre, massive  see `FrequencyUse.centre`; what the largest dimension has of the energies of queries, and of keys
+    """
+
+    layers: tuple[Count, ...]
+    frequencies: Float[np.ndarray, "*LH F"]
+    norms: Float[np.ndarray, "*LH F+1"]
+    logits: Float[np.ndarray, "*LH F+2"]
+    softmax: Float[np.ndarray, "*LH F+2"]
+    variance: Float[np.ndarray, "*LH"]
+    centre: Float[np.ndarray, "*LH"]
+    massive: Float[np.ndarray, "2 *LH"]
 
 
 @dataclass(frozen=True)
@@ -57,10 +78,7 @@ class FrequencyUse:
         return self.norms / self.norms.sum(-1, keepdim=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for NaN.
-
-        ``norms`` are the norms' shares (`norm_shares`), ``massive`` is what the largest dimension has of the energies.
-        """
+        """Its record, as plain lists and numbers for JSON; None for NaN."""
         named = {
             "frequencies": self.frequencies,
             "norms": self.norm_shares(),
@@ -70,7 +88,7 @@ class FrequencyUse:
             "centre": self.centre(),
             "massive": torch.stack(self.massive()),
         }
-        return {"layers": list(self.layers), **{name: plain_numbers(x.cpu().numpy()) for name, x in named.items()}}
+        return FrequencyRecord(self.layers, **{name: x.cpu().numpy() for name, x in named.items()}).to_dict()
 
     def massive(self, top: int = 1) -> tuple[Float[Tensor, "*LH"], Float[Tensor, "*LH"]]:
         """What the ``top`` largest dimensions have of the squared norms of queries and of keys (Jin et al. 2025).

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from toeplens.ground import InputError
-from toeplens.ground.records import plain_numbers
+from toeplens.ground.reading import Positive
+from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.gradients.descent import Differentiable, LayerView
 from toeplens.lens.kit.interventions import Batch
 from toeplens.lens.kit.main_effect import effect_variance, known_key_part
 
-_ARRAYS = ("effect", "drift")
-
 
 @dataclass(frozen=True)
-class PositionalDrift:
+class PositionalDrift(Record):
     """How the positional main effect of every head moves under plain gradient descent, to first order.
 
     effect          [L, H] Var(P_h) of the model as it is (see `position_effect`), in squared logits
@@ -31,36 +28,19 @@ class PositionalDrift:
     examples        how many examples' gradients were averaged
     """
 
+    WORDS = "positional drift"
+
     effect: Float[np.ndarray, "L H"]
     drift: Float[np.ndarray, "L H"]
-    gradient_norm: float
-    parameter_norm: float
-    examples: int
+    gradient_norm: Positive
+    parameter_norm: Positive
+    examples: AtLeast1
 
     @property
     def relative(self) -> Float[np.ndarray, "L H"]:
         """[L, H] the drift for a step as long as the parameters: comparable between models; times 1e-3, that of a step
         of a thousandth of their norm. NaN without a gradient."""
         return self.drift * (self.parameter_norm / self.gradient_norm if self.gradient_norm > 0 else np.nan)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for NaN."""
-        return {**vars(self), **{key: plain_numbers(getattr(self, key)) for key in _ARRAYS}}
-
-    @classmethod
-    def from_dict(cls, content: Any) -> PositionalDrift:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
-        try:
-            effect, drift = (np.asarray(content[key], dtype=float) for key in _ARRAYS)
-            return cls(
-                effect,
-                drift,
-                float(content["gradient_norm"]),
-                float(content["parameter_norm"]),
-                int(content["examples"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"positional drift: the record is damaged ({error}).") from None
 
 
 def positional_drift(source: Differentiable, batch: Batch, *, probe: Batch | None = None) -> PositionalDrift:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
 from toeplens.ground import InputError, choose
-from toeplens.ground.records import plain_numbers
+from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.gradients.descent import Differentiable, LayerGradient, LayerView
 from toeplens.lens.gradients.statistics import Pool, Strength, batch_sizes
 from toeplens.lens.kit.interventions import Batch
@@ -26,7 +27,7 @@ _NOTHING = 1e-9  # of what a direction could be: below it is rounding
 
 
 @dataclass(frozen=True)
-class LevelSeed:
+class LevelSeed(Record):
     """Seed strength at one level.
 
     heads   [L, H] head by head
@@ -35,6 +36,8 @@ class LevelSeed:
             model is causal, else from -(N - 1) on); at the parameters one number, the rate at which a step against the
             gradient moves W_Q, W_K along the direction in which Var(P_h) grows
     """
+
+    WORDS = "seed strength"
 
     heads: Strength
     layers: Strength
@@ -45,22 +48,9 @@ class LevelSeed:
         """[L, H] the size of the mean: what `margins` compares. Noise alone gives sqrt(E ||g||^2 / n), not 0."""
         return np.sqrt(np.square(self.mean).sum(-1))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for NaN."""
-        return {"heads": self.heads.to_dict(), "layers": self.layers.to_dict(), "mean": plain_numbers(self.mean)}
-
-    @classmethod
-    def from_dict(cls, content: Any) -> LevelSeed:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
-        try:
-            parts = (Strength.from_dict(content["heads"]), Strength.from_dict(content["layers"]))
-            return cls(*parts, mean=np.asarray(content["mean"], dtype=float))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"seed strength: the record is damaged ({error}).") from None
-
 
 @dataclass(frozen=True)
-class SeedStrength:
+class SeedStrength(Record):
     """Signal to noise of the positional gradient by batch size, on a pool of examples (theory 7).
 
     sizes     [S] batch sizes n: 8, 16, ... up to the pool
@@ -69,25 +59,12 @@ class SeedStrength:
     levels    by name: ``logits``, ``parameters``
     """
 
-    sizes: tuple[int, ...]
-    examples: int
+    WORDS = "seed strength"
+
+    sizes: tuple[AtLeast1, ...]
+    examples: AtLeast1
     loss: float
-    levels: dict[str, LevelSeed]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for NaN."""
-        levels = {name: level.to_dict() for name, level in self.levels.items()}
-        return {"sizes": list(self.sizes), "examples": self.examples, "loss": self.loss, "levels": levels}
-
-    @classmethod
-    def from_dict(cls, content: Any) -> SeedStrength:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
-        try:
-            levels = {str(name): LevelSeed.from_dict(level) for name, level in content["levels"].items()}
-            sizes = tuple(int(size) for size in content["sizes"])
-            return cls(sizes, int(content["examples"]), float(content["loss"]), levels)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"seed strength: the record is damaged ({error}).") from None
+    levels: Annotated[dict[str, LevelSeed], Field(min_length=1)]
 
 
 def seed_strength(

@@ -9,14 +9,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from toeplens.ground import InputError
-from toeplens.ground.records import plain_numbers, require_shapes
+from toeplens.ground.records import Record
 
 SMALLEST = 8  # the first batch size
-_ARRAYS = ("strength", "exponent", "exponent_low", "exponent_high", "share", "share_low", "share_high")
 
 
 @dataclass(frozen=True)
-class Strength:
+class Strength(Record):
     """How much of single examples' vectors g is left in their mean, for one vector a place (a head, or a layer).
 
     strength  [*P, S] SNR_n = ||mean over a batch of n|| / sqrt(E ||g||^2), root mean square over all batches of n that
@@ -29,6 +28,8 @@ class Strength:
 
     All are NaN where the vectors are 0 or undefined.
     """
+
+    WORDS = "strength"
 
     strength: Float[np.ndarray, "*P S"]
     exponent: Float[np.ndarray, "*P"]
@@ -52,20 +53,6 @@ class Strength:
     def seed_high(self) -> Float[np.ndarray, "*P"]:
         """The upper end of the seed's interval."""
         return np.sqrt(np.clip(self.share_high, 0, None))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for NaN."""
-        return {key: plain_numbers(getattr(self, key)) for key in _ARRAYS}
-
-    @classmethod
-    def from_dict(cls, content: Any) -> Strength:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
-        try:
-            arrays = {key: np.asarray(content[key], dtype=float) for key in _ARRAYS}
-            require_shapes(arrays, dict.fromkeys(_ARRAYS[1:], arrays["strength"].shape[:-1]))
-            return cls(**arrays)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"strength: the record is damaged ({error}).") from None
 
 
 class Pool:

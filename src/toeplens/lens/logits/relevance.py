@@ -25,31 +25,18 @@ Ours
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from toeplens.ground import InputError
-from toeplens.ground.records import plain_numbers
+from toeplens.ground.records import Record
 from toeplens.model.norms import frozen
-
-_SHAPES = {
-    "content": "BN",
-    "position_input": "BN",
-    "position_attention": "BN",
-    "biases": "B",
-    "softmax": "B",
-    "target": "B",
-    "by_layer": "LH",
-    "by_offset": "LHD",
-}
 
 
 @dataclass(frozen=True)
-class Relevance:
+class Relevance(Record):
     """What of each example's logit goes back to what. All relevances are in units of the logit.
 
     content             [B, N] to the token's embedding at each place
@@ -63,6 +50,8 @@ class Relevance:
     by_offset           [L, H, D] the same at each offset i - j, query minus key, of places in the sequence
     offsets             [D] the offsets: 0 .. N-1 if causal, else -(N-1) .. N-1
     """
+
+    WORDS = "relevance"
 
     content: Float[np.ndarray, "B N"]
     position_input: Float[np.ndarray, "B N"]
@@ -90,28 +79,6 @@ class Relevance:
         """Position's share of the parts' absolute values, each place counted by itself; NaN where all are 0."""
         position = np.abs(self.position_input).sum(1) + np.abs(self.position_attention).sum(1)
         return _over(position, position + np.abs(self.content).sum(1) + np.abs(self.biases) + np.abs(self.softmax))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for NaN."""
-        made = {name: plain_numbers(getattr(self, name)) for name in _SHAPES}
-        return {**made, "classes": self.classes.tolist(), "offsets": self.offsets.tolist()}
-
-    @classmethod
-    def from_dict(cls, content: Any) -> Relevance:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
-        try:
-            arrays = {name: np.asarray(content[name], dtype=float) for name in _SHAPES}
-            numbers = {name: np.asarray(content[name], dtype=int) for name in ("classes", "offsets")}
-            sizes: dict[str, int] = {}
-            for name, dims in {**_SHAPES, "classes": "B", "offsets": "D"}.items():
-                shape = (arrays | numbers)[name].shape
-                if len(shape) != len(dims) or any(
-                    sizes.setdefault(dim, n) != n for dim, n in zip(dims, shape, strict=True)
-                ):
-                    raise ValueError(f"{name} has the shape {list(shape)}")
-            return cls(**arrays, **numbers)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"relevance: the record is damaged ({error}).") from None
 
 
 # ---- the rules: each gives the operation's own value ----------------------------------------------------------------

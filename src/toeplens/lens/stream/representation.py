@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from scipy.linalg import subspace_angles
 from torch import Tensor
 
 from toeplens.ground import InputError
+from toeplens.ground.reading import Count, Share
+from toeplens.ground.records import AtLeast1, Dims, Each, MaybeNaN, Record
 from toeplens.lens.kit.intervals import bootstrap_means
 from toeplens.lens.kit.splits import position_means
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
@@ -20,15 +22,10 @@ from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 PENALTIES = 10.0 ** np.arange(-8, 3)  # of the ridge regression, relative to the mean eigenvalue of its Gram matrix
 _FIFTHS = 5  # of the sequences: three fit the probe, one chooses its penalty, one tests it
 _ROUNDING = 1e-12  # a variance below it, as a share of what it is a part of, is rounding
-_BY_LAYER = (
-    *("variance", "variance_share", "low", "high", "alignment", "alignment_low", "alignment_high", "displaced"),
-    *("mean_cosine", "coefficient", "cosine", "decodability"),
-)
-_WHOLE = ("layers", "positions", "rank")
 
 
 @dataclass(frozen=True)
-class Representation:
+class Representation(Record):
     """Position in the residual stream before each of L layers (arXiv 2505.13027, section 5.2).
 
     p is the position part of the stream at a layer by the `mean` estimator (theory 1), weighted by the sequences that
@@ -61,18 +58,20 @@ class Representation:
                      the constant guess is better
     """
 
-    layers: Int[np.ndarray, "L"]
-    sequences: int
-    positions: Int[np.ndarray, "N"]
-    energy: float
-    reference_rank: int
-    chance: float
+    WORDS = "representation"
+
+    layers: Annotated[Int[np.ndarray, "L"], Each(Count)]
+    sequences: AtLeast1
+    positions: Annotated[Int[np.ndarray, "N"], Each(Count)]
+    energy: Share
+    reference_rank: Count
+    chance: MaybeNaN
     variance: Float[np.ndarray, "L"]
     variance_share: Float[np.ndarray, "L"]
     low: Float[np.ndarray, "L"]
     high: Float[np.ndarray, "L"]
-    rank: Int[np.ndarray, "L"]
-    angles: tuple[Float[np.ndarray, "_"], ...]
+    rank: Annotated[Int[np.ndarray, "L"], Each(Count)]
+    angles: Annotated[tuple[Float[np.ndarray, "_"], ...], Dims("L")]
     mean_cosine: Float[np.ndarray, "L"]
     alignment: Float[np.ndarray, "L"]
     alignment_low: Float[np.ndarray, "L"]
@@ -81,32 +80,6 @@ class Representation:
     coefficient: Float[np.ndarray, "L"]
     cosine: Float[np.ndarray, "L"]
     decodability: Float[np.ndarray, "L"]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; None for nan."""
-        content = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in vars(self).items()}
-        for key in _BY_LAYER:
-            content[key] = [None if np.isnan(value) else value for value in content[key]]
-        content["angles"] = [angles.tolist() for angles in self.angles]
-        content["chance"] = None if np.isnan(self.chance) else self.chance
-        return content
-
-    @classmethod
-    def from_dict(cls, content: Any) -> Representation:
-        """The inverse of `to_dict`; what is no such record raises `InputError`."""
-        try:
-            found: dict[str, Any] = {key: np.asarray(content[key], dtype=float) for key in _BY_LAYER}
-            found |= {key: np.asarray(content[key], dtype=int) for key in _WHOLE}
-            found["angles"] = tuple(np.asarray(angles, dtype=float) for angles in content["angles"])
-            found |= {key: int(content[key]) for key in ("sequences", "reference_rank")}
-            found["energy"] = float(content["energy"])
-            found["chance"] = np.nan if content["chance"] is None else float(content["chance"])
-            shapes = {np.shape(found[key]) for key in (*_BY_LAYER, "layers", "rank")} | {(len(found["angles"]),)}
-            if len(shapes) > 1:
-                raise ValueError(f"shapes {sorted(shapes)} where one is needed")
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"representation: the record is damaged ({error}).") from None
-        return cls(**found)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toeplens.engine import Asked, Job, Limits, check_watched, read_ablation, read_measures
+from toeplens.engine import Asked, Job, Limits, Watched, read_ablation, read_measures
 from toeplens.ground import InputError, read_json, rounded, write_json
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.locks import LOCK, Busy, locked
@@ -161,7 +161,7 @@ def _result(cell: Cell, run: Run, ablation: HeadAblation | None, measures: dict[
     task = cell.job.spec.build_task()
     model = Decoder(cell.job.spec.model)
     watched = run.watched
-    check_watched(watched, run.directory / WATCHED)
+    Watched.from_list(watched, run.directory / WATCHED)
     return CellResult(
         key=cell.key,
         run=cell.job.spec.name,

@@ -1,0 +1,233 @@
+"""Every record is read back as it was written, and each fault in one is a sentence that names the field."""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+from annotated_types import Ge, Le
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import AbstractArray, Float, Int
+
+import toeplens.engine
+import toeplens.lens
+from toeplens.ground import InputError
+from toeplens.ground.reading import Count, Share
+from toeplens.ground.records import Dims, Each, MaybeNaN, Record
+
+MODULES = (toeplens.engine, toeplens.lens)  # imported for the records in them
+Sizes = dict[str, Any]
+
+
+def all_of(kind: type[Record]) -> Iterator[type[Record]]:
+    for inner in kind.__subclasses__():
+        yield inner
+        yield from all_of(inner)
+
+
+KINDS = sorted((kind for kind in all_of(Record) if kind.__module__.startswith("toeplens.")), key=lambda k: k.__name__)
+
+
+# ---- records made up from what their fields say ---------------------------------------------------------------------
+
+
+def size_of(dim: str, sizes: Sizes, draw: Callable[[st.SearchStrategy[Any]], Any]) -> tuple[int, ...]:
+    letter, _, more = dim.partition("+")
+    if letter.isdigit():
+        return (int(letter),)
+    if letter.startswith("*"):
+        return sizes.setdefault(letter, (2, 3))
+    if letter == "_":
+        return (draw(st.integers(0, 3)),)
+    return (sizes.setdefault(letter, draw(st.integers(1, 3))) + int(more or 0),)
+
+
+def number(hint: Any, draw: Callable[[st.SearchStrategy[Any]], Any]) -> Any:
+    kind, *about = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    inner = [each for field in about for each in (*getattr(field, "metadata", ()), field)]
+    low = next((each.ge for each in inner if isinstance(each, Ge)), 0)
+    high = next((each.le for each in inner if isinstance(each, Le)), 1 if kind is float else 9)
+    if kind is bool:
+        return draw(st.booleans())
+    return draw(st.integers(low, high) if kind is int else st.floats(low, high))
+
+
+def content_of(hint: Any, sizes: Sizes, draw: Callable[[st.SearchStrategy[Any]], Any]) -> Any:
+    """What an annotation allows, as JSON has it."""
+    kind, *about = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    dims = next((each.names for each in about if isinstance(each, Dims)), "")
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return content_of(draw(st.sampled_from(inner)), sizes, draw)
+    if kind is type(None):
+        return None
+    if origin is Literal:
+        return draw(st.sampled_from(inner))
+    if isinstance(kind, type) and issubclass(kind, AbstractArray):
+        element = next((each.kind for each in about if isinstance(each, Each)), None)
+        named = next(name for name in ("bool", "int", "float") if any(name in str(d) for d in kind.dtypes))
+        element = element or {"bool": bool, "int": int, "float": float}[named]
+        shape = [size for dim in kind.dim_str.split() for size in size_of(dim, sizes, draw)]
+        return table(
+            shape, lambda: None if named == "float" and draw(st.integers(0, 5)) == 0 else number(element, draw)
+        )
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return made_up(kind, draw)
+    if origin is dict:
+        return {"a": content_of(inner[1], sizes, draw)}
+    if origin in (list, tuple):
+        count = size_of(dims.split()[0], sizes, draw)[0] if dims else 2
+        if get_origin(inner[0]) is list:
+            return table([count, int(dims.split()[1])], lambda: content_of(get_args(inner[0])[0], sizes, draw))
+        return [content_of(inner[0], sizes, draw) for _ in range(count)]
+    return draw(st.text("ab", min_size=1)) if kind in (str, Any) else number(hint, draw)
+
+
+def table(shape: list[int], element: Callable[[], Any]) -> Any:
+    return element() if not shape else [table(shape[1:], element) for _ in range(shape[0])]
+
+
+def made_up(kind: type[Record], draw: Callable[[st.SearchStrategy[Any]], Any]) -> dict[str, Any]:
+    sizes: Sizes = {}
+    content = {name: content_of(hint, sizes, draw) for name, hint in stated(kind).items()}
+    return content | FITTED.get(kind.__name__, lambda content: {})(content)
+
+
+def stated(kind: type[Record]) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind)}  # type: ignore[arg-type]
+
+
+# what no single field can tell
+FITTED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "Behaviour": lambda content: {"queries": 3, "layers": [0, 1], "splits": ["none", "mean"]},
+    "PermutationScores": lambda content: {"queries": [3, 2], "layers": [0, 1], "splits": ["none", "mean"]},
+    "FrequencyRecord": lambda content: {"layers": [0, 1]},
+    "HeadAblation": lambda content: {"metric": "accuracy", "method": "attribution"},
+    "HeadSets": lambda content: {
+        "order": [[0, head] for head in range(len(content["order"]))],
+        "sufficient": [[0, head] for head in range(min(len(content["order"]), len(content["sufficient"])))],
+    },
+    "LengthResult": lambda content: (
+        dict.fromkeys(("accuracy", "low", "high", "chance", "length_chance"), 0.5) | {"examples": 3}
+    ),
+}
+
+
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+@every_kind
+@given(data=st.data())
+def test_a_record_is_read_back_as_it_was_written(kind: type[Record], data: st.DataObject) -> None:
+    content = made_up(kind, data.draw)
+    found = kind.from_dict(json.loads(json.dumps(content, allow_nan=False)))
+    written = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert written == {name: value for name, value in content.items() if name in written}
+    assert {name for name in content if name not in written} <= set(kind.LATER)
+    assert kind.from_dict(written | {"of_a_later_version": 1}).to_dict() == found.to_dict()
+
+
+@every_kind
+@given(data=st.data())
+def test_what_is_damaged_is_a_sentence_that_names_the_field(kind: type[Record], data: st.DataObject) -> None:
+    content = made_up(kind, data.draw)
+    name = data.draw(st.sampled_from(sorted(content)))
+    without = {key: value for key, value in content.items() if key != name}
+    if name in kind.LATER:
+        kind.from_dict(without)
+    else:
+        with pytest.raises(InputError, match=rf"^here is damaged: {name}: it is missing\.$"):
+            kind.from_dict(without, "here")
+    with pytest.raises(InputError, match=rf"^here is damaged: ({name}|{kind.__name__})"):
+        kind.from_dict(content | {name: object()}, "here")
+    for other in ([content], None, 3, "text"):
+        with pytest.raises(InputError, match=r"^here is damaged: it must have named fields"):
+            kind.from_dict(other, "here")
+    with pytest.raises(InputError, match=rf"^here is damaged: 1\.{name}"):
+        kind.from_list([content, content | {name: object()}], "here")
+
+
+# ---- each rule by itself --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inner(Record):
+    share: Share
+    unknown: MaybeNaN
+
+
+@dataclass(frozen=True)
+class Tried(Record):
+    WORDS = "tried"
+    LATER = ("later",)
+
+    a: Float[np.ndarray, "L H"]
+    b: Annotated[Float[np.ndarray, "*P L+1"], Each(Share)]
+    whole: Int[np.ndarray, "L"] | None
+    places: Annotated[tuple[Count, ...], Dims("L")]
+    inner: tuple[Inner, ...]
+    named: dict[str, Inner]
+    flag: bool
+    later: str = "before"
+
+    def verify(self) -> None:
+        if not self.flag:
+            raise ValueError("flag: it must be raised.")
+
+
+GOOD: dict[str, Any] = {
+    "a": [[1, None], [0.5, -3]],
+    "b": [[[0, 1, None]], [[0.5, 0, 0]]],
+    "whole": [1, -2],
+    "places": [0, 3],
+    "inner": [{"share": 1, "unknown": None}],
+    "named": {"x": {"share": 0.5, "unknown": 2.0}},
+    "flag": True,
+}
+
+
+def test_a_record_holds_what_its_annotations_say() -> None:
+    found = Tried.from_dict(GOOD)
+    assert (found.a.dtype, found.b.shape, found.whole is not None and found.whole.dtype.kind) == (float, (2, 1, 3), "i")
+    assert np.isnan(found.a[0, 1])
+    assert np.isnan(found.b[0, 0, 2])
+    assert math.isnan(found.inner[0].unknown)
+    assert (found.places, found.named["x"], found.later) == ((0, 3), Inner(0.5, 2.0), "before")
+    assert found.to_dict() == {**GOOD, "later": "before"}
+    assert Tried.from_dict({**GOOD, "whole": None}).whole is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"a": [[1, 2], [3]]}, "a: its rows are not equally long"),
+        ({"a": [[1, True], [3, 4]]}, "a.0.1: input should be a valid number"),
+        ({"a": [["1", 2], [3, 4]]}, "a.0.0: input should be a valid number"),
+        ({"a": [[1, float("inf")], [3, 4]]}, "a.0.1: input should be a finite number"),
+        ({"a": [1, 2]}, "a.0: input should be a valid list"),
+        ({"b": [[[0, 1, 2]], [[0, 0, 0]]]}, "b.0.0.2: input should be less than or equal to 1"),
+        ({"b": [[[0, 1]], [[0, 0]]]}, "b: 2 were given along L\\+1; 3 are needed"),
+        ({"whole": [1.5, 2]}, "whole.0: input should be a valid integer"),
+        ({"whole": [1]}, "whole: 1 were given along L; 2 are needed"),
+        ({"places": [1, -2]}, "places.1: input should be greater than or equal to 0"),
+        ({"places": [1]}, "places: 1 were given along L; 2 are needed"),
+        ({"inner": [{"share": 2, "unknown": 1.0}]}, "inner.0.share: input should be less than or equal to 1"),
+        ({"inner": [{"share": 1}]}, "inner.0.unknown: it is missing"),
+        ({"inner": {}}, "inner: input should be a valid list"),
+        ({"named": {"x": 3}}, r"named.x: it must have named fields \(given: 3\)"),
+        ({"flag": 1}, "flag: input should be a valid boolean"),
+        ({"flag": False}, "flag: it must be raised"),
+        ({"later": 3}, "later: input should be a valid string"),
+    ],
+)
+def test_a_fault_is_named_with_its_place(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=rf"^tried: the record is damaged: {words}[^\n]*\.$"):
+        Tried.from_dict({**GOOD, **change})
