@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.bias import T5
-from toeplens.encodings.kit import Positions, Stream, require_even, require_number, rotary_frequencies
+from toeplens.encodings.kit import Positions, Stream, normal, require_even, require_number, rotary_frequencies
 from toeplens.ground import InputError, choose
 
 
@@ -92,7 +93,7 @@ class Learned(_Table):
     def __init__(self, *, init_std: float = 0.02, **sizes: int) -> None:
         super().__init__(**sizes)
         require_number("init_std", init_std, at_least=0)
-        self.weight = nn.Parameter(torch.randn(self.max_len, self.d_model) * init_std)
+        self.weight = self.learned((self.max_len, self.d_model), normal(init_std))
 
 
 class RandomTable(_Table):
@@ -136,16 +137,12 @@ class ScaledSinusoidal(Sinusoidal):
         super().__init__(layout=layout, **inherited)
         self.start = self.d_model**-0.5 if start is None else require_number("start", start)
         # weights that were saved before call it ``scale``, which as an attribute is the factor of q . k
-        self._parameters["scale"] = nn.Parameter(torch.empty(()))
-        self.reset_parameters()
+        self._parameters["scale"] = self.learned((), partial(nn.init.constant_, val=self.start))
 
     @property
     def number(self) -> Float[Tensor, ""]:
         """The learned number."""
         return cast(Tensor, self._parameters["scale"])
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.number, self.start)
 
     def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
         return super().table(positions) * self.number.to(torch.float64)

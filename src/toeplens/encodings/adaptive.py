@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -47,10 +48,7 @@ class RopeLearned(RoPE):
     def __init__(self, *, per_head: bool = False, shared: bool = True, **inherited: Any) -> None:
         super().__init__(**inherited)
         self.shared = shared
-        self.offset = nn.Parameter(torch.zeros(self.num_heads if per_head else 1, self.head_dim // 2))
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.offset)
+        self.offset = self.learned((self.num_heads if per_head else 1, self.head_dim // 2), nn.init.zeros_)
 
     def frequencies_at(self, k_positions: Positions) -> Frequencies:
         return self.frequencies + self.offset.to(torch.float64)
@@ -76,15 +74,10 @@ class HARoPE(RoPE):
     def __init__(self, *, map: Literal["inverse", "shared"] = "inverse", **inherited: Any) -> None:
         super().__init__(**inherited)
         self.map = choose("map", map, ("inverse", "shared"))
-        self.left = nn.Parameter(torch.empty(self.num_heads, self.head_dim, self.head_dim))
-        self.right = nn.Parameter(torch.empty_like(self.left))
-        self.sigma = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.left)
-        nn.init.zeros_(self.right)
-        nn.init.constant_(self.sigma, math.log(math.e - 1))
+        self.left, self.right = (
+            self.learned((self.num_heads, self.head_dim, self.head_dim), nn.init.zeros_) for _ in range(2)
+        )
+        self.sigma = self.learned((self.num_heads, self.head_dim), partial(nn.init.constant_, val=math.log(math.e - 1)))
 
     def maps(self, dtype: torch.dtype) -> tuple[Float[Tensor, "H d d"], Float[Tensor, "H d d"]]:
         """What queries and what keys are multiplied by."""
@@ -148,10 +141,7 @@ class CARoPE(PositionalEncoding):
             constant = softplus + (-torch.expm1(-softplus)).log()
         self.register_exact("start", constant)
         self.register_exact("powers", torch.arange(self.head_dim // 2, dtype=torch.float64))
-        self.weight = nn.Parameter(torch.zeros(self.num_heads, self.d_model))
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.weight)
+        self.weight = self.learned((self.num_heads, self.d_model), nn.init.zeros_)
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
         """The angles of each token: the running sums of f^t, in float64."""

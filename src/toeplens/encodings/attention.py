@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, TypedDict, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,19 +14,19 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.flexible import flex_attend
-from toeplens.encodings.kit import Positions
+from toeplens.encodings.kit import Keys, Notes, Pairs, Positions, Queries
 from toeplens.encodings.seen import Seen
 
 AT_ONCE = 1 << 22  # query-key pairs, over batch and heads, that are worked at once where logits must be formed
 KEPT = 4 * AT_ONCE  # numbers of a bias that a pass keeps for all layers that share it
 FACTORED = 512  # queries at once where the bias is a product: its factors are taken relative to the first of them
+SMALLEST_HEAD = 16  # dimensions that flex attention's kernels take
 PRECISE = (torch.float32, torch.float64)  # dtypes in which such a product is as good as the bias itself
 
 
 def attend(
-    q: Float[Tensor, "B H Nq d"],
-    k: Float[Tensor, "B H Nk d"],
+    q: Queries,
+    k: Keys,
     v: Float[Tensor, "B H Nk dv"],
     *,
     encoding: PositionalEncoding,
@@ -31,7 +34,7 @@ def attend(
     k_positions: Positions,
     scale: float,
     rows: Int[Tensor, "*B Nq"] | None = None,
-    notes: Float[Tensor, "B H Nk c"] | None = None,
+    notes: Notes | None = None,
     mask: Bool[Tensor, "*_B _H _Nq Nk"] | None = None,
     causal: bool = True,
     added: Float[Tensor, "*_B H Nq Nk"] | None = None,
@@ -56,7 +59,10 @@ def attend(
         at_once   query-key pairs worked at once where they must be formed: memory is linear in the number of keys
     """
     in_order = rows is None  # then the queries are the last tokens of the keys
-    seen = _rotated(encoding, q_positions, k_positions, q, k, rows, notes, mask, causal, scale)
+    whole = _rotated(
+        encoding, q_positions, k_positions, Seen.of(q, k, rows, notes=notes, mask=mask, causal=causal, scale=scale)
+    )
+    seen = whole.seen
     q, k = seen.q, seen.k
     fused = fused and encoding.fusable
     square = in_order and mask is None and q.shape[-2] == k.shape[-2]
@@ -74,6 +80,8 @@ def attend(
     once = once and q_positions is k_positions and not encoding.by_sequence(k_positions)
     if once and encoding.pair_width * k.shape[1] * k.shape[2] ** 2 <= 4 * at_once:
         added = fixed_bias(encoding, k_positions, dtype=q.dtype, mask=None, causal=causal)
+    triangle = square and causal
+    whole = replace(whole, v=v, added=added, dropout=dropout, fused=fused, factored=factored, triangle=triangle)
     numbers = (encoding.pair_width if added is None else 1) * k.shape[0] * k.shape[1] * k.shape[2]  # for each query
     size = FACTORED if factored else max(1, at_once // max(1, numbers))
     starts = range(0, q.shape[-2], size)
@@ -81,18 +89,7 @@ def attend(
     for start in starts:
         stop = min(start + size, q.shape[-2])
         keys = stop + k.shape[-2] - q.shape[-2] if in_order and causal else k.shape[-2]
-        work = _Queries(
-            encoding=encoding,
-            q_positions=_between(encoding, q_positions, start, stop),
-            k_positions=_between(encoding, k_positions, 0, keys),
-            seen=seen.part(start, stop, keys),
-            v=v[..., :keys, :],
-            added=None if added is None else added[..., start:stop, :keys],
-            dropout=dropout,
-            fused=fused,
-            factored=factored,
-            triangle=square and causal and start == 0,
-        )
+        work = whole.part(start, stop, keys)
         if len(starts) > 1 and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             parts.append(checkpoint(work.attend, use_reentrant=False))
         else:
@@ -100,41 +97,41 @@ def attend(
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
 
 
+class Sight(TypedDict, total=False):
+    """What the explicit forms take beside, as `attend` does: nothing of it must be given."""
+
+    rows: Int[Tensor, "*B Nq"] | None
+    notes: Notes | None
+    mask: Bool[Tensor, "*_B _H _Nq Nk"] | None
+    causal: bool
+
+
 def attention_logits(
-    q: Float[Tensor, "B H Nq d"],
-    k: Float[Tensor, "B H Nk d"],
+    q: Queries,
+    k: Keys,
     *,
     encoding: PositionalEncoding,
     q_positions: Positions,
     k_positions: Positions,
     scale: float,
-    rows: Int[Tensor, "*B Nq"] | None = None,
-    notes: Float[Tensor, "B H Nk c"] | None = None,
-    mask: Bool[Tensor, "*_B _H _Nq Nk"] | None = None,
-    causal: bool = True,
-) -> Float[Tensor, "B H Nq Nk"]:
+    **sight: Unpack[Sight],
+) -> Pairs:
     """The logits before the softmax, formed explicitly; minus infinity where a key is not visible. As `attend`."""
-    seen = _rotated(encoding, q_positions, k_positions, q, k, rows, notes, mask, causal, scale)
-    return _logits(encoding, q_positions, k_positions, seen, None)
+    return _rotated(encoding, q_positions, k_positions, Seen.of(q, k, scale=scale, **sight)).logits()
 
 
 def attention_weights(
-    q: Float[Tensor, "B H Nq d"],
-    k: Float[Tensor, "B H Nk d"],
+    q: Queries,
+    k: Keys,
     *,
     encoding: PositionalEncoding,
     q_positions: Positions,
     k_positions: Positions,
     scale: float,
-    rows: Int[Tensor, "*B Nq"] | None = None,
-    notes: Float[Tensor, "B H Nk c"] | None = None,
-    mask: Bool[Tensor, "*_B _H _Nq Nk"] | None = None,
-    causal: bool = True,
-) -> Float[Tensor, "B H Nq Nk"]:
+    **sight: Unpack[Sight],
+) -> Pairs:
     """The attention weights, formed explicitly: what `attend` weighs values with, 0 where a query sees no key."""
-    seen = _rotated(encoding, q_positions, k_positions, q, k, rows, notes, mask, causal, scale)
-    weights = _shared_out(_logits(encoding, q_positions, k_positions, seen, None), masked=mask is not None)
-    return encoding.hook("transform_weights", weights, q_positions, k_positions, seen=seen)
+    return _rotated(encoding, q_positions, k_positions, Seen.of(q, k, scale=scale, **sight)).weights()
 
 
 def fixed_bias(
@@ -153,44 +150,10 @@ def fixed_bias(
         length = added.shape[-1]
         future = torch.ones(length, length, dtype=torch.bool, device=added.device).triu(1)
         added = added.masked_fill(future, float("-inf"))
-    return added if mask is None else added.masked_fill(~mask, float("-inf"))
+    return _hidden(added, mask)
 
 
-def _rotated(
-    encoding: PositionalEncoding,
-    q_positions: Positions,
-    k_positions: Positions,
-    q: Tensor,
-    k: Tensor,
-    rows: Tensor | None,
-    notes: Tensor | None,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-) -> Seen:
-    """What the hooks after `rotate` see."""
-    if rows is None:
-        rows = torch.arange(k.shape[-2] - q.shape[-2], k.shape[-2], device=q.device)
-    seen = Seen(q, k, rows, notes, mask, causal, scale)
-    q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
-    return replace(seen, q=q, k=k)
-
-
-def _logits(
-    encoding: PositionalEncoding, q_positions: Positions, k_positions: Positions, seen: Seen, added: Tensor | None
-) -> Tensor:
-    logits = encoding.hook("score", seen.q, seen.k, q_positions, k_positions, seen=seen) * seen.scale
-    if added is not None:
-        return logits + added
-    bias = encoding.hook("bias", q_positions, k_positions, seen=seen)
-    if bias is not None:
-        logits = logits + bias.to(logits.dtype)
-    logits = encoding.hook("transform_logits", logits, q_positions, k_positions, seen=seen)
-    visible = seen.visible()
-    return logits if visible is None else logits.masked_fill(~visible, float("-inf"))
-
-
-def _shared_out(logits: Float[Tensor, "B H Nq Nk"], *, masked: bool) -> Float[Tensor, "B H Nq Nk"]:
+def _shared_out(logits: Pairs, *, masked: bool) -> Pairs:
     """The softmax over keys. A softmax of minus infinities alone is NaN, and so is its gradient: such a row gets 0.
 
     Only a mask can make one, so nothing is looked for without.
@@ -203,52 +166,86 @@ def _shared_out(logits: Float[Tensor, "B H Nq Nk"], *, masked: bool) -> Float[Te
 
 @dataclass(frozen=True)
 class _Queries:
-    """Some of the queries, with the keys that any of them sees."""
+    """Some of the queries, after `rotate`, with the keys that any of them sees."""
 
     encoding: PositionalEncoding
     q_positions: Positions
     k_positions: Positions
     seen: Seen
-    v: Tensor
-    added: Tensor | None
-    dropout: float
-    fused: bool
-    factored: bool
-    triangle: bool  # as many queries as keys, each seeing those up to its own
+    v: Tensor | None = None
+    added: Tensor | None = None
+    dropout: float = 0.0
+    fused: bool = False
+    factored: bool = False
+    triangle: bool = False  # as many queries as keys, each seeing those up to its own
+
+    def part(self, start: int, stop: int, keys: int) -> _Queries:
+        """Queries ``start`` to ``stop`` and the first ``keys`` keys alone."""
+        return replace(
+            self,
+            q_positions=_between(self.encoding, self.q_positions, start, stop),
+            k_positions=_between(self.encoding, self.k_positions, 0, keys),
+            seen=self.seen.part(start, stop, keys),
+            v=None if self.v is None else self.v[..., :keys, :],
+            added=None if self.added is None else self.added[..., start:stop, :keys],
+            triangle=self.triangle and start == 0,
+        )
 
     def attend(self) -> Tensor:
         """Each head's output for these queries."""
+        assert self.v is not None
         if self.factored:
-            return self._with_factors()
-        return self._with_bias() if self.fused else self._with_weights()
+            return self._with_factors(self.v)
+        if self.fused:
+            return _fused(self.seen.q, self.seen.k, self.v, self._bias(), self.dropout, self.seen.scale)
+        weights = F.dropout(self.weights(), self.dropout)
+        out, more = weights @ self.v, self._hook("add_values", weights)
+        return out if more is None else out + more
 
-    def _with_factors(self) -> Tensor:
+    def _with_factors(self, v: Tensor) -> Tensor:
         """The bias as one or two more dimensions of queries and keys: nothing of queries by keys is formed."""
         seen = self.seen
-        a, b = self.encoding.hook("bias_product", self.q_positions, self.k_positions, seen=seen)
+        a, b = self._hook("bias_product")
         q = torch.cat((seen.q, (a / seen.scale).to(seen.q.dtype).expand(*seen.q.shape[:-1], -1)), dim=-1)
         k = torch.cat((seen.k, b.to(seen.k.dtype).expand(*seen.k.shape[:-1], -1)), dim=-1)
         mask = None if self.triangle else seen.visible()
-        return _fused(q, k, self.v, mask, self.dropout, seen.scale, is_causal=self.triangle)
+        return _fused(q, k, v, mask, self.dropout, seen.scale, is_causal=self.triangle)
 
-    def _with_bias(self) -> Tensor:
-        seen, added = self.seen, self.added
-        if added is None:
-            bias = self.encoding.hook("bias", self.q_positions, self.k_positions, seen=seen)
-            visible, added = seen.visible(), bias.to(seen.q.dtype)
-            if visible is not None:
-                added = added.masked_fill(~visible, float("-inf"))
-        return _fused(seen.q, seen.k, self.v, added, self.dropout, seen.scale)
+    def _bias(self) -> Tensor:
+        """The bias with the mask in it."""
+        if self.added is not None:
+            return self.added
+        return _hidden(self._hook("bias").to(self.seen.q.dtype), self.seen.visible())
 
-    def _with_weights(self) -> Tensor:
-        encoding, seen, places = self.encoding, self.seen, (self.q_positions, self.k_positions)
-        masked = seen.mask is not None or self.added is not None
-        weights = _shared_out(_logits(encoding, *places, seen, self.added), masked=masked)
-        weights = encoding.hook("transform_weights", weights, *places, seen=seen)
-        weights = F.dropout(weights, self.dropout)
-        out = weights @ self.v
-        more = encoding.hook("add_values", weights, *places, seen=seen)
-        return out if more is None else out + more
+    def logits(self) -> Tensor:
+        """What the softmax is taken of."""
+        seen = self.seen
+        logits = self._hook("score", seen.q, seen.k) * seen.scale
+        if self.added is not None:
+            return logits + self.added
+        bias = self._hook("bias")
+        if bias is not None:
+            logits = logits + bias.to(logits.dtype)
+        return _hidden(self._hook("transform_logits", logits), seen.visible())
+
+    def weights(self) -> Tensor:
+        """What values are weighed with."""
+        masked = self.seen.mask is not None or self.added is not None
+        return self._hook("transform_weights", _shared_out(self.logits(), masked=masked))
+
+    def _hook(self, name: str, *arguments: Tensor) -> Any:
+        return self.encoding.hook(name, *arguments, self.q_positions, self.k_positions, seen=self.seen)
+
+
+def _rotated(encoding: PositionalEncoding, q_positions: Positions, k_positions: Positions, seen: Seen) -> _Queries:
+    """All queries, and what the hooks after `rotate` see of them."""
+    q, k = encoding.hook("rotate", seen.q, seen.k, q_positions, k_positions, seen=seen)
+    return _Queries(encoding, q_positions, k_positions, replace(seen, q=q, k=k))
+
+
+def _hidden(x: Tensor, visible: Tensor | None) -> Tensor:
+    """Minus infinity where a key is not visible."""
+    return x if visible is None else x.masked_fill(~visible, float("-inf"))
 
 
 def _fused(
@@ -274,3 +271,38 @@ def _between(encoding: PositionalEncoding, positions: Positions, start: int, sto
 def _four(x: Tensor) -> Tensor:
     """With leading dimensions of 1, without which fused kernels do not take a mask."""
     return x[(None,) * (4 - x.ndim)]
+
+
+def flex_attend(
+    v: Float[Tensor, "B H N dv"],
+    encoding: PositionalEncoding,
+    q_positions: Positions,
+    k_positions: Positions,
+    seen: Seen,
+) -> Float[Tensor, "B H N dv"] | None:
+    """Attention with the encoding's `score_mod`, for square, unmasked attention; None if it has none."""
+    if min(seen.q.shape[-1], v.shape[-1]) < SMALLEST_HEAD:
+        return None
+    score_mod = encoding.score_mod(q_positions, k_positions, seen)
+    if score_mod is None:
+        return None
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # a second's import
+
+    block_mask = None
+    if seen.causal:
+        length = seen.q.shape[-2]
+        block_mask = create_block_mask(_past, None, None, length, length, device=str(seen.q.device))
+    run = flex_attention if torch.compiler.is_compiling() else _kernel(seen.q.device.type)
+    return run(seen.q, seen.k, v, score_mod=score_mod, block_mask=block_mask, scale=seen.scale)
+
+
+def _past(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return query >= key
+
+
+@cache
+def _kernel(device: str) -> Callable[..., Any]:
+    """Flex attention compiled where there is a kernel for it; its plain form elsewhere."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False) if device == "cuda" else flex_attention

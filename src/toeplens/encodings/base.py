@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -96,6 +97,7 @@ class PositionalEncoding(nn.Module):
             )
         self.d_model, self.num_heads, self.head_dim, self.max_len = d_model, num_heads, head_dim, max_len
         self._exact: set[str] = set()
+        self._starts: list[tuple[nn.Parameter, Callable[[Tensor], Any]]] = []
 
     @classmethod
     def options(cls) -> dict[str, inspect.Parameter]:
@@ -179,8 +181,19 @@ class PositionalEncoding(nn.Module):
         own.reset_parameters()
         return own
 
+    def learned(self, shape: tuple[int, ...], start: Callable[[Tensor], Any]) -> nn.Parameter:
+        """A parameter whose values ``start`` fills in, here and in `reset_parameters`."""
+        parameter = nn.Parameter(torch.empty(shape))
+        self._starts.append((parameter, start))
+        with torch.no_grad():
+            start(parameter)
+        return parameter
+
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the starting values of all parameters again: here, those of the modules that it is made of."""
+        """Draw the starting values of all parameters again: of those `learned`, then of the modules inside."""
+        for parameter, start in self._starts:
+            start(parameter)
         for module in self.children():
             _start_again(module)
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import Positions, offsets_between, require_number, require_whole
+from toeplens.encodings.kit import Positions, normal, offsets_between, require_number, require_whole
 from toeplens.ground import InputError, choose
 
 
@@ -154,11 +154,9 @@ class RelativeTable(OffsetBias):
 
     def __init__(self, *, shared: bool = False, init_std: float = 0.02, **sizes: int) -> None:
         super().__init__(**sizes)
-        self.shared, self.init_std = shared, require_number("init_std", init_std, at_least=0)
-        self.weight = nn.Parameter(torch.randn(2 * self.max_len - 1, self.num_heads) * init_std)
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=self.init_std)
+        self.shared = shared
+        start = normal(require_number("init_std", init_std, at_least=0))
+        self.weight = self.learned((2 * self.max_len - 1, self.num_heads), start)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         require_whole("RelativeTable", offsets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -72,14 +73,10 @@ class CLEX(RoPE):
         super().__init__(pairing=pairing, **inherited)
         self.max_factor, self.steps, self.trained_on = max_factor, steps, trained_on
         self.act = choose("act", act, ("tanh", "silu"))
-        self.up = nn.Parameter(torch.empty(self.head_dim // 2, param_factor * self.head_dim))
-        self.down = nn.Parameter(torch.empty(param_factor * self.head_dim, self.head_dim // 2))
-        self.register_exact("share", torch.linspace(0, 1, self.head_dim // 2, dtype=torch.float64))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.kaiming_uniform_(self.up, a=math.sqrt(5))
-        nn.init.zeros_(self.down)
+        pairs, inner = self.head_dim // 2, param_factor * self.head_dim
+        self.up = self.learned((pairs, inner), partial(nn.init.kaiming_uniform_, a=math.sqrt(5)))
+        self.down = self.learned((inner, pairs), nn.init.zeros_)
+        self.register_exact("share", torch.linspace(0, 1, pairs, dtype=torch.float64))
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
         """Running numbers, but in training those of a text that is up to ``max_factor`` times as long."""

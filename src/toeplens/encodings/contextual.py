@@ -59,10 +59,7 @@ class CoPE(PositionalEncoding):
         self.positions_max = self.max_len + 1 if positions_max is None else positions_max
         require_number("positions_max", self.positions_max, at_least=1)
         self.scaled, self.shared = scaled, shared
-        self.weight = nn.Parameter(torch.zeros(self.positions_max, self.head_dim))
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.weight)
+        self.weight = self.learned((self.positions_max, self.head_dim), nn.init.zeros_)
 
     def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
         last = self.positions_max - 1

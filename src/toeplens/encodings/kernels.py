@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -30,22 +31,21 @@ class Kerple(OffsetBias):
     The program keeps them in their ranges by clamping, out of sight of the gradient; here they are made of free
     parameters, so that the gradient reaches them everywhere: r1 is the softplus of one. They start as in the program,
     uniform, but not under 0.01. Keys after the query, which the program never scores, are penalised by their distance
-    too. A subclass names its second parameter.
+    too.
 
     Arguments
         shared  one pair (r1, r2) a head for all layers; else each layer has its own, as published
     """
 
     citation = "Chi et al. 2022, arXiv 2205.09921"
-    second: ClassVar[str]
-    size: Tensor
 
     def __init__(self, *, shared: bool = False, **sizes: int) -> None:
         super().__init__(**sizes)
         self.shared = shared
-        for name in ("size", self.second):
-            self.register_parameter(name, nn.Parameter(torch.empty(self.num_heads)))
-        self.reset_parameters()
+
+    def positive(self, most: float) -> nn.Parameter:
+        """A number a head whose softplus starts from U(0, ``most``), but not under 0.01."""
+        return self.learned((self.num_heads,), lambda x: x.uniform_(SMALLEST, most).expm1_().log_())
 
 
 class KerpleLog(Kerple):
@@ -55,13 +55,10 @@ class KerpleLog(Kerple):
     """
 
     formula = r"b_{ij} = -r_1 \log(1 + r_2 |\delta|)"
-    second = "rate"
-    rate: Tensor
 
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        self.size.copy_(_softplus_inverse(torch.empty_like(self.size).uniform_(SMALLEST, 2.0)))
-        self.rate.copy_(_softplus_inverse(torch.empty_like(self.rate).uniform_(SMALLEST, 1.0)))
+    def __init__(self, **inherited: Any) -> None:
+        super().__init__(**inherited)
+        self.size, self.rate = self.positive(2.0), self.positive(1.0)
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         size, rate = (F.softplus(p.to(widened(p.dtype))).unsqueeze(-1) for p in (self.size, self.rate))
@@ -76,21 +73,15 @@ class KerplePower(Kerple):
     """
 
     formula = r"b_{ij} = -r_1 |\delta|^{r_2}"
-    second = "power"
-    power: Tensor
 
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        self.size.copy_(_softplus_inverse(torch.empty_like(self.size).uniform_(SMALLEST, 1.0)))
-        self.power.uniform_(SMALLEST / 2, 1 - SMALLEST / 2).logit_()
+    def __init__(self, **inherited: Any) -> None:
+        super().__init__(**inherited)
+        self.size = self.positive(1.0)
+        self.power = self.learned((self.num_heads,), lambda x: x.uniform_(SMALLEST / 2, 1 - SMALLEST / 2).logit_())
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         size, power = (p.to(widened(p.dtype)).unsqueeze(-1) for p in (self.size, self.power))
         return -F.softplus(size) * offsets.abs().to(power.dtype) ** (2 * power.sigmoid())
-
-
-def _softplus_inverse(x: Tensor) -> Tensor:
-    return x.expm1().log()
 
 
 class Sandwich(OffsetBias):
@@ -199,16 +190,11 @@ class FIRE(PositionalEncoding):
         super().__init__(**sizes)
         require_number("hidden", hidden, at_least=1)
         self.shared = shared
-        self.start_c = require_number("c", c, over=0)
+        self.c = self.learned((), partial(nn.init.constant_, val=require_number("c", c, over=0)))
         self.start_threshold = require_number("threshold", threshold, over=0)
-        self.c, self.multiplier = nn.Parameter(torch.tensor(float(c))), nn.Parameter(torch.tensor(1.0))
+        self.multiplier = self.learned((), nn.init.ones_)
         self.pair_width = 1 + 2 * hidden // self.num_heads
         self.inner, self.outer = nn.Linear(1, hidden), nn.Linear(hidden, self.num_heads)
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.c, self.start_c)
-        nn.init.ones_(self.multiplier)
-        super().reset_parameters()
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
         dtype = widened(self.c.dtype)

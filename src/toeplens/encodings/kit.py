@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Complex, Float, Int
@@ -43,6 +44,11 @@ def phases_of(positions: Positions, frequencies: Float[Tensor, "*_H n"]) -> Floa
 def turns(phases: Float[Tensor, "*H n D"], magnitude: float = 1.0) -> Complex[Tensor, "*H n D"]:
     """Complex numbers of these phases."""
     return torch.polar(torch.full_like(phases, magnitude), phases)
+
+
+def normal(std: float, mean: float = 0.0) -> Callable[[Tensor], Tensor]:
+    """A start of normally distributed values."""
+    return partial(nn.init.normal_, mean=mean, std=std)
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -42,14 +43,10 @@ class PoPE(PositionalEncoding):
         self, *, base: float = 10000.0, init: Literal["zero", "uniform"] = "zero", shared: bool = False, **sizes: int
     ) -> None:
         super().__init__(**sizes)
-        self.init = choose("init", init, ("zero", "uniform"))
         self.shared = shared
         self.register_exact("frequencies", rotary_frequencies(2 * self.head_dim, base))
-        self.delta = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.uniform_(self.delta, -2 * math.pi if self.init == "uniform" else 0.0, 0.0)
+        lowest = -2 * math.pi if choose("init", init, ("zero", "uniform")) == "uniform" else 0.0
+        self.delta = self.learned((self.num_heads, self.head_dim), partial(nn.init.uniform_, a=lowest, b=0.0))
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         q_phases, k_phases = (phases_of(positions, self.frequencies) for positions in (q_positions, k_positions))
@@ -98,13 +95,8 @@ class ComplexFormer(RoPE):
 
     def __init__(self, **inherited: Any) -> None:
         super().__init__(**inherited)
-        self.factor = nn.Parameter(torch.empty(self.num_heads, self.head_dim // 2))
-        self.offset = nn.Parameter(torch.empty(self.num_heads, self.head_dim // 2))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.factor)
-        nn.init.zeros_(self.offset)
+        self.factor = self.learned((self.num_heads, self.head_dim // 2), nn.init.ones_)
+        self.offset = self.learned((self.num_heads, self.head_dim // 2), nn.init.zeros_)
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         adapted_q, adapted_k = self._adapt(q, self.offset), self._adapt(k, torch.zeros_like(self.offset))

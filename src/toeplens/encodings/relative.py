@@ -15,6 +15,7 @@ from toeplens.encodings.kit import (
     Pairs,
     Positions,
     Queries,
+    normal,
     offsets_between,
     require_even,
     require_number,
@@ -35,6 +36,11 @@ def at_each(table: Float[Tensor, "B H N R"], index: Int[Tensor, "*B N M"]) -> Fl
 
 def _indicators(index: Int[Tensor, "D"], count: int) -> Complex[Tensor, "1 n D"]:
     return F.one_hot(index, count).T.unsqueeze(0).to(torch.complex128)
+
+
+def _each_xavier(tables: Float[Tensor, "H R d"]) -> None:
+    for table in tables:
+        nn.init.xavier_uniform_(table)
 
 
 class Shaw(PositionalEncoding):
@@ -71,14 +77,8 @@ class Shaw(PositionalEncoding):
         require_number("max_distance", max_distance, at_least=0)
         self.max_distance, self.shared = max_distance, shared
         shape = (1 if shared_heads else self.num_heads, 2 * max_distance + 1, self.head_dim)
-        self.keys = nn.Parameter(torch.empty(shape))
-        self.values = nn.Parameter(torch.empty(shape)) if on_values else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        for table in (self.keys, self.values):
-            for head in () if table is None else table:
-                nn.init.xavier_uniform_(head)
+        self.keys = self.learned(shape, _each_xavier)
+        self.values = self.learned(shape, _each_xavier) if on_values else None
 
     def index(self, offsets: Int[Tensor, "*D"]) -> Int[Tensor, "*D"]:
         """The row of each offset i - j."""
@@ -130,14 +130,8 @@ class TransformerXL(PositionalEncoding):
         require_even("d_model", self.d_model, "a sinusoid takes dimensions in pairs of sine and cosine")
         self.register_exact("frequencies", rotary_frequencies(self.d_model, base))
         self.tied_biases = tied_biases
-        self.weight = nn.Parameter(torch.empty(self.num_heads, self.head_dim, self.d_model))
-        self.u = nn.Parameter(torch.empty(self.num_heads, 1, self.head_dim))
-        self.v = nn.Parameter(torch.empty(self.num_heads, 1, self.head_dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        for parameter in (self.weight, self.u, self.v):
-            nn.init.normal_(parameter, std=0.02)
+        self.weight = self.learned((self.num_heads, self.head_dim, self.d_model), normal(0.02))
+        self.u, self.v = (self.learned((self.num_heads, 1, self.head_dim), normal(0.02)) for _ in range(2))
 
     def for_layer(self, layer: int) -> PositionalEncoding:
         own = super().for_layer(layer)
@@ -217,15 +211,9 @@ class DeBERTa(PositionalEncoding):
         self.scale_terms = 1 + len(self.terms)
         self.p2c_index = choose("p2c_index", p2c_index, ("paper", "released"))
         self.span = self.max_distance if position_buckets is None else position_buckets
-        self.table = nn.Parameter(torch.empty(2 * self.span, self.d_model))
-        self.projections = nn.ParameterDict(
-            {term: torch.empty(self.num_heads, self.d_model, self.head_dim) for term in self.terms}
-        )
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        for parameter in (self.table, *self.projections.values()):
-            nn.init.normal_(parameter, std=0.02)
+        self.table = self.learned((2 * self.span, self.d_model), normal(0.02))
+        shape = (self.num_heads, self.d_model, self.head_dim)
+        self.projections = nn.ParameterDict({term: self.learned(shape, normal(0.02)) for term in self.terms})
 
     def for_layer(self, layer: int) -> PositionalEncoding:
         own = super().for_layer(layer)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from toeplens.encodings.kit import Keys, Queries
+from toeplens.ground import InputError
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,19 @@ class Seen:
     mask: Bool[Tensor, "*_B _H _Nq Nk"] | None = None
     causal: bool = True
     scale: float = 1.0
+
+    @staticmethod
+    def of(q: Queries, k: Keys, rows: Int[Tensor, "*B Nq"] | None = None, **more: Any) -> Seen:
+        """The same where ``rows`` may be left out: the queries are then the last tokens of the keys."""
+        if rows is None:
+            queries, keys = q.shape[-2], k.shape[-2]
+            if more.get("causal", True) and queries > keys:
+                raise InputError(
+                    f"q: {queries} queries were given for {keys} keys; in causal attention each query's own token "
+                    f"is among the keys: the last of them, unless rows says which."
+                )
+            rows = torch.arange(keys - queries, keys, device=q.device)
+        return Seen(q, k, rows, **more)
 
     def own_notes(self) -> Float[Tensor, "B H Nq c"]:
         """The notes of the queries' own tokens."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from toeplens.encodings.absolute import Sinusoidal
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import Positions, Stream, require_count, require_number, widened
+from toeplens.encodings.kit import Positions, Stream, normal, require_count, require_number, widened
 from toeplens.ground import InputError, choose
 
 By = Literal["path", "depth"]
@@ -145,12 +146,7 @@ class Syntactic(TreePositions):
                 f"max_depth: {self.max_depth} was given; one-hot branches of {branching} to that depth do not fit into "
                 f"d_model {self.d_model}."
             )
-        self.raw_decay = nn.Parameter(torch.empty(copies))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        if self.by == "path":
-            nn.init.uniform_(self.raw_decay, 0.7, 0.999)
+        self.raw_decay = self.learned((copies,), partial(nn.init.uniform_, a=0.7, b=0.999))
 
     def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
         """The vectors of paths."""
@@ -202,17 +198,13 @@ class SyntacticBias(TreePositions):
     ) -> None:
         super().__init__(branching=branching, max_depth=max_depth, **sizes)
         self.by = choose("by", by, ("path", "depth"))
-        self.init_std = require_number("init_std", init_std, at_least=0.0)
+        start = normal(require_number("init_std", init_std, at_least=0.0))
         if max_distance is None:
             max_distance = self.max_depth * (2 if self.by == "path" else 1)
         require_count(max_distance=max_distance)
         self.max_distance = max_distance
         values = max_distance + 1 if self.by == "path" else 2 * max_distance + 1
-        self.weight = nn.Parameter(torch.empty(values, self.num_heads))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=self.init_std)
+        self.weight = self.learned((values, self.num_heads), start)
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*H_Nq_Nk"]:
         a, b = self.paths(q_positions), self.paths(k_positions)
