@@ -25,12 +25,6 @@ class EnvironmentFailure(ToeplensError):
     exit_code = 3
 
 
-def require(holds: bool, field: str, given: Any, limit: str) -> None:
-    """Raise an `InputError` unless ``holds``: the field, what was given, and the limit, as "it must be even"."""
-    if not holds:
-        raise InputError(f"{field}: {given} was given; {limit}.")
-
-
 _SHOWN = 80  # characters
 Name = TypeVar("Name", bound=str)
 

@@ -13,7 +13,7 @@ from toeplens.encodings.attention import attend
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.conformance.facts import LENGTH, declared, logits_of, measure
 from toeplens.encodings.conformance.specimen import Specimen, apart
-from toeplens.encodings.kit import Positions
+from toeplens.encodings.kit import Positions, Stream
 from toeplens.encodings.seen import Seen
 
 EXACT = 1e-9  # float64 results that must agree, in the order of their operations' rounding
@@ -168,18 +168,9 @@ def paths(specimen: Specimen) -> str:
         q, k, v = specimen.project(embedded)
         rows = torch.tensor([[5], [8]])
         each = p.expand(batch, *p.shape)
-        one = attend(
-            torch.stack([q[b, :, r] for b, r in enumerate(rows)]),
-            k,
-            v,
-            encoding=encoding,
-            q_positions=torch.stack([each[b, r] for b, r in enumerate(rows)]),
-            k_positions=each,
-            rows=rows,
-            notes=encoding.note(embedded),
-            mask=masked,
-            scale=specimen.scale,
-        )
+        queries = torch.stack([q[b, :, r] for b, r in enumerate(rows)])
+        told = {**specimen.layer(embedded, each), "q_positions": torch.stack([each[b, r] for b, r in enumerate(rows)])}
+        one = attend(queries, k, v, rows=rows, mask=masked, **told)
         wanted = torch.stack([whole[b, :, r] for b, r in enumerate(rows)])
         worst = max(worst, agree(one, wanted, EXACT, "one query a sequence"))
     return f"fused, explicit, chunks, single queries: {worst:.0e}"
@@ -201,7 +192,7 @@ def decoding(specimen: Specimen) -> str:
 
 
 def decoded(
-    specimen: Specimen, x: Float[Tensor, "B N d_model"], p: Positions, mask: Bool[Tensor, "B 1 1 N"] | None = None
+    specimen: Specimen, x: Stream, p: Positions, mask: Bool[Tensor, "B 1 1 N"] | None = None
 ) -> Iterator[Float[Tensor, "B H 1 d"]]:
     """Each token's output in turn, from the cached keys, values and notes of those before it."""
     encoding = specimen.encoding
@@ -209,24 +200,16 @@ def decoded(
     values: list[Tensor] = []
     notes: Tensor | None = None
     for n in range(x.shape[1]):
-        here = rows_of(encoding, p, slice(n, n + 1))
+        here, so_far = rows_of(encoding, p, slice(n, n + 1)), rows_of(encoding, p, slice(0, n + 1))
         token = encoding.embed(x[:, n : n + 1], here)
         q, k, v = specimen.project(token)
         keys.append(k)
         values.append(v)
         new = encoding.note(token, notes)
         notes = new if notes is None or new is None else torch.cat((notes, new), dim=2)
-        yield attend(
-            q,
-            torch.cat(keys, dim=2),
-            torch.cat(values, dim=2),
-            encoding=encoding,
-            q_positions=here,
-            k_positions=rows_of(encoding, p, slice(0, n + 1)),
-            notes=notes,
-            mask=None if mask is None else mask[..., : n + 1],
-            scale=specimen.scale,
-        )
+        told = {**specimen.layer(token, so_far), "q_positions": here, "notes": notes}
+        seen = None if mask is None else mask[..., : n + 1]
+        yield attend(q, torch.cat(keys, dim=2), torch.cat(values, dim=2), mask=seen, **told)
 
 
 def padding(specimen: Specimen) -> str:

@@ -43,16 +43,15 @@ def measure(specimen: Specimen) -> Facts:
     return Facts(couplings, dependent, not dependent and _is_toeplitz(specimen, couplings))
 
 
-def _seen(specimen: Specimen, length: int) -> tuple[Seen, Positions]:
-    encoding, x = specimen.encoding, specimen.content(2, length)
-    q, k, _ = specimen.project(x)
-    seen = Seen(q, k, torch.arange(length), encoding.note(x), None, True, specimen.scale)
-    return seen, specimen.positions(length)
+def _seen(specimen: Specimen) -> tuple[Seen, Positions]:
+    x = specimen.content(2, LENGTH)
+    seen = Seen.of(*specimen.project(x)[:2], notes=specimen.encoding.note(x), scale=specimen.scale)
+    return seen, specimen.positions(LENGTH)
 
 
 def _couplings(specimen: Specimen) -> frozenset[str]:
     encoding, found = specimen.encoding, set()
-    seen, p = _seen(specimen, LENGTH)
+    seen, p = _seen(specimen)
     x = specimen.content(2, LENGTH)
     if apart(encoding.embed(x, p), x) > NOTHING:
         found.add("input")
@@ -81,17 +80,7 @@ def _couplings(specimen: Specimen) -> frozenset[str]:
 
 def logits_of(specimen: Specimen, q: Tensor, k: Tensor, x: Tensor, *, causal: bool = True) -> Tensor:
     """The logits of given queries and keys at positions 0, 1, 2, ..., with the notes of content ``x``."""
-    positions = specimen.positions(q.shape[-2])
-    return attention_logits(
-        q,
-        k,
-        encoding=specimen.encoding,
-        q_positions=positions,
-        k_positions=positions,
-        scale=specimen.scale,
-        notes=specimen.encoding.note(x),
-        causal=causal,
-    )
+    return attention_logits(q, k, **specimen.layer(x, specimen.positions(q.shape[-2])), causal=causal)
 
 
 def _depends_on_others(specimen: Specimen, couplings: frozenset[str]) -> bool:
@@ -104,17 +93,14 @@ def _depends_on_others(specimen: Specimen, couplings: frozenset[str]) -> bool:
     contents = [specimen.content(1, LENGTH) for _ in range(2)]
     (q, k, _), (other_q, other_k, _) = (specimen.project(x) for x in contents)
     other_q[..., row, :], other_k[..., column, :] = q[..., row, :], k[..., column, :]
-    results = [logits_of(specimen, q, k, contents[0]), logits_of(specimen, other_q, other_k, contents[1])]
-    results = [logits[..., row, column] for logits in results]
-    if apart(*results) > NOTHING:
+    results = logits_of(specimen, q, k, contents[0]), logits_of(specimen, other_q, other_k, contents[1])
+    if apart(*(logits[..., row, column] for logits in results)) > NOTHING:
         return True
     if "weights" not in couplings:
         return False
     weights = torch.rand(2, encoding.num_heads, LENGTH, LENGTH, dtype=torch.float64, generator=specimen.generator)
-    made = [
-        encoding.hook("transform_weights", weights, positions, positions, seen=_seen(specimen, LENGTH)[0])
-        for _ in range(2)
-    ]
+    seen = [_seen(specimen)[0] for _ in range(2)]
+    made = (encoding.hook("transform_weights", weights, positions, positions, seen=each) for each in seen)
     return apart(*made) > NOTHING
 
 
@@ -126,11 +112,8 @@ def _is_no_kernel_family(specimen: Specimen, couplings: frozenset[str]) -> bool:
     most = 4 * encoding.query_dim + 4  # sums of products of a query, a key and fixed functions stay well under this
     length = 2 * most  # more distances than that
     length = min(length, encoding.max_len) if encoding.bounded else length
-    rows = []
-    for _ in range(3 * most):
-        x = specimen.content(1, 1).expand(1, length, -1)
-        q, k, _ = specimen.project(x)
-        rows.append(logits_of(specimen, q, k, x)[0, 0, -1])
+    contents = (specimen.content(1, 1).expand(1, length, -1) for _ in range(3 * most))
+    rows = [logits_of(specimen, *specimen.project(x)[:2], x)[0, 0, -1] for x in contents]
     singular = torch.linalg.svdvals(torch.stack(rows).detach())
     return int((singular > NOTHING * singular[0]).sum()) > most
 
@@ -148,7 +131,7 @@ def _is_toeplitz_at(specimen: Specimen, couplings: frozenset[str], places: Tenso
         rows = encoding.embed(torch.zeros(1, LENGTH, encoding.d_model, dtype=torch.float64), positions)
         return _constant_diagonals(rows @ rows.transpose(-1, -2))
     if "weights" in couplings:
-        seen, _ = _seen(specimen, LENGTH)
+        seen, _ = _seen(specimen)
         ones = torch.ones(2, encoding.num_heads, LENGTH, LENGTH, dtype=torch.float64)
         if not _constant_diagonals(encoding.hook("transform_weights", ones, positions, positions, seen=seen)):
             return False

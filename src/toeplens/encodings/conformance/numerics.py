@@ -33,11 +33,10 @@ def precision(specimen: Specimen) -> str:
             continue
         p = specimen.encoding.place(window)
         for dtype, allowed in ROUNDING.items():
-            x = specimen.content(1, len(window), dtype)
-            q_like = specimen.like(dtype)
-            exact_like = specimen.like(dtype).double()
+            x, like = specimen.content(1, len(window), dtype), specimen.like(dtype)
             try:
-                ours, exact = (_logits(specimen, x, p, like, to) for like, to in ((q_like, dtype), (exact_like, None)))
+                ours = _logits(specimen, x, p, like, dtype)
+                exact = _logits(specimen, x, p, specimen.like(dtype).double(), None)
             except InputError:
                 refused += 1  # said in a sentence: nothing wrong was computed
                 continue
@@ -52,15 +51,7 @@ def _logits(specimen: Specimen, x: Tensor, p: Tensor, like: PositionalEncoding, 
     """Logits of the same rounded queries and keys, in ``dtype`` or (None) in float64."""
     q, k, _ = specimen.project(x)
     wide = (lambda y: y) if dtype else (lambda y: y.double())
-    return attention_logits(
-        wide(q),
-        wide(k),
-        encoding=like,
-        q_positions=p,
-        k_positions=p,
-        scale=specimen.scale,
-        notes=like.note(wide(x)),
-    )
+    return attention_logits(wide(q), wide(k), **specimen.layer(wide(x), p, like))
 
 
 def casts(specimen: Specimen) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from toeplens.encodings.attention import attend, attention_logits
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import Positions
+from toeplens.encodings.kit import Positions, Stream
 
 SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
 
@@ -48,7 +48,7 @@ class Specimen:
         self.scale = encoding.scale
         self.generator = generator
 
-    def content(self, batch: int, length: int, dtype: torch.dtype = torch.float64) -> Float[Tensor, "B N d_model"]:
+    def content(self, batch: int, length: int, dtype: torch.dtype = torch.float64) -> Stream:
         """Random token embeddings, with a mean that is not zero."""
         shape = (batch, length, self.encoding.d_model)
         return (torch.randn(shape, generator=self.generator, dtype=torch.float64) + 0.3).to(dtype)
@@ -59,57 +59,30 @@ class Specimen:
             start = min(start, self.encoding.max_len - length)
         return self.encoding.place(torch.arange(start, start + length))
 
-    def project(self, x: Float[Tensor, "B N d_model"]) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v [B, H, N, d] of embedded tokens; v has the head's own width."""
         q, k, v = (x.unsqueeze(1) @ projection.to(x.dtype) for projection in self.projections)
         return q, k, v[..., : self.encoding.head_dim]
 
+    def layer(self, x: Stream, positions: Positions, encoding: PositionalEncoding | None = None) -> dict[str, Any]:
+        """What attention is told beside queries and keys: ``x`` are the embedded tokens at these positions."""
+        encoding = self.encoding if encoding is None else encoding
+        told = {"encoding": encoding, "q_positions": positions, "k_positions": positions, "scale": self.scale}
+        return {**told, "notes": encoding.note(x)}
+
     def attend(
-        self,
-        x: Float[Tensor, "B N d_model"],
-        positions: Positions,
-        *,
-        encoding: PositionalEncoding | None = None,
-        **more: Any,
+        self, x: Stream, positions: Positions, *, encoding: PositionalEncoding | None = None, **more: Any
     ) -> Float[Tensor, "B H N d"]:
         """The whole layer: embed, project, note, attend."""
-        encoding = self.encoding if encoding is None else encoding
-        x = encoding.embed(x, positions)
-        q, k, v = self.project(x)
-        return attend(
-            q,
-            k,
-            v,
-            encoding=encoding,
-            q_positions=positions,
-            k_positions=positions,
-            scale=self.scale,
-            notes=encoding.note(x),
-            **more,
-        )
+        x = (encoding or self.encoding).embed(x, positions)
+        return attend(*self.project(x), **self.layer(x, positions, encoding), **more)
 
     def logits(
-        self,
-        x: Float[Tensor, "B N d_model"],
-        positions: Positions,
-        *,
-        encoding: PositionalEncoding | None = None,
-        **more: Any,
+        self, x: Stream, positions: Positions, *, encoding: PositionalEncoding | None = None, **more: Any
     ) -> Float[Tensor, "B H N N"]:
         """The layer's logits; minus infinity where a key is hidden."""
-        encoding = self.encoding if encoding is None else encoding
-        x = encoding.embed(x, positions)
-        q, k, _ = self.project(x)
-        return attention_logits(
-            q,
-            k,
-            encoding=encoding,
-            q_positions=positions,
-            k_positions=positions,
-            scale=self.scale,
-            notes=encoding.note(x),
-            **more,
-        )
+        x = (encoding or self.encoding).embed(x, positions)
+        return attention_logits(*self.project(x)[:2], **self.layer(x, positions, encoding), **more)
 
     def like(self, dtype: torch.dtype) -> PositionalEncoding:
         """A copy of the encoding with its parameters in ``dtype``."""
