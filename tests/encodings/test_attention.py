@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attend, attention_logits, attention_weights
 from toeplens.encodings.attention import AT_ONCE
+from toeplens.ground import InputError
 
 SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
 B, N = 2, 12
@@ -75,6 +78,18 @@ def test_values_may_have_another_width_than_queries(name: str, width: int) -> No
     given = inputs(build(name))
     v = torch.randn(B, 3, N, width, dtype=torch.float64)
     assert torch.allclose(attend(v=v, **given), attention_weights(**given) @ v, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", [partial(attend, v=values()), attention_logits, attention_weights])
+def test_causal_queries_are_tokens_of_the_keys(form: Callable[..., Tensor]) -> None:
+    given = inputs(build("alibi"))
+    fewer = {"k": given.pop("k")[:, :, :4], "k_positions": given.pop("k_positions")[:4], "notes": given.pop("notes")}
+    if "v" in getattr(form, "keywords", {}):
+        fewer["v"] = values(4)
+    with pytest.raises(InputError, match=r"^q: 12 queries were given for 4 keys; .* unless rows says which\.$"):
+        form(**given, **fewer)
+    assert form(**given, **fewer, rows=torch.arange(N) % 4).shape[:3] == (B, 3, N)
+    assert form(**given, **fewer, causal=False).shape[:3] == (B, 3, N)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import attend, attention_logits
-from toeplens.encodings.clex import CLEX
+from toeplens.encodings.scaled import CLEX
 from toeplens.ground import InputError
 from toeplens.model import Decoder, DecoderConfig
 

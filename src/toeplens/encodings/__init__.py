@@ -7,11 +7,11 @@ from toeplens.encodings.attention import KEPT, attend, attention_logits, attenti
 from toeplens.encodings.base import Coupling, PositionalEncoding
 from toeplens.encodings.bias import OffsetBias
 from toeplens.encodings.control import BandControl, swapped
-from toeplens.encodings.kit import Positions, offsets_between
-from toeplens.encodings.latent import MLA
+from toeplens.encodings.kit import offsets_between
 from toeplens.encodings.registry import build, get, names, options
-from toeplens.encodings.rotary import Rotary, controlled
+from toeplens.encodings.rotary import MLA, Rotary, controlled
 from toeplens.encodings.seen import Seen
+from toeplens.encodings.shapes import Positions
 
 __all__ = [
     "KEPT",

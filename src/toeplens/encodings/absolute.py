@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.bias import T5
-from toeplens.encodings.kit import Positions, Stream, normal, require_even, require_number, rotary_frequencies
+from toeplens.encodings.kit import normal, require_even, require_number, rotary_frequencies
+from toeplens.encodings.shapes import Positions, Stream
 from toeplens.ground import InputError, choose
 
 
@@ -40,7 +41,6 @@ class Sinusoidal(PositionalEncoding):
     coupling = "input"
     citation = "Vaswani et al. 2017, arXiv 1706.03762"
     formula = r"p_{i,2t} = \sin(i\,\theta_t),\quad p_{i,2t+1} = \cos(i\,\theta_t),\quad \theta_t = b^{-2t/d}"
-    frequencies: Tensor
 
     def __init__(
         self, *, base: float = 10000.0, layout: Literal["interleaved", "halves"] = "interleaved", **sizes: int
@@ -48,7 +48,7 @@ class Sinusoidal(PositionalEncoding):
         super().__init__(**sizes)
         require_even("d_model", self.d_model, "a sinusoid takes dimensions in pairs of sine and cosine")
         self.layout = choose("layout", layout, ("interleaved", "halves"))
-        self.register_exact("frequencies", rotary_frequencies(self.d_model, base))
+        self.frequencies = self.register_exact("frequencies", rotary_frequencies(self.d_model, base))
 
     def table(self, positions: Positions) -> Float[Tensor, "*B N d_model"]:
         """The encoding vectors of ``positions``, in float64."""
@@ -125,7 +125,6 @@ class ScaledSinusoidal(Sinusoidal):
 
     Arguments
         start         where the number starts; default 1/sqrt(d_model)
-        base, layout  as in `Sinusoidal`
     """
 
     citation = "Li et al. 2019, arXiv 1809.08895"
@@ -162,7 +161,6 @@ class SHAPE(Sinusoidal):
 
     Arguments
         max_shift     the largest shift; default ``max_len`` (the paper: 500)
-        base, layout  as in `Sinusoidal`
     """
 
     citation = "Kiyono et al. 2021, arXiv 2109.05644"
@@ -190,7 +188,6 @@ class RandomizedSinusoidal(Sinusoidal):
 
     Arguments
         max_position  L; default four times ``max_len`` (the paper: 2048, for training lengths to 40)
-        base, layout  as in `Sinusoidal`
     """
 
     citation = "Ruoss et al. 2023, arXiv 2305.16843"

@@ -12,20 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import (
-    Earlier,
-    Keys,
-    Notes,
-    Positions,
-    Queries,
-    Stream,
-    Turned,
-    require_even,
-    require_number,
-    widened,
-)
-from toeplens.encodings.rotary import Frequencies, Pairing, RoPE, pairing_of, turn
+from toeplens.encodings.kit import require_even, require_number, widened
+from toeplens.encodings.rotary import Pairing, RoPE, pairing_of, turn
 from toeplens.encodings.seen import Seen
+from toeplens.encodings.shapes import Earlier, Frequencies, Keys, Notes, Positions, Queries, Stream, Turned
 from toeplens.ground import choose
 
 
@@ -39,7 +29,6 @@ class RopeLearned(RoPE):
     Arguments
         per_head       each head learns its own; else they are the same for all heads, as published
         shared         one set for all layers, as published; else each layer has its own
-        base, pairing  as in RoPE
     """
 
     citation = "Wang, rotary-embedding-torch, learned_freq"
@@ -64,7 +53,6 @@ class HARoPE(RoPE):
     Arguments
         map            ``inverse``: M on queries and M^-T on keys, as in the released program, so that at offset 0 the
                        logit is q . k; ``shared``: M on both, as the abstract can be read
-        base, pairing  as in RoPE
     """
 
     citation = "Li et al. 2025, arXiv 2510.10489"
@@ -120,8 +108,6 @@ class CARoPE(PositionalEncoding):
         r"\mathrm{Re} \sum_t q_t \bar k_t \exp\Big(\mathrm{i} \sum_{m=j+1}^{i} f(x_m)^t\Big),"
         r" \quad f(x) = \frac{1}{\mathrm{softplus}(x W) + 1}"
     )
-    start: Tensor
-    powers: Tensor
 
     def __init__(
         self,
@@ -139,8 +125,8 @@ class CARoPE(PositionalEncoding):
         if choose("start", start, ("rope", "printed")) == "rope":
             softplus = torch.tensor(base, dtype=torch.float64) ** (2 / self.head_dim) - 1
             constant = softplus + (-torch.expm1(-softplus)).log()
-        self.register_exact("start", constant)
-        self.register_exact("powers", torch.arange(self.head_dim // 2, dtype=torch.float64))
+        self.start = self.register_exact("start", constant)
+        self.powers = self.register_exact("powers", torch.arange(self.head_dim // 2, dtype=torch.float64))
         self.weight = self.learned((self.num_heads, self.d_model), nn.init.zeros_)
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, TypedDict, Unpack
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import Keys, Notes, Pairs, Positions, Queries
 from toeplens.encodings.seen import Seen
+from toeplens.encodings.shapes import Keys, Notes, Pairs, Positions, Queries
 
 AT_ONCE = 1 << 22  # query-key pairs, over batch and heads, that are worked at once where logits must be formed
 KEPT = 4 * AT_ONCE  # numbers of a bias that a pass keeps for all layers that share it
@@ -59,9 +59,8 @@ def attend(
         at_once   query-key pairs worked at once where they must be formed: memory is linear in the number of keys
     """
     in_order = rows is None  # then the queries are the last tokens of the keys
-    whole = _rotated(
-        encoding, q_positions, k_positions, Seen.of(q, k, rows, notes=notes, mask=mask, causal=causal, scale=scale)
-    )
+    places = {"q_positions": q_positions, "k_positions": k_positions}
+    whole = _rotated(q, k, encoding=encoding, **places, rows=rows, notes=notes, mask=mask, causal=causal, scale=scale)
     seen = whole.seen
     q, k = seen.q, seen.k
     fused = fused and encoding.fusable
@@ -97,41 +96,27 @@ def attend(
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
 
 
-class Sight(TypedDict, total=False):
-    """What the explicit forms take beside, as `attend` does: nothing of it must be given."""
+class Told(TypedDict):
+    """What the explicit forms take beside queries and keys, as `attend` does."""
 
-    rows: Int[Tensor, "*B Nq"] | None
-    notes: Notes | None
-    mask: Bool[Tensor, "*_B _H _Nq Nk"] | None
-    causal: bool
-
-
-def attention_logits(
-    q: Queries,
-    k: Keys,
-    *,
-    encoding: PositionalEncoding,
-    q_positions: Positions,
-    k_positions: Positions,
-    scale: float,
-    **sight: Unpack[Sight],
-) -> Pairs:
-    """The logits before the softmax, formed explicitly; minus infinity where a key is not visible. As `attend`."""
-    return _rotated(encoding, q_positions, k_positions, Seen.of(q, k, scale=scale, **sight)).logits()
+    encoding: PositionalEncoding
+    q_positions: Positions
+    k_positions: Positions
+    scale: float
+    rows: NotRequired[Int[Tensor, "*B Nq"] | None]
+    notes: NotRequired[Notes | None]
+    mask: NotRequired[Bool[Tensor, "*_B _H _Nq Nk"] | None]
+    causal: NotRequired[bool]
 
 
-def attention_weights(
-    q: Queries,
-    k: Keys,
-    *,
-    encoding: PositionalEncoding,
-    q_positions: Positions,
-    k_positions: Positions,
-    scale: float,
-    **sight: Unpack[Sight],
-) -> Pairs:
+def attention_logits(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
+    """The logits before the softmax, formed explicitly; minus infinity where a key is not visible."""
+    return _rotated(q, k, **told).logits()
+
+
+def attention_weights(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
     """The attention weights, formed explicitly: what `attend` weighs values with, 0 where a query sees no key."""
-    return _rotated(encoding, q_positions, k_positions, Seen.of(q, k, scale=scale, **sight)).weights()
+    return _rotated(q, k, **told).weights()
 
 
 def fixed_bias(
@@ -237,9 +222,12 @@ class _Queries:
         return self.encoding.hook(name, *arguments, self.q_positions, self.k_positions, seen=self.seen)
 
 
-def _rotated(encoding: PositionalEncoding, q_positions: Positions, k_positions: Positions, seen: Seen) -> _Queries:
+def _rotated(
+    q: Tensor, k: Tensor, *, encoding: PositionalEncoding, q_positions: Positions, k_positions: Positions, **more: Any
+) -> _Queries:
     """All queries, and what the hooks after `rotate` see of them."""
-    q, k = encoding.hook("rotate", seen.q, seen.k, q_positions, k_positions, seen=seen)
+    seen = Seen.of(q, k, **more)
+    q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
     return _Queries(encoding, q_positions, k_positions, replace(seen, q=q, k=k))
 
 

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-from toeplens.encodings.kit import Positions, require_even, require_number, rotary_frequencies
-from toeplens.encodings.rotary import Frequencies, Pairing, Rotary
+from toeplens.encodings.kit import require_even, require_number, rotary_frequencies
+from toeplens.encodings.rotary import Pairing, Rotary
+from toeplens.encodings.shapes import Frequencies, Positions
 from toeplens.ground import InputError, choose
 
 
@@ -59,11 +60,9 @@ class _Coordinates(Rotary):
 class _ByAxis(_Coordinates):
     """Each pair of dimensions turns with one of the coordinates, ``axis_of[t]``."""
 
-    axis_of: Tensor
-
     def __init__(self, frequencies: Float[Tensor, "1 n"], axis_of: Sequence[int], **inherited: Any) -> None:
         super().__init__(frequencies, **inherited)
-        self.register_exact("axis_of", torch.tensor(axis_of))
+        self.axis_of = self.register_exact("axis_of", torch.tensor(axis_of))
 
     def phases(self, positions: Positions, frequencies: Frequencies) -> Float[Tensor, "*B 1 N n"]:
         return phases_along(self.coordinates(positions), self.axis_of, frequencies)

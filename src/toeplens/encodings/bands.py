@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from toeplens.encodings.kit import Keys, Positions, Queries, Turned, phases_of, require_indices, require_number
-from toeplens.encodings.rotary import Frequencies, Pairing, PartialRoPE, RoPE
+from toeplens.encodings.kit import phases_of, require_indices, require_number
+from toeplens.encodings.rotary import Pairing, PartialRoPE, RoPE
+from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Turned
 from toeplens.ground import InputError, choose
 
 
@@ -42,10 +43,6 @@ class RopeBands(PartialRoPE):
         r"\mathrm{Re} \sum_t q_t \bar k_t \,[(1 - g_t) + g_t e^{\mathrm{i} \delta \theta_t}]"
         r" \quad\text{or}\quad \mathrm{Re} \sum_t q_t \bar k_t \, g_t e^{\mathrm{i} \delta \theta_t}"
     )
-    gains: Tensor
-    turned: Tensor
-    still: Tensor
-    split: Tensor
 
     def __init__(
         self,
@@ -87,11 +84,11 @@ class RopeBands(PartialRoPE):
             still = torch.where(damped, (1 - values).sqrt(), 0.0)
         split = (still > 0).any(0).nonzero().flatten()
         self.register_exact("frequencies", chosen)
-        self.register_exact("gains", values)
-        self.register_exact("turned", turned.unsqueeze(-2))
-        self.register_exact("still", still[:, split].unsqueeze(-2))
+        self.gains = self.register_exact("gains", values)
+        self.turned = self.register_exact("turned", turned.unsqueeze(-2))
+        self.still = self.register_exact("still", still[:, split].unsqueeze(-2))
         second = split + pairs if self.pairing == "half" else 2 * split + 1
-        self.register_exact("split", torch.cat((split if self.pairing == "half" else 2 * split, second)))
+        self.split = self.register_exact("split", torch.cat((split if self.pairing == "half" else 2 * split, second)))
 
     def tables(self, positions: Positions, frequencies: Frequencies, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         cos, sin = super().tables(positions, frequencies, dtype)
@@ -157,7 +154,6 @@ class PRoPE(RoPE):
 
     Arguments
         p              share of the frequencies that is kept; the paper's best is 0.75, it also tries 0.25
-        base, pairing  as in RoPE
     """
 
     citation = "Barbero et al. 2024, arXiv 2410.06205"
@@ -184,7 +180,6 @@ class XPos(RoPE):
     Arguments
         scale_base  B; the released program's 512
         gamma       share that keeps the highest frequency from vanishing at once
-        base, pairing  as in RoPE
     """
 
     citation = "Sun et al. 2022, arXiv 2212.10554"
@@ -192,7 +187,6 @@ class XPos(RoPE):
         r"\mathrm{Re} \sum_t q_t \bar k_t \, \zeta_t^{\delta / B} e^{\mathrm{i} \delta \theta_t},"
         r" \quad \zeta_t = \frac{2t/d + \gamma}{1 + \gamma}"
     )
-    log_decay: Tensor
 
     def __init__(self, *, scale_base: float = 512.0, gamma: float = 0.4, **inherited: Any) -> None:
         require_number("scale_base", scale_base, over=0)
@@ -200,7 +194,7 @@ class XPos(RoPE):
         super().__init__(**inherited)
         share = torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim
         zeta = (share + gamma) / (1 + gamma)
-        self.register_exact("log_decay", zeta.log() / scale_base)
+        self.log_decay = self.register_exact("log_decay", zeta.log() / scale_base)
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         centre = (k_positions.amin(-1, keepdim=True) + k_positions.amax(-1, keepdim=True)) // 2

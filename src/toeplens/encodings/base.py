@@ -11,20 +11,9 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-from toeplens.encodings.kit import (
-    Earlier,
-    Keys,
-    Notes,
-    Pairs,
-    Positions,
-    Queries,
-    ScoreMod,
-    Stream,
-    Turned,
-    require_count,
-    require_whole,
-)
+from toeplens.encodings.kit import require_count, require_whole
 from toeplens.encodings.seen import Seen
+from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
 from toeplens.ground import InputError
 
 Coupling = Literal["none", "input", "bias", "rotation", "concatenation", "logits", "weights", "accumulated"]
@@ -259,7 +248,7 @@ class PositionalEncoding(nn.Module):
                 f"this table holds positions 0 to {self.max_len - 1}."
             )
 
-    def register_exact(self, name: str, value: Tensor) -> None:
+    def register_exact(self, name: str, value: Tensor) -> Tensor:
         """Keep ``value`` as a buffer that moves between devices but never changes its dtype.
 
         ``model.half()`` and ``model.to(torch.bfloat16)`` must not touch what phases are made from: bfloat16 holds
@@ -267,6 +256,7 @@ class PositionalEncoding(nn.Module):
         """
         self.register_buffer(name, value, persistent=False)
         self._exact.add(name)
+        return value
 
     def _apply(self, fn: Any, recurse: bool = True) -> PositionalEncoding:
         kept = {name: self._buffers[name] for name in self._exact}

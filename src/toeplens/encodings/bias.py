@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import Positions, normal, offsets_between, require_number, require_whole
+from toeplens.encodings.kit import normal, offsets_between, require_number, require_whole
+from toeplens.encodings.shapes import Positions
 from toeplens.ground import InputError, choose
 
 
@@ -51,12 +52,11 @@ class ALiBi(OffsetBias):
     citation = "Press et al. 2022, arXiv 2108.12409"
     formula = r"b_{ij} = -m_h |i - j|,\quad m_h = 2^{-8h/H}"
     factorable = True
-    slopes: Tensor
 
     def __init__(self, *, slopes: Literal["geometric", "exponential"] = "geometric", **sizes: int) -> None:
         super().__init__(**sizes)
         rules = {"geometric": geometric_slopes, "exponential": exponential_slopes}
-        self.register_exact("slopes", rules[choose("slopes", slopes, rules)](self.num_heads))
+        self.slopes = self.register_exact("slopes", rules[choose("slopes", slopes, rules)](self.num_heads))
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         return -self.slopes.unsqueeze(-1) * offsets.abs()

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from toeplens.encodings.absolute import NoPE
 from toeplens.encodings.axial import axes_of_pairs, phases_along
 from toeplens.encodings.base import SIZES, PositionalEncoding
-from toeplens.encodings.kit import Keys, Positions, Queries, Turned, require_number, widened
-from toeplens.encodings.rotary import Frequencies
+from toeplens.encodings.kit import require_number, widened
 from toeplens.encodings.scaled import ScaledRoPE
+from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Turned
 from toeplens.ground import InputError
 
 _COMMON = (*SIZES, "pairing")  # the same for all layer types
@@ -38,7 +38,6 @@ class ConfiguredRoPE(ScaledRoPE):
     not taken: each program does its own with it, see `AxialRoPE`.
     """
 
-    axis_of: Tensor
     temperature: float = 0.0
     step: float = 1.0  # positions at which the temperature changes
     layer_types: tuple[str, ...] = ()
@@ -65,7 +64,7 @@ class ConfiguredRoPE(ScaledRoPE):
         if mrope_section is not None:
             axis_of = axes_of_pairs("mrope_section", mrope_section, self.frequencies.shape[-1], bool(mrope_interleaved))
             self.axes = 3
-            self.register_exact("axis_of", torch.tensor(axis_of))
+            self.axis_of = self.register_exact("axis_of", torch.tensor(axis_of))
         if llama_4_scaling_beta is not None:
             self.temperature = require_number("llama_4_scaling_beta", llama_4_scaling_beta, at_least=0)
             step = parameters.get("original_max_position_embeddings")

@@ -10,21 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import (
-    Earlier,
-    Notes,
-    Pairs,
-    Positions,
-    ScoreMod,
-    Stream,
-    linear,
-    offsets_between,
-    require_number,
-    require_whole,
-    widened,
-)
+from toeplens.encodings.kit import linear, offsets_between, require_number, require_whole, widened
 from toeplens.encodings.relative import at_each
 from toeplens.encodings.seen import Seen
+from toeplens.encodings.shapes import Earlier, Notes, Pairs, Positions, ScoreMod, Stream
 from toeplens.ground import choose
 
 

@@ -11,19 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import (
-    Earlier,
-    Keys,
-    Notes,
-    Pairs,
-    Positions,
-    Queries,
-    Stream,
-    linear,
-    require_count,
-    widened,
-)
+from toeplens.encodings.kit import linear, require_count, widened
 from toeplens.encodings.seen import Seen
+from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, Stream
 from toeplens.ground import InputError, choose
 
 BLOCK = 64  # keys whose transformations are applied at once
@@ -148,9 +138,6 @@ class PaTHFoX(PaTH):
     log f_m = log sigmoid(u_f . x_m + b_f) is summed over the tokens after the key up to the query, in float64, and
     added to the scaled logit as in the forgetting transformer (Lin et al. 2025, arXiv 2503.02130). The released program
     (fla) multiplies the sum by d^-1/2 too. Without a causal mask (ours) nothing is forgotten of keys after the query.
-
-    Arguments
-        rank, conv_size, activation  as in PaTH
     """
 
     also_couples = ("bias",)

@@ -12,15 +12,8 @@ from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.bias import OffsetBias
-from toeplens.encodings.kit import (
-    Positions,
-    linear,
-    offsets_between,
-    require_even,
-    require_number,
-    rotary_frequencies,
-    widened,
-)
+from toeplens.encodings.kit import linear, offsets_between, require_even, require_number, rotary_frequencies, widened
+from toeplens.encodings.shapes import Positions
 
 SMALLEST = 0.01  # the program's lower bound of KERPLE's parameters, here of their starting values
 
@@ -98,15 +91,13 @@ class Sandwich(OffsetBias):
 
     citation = "Chi et al. 2023, arXiv 2212.10356"
     formula = r"b_{ij} = \frac{H}{8h} \sum_t \cos(\delta\, \theta_t),\quad \theta_t = b^{-2t/\bar d}"
-    frequencies: Tensor
-    slopes: Tensor
 
     def __init__(self, *, width: int = 128, base: float = 10000.0, **sizes: int) -> None:
         super().__init__(**sizes)
         require_even("width", width, "a sinusoid takes dimensions in pairs of sine and cosine")
-        self.register_exact("frequencies", rotary_frequencies(width, base))
+        self.frequencies = self.register_exact("frequencies", rotary_frequencies(width, base))
         heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64)
-        self.register_exact("slopes", self.num_heads / (8 * heads))
+        self.slopes = self.register_exact("slopes", self.num_heads / (8 * heads))
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         total = torch.zeros(offsets.shape, dtype=torch.float64, device=offsets.device)

@@ -11,17 +11,8 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from toeplens.encodings.shapes import Positions
 from toeplens.ground import InputError
-
-Positions = Int[Tensor, "_"] | Int[Tensor, "B _"] | Int[Tensor, "... _ axes"]  # unnamed: queries and keys may differ
-Stream = Float[Tensor, "B N d_model"]
-Queries = Float[Tensor, "B H Nq d"]
-Keys = Float[Tensor, "B H Nk d"]
-Turned = tuple[Float[Tensor, "B H Nq e"], Float[Tensor, "B H Nk e"]]  # queries and keys, of another width perhaps
-Pairs = Float[Tensor, "B H Nq Nk"]  # a number a head, query and key: a logit, a weight, a bias
-Notes = Float[Tensor, "B H N c"]
-Earlier = Float[Tensor, "B H M c"]
-ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # score, batch, head, query, key
 
 
 def offsets_between(q_positions: Positions, k_positions: Positions) -> Int[Tensor, "*B Nq Nk"]:
@@ -88,18 +79,9 @@ def require_number(
 ) -> float:
     """Refuse a number that is not finite or outside its range; the sentence names the range."""
     if not (math.isfinite(value) and value > over and at_least <= value <= at_most):
-        limits = [
-            words
-            for given, words in (
-                (over > -math.inf, f"over {over:g}"),
-                (at_least > -math.inf, f"at least {at_least:g}"),
-                (at_most < math.inf, f"at most {at_most:g}"),
-            )
-            if given
-        ]
-        raise InputError(
-            f"{field}: {value} was given; it must be finite{' and ' if limits else ''}{', '.join(limits)}."
-        )
+        limits = {"over": over, "at least": at_least, "at most": at_most}
+        words = ", ".join(f"{word} {limit:g}" for word, limit in limits.items() if math.isfinite(limit))
+        raise InputError(f"{field}: {value} was given; it must be finite{' and ' if words else ''}{words}.")
     return value
 
 

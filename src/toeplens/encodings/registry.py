@@ -16,12 +16,9 @@ FAMILIES = (
     "bias",
     "rotary",
     "bands",
-    "polar",
-    "fourier",
+    "rotations",
     "axial",
-    "rolling",
     "adaptive",
-    "latent",
     "kernels",
     "contextual",
     "relative",
@@ -30,7 +27,6 @@ FAMILIES = (
     "tree",
     "configured",
     "scaled",
-    "clex",
 )  # the modules of this package, each with its ENCODINGS: name -> class
 
 

@@ -12,9 +12,6 @@ from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.kit import (
-    Pairs,
-    Positions,
-    Queries,
     normal,
     offsets_between,
     require_even,
@@ -25,6 +22,7 @@ from toeplens.encodings.kit import (
     widened,
 )
 from toeplens.encodings.seen import Seen
+from toeplens.encodings.shapes import Pairs, Positions, Queries
 from toeplens.ground import InputError, choose
 
 
@@ -123,12 +121,11 @@ class TransformerXL(PositionalEncoding):
     shared = False
     citation = "Dai et al. 2019, arXiv 1901.02860"
     formula = r"((q_i + u)^\top k_j + (q_i + v)^\top W_R r_\delta) / \sqrt d"
-    frequencies: Tensor
 
     def __init__(self, *, base: float = 10000.0, tied_biases: bool = True, **sizes: int) -> None:
         super().__init__(**sizes)
         require_even("d_model", self.d_model, "a sinusoid takes dimensions in pairs of sine and cosine")
-        self.register_exact("frequencies", rotary_frequencies(self.d_model, base))
+        self.frequencies = self.register_exact("frequencies", rotary_frequencies(self.d_model, base))
         self.tied_biases = tied_biases
         self.weight = self.learned((self.num_heads, self.head_dim, self.d_model), normal(0.02))
         self.u, self.v = (self.learned((self.num_heads, 1, self.head_dim), normal(0.02)) for _ in range(2))

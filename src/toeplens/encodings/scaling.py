@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.encodings.kit import Positions, require_even, require_number, rotary_frequencies
+from toeplens.encodings.kit import require_even, require_number, rotary_frequencies
+from toeplens.encodings.shapes import Positions
 from toeplens.ground import InputError
 
 # what every type takes, with its defaults

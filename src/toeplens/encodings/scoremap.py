@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.bias import T5, ALiBi, RelativeTable
 from toeplens.encodings.kernels import FIRE, KerpleLog
-from toeplens.encodings.kit import Keys, Pairs, Positions, Queries, Turned, require_count, require_number
+from toeplens.encodings.kit import require_count, require_number
 from toeplens.encodings.rotary import RoPE
 from toeplens.encodings.seen import Seen
+from toeplens.encodings.shapes import Keys, Pairs, Positions, Queries, Turned
 from toeplens.ground import InputError, choose
 
 _BASES: dict[str, type[PositionalEncoding] | None] = {

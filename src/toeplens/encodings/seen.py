@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from toeplens.encodings.kit import Keys, Queries
+from toeplens.encodings.shapes import Keys, Queries
 from toeplens.ground import InputError
 
 

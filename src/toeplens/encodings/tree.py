@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from toeplens.encodings.absolute import Sinusoidal
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import Positions, Stream, normal, require_count, require_number, widened
+from toeplens.encodings.kit import normal, require_count, require_number, widened
+from toeplens.encodings.shapes import Positions, Stream
 from toeplens.ground import InputError, choose
 
 By = Literal["path", "depth"]

@@ -13,8 +13,8 @@ from toeplens.encodings.attention import attend
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.conformance.facts import LENGTH, declared, logits_of, measure
 from toeplens.encodings.conformance.specimen import Specimen, apart
-from toeplens.encodings.kit import Positions, Stream
 from toeplens.encodings.seen import Seen
+from toeplens.encodings.shapes import Positions, Stream
 
 EXACT = 1e-9  # float64 results that must agree, in the order of their operations' rounding
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from toeplens.encodings.attention import attention_logits
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.conformance.specimen import Specimen, apart
-from toeplens.encodings.kit import Positions
 from toeplens.encodings.seen import Seen
+from toeplens.encodings.shapes import Positions
 from toeplens.ground import InputError
 
 NOTHING = 1e-9  # relative differences of float64 numbers below this are rounding

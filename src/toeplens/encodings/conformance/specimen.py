@@ -13,7 +13,7 @@ from torch import Tensor
 
 from toeplens.encodings.attention import attend, attention_logits
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import Positions, Stream
+from toeplens.encodings.shapes import Positions, Stream
 
 SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
 

@@ -1,0 +1,288 @@
+"""Rotations of other kinds: polar vectors, Fourier series for angles, heads that are rolled, headings."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.kit import phases_of, require_even, require_number, rotary_frequencies, turns, widened
+from toeplens.encodings.rotary import Pairing, RoPE, Rotary, pairing_of, turn
+from toeplens.encodings.shapes import Keys, Positions, Queries, Turned
+from toeplens.ground import InputError, choose
+
+
+class PoPE(PositionalEncoding):
+    """Polar coordinate position embedding: magnitudes say what, phases say where (Gopalakrishnan et al. 2025).
+
+    Each of the d dimensions is a complex number of magnitude softplus(x_c) and phase i theta_c, with d frequencies
+    theta_c = base^(-c/d), c = 0..d-1; a key's phase has a learned delta_c in [-2 pi, 0] besides. Queries and keys
+    become 2d wide; the scale of the logits stays 1/sqrt(d). The bounds on delta are kept by clamping, so that a value
+    outside them receives no gradient, as in x-transformers.
+
+    Arguments
+        base    theta_c = base^(-c/d)
+        init    delta's start: ``zero`` (generalises better to longer input, says the paper) or ``uniform`` in its range
+        shared  one delta for all layers; else each has its own (x-transformers shares it)
+    """
+
+    coupling = "rotation"
+    citation = "Gopalakrishnan et al. 2025, arXiv 2509.10534"
+    formula = (
+        r"\sum_{c=1}^{d} \mathrm{softplus}(q_c)\, \mathrm{softplus}(k_c) \cos(\delta \theta_c - \Delta_c),"
+        r" \quad \theta_c = b^{-(c-1)/d}"
+    )
+
+    def __init__(
+        self, *, base: float = 10000.0, init: Literal["zero", "uniform"] = "zero", shared: bool = False, **sizes: int
+    ) -> None:
+        super().__init__(**sizes)
+        self.shared = shared
+        self.frequencies = self.register_exact("frequencies", rotary_frequencies(2 * self.head_dim, base))
+        lowest = -2 * math.pi if choose("init", init, ("zero", "uniform")) == "uniform" else 0.0
+        self.delta = self.learned((self.num_heads, self.head_dim), partial(nn.init.uniform_, a=lowest, b=0.0))
+
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+        q_phases, k_phases = (phases_of(positions, self.frequencies) for positions in (q_positions, k_positions))
+        return _polar(q, q_phases), _polar(k, k_phases + self._shift().unsqueeze(-2))
+
+    def _shift(self) -> Float[Tensor, "H d"]:
+        return self.delta.to(torch.float64).clamp(-2 * math.pi, 0)
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "H d D"]:
+        """e^(i (offset theta_c - delta_c)), so that a logit is Re sum_c softplus(q_c) softplus(k_c) kernel_c."""
+        phases = self.frequencies.unsqueeze(-1) * offsets.to(torch.float64) - self._shift().unsqueeze(-1)
+        return turns(phases)
+
+
+def _polar(x: Float[Tensor, "B H N d"], phases: Float[Tensor, "*_B #H N d"]) -> Float[Tensor, "B H N e"]:
+    """The vectors of magnitude softplus(x) at the given phases: d real parts, then d imaginary ones."""
+    wide = widened(x.dtype)
+    size = F.softplus(x.to(wide))
+    return torch.cat((size * phases.cos().to(wide), size * phases.sin().to(wide)), dim=-1).to(x.dtype)
+
+
+class ComplexFormer(RoPE):
+    """RoPE whose heads also learn how the angle between query and key counts (Shao et al. 2025; uncertain, see below).
+
+    The paper (withdrawn by its authors) says in its abstract that a head turns real queries and keys into polar
+    complex vectors and takes the real part of their product under a rotation by Adapt(AS_ij) + Delta(P_ij), AS the
+    difference of their own phases and P that of their positions. It does not say what Adapt and Delta are. This
+    reading takes the affine Adapt of its predecessor EulerFormer (arXiv 2403.17729), with a factor and a shift for
+    each head and pair, and RoPE's angle for Delta:
+
+        logit = sum_t |q_t| |k_t| cos(a_t (arg q_t - arg k_t) + b_t + (i - j) theta_t)
+
+    which starts as RoPE (a = 1, b = 0) and factorises into a query and a key, so that it depends on q_i, k_j and i - j
+    alone: by our definition its position part is not data-dependent. For a_t other than an integer the logit jumps
+    where an argument passes pi. Its `kernel` is the rotation's, between the adapted queries and keys.
+
+    Not verified: all of it but that sentence, as neither the paper's text nor a program could be read.
+    """
+
+    citation = "Shao et al. 2025, arXiv 2505.10222 (withdrawn; read from its abstract)"
+    formula = r"\sum_t |q_t| |k_t| \cos\left(a_t (\arg q_t - \arg k_t) + b_t + \delta \theta_t\right)"
+    shared = False
+
+    def __init__(self, **inherited: Any) -> None:
+        super().__init__(**inherited)
+        self.factor = self.learned((self.num_heads, self.head_dim // 2), nn.init.ones_)
+        self.offset = self.learned((self.num_heads, self.head_dim // 2), nn.init.zeros_)
+
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+        adapted_q, adapted_k = self._adapt(q, self.offset), self._adapt(k, torch.zeros_like(self.offset))
+        turned_q, turned_k = super().rotate(adapted_q, adapted_k, q_positions, k_positions)
+        return turned_q.to(q.dtype), turned_k.to(k.dtype)
+
+    def _adapt(self, x: Float[Tensor, "B H N d"], offset: Float[Tensor, "H n"]) -> Float[Tensor, "B H N d"]:
+        """Each pair with its phase multiplied by the factor and moved by the offset, in float32 or better."""
+        wide = x.to(widened(x.dtype))
+        a, b = wide.chunk(2, dim=-1) if self.pairing == "half" else wide.unflatten(-1, (-1, 2)).unbind(-1)
+        nothing = a.abs() + b.abs() < 1e-18  # has no phase, and the phase of what is nearly nothing has no derivative
+        a = torch.where(nothing, 1.0, a)
+        size = torch.where(nothing, 0.0, torch.hypot(a, b))
+        phase = self.factor.to(wide.dtype).unsqueeze(-2) * torch.atan2(b, a) + offset.to(wide.dtype).unsqueeze(-2)
+        pair = (size * phase.cos(), size * phase.sin())
+        return torch.cat(pair, dim=-1) if self.pairing == "half" else torch.stack(pair, dim=-1).flatten(-2)
+
+
+class FoPE(PositionalEncoding):
+    """Fourier position embedding (Hua et al. 2024), as its released program computes it.
+
+    Of RoPE's frequencies those under 2 pi / train_length are dropped, since training never shows their whole period; D
+    remain. Each of O = min(D, d/4) pairs then has sum_f C_fo cos(i theta_f) in the place of its cosine and
+    sum_f S_fo sin(i theta_f) in that of its sine, with matrices of their own for each head, for cosines and for sines:
+    the unit matrix (if D > O, pair o starts from frequency o ceil(D/O)) plus Xavier noise. A pair of such series is no
+    rotation: it keeps no norms, and the logit is not a function of i - j.
+
+    Differences: the program pads the sines of the pairs beyond O with 1, which turns them by 45 degrees and doubles
+    their part of the logit; the paper gives them frequency 0, so sine 0, and so does the default here. The paper's
+    formula would give every frequency that is kept a pair of its own; the program's d/4 is followed.
+
+    Arguments
+        gain          of the Xavier noise; the program's 0.3 (its configurations: 0.3 to 0.6, growing with the model)
+        learnable     train the matrices; by default they stay as drawn, as in the program
+        train_length  sets the lowest frequency; ``max_len`` by default
+        padding       ``identity`` (sine 0) or ``ones`` (the released program) for the pairs without a series
+        base, pairing as in RoPE; the program pairs in halves
+    """
+
+    coupling = "rotation"
+    toeplitz = False
+    shared = False
+    citation = "Hua et al. 2024, arXiv 2412.17739"
+    formula = (
+        r"\mathrm{Re} \sum_t q_t \bar k_t \, h_t(i) \overline{h_t(j)},"
+        r" \quad h_t(i) = \sum_f C_{ft} \cos(i \theta_f) + \mathrm{i} \sum_f S_{ft} \sin(i \theta_f)"
+    )
+    cosines: Tensor
+    sines: Tensor
+
+    def __init__(
+        self,
+        *,
+        gain: float = 0.3,
+        learnable: bool = False,
+        train_length: int | None = None,
+        padding: Literal["identity", "ones"] = "identity",
+        base: float = 10000.0,
+        pairing: Pairing = "half",
+        **sizes: int,
+    ) -> None:
+        super().__init__(**sizes)
+        require_even("head_dim", self.head_dim)
+        self.gain = require_number("gain", gain, at_least=0)
+        self.padding = choose("padding", padding, ("identity", "ones"))
+        self.pairing: Pairing = pairing_of(pairing)
+        length = self.max_len if train_length is None else train_length
+        if length < 7:
+            field = "max_len" if train_length is None else "train_length"
+            raise InputError(f"{field}: {length} was given; it must be at least 7, for one frequency to remain.")
+        if self.head_dim < 4:
+            raise InputError(f"head_dim: {self.head_dim} was given; it must be at least 4, for one Fourier series.")
+        frequencies = rotary_frequencies(self.head_dim, base)
+        self.frequencies = self.register_exact("frequencies", frequencies[frequencies >= 2 * math.pi / length])
+        kept = len(self.frequencies)
+        size = (self.num_heads, kept, min(kept, self.head_dim // 4))
+        for name in ("cosines", "sines"):
+            if learnable:
+                setattr(self, name, nn.Parameter(torch.empty(size)))
+            else:
+                self.register_buffer(name, torch.empty(size))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        for matrix in (self.cosines, self.sines):
+            nn.init.xavier_normal_(matrix, gain=self.gain)
+            kept, series = matrix.shape[1:]
+            own = torch.arange(0, kept, math.ceil(kept / series), device=matrix.device)
+            matrix[:, own, torch.arange(len(own), device=matrix.device)] += 1
+
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+        k_tables = self.tables(k_positions, k.dtype)
+        q_tables = k_tables if q_positions is k_positions else self.tables(q_positions, q.dtype)
+        return turn(q, *q_tables, self.pairing), turn(k, *k_tables, self.pairing)
+
+    def tables(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What stands for cosines and sines: [H, N, n], or [B, H, N, n] for positions by sequence."""
+        phases = phases_of(positions, self.frequencies)
+        wide = widened(dtype)
+        still = (0, self.head_dim // 2 - self.cosines.shape[-1])
+        cosine = F.pad(phases.cos() @ self.cosines.double(), still, value=1.0)
+        sine = F.pad(phases.sin() @ self.sines.double(), still, value=1.0 if self.padding == "ones" else 0.0)
+        return cosine.to(wide), sine.to(wide)
+
+
+class RollPE(PositionalEncoding):
+    """Queries and keys rolled circularly along the head's dimensions (van de Geijn et al. 2025).
+
+    The query at position i becomes torch.roll(q, speed * i, -1). In the basis of the discrete Fourier transform a shift
+    by a turns component f = 1, 2, ... by the angle 2 pi f a/d: a RoPE in another basis, with frequencies that are the
+    multiples of 2 pi speed/d. That is how it is computed, with a fixed orthogonal matrix there and back, so that a
+    shift may be a fraction of a dimension. Component 0 (the mean) stays. Where d is even, component d/2 (the
+    alternating sum) is real and has no fraction of a turn that is real: it is multiplied by (-1)^(i r), r the whole
+    number nearest to ``speed``, which is torch.roll's factor for a whole speed and keeps a group for any.
+
+    Not verified: the paper's own speed; 1, the discrete roll, is ours.
+
+    Arguments
+        speed  dimensions per position
+    """
+
+    coupling = "rotation"
+    citation = "van de Geijn et al. 2025, arXiv 2511.11668"
+    formula = r"\sum_c q_c \, k_{(c + s \delta) \bmod d}"
+
+    def __init__(self, *, speed: float = 1.0, **sizes: int) -> None:
+        super().__init__(**sizes)
+        d = self.head_dim
+        if d < 3:
+            raise InputError(f"head_dim: {d} was given; it must be at least 3, for a Fourier component to turn.")
+        self.speed = require_number("speed", speed, over=0)
+        component = torch.arange(1, (d + 1) // 2, dtype=torch.float64)
+        angles = 2 * math.pi / d * torch.arange(d, dtype=torch.float64).unsqueeze(-1) * component
+        waves = torch.stack((angles.cos(), angles.sin()), dim=-1).flatten(-2) * math.sqrt(2 / d)
+        still = [torch.full((d, 1), d**-0.5, dtype=torch.float64)]
+        if d % 2 == 0:
+            still.append(still[0] * (1 - 2 * (torch.arange(d).unsqueeze(-1) % 2)))
+        self.basis = self.register_exact("basis", torch.cat((waves, *still), dim=-1))
+        self.frequencies = self.register_exact("frequencies", 2 * math.pi * speed / d * component)
+
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
+        return self._roll(q, q_positions), self._roll(k, k_positions)
+
+    def _roll(self, x: Float[Tensor, "B H N d"], positions: Positions) -> Float[Tensor, "B H N d"]:
+        wide = widened(x.dtype)
+        basis = self.basis.to(wide)
+        waves, mean, alternating = (x.to(wide) @ basis).split(
+            (2 * len(self.frequencies), 1, self.head_dim % 2 == 0), dim=-1
+        )
+        phases = phases_of(positions, self.frequencies)
+        turned = turn(waves, phases.cos().to(wide), phases.sin().to(wide), "interleaved")
+        signs = self._signs(positions).to(wide)[..., None, :, None]
+        return (torch.cat((turned, mean, alternating * signs), dim=-1) @ basis.T).to(x.dtype)
+
+    def _signs(self, positions: Positions) -> Positions:
+        """(-1)^(i r): what the alternating component is multiplied by."""
+        return 1 - 2 * (positions * round(self.speed) % 2)
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
+        """e^(i delta theta_f) of the Fourier components f = 0, 1, ..., d//2."""
+        waves = turns(self.frequencies.unsqueeze(-1) * offsets.to(torch.float64))
+        rows = [torch.ones_like(waves[:1]), waves]
+        if self.head_dim % 2 == 0:
+            rows.append(self._signs(offsets).to(waves.dtype).unsqueeze(0))
+        return torch.cat(rows).unsqueeze(0)
+
+
+class DRoPE(Rotary):
+    """Directional RoPE: every pair turns by the same angle, the heading of an agent (Zhao et al. 2025).
+
+    A position is a heading, in whole units of ``step``: with the default of one degree, positions 0 and 360 are the
+    same direction and the logit depends on the difference of headings, modulo a whole turn. Given running numbers
+    instead, it repeats every 2 pi/step tokens. The paper also joins it with a rotary encoding of places, in other heads
+    or in other dimensions of the same head; that is not part of this.
+
+    Arguments
+        step     the angle of one position unit, in radians; the resolution is ours, the paper's angles are real numbers
+        pairing  as in RoPE
+    """
+
+    citation = "Zhao et al. 2025, arXiv 2503.15029"
+    formula = r"\mathrm{Re} \sum_t q_t \bar k_t \, e^{\mathrm{i} \delta \varphi}"
+
+    def __init__(self, *, step: float = 2 * math.pi / 360, pairing: Pairing = "interleaved", **sizes: int) -> None:
+        require_even("head_dim", sizes["head_dim"])
+        require_number("step", step, over=0)
+        same = torch.full((1, sizes["head_dim"] // 2), step, dtype=torch.float64)
+        super().__init__(same, pairing=pairing, **sizes)
+
+
+ENCODINGS = {"pope": PoPE, "complexformer": ComplexFormer, "fope": FoPE, "rollpe": RollPE, "drope": DRoPE}
