@@ -55,8 +55,7 @@ def audit(
     with starting():
         from toeplens import report
         from toeplens.cli import audit_output, console
-        from toeplens.sources.huggingface.hub import is_there
-        from toeplens.sources.huggingface.loading import Dtype
+        from toeplens.sources.huggingface.loading import Dtype, is_there
         from toeplens.studies import auditing
         from toeplens.studies.auditing.study import Silencing
 

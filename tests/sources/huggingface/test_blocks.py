@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -12,10 +10,11 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import AttentionCall, captured, masks
-from toeplens.sources.huggingface.cosines import line
-from toeplens.sources.huggingface.outcome import outcome_of
-from toeplens.sources.huggingface.proof import logits, prove
+from toeplens.sources.huggingface import AttentionCall, captured
+from toeplens.sources.huggingface.capture import masks
+from toeplens.sources.huggingface.capture.calls import Attention, prove
+from toeplens.sources.huggingface.capture.rotation import line
+from toeplens.sources.huggingface.effects.outcome import outcome_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -122,9 +121,7 @@ def test_causal_logits_are_hidden_by_their_own_places() -> None:
     """Of any queries, and of keys from any place on."""
     q, k = torch.randn(2, 1, 2, TOKENS, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     rows, first = torch.tensor([4, 7, 11]), 3
-    made = logits(
-        q, k[:, :, first:], scale=0.5, softcap=None, bias=None, visible=None, causal=True, rows=rows, first=first
-    )
+    made = Attention(q=q, k=k, v=k, scale=0.5, causal=True).logits(rows, slice(first, None))
     wanted = (0.5 * q[:, :, rows] @ k[:, :, first:].transpose(-1, -2)).masked_fill(~CAUSAL[rows, first:], -torch.inf)
     torch.testing.assert_close(made, wanted)
 
@@ -133,14 +130,14 @@ def test_queries_that_are_proved_are_proved_in_their_own_places() -> None:
     """Weights of the triangle that begins at the first proved query are not the model's."""
     q, k, v = torch.randn(3, 1, 2, TOKENS, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     weights = (q @ k.transpose(-1, -2)).masked_fill(~CAUSAL, -torch.inf).softmax(-1)
-    options: dict[str, Any] = {"scale": 1.0, "softcap": None, "sinks": None, "bias": None, "visible": None}
+    parts = Attention(q=q, k=k, v=v, scale=1.0, causal=True)
     rows, heads = torch.tensor([5, 9]), (weights @ v).transpose(1, 2)
-    found = prove("x", q, k, v, **options, causal=True, rows=rows, own=weights[:, :, rows], heads=heads)
+    found = prove("x", parts, rows, weights[:, :, rows], heads)
     assert found.queries == 2
     assert found.weights == pytest.approx(0, abs=1e-12)
     shifted = (q[:, :, rows] @ k.transpose(-1, -2)).masked_fill(torch.arange(2)[:, None] < PLACES, -torch.inf)
     with pytest.raises(InputError, match="the attention of x was not understood"):
-        prove("x", q, k, v, **options, causal=True, rows=rows, own=shifted.softmax(-1), heads=heads)
+        prove("x", parts, rows, shifted.softmax(-1), heads)
 
 
 def test_a_slope_is_that_of_least_squares() -> None:

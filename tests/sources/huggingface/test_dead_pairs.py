@@ -10,8 +10,7 @@ from torch import Tensor
 
 from toeplens.lens import behaviour
 from toeplens.sources.huggingface import AttentionCall, captured
-from toeplens.sources.huggingface.cosines import tables_of
-from toeplens.sources.huggingface.rotation import find_rotation
+from toeplens.sources.huggingface.capture.rotation import find_rotation, tables_of
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import captured, outcome, passes, silencing
-from toeplens.sources.huggingface.effects import HeadEffects, head_effects
+from toeplens.sources.huggingface import captured
+from toeplens.sources.huggingface.effects import head_effects as silencing
+from toeplens.sources.huggingface.effects import outcome, replays
+from toeplens.sources.huggingface.effects.head_effects import HeadEffects, head_effects
 
 transformers = pytest.importorskip("transformers")
 
@@ -314,7 +316,7 @@ def test_attribution_is_the_derivative(name: str) -> None:
 @pytest.mark.parametrize("name", ["Llama", "Bloom", "T5"])
 def test_heads_one_by_one_and_positions_in_pieces_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, whole = model_of(name), effects_of(name)
-    monkeypatch.setattr(passes, "_TOKENS", 1)
+    monkeypatch.setattr(replays, "_TOKENS", 1)
     monkeypatch.setattr(outcome, "_AT_ONCE", 4 * 31)
     sizes: list[int] = []
     handle = model.lm_head.register_forward_hook(lambda module, args, out: sizes.append(out.numel()))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from toeplens.ground import EnvironmentFailure, InputError
-from toeplens.sources.huggingface import hub, loading
+from toeplens.sources.huggingface import loading
 from toeplens.studies import audit
 
 transformers = pytest.importorskip("transformers")
@@ -186,12 +186,12 @@ def test_the_hub_is_asked_once_with_a_limit(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", silent)
     with pytest.raises(InputError, match="was asked once, for at most 5 seconds"):
         loading.load_model("nobody/nothing")
-    assert [each["timeout"] for each in asked] == [hub.LIMIT]
+    assert [each["timeout"] for each in asked] == [loading.LIMIT]
     with pytest.raises(InputError, match="no name that the hub could have"):
         loading.load_model("no/such/model")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: "config.json")
-    assert hub.hub_options("nobody/nothing") == {"local_files_only": True}
-    assert hub.hub_options(str(tmp_path)) == {}
+    assert loading.hub_options("nobody/nothing") == {"local_files_only": True}
+    assert loading.hub_options(str(tmp_path)) == {}
 
 
 def test_memory_that_runs_out_while_loading_is_the_machine_s(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from toeplens.sources.huggingface import AttentionCall, captured, compared
-from toeplens.sources.huggingface.masks import bias_and_mask, hides_from, low
-from toeplens.sources.huggingface.settings import precision
+from toeplens.sources.huggingface.capture.masks import bias_and_mask, hides_from, low
+from toeplens.sources.huggingface.model import precision
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import AttentionCall, captured
-from toeplens.sources.huggingface.watch import attention_modules
+from toeplens.sources.huggingface.model import attention_modules
 
 transformers = pytest.importorskip("transformers")
 

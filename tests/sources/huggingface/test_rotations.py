@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import AttentionCall, captured
-from toeplens.sources.huggingface.rotation import find_rotation
+from toeplens.sources.huggingface.capture.rotation import find_rotation
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,7 +13,7 @@ import torch
 
 from toeplens.ground import InputError
 from toeplens.ground.stops import Interrupted
-from toeplens.sources.huggingface import silencing
+from toeplens.sources.huggingface.effects import head_effects as silencing
 from toeplens.studies import auditing
 from toeplens.studies.auditing import Audit, audit, measuring
 from toeplens.studies.auditing.kept import PARTS

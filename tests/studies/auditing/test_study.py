@@ -19,8 +19,9 @@ from torch import Tensor
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.lens import AttentionTrace, behaviour
 from toeplens.sources import DecoderSource
-from toeplens.sources.huggingface import head_effects, loading, proof
-from toeplens.sources.huggingface import masks as masks_module
+from toeplens.sources.huggingface import head_effects, loading
+from toeplens.sources.huggingface.capture import calls as calls_module
+from toeplens.sources.huggingface.capture import masks as masks_module
 from toeplens.studies import auditing
 from toeplens.studies.auditing import COLUMNS, Audit, audit, measuring, silenced, texts
 from toeplens.training import Batches, Run, run_spec, train
@@ -230,7 +231,7 @@ def test_long_inputs_form_no_table_of_all_queries(monkeypatch: pytest.MonkeyPatc
     length = 1024
     tokens = torch.randint(3, 60, (1, length), generator=torch.Generator().manual_seed(2))
     monkeypatch.setattr(masks_module, "AT_ONCE", 1 << 14)
-    monkeypatch.setattr(proof, "_AT_ONCE", 1 << 14)
+    monkeypatch.setattr(calls_module, "_AT_ONCE", 1 << 14)
     model = model_of("Llama", max_position_embeddings=length, num_hidden_layers=1)
     with Largest() as seen:
         audit(model, tokens, effects="none")

@@ -1,12 +1,11 @@
 """Attention of Hugging Face models: every call of a pass, taken apart and proved on its own input."""
 
-from toeplens.sources.huggingface.calls import AttentionCall
-from toeplens.sources.huggingface.capture import captured
-from toeplens.sources.huggingface.effects import HeadEffects, NoGradient, head_effects
+from toeplens.sources.huggingface.capture.calls import AttentionCall, Proof
+from toeplens.sources.huggingface.capture.observed_pass import captured
+from toeplens.sources.huggingface.capture.plain_pass import compared
+from toeplens.sources.huggingface.capture.rotation import Rotation
+from toeplens.sources.huggingface.effects.head_effects import HeadEffects, NoGradient, head_effects
 from toeplens.sources.huggingface.loading import load_model, load_tokenizer
-from toeplens.sources.huggingface.proof import Proof
-from toeplens.sources.huggingface.rotation import Rotation
-from toeplens.sources.huggingface.whole import compared
 
 __all__ = [
     "AttentionCall",

@@ -6,9 +6,10 @@ import importlib.util
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,28 +19,104 @@ from torch import nn
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface.anatomy import input_embedding
 from toeplens.sources.huggingface.failures import words
-from toeplens.sources.huggingface.hub import hub_options
+from toeplens.sources.huggingface.model import attention_modules, checked_model, input_embedding, library
 
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
+LIMIT = 5  # seconds that the hub has to answer
+_NAMED = 100  # characters of what is no name that are told
+_CONFIG = "config.json"
 _TABLE = re.compile(r"^wpe$|^(?!.*rel).*(pos.*emb|emb.*pos)")
+_TOLD = 3  # names of weights that are told
+_ATTENTION = re.compile("(Attention|Attn|MLA)$")  # a class that is an attention and not a layer around one
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model on its device, in evaluation mode.
+    """A model on its device, in evaluation mode, and what it says of itself.
 
     model     a `transformers.PreTrainedModel`
-    name      as it was asked for; None for a model that was not loaded
+    name      as it was asked for; None for a model that was handed over
     missing   weights of the model that the checkpoint does not have, so that they are random
     left_over tensors of the checkpoint that the model has no place for
     """
 
     model: Any
-    name: str | None
-    missing: tuple[str, ...]
-    left_over: tuple[str, ...]
+    name: str | None = None
+    missing: tuple[str, ...] = ()
+    left_over: tuple[str, ...] = ()
+
+    @cached_property
+    def attention(self) -> tuple[str, ...]:
+        """The names of the modules whose class is named after attention."""
+        return tuple(attention_modules(self.model).values())
+
+    @cached_property
+    def vocabulary(self) -> int | None:
+        """How many tokens the model has vectors for; None where that is not known."""
+        weight = getattr(input_embedding(self.model), "weight", None)
+        found = getattr(self.model.config, "vocab_size", None) if weight is None else weight.shape[0]
+        return found if isinstance(found, int) else None
+
+    @cached_property
+    def longest(self) -> int | None:
+        """How many tokens the model has position vectors for; None where positions are not looked up in a table."""
+        found = []
+        for name, module in self.model.named_modules():
+            last = name.split(".")[-1]
+            if isinstance(module, nn.Embedding) and _TABLE.search(last):
+                first = module.padding_idx
+                skipped = 0 if first is None else first + 1
+                found.append(module.num_embeddings - max(skipped, int(getattr(module, "offset", 0))))
+        return min(found) if found else None
+
+    def tokenizer(self) -> Any:
+        """The tokenizer that lies with the model. Raises `InputError` where there is none, or no name to load it by."""
+        source = self.name or getattr(self.model.config, "name_or_path", "")
+        if not source:
+            raise InputError("tokenizer: it was not given; a text needs one, as the model has no name to load it by.")
+        return load_tokenizer(source)
+
+    def check_numbers(self) -> None:
+        """Refuse weights without numbers, but for those that are brought from elsewhere when they are needed."""
+        for name, module in self.model.named_modules():
+            own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+            lost = [each for each, x in own if x.is_meta]
+            if lost and not hasattr(module, "_hf_hook"):
+                raise InputError(
+                    f"model: {f'{name}.' if name else ''}{lost[0]} is on the device meta, where it has no numbers; it "
+                    "must be on another."
+                )
+
+    def check_attention(self, module: str) -> None:
+        """Refuse weights that are missing, or left over, in this attention that ran, or in an attention around it.
+
+        Layers count as alike: what is left over of a layer that the model does not have is of its attention too.
+
+        Arguments
+            module  its name; its class may follow
+        """
+        inner = module.split(" (")[0]
+        named = dict(self.model.named_modules())
+        wrapped = [name for name in self.attention if name and _ATTENTION.search(type(named[name]).__name__)]
+        around = [name for name in wrapped if inner.startswith(f"{name}.")]
+        starts = [f"{name}." for name in (inner, *around)]
+        lost = [key for key in self.missing if key.startswith(tuple(starts))]
+        if lost:
+            raise InputError(
+                f"model: the checkpoint lacks weights of the attention: {_listed(lost)}; they would be random."
+            )
+        alike = {self._alike(start) for start in starts}
+        extra = [key for key in self.left_over if any(self._alike(key).startswith(start) for start in alike)]
+        if extra:
+            raise InputError(
+                f"model: the checkpoint has weights of the attention that the model of its configuration does not: "
+                f"{_listed(extra)}; is the configuration another model's?"
+            )
+
+    def _alike(self, name: str) -> str:
+        prefix = f"{getattr(self.model, 'base_model_prefix', '') or '?'}."
+        return re.sub(r"(^|\.)\d+(?=\.)", r"\1*", name.removeprefix(prefix))
 
 
 def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> Loaded:
@@ -55,7 +132,7 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
         pickled  whether weights that are no safetensors may be read: unpickling them can run what they hold
 
     Whether what is missing or left over is of the attention is seen when it runs
-    (`toeplens.sources.huggingface.lacking`).
+    (`Loaded.check_attention`).
 
     Raises `InputError` for a model that is not there, is no text model of transformers, whose configuration or weights
     cannot be read or are not of one another, or whose weights are none but pickled ones; `EnvironmentFailure` where
@@ -66,6 +143,13 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
     place = _device(device)
     with _quiet(transformers):
         return _load(transformers, name, dtype, place, pickled)
+
+
+def open_model(model: Any, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> Loaded:
+    """A model by its name or directory (`load_model`), or the transformers model that was handed over as it is."""
+    if isinstance(model, str | Path):
+        return load_model(str(model), dtype=dtype, device=device, pickled=pickled)
+    return Loaded(checked_model(model))
 
 
 def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool) -> Loaded:
@@ -113,34 +197,6 @@ def load_tokenizer(name: str) -> Any:
             f"model: {name} has no tokenizer that can be read ({why}); tokens must be given instead of text."
         )
     return found
-
-
-def vocabulary(model: Any) -> int | None:
-    """How many tokens the model has vectors for; None where that is not known."""
-    weight = getattr(input_embedding(model), "weight", None)
-    found = getattr(model.config, "vocab_size", None) if weight is None else weight.shape[0]
-    return found if isinstance(found, int) else None
-
-
-def position_limit(model: nn.Module) -> int | None:
-    """How many tokens the model has position vectors for; None where positions are not looked up in a table."""
-    found = []
-    for name, module in model.named_modules():
-        last = name.split(".")[-1]
-        if isinstance(module, nn.Embedding) and _TABLE.search(last):
-            first = module.padding_idx
-            skipped = 0 if first is None else first + 1
-            found.append(module.num_embeddings - max(skipped, int(getattr(module, "offset", 0))))
-    return min(found) if found else None
-
-
-def library() -> Any:
-    """The module transformers. Raises `EnvironmentFailure` where it is not installed."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise EnvironmentFailure("transformers: it is missing; pip install 'toeplens[hf]' installs it.") from error
-    return transformers
 
 
 @contextmanager
@@ -233,3 +289,42 @@ def _why(error: Exception, pickled: bool) -> str:
     if not pickled and "safetensors" in str(error) and isinstance(error, OSError):
         return "it has no weights as safetensors; pickled ones are only read if that is allowed (--pickled)."
     return f"{words(error)}."
+
+
+def is_there(name: str) -> bool:
+    """Whether it is a file or directory. Raises `InputError` for what can be the name of none."""
+    try:
+        return Path(name).exists()
+    except OSError as error:
+        told = name if len(name) <= _NAMED else f"{name[:_NAMED]} ..."
+        raise InputError(f"model: {told} could not be loaded: {(error.strerror or str(error)).lower()}.") from None
+
+
+def hub_options(name: str) -> dict[str, Any]:
+    """What to load a model with: nothing for a directory and for a name that the hub knows; else its cache alone.
+
+    Raises `InputError` for what is no directory, and is not given by the hub nor by its cache.
+    """
+    if is_there(name):
+        return {}
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, _CONFIG), timeout=LIMIT)
+        return {}
+    except HFValidationError:
+        why = "and it is no name that the hub could have"
+    except HfHubHTTPError as error:
+        if isinstance(try_to_load_from_cache(name, _CONFIG), str):
+            return {"local_files_only": True}
+        why = f"and the hub does not give it ({words(error)})"
+    except Exception:  # whatever a network can do
+        if isinstance(try_to_load_from_cache(name, _CONFIG), str):
+            return {"local_files_only": True}
+        why = f"the hub did not answer (it was asked once, for at most {LIMIT} seconds), and its cache does not have it"
+    raise InputError(f"model: {name} could not be loaded: there is no such directory, {why}.") from None
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")

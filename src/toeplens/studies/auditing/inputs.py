@@ -9,32 +9,27 @@ from jaxtyping import Int
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface.loading import load_tokenizer, position_limit, vocabulary
+from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.auditing.texts import TOKENS, Sequences, from_texts, given, repeated
 
 
 def sequences_of(
-    model: Any, name: str | None, data: Any, tokenizer: Any, sequences: int, max_tokens: int | None, seed: int
+    loaded: Loaded, data: Any, tokenizer: Any, sequences: int, max_tokens: int | None, seed: int
 ) -> tuple[Sequences, Any]:
     """What the model reads, and the tokenizer, if there is one."""
-    limit, length = position_limit(model), max_tokens or TOKENS
+    limit, length = loaded.longest, max_tokens or TOKENS
     length = length if limit is None or max_tokens is not None else min(length, limit)
     if data is None:
-        words = vocabulary(model)
+        words = loaded.vocabulary
         if words is None:
             raise InputError("tokens: they must be given; the vocabulary of this model is not known.")
-        special = [
-            each for key, each in vars(model.config).items() if key.endswith("token_id") and isinstance(each, int)
-        ]
+        named = (each for key, each in vars(loaded.model.config).items() if key.endswith("token_id"))
+        special = [each for each in named if isinstance(each, int)]
         return repeated(words, special, sequences, length, seed), tokenizer
     texts = [data] if isinstance(data, str) else data
     if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
         return given(data, sequences, max_tokens), tokenizer
-    if tokenizer is None:
-        source = name or getattr(model.config, "name_or_path", "")
-        if not source:
-            raise InputError("tokenizer: it was not given; a text needs one, as the model has no name to load it by.")
-        tokenizer = load_tokenizer(source)
+    tokenizer = loaded.tokenizer() if tokenizer is None else tokenizer
     return from_texts(tokenizer, texts, sequences, length, "text as given"), tokenizer
 
 
@@ -54,30 +49,18 @@ def _shifted(tokens: Int[Tensor, "B N"], config: Any) -> Int[Tensor, "B N"]:
     return torch.cat((torch.full_like(tokens[:, :1], start), tokens[:, :-1]), dim=1)
 
 
-def check_fit(model: Any, read: Sequences) -> None:
+def check_fit(loaded: Loaded, read: Sequences) -> None:
     """Refuse tokens that the model has no vectors for, and places that it has none for."""
-    words = vocabulary(model)
+    words = loaded.vocabulary
     least, most = int(read.tokens.min()), int(read.tokens.max())
     if words is not None and not 0 <= least <= most < words:
         raise InputError(
             f"tokens: they go from {least} to {most}; the model's vocabulary goes from 0 to {words - 1} (is the "
             "tokenizer another model's?)."
         )
-    limit, length = position_limit(model), read.tokens.shape[1]
+    limit, length = loaded.longest, read.tokens.shape[1]
     if limit is not None and length > limit:
         raise InputError(f"max_tokens: sequences of {length} tokens were given; the model has positions for {limit}.")
-
-
-def check_weights(model: Any) -> None:
-    """Refuse weights without numbers, but for those that are brought from elsewhere when they are needed."""
-    for name, module in model.named_modules():
-        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        lost = [each for each, x in own if x.is_meta]
-        if lost and not hasattr(module, "_hf_hook"):
-            raise InputError(
-                f"model: {f'{name}.' if name else ''}{lost[0]} is on the device meta, where it has no numbers; it must "
-                "be on another."
-            )
 
 
 def mask_token_of(tokenizer: Any) -> int | None:

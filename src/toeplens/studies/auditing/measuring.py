@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
 from toeplens.sources.huggingface import AttentionCall, compared
-from toeplens.sources.huggingface.lacking import Lacking
-from toeplens.sources.huggingface.watch import attention_modules
+from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.measured import MEANS, Measured, measure_call
 from toeplens.studies.auditing.record import NoSuchLayer
@@ -23,10 +21,9 @@ _TRIED = 256  # tokens of one sequence that tell how long all will take
 
 
 def measure(
-    model: Any,
+    loaded: Loaded,
     inputs: Mapping[str, Tensor],
     layers: frozenset[int] | None,
-    lacking: Lacking,
     kept: Kept,
     report: Progress,
     expect: Estimate,
@@ -38,7 +35,6 @@ def measure(
 
     Arguments
         layers   which are measured; all if None
-        lacking  what the checkpoint lacks, which must not be of the attention
         report   is told how many calls are done
         expect   is told, early in the first call, how many seconds all calls will take
     """
@@ -51,12 +47,12 @@ def measure(
     seen: set[int] = set()
     numbers: list[int] = []
     measured: list[Measured] = []
-    names = list(attention_modules(model).values())
+    names = loaded.attention
     count, calls = sum(not any(other.startswith(f"{name}.") for other in names) for name in names), 0
 
     def look(call: AttentionCall) -> None:
         nonlocal calls
-        lacking.check(call.module)
+        loaded.check_attention(call.module)
         seen.add(call.layer)
         number, calls = calls, calls + 1
         if layers is None or call.layer in layers:
@@ -72,7 +68,7 @@ def measure(
         report("layers", calls, max(calls, count))  # some modules are called again and again
 
     report("layers", 0, count)
-    whole = compared(model, inputs, look)
+    whole = compared(loaded.model, inputs, look)
     if layers is not None and not layers <= seen:
         raise NoSuchLayer(min(layers - seen), max(seen))
     kept.put(_PASS, {"calls": numbers, "whole": whole})

@@ -13,7 +13,7 @@ from scipy import stats
 
 from toeplens.lens import EstimateCheck, bootstrap_means, check_estimates, gini, sample_heads
 from toeplens.sources.huggingface import HeadEffects, head_effects
-from toeplens.sources.huggingface.outcome import ENOUGH
+from toeplens.sources.huggingface.effects.outcome import ENOUGH
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.measured import Measured
 from toeplens.studies.auditing.record import Effect, HeadRecord, LayerRecord, Method, Number, known

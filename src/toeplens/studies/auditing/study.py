@@ -16,10 +16,10 @@ from toeplens.ground import EnvironmentFailure, InputError, choose
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface import NoGradient
 from toeplens.sources.huggingface.failures import of_libraries, words
-from toeplens.sources.huggingface.lacking import Lacking
-from toeplens.sources.huggingface.loading import Dtype, Loaded, library, load_model
+from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
+from toeplens.sources.huggingface.model import library
 from toeplens.studies.auditing.audit import Audit
-from toeplens.studies.auditing.inputs import check_fit, check_weights, inputs_of, mask_token_of, sequences_of
+from toeplens.studies.auditing.inputs import check_fit, inputs_of, mask_token_of, sequences_of
 from toeplens.studies.auditing.kept import Kept, identity
 from toeplens.studies.auditing.measuring import Estimate, Progress, measure
 from toeplens.studies.auditing.own import audit_run, is_run
@@ -89,16 +89,15 @@ def audit(
         method = None if effects == "none" else effects
         options = {"sequences": sequences or EXAMPLES, "device": device, "seed": seed, "on_progress": report}
         return audit_run(model, layers=wanted, method=method, directory=directory, **options)
-    loaded = _loaded(model, dtype, device, pickled)
+    loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)
     model = loaded.model
-    check_weights(model)
-    read, tokenizer = sequences_of(model, loaded.name, data, tokenizer, sequences or SEQUENCES, max_tokens, seed)
-    check_fit(model, read)
+    loaded.check_numbers()
+    read, tokenizer = sequences_of(loaded, data, tokenizer, sequences or SEQUENCES, max_tokens, seed)
+    check_fit(loaded, read)
     inputs, mask_token = inputs_of(model, read.tokens), mask_token_of(tokenizer)
     kept = Kept(directory, {} if directory is None else _key(loaded, read, wanted, effects, mask_token, seed))
     try:
-        lacking = Lacking(model, loaded.missing, loaded.left_over)
-        measured, whole = measure(model, inputs, wanted, lacking, kept, report, expect)
+        measured, whole = measure(loaded, inputs, wanted, kept, report, expect)
         changed = not_silenced(measured)
         if effects != "none":
             try:
@@ -139,15 +138,6 @@ def check_run_options(**options: Any) -> None:
             f"{given[0]}: it was given; a run is audited on examples of its own test set, in float32, so that only "
             "layers, sequences, effects, device and seed are allowed."
         )
-
-
-def _loaded(model: Any, dtype: Dtype, device: str, pickled: bool) -> Loaded:
-    """A model by its name or directory, or the one that was handed over."""
-    if isinstance(model, str | Path):
-        return load_model(str(model), dtype=dtype, device=device, pickled=pickled)
-    if not isinstance(model, library().PreTrainedModel):
-        raise InputError(f"model: a {type(model).__name__} was given; it must be a transformers.PreTrainedModel.")
-    return Loaded(model, None, (), ())
 
 
 def _key(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface.masks import low
-from toeplens.sources.huggingface.products import Products
+from toeplens.sources.huggingface.capture.masks import low
+from toeplens.sources.huggingface.capture.products import Products
 from toeplens.studies.auditing.survey import check as checking
 from toeplens.studies.auditing.survey import run as surveying
 from toeplens.studies.auditing.survey.check import check, surveyed

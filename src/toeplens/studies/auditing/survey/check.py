@@ -12,11 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import AttentionCall, captured
-from toeplens.sources.huggingface.lent import changed
-from toeplens.sources.huggingface.products import Products
-from toeplens.sources.huggingface.proof import softmax
-from toeplens.sources.huggingface.settings import configs_of
-from toeplens.sources.huggingface.watch import attention_modules
+from toeplens.sources.huggingface.capture.products import Products
+from toeplens.sources.huggingface.model import attention_modules, configs_of
+from toeplens.sources.huggingface.patches import patched
 from toeplens.studies.auditing.study import audit
 from toeplens.studies.auditing.survey.models import NotText, small_inputs, small_model
 from toeplens.studies.auditing.survey.record import Surveyed
@@ -80,7 +78,7 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
 
     def look(call: AttentionCall) -> None:
         outputs.append(call.proof.outputs)
-        formed.append(softmax(call.logits(), call.sinks))
+        formed.append(call.softmax(call.logits()))
         if call.proof.weights is not None:
             weights.append(call.proof.weights)
 
@@ -129,7 +127,7 @@ def _returned(model: Any, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
     """The attentions that a plain pass with the model's eager attention returns; None where it returns none."""
     eager = [(vars(config), "_attn_implementation_internal", lambda before: "eager") for config in configs_of(model)]
     try:
-        with torch.no_grad(), changed(eager):
+        with torch.no_grad(), patched(model, eager):
             torch.manual_seed(_SEED)
             output = model(**inputs, output_attentions=True)
         lists = [value for name, value in output.items() if name.endswith("attentions")]

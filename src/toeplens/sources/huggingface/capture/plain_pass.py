@@ -10,16 +10,14 @@ from torch import Tensor, nn
 
 from toeplens.ground import InputError
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface.anatomy import input_embedding
-from toeplens.sources.huggingface.calls import AttentionCall
-from toeplens.sources.huggingface.capture import captured
+from toeplens.sources.huggingface.capture.calls import AttentionCall
+from toeplens.sources.huggingface.capture.observed_pass import captured
 from toeplens.sources.huggingface.failures import of_libraries, words
-from toeplens.sources.huggingface.lent import alone, changed
-from toeplens.sources.huggingface.settings import Entry, evaluation, precision
+from toeplens.sources.huggingface.model import input_embedding, precision, tolerance
+from toeplens.sources.huggingface.patches import Entry, patched
 
 _LAST = 64  # positions of a language model whose logits are formed: those of all may not fit
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "n_ctx")
-_ALLOWED = {torch.float64: 1e-6, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
 def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None]) -> float:
@@ -30,13 +28,13 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
 
     Raises `InputError` where they are not the same but for rounding, and as `captured`.
     """
-    with alone(model), changed(_shortened(model)):
-        with torch.no_grad(), changed(evaluation(model)):
+    with patched(model, _shortened(model)):
+        with torch.no_grad():
             own = _first(_plain(model, inputs))
         made = _first(captured(model, inputs, on_layer))
     size = float(own.abs().max())
     far = float((made - own).abs().max()) / (size if size > 0 else 1.0) if made.shape == own.shape else torch.inf
-    allowed = _ALLOWED.get(precision(model), 1e-3)
+    allowed = tolerance(precision(model), "pass")
     if not far <= allowed:
         raise InputError(
             f"model: {type(model).__name__} was not understood: with its eager attention its outputs differ by "

@@ -7,73 +7,29 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from types import FunctionType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from toeplens.ground import InputError
 from toeplens.lens.kit.pieces import NoForm
-from toeplens.sources.huggingface.calls import AttentionCall, Side
-from toeplens.sources.huggingface.cosines import tables_of
-from toeplens.sources.huggingface.eager import Eager, run_eager
-from toeplens.sources.huggingface.equal_tokens import ACTIVE, of_equal_tokens
-from toeplens.sources.huggingface.masks import bias_and_mask, just_causal, one_way
-from toeplens.sources.huggingface.products import Exponentials, Followed, Products, four, innermost
-from toeplens.sources.huggingface.proof import logits, prove, proved_rows, softmax
-from toeplens.sources.huggingface.rotation import Rotation, find_rotation
-from toeplens.sources.huggingface.settings import precision
-from toeplens.sources.huggingface.turned import Turned, before_rotation, stays
+from toeplens.sources.huggingface.capture.calls import Attention, AttentionCall, Side, prove, proved_rows
+from toeplens.sources.huggingface.capture.eager import Eager, run_eager
+from toeplens.sources.huggingface.capture.equal_tokens import of_equal_tokens, stays
+from toeplens.sources.huggingface.capture.masks import bias_and_mask, just_causal, one_way
+from toeplens.sources.huggingface.capture.pairing import Turned, before_rotation
+from toeplens.sources.huggingface.capture.products import Exponentials, Followed, Products, four, innermost
+from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation, tables_of
+from toeplens.sources.huggingface.interface import NOBODY, OBSERVER, Observer, eager_function
+from toeplens.sources.huggingface.model import attention_modules, functions_of, precision
 
 ROTATIONS = re.compile(r"_?apply_\w*(rot|rope)\w*|rotate_queries_or_keys")
-ORIGINAL = "toeplens_original"  # of a lent function: the one that it stands for
-EAGER = "eager_attention_forward"  # how the name of a model's own eager attention ends
 _SAID = re.compile(r"rotar|rotate|rope(?![a-z])")
 _ANGLES = re.compile(r"cos|sin(?![a-z])|freq|position")
-_ATTENTION = re.compile("Attention|Attn|MLA(?![a-z])")
 _ELSEWHERE = ("key_value_states", "encoder_hidden_states", "encoder_hidden_state")  # what keys are made of, if given
-
-
-def attention_modules(model: nn.Module) -> dict[nn.Module, str]:
-    """The modules whose class is named after attention, and their names."""
-    return {module: name for name, module in model.named_modules() if _ATTENTION.search(type(module).__name__)}
-
-
-def functions_of(module: nn.Module) -> list[FunctionType]:
-    """The functions that the module's classes define, ``forward`` first, without those of torch."""
-    classes = [cls for cls in type(module).__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module]
-    found = []
-    for cls in classes:
-        values = [getattr(value, "__func__", value) for value in vars(cls).values()]
-        own = [inspect.unwrap(value) for value in values if isinstance(value, FunctionType)]
-        found += sorted((each for each in own if isinstance(each, FunctionType)), key=lambda f: f.__name__ != "forward")
-    return found
-
-
-def eager_function(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """The function that a module which asks the attention interface falls back on: the model's own eager attention."""
-    for function in functions_of(module):
-        for name in function.__code__.co_names:
-            if name.endswith(EAGER) and name in function.__globals__:
-                eager = function.__globals__[name]
-                return getattr(eager, ORIGINAL, eager)  # another pass may have lent it
-    raise InputError(f"model: {type(module).__name__} asks the attention interface and has no eager attention.")
-
-
-def asks_interface(model: nn.Module) -> bool:
-    """Whether any of the model's attention goes through transformers' attention interface."""
-    functions = (each for module in attention_modules(model) for each in functions_of(module))
-    return any("get_interface" in each.__code__.co_names for each in functions)
-
-
-def fused(model: nn.Module) -> bool:
-    """Whether the model's masks may be those of torch's fused attention: truth values, and none if it is causal."""
-    return bool(getattr(model, "_supports_sdpa", False))
 
 
 def _turns(module: nn.Module) -> bool:
@@ -102,7 +58,7 @@ class _Frame:
     shared: str | None = None  # an operation in it that may share weight out among keys
 
 
-class Watch:
+class PassObserver(Observer):
     """One pass of a model under observation, from one thread."""
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None]) -> None:
@@ -142,7 +98,7 @@ class Watch:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An attention module begins."""
-        if ACTIVE.get() is not self:
+        if OBSERVER.get() is not self:
             return
         named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
         first = next((x for x in named.values() if isinstance(x, Tensor) and x.ndim >= 2), torch.empty(0, 0))
@@ -174,7 +130,7 @@ class Watch:
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """An attention module ends: its call is handed over. Without one, it was not understood if it has a softmax."""
-        if ACTIVE.get() is not self:
+        if OBSERVER.get() is not self:
             return
         frame, why = self.frames.pop(), self.products.last
         self.products.last = None
@@ -208,19 +164,25 @@ class Watch:
                 self.frames[-1].turned.append((before, after))
         self.frames[-1].beside += given
 
-    def interface(
+    def attend(
         self,
-        eager: Callable[..., tuple[Tensor, Tensor | None]],
+        function: Callable[..., Any],
+        from_table: bool,
         module: nn.Module,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        mask: Tensor | None,
-        causal: bool,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        attention_mask: Tensor | None,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """The module's own eager attention, and its call."""
+        mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]  # a cache of fixed size has more
+        causal = False
+        if from_table and mask is None and query.shape[2] > 1:  # as torch's fused attention has it
+            told = kwargs.get("is_causal")
+            causal = bool(getattr(module, "is_causal", True) if told is None else told)
+        eager = eager_function(module) if from_table else function
         named = inspect.signature(eager).bind(module, query, key, value, mask, *args, **kwargs)
         named.apply_defaults()
         options = named.arguments | named.arguments.get("kwargs", {})
@@ -235,8 +197,8 @@ class Watch:
                 )
             terms = [x for x in (options.get("position_bias"), mask) if x is not None and x.dtype != torch.bool]
             hidden = [~mask] if mask is not None and mask.dtype == torch.bool else []
-            parts = {"q": query, "k": key, "v": value, "scale": float(scale)}
-            parts |= {"softcap": options.get("softcap"), "sinks": options.get("s_aux"), "causal": causal}
+            caps = {"softcap": options.get("softcap"), "sinks": options.get("s_aux")}
+            parts = Attention(q=query, k=key, v=value, scale=float(scale), causal=causal, **caps)
             self._add(module, parts, made, terms, hidden)
         return made.heads, made.weights
 
@@ -250,64 +212,71 @@ class Watch:
         frame, batch = self.frames[-1], self.batch
         terms = [four(term, batch, ndim) for term, ndim in made.terms]
         hidden = [four(mask, batch, ndim) for mask, ndim in made.hidden]
-        parts = {
-            "q": four(made.left, batch),
-            "k": four(made.right, batch).transpose(-2, -1),
-            "v": four(v, batch),
-            "scale": made.scale,
-            "softcap": None,
-            "sinks": None,
-            "causal": made.causal,
-        }
-        if parts["q"].shape[0] != batch:
+        q, k = four(made.left, batch), four(made.right, batch).transpose(-2, -1)
+        parts = Attention(q=q, k=k, v=four(v, batch), scale=made.scale, causal=made.causal)
+        over = None
+        if len(q) != batch:
+            over = f"{len(q)} sequences of {batch}"
+        elif not frame.cross and q.shape[2] != frame.tokens:
+            over = f"{q.shape[2]} queries of {frame.tokens}"
+        if over is not None:
             raise InputError(
-                f"model: the attention of {self.name(frame.module)} was not understood: a softmax in it is over "
-                f"{parts['q'].shape[0]} sequences of {batch}."
-            )
-        if not frame.cross and parts["q"].shape[2] != frame.tokens:
-            raise InputError(
-                f"model: the attention of {self.name(frame.module)} was not understood: a softmax in it is over "
-                f"{parts['q'].shape[2]} queries of {frame.tokens}."
+                f"model: the attention of {self.name(frame.module)} was not understood: a softmax in it is over {over}."
             )
         weights = None if made.weights is None else four(made.weights, batch)
-        rows = proved_rows(parts["q"], parts["k"])
+        rows = proved_rows(q, k)
         own = None if weights is None else weights.index_select(2, rows)
         self._add(frame.module, parts, Eager(four(out, batch).transpose(1, 2), weights, rows, own), terms, hidden)
 
-    def _add(
-        self, module: nn.Module, parts: dict[str, Any], made: Eager, terms: list[Tensor], hidden: list[Tensor]
-    ) -> None:
+    def _add(self, module: nn.Module, parts: Attention, made: Eager, terms: list[Tensor], hidden: list[Tensor]) -> None:
         frame = self.frames[-1] if self.frames and self.frames[-1].module is module else None
-        q, k = parts["q"], parts["k"]
-        parts["bias"], visible = bias_and_mask(terms, hidden, k.shape[2], made.rows, partial(_weights, parts, made))
-        cross = frame.cross if frame is not None else q.shape[2] != k.shape[2]
+
+        def weights(bias: Tensor | None, visible: Tensor | None) -> Tensor:
+            """The model's own at the queries that are proved; formed with this bias and mask where it gives none."""
+            if made.own is not None:
+                return made.own
+            tried = replace(parts, bias=bias, visible=visible)
+            return tried.softmax(tried.logits(made.rows, dtype=torch.float32))
+
+        bias, visible = bias_and_mask(terms, hidden, parts.k.shape[2], made.rows, weights)
+        causal, cross = parts.causal, parts.q.shape[2] != parts.k.shape[2] if frame is None else frame.cross
         if visible is not None and not cross:
-            parts["causal"] = parts["causal"] or one_way(visible)
-            visible = None if parts["causal"] and just_causal(visible) else visible
-        parts["visible"] = visible
-        proof = prove(self.name(module), **parts, rows=made.rows, own=made.own, heads=made.heads)
-        unrotated, rotation, unknown = self._rotation(module, frame, q, k)
+            causal = causal or one_way(visible)
+            visible = None if causal and just_causal(visible) else visible
+        parts = replace(parts, bias=bias, visible=visible, causal=causal)
+        proof = prove(self.name(module), parts, made.rows, made.own, made.heads)
+        unrotated, rotation, unknown = self._rotation(module, frame, parts.q, parts.k)
         side = self._side(module) if self.two_sided else None
         if side is None:
-            side = "decoder" if parts["causal"] or cross else "encoder"
+            side = "decoder" if causal or cross else "encoder"
         kind = "cross" if cross else "self"
         layer = self.counts[side, kind]
         self.counts[side, kind] += 1
-        parts |= {"weights": made.weights, "heads": made.heads}
-        found = {"unrotated": unrotated, "rotation": rotation, "unknown": unknown, "proof": proof}
-        call = AttentionCall(layer=layer, kind=kind, side=side, module=self.name(module), **parts, **found)
+        call = AttentionCall(
+            **vars(parts),
+            layer=layer,
+            kind=kind,
+            side=side,
+            module=self.name(module),
+            weights=made.weights,
+            heads=made.heads,
+            unrotated=unrotated,
+            rotation=rotation,
+            unknown=unknown,
+            proof=proof,
+        )
         if frame is None:
             self._hand_over(call)
         else:
             frame.calls.append(call)
 
     def _hand_over(self, call: AttentionCall) -> None:
-        token = ACTIVE.set(None)
+        token = OBSERVER.set(NOBODY)
         try:
             with self.outside():
                 self.on_layer(call)
         finally:
-            ACTIVE.reset(token)
+            OBSERVER.reset(token)
 
     def _side(self, module: nn.Module) -> Side | None:
         """Which side a module is on: the outermost part of its name that says so."""
@@ -350,14 +319,3 @@ class Watch:
         if not stays(*frame.equal, rotation, positions, self.rounding):
             return unrotated, None, "its queries or keys depend on the position in a way that was not found."
         return unrotated, rotation, None
-
-
-def _weights(
-    parts: Mapping[str, Any], made: Eager, bias: Tensor | None, visible: Tensor | None
-) -> Float[Tensor, "B H R Nk"]:
-    """The model's own weights of the queries that are proved; formed with this bias and mask where it gives none."""
-    if made.own is not None:
-        return made.own
-    known = {name: parts[name] for name in ("scale", "softcap", "causal")}
-    formed = logits(parts["q"], parts["k"], **known, bias=bias, visible=visible, rows=made.rows, dtype=torch.float32)
-    return softmax(formed, parts["sinks"])

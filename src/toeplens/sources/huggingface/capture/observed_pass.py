@@ -8,22 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from toeplens.ground import EnvironmentFailure, InputError
-from toeplens.sources.huggingface.asking import eager_entries, table_entries
-from toeplens.sources.huggingface.calls import AttentionCall
-from toeplens.sources.huggingface.equal_tokens import ACTIVE
-from toeplens.sources.huggingface.lent import alone, changed
-from toeplens.sources.huggingface.settings import Entry, configs_of, evaluation
-from toeplens.sources.huggingface.watch import (
-    ROTATIONS,
-    Watch,
+from toeplens.ground import InputError
+from toeplens.sources.huggingface.capture.calls import AttentionCall
+from toeplens.sources.huggingface.capture.observer import ROTATIONS, PassObserver
+from toeplens.sources.huggingface.interface import OBSERVER, eager_entries, table, table_entries
+from toeplens.sources.huggingface.model import (
     asks_interface,
     attention_modules,
-    functions_of,
-    fused,
+    checked_model,
+    configs_of,
+    namespaces_of,
 )
+from toeplens.sources.huggingface.patches import Entry, patched
 
-_NAMES = {True: "sdpa", False: "eager"}  # of the attention that a model is asked for, by `fused`
 _HELD = ("past_key_values", "cache_params")  # inputs that would hold the keys of all layers
 
 
@@ -47,53 +44,47 @@ def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     module that is named after attention. Raises
     `EnvironmentFailure` where transformers is not installed.
     """
-    try:
-        from transformers import AttentionInterface, PreTrainedModel
-    except ImportError as error:
-        raise EnvironmentFailure("transformers: it is missing; pip install 'toeplens[hf]' installs it.") from error
-    if not isinstance(model, PreTrainedModel):
-        raise InputError(f"model: a {type(model).__name__} was given; it must be a transformers.PreTrainedModel.")
+    checked_model(model)
     for name in _HELD:
         if inputs.get(name) is not None:
             raise InputError(f"inputs: {name} was given; the tokens of a pass must all be in it.")
-    watch = Watch(model, inputs, on_layer)
-    if not watch.modules:
+    observer = PassObserver(model, inputs, on_layer)
+    if not observer.modules:
         raise InputError(f"model: {type(model).__name__} has no module that is named after attention.")
-    lent = [*evaluation(model), *_asking(model, AttentionInterface._global_mapping), *_rotations(model)]
     handles = []
-    token = ACTIVE.set(watch)
+    token = OBSERVER.set(observer)
     try:
-        with alone(model), changed(lent), watch.products, watch.exponentials:
-            for module in watch.modules:
-                handles.append(module.register_forward_pre_hook(watch.enter, with_kwargs=True))
-                handles.append(module.register_forward_hook(watch.leave))
+        with patched(model, _asking(model), _rotations(model)), observer.products, observer.exponentials:
+            for module in observer.modules:
+                handles.append(module.register_forward_pre_hook(observer.enter, with_kwargs=True))
+                handles.append(module.register_forward_hook(observer.leave))
             output = model(**inputs)
     finally:
-        ACTIVE.reset(token)
+        OBSERVER.reset(token)
         for handle in handles:
             handle.remove()
-    if not watch.counts:
+    if not observer.counts:
         raise InputError(f"model: no attention was called in the pass of {type(model).__name__}.")
     return output
 
 
-def _asking(model: nn.Module, table: dict[str, Any]) -> Iterator[Entry]:
+def _asking(model: nn.Module) -> Iterator[Entry]:
     """Attention under observation where the model asks the interface: its entry, or the model's own eager function.
 
-    Names stay as they are, as models go by them; and so do the masks of the fused attention, which may be none.
+    Names stay as they are, as models go by them; and so do the masks, which of torch's fused attention may be truth
+    values, and none if it is causal.
     """
-    if not asks_interface(model):
+    if not asks_interface(*attention_modules(model)):
         return
-    name = _NAMES[fused(model)]
+    name = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
     for config in configs_of(model):
         yield vars(config), "_attn_implementation_internal", lambda before: name
-    yield from table_entries(table, [name]) if name in table else eager_entries(model)
+    yield from table_entries([name]) if name in table() else eager_entries(model)
 
 
 def _rotations(model: nn.Module) -> Iterator[Entry]:
     """What applies rotations: functions of the modelling modules of the attention, and methods of its own."""
-    found = {id(each.__globals__): each.__globals__ for m in attention_modules(model) for each in functions_of(m)}
-    for names in found.values():
+    for names in namespaces_of(model):
         for name in [name for name, value in names.items() if callable(value) and ROTATIONS.fullmatch(name)]:
             yield names, name, _observed
     for module in attention_modules(model):
@@ -104,13 +95,11 @@ def _rotations(model: nn.Module) -> Iterator[Entry]:
 
 
 def _observed(rotate: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself, whose calls are noted in the threads that observe."""
+    """The function itself, whose calls are told to who observes the thread."""
 
     def observed(*args: Any, **kwargs: Any) -> Any:
         output = rotate(*args, **kwargs)
-        watch = ACTIVE.get()
-        if watch is not None:
-            watch.rotated(args, kwargs, output)
+        OBSERVER.get().rotated(args, kwargs, output)
         return output
 
     return observed

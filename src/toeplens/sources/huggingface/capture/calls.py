@@ -1,4 +1,4 @@
-"""One call of an attention module, taken apart; and what the measures of `toeplens.lens` take of it."""
+"""One call of an attention module, taken apart and proved; and what the measures of `toeplens.lens` take of it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,22 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from toeplens.ground import InputError
 from toeplens.lens.kit.pieces import NoForm
-from toeplens.sources.huggingface.masks import blocks, padded_lengths, table_by_offset, window_of
-from toeplens.sources.huggingface.proof import Proof, logits, softmax, tolerance
-from toeplens.sources.huggingface.rotation import Rotation
+from toeplens.sources.huggingface.capture.masks import at_rows, blocks, padded_lengths, table_by_offset, window_of
+from toeplens.sources.huggingface.capture.rotation import Rotation
+from toeplens.sources.huggingface.model import tolerance
 
+_AT_ONCE = 1 << 21  # weights that are formed again, over batch and heads
 _TOLD = 3  # tokens
 Kind = Literal["self", "cross"]
 Side = Literal["encoder", "decoder"]
 
 
-@dataclass(frozen=True)
-class AttentionCall:
-    """One call of an attention module: weights = softmax(softcap(scale q . k) + bias) over the visible keys and sinks.
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Weights = softmax(softcap(scale q . k) + bias) over the visible keys and sinks.
 
-    It holds the model's own tensors, not copies: read them before the pass goes on.
-
-    layer      from 0, counted over the attention calls of its kind and side, in the order of the pass
-    kind       ``self`` or ``cross``
-    side       ``encoder`` or ``decoder``; of a model without both, whether the keys after the query are visible
-    module     name of the module in the model, and its class
     q, k, v    [B, H, Nq, d], [B, G, Nk, d], [B, G, Nk, dv] as they enter the products; head h reads h // (H / G)
     scale      factor of q . k
     softcap    c of c tanh(x / c), which the scaled product passes through; None if it does not
@@ -39,6 +35,120 @@ class AttentionCall:
     causal     whether keys after the query are hidden
     visible    the same shape as the bias: whether the query sees the key; None if every key is seen that ``causal``
                leaves
+    """
+
+    q: Float[Tensor, "B H Nq d"] = field(repr=False)
+    k: Float[Tensor, "B G Nk d"] = field(repr=False)
+    v: Float[Tensor, "B G2 Nk dv"] = field(repr=False)
+    scale: float
+    softcap: float | None = None
+    sinks: Float[Tensor, "H"] | None = None
+    bias: Float[Tensor, "_B _H _Nq Nk"] | None = field(default=None, repr=False)
+    causal: bool = False
+    visible: Bool[Tensor, "_B _H _Nq Nk"] | None = field(default=None, repr=False)
+
+    def logits(
+        self, rows: Int[Tensor, "R"] | None = None, keys: slice = slice(None), dtype: torch.dtype = torch.float64
+    ) -> Float[Tensor, "B H R K"]:
+        """softcap(scale q . k) + bias at these queries and keys, all unless given; -inf where a key is not visible."""
+        rows = torch.arange(self.q.shape[2], device=self.q.device) if rows is None else rows
+        k = self.k[:, :, keys]  # the heads of a group together: keys are not repeated
+        parts = self.q.index_select(2, rows).to(dtype).unflatten(1, (k.shape[1], -1)), k.to(dtype).transpose(-2, -1)
+        made = self.scale * (parts[0] @ parts[1].unsqueeze(2)).flatten(1, 2)
+        if self.softcap is not None:
+            made = self.softcap * (made / self.softcap).tanh()
+        if self.bias is not None:
+            made = made + at_rows(self.bias[..., keys], rows).to(dtype)
+        if self.visible is not None:
+            made = made.masked_fill(~at_rows(self.visible[..., keys], rows), -torch.inf)
+        if self.causal:
+            later = (keys.start or 0) + torch.arange(k.shape[2], device=rows.device) > rows.unsqueeze(-1)
+            made = made.masked_fill(later, -torch.inf)
+        return made
+
+    def softmax(self, logits: Float[Tensor, "B H R K"]) -> Float[Tensor, "B H R K"]:
+        """The weights; a sink is one more logit of each head, whose weight is dropped."""
+        if self.sinks is None:
+            return logits.softmax(-1)
+        more = self.sinks.to(logits.dtype).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+        return torch.cat((logits, more), -1).softmax(-1)[..., :-1]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How far weights and outputs formed again in float64 are from those that the model itself went on with.
+
+    weights    largest difference of an attention weight; None where the model formed none, but outputs alone
+    outputs    largest difference of a head's output, relative to the largest output of the layer
+    queries    how many queries of a sequence were formed again
+    tolerance  what is let pass
+    """
+
+    weights: float | None
+    outputs: float
+    queries: int
+    tolerance: float
+
+
+def proved_rows(q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B _G Nk d"]) -> Int[Tensor, "R"]:
+    """The queries whose weights are formed again: all, or on long inputs some, first and last among them."""
+    count = max(1, min(q.shape[2], _AT_ONCE // (q.shape[0] * q.shape[1] * k.shape[2])))
+    return torch.linspace(0, q.shape[2] - 1, count, device=q.device, dtype=torch.float64).round().long()
+
+
+def prove(
+    name: str,
+    parts: Attention,
+    rows: Int[Tensor, "R"],
+    own: Float[Tensor, "B H R Nk"] | None,
+    heads: Float[Tensor, "B Nq H dv"],
+) -> Proof:
+    """Form weights and outputs again at these queries; ``own`` are the model's weights there.
+
+    Raises `InputError` that names the module where they are not the model's own. Queries that see no key are left out:
+    their weights are whatever the model's substitute for minus infinity makes of them.
+    """
+    q, k, v = parts.q, parts.k, parts.v
+    fits = q.ndim == k.ndim == v.ndim == 4 and q.shape[1] % k.shape[1] == 0 and q.shape[1] % v.shape[1] == 0
+    fits = fits and q.shape[3] == k.shape[3] and (own is None or own.shape == (*q.shape[:2], len(rows), k.shape[2]))
+    if not fits or heads.shape != (q.shape[0], q.shape[2], q.shape[1], v.shape[3]):
+        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, own, heads) if x is not None)
+        raise InputError(
+            f"model: the attention of {name} was not understood: its queries, keys, values, weights and outputs are of "
+            f"shapes that do not fit, {shapes}."
+        )
+    formed = parts.logits(rows)
+    seen = formed.isfinite().any(-1, keepdim=True)
+    formed = formed.masked_fill(~seen, 0)
+    ours = parts.softmax(formed)
+    made = torch.einsum("bhqk,bhkd->bqhd", ours, v.repeat_interleave(q.shape[1] // v.shape[1], 1).double())
+    outputs, asked = heads.index_select(1, rows).double(), seen.transpose(1, 2)
+    wrong = 0.0 if own is None else float(((ours - own.double()) * seen).abs().max())
+    if own is not None and parts.sinks is not None:  # some models return them before the sink has taken its part
+        wrong = min(wrong, float(((formed.softmax(-1) - own.double()) * seen).abs().max()))
+    size = float((outputs * asked).abs().max())
+    missed = float(((made - outputs) * asked).abs().max()) / (size if size > 0 else 1.0)
+    allowed = tolerance(max(q.dtype, heads.dtype, key=lambda dtype: torch.finfo(dtype).eps))
+    if not (wrong <= allowed and missed <= allowed):
+        hint = "" if allowed == tolerance(torch.float32) else f", and the model in float32 instead of {q.dtype}"
+        raise InputError(
+            f"model: the attention of {name} was not understood: formed again from its parts, its weights differ by "
+            f"{wrong:.1e} and its outputs by {missed:.1e} (relative) from the model's own, where at most {allowed:.0e} "
+            f"is allowed; known are a scaled product, a cap, a bias, a mask and sinks{hint}."
+        )
+    return Proof(None if own is None else wrong, missed, len(rows), allowed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCall(Attention):
+    """One call of an attention module, in its parts (`Attention`).
+
+    It holds the model's own tensors, not copies: read them before the pass goes on.
+
+    layer      from 0, counted over the attention calls of its kind and side, in the order of the pass
+    kind       ``self`` or ``cross``
+    side       ``encoder`` or ``decoder``; of a model without both, whether the keys after the query are visible
+    module     name of the module in the model, and its class
     weights    [B, H, Nq, Nk] the model's own; None on long inputs, where they are formed some queries at a time, and
                where it forms none, but outputs alone
     heads      [B, Nq, H, dv] each head's output, before the output projection
@@ -53,26 +163,12 @@ class AttentionCall:
     kind: Kind
     side: Side
     module: str
-    q: Float[Tensor, "B H Nq d"] = field(repr=False)
-    k: Float[Tensor, "B G Nk d"] = field(repr=False)
-    v: Float[Tensor, "B G2 Nk dv"] = field(repr=False)
-    scale: float
-    softcap: float | None
-    sinks: Float[Tensor, "H"] | None
-    bias: Float[Tensor, "_B _H _Nq Nk"] | None = field(repr=False)
-    causal: bool
-    visible: Bool[Tensor, "_B _H _Nq Nk"] | None = field(repr=False)
     weights: Float[Tensor, "B H Nq Nk"] | None = field(repr=False)
     heads: Float[Tensor, "B Nq H dv"] = field(repr=False)
     unrotated: tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B G Nk d"]] | None = field(repr=False)
     rotation: Rotation | None = field(repr=False)
     unknown: str | None
     proof: Proof
-
-    def logits(self, rows: Int[Tensor, "R"] | None = None) -> Float[Tensor, "B H R Nk"]:
-        """The logits in float64 at these queries, all unless given; minus infinity where a key is not visible."""
-        rows = torch.arange(self.q.shape[2], device=self.q.device) if rows is None else rows
-        return logits(self.q, self.k, **self._parts, rows=rows)
 
     def blocks(self) -> Iterator[tuple[Int[Tensor, "R"], int, Float[Tensor, "B H R K"], Float[Tensor, "B H R K"]]]:
         """Queries, the first key that is given, logits and weights of the keys from it on, some queries at a time.
@@ -84,15 +180,9 @@ class AttentionCall:
         for part in blocks(self.q.shape[2], self.q.shape[0] * self.q.shape[1] * self.k.shape[2]):
             rows = torch.arange(part.start, part.stop, device=self.q.device)
             first = 0 if self.window is None else max(0, part.start - self.window + 1)
-            keys = slice(first, part.stop if self.causal and self.kind == "self" else self.k.shape[2])
-            some: dict[str, Any] = {name: getattr(self, name) for name in ("bias", "visible")}
-            some = self._parts | {name: None if x is None else x[..., keys] for name, x in some.items()}
-            made = logits(self.q, self.k[:, :, keys], **some, rows=rows, first=first, dtype=dtype)
-            yield rows, first, made, softmax(made, self.sinks).nan_to_num(nan=0.0)
-
-    @property
-    def _parts(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("scale", "softcap", "bias", "visible", "causal")}
+            last = part.stop if self.causal and self.kind == "self" else self.k.shape[2]
+            made = self.logits(rows, slice(first, last), dtype)
+            yield rows, first, made, self.softmax(made).nan_to_num(nan=0.0)
 
     @cached_property
     def window(self) -> int | None:

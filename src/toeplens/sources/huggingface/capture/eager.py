@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from toeplens.sources.huggingface.masks import blocks
-from toeplens.sources.huggingface.proof import proved_rows
+from toeplens.sources.huggingface.capture.calls import proved_rows
+from toeplens.sources.huggingface.capture.masks import blocks
 
 
 @dataclass(frozen=True)

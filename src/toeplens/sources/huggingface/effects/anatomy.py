@@ -1,13 +1,18 @@
-"""Where the layers, the attention and the head of a Hugging Face model are."""
+"""Where the layers, the attention and the head of a Hugging Face model are; and passes in which they are observed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
 
 from torch import nn
 
-from toeplens.sources.huggingface.watch import attention_modules, functions_of
+from toeplens.sources.huggingface.interface import OBSERVER, eager_entries, table, table_entries
+from toeplens.sources.huggingface.model import asks_interface, attention_modules, configs_of, input_embedding
+from toeplens.sources.huggingface.patches import Entry, patched
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ def anatomy_of(model: Any) -> Anatomy:
             items |= dict.fromkeys(named[lists].children(), lists)
             above = above[: above.index(lists)]
         parts |= {named[each] for each in above}
-    written = frozenset(module for module in attention if not _asks(module))
+    written = frozenset(module for module in attention if not asks_interface(module))
     embedding = model.get_output_embeddings()
     if embedding is None or embedding is input_embedding(model):
         return Anatomy(items, written, frozenset(parts), None)
@@ -52,14 +57,34 @@ def anatomy_of(model: Any) -> Anatomy:
     return Anatomy(items, written, frozenset(parts), embedding)
 
 
-def input_embedding(model: Any) -> Any:
-    """The module that embeds the tokens; None where the model does not tell."""
-    try:
-        return model.get_input_embeddings()
-    except (NotImplementedError, AttributeError):
-        return None
+def observed(model: Any, anatomy: Anatomy) -> AbstractContextManager[None]:
+    """The passes in it are told, layer by layer, to the observer of their thread (`patched`)."""
+    return patched(model, _forwards(anatomy), _attention(model))
 
 
-def _asks(module: nn.Module) -> bool:
-    """Whether the module itself goes through transformers' attention interface."""
-    return any("get_interface" in each.__code__.co_names for each in functions_of(module))
+def _forwards(anatomy: Anatomy) -> Iterator[Entry]:
+    modules = {*anatomy.items, *anatomy.written, *anatomy.parts}
+    for module in modules | ({anatomy.embedding} if anatomy.embedding is not None else set()):
+        yield vars(module), "forward", partial(_visited, module)
+
+
+def _visited(module: nn.Module, _before: Any) -> Callable[..., Any]:
+    original = module.forward
+
+    @wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return OBSERVER.get().visit(module, original, args, kwargs)
+
+    return forward
+
+
+def _attention(model: nn.Module) -> Iterator[Entry]:
+    """What modules that ask the attention interface are given: the entries of its table, or their own eager attention.
+
+    The entries keep their names, so that masks and whatever else goes by the name stay as they were.
+    """
+    if not asks_interface(*attention_modules(model)):
+        return
+    names = {str(getattr(config, "_attn_implementation", None)) for config in configs_of(model)}
+    yield from table_entries(names & table().keys())
+    yield from eager_entries(model)

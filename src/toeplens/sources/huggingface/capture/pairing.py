@@ -1,4 +1,4 @@
-"""Which dimensions a rotation turns together, found from what it moves and from what is there to be moved."""
+"""Queries and keys before their rotation, and which dimensions it turns together: found from what it moves."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from toeplens.lens.kit.pieces import NoForm
 
 _TRIED = 32  # positions on which the pairs of dimensions are tried out
 _GLANCED = 3  # positions on which most are ruled out
+_ROUNDED = 4  # roundings, each by one unit, of a number that is multiplied
 
 Layout = tuple[Pairing, Int[Tensor, "n 2"], Int[Tensor, "n 2"]]
+Turned = tuple[Tensor, Tensor]  # what was given to a rotation, and what became of it
 Both = list[tuple[Float[Tensor, "B _H N d"], Float[Tensor, "B _H N d"]]]  # queries and keys, before and after
 
 
@@ -88,3 +90,45 @@ def _misfit(both: Both, pairs: Tensor, out: Tensor) -> float:
     parts = [(as_complex(before, pairs), as_complex(after, out)) for before, after in both]
     wrong = max(float((ratio(parts) * x - y).abs().max()) for x, y in parts)
     return wrong / max(float(y.abs().max()) for _, y in parts)
+
+
+def before_rotation(final: Tensor, turned: list[Turned]) -> Tensor | None:
+    """Queries or keys with what a rotation made of some of their dimensions put back; None if that is not in them.
+
+    What was rotated may have been multiplied by a number for each token and head since, as a norm without weights does:
+    such a factor and a rotation can change places, so that it goes with what is put back.
+    """
+    for exact in (True, False):
+        for before, after in reversed(turned):
+            if after.ndim != 4:
+                continue
+            for x, y in ((before, after), (before.transpose(1, 2), after.transpose(1, 2))):
+                width, heads = y.shape[-1], final.shape[1]
+                same = y.shape[0] == final.shape[0] and heads % max(1, y.shape[1]) == 0 and y.shape[2] == final.shape[2]
+                if not same or width > final.shape[-1] or y.numel() == 0:
+                    continue
+                for start in dict.fromkeys((0, final.shape[-1] - width)):
+                    part = final[..., start : start + width]
+                    for order in _orders(y.shape[1], heads, final.device):
+                        factor = _factor(part, y[:, order], exact)
+                        if factor is not None:
+                            whole = final.clone()
+                            whole[..., start : start + width] = factor * x[:, order]
+                            return whole
+    return None
+
+
+def _orders(groups: int, heads: int, device: torch.device) -> list[Tensor]:
+    """Which of the heads that were rotated each head may have: one after another, or each several times on end."""
+    places = torch.arange(heads, device=device)
+    return [places % groups] if groups in (1, heads) else [places % groups, places // (heads // groups)]
+
+
+def _factor(part: Tensor, turned: Tensor, exact: bool) -> Tensor | float | None:
+    """The number for each token and head that takes the second to the first; None if that leaves more than rounding."""
+    if exact:
+        return 1.0 if torch.equal(part, turned.to(part.dtype)) else None
+    x, y = part.double(), turned.double()
+    factor = (x * y).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    missed = (factor * y - x).abs().amax(-1)
+    return factor if bool((missed <= _ROUNDED * torch.finfo(part.dtype).eps * x.abs().amax(-1)).all()) else None

@@ -1,9 +1,10 @@
-"""What a rotary encoding is, found from queries and keys before and after it: pairs, frequencies, magnitude."""
+"""What a rotary encoding is, found from queries and keys before and after it, and from the model's table of cosines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import torch
 from jaxtyping import Bool, Complex, Float, Int
@@ -11,11 +12,11 @@ from torch import Tensor
 
 from toeplens.encodings.rotary import Pairing
 from toeplens.lens.kit.pieces import NoForm
-from toeplens.sources.huggingface.cosines import line, turn
-from toeplens.sources.huggingface.pairing import Both, Layout, as_complex, layouts_of, ratio
-from toeplens.sources.huggingface.proof import tolerance
+from toeplens.sources.huggingface.capture.pairing import Both, Layout, as_complex, layouts_of, ratio
+from toeplens.sources.huggingface.model import tolerance
 
 _ANGLE = 2.0**-23  # models form their angles in float32, whatever their own dtype
+_SIZES = 0.05  # what the sizes of numbers of one size may differ by, rounded in any precision
 _ALIKE = 1e-3  # of a frequency: what two readings of it may differ by, beside rounding
 
 
@@ -65,7 +66,7 @@ def find_rotation(
         q, k       before and after the rotation
         positions  of the tokens, of all sequences or of each
         rounding   a dtype that queries and keys were rounded to before they came to be of theirs, if it is coarser
-        tables     what may be the model's table of e^(iota angle), of each token (`cosines.tables_of`): one is believed
+        tables     what may be the model's table of e^(iota angle), of each token (`tables_of`): one is believed
                    that has the frequencies which can be read off
 
     Raises `NoForm` where they are not related by one angle a position for each pair of dimensions.
@@ -183,3 +184,61 @@ def _rotation(
         tabled=(unseen & (nothing.all(0) | (frequencies != read.frequencies)))[here],
         error=wrong / max(float(after.abs().max()) for _, after in both),
     )
+
+
+def tables_of(given: Iterable[Tensor], tokens: int) -> list[Complex[Tensor, "_B N n"]]:
+    """What may be tables of e^(iota angle), of each token and pair: complex ones, two real ones, the halves of one."""
+    rows = [each for x in given if (each := _rows(x, tokens)) is not None]
+    real = [x.double() for x in rows if x.is_floating_point()]
+    found = [x.to(torch.complex128) for x in rows if x.is_complex()]
+    found += [torch.complex(x, y) for x, y in permutations(real, 2) if x.shape == y.shape]
+    found += [torch.complex(*pair) for x in real if x.shape[-1] % 2 == 0 for pair in permutations(x.chunk(2, -1))]
+    return [_once(x) for x in found if _turns(x)]
+
+
+def _turns(x: Complex[Tensor, "_B N m"]) -> bool:
+    """Whether each column is of one size."""
+    sizes = x.abs().flatten(0, 1)
+    return bool((sizes.amax(0) - sizes.amin(0) <= _SIZES * sizes.amax(0)).all())
+
+
+def _once(x: Complex[Tensor, "_B N m"]) -> Complex[Tensor, "_B N n"]:
+    """A column for each pair, where a table has one for each of its dimensions."""
+    half = x.shape[-1] // 2
+    if x.shape[-1] % 2:
+        return x
+    if torch.equal(x[..., :half], x[..., half:]):
+        return x[..., :half]
+    return x[..., ::2] if torch.equal(x[..., ::2], x[..., 1::2]) else x
+
+
+def _rows(x: Tensor, tokens: int) -> Tensor | None:
+    """[B or 1, N, m] of a tensor that has such rows, with dimensions of 1 among its own."""
+    lead = [size for size in x.shape[:-1] if size != 1]
+    if x.ndim < 2 or x.shape[-1] == 0 or lead[-1:] != [tokens] or len(lead) > 2:
+        return None
+    return x.detach().reshape(-1, tokens, x.shape[-1])
+
+
+def line(
+    ratio: Complex[Tensor, "B N n"], positions: Int[Tensor, "B N"]
+) -> tuple[Float[Tensor, "n"], Float[Tensor, "B n"]]:
+    """Slope, and each sequence's start, of the angles as a function of the position."""
+    beside = (positions.diff(dim=1) == 1).unsqueeze(-1)
+    if not beside.any():
+        raise NoForm("rotation: no two tokens that follow each other are one position apart.")
+    slope = ((ratio[:, 1:] * ratio[:, :-1].conj()) * beside).sum((0, 1)).angle()
+    # the angle between neighbours leaves little rounding to correct: by least squares over all positions
+    places = positions.double().unsqueeze(-1)
+    middle = places.mean(1, keepdim=True)
+    rest = ratio * turn(-places * slope)
+    start = rest.sum(1, keepdim=True).angle()
+    left = (rest * turn(-start)).angle()
+    correction = ((places - middle) * left).sum((0, 1)) / (places - middle).square().sum()
+    start = start + left.mean(1, keepdim=True) - correction * middle
+    return slope + correction, start.squeeze(1)
+
+
+def turn(angles: Float[Tensor, "*B"]) -> Complex[Tensor, "*B"]:
+    """e^(iota angle)."""
+    return torch.polar(torch.ones_like(angles), angles)

@@ -1,53 +1,41 @@
-"""Queries and keys of an attention module that is given one token in every place: what position alone makes of them."""
+"""Queries and keys of an attention module given one token in every place: what position alone makes of them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface.products import Followed, Products, four
+from toeplens.sources.huggingface.capture.pairing import as_complex
+from toeplens.sources.huggingface.capture.products import Followed, Products, four
+from toeplens.sources.huggingface.capture.rotation import Rotation, turn
+from toeplens.sources.huggingface.interface import OBSERVER, Observer
+from toeplens.sources.huggingface.model import tolerance
 
-
-class Observer(Protocol):
-    """Who is told of what happens in attention modules."""
-
-    @property
-    def interface(self) -> Callable[..., Any]:
-        """Is called for attention: with the eager function, its module, q, k, v, mask, whether causal, and the rest."""
-        ...
-
-    @property
-    def rotated(self) -> Callable[[tuple[Any, ...], dict[str, Any], Any], None]:
-        """Is called after a function that applies a rotation: what it was given, and what it gave."""
-        ...
-
-
-ACTIVE: ContextVar[Observer | None] = ContextVar("toeplens_watch", default=None)
+_ANGLE = 2.0**-23  # models form their angles in float32, whatever their own dtype
 
 
 class _Seen(Exception):
     """Queries and keys are there; no more is needed."""
 
 
-class _Trial:
+class _Trial(Observer):
     """An observer that keeps queries and keys, of the first sequence, and ends the module there."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
         self.found: tuple[Tensor, Tensor] | None = None
 
-    def interface(self, eager: Any, module: nn.Module, query: Tensor, key: Tensor, *rest: Any) -> Any:
+    def attend(
+        self, function: Any, from_table: bool, module: nn.Module, query: Tensor, key: Tensor, *_: Any, **more: Any
+    ) -> Any:
         self._keep(query, key)
-
-    def rotated(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        pass
 
     def written_out(self, made: Followed, values: Tensor, out: Tensor) -> None:
         self._keep(four(made.left, self.batch), four(made.right, self.batch).transpose(-2, -1))
@@ -84,7 +72,7 @@ def of_equal_tokens(
         return x if isinstance(x, nn.Module) else copy.deepcopy(x)  # a cache that it writes into is the trial's own
 
     trial = _Trial(batch)
-    token = ACTIVE.set(trial)
+    token = OBSERVER.set(trial)
     try:
         with torch.random.fork_rng(devices=[]), Products(lambda: True, trial.written_out):
             module.forward(*map(given, args), **{name: given(x) for name, x in kwargs.items()})
@@ -92,5 +80,32 @@ def of_equal_tokens(
         if out_of_memory(error):
             raise
     finally:
-        ACTIVE.reset(token)
+        OBSERVER.reset(token)
     return trial.found
+
+
+def stays(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B G N d"],
+    rotation: Rotation | None,
+    positions: Int[Tensor, "_B N"],
+    rounding: torch.dtype,
+) -> bool:
+    """Whether queries and keys of equal tokens are the same at every position, but for a rotation.
+
+    A number that a query is multiplied by may depend on its position: it stays where it is, and its logits go with it.
+    """
+    allowed = max(tolerance(q.dtype), tolerance(rounding))
+    if rotation is not None:
+        allowed += _ANGLE * float((positions.max() * rotation.frequencies.abs()).max())
+        q, k = (_turned_back(x, rotation, positions[:1]) for x in (q, k))
+    q = torch.nn.functional.normalize(q.double(), dim=-1)
+    q = torch.where((q == 0).all(-1, keepdim=True), q[:, :, -1:], q)  # multiplied by 0
+    return all(bool((x - x[:, :, -1:]).abs().max() <= allowed * x.abs().max()) for x in (q, k.double()) if x.numel())
+
+
+def _turned_back(x: Float[Tensor, "B H N d"], rotation: Rotation, positions: Int[Tensor, "1 N"]) -> Tensor:
+    angles = -positions.unsqueeze(-1) * rotation.frequencies
+    made, back = x.double().clone(), as_complex(x.double(), rotation.after) * turn(angles).unsqueeze(1)
+    made[..., rotation.after[:, 0]], made[..., rotation.after[:, 1]] = back.real, back.imag
+    return made

@@ -1,0 +1,1 @@
+"""What a model loses without each of its heads."""

@@ -1,0 +1,305 @@
+"""What silencing each attention head of a Hugging Face model does to its loss or to its last hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from toeplens.ground import InputError, choose
+from toeplens.ground.machine import out_of_memory
+from toeplens.sources.huggingface.effects.anatomy import anatomy_of, observed
+from toeplens.sources.huggingface.effects.outcome import (
+    Effect,
+    apart,
+    cross_entropies,
+    in_blocks,
+    moved,
+    outcome_of,
+    pieces,
+    wide,
+)
+from toeplens.sources.huggingface.effects.replays import Address, Passes, Replay, fits
+
+_NOTHING = -1  # in place of a head
+Method = Literal["exact", "attribution"]
+Silenced = tuple[str, str, str, int, int]  # module, side, kind, layer, heads
+
+
+class NoGradient(InputError):
+    """An attribution was asked for where there is no first-order term."""
+
+
+@dataclass(frozen=True)
+class HeadEffects:
+    """What each head does.
+
+    parts     for each call of attention, [B, K, H] float64: what silencing a head changes in each sequence, split over
+              K blocks of its tokens, whose mean it is; K is 1 where there are enough sequences for intervals. Of
+              ``loss``: what it adds, nats a predicted token; of ``states``: the mean squared distance of the last
+              hidden states from the intact ones, relative to their variance over the tokens. Blocks are those of the
+              predicted tokens, of ``attribution`` those of the head's own outputs. NaN where that is not defined, and
+              for heads that were not chosen
+    baseline  [B] the intact loss; None for ``states``
+    outcome   ``loss`` or ``states``
+    method    ``exact`` or ``attribution``
+    replayed  calls that were replayed from their layer on, without those before it; the others took whole passes
+    """
+
+    parts: tuple[Float[np.ndarray, "B K _H"], ...]
+    baseline: Float[np.ndarray, "B"] | None
+    outcome: Effect
+    method: Method
+    replayed: int
+
+    @property
+    def effects(self) -> tuple[Float[np.ndarray, "B _H"], ...]:
+        """What silencing a head changes in each sequence, for each call."""
+        return tuple(each.mean(1) for each in self.parts)
+
+
+@torch.inference_mode(False)  # if it was on: what is computed in it has no gradients
+def head_effects(
+    model: Any,
+    inputs: Mapping[str, Any],
+    calls: Sequence[Silenced],
+    *,
+    method: Method = "exact",
+    mask_token: int | None = None,
+    seed: int = 0,
+    chosen: Sequence[Sequence[int]] | None = None,
+    on_call: Callable[[int, Float[np.ndarray, "B K _H"]], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> HeadEffects:
+    """Silence each head of a transformers model alone: its output is 0 at every position, before the projection.
+
+    What is measured is the mean cross-entropy of the next token for a causal language model, of the decoder's next
+    token for an encoder-decoder with such a head, and of 15 % of the tokens, which are masked, for a masked language
+    model whose mask token is given. Everything else, and a masked one without it, has effects on the last hidden
+    states. Padding does not count.
+
+    The layers before a head's are run once: what the last of them gave is put in their place in the passes for the
+    heads after it, several heads a pass where sequences are short. In each such set one pass silences nothing; where it
+    does not give the intact states (layers that share keys, or hand more on than one output), whole passes are run
+    instead. The head of the model is run on some positions at a time. Afterwards the model is as it was.
+
+    Arguments
+        model        a `transformers.PreTrainedModel`
+        inputs       what its ``forward`` takes, by name; with ``decoder_input_ids`` for an encoder-decoder
+        calls        the attention to silence: module (its class may follow), side, kind, layer and number of heads, as
+                     `AttentionCall` has them
+        method       ``exact``; or ``attribution``, the first-order estimate z . dloss/dz negated, of all heads from one
+                     forward and one backward pass, for the loss alone
+        mask_token   index of the mask token
+        seed         of the tokens that are masked
+        chosen       for each call the heads that are silenced; all unless given. ``exact`` alone spares the others
+        on_call      of ``exact`` ones, is called with the number of a call whose heads are done, and its `parts`
+        on_progress  is called with the heads that are done, and all
+
+    Raises `InputError` for a call that the pass does not have, for an attribution without a loss, for a model whose
+    head or attention is not understood.
+    """
+    choose("method", method, get_args(Method))
+    if method == "attribution" and any(weight.is_inference() for weight in model.parameters()):
+        raise NoGradient(
+            "method: attribution was given for weights that were made in inference mode, which have no gradients; it "
+            "must be exact."
+        )
+    inputs = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
+    outcome = outcome_of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
+    if method == "attribution" and outcome.effect == "states":
+        raise NoGradient(
+            "method: attribution was given for last hidden states, whose distance from the intact ones has no "
+            "first-order term; it must be exact."
+        )
+    report = on_progress or (lambda done, total: None)
+    counts = [heads for *_, heads in calls]
+    passes = Passes(model, anatomy_of(model), outcome)
+    with observed(model, passes.anatomy):
+        with torch.no_grad():
+            intact, baseline = passes.intact()
+        places = [_place(model, call, intact.order) for call in calls]
+        if method == "exact":
+            wanted = [range(count) for count in counts] if chosen is None else chosen
+            tell = on_call or (lambda index, parts: None)
+            effects, replayed = _exact(passes, intact, baseline, places, counts, wanted, tell, report)
+        else:
+            effects, replayed = _first_order(passes, places, counts) if calls else [], 0
+            report(sum(counts), sum(counts))
+    kept = None if baseline is None else baseline.mean(1).cpu().numpy()
+    return HeadEffects(tuple(effects), kept, outcome.effect, method, replayed)
+
+
+def _place(model: nn.Module, call: Silenced, order: Sequence[Address]) -> Address:
+    """Where in the pass a call is; of a module that is called again and again, by its layer."""
+    name, _, _, layer, _ = call
+    module = dict(model.named_modules(remove_duplicate=False)).get(name.split(" (")[0])
+    own = [each for each in order if each.module is module]
+    if len(own) > 1:
+        alike = [each for each in order if type(each.module) is type(module)]
+        own = [each for each in alike[layer : layer + 1] if each.module is module]
+    if not own:
+        raise InputError(f"calls: {name} was given for layer {layer}; no such attention is called in the pass.")
+    return own[0]
+
+
+@torch.no_grad()
+def _exact(
+    passes: Passes,
+    intact: Replay,
+    baseline: Float[Tensor, "B K"] | None,
+    places: Sequence[Address],
+    counts: Sequence[int],
+    chosen: Sequence[Sequence[int]],
+    on_call: Callable[[int, Float[np.ndarray, "B K _H"]], None],
+    on_progress: Callable[[int, int], None],
+) -> tuple[list[Float[np.ndarray, "B K _H"]], int]:
+    """Each call's effects, NaN for heads that are not chosen, and how many calls were replayed from their layer.
+
+    The heads of a call are copies of the batch in a few passes of equally many copies. Whether copies of the batch are
+    independent is seen in a pass with nothing silenced, all of whose copies have to give the intact states; where they
+    are not, passes have one. What the layers before a call's hand over is taken of a pass of as many copies with
+    nothing silenced, which ends there: however their tensors are laid out, no silenced head is in them. In the first
+    pass of each call some copies have nothing silenced and have to give the intact states; where a replay fails in
+    that, whole passes are run from there on.
+    """
+    effects = [np.full((passes.batch, passes.outcome.blocks, count), np.nan) for count in counts]
+    total = sum(map(len, chosen))
+    if not total:
+        return effects, 0
+    width = _width(passes, intact, max(map(len, chosen)))
+    ways = [(True, width), (False, width), *([(False, 1)] if width > 1 else [])]
+    held: dict[str, Any] = {}
+    reached = done = replayed = 0
+
+    def run(index: int, heads: Sequence[int], **parts: Any) -> Replay:
+        silent = torch.tensor(heads).unsqueeze(-1) == torch.arange(counts[index])
+        silent = silent.repeat_interleave(passes.batch, 0)
+
+        def silence(outputs: Float[Tensor, "R N H dv"]) -> Float[Tensor, "R N H dv"]:
+            fits(outputs, *silent.shape)
+            return outputs.masked_fill(silent.to(outputs.device)[:, None, :, None], 0)
+
+        return passes.run(len(heads), changes={places[index]: silence}, **parts)
+
+    for index in sorted(range(len(places)), key=lambda index: places[index].item):
+        begin, heads = places[index].item, list(chosen[index])
+        if not heads:
+            continue
+        while True:
+            replays, width = ways[0]
+            first = len(heads) - len(heads) // width * width  # passes after the first are full
+            try:
+                if replays and reached < begin:
+                    held, reached = passes.before(begin, width, start=reached, held=held), begin
+                parts = {"start": begin, "held": held} if replays else {}
+                found = run(index, [*heads[:first], *[_NOTHING] * (width - first)], **parts)
+                _nothing_changed(passes, found, intact, first)
+                break
+            except Exception as error:
+                if len(ways) == 1 or out_of_memory(error):
+                    raise
+            ways.pop(0)
+        replayed += replays and begin > 0
+        values = [_values(passes, found, intact, baseline)[: first * passes.batch]] if first else []
+        on_progress(done + first, total)
+        for start in range(first, len(heads), width):
+            found = run(index, heads[start : start + width], **parts)
+            values.append(_values(passes, found, intact, baseline))
+            on_progress(done + start + width, total)
+        split = torch.cat(values).unflatten(0, (-1, passes.batch))
+        effects[index][:, :, heads] = split.permute(1, 2, 0).cpu().numpy()
+        on_call(index, effects[index])
+        done += len(heads)
+    return effects, replayed
+
+
+def _width(passes: Passes, intact: Replay, most: int) -> int:
+    """Copies of a pass: those of ``most`` heads, and one more, in as few passes as can be; 1 if they are not alike."""
+    copies = most + 1
+    width = -(-copies // -(-copies // passes.width))
+    try:
+        if width > 1:
+            _nothing_changed(passes, passes.run(width), intact)
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return 1
+    return width
+
+
+def _nothing_changed(passes: Passes, found: Replay, intact: Replay, first: int = 0) -> None:
+    """Refuse a pass in which the copies of the batch from ``first`` on are not as they were."""
+    copies = found.states[first * passes.batch :].split(passes.batch)
+    far = max(apart(states, intact.states, passes.outcome.counted) for states in copies)
+    if not far <= passes.same:
+        raise InputError(
+            f"model: {passes.kind} was run again with nothing silenced, and its last hidden states are {far:.1e} apart."
+        )
+
+
+def _values(
+    passes: Passes, found: Replay, intact: Replay, baseline: Float[Tensor, "B K"] | None
+) -> Float[Tensor, "R K"]:
+    if baseline is None:
+        return moved(found.states, intact.states, passes.outcome.counted, passes.outcome.blocks)
+    return passes.losses(found) - baseline.repeat(found.rows, 1)
+
+
+def _first_order(passes: Passes, places: Sequence[Address], counts: Sequence[int]) -> list[Float[np.ndarray, "B K _H"]]:
+    """-z . dloss/dz of each call's heads, z their outputs, in each sequence; NaN without a label.
+
+    The sum over positions is split over blocks of the head's own positions (the mean of these parts is the sum).
+    Parameters need no gradient meanwhile, so that nothing is kept for theirs.
+    """
+    probes = [_Probe(passes.batch, count) for count in counts]
+    labels = passes.outcome.labels
+    assert labels is not None
+    with torch.enable_grad(), _without_gradients(passes.model):
+        run = passes.run(changes=dict(zip(places, probes, strict=True)))
+        labels = labels.to(run.states.device)
+        predicted = (labels >= 0).sum(1)
+        upstream = torch.zeros_like(run.states)
+        for some in pieces(labels, passes.vocabulary):
+            states = run.states.detach()[:, some].requires_grad_()
+            each = cross_entropies(passes.logits(run, states), labels[:, some]).sum(1)
+            total = (each / predicted.clamp_min(1).to(each.device)).sum()
+            upstream[:, some] = torch.autograd.grad(total, states)[0]
+        gradients = torch.autograd.grad(run.states, [probe.at for probe in probes], upstream)
+    known, blocks = (predicted > 0).view(-1, 1, 1), passes.outcome.blocks
+    split = [
+        torch.stack([in_blocks(each.to(known.device), blocks) for each in found.double().unbind(2)], 2)
+        for found in gradients
+    ]
+    return [torch.where(known, -each, torch.nan).cpu().numpy() for each in split]
+
+
+class _Probe:
+    """Multiplies each head's output at each position by 1 + a number of its own, which is 0."""
+
+    def __init__(self, rows: int, heads: int) -> None:
+        self.shape = rows, heads
+        self.at = torch.empty(0)
+
+    def __call__(self, heads: Float[Tensor, "B N H dv"]) -> Float[Tensor, "B N H dv"]:
+        fits(heads, *self.shape)
+        self.at = torch.zeros(heads.shape[:3], dtype=wide(heads).dtype, device=heads.device, requires_grad=True)
+        return (heads * (1 + self.at).unsqueeze(-1)).to(heads.dtype)
+
+
+@contextmanager
+def _without_gradients(model: nn.Module) -> Iterator[None]:
+    learnt = [weight for weight in model.parameters() if weight.requires_grad]
+    try:
+        for weight in learnt:
+            weight.requires_grad_(False)
+        yield
+    finally:
+        for weight in learnt:
+            weight.requires_grad_(True)

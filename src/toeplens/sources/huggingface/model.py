@@ -1,0 +1,96 @@
+"""What a Hugging Face model is made of: its attention, its configurations, its embeddings, its rounding."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from types import FunctionType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from toeplens.ground import EnvironmentFailure, InputError
+
+_ATTENTION = re.compile("Attention|Attn|MLA(?![a-z])")
+# what rounding explains: of a call's parts, of the states of a pass that is run again, of a whole pass's outputs
+_TOLERANCES = {
+    torch.float64: {"call": 1e-4, "states": 1e-6, "pass": 1e-6},
+    torch.float32: {"call": 1e-4, "states": 1e-4, "pass": 1e-3},
+    torch.float16: {"call": 1e-2, "states": 2e-2, "pass": 5e-2},
+    torch.bfloat16: {"call": 5e-2, "states": 1e-1, "pass": 2e-1},
+}
+
+
+def library() -> Any:
+    """The module transformers. Raises `EnvironmentFailure` where it is not installed."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise EnvironmentFailure("transformers: it is missing; pip install 'toeplens[hf]' installs it.") from error
+    return transformers
+
+
+def checked_model(model: Any) -> Any:
+    """The model itself. Raises `InputError` for what is no model of transformers."""
+    if not isinstance(model, library().PreTrainedModel):
+        raise InputError(f"model: a {type(model).__name__} was given; it must be a transformers.PreTrainedModel.")
+    return model
+
+
+def attention_modules(model: nn.Module) -> dict[nn.Module, str]:
+    """The modules whose class is named after attention, and their names."""
+    return {module: name for name, module in model.named_modules() if _ATTENTION.search(type(module).__name__)}
+
+
+def functions_of(module: nn.Module) -> list[FunctionType]:
+    """The functions that the module's classes define, ``forward`` first, without those of torch."""
+    classes = [cls for cls in type(module).__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module]
+    found = []
+    for cls in classes:
+        values = [getattr(value, "__func__", value) for value in vars(cls).values()]
+        own = [inspect.unwrap(value) for value in values if isinstance(value, FunctionType)]
+        found += sorted((each for each in own if isinstance(each, FunctionType)), key=lambda f: f.__name__ != "forward")
+    return found
+
+
+def namespaces_of(model: nn.Module) -> list[dict[str, Any]]:
+    """What names mean in the Python modules in which the model's attention is defined."""
+    functions = (each for module in attention_modules(model) for each in functions_of(module))
+    return list({id(each.__globals__): each.__globals__ for each in functions}.values())
+
+
+def asks_interface(*modules: nn.Module) -> bool:
+    """Whether any of these modules itself goes through transformers' attention interface."""
+    return any("get_interface" in each.__code__.co_names for module in modules for each in functions_of(module))
+
+
+def configs_of(model: nn.Module) -> list[Any]:
+    """The configurations of the model's modules, and those in them."""
+    found: dict[int, Any] = {}
+    waiting = [getattr(module, "config", None) for module in model.modules()]
+    while waiting:
+        config = waiting.pop()
+        if config is not None and hasattr(config, "sub_configs") and id(config) not in found:
+            found[id(config)] = config
+            waiting += [getattr(config, key, None) for key in config.sub_configs]
+    return list(found.values())
+
+
+def input_embedding(model: Any) -> Any:
+    """The module that embeds the tokens; None where the model does not tell."""
+    try:
+        return model.get_input_embeddings()
+    except (NotImplementedError, AttributeError):
+        return None
+
+
+def precision(model: nn.Module) -> torch.dtype:
+    """The coarsest dtype of the model's weights: its numbers are rounded to it, whatever they are widened to."""
+    found = {weight.dtype if weight.dtype in _TOLERANCES else torch.float32 for weight in model.parameters()}
+    return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+
+def tolerance(dtype: torch.dtype, of: Literal["call", "states", "pass"] = "call") -> float:
+    """Largest relative difference that rounding explains; models round to float32 inside whatever their dtype is."""
+    return _TOLERANCES.get(dtype, _TOLERANCES[torch.float32])[of]

@@ -1,0 +1,83 @@
+"""Entries of dictionaries that are changed for the length of a pass, and put back after the last such pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from toeplens.sources.huggingface.model import configs_of
+
+# (mapping, name, value): ``value(before)`` is put at ``mapping[name]``
+Entry = tuple[dict[str, Any], str, Callable[[Any], Any]]
+
+_ABSENT = object()
+_LOCK = threading.Lock()
+
+
+@dataclass
+class _Loan:
+    mapping: dict[str, Any]  # held, so that its id stays its own
+    before: Any
+    passes: int = 0
+
+
+_LOANS: dict[tuple[int, str], _Loan] = {}
+_ALONE: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
+
+
+@contextmanager
+def patched(model: nn.Module, *changes: Iterable[Entry]) -> Iterator[None]:
+    """A model in evaluation mode without a cache of keys, and what else is changed; afterwards all is as it was.
+
+    One such pass of a model runs at a time: those of other threads wait. Passes of other models do not, and may change
+    what they share with it: the first makes the change, the last takes it back. What is put there must therefore serve
+    whoever comes by, inside a pass or not.
+    """
+    with _LOCK:
+        lock = _ALONE.setdefault(model, threading.RLock())
+    taken: list[tuple[int, str]] = []
+    with lock:
+        try:
+            for mapping, name, value in chain(_evaluation(model), *changes):
+                key = (id(mapping), name)
+                with _LOCK:
+                    if key not in _LOANS:
+                        before = mapping.get(name, _ABSENT)
+                        mapping[name] = value(before)
+                        _LOANS[key] = _Loan(mapping, before)
+                    _LOANS[key].passes += 1
+                taken.append(key)
+            yield
+        finally:
+            for key in reversed(taken):
+                _give_back(key)
+
+
+def _give_back(key: tuple[int, str]) -> None:
+    with _LOCK:
+        loan = _LOANS[key]
+        loan.passes -= 1
+        if loan.passes == 0:
+            del _LOANS[key]
+            if loan.before is _ABSENT:
+                del loan.mapping[key[1]]
+            else:
+                loan.mapping[key[1]] = loan.before
+
+
+def _evaluation(model: nn.Module) -> Iterator[Entry]:
+    """Evaluation mode in every module, no cache in every configuration, outputs by name."""
+    for module in model.modules():
+        yield vars(module), "training", lambda before: False
+    for config in configs_of(model):
+        if "use_cache" in vars(config):
+            yield vars(config), "use_cache", lambda before: False
+        if vars(config).get("return_dict") is False:
+            yield vars(config), "return_dict", lambda before: True
