@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,3 +132,12 @@ def fault_at(patch: pytest.MonkeyPatch, write: int, fault: str) -> None:
             raise Crash
 
     patch.setattr(os, "replace", replace)
+
+
+def wait_until(true: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = 90) -> None:
+    """Wait for ``true()``; ``process`` must not end before."""
+    give_up = time.monotonic() + seconds
+    while not true():
+        assert process is None or process.poll() is None, "the process ended too early"
+        assert time.monotonic() < give_up
+        time.sleep(0.05)

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config
+from tests import builders
+from tests.builders import COUNTING, After, outcome, refusal, timeless
 from torch import Tensor
 from torch.nn import functional as F
 
+from toeplens.engine import HeadWatch, examples_of
 from toeplens.engine import examples as looked_at
-from toeplens.engine import examples_of
-from toeplens.engine.head_watch import HeadWatch
-from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, behaviour
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
-from toeplens.training import Run, RunSpec, run_spec, train
+from toeplens.training import RunSpec, Watcher, train
 from toeplens.training import run as store
-from toeplens.training.watcher import Watcher
 
+pytestmark = pytest.mark.usefixtures("unchecked", "no_disk")
 HEADS, LAYERS, LENGTH = 2, 2, 8
 EXAMPLES, ABLATED = 40, 20
 SHARES = ["positional", "symbolic", "interaction", "variance"]
@@ -33,31 +30,14 @@ FIELDS = ["accuracy", "drops", "loss", "signal", "exponent", *SHARES]
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No shape checks and no waiting for the disk, and ablation in batches of 12 examples."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+def _several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ablation in batches of 12 examples."""
     monkeypatch.setitem(looked_at._REPLAYED_TOKENS, "cpu", 12 * LENGTH * (HEADS + 1))
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
 
 
-def tiny(protocol: str = "paper", task: str = "trigger-distance", **changes: Any) -> RunSpec:
-    model = {"vocab_size": 12, "d_model": 16, "d_ff": 16, "num_layers": LAYERS, "num_heads": HEADS, "max_len": LENGTH}
-    encoding = {"encoding": "rope", "protocol": protocol, "dropout": 0.3}
-    counting = task == "trigger-count"
-    fields: dict[str, Any] = {
-        "task": task,
-        "task_options": {"length": LENGTH, "vocab_size": 12} | ({"num_triggers": 4} if counting else {}),
-        "model": model | encoding,
-        "train_examples": 40,
-        "test_examples": 64,
-        "epochs": 2,
-        "batch_size": 16,
-        "lr": 1e-2,
-        "ignore_label": 0 if counting else None,
-    }
-    return run_spec(**fields | changes)
+def tiny(protocol: str = "paper", task: str = "trigger-distance", encoding: str = "rope", **changes: Any) -> RunSpec:
+    fields = {"test_examples": 64} | (COUNTING if task == "trigger-count" else {})
+    return builders.tiny(encoding, model={"protocol": protocol}, **fields | changes)
 
 
 def watcher(spec: RunSpec, **changes: Any) -> HeadWatch:
@@ -169,11 +149,7 @@ def test_what_heads_follow_is_told_of_the_queries_that_the_model_uses():
     found = behaviour(trace, counted="used").to_dict()
     assert {name: row[name] for name in SHARES} == {name: found[name] for name in SHARES}
     assert row["positional"] != behaviour(trace).to_dict()["positional"]
-    content = {"encoding": "cope", "protocol": "paper", "dropout": 0.0}
-    other = tiny(
-        model=tiny().model.model_dump(include={"vocab_size", "d_model", "d_ff", "num_layers", "num_heads", "max_len"})
-        | content
-    )
+    other = tiny(encoding="cope")
     assert [watcher(other).look(decoder(other), 0)[name] for name in SHARES] == [None] * 4
 
 
@@ -183,7 +159,7 @@ def test_rows_are_of_snapshots_of_the_run(tmp_path: Path):
     run = train(spec, tmp_path / "whole", watcher=watcher(spec))
     assert [row["step"] for row in run.watched] == HeadWatch(spec).moments(6) == [0, 1, 2, 3, 4, 6]
     for step in (0, 2):  # before the first step, and inside the first epoch
-        train(spec, tmp_path / str(step), should_stop=iter([False] * step + [True]).__next__)
+        train(spec, tmp_path / str(step), should_stop=After(step))
         state = store.load_checkpoint(tmp_path / str(step) / spec.name, spec)
         assert state is not None
         model = Decoder(spec.model).eval()
@@ -236,14 +212,6 @@ def test_a_run_that_diverges_is_watched_up_to_there(tmp_path: Path):
 # ---- looking is free ------------------------------------------------------------------------------------------------
 
 
-def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
-
-
-def contents(run: Run) -> tuple[bytes, list[dict[str, Any]]]:
-    return (run.directory / store.WEIGHTS).read_bytes(), timeless(run.metrics)
-
-
 @pytest.mark.parametrize(
     ("protocol", "task"), [("paper", "trigger-distance"), ("released", "trigger-count")], ids=["paper", "released"]
 )
@@ -251,11 +219,11 @@ def test_the_weights_are_those_of_the_run_without_it(tmp_path: Path, protocol: s
     spec = tiny(protocol, task)
     alone = train(spec, tmp_path / "alone")
     watched = train(spec, tmp_path / "watched", watcher=watcher(spec))
-    assert contents(watched) == contents(alone)
+    assert outcome(watched) == outcome(alone)
     assert len(watched.watched) == 6
-    train(spec, tmp_path / "stopped", watcher=watcher(spec), should_stop=iter([False] * 5 + [True]).__next__)
+    train(spec, tmp_path / "stopped", watcher=watcher(spec), should_stop=After(5))
     again = train(spec, tmp_path / "stopped", watcher=watcher(spec))
-    assert contents(again) == contents(alone)
+    assert outcome(again) == outcome(alone)
     assert timeless(again.watched) == timeless(watched.watched)
 
 
@@ -296,12 +264,10 @@ def test_it_is_a_watcher_whose_name_says_what_it_looks_at():
     ids=["examples", "ablated", "split"],
 )
 def test_what_cannot_be_looked_at_is_refused(changes: dict[str, Any], message: str):
-    with pytest.raises(InputError) as caught:
-        watcher(tiny(), **changes)
-    assert str(caught.value).startswith(message)
+    assert refusal(lambda: watcher(tiny(), **changes)).startswith(message)
 
 
 def test_examples_of_which_none_counts_are_refused():
     first = int(examples_of(tiny(), 1).labels[0])
-    with pytest.raises(InputError, match=r"ablated: 1 was given; none of these 1 examples counts\."):
-        watcher(tiny(ignore_label=first), ablated=1)
+    message = refusal(lambda: watcher(tiny(ignore_label=first), ablated=1))
+    assert message == "ablated: 1 was given; none of these 1 examples counts."

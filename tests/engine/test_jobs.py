@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,56 +11,28 @@ from typing import Any
 
 import pytest
 import torch
-from jaxtyping import config
+from tests import builders
+from tests.builders import COUNTING, After, held, refusal
 
 from toeplens.engine import Asked, Job, Limits, ablate_run, carry_out, jobs, limits, measure_run, read_ablation
 from toeplens.engine import examples as looked_at
 from toeplens.ground import InputError, read_json
-from toeplens.lens import ablate_heads
+from toeplens.lens import HeadAblation, ablate_heads
 from toeplens.sources import DecoderSource
 from toeplens.tasks import Examples
-from toeplens.training import Batches, Run, RunSpec, run_spec, train
+from toeplens.training import Batches, Run, RunSpec, train
 
+pytestmark = pytest.mark.usefixtures("unchecked")  # what jobs are made of runs checked in its own tests
 HEADS, TEST, TRAIN = 2, 30, 48
 UNITS = 3 * (3 + 2)  # epochs of training steps and batches of evaluation
 
 
 def tiny(**changes: Any) -> RunSpec:
-    sizes = {"vocab_size": 12, "d_model": 16, "d_ff": 16, "num_layers": 2, "num_heads": HEADS, "max_len": 8}
-    fields: dict[str, Any] = {
-        "task_options": {"length": 8, "vocab_size": 12},
-        "model": sizes | {"dropout": 0.1} | changes.pop("model", {}),
-        "train_examples": TRAIN,
-        "test_examples": TEST,
-        "epochs": 3,
-        "batch_size": 16,
-        "lr": 1e-2,
-    }
-    return run_spec(**fields | changes)
+    return builders.tiny(**{"train_examples": TRAIN, "test_examples": TEST, "epochs": 3} | changes)
 
 
 def job(examples: int = TEST, **changes: Any) -> Job:
-    split = changes.pop("split", "test")
-    return Job(tiny(**changes), "a job", examples, split)
-
-
-class After:
-    """Says stop once, at the ``count``-th question."""
-
-    def __init__(self, count: int) -> None:
-        self.left = count
-
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left == 0
-
-
-@pytest.fixture(autouse=True)
-def _unchecked() -> Iterator[None]:
-    """No shape checks: what jobs are made of runs checked in its own tests, and workers run unchecked."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
+    return Job(tiny(**changes), "a job", examples)
 
 
 @pytest.fixture(autouse=True)
@@ -96,25 +66,32 @@ def by_hand(run: Run, examples: Examples) -> dict[str, Any]:
     return ablate_heads(DecoderSource(run.model()), [batch.slice(0, len(batch))], chance=run.spec.chance).to_dict()
 
 
+def recorded(run: Run, examples: int = TEST, split: Any = "test") -> HeadAblation:
+    found = read_ablation(run.directory, Asked(examples, split))
+    assert found is not None
+    return found
+
+
+def held_out(run: Run) -> Examples:
+    return run.spec.build_task().dataset("test", TEST, run.spec.data_seed)
+
+
 # ---- trained, then ablated ------------------------------------------------------------------------------------------
 
 
-def test_a_job_trains_then_silences_each_head(tmp_path: Path):
+def test_a_job_trains_then_silences_each_head(tmp_path: Path, trained: Run):
     run = carry_out(job(), tmp_path, Limits())
     assert run.status == "complete"
     assert run.directory == tmp_path / tiny().name
-    recorded = read_json(run.directory / "ablation.json")
-    assert recorded.pop("asked") == {"examples": TEST, "split": "test"}
-    test = run.spec.build_task().dataset("test", TEST, run.spec.data_seed)
-    assert recorded == by_hand(run, test)
-    assert recorded["baseline"] == pytest.approx(run.result["test_accuracy"])
-    assert recorded["examples"] == TEST
-    assert recorded["chance"] == run.spec.chance
+    assert (run.directory / "model.safetensors").read_bytes() == (trained.directory / "model.safetensors").read_bytes()
+    content = read_json(run.directory / "ablation.json")
+    assert content.pop("asked") == {"examples": TEST, "split": "test"}
+    assert content == by_hand(run, held_out(run)) == recorded(run).to_dict()
+    assert content["baseline"] == pytest.approx(run.result["test_accuracy"])
+    assert content["examples"] == TEST
+    assert content["chance"] == run.spec.chance
     assert parts(run) == []
-    found = read_ablation(run.directory, Asked(TEST))
-    assert found is not None
-    assert found.to_dict() == recorded
-    assert found.drops.shape == (2, HEADS)
+    assert recorded(run).drops.shape == (2, HEADS)
 
 
 def test_a_jobs_measures_are_of_its_split(tmp_path: Path):
@@ -122,11 +99,6 @@ def test_a_jobs_measures_are_of_its_split(tmp_path: Path):
     run = carry_out(wanted, tmp_path, Limits())
     for name in ("ablation", "toeplitz"):
         assert read_json(run.directory / f"{name}.json")["asked"] == {"examples": 20, "split": "train+test"}
-
-
-def test_the_job_trains_the_same_run_as_training_alone(tmp_path: Path, trained: Run):
-    run = carry_out(job(), tmp_path, Limits())
-    assert (run.directory / "model.safetensors").read_bytes() == (trained.directory / "model.safetensors").read_bytes()
 
 
 def test_no_examples_no_ablation(tmp_path: Path):
@@ -150,33 +122,28 @@ def test_no_more_examples_than_the_test_set_has(run: Run, asked: int, counted: i
     assert ablate_run(run, examples=asked).examples == counted
 
 
-def test_a_label_that_training_ignores_counts_nowhere(tmp_path: Path):
-    count = job(task="trigger-count", task_options={"length": 8, "vocab_size": 12, "num_triggers": 3}, ignore_label=0)
-    run = carry_out(count, tmp_path, Limits())
-    test = run.spec.build_task().dataset("test", TEST, run.spec.data_seed)
-    found = read_ablation(run.directory, Asked(TEST))
-    assert found is not None
-    assert found.examples == (test.labels != 0).sum() < TEST
-    assert found.baseline == pytest.approx(run.result["test_accuracy"])
-    assert found.chance == 1 / 8
+PADDED = {"form": "released", "length": 8, "vocab_size": 12, "max_between": 3, "max_side": 2}
 
 
-def test_padded_texts_keep_their_lengths(tmp_path: Path):
-    released = {"form": "released", "length": 8, "vocab_size": 12, "max_between": 3, "max_side": 2}
-    run = carry_out(job(task_options=released), tmp_path, Limits())
-    test = run.spec.build_task().dataset("test", TEST, run.spec.data_seed)
-    assert test.lengths.min() < 8
-    found = read_ablation(run.directory, Asked(TEST))
-    assert found is not None
+@pytest.mark.parametrize("fields", [COUNTING, {"task_options": PADDED}], ids=["ignored", "padded"])
+def test_a_label_that_training_ignores_counts_nowhere_and_texts_keep_their_lengths(
+    tmp_path: Path, fields: dict[str, Any]
+):
+    run = carry_out(job(**fields), tmp_path, Limits())
+    test, found = held_out(run), recorded(run)
     assert found.to_dict() == by_hand(run, test)
+    assert (test.lengths.min() < 8) == (fields is not COUNTING)
+    assert found.examples == (test.labels != run.spec.ignore_label).sum()
+    assert (found.examples < TEST) == (fields is COUNTING)
+    assert found.baseline == pytest.approx(run.result["test_accuracy"])
+    assert found.chance == run.spec.chance
 
 
 def test_a_run_that_diverged_is_not_ablated(tmp_path: Path):
     run = carry_out(job(lr=1e30), tmp_path, Limits())
     assert run.status == "diverged"
     assert read_ablation(run.directory, Asked(TEST)) is None
-    again = carry_out(job(lr=1e30), tmp_path, Limits())
-    assert again == run
+    assert carry_out(job(lr=1e30), tmp_path, Limits()) == run
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -199,11 +166,11 @@ def test_progress_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 # ---- stopped and gone on with ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 4, UNITS - 1, UNITS])
-def test_stopped_in_training_it_ends_as_if_it_had_not(tmp_path: Path, run: Run, count: int):
+@pytest.mark.parametrize("units", [0, 3, UNITS - 2, UNITS - 1])
+def test_stopped_in_training_it_ends_as_if_it_had_not(tmp_path: Path, run: Run, units: int):
     ablate_run(run, examples=TEST)
     out = tmp_path / "again"
-    stopped = carry_out(job(), out, Limits(should_stop=After(count)))
+    stopped = carry_out(job(), out, Limits(should_stop=After(units)))
     assert stopped.status == "stopped"
     assert read_ablation(stopped.directory, Asked(TEST)) is None
     done = carry_out(job(), out, Limits())
@@ -211,21 +178,21 @@ def test_stopped_in_training_it_ends_as_if_it_had_not(tmp_path: Path, run: Run, 
         assert (done.directory / name).read_bytes() == (run.directory / name).read_bytes()
 
 
-@pytest.mark.parametrize("count", range(1, 2 * BATCHES + 1))
+@pytest.mark.parametrize("units", range(2 * BATCHES))
 def test_stopped_between_any_two_batches_of_the_ablation_it_ends_as_if_it_had_not(
-    tmp_path: Path, run: Run, trained: Run, count: int
+    tmp_path: Path, run: Run, trained: Run, units: int
 ):
     ablate_run(run, examples=TEST)
     shutil.copytree(trained.directory, tmp_path / "again" / trained.spec.name)
-    stopped = carry_out(job(), tmp_path / "again", Limits(should_stop=After(count)))
+    stopped = carry_out(job(), tmp_path / "again", Limits(should_stop=After(units)))
     assert stopped.status == "stopped"
     assert not (stopped.directory / "ablation.json").exists()
-    assert sum(len(list(directory.iterdir())) for directory in parts(stopped)) == count - 1
+    assert sum(len(list(directory.iterdir())) for directory in parts(stopped)) == units
     assert Run.open(stopped.directory).status == "complete"  # the training is
-    asked = After(-1)
+    asked = After()
     done = carry_out(job(), tmp_path / "again", Limits(should_stop=asked))
     assert done.status == "complete"
-    assert -1 - asked.left == 2 * BATCHES - (count - 1)  # only what was missing
+    assert asked.asked == 2 * BATCHES - units  # only what was missing
     assert (done.directory / "ablation.json").read_bytes() == (run.directory / "ablation.json").read_bytes()
     assert parts(done) == []
 
@@ -237,73 +204,57 @@ def test_a_deadline_that_is_over_stops_the_ablation_too(run: Run):
     assert carry_out(job(), run.directory.parent, Limits()).status == "complete"
 
 
-def test_a_batch_that_would_pass_the_deadline_is_not_begun(run: Run, monkeypatch: pytest.MonkeyPatch):
-    now = [0.0]
+@pytest.mark.parametrize(
+    ("took", "deadline", "left_at"),
+    [([10] * 4 * BATCHES, 35.0, 30), ([10, 2] + [2] * 4 * BATCHES, 21.0, 12)],
+    ids=["none is begun that would pass it", "the slowest yet is what the next may take"],
+)
+def test_an_ablation_keeps_its_deadline(
+    run: Run, monkeypatch: pytest.MonkeyPatch, took: list[int], deadline: float, left_at: int
+):
+    now, seconds = [0.0], iter(took)
     for module in (jobs, limits):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
     states = DecoderSource.states
 
     def slow(*given: Any) -> Any:
-        now[0] += 10
+        now[0] += next(seconds)
         return states(*given)
 
     monkeypatch.setattr(DecoderSource, "states", slow)
     with pytest.raises(jobs.Stopped):
-        ablate_run(run, examples=TEST, limits=Limits(deadline=35.0))
-    assert now[0] == 30
+        ablate_run(run, examples=TEST, limits=Limits(deadline=deadline))
+    assert now[0] == left_at
     ablate_run(run, examples=TEST, limits=Limits(deadline=1000.0))
-    assert now[0] == 10 * 2 * BATCHES
-
-
-def test_the_slowest_batch_yet_is_what_the_next_may_take(run: Run, monkeypatch: pytest.MonkeyPatch):
-    now, took = [0.0], iter([10, 2] + [2] * 2 * BATCHES)
-    for module in (jobs, limits):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
-    states = DecoderSource.states
-
-    def uneven(*given: Any) -> Any:
-        now[0] += next(took)
-        return states(*given)
-
-    monkeypatch.setattr(DecoderSource, "states", uneven)
-    with pytest.raises(jobs.Stopped):
-        ablate_run(run, examples=TEST, limits=Limits(deadline=21.0))
-    assert now[0] == 12
+    assert now[0] == sum(took[: 2 * BATCHES])  # no batch twice
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY garbage", b"not an array"])
 def test_a_damaged_part_is_worked_out_again(run: Run, damage: bytes):
     with pytest.raises(jobs.Stopped):
-        ablate_run(run, examples=TEST, limits=Limits(should_stop=After(4)))
+        ablate_run(run, examples=TEST, limits=Limits(should_stop=After(3)))
     part = sorted(parts(run)[0].iterdir())[0]
     part.write_bytes(damage)
     ablate_run(run, examples=TEST)
-    test = run.spec.build_task().dataset("test", TEST, run.spec.data_seed)
-    found = read_ablation(run.directory, Asked(TEST))
-    assert found is not None
-    assert found.to_dict() == by_hand(run, test)
+    assert recorded(run).to_dict() == by_hand(run, held_out(run))
 
 
 def test_parts_of_another_choice_of_examples_are_not_taken(run: Run):
     for asked in ({"examples": 20}, {"examples": TEST, "split": "train+test"}):
         with pytest.raises(jobs.Stopped):
-            ablate_run(run, **asked, limits=Limits(should_stop=After(3)))
-    found = ablate_run(run, examples=TEST)
-    assert found.to_dict() == by_hand(run, run.spec.build_task().dataset("test", TEST, run.spec.data_seed))
+            ablate_run(run, **asked, limits=Limits(should_stop=After(2)))
+    assert ablate_run(run, examples=TEST).to_dict() == by_hand(run, held_out(run))
 
 
 def test_a_record_of_other_examples_is_neither_taken_nor_replaced(tmp_path: Path, run: Run):
     few = ablate_run(run, examples=7)
     assert read_ablation(run.directory, Asked(TEST)) is None
     done = carry_out(job(), run.directory.parent, Limits())
-    every = read_ablation(done.directory, Asked(TEST))
-    assert every is not None
+    every = recorded(done)
     assert (few.examples, every.examples) == (7, TEST)
     both = ablate_run(run, examples=TEST, split="train+test")
-    for asked, wanted in ((Asked(7), few), (Asked(TEST), every), (Asked(TEST, "train+test"), both)):
-        found = read_ablation(run.directory, asked)
-        assert found is not None
-        assert found.to_dict() == wanted.to_dict()
+    for asked, wanted in (((7,), few), ((TEST,), every), ((TEST, "train+test"), both)):
+        assert recorded(run, *asked).to_dict() == wanted.to_dict()
     names = {path.name for path in run.directory.glob("ablation*.json")}
     assert names == {"ablation.json", f"ablation-test-{TEST}.json", f"ablation-train+test-{TEST}.json"}
 
@@ -313,14 +264,8 @@ def test_a_record_of_other_examples_is_neither_taken_nor_replaced(tmp_path: Path
 
 @pytest.mark.parametrize("examples", [0, -3])
 def test_an_ablation_needs_examples(run: Run, examples: int):
-    with pytest.raises(InputError, match=f"^examples: {examples} was given; it must be at least 1"):
-        ablate_run(run, examples=examples)
-
-
-def test_an_unfinished_run_has_no_heads_to_silence(tmp_path: Path):
-    run = train(tiny(), tmp_path, should_stop=After(3))
-    with pytest.raises(InputError, match="is not finished"):
-        ablate_run(run, examples=TEST)
+    message = refusal(lambda: ablate_run(run, examples=examples))
+    assert message == f"examples: {examples} was given; it must be at least 1."
 
 
 @pytest.mark.parametrize(
@@ -357,20 +302,12 @@ def test_a_clock_that_is_set_anew_moves_no_deadline(monkeypatch: pytest.MonkeyPa
 # ---- two at a time --------------------------------------------------------------------------------------------------
 
 
-def held(directory: Path):
-    """The run as another process holds it."""
-    stream = (directory / ".lock").open("w")
-    fcntl.flock(stream, fcntl.LOCK_EX)
-    return stream
-
-
 def test_a_run_that_another_process_works_on_is_neither_silenced_nor_measured(run: Run):
     before = sorted(path.name for path in run.directory.iterdir())
     with held(run.directory):
-        with pytest.raises(InputError, match="is being worked on by another process"):
-            ablate_run(run, examples=TEST)
-        with pytest.raises(InputError, match="is being worked on by another process"):
-            measure_run(run, "representation", examples=TEST)
+        for work in (ablate_run, lambda run, examples: measure_run(run, "representation", examples=examples)):
+            with pytest.raises(InputError, match="is being worked on by another process"):
+                work(run, examples=TEST)
     assert sorted(path.name for path in run.directory.iterdir()) == before
     recorded = measure_run(run, "representation", examples=TEST)
     with held(run.directory):
@@ -378,19 +315,18 @@ def test_a_run_that_another_process_works_on_is_neither_silenced_nor_measured(ru
 
 
 def test_a_job_waits_for_a_run_that_another_process_works_on(tmp_path: Path, run: Run):
-    stream = held(run.directory)
-    threading.Timer(0.3, stream.close).start()
-    assert carry_out(job(), run.directory.parent, Limits()).status == "complete"
-    assert stream.closed
+    with held(run.directory) as stream:
+        threading.Timer(0.3, stream.close).start()
+        assert carry_out(job(), run.directory.parent, Limits()).status == "complete"
+        assert stream.closed
     with held(run.directory):
-        waited = carry_out(job(), run.directory.parent, Limits(should_stop=After(3)))
+        waited = carry_out(job(), run.directory.parent, Limits(should_stop=After(2)))
     assert waited.status == "stopped"
 
 
 def test_parts_of_an_ablation_that_was_killed_after_its_record_are_removed(run: Run):
-    asked = Asked(TEST)
     with pytest.raises(jobs.Stopped):
-        ablate_run(run, examples=TEST, limits=Limits(should_stop=After(2)))
+        ablate_run(run, examples=TEST, limits=Limits(should_stop=After(1)))
     (left,) = parts(run)
     kept = left.rename(run.directory / "kept")
     ablate_run(run, examples=TEST)
@@ -400,4 +336,4 @@ def test_parts_of_an_ablation_that_was_killed_after_its_record_are_removed(run: 
     carry_out(job(), run.directory.parent, Limits())
     assert parts(run) == []
     assert not list(run.directory.glob("*.tmp"))
-    assert read_ablation(run.directory, asked) is not None
+    assert recorded(run)

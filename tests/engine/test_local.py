@@ -8,62 +8,31 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from jaxtyping import config
+from tests import builders
+from tests.builders import tiny, wait_until
 
 from toeplens.engine import Event, Job, Limits, carry_out, local, plan_workers, run_local
 from toeplens.ground import EnvironmentFailure, InputError
-from toeplens.training import Run, RunSpec, run_spec, train
+from toeplens.training import Run, train
 from toeplens.training import run as store
 
-EXAMPLES = 20
-
-
-def tiny(seed: int, epochs: int = 3, examples: int = 48) -> RunSpec:
-    return run_spec(
-        task_options={"length": 8, "vocab_size": 12},
-        model={
-            "vocab_size": 12,
-            "d_model": 16,
-            "d_ff": 16,
-            "num_layers": 2,
-            "num_heads": 2,
-            "max_len": 8,
-            "dropout": 0.1,
-        },
-        train_examples=examples,
-        test_examples=EXAMPLES,
-        epochs=epochs,
-        batch_size=16,
-        lr=1e-2,
-        seed=seed,
-    )
+pytestmark = pytest.mark.usefixtures("unchecked")  # what jobs are made of runs checked in its own tests
 
 
 def jobs(*epochs: int, **sizes: int) -> list[Job]:
-    return [Job(tiny(42 + index, count, **sizes), f"job {index}", EXAMPLES) for index, count in enumerate(epochs)]
+    specs = [tiny(seed=42 + index, epochs=count, **sizes) for index, count in enumerate(epochs)]
+    return [Job(spec, f"job {index}", 20) for index, spec in enumerate(specs)]
 
 
 def outcome(directory: Path) -> tuple[Any, ...]:
     """All that a job is for, bit by bit; not the time it took."""
-    run = Run.open(directory)
-    rows = [{key: value for key, value in row.items() if key != "seconds"} for row in run.metrics]
     ablation = directory / "ablation.json"
-    kept = ablation.read_bytes() if ablation.exists() else None
-    return run.status, (directory / store.WEIGHTS).read_bytes(), rows, kept
-
-
-@pytest.fixture(autouse=True)
-def _unchecked() -> Iterator[None]:
-    """No shape checks: what jobs are made of runs checked in its own tests, and workers run unchecked."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
+    return *builders.outcome(Run.open(directory)), ablation.read_bytes() if ablation.exists() else None
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +49,7 @@ def test_workers_give_bit_for_bit_what_one_process_gives(tmp_path: Path):
         carry_out(job, tmp_path / "one", Limits())
         name = job.spec.name
         assert outcome(tmp_path / "many" / name) == outcome(tmp_path / "one" / name)
-        assert outcome(tmp_path / "many" / name)[3] is not None
+        assert outcome(tmp_path / "many" / name)[-1] is not None
     assert sorted(event.job for event in told if event.status == "complete") == [0, 1, 2]
     for event in told:
         assert event.status in (None, "complete")
@@ -89,7 +58,7 @@ def test_workers_give_bit_for_bit_what_one_process_gives(tmp_path: Path):
 
 @pytest.mark.heavy
 def test_a_deadline_stops_everything_and_a_second_call_completes_it(tmp_path: Path):
-    wanted = jobs(1, 1, 1, examples=3200)  # 200 steps after the start of a process: more than a second anywhere
+    wanted = jobs(1, 1, 1, train_examples=3200)  # 200 steps after the start of a process: more than a second anywhere
     began = time.monotonic()
     statuses = run_local(wanted, tmp_path, Limits(deadline=time.time() + 1), workers=2)
     assert statuses == ["stopped"] * 3
@@ -128,14 +97,18 @@ def test_time_that_is_up_before_the_start_begins_nothing(tmp_path: Path):
     assert run_local([], tmp_path, Limits()) == []
 
 
+def signal_workers(number: signal.Signals) -> None:
+    for child in descendants(os.getpid(), depth=1):
+        if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
+            os.kill(child, number)
+
+
 @pytest.mark.heavy
 def test_a_worker_that_is_terminated_leaves_its_job_and_breaks_nothing(tmp_path: Path):
     """As schedulers do, which send SIGTERM to every process of a group."""
 
     def terminate(event: Event) -> None:
-        for child in descendants(os.getpid(), depth=1):
-            if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
-                os.kill(child, signal.SIGTERM)
+        signal_workers(signal.SIGTERM)
 
     assert run_local(jobs(10**6, 10**6), tmp_path, Limits(), workers=2, on_event=terminate) == ["stopped"] * 2
     for run in map(Run.open, tmp_path.iterdir()):
@@ -147,15 +120,12 @@ def test_a_worker_that_is_killed_is_one_sentence(tmp_path: Path):
     """As when the machine's memory is used up."""
 
     def kill(event: Event) -> None:
-        if not list(tmp_path.glob(f"*/{store.CHECKPOINT}")):  # a first step may be told before it is kept
-            return
-        for child in descendants(os.getpid(), depth=1):
-            if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
-                os.kill(child, signal.SIGKILL)
+        if list(tmp_path.glob(f"*/{store.CHECKPOINT}")):  # a first step may be told before it is kept
+            signal_workers(signal.SIGKILL)
 
     with pytest.raises(EnvironmentFailure, match=r"a worker process ended unexpectedly .* the same command goes on"):
         run_local(jobs(10**6), tmp_path, Limits(checkpoint_seconds=0.0), workers=1, on_event=kill)
-    run = train(tiny(42, 10**6), tmp_path, deadline=0.0)
+    run = train(tiny(epochs=10**6), tmp_path, deadline=0.0)
     assert run.step > 1
 
 
@@ -177,6 +147,7 @@ def test_a_worker_that_is_killed_is_one_sentence(tmp_path: Path):
         (8, 20, "cuda:1", None, (1, 8)),
         (8, 20, "cuda", 3, (3, 2)),
         (8, 20, "auto", None, (8, 1)),
+        (8, 20, "auto and a GPU", None, (1, 8)),
     ],
 )
 def test_one_run_a_core_on_a_cpu_and_one_at_a_time_on_a_gpu(
@@ -188,13 +159,9 @@ def test_one_run_a_core_on_a_cpu_and_one_at_a_time_on_a_gpu(
     expected: tuple[int, int],
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    device, _, gpu = device.partition(" and ")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpu))
     assert plan_workers(count, device, workers) == expected
-
-
-def test_a_gpu_that_is_there_is_taken(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert plan_workers(20, "auto", None)[0] == 1
 
 
 @pytest.mark.parametrize("workers", [0, -1])
@@ -239,16 +206,9 @@ def descendants(parent: int, depth: int = 9) -> set[int]:
     return found
 
 
-def wait_until(true: Any, seconds: float = 60) -> None:
-    give_up = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
-
-
 @pytest.mark.heavy
 def test_killing_the_parent_leaves_no_workers_behind_and_loses_no_checkpoint(tmp_path: Path):
-    specs = [tiny(seed, 10**6) for seed in (1, 2)]
+    specs = [tiny(seed=seed, epochs=10**6) for seed in (1, 2)]
     given = {"specs": [spec.model_dump(mode="json") for spec in specs], "out": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", SCRIPT, json.dumps(given)]) as parent:
         checkpoints = [tmp_path / spec.name / store.CHECKPOINT for spec in specs]
