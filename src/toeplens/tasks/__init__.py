@@ -14,8 +14,7 @@ from toeplens.tasks.base import PAD, TEST_SHARE, Examples, Split, Task, fingerpr
 from toeplens.tasks.baselines import trivial_baselines
 from toeplens.tasks.brackets import Dyck
 from toeplens.tasks.counting import ContextualCount, Parity
-from toeplens.tasks.lookup import Index, Mix, Retrieval
-from toeplens.tasks.recall import Recall
+from toeplens.tasks.lookup import Index, Mix, Recall, Retrieval
 from toeplens.tasks.sequences import Copy, Reverse, Sort
 from toeplens.tasks.triggers import TriggerCount, TriggerDistance
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from toeplens.ground import InputError, choose
-from toeplens.tasks.base import PAD, Examples, Task
-from toeplens.tasks.texts import at_least, yes_or_no
+from toeplens.tasks.base import PAD, Examples, Shares, Task, Texts, at_least, yes_or_no
 
 Order = Literal["most-first", "least-first"]
 
@@ -36,8 +35,8 @@ class Addition(Task):
     train and test.
     """
 
-    name: ClassVar[str] = "addition"
-    answer: ClassVar[Literal["position", "content", "both"]] = "both"
+    name = "addition"
+    answer = "both"
 
     length: int = 18
     base: int = 10
@@ -75,7 +74,7 @@ class Addition(Task):
     def options_at(self, length: int) -> dict[str, Any]:
         return {**vars(self), "length": length, "min_digits": max(1, self._digits_in(length))}
 
-    def split_key(self, examples: Examples) -> Int[np.ndarray, "n length"]:
+    def split_key(self, examples: Examples) -> Texts:
         equals = (examples.tokens == self.base + 3).argmax(axis=1)
         return np.where(np.arange(self.length) < equals[:, None], examples.tokens, PAD)
 
@@ -119,7 +118,7 @@ class Addition(Task):
         """Which power of the base stands at ``step`` of a number of ``size`` digits."""
         return step if self.order == "least-first" else size - 1 - step
 
-    def shares(self) -> Float[np.ndarray, "lengths labels"]:
+    def shares(self) -> Shares:
         found = np.zeros((self.length + 1, self.base + 1))  # the last column is the end
         sizes = range(self.min_digits, self.digits + 1)
         columns = _columns(self.base)

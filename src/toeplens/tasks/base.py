@@ -1,10 +1,13 @@
-"""The contract of a synthetic task: examples from a seed, block by block, train and test disjoint by construction."""
+"""What a synthetic task is: examples from a seed, block by block, train and test disjoint by construction.
+
+And what tasks share: texts of different lengths, random places in them, checks of options.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,6 +20,10 @@ TEST_SHARE = 0.3
 PAD = 0
 _BLOCK = 4096
 
+Texts = Int[np.ndarray, "n length"]
+Each = Int[np.ndarray, "n"]  # a number a text
+Shares = Float[np.ndarray, "lengths labels"]
+
 
 @dataclass(frozen=True)
 class Examples:
@@ -27,9 +34,9 @@ class Examples:
     lengths  [n] tokens before the padding
     """
 
-    tokens: Int[np.ndarray, "n length"]
-    labels: Int[np.ndarray, "n"]
-    lengths: Int[np.ndarray, "n"]
+    tokens: Texts
+    labels: Each
+    lengths: Each
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -40,11 +47,7 @@ class Examples:
     @staticmethod
     def join(parts: list[Examples]) -> Examples:
         """All examples of ``parts``, in order."""
-        return Examples(
-            np.concatenate([p.tokens for p in parts]),
-            np.concatenate([p.labels for p in parts]),
-            np.concatenate([p.lengths for p in parts]),
-        )
+        return Examples(*(np.concatenate([getattr(p, each.name) for p in parts]) for each in fields(Examples)))
 
 
 class Task(ABC):
@@ -85,14 +88,13 @@ class Task(ABC):
         length by an option of their own, these are all as long as ``length`` allows. Raises `InputError` where the
         labels cannot be kept.
         """
-        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-            raise InputError(f"length: {length!r} was given; it must be a whole number of at least 1.")
+        at_least(1, length=length)
         try:
             return type(self)(**self.options_at(length))
         except InputError as error:
             raise InputError(f"length: {length} was given; {self.name} cannot be the same there: {error}") from None
 
-    def shares(self) -> Float[np.ndarray, "lengths labels"] | None:
+    def shares(self) -> Shares | None:
         """How likely each label (column) is together with each text length (row), as the examples are drawn.
 
         None where all labels are equally likely whatever the length.
@@ -116,7 +118,7 @@ class Task(ABC):
         counted = shares[:, [label != ignore_label for label in self.labels]]
         return float(counted.max(axis=1).sum() / counted.sum())
 
-    def split_key(self, examples: Examples) -> Int[np.ndarray, "n length"]:
+    def split_key(self, examples: Examples) -> Texts:
         """The tokens whose hash decides between train and test: all, unless several texts share one question.
 
         Texts that show different parts of the same answer must not be divided between train and test.
@@ -159,7 +161,35 @@ class Task(ABC):
         )
 
 
-def fingerprint(tokens: Int[np.ndarray, "n length"]) -> UInt64[np.ndarray, "n"]:
+@dataclass(frozen=True, kw_only=True)
+class SizedTask(Task):
+    """A task whose texts have ``min_length`` to ``length`` tokens, each number as likely; ``length`` unless given."""
+
+    length: int = 64
+    min_length: int | None = None
+
+    @property
+    def shortest(self) -> int:
+        """Fewest tokens of a text."""
+        return self.length if self.min_length is None else self.min_length
+
+    def options_at(self, length: int) -> dict[str, Any]:
+        return {**vars(self), "length": length, "min_length": None}
+
+    def check_lengths(self, low: int) -> None:
+        """Raise an `InputError` unless every text has at least ``low`` tokens."""
+        at_least(low, length=self.length)
+        if self.min_length is not None:
+            at_least(low, min_length=self.min_length)
+            if self.min_length > self.length:
+                raise InputError(f"min_length: {self.min_length} was given; it must be at most length ({self.length}).")
+
+    def draw_lengths(self, rng: np.random.Generator, count: int) -> Each:
+        """Tokens of each text."""
+        return rng.integers(self.shortest, self.length + 1, size=count)
+
+
+def fingerprint(tokens: Texts) -> UInt64[np.ndarray, "n"]:
     """A 64-bit hash of each row (a random linear form modulo 2^64, then splitmix64's finaliser)."""
     weights = np.random.Generator(np.random.Philox(20250513)).integers(2**63, size=tokens.shape[1], dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -172,3 +202,44 @@ def fingerprint(tokens: Int[np.ndarray, "n length"]) -> UInt64[np.ndarray, "n"]:
 def in_test(marks: UInt64[np.ndarray, "n"]) -> np.ndarray:
     """Whether each fingerprint falls in the test share of all possible sequences."""
     return marks < np.uint64(TEST_SHARE * 2.0**64)
+
+
+def at_least(low: int, **values: Any) -> None:
+    """Raise an `InputError` for the first field that is not a whole number of at least ``low``."""
+    for field, value in values.items():
+        whole(**{field: value})
+        if value < low:
+            raise InputError(f"{field}: {value} was given; it must be a whole number of at least {low}.")
+
+
+def whole(**values: Any) -> None:
+    """Raise an `InputError` for the first field that is not a whole number."""
+    for field, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise InputError(f"{field}: {value!r} was given; it must be a whole number.")
+
+
+def yes_or_no(**values: Any) -> None:
+    """Raise an `InputError` for the first field that is neither true nor false."""
+    for field, value in values.items():
+        if not isinstance(value, bool):
+            raise InputError(f"{field}: {value!r} was given; it must be true or false.")
+
+
+def places(
+    rng: np.random.Generator, sizes: Each, width: int, many: int, barred: Int[np.ndarray, "n barred"] | None = None
+) -> Int[np.ndarray, "n many"]:
+    """``many`` different columns for each row, in random order: below the row's size, none of the ``barred`` ones.
+
+    ``width`` is at least the largest size; every row needs as many columns as are asked for.
+    """
+    scores = rng.random((len(sizes), width))
+    scores[np.arange(width) >= sizes[:, None]] = np.inf
+    if barred is not None:
+        np.put_along_axis(scores, barred, np.inf, axis=1)
+    return np.argsort(scores, axis=1)[:, :many]
+
+
+def finish(tokens: Texts, labels: Each, lengths: Each) -> Examples:
+    """The examples, with padding from each text's length on."""
+    return Examples(np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, PAD), labels, lengths)

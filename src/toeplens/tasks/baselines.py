@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int
 
 from toeplens.ground import InputError
-from toeplens.tasks.base import PAD, Examples
+from toeplens.tasks.base import PAD, Each, Examples, Texts
 
 _CHUNK = 4096
 
@@ -37,7 +37,7 @@ def trivial_baselines(train: Examples, test: Examples) -> dict[str, float]:
     return {rule: float(np.mean(hit)) for rule, hit in hits.items()}
 
 
-def _facts(examples: Examples, vocab_size: int) -> dict[str, Int[np.ndarray, "n"]]:
+def _facts(examples: Examples, vocab_size: int) -> dict[str, Each]:
     rows, tokens, lengths = np.arange(len(examples)), examples.tokens, examples.lengths
     parts = [slice(start, start + _CHUNK) for start in range(0, len(examples), _CHUNK)]
     return {
@@ -50,9 +50,7 @@ def _facts(examples: Examples, vocab_size: int) -> dict[str, Int[np.ndarray, "n"
     }
 
 
-def _by_fact(
-    facts: Int[np.ndarray, "n"], labels: Int[np.ndarray, "n"], asked: Int[np.ndarray, "m"]
-) -> Int[np.ndarray, "m"]:
+def _by_fact(facts: Each, labels: Each, asked: Int[np.ndarray, "m"]) -> Int[np.ndarray, "m"]:
     """The most frequent label of each fact that is asked for, the least of several."""
     answers = np.full(1 + max(int(facts.max()), int(asked.max())), np.bincount(labels).argmax())
     pairs, counts = np.unique(np.stack((facts, labels)), axis=1, return_counts=True)
@@ -76,7 +74,7 @@ def _by_bag(train: Examples, test: Examples, vocab_size: int) -> Int[np.ndarray,
     return labels[np.concatenate(guesses)]
 
 
-def _counts(tokens: Int[np.ndarray, "n length"], vocab_size: int) -> Int[np.ndarray, "n vocab_size"]:
+def _counts(tokens: Texts, vocab_size: int) -> Int[np.ndarray, "n vocab_size"]:
     """How often each token occurs in each text, the padding not at all."""
     found = np.arange(len(tokens))[:, None] * vocab_size + tokens
     counts = np.bincount(found.ravel(), minlength=len(tokens) * vocab_size).reshape(len(tokens), vocab_size)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from toeplens.ground import InputError, choose
-from toeplens.tasks.base import Examples
-from toeplens.tasks.texts import SizedTask, at_least, finish
+from toeplens.tasks.base import Each, Examples, Shares, SizedTask, Texts, at_least, finish
 
 Ask = Literal["member", "depth"]
 _TRIES = 40  # with one kind, an exchange in eight or so will do
@@ -41,8 +40,8 @@ class Dyck(SizedTask):
     Longer texts have more brackets within the same depth.
     """
 
-    name: ClassVar[str] = "dyck"
-    answer: ClassVar[Literal["position", "content", "both"]] = "both"
+    name = "dyck"
+    answer = "both"
 
     kinds: int = 2
     max_depth: int = 8
@@ -78,7 +77,7 @@ class Dyck(SizedTask):
     def labels(self) -> range:
         return range(2) if self.ask == "member" else range(self.max_depth + 1)
 
-    def shares(self) -> Float[np.ndarray, "lengths labels"] | None:
+    def shares(self) -> Shares | None:
         if self.ask == "member":
             return None
         lengths = np.arange(self.shortest, self.length + 1)[:, None]
@@ -98,9 +97,7 @@ class Dyck(SizedTask):
         self._unbalance(rng, tokens, lengths, np.flatnonzero(labels == 0))
         return finish(tokens, labels, lengths)
 
-    def _walk(
-        self, rng: np.random.Generator, lengths: Int[np.ndarray, "n"], ends: Int[np.ndarray, "n"]
-    ) -> Int[np.ndarray, "n length"]:
+    def _walk(self, rng: np.random.Generator, lengths: Each, ends: Each) -> Texts:
         """Texts that end at the depths ``ends``; what comes after their ``lengths`` has no meaning."""
         rows = np.arange(len(lengths))
         climbs = _climbs(self.length, self.deepest)
@@ -117,13 +114,7 @@ class Dyck(SizedTask):
             tokens[step] = np.where(opens, 1 + kinds[step], 1 + self.kinds + stack[depth, rows])
         return np.ascontiguousarray(tokens.T)
 
-    def _unbalance(
-        self,
-        rng: np.random.Generator,
-        tokens: Int[np.ndarray, "n length"],
-        lengths: Int[np.ndarray, "n"],
-        rows: Int[np.ndarray, "m"],
-    ) -> None:
+    def _unbalance(self, rng: np.random.Generator, tokens: Texts, lengths: Each, rows: Each) -> None:
         """Exchange two brackets of each of ``rows``, in place, so that the text is no longer balanced."""
         for _ in range(_TRIES):
             if not len(rows):
@@ -136,7 +127,7 @@ class Dyck(SizedTask):
             _exchange(tokens, rows, one, other)
         _exchange(tokens, rows, np.zeros_like(rows), lengths[rows] - 1)
 
-    def _balanced(self, tokens: Int[np.ndarray, "n length"], lengths: Int[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
+    def _balanced(self, tokens: Texts, lengths: Each) -> Bool[np.ndarray, "n"]:
         rows = np.arange(len(lengths))
         by_step = np.ascontiguousarray(tokens.T)
         stack = np.zeros((self.deepest + 4, len(rows)), dtype=np.int64)  # an exchange adds at most 2 to the depth
@@ -154,12 +145,7 @@ class Dyck(SizedTask):
         return good & (depth == 0)
 
 
-def _exchange(
-    tokens: Int[np.ndarray, "n length"],
-    rows: Int[np.ndarray, "m"],
-    one: Int[np.ndarray, "m"],
-    other: Int[np.ndarray, "m"],
-) -> None:
+def _exchange(tokens: Texts, rows: Each, one: Each, other: Each) -> None:
     tokens[rows, one], tokens[rows, other] = tokens[rows, other], tokens[rows, one]
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import numpy as np
 
-from toeplens.tasks.base import Examples
-from toeplens.tasks.texts import SizedTask, at_least, finish, places
+from toeplens.tasks.base import Examples, SizedTask, at_least, finish, places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +27,8 @@ class ContextualCount(SizedTask):
     Longer texts have wider regions, with the same counts, and more text between them.
     """
 
-    name: ClassVar[str] = "contextual-count"
-    answer: ClassVar[Literal["position", "content", "both"]] = "both"
+    name = "contextual-count"
+    answer = "both"
 
     regions: int = 3
     max_count: int = 8
@@ -100,8 +98,8 @@ class Parity(SizedTask):
     Longer texts have more of both.
     """
 
-    name: ClassVar[str] = "parity"
-    answer: ClassVar[Literal["position", "content", "both"]] = "content"
+    name = "parity"
+    answer = "content"
 
     marks: int = 1
     words: int = 1

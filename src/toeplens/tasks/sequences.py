@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from scipy.special import bdtrc, gammaln
 
 from toeplens.ground import InputError
-from toeplens.tasks.base import PAD, Examples, Task
-from toeplens.tasks.texts import at_least, yes_or_no
+from toeplens.tasks.base import PAD, Each, Examples, Shares, Task, Texts, at_least, yes_or_no
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,7 @@ class Rewriting(Task):
     train and test.
     """
 
-    answer: ClassVar[Literal["position", "content", "both"]] = "both"
+    answer = "both"
 
     length: int = 64
     min_items: int = 1
@@ -61,12 +60,12 @@ class Rewriting(Task):
     def options_at(self, length: int) -> dict[str, Any]:
         return {**vars(self), "length": length, "min_items": max(1, length // 2)}
 
-    def split_key(self, examples: Examples) -> Int[np.ndarray, "n length"]:
+    def split_key(self, examples: Examples) -> Texts:
         separator = (examples.tokens == self.words + 1).argmax(axis=1)
         return np.where(np.arange(self.length) < separator[:, None], examples.tokens, PAD)
 
     @abstractmethod
-    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n m"]:
+    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Each) -> Int[np.ndarray, "n m"]:
         """The answer, of which each row's first ``sizes`` columns count, as they do of ``items``."""
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
@@ -96,7 +95,7 @@ class Copy(Rewriting):
 
     name = "copy"
 
-    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n m"]:
+    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Each) -> Int[np.ndarray, "n m"]:
         return items
 
 
@@ -108,7 +107,7 @@ class Reverse(Rewriting):
 
     name = "reverse"
 
-    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n m"]:
+    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Each) -> Int[np.ndarray, "n m"]:
         return np.take_along_axis(items, np.maximum(sizes[:, None] - 1 - np.arange(items.shape[1]), 0), axis=1)
 
 
@@ -121,10 +120,10 @@ class Sort(Rewriting):
     name = "sort"
     answer = "content"
 
-    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n m"]:
+    def rewrite(self, items: Int[np.ndarray, "n m"], sizes: Each) -> Int[np.ndarray, "n m"]:
         return np.sort(np.where(np.arange(items.shape[1]) < sizes[:, None], items, self.words + 1), axis=1)
 
-    def shares(self) -> Float[np.ndarray, "lengths labels"]:
+    def shares(self) -> Shares:
         """The label at a step is an order statistic of the words, and the length tells something of the step."""
         found = np.zeros((self.length + 1, self.words))
         word = np.arange(1, self.words + 1)

@@ -7,8 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from toeplens.ground import InputError, choose
-from toeplens.tasks.base import PAD, Examples, Task
-from toeplens.tasks.texts import at_least
+from toeplens.tasks.base import PAD, Examples, Task, at_least
 
 Form = Literal["paper", "released"]
 

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from toeplens.lens.following.two_way_sums import Met, Moments, Sums, both, both_summed, from_each, running, with_far
 from toeplens.lens.kit import sums as moments
-from toeplens.lens.kit.movable import Placed, complex_pairs, joined, turned_by
+from toeplens.lens.kit.movable import MovableKeys, complex_pairs, joined, turned_by
 
 CHUNK = 128  # queries at once; in their own chunk they meet the keys one by one
 BLOCK = 2**19  # numbers (float64) of one working array, as far as one head and a chunk allow
@@ -67,35 +67,35 @@ class TwoWay:
 
 
 @torch.no_grad()
-def two_way(placed: Placed) -> TwoWay:
+def two_way(keys: MovableKeys) -> TwoWay:
     """The two-way analysis of variance of every query's table, in O(N d^2) time and O(N d) memory a head; float64.
 
     With a window of w keys the memory is O(w d^2 / chunk) more.
 
     Raises `InputError` for numbers that are not finite.
     """
-    found = torch.zeros(4, *placed.q.shape[:3], dtype=torch.float64, device=placed.q.device)
-    seen = placed.seen()
-    for sequences, heads in _tiles(placed):
+    found = torch.zeros(4, *keys.q.shape[:3], dtype=torch.float64, device=keys.q.device)
+    seen = keys.seen()
+    for sequences, heads in _tiles(keys):
         if not (seen[sequences] > 1).any():
             continue
-        tile = _Tile(placed, sequences, heads)
+        tile = _Tile(keys, sequences, heads)
         for rows, values in tile.run():
             found[:, sequences, heads, rows] = values
     found = torch.where(seen.unsqueeze(1) > 1, found, 0)
-    others = {"k_position": placed.places, "rotation": placed.turns.real, "bias": placed.bias}
+    others = {"k_position": keys.places, "rotation": keys.turns.real, "bias": keys.bias}
     given = {name: x for name, x in others.items() if x is not None}
-    moments.finite(found.sum(), q=placed.q, k=placed.content, **given)
+    moments.finite(found.sum(), q=keys.q, k=keys.content, **given)
     return TwoWay(*found.clamp(min=0))
 
 
-def _tiles(placed: Placed) -> Iterator[tuple[slice, slice]]:
+def _tiles(keys: MovableKeys) -> Iterator[tuple[slice, slice]]:
     """Sequences and heads that are worked together."""
-    count, heads, length, width = placed.q.shape
-    numbers = CHUNK * max(placed.pairs * (placed.pairs + 2), width)
-    whole = 0 if placed.bias is None else length * (2 * placed.pairs + (0 if placed.places is None else width))
+    count, heads, length, width = keys.q.shape
+    numbers = CHUNK * max(keys.pairs * (keys.pairs + 2), width)
+    whole = 0 if keys.bias is None else length * (2 * keys.pairs + (0 if keys.places is None else width))
     at_once = max(1, min(BLOCK // numbers, _WHOLE // max(1, whole)))
-    together = max(1, at_once // heads) if placed.causal or bool((placed.ends == placed.ends[0]).all()) else 1
+    together = max(1, at_once // heads) if keys.causal or bool((keys.ends == keys.ends[0]).all()) else 1
     for start in range(0, count, together):
         for head in range(0, heads, at_once):
             yield slice(start, min(start + together, count)), slice(head, min(head + at_once, heads))
@@ -120,17 +120,17 @@ class _Chunk:
 class _Tile:
     """Some heads of some sequences, chunk after chunk of positions."""
 
-    def __init__(self, placed: Placed, sequences: slice, heads: slice) -> None:
-        self.placed, self.sequences, self.heads = placed, sequences, heads
-        self.length = int(placed.ends[sequences].max())
-        self.keys = placed.key_heads(heads)
-        self.turns = _by_head(placed.turns, heads)
+    def __init__(self, keys: MovableKeys, sequences: slice, heads: slice) -> None:
+        self.source, self.sequences, self.heads = keys, sequences, heads
+        self.length = int(keys.ends[sequences].max())
+        self.keys = keys.key_heads(heads)
+        self.turns = _by_head(keys.turns, heads)
         self.first = self.at(self._rows(0, 1)[0])
-        self.bias = None if placed.bias is None else _Bias(self, _by_head(placed.bias.double(), heads))
+        self.bias = None if keys.bias is None else _Bias(self, _by_head(keys.bias.double(), heads))
 
     def run(self) -> Iterator[tuple[slice, Float[Tensor, "4 b h C"]]]:
         """Var(P), Var(S), Var(I) and size, some queries at a time."""
-        if not self.placed.causal:
+        if not self.source.causal:
             chunks = self._rows(0, self.length)
             every = self._none(chunks[0])
             for rows in chunks:
@@ -138,7 +138,7 @@ class _Tile:
             for rows in chunks:
                 yield slice(int(rows[0]), int(rows[-1]) + 1), self._answer(rows, every, None)
             return
-        size = self.length if self.placed.window is None else self.placed.window
+        size = self.length if self.source.window is None else self.source.window
         later: list[tuple[Tensor, Sums]] = []  # of the block before: the rows of each chunk, the sums of those after
         for start in range(0, self.length, size):
             chunks = self._rows(start, min(start + size, self.length))
@@ -163,14 +163,14 @@ class _Tile:
 
     def at(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "_b _h C F"]:
         """What a position is made of: e_j, real and imaginary parts, and R_j p_j."""
-        turns, places = self.turns[:, rows], self.placed.places
+        turns, places = self.turns[:, rows], self.source.places
         turned = joined(turns).unsqueeze(0)
         if places is None:
             return turned
         places = places[self.sequences] if len(places) > 1 else places
-        p = self.placed.ordered(places[:, :, rows])
+        p = self.source.ordered(places[:, :, rows])
         p = p[:, self.keys] if p.shape[1] > 1 else p
-        p = turned_by(complex_pairs(p, self.placed.pairs) * turns.conj(), p)
+        p = turned_by(complex_pairs(p, self.source.pairs) * turns.conj(), p)
         lead = torch.broadcast_shapes(turned.shape[:2], p.shape[:2])
         return torch.cat((turned.expand(*lead, -1, -1), p.expand(*lead, -1, -1)), dim=-1)
 
@@ -179,12 +179,12 @@ class _Tile:
     ) -> tuple[Float[Tensor, "b h C d"], Float[Tensor, "_b _h C F"], Float[Tensor, "b h C"]]:
         """Keys and positions about the means of ``sums``, and their squared lengths, not about a mean."""
         contents, positions = self._contents(rows), self.at(rows)
-        squares = contents.square().sum(-1) + positions[..., 2 * self.placed.pairs :].square().sum(-1)
+        squares = contents.square().sum(-1) + positions[..., 2 * self.source.pairs :].square().sum(-1)
         return contents - sums.contents.mean, positions - sums.positions.mean, squares
 
     def _rows(self, start: int, stop: int) -> list[Int[Tensor, "_"]]:
         """Positions, chunk by chunk."""
-        return list(torch.arange(start, stop, device=self.placed.q.device).split(CHUNK))
+        return list(torch.arange(start, stop, device=self.source.q.device).split(CHUNK))
 
     def _none(self, rows: Int[Tensor, "C"]) -> Sums:
         """Nothing yet, about the first of these rows."""
@@ -192,7 +192,7 @@ class _Tile:
         return Sums(0, contents, Moments(self.at(rows[:1])), torch.zeros_like(contents.mean[..., 0, 0]))
 
     def _contents(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "b h C d"]:
-        return self.placed.ordered(self.placed.content[self.sequences][:, :, rows])[:, self.keys]
+        return self.source.ordered(self.source.content[self.sequences][:, :, rows])[:, self.keys]
 
     def _shared(self, positions: Float[Tensor, "_b _h C F"]) -> Float[Tensor, "1 _h C F"]:
         """What positions are made of, once for all sequences and heads that share the rotation."""
@@ -200,7 +200,7 @@ class _Tile:
 
     def _chunk(self, rows: Int[Tensor, "C"], far: Int[Tensor, "_"] | None, before: Sums) -> _Chunk:
         """A chunk, and the one a window before it, about the means of ``before``."""
-        pairs = self.placed.pairs
+        pairs = self.source.pairs
         contents, positions, squares = self.about(rows, before)
         squares = squares.cumsum(-1)
         turned = running(both(complex_pairs(self._shared(positions), pairs)), self._turned(before))
@@ -215,17 +215,17 @@ class _Tile:
         return _Chunk(Met(contents, far_contents), Met(positions, far_positions), squares, turned, content)
 
     def _turned(self, sums: Sums) -> list[Tensor]:
-        return both_summed(self._shared(sums.positions.products), self.placed.pairs)
+        return both_summed(self._shared(sums.positions.products), self.source.pairs)
 
     def _content(self, sums: Sums) -> list[Tensor]:
-        return both_summed(sums.contents.products, self.placed.pairs)
+        return both_summed(sums.contents.products, self.source.pairs)
 
     def _answer(self, rows: Int[Tensor, "C"], before: Sums, chunk: _Chunk | None) -> Float[Tensor, "4 b h C"]:
         """Of queries that all see what is ``before``, and each its own part of the chunk."""
-        placed, pairs = self.placed, self.placed.pairs
+        keys, pairs = self.source, self.source.pairs
         seen = rows * 0 + before.count if chunk is None else rows + 1
-        seen = seen.double() if placed.window is None else seen.clamp(max=placed.window).double()
-        q = placed.ordered(placed.q[self.sequences, self.heads, rows])
+        seen = seen.double() if keys.window is None else seen.clamp(max=keys.window).double()
+        q = keys.ordered(keys.q[self.sequences, self.heads, rows])
         w = complex_pairs(q, pairs)
         met = (None, None) if chunk is None else (chunk.contents, chunk.positions)
         content, position = (
@@ -234,7 +234,7 @@ class _Tile:
         )
         content_mean, position_mean = before.contents.mean + content, before.positions.mean + position
         weights = joined(w.conj() * complex_pairs(content_mean, pairs))
-        if placed.places is not None:
+        if keys.places is not None:
             weights = torch.cat((weights, turned_by(w, q)), dim=-1)
         positional = _variance(*before.positions.of(weights, met[1], seen))
         mixed = turned_by(w * complex_pairs(position_mean, pairs), q)
@@ -292,8 +292,8 @@ class _Bias:
     """
 
     def __init__(self, tile: _Tile, bias: Float[Tensor, "_h D"]) -> None:
-        self.length, self.causal = tile.length, tile.placed.causal
-        self.reach = self.length if tile.placed.window is None else min(self.length, tile.placed.window)
+        self.length, self.causal = tile.length, tile.keys.causal
+        self.reach = self.length if tile.keys.window is None else min(self.length, tile.keys.window)
         first = 0 if self.causal else bias.shape[-1] // 2 + 1 - self.length
         bias = bias[:, first : first + (self.length if self.causal else 2 * self.length - 1)]
         rows = torch.arange(self.length, device=bias.device)

@@ -1,12 +1,13 @@
-"""Queries and keys whose content can be put at any position: from tensors, or from a layer of a model."""
+"""Queries and keys whose content can be put at any position: of tensors, or of a layer of a model (`movable_from`)."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
@@ -16,8 +17,9 @@ from toeplens.encodings.rotary import Pairing, Rotary
 from toeplens.ground import InputError, choose
 from toeplens.lens.kit.main_effect import known_key_part
 from toeplens.lens.kit.pieces import bias_by_offset
-from toeplens.lens.kit.rotation import pair_numbers
+from toeplens.lens.kit.rotation import groups_of, pair_numbers
 from toeplens.lens.kit.splits import position_parts
+from toeplens.lens.kit.toeplitz import broadcasts, ends_of, heads_of
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
 
 KeySplit = Literal["known", "none", "input", "mean", "ablate"]
@@ -28,7 +30,7 @@ _NUMBERS = 2**21  # of keys in other places, at once
 
 
 @dataclass(frozen=True)
-class Placed:
+class MovableKeys:
     """Queries, and keys whose content can be put at any position.
 
     q        [B, H, N, d] queries, rotated, times the scale of the logits
@@ -104,38 +106,67 @@ class Placed:
         return made.unflatten(1, contents.shape[:-1]) if contents.ndim > 1 else made[:, 0]
 
 
-def placed_from(
-    q: Tensor | AttentionTrace | LayerTrace,
-    k: Tensor | None,
-    rotation: Tensor | PositionalEncoding | None,
-    pairing: Pairing,
-    bias: Tensor | None,
-    k_position: Tensor | None,
-    causal: bool,
-    scale: float,
-    lengths: Tensor | None,
-    split: KeySplit,
-    counted: Counted,
-    window: int | None = None,
-) -> Iterator[tuple[int, str, Placed]]:
-    """Layer, split and what is placed, for the arguments of `toeplens.lens.behaviour`; -1 for tensors."""
-    if not isinstance(q, Tensor):
-        given = {"k": k, "rotation": rotation, "bias": bias, "k_position": k_position, "lengths": lengths}
-        for name, value in {**given, "window": window}.items():
-            if value is not None:
+@dataclass(frozen=True)
+class Given:
+    """What is given beside queries and keys; each is told of at `toeplens.lens.following.behaviour.behaviour`."""
+
+    rotation: Tensor | PositionalEncoding | None = None
+    pairing: Pairing = "interleaved"
+    bias: Tensor | None = None
+    k_position: Tensor | None = None
+    causal: bool = True
+    scale: float = 1.0
+    lengths: Tensor | None = None
+    split: KeySplit = "known"
+    counted: Counted = "all"
+    window: int | None = None
+
+    def require_trace_alone(self, k: Tensor | None) -> None:
+        """Refuse what a trace has of its own."""
+        for name, value in {"k": k, **vars(self)}.items():
+            if name in ("k", "rotation", "bias", "k_position", "lengths", "window") and value is not None:
                 raise InputError(f"{name}: it was given beside a trace; a trace has its own.")
-        yield from _layers(q, split, counted)
-    elif counted != "all":
-        raise InputError(f"counted: {counted!r} was given; of tensors all queries count.")
+
+
+def movable_from(
+    q: Tensor | AttentionTrace | LayerTrace, k: Tensor | None, given: Given
+) -> Iterator[tuple[int, str, MovableKeys]]:
+    """Layer, split and keys: of each layer of a trace, one at a time; of tensors once, as layer -1."""
+    if not isinstance(q, Tensor):
+        given.require_trace_alone(k)
+        choose("split", given.split, get_args(KeySplit))
+        for layer in (q,) if isinstance(q, LayerTrace) else q:
+            part, name = _key_part(q, layer, given.split)
+            yield layer.layer, name, _of_layer(layer, part, given.counted)
+    elif given.counted != "all":
+        raise InputError(f"counted: {given.counted!r} was given; of tensors all queries count.")
     elif k is None:
         raise InputError("k: it was not given; queries need keys.")
-    elif isinstance(rotation, PositionalEncoding):
-        if bias is not None:
+    elif isinstance(given.rotation, PositionalEncoding):
+        if given.bias is not None:
             raise InputError("bias: it was given beside an encoding; an encoding has its own.")
-        bare = _tensors(q, k, None, pairing, None, k_position, causal, 1.0, lengths, window)
-        yield -1, "none", _encoded(bare, rotation, pairing, scale)
+        yield -1, "none", _with_encoding(_of_tensors(q, k, replace(given, rotation=None, scale=1.0)), given)
     else:
-        yield -1, "none", _tensors(q, k, rotation, pairing, bias, k_position, causal, scale, lengths, window)
+        yield -1, "none", _of_tensors(q, k, given)
+
+
+def by_layer(q: Tensor | AttentionTrace | LayerTrace, found: Sequence[np.ndarray]) -> np.ndarray:
+    """What was found of the heads, layer after layer: [L, H] of a trace, [H] without layers, [] of q [N, d]."""
+    if isinstance(q, AttentionTrace):
+        return np.stack(found)
+    return found[0].reshape(() if isinstance(q, Tensor) and q.ndim == 2 else -1)
+
+
+def looked_at(
+    q: Tensor | AttentionTrace | LayerTrace, layers: Sequence[int], splits: Sequence[str], queries: Sequence[int]
+) -> dict[str, Any]:
+    """The fields of a record that say what was looked at."""
+    of_layers = not isinstance(q, Tensor)
+    return {
+        "queries": tuple(queries) if isinstance(q, AttentionTrace) else queries[0],
+        "layers": tuple(layers) if of_layers else (),
+        "splits": tuple(splits) if of_layers else (),
+    }
 
 
 def rates_of(rotation: Tensor | PositionalEncoding | None, length: int) -> Float[Tensor, "*_H _n"] | None:
@@ -145,8 +176,10 @@ def rates_of(rotation: Tensor | PositionalEncoding | None, length: int) -> Float
     return None if isinstance(rotation, PositionalEncoding) else rotation
 
 
-def _encoded(bare: Placed, encoding: PositionalEncoding, pairing: Pairing, scale: float) -> Placed:
+def _with_encoding(bare: MovableKeys, given: Given) -> MovableKeys:
     """Queries and keys that nothing turns yet, with an encoding's rotation and bias, looked at as a layer's."""
+    encoding, pairing = given.rotation, given.pairing
+    assert isinstance(encoding, PositionalEncoding)
     heads, length, width = bare.q.shape[1:]
     if (encoding.num_heads, encoding.head_dim) != (heads, width):
         raise InputError(
@@ -170,46 +203,35 @@ def _encoded(bare: Placed, encoding: PositionalEncoding, pairing: Pairing, scale
         encoding=own,
         positions=own.place(rows),
         rows=rows,
-        scale=scale,
+        scale=given.scale,
         causal=bare.causal,
         lengths=bare.ends,
         part=lambda q, k: (q, k),
     )
     part = None if bare.places is None else bare.places.expand_as(keys)
-    return replace(_placed(layer, part, "all"), asked=None, window=bare.window)
+    return replace(_of_layer(layer, part, "all"), asked=None, window=bare.window)
 
 
-def _tensors(
-    q: Tensor,
-    k: Tensor,
-    rotation: Tensor | None,
-    pairing: Pairing,
-    bias: Tensor | None,
-    k_position: Tensor | None,
-    causal: bool,
-    scale: float,
-    lengths: Tensor | None,
-    window: int | None,
-) -> Placed:
+def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
+    rotation, bias, k_position, window, causal = (
+        given.rotation,
+        given.bias,
+        given.k_position,
+        given.window,
+        given.causal,
+    )
+    assert not isinstance(rotation, PositionalEncoding)
     if window is not None and (window < 1 or not causal):
         raise InputError(f"window: {window} was given; it must be at least 1, of causal attention.")
     if q.ndim == k.ndim == 2:
         q, k = q[None], k[None]
-    given = f"q, k: their shapes are {list(q.shape)} and {list(k.shape)}"
-    if not q.ndim == k.ndim >= 3 or q.shape[:-3] != k.shape[:-3] or q.shape[-2:] != k.shape[-2:] or 0 in q.shape:
-        raise InputError(
-            f"{given}; [..., H, N, d] and [..., G, N, d], or [N, d] both, are needed, with no dimension 0."
-        )
+    heads_of(q, k)
     heads, length, width = q.shape[-3:]
-    if k.shape[-3] == 0 or heads % k.shape[-3]:
-        raise InputError(f"{given}; the {heads} heads are no multiple of the {k.shape[-3]} key heads.")
-    count = q.shape[:-3].numel()
-    if lengths is None:
-        lengths = torch.full((count,), length, device=q.device)
-    elif q.ndim != 4 or lengths.shape != q.shape[:1] or lengths.min() < 0 or lengths.max() > length:
-        raise InputError(f"lengths: one from 0 to {length} for each sequence of q [B, H, N, d] is needed.")
+    ends = ends_of(given.lengths, q)
     if k_position is not None:
-        if not 2 <= k_position.ndim <= k.ndim or not _broadcasts(k_position, k.shape[:-2], k.shape[-2:]):
+        if not 2 <= k_position.ndim <= k.ndim or k_position.shape[-2:] != k.shape[-2:] or not broadcasts(
+            k_position.shape[:-2], k.shape[:-2]
+        ):
             raise InputError(f"k_position: its shape is {list(k_position.shape)}; it must broadcast to k's.")
         k = k.double() - k_position.double()
         k_position = k_position.expand(*[1] * (k.ndim - k_position.ndim), *k_position.shape)
@@ -225,7 +247,7 @@ def _tensors(
             "are needed."
         )
     groups = torch.zeros(width, dtype=torch.long, device=q.device)
-    groups[: 2 * pairs] = pair_numbers(pairs, choose("pairing", pairing, get_args(Pairing)), q.device)
+    groups[: 2 * pairs] = pair_numbers(pairs, choose("pairing", given.pairing, get_args(Pairing)), q.device)
     if bias is not None:
         bias = bias.unsqueeze(0) if bias.ndim == 1 else bias
         offsets = length if causal else 2 * length - 1
@@ -233,25 +255,17 @@ def _tensors(
             raise InputError(f"bias: its shape is {list(bias.shape)}; [{offsets}] or [{heads}, {offsets}] is needed.")
     phases = torch.arange(length, device=q.device).double().unsqueeze(-1) * frequencies.double().unsqueeze(-2)
     turns = torch.polar(torch.ones_like(phases), -phases)
-    return Placed(
-        q=turned_pairs((q.double() * scale).reshape(-1, *q.shape[-3:]), groups, turns.conj()),
+    return MovableKeys(
+        q=turned_pairs((q.double() * given.scale).reshape(-1, *q.shape[-3:]), groups, turns.conj()),
         content=k.reshape(-1, *k.shape[-3:]),
         places=k_position,
         groups=groups,
         turns=turns,
         bias=bias,
         causal=causal,
-        ends=lengths,
+        ends=ends,
         window=None if window is None or window >= length else window,
     )
-
-
-def _layers(trace: AttentionTrace | LayerTrace, split: KeySplit, counted: Counted) -> Iterator[tuple[int, str, Placed]]:
-    """The layers of a trace, one at a time: number, how the keys were split, and the layer."""
-    choose("split", split, get_args(KeySplit))
-    for layer in (trace,) if isinstance(trace, LayerTrace) else trace:
-        part, name = _key_part(trace, layer, split)
-        yield layer.layer, name, _placed(layer, part, counted)
 
 
 def _key_part(
@@ -277,7 +291,7 @@ def _key_part(
     return (None, "none") if part is None or not part.any() else (part, "input")
 
 
-def _placed(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: Counted) -> Placed:
+def _of_layer(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: Counted) -> MovableKeys:
     """A layer, if its logits are a rotation, a bias by offset and what was added at the input; checked on some."""
     encoding = layer.encoding
     name = type(encoding).__name__
@@ -305,9 +319,9 @@ def _placed(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: C
     ends = torch.full((len(q),), q.shape[2], device=q.device) if lengths is None else lengths
     content = layer.k if part is None else layer.k.double() - part.double()
     asked = layer.counted(counted)
-    placed = Placed(q, content, part, *rotation, bias, layer.causal, ends, asked)
-    _require_true(layer, placed)
-    return placed
+    keys = MovableKeys(q, content, part, *rotation, bias, layer.causal, ends, asked)
+    _require_true(layer, keys)
+    return keys
 
 
 def _rotation_of(layer: LayerTrace) -> tuple[Int[Tensor, "d"], Complex[Tensor, "_H R n"]] | None:
@@ -319,10 +333,9 @@ def _rotation_of(layer: LayerTrace) -> tuple[Int[Tensor, "d"], Complex[Tensor, "
     if not isinstance(encoding, Rotary) or encoding.by_sequence(layer.positions):
         return None
     pairs = encoding.frequencies.shape[-1]
-    own = groups[encoding.first : encoding.first + 2 * pairs]
-    if len(own) < 2 * pairs:
+    groups = groups_of(encoding, width, groups.device)
+    if groups is None:
         return None
-    own += pair_numbers(pairs, encoding.pairing, groups.device)
     order = groups.argsort(stable=True)[width - 2 * pairs :]
     ones = torch.zeros(1, heads, length, width, dtype=torch.float64, device=groups.device)
     ones[..., order[::2]] = 1
@@ -343,23 +356,24 @@ def turned_pairs(
     return q
 
 
-def _require_true(layer: LayerTrace, placed: Placed) -> None:
+def _require_true(layer: LayerTrace, keys: MovableKeys) -> None:
     """Refuse where these are not the layer's own logits: as they are, or (another sequence) with contents reversed."""
     worst = largest = 0.0
     for sequence, as_it_is in ((0, True), (len(layer.q) - 1, False)):
-        end = int(placed.ends[sequence])
+        end = int(keys.ends[sequence])
         if not end:
             continue
-        contents, keys = torch.arange(end, device=layer.q.device), layer.k
+        contents, changed = torch.arange(end, device=layer.q.device), layer.k
         if not as_it_is:
-            contents, keys = contents.flip(0), keys.clone()
-            own = 0 if placed.places is None else placed.places[sequence, :, :end]
-            keys[sequence, :, :end] = (placed.content[sequence, :, :end].flip(1) + own).to(keys.dtype)
+            contents, changed = contents.flip(0), changed.clone()
+            own = 0 if keys.places is None else keys.places[sequence, :, :end]
+            changed[sequence, :, :end] = (keys.content[sequence, :, :end].flip(1) + own).to(changed.dtype)
         queries = torch.linspace(0, end - 1, min(_CHECKED, end), device=layer.q.device).round().long().unique()
-        true = layer.logits(layer.q, keys, sequences=slice(sequence, sequence + 1), queries=queries)[0].double()
+        part = slice(sequence, sequence + 1)
+        true = layer.logits(layer.q, changed, sequences=part, queries=queries)[0].double()
         for index, query in enumerate(queries.tolist()):
-            seen = query + 1 if placed.causal else end
-            made = placed.logits(sequence, query, contents[:seen])
+            seen = query + 1 if keys.causal else end
+            made = keys.logits(sequence, query, contents[:seen])
             worst = max(worst, float((made - true[:, index, :seen]).abs().max()))
             largest = max(largest, float(true[:, index, :seen].abs().max()))
     if not worst <= _TOLERANCE.get(layer.q.dtype, 0.05) * largest:
@@ -370,7 +384,7 @@ def _require_true(layer: LayerTrace, placed: Placed) -> None:
 
 
 def complex_pairs(x: Float[Tensor, "*B d"], pairs: int) -> Complex[Tensor, "*B n"]:
-    """The rotated pairs of `Placed.ordered` dimensions as complex numbers."""
+    """The rotated pairs of `MovableKeys.ordered` dimensions as complex numbers."""
     return torch.complex(x[..., :pairs], x[..., pairs : 2 * pairs])
 
 
@@ -380,10 +394,5 @@ def joined(z: Complex[Tensor, "*B n"]) -> Float[Tensor, "*B two_n"]:
 
 
 def turned_by(z: Complex[Tensor, "*B n"], x: Float[Tensor, "*_B d"]) -> Float[Tensor, "*_B2 d"]:
-    """`Placed.ordered` dimensions with other rotated pairs."""
+    """`MovableKeys.ordered` dimensions with other rotated pairs."""
     return torch.cat((z.real, z.imag, x[..., 2 * z.shape[-1] :].expand(*z.shape[:-1], -1)), dim=-1)
-
-
-def _broadcasts(x: Tensor, lead: torch.Size, last: torch.Size) -> bool:
-    own = x.shape[:-2]
-    return x.shape[-2:] == last and all(a in (1, b) for a, b in zip(reversed(own), reversed(lead), strict=False))

@@ -74,6 +74,16 @@ def pair_numbers(pairs: int, pairing: Pairing, device: torch.device) -> Int[Tens
     return numbers.repeat(2) if pairing == "half" else numbers.repeat_interleave(2)
 
 
+def groups_of(encoding: Rotary, width: int, device: torch.device) -> Int[Tensor, "d"] | None:
+    """The pair, from 1, of each of ``width`` dimensions, 0 where it is not turned; None where the pairs do not fit."""
+    count = encoding.frequencies.shape[-1]
+    if encoding.first + 2 * count > width:
+        return None
+    groups = torch.zeros(width, dtype=torch.long, device=device)
+    groups[encoding.first : encoding.first + 2 * count] = pair_numbers(count, encoding.pairing, device)
+    return groups
+
+
 def rotation_of(layer: LayerTrace) -> Rotation | None:
     """The rotation of a layer's encoding; None where it has none, or is not one of pairs by a function of the offset.
 
@@ -85,11 +95,9 @@ def rotation_of(layer: LayerTrace) -> Rotation | None:
     frequencies = encoding.frequencies_at(layer.positions)
     if frequencies.ndim > 2:
         return None
-    groups = torch.zeros(layer.q.shape[-1], dtype=torch.long, device=layer.q.device)
-    count = frequencies.shape[-1]
-    if encoding.first + 2 * count > len(groups):
+    groups = groups_of(encoding, layer.q.shape[-1], layer.q.device)
+    if groups is None:
         return None
-    groups[encoding.first : encoding.first + 2 * count] = pair_numbers(count, encoding.pairing, groups.device)
     rotation = Rotation(encoding, groups, frequencies)
     return rotation if _is_true(rotation, layer) else None
 

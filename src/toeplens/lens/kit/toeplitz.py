@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -64,7 +65,7 @@ class ToeplitzProfile:
         if not -batch <= dim < batch:
             raise InputError(f"dim: there is no batch dimension {dim}; the profile has {batch} of them.")
         dim %= batch
-        return _profile(
+        return profile_of(
             self.offsets,
             self.counts.sum(dim),
             (self.diagonal_means.nan_to_num() * self.counts.unsqueeze(-2)).sum(dim),
@@ -104,13 +105,13 @@ def toeplitz_profile(
     plain = q.ndim == k.ndim == 2
     if plain:
         q, k = q[None], k[None]
-    lead, size = _heads(q, k), q.shape[-2]
+    lead, size = heads_of(q, k), q.shape[-2]
     offsets = torch.arange(0 if causal else 1 - size, size, device=q.device)
     full = False
     if bias is not None:
         full = _full(bias, lead, size, len(offsets))
         bias = bias.expand(*lead, *bias.shape[-1 - full :])
-    ends = _ends(lengths, q)
+    ends = ends_of(lengths, q)
     counts = (ends[:, None] - offsets.abs()).clamp(min=0)
     sums = torch.zeros(len(ends), lead[-1], len(offsets), dtype=torch.float64, device=q.device)
     energies, sizes = torch.zeros(2, len(ends), lead[-1], dtype=torch.float64, device=q.device)
@@ -125,7 +126,7 @@ def toeplitz_profile(
             logits = _by_offset(queries, keys, None if bias is None else bias[place][:, some], causal, scale)
         sums[row][:, some], energies[row], sizes[row] = logits
     shape = () if plain else lead
-    return _profile(
+    return profile_of(
         offsets,
         counts.reshape(*lead[:-1], -1),
         sums.reshape(*shape, -1),
@@ -155,7 +156,7 @@ def toeplitz_part(matrix: Float[Tensor, "*_B _N _N"], *, causal: bool = True) ->
     return (part.tril() if causal else part).to(matrix.dtype)
 
 
-def _profile(offsets: Tensor, counts: Tensor, sums: Tensor, energy: Tensor, rounding: Tensor) -> ToeplitzProfile:
+def profile_of(offsets: Tensor, counts: Tensor, sums: Tensor, energy: Tensor, rounding: Tensor) -> ToeplitzProfile:
     """All that follows from the diagonal sums [*B H D], their counts [*B D], and the energies [*B H]."""
     weights = (counts if counts.ndim == sums.ndim else counts.unsqueeze(-2)).double()
     pairs = weights.sum(-1)
@@ -242,7 +243,7 @@ def _diagonal_sums(rows: Tensor) -> Tensor:
     return padded[..., : count * width].unflatten(-1, (count, width)).sum(-2)
 
 
-def _heads(q: Tensor, k: Tensor) -> tuple[int, ...]:
+def heads_of(q: Tensor, k: Tensor) -> tuple[int, ...]:
     """The leading dimensions of the logits, heads last."""
     given = f"q, k: their shapes are {list(q.shape)} and {list(k.shape)}"
     if not q.ndim == k.ndim >= 3 or q.shape[:-3] != k.shape[:-3] or q.shape[-2:] != k.shape[-2:] or 0 in q.shape:
@@ -256,16 +257,10 @@ def _heads(q: Tensor, k: Tensor) -> tuple[int, ...]:
 
 def _full(bias: Tensor, lead: tuple[int, ...], size: int, offsets: int) -> bool:
     """Whether the bias is a full matrix and not by offset."""
-
-    def fits(shape: torch.Size) -> bool:
-        return len(shape) <= len(lead) and all(
-            a in (1, b) for a, b in zip(reversed(shape), reversed(lead), strict=False)
-        )
-
-    if bias.ndim >= 1 and bias.shape[-1] == offsets and fits(bias.shape[:-1]):
+    if bias.ndim >= 1 and bias.shape[-1] == offsets and broadcasts(bias.shape[:-1], lead):
         moments.finite(bias.double().sum(), bias=bias)
         return False
-    if bias.ndim >= 2 and bias.shape[-2:] == (size, size) and fits(bias.shape[:-2]):
+    if bias.ndim >= 2 and bias.shape[-2:] == (size, size) and broadcasts(bias.shape[:-2], lead):
         return True
     raise InputError(
         f"bias: its shape is {list(bias.shape)}; [..., {offsets}] by offset or [..., {size}, {size}] is needed, "
@@ -273,7 +268,12 @@ def _full(bias: Tensor, lead: tuple[int, ...], size: int, offsets: int) -> bool:
     )
 
 
-def _ends(lengths: Tensor | None, q: Tensor) -> Tensor:
+def broadcasts(shape: Sequence[int], lead: Sequence[int]) -> bool:
+    """Whether leading dimensions broadcast to others."""
+    return len(shape) <= len(lead) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(lead), strict=False))
+
+
+def ends_of(lengths: Tensor | None, q: Tensor) -> Tensor:
     """How many positions each sequence has, for all sequences in a row."""
     size = q.shape[-2]
     if lengths is None:
