@@ -58,8 +58,3 @@ TINY = [
     "smoke",
     *changes(train_examples=32, test_examples=16, batch_size=16, epochs=2, model__d_model=16, model__num_heads=2),
 ]
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    """All files below a directory."""
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}

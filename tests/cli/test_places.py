@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.cli.command import Toeplens, files
+from tests.builders import files
+from tests.cli.command import Toeplens
 
 from toeplens.training import Run
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
+from tests.builders import held
 from tests.cli.command import TINY, TOEPLENS, Toeplens
 
 from toeplens import cli
@@ -77,14 +78,8 @@ def test_weights_that_may_not_be_read_are_not_missing(toeplens: Toeplens, run: R
 
 
 def test_a_run_that_another_process_begins_is_refused(toeplens: Toeplens, run: Run):
-    code = "import sys; from toeplens.ground.locks import locked; from pathlib import Path\n"
-    code += "with locked(Path(sys.argv[1]), 'run'): print('held', flush=True); sys.stdin.read()"
     for path in run.directory.iterdir():
         path.unlink()
-    holder = [sys.executable, "-c", code, str(run.directory)]
-    with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
+    with held(run.directory):
         refusal = toeplens("train", *TINY, "--out", run.directory.parent).refusal()
-        process.communicate("")
     assert "is being worked on by another process" in refusal

@@ -25,7 +25,9 @@ def widest(text: str) -> int:
 @pytest.mark.parametrize("command", ["encodings", "tasks"])
 def test_what_there_is_has_a_line_each_and_all_in_full(toeplens: Toeplens, command: str):
     names = (encodings if command == "encodings" else tasks).names()
-    short, full = toeplens(command).out, toeplens(command, "--full").out
+    answers = [toeplens(command), toeplens(command, "--full")]
+    assert [(answer.code, answer.err) for answer in answers] == [(0, "")] * 2
+    short, full = (answer.out for answer in answers)
     lines = short.splitlines()
     assert [sum(f"│ {name} " in line for line in lines) for name in names] == [1] * len(names)
     assert len(lines) == len(names) + 5

@@ -1,0 +1,264 @@
+"""Studies by the command line: their tables, claims and pages, and what stops them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.builders import files, wait_until
+from tests.cli.command import TINY, TOEPLENS, Toeplens, changes, in_a_process
+
+from toeplens.engine import Job, Limits, carry_out
+from toeplens.ground import read_json
+from toeplens.papers.deposit import SCALES, claims_of
+from toeplens.training import Run, environment
+from toeplens.training import run as store
+from toeplens.training.presets import COUNT, DISTANCE
+
+
+@pytest.fixture
+def micro(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smoke scale made as small as can be."""
+    smoke = SCALES["smoke"]
+    sizes = {n: replace(size, train_examples=32, test_examples=16, epochs=1) for n, size in smoke.tasks.items()}
+    small = replace(
+        smoke,
+        model=smoke.model | {"d_model": 16, "d_ff": 16, "num_heads": 2},
+        tasks=sizes,
+        labels={DISTANCE: ("rope",), COUNT: ("nope",)},
+        partial_heads={DISTANCE: (), COUNT: ()},
+        ablation_examples=12,
+    )
+    monkeypatch.setitem(SCALES, "smoke", small)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Studies are carried out in this process."""
+
+    def run_here(jobs: list[Job], out: Path, limits: Limits, **_: Any) -> None:
+        for job in jobs:
+            carry_out(job, out, limits)
+
+    for module in ("toeplens.papers.deposit.study", "toeplens.studies.grid.study"):
+        monkeypatch.setattr(import_module(module), "run_local", run_here)
+
+
+@pytest.mark.usefixtures("micro", "here")
+def test_a_study_its_claims_and_its_page(toeplens: Toeplens, tmp_path: Path):
+    command = ["reproduce", "--scale", "smoke", "--protocol", "paper", "--out", tmp_path / "study"]
+    state = toeplens(*command, "--json").json()
+    assert (state["finished"], state["total"], state["share"]) == (2, 2, 1.0)
+    assert Path(state["page"]).read_text().lstrip().lower().startswith("<!doctype html>")
+    assert [claim["id"] for claim in state["claims"]] == [claim.id for claim in claims_of(["core"])]
+    assert {row["label"] for row in state["table"]} == {"rope", "nope"}
+    assert read_json(tmp_path / "study" / "claims.json")["claims"] == state["claims"]
+
+    assert toeplens("claims", tmp_path / "study", "--json").json() == state["claims"]
+    told = toeplens("claims", tmp_path / "study", "--evidence")
+    assert told.code == 0
+    assert "deposit-first-layer, paper: undecided" in told.out
+    Path(state["page"]).unlink()
+    assert toeplens("report", tmp_path / "study", "--json").json() == {"page": state["page"]}
+    assert Path(state["page"]).exists()
+
+    people = toeplens(*command)
+    assert people.code == 0
+    assert "page: " in people.out
+    assert "2 models at scale smoke" in people.err
+    larger = [*command, "--scale", "laptop"]
+    assert "holds a study at scale 'smoke'" in toeplens(*larger).refusal()
+
+
+SMALL_STUDY = """
+title: Mine
+claims: positional-symbolic
+seeds: 1
+examples: 8
+measures: [toeplitz, extrapolation]
+model: {d_model: 8, d_ff: 8, num_layers: 1, num_heads: 2}
+training: {train_examples: 16, test_examples: 8, batch_size: 16, epochs: 1}
+tasks:
+  index: {options: {length: 6, words: 6}}
+encodings:
+  rope: {title: RoPE}
+  nope:
+"""
+
+
+@pytest.mark.usefixtures("here")
+def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path):
+    """Its table, its claims and its page."""
+    (tmp_path / "mine.yaml").write_text(SMALL_STUDY)
+    out = tmp_path / "study"
+    command = ["study", tmp_path / "mine.yaml", "--out", out, "--compile", "off"]
+    state = toeplens(*command, "--json").json()
+    assert (state["finished"], state["total"]) == (2, 2)
+    assert [(row["task"], row["label"]) for row in state["table"]] == [("index", "rope"), ("index", "nope")]
+    assert Path(state["page"]).read_text().lstrip().lower().startswith("<!doctype html>")
+    people = toeplens(*command)
+    assert "2 models (Mine)" in people.err
+    assert "best guess" in people.out
+    assert "exclusion" in people.out
+    assert toeplens("claims", out, "--json").json() == state["claims"]
+    assert toeplens("report", out, "--json").json()["page"] == state["page"]
+    more = toeplens(*command, "--seeds", "2", "--time-budget", "0.0001").out
+    assert "2 of 4 cells are finished" in more
+    assert "spec: there is no 'mine'" in toeplens("study", "mine", "--out", out).refusal()
+    assert "another study" in toeplens("reproduce", "--scale", "smoke", "--out", out).refusal()
+    assert "another study" in toeplens("study", "canonical", "--out", _reproduction(tmp_path)).refusal()
+
+
+def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Stopped before it began, so that it is quick; tests/papers/mathematics/test_study.py carries it out."""
+    monkeypatch.setattr("toeplens.cli.progress.limits_for", lambda budget, limits: replace(limits, deadline=0.0))
+    command = ["theory", "--scale", "smoke", "--seeds", "1", "--time-budget", "1m", "--out", tmp_path / "theory"]
+    state = toeplens(*command, "--json").json()
+    assert (state["finished"], state["total"]) == (0, 5)
+    assert {claim["verdict"] for claim in state["claims"]} == {"undecided"}
+    assert toeplens("claims", tmp_path / "theory", "--json").json() == state["claims"]
+    assert "verdict" in toeplens("claims", tmp_path / "theory").out
+    page = Path(toeplens("report", tmp_path / "theory", "--json").json()["page"])
+    assert "0 of 5 records" in page.read_text()
+    assert "another study" in toeplens("theory", "--out", _reproduction(tmp_path)).refusal()
+    assert "study at scale 'smoke'" in toeplens("theory", "--scale", "laptop", "--out", tmp_path / "theory").refusal()
+    assert "seeds: 0 was given" in toeplens("theory", "--seeds", "0", "--out", tmp_path / "new").refusal()
+
+
+def _reproduction(directory: Path) -> Path:
+    (directory / "other").mkdir()
+    about = {"scale": "smoke", "protocols": ["paper"], "seeds": 1, "seconds": 0.0, "environment": environment()}
+    (directory / "other" / "study.json").write_text(json.dumps(about))
+    return directory / "other"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"scale": "smoke"}'])
+def test_a_damaged_study_is_one_line(toeplens: Toeplens, tmp_path: Path, content: str):
+    (tmp_path / "study.json").write_text(content)
+    for command in (["report", tmp_path], ["claims", tmp_path], ["reproduce", "--scale", "smoke", "--out", tmp_path]):
+        assert "study" in toeplens(*command).refusal()
+    assert files(tmp_path) == {"study.json": content.encode()}
+
+
+@pytest.mark.usefixtures("micro", "here")
+def test_a_study_whose_time_is_up_says_how_far_it_is(
+    toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    command = ["reproduce", "--scale", "smoke", "--protocol", "released", "--time-budget", "9m", "--out", tmp_path]
+    monkeypatch.setattr("toeplens.cli.progress.limits_for", lambda budget, limits: replace(limits, deadline=0.0))
+    told = toeplens(*command)
+    assert told.code == 0
+    assert "0 of 2 cells are finished" in told.out
+    assert "the same command goes on" in told.out
+    assert toeplens(*command, "--json").json()["finished"] == 0
+
+
+# ---- signals --------------------------------------------------------------------------------------------------------
+
+
+both_signals = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.heavy)])
+def test_a_signal_stops_training_at_a_checkpoint(toeplens: Toeplens, tmp_path: Path, number: signal.Signals):
+    command = ["train", *TINY, *changes(epochs=100_000), "--out", str(tmp_path), "--json"]
+    with subprocess.Popen([*TOEPLENS, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: bool(list(tmp_path.glob("*/metrics.jsonl"))), process)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert json.loads(out)["status"] == "stopped"
+    assert "Traceback" not in err
+    (run,) = map(Run.open, tmp_path.iterdir())
+    assert run.status == "stopped"
+    assert run.step > 0
+
+
+def group_signalled(
+    number: signal.Signals, command: list[str], ready: Callable[[], bool]
+) -> tuple[int, str, str, float]:
+    """Ctrl-C as a terminal sends it, termination as `timeout` and schedulers do: to the command and all its workers."""
+    process = subprocess.Popen(
+        [*TOEPLENS, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    with process:
+        wait_until(ready, process)
+        os.killpg(process.pid, number)
+        began = time.monotonic()
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err, time.monotonic() - began
+
+
+@pytest.mark.heavy
+@both_signals
+def test_a_signal_stops_a_study_cleanly_and_the_same_command_completes_it(tmp_path: Path, number: signal.Signals):
+    command = ["reproduce", "--scale", "smoke", "--out", str(tmp_path / "study"), "--json"]
+    runs = tmp_path / "study" / "runs"
+    code, out, err, seconds = group_signalled(number, command, lambda: len(list(runs.glob("*/metrics.jsonl"))) >= 3)
+    assert code == 130
+    assert seconds < 30
+    assert "Traceback" not in err
+    state = json.loads(out)
+    assert 0 < state["finished"] < state["total"]
+    unfinished = [run for run in map(Run.open, runs.iterdir()) if run.status == "stopped"]
+    assert all(store.load_checkpoint(run.directory, run.spec) is not None for run in unfinished)
+    assert len(unfinished) <= 2  # no more than there are workers
+    done = in_a_process(*command, timeout=600).json()
+    assert done["finished"] == done["total"] == state["total"]
+    assert done["share"] == 1.0
+
+
+@pytest.mark.heavy
+@both_signals
+def test_a_signal_while_the_workers_start_is_as_clean(tmp_path: Path, number: signal.Signals):
+    command = ["reproduce", "--scale", "smoke", "--out", str(tmp_path / "study"), "--json"]
+    code, out, err, seconds = group_signalled(number, command, (tmp_path / "study" / "runs").exists)
+    assert code == 130
+    assert seconds < 30
+    assert "Traceback" not in err
+    if out:  # else the workers took so long to start that the command was left before they had heard
+        assert json.loads(out)["finished"] == 0
+    else:
+        assert err.splitlines()[-1] == "error: stopped; what was finished is kept, and the same command goes on."
+
+
+def pieces(command: list[str], budget: float, study_directory: Path) -> list[int]:
+    """All training steps done after each of two calls with a time budget, which they keep."""
+    done = [0]
+    for _ in range(2):
+        began = time.monotonic()
+        answer = in_a_process(*command, "--time-budget", f"{budget:g}s", timeout=budget + 240)
+        took = time.monotonic() - began
+        assert answer.code == 0
+        assert "the same command goes on" in answer.out
+        steps = 0
+        for directory in (study_directory / "runs").iterdir():
+            run = Run.open(directory)
+            steps += run.step
+            assert run.status != "stopped" or read_json(directory / "progress.json")["step"] == run.step
+            assert run.status != "stopped" or store.load_checkpoint(directory, run.spec) is not None
+        done.append(steps)
+        # a slow machine is late by the one step that has to be done, or nothing would ever be
+        assert took < budget + 5 or done[-1] - done[-2] == 1
+    return done
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("options", "budget"),
+    [(["--scale", "paper", "--protocol", "paper", "--workers", "1"], 40), (["--scale", "laptop", "--seeds", "3"], 25)],
+    ids=["paper", "laptop"],
+)
+def test_a_scale_goes_on_in_pieces_within_their_time(tmp_path: Path, options: list[str], budget: float):
+    done = pieces(["reproduce", *options, "--out", str(tmp_path)], budget, tmp_path)
+    assert 0 < done[1] < done[2]
+    assert "paper" not in options or len(list((tmp_path / "runs").iterdir())) == 1
