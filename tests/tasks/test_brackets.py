@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from tests.tasks.reading import SAFE, draw, texts
 
-from toeplens.tasks import Examples, Task, build
-
-Refused = Callable[[str, dict[str, Any], str], None]
-
-SAFE = 1e-4
-
-
-def draw(task: Task, count: int, seed: int = 0) -> Examples:
-    return task.draw(np.random.Generator(np.random.Philox(seed)), count, seed)
-
-
-def texts(examples: Examples) -> list[tuple[list[int], int]]:
-    found = zip(examples.tokens.tolist(), examples.lengths.tolist(), examples.labels.tolist(), strict=True)
-    return [(row[:length], label) for row, length, label in found]
+from toeplens.tasks import build
 
 
 def depths(text: list[int], kinds: int) -> list[int] | None:
@@ -140,21 +126,3 @@ def test_very_long_texts_do_not_overflow():
     for text, label in texts(draw(build("dyck", max_depth=12).at_length(1200), 6)):
         assert len(text) == 1200
         assert balanced(text, 2) == bool(label)
-
-
-REFUSED = [
-    ({"ask": "deep"}, "ask: there is no 'deep'; did you mean 'depth'"),
-    ({"kinds": 0}, "kinds: 0 was given"),
-    ({"max_depth": 0}, "max_depth: 0 was given"),
-    ({"length": 9}, "length: 9 was given; balanced texts have an even number of brackets."),
-    ({"length": 1}, "length: 1 was given; it must be a whole number of at least 2."),
-    ({"ask": "depth", "length": 7}, "max_depth: 8 was given; 7 brackets do not get that deep."),
-    ({"ask": "depth", "min_length": 64}, "min_length: 64 was given; for every depth to occur it must be less"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_options_that_do_not_fit_are_refused_in_one_sentence(
-    assert_refused: Refused, options: dict[str, Any], message: str
-):
-    assert_refused("dyck", options, message)

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from tests.tasks.reading import SAFE, draw, texts
 
-from toeplens.tasks import Examples, Task, build
-
-Refused = Callable[[str, dict[str, Any], str], None]
-
-SAFE = 1e-4
-
-
-def draw(task: Task, count: int, seed: int = 0) -> Examples:
-    return task.draw(np.random.Generator(np.random.Philox(seed)), count, seed)
-
-
-def texts(examples: Examples) -> list[tuple[list[int], int]]:
-    found = zip(examples.tokens.tolist(), examples.lengths.tolist(), examples.labels.tolist(), strict=True)
-    return [(row[:length], label) for row, length, label in found]
+from toeplens.tasks import build
 
 
 def read_regions(text: list[int], marks: int, words: int, regions: int) -> tuple[list[list[bool]], int]:
@@ -116,22 +101,3 @@ def test_parity_reads_as_labelled(data: st.DataObject):
                 assert 1 <= word <= marks + words
                 odd = 1 - odd if word <= marks else odd
             assert odd == label
-
-
-REFUSED = [
-    ("contextual-count", {"regions": 0}, "regions: 0 was given"),
-    ("contextual-count", {"max_count": 0}, "max_count: 0 was given"),
-    ("contextual-count", {"length": 30}, "length: 30 was given; it must be a whole number of at least 31."),
-    ("contextual-count", {"min_length": 30}, "min_length: 30 was given; it must be a whole number of at least 31."),
-    ("contextual-count", {"marks": 0}, "marks: 0 was given"),
-    ("parity", {"length": 0}, "length: 0 was given; it must be a whole number of at least 1."),
-    ("parity", {"words": 0}, "words: 0 was given"),
-    ("parity", {"min_length": 65}, "min_length: 65 was given; it must be at most length (64)."),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "message"), REFUSED)
-def test_options_that_do_not_fit_are_refused_in_one_sentence(
-    assert_refused: Refused, name: str, options: dict[str, Any], message: str
-):
-    assert_refused(name, options, message)

@@ -1,32 +1,17 @@
-"""Index, retrieval and mix against readers that go through a text word by word."""
+"""Index, retrieval, mix and recall against readers that go through a text word by word."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from tests.tasks.reading import SAFE, draw, texts
 
-from toeplens.tasks import Examples, Task, build
-
-Refused = Callable[[str, dict[str, Any], str], None]
-
-SAFE = 1e-4
-
-
-def draw(task: Task, count: int, seed: int = 0) -> Examples:
-    return task.draw(np.random.Generator(np.random.Philox(seed)), count, seed)
-
-
-def texts(examples: Examples) -> list[tuple[list[int], int]]:
-    """Each text without its padding, and its label."""
-    found = zip(examples.tokens.tolist(), examples.lengths.tolist(), examples.labels.tolist(), strict=True)
-    return [(row[:length], label) for row, length, label in found]
+from toeplens.tasks import build
 
 
 def read_index(text: list[int], words: int, positions: int, from_end: bool) -> int:
@@ -153,30 +138,58 @@ def test_mix_asks_for_every_key_offset_and_place_as_often():
         assert stats.chisquare(list(counts.values())).pvalue > SAFE
 
 
-REFUSED = [
-    ("index", {"length": 1}, "length: 1 was given; it must be a whole number of at least 2."),
-    ("index", {"length": 8, "min_length": 9}, "min_length: 9 was given; it must be at most length (8)."),
-    ("index", {"min_length": 1}, "min_length: 1 was given; it must be a whole number of at least 2."),
-    ("index", {"length": 8, "positions": 8}, "positions: 8 was given; the shortest text has 7 words to ask for."),
-    ("index", {"words": 1}, "words: 1 was given"),
-    ("index", {"words": 4.0}, "words: 4.0 was given; it must be a whole number."),
-    ("index", {"from_end": "yes"}, "from_end: 'yes' was given; it must be true or false."),
-    ("index", {"from_ends": True}, "there is no 'from_ends'; did you mean 'from_end'"),
-    ("retrieval", {"keys": 4}, "pairs: 8 was given; there are only 4 different keys."),
-    ("retrieval", {"values": 1}, "values: 1 was given"),
-    ("retrieval", {"distractors": -1}, "distractors: -1 was given"),
-    ("retrieval", {"length": 8}, "length: 8 was given; it must be a whole number of at least 9."),
-    ("retrieval", {"distractors": 0, "min_length": 9}, "min_length: 9 was given; without distractors all texts have 9"),
-    ("mix", {"placed": 9}, "placed: 9 was given; there are only 8 different keys."),
-    ("mix", {"min_offset": 5}, "min_offset: 5 was given; it must be at most max_offset (4)."),
-    ("mix", {"min_offset": 0, "max_offset": 0}, "max_offset: 0 was given as the only offset; that is the key itself."),
-    ("mix", {"max_offset": 2.5}, "max_offset: 2.5 was given; it must be a whole number."),
-    ("mix", {"max_offset": 63}, "length: 64 was given; it must be a whole number of at least 66."),
-]
+def read_recall(text: list[int], keys: int, values: int) -> tuple[dict[int, int], list[int], int, int]:
+    """The pairs, the keys that are asked for, the tokens before them, and the value of the last one."""
+    book: dict[int, int] = {}
+    asked: list[int] = []
+    told = at = 0
+    while at < len(text):
+        word = text[at]
+        if word > keys + values:
+            assert not asked  # distractors stand before the queries alone
+            at += 1
+            continue
+        assert 1 <= word <= keys
+        if word not in book:
+            assert not asked
+            assert keys < text[at + 1] <= keys + values
+            book[word] = text[at + 1]
+            told = at + 2
+        else:
+            told = told if asked else at
+            asked.append(word)
+            assert at + 1 == len(text) or text[at + 1] == book[word]
+        at += 2
+    return book, asked, told, book[asked[-1]]
 
 
-@pytest.mark.parametrize(("name", "options", "message"), REFUSED)
-def test_options_that_do_not_fit_are_refused_in_one_sentence(
-    assert_refused: Refused, name: str, options: dict[str, Any], message: str
-):
-    assert_refused(name, options, message)
+@given(data=st.data())
+def test_recall_reads_as_labelled(data: st.DataObject):
+    keys, values = data.draw(st.integers(1, 6)), data.draw(st.integers(2, 5))
+    pairs, distractors = data.draw(st.integers(1, keys)), data.draw(st.integers(0, 3))
+    queries = data.draw(st.integers(1, pairs))
+    length = 2 * pairs + 2 * queries - 1 + data.draw(st.integers(0, 4))
+    options = {"keys": keys, "values": values, "pairs": pairs, "queries": queries, "distractors": distractors}
+    task = build("recall", length=length, **options)
+    for each in (task, task.at_length(length + 6)) if distractors else (task,):
+        for text, label in texts(draw(each, 60)):
+            book, asked, told, answer = read_recall(text, keys, values)
+            assert len(book) == pairs
+            assert 1 <= len(asked) == len(set(asked)) <= queries
+            assert told == (each.length - 2 * queries + 1 if distractors else 2 * pairs)
+            assert answer == label
+
+
+def test_every_number_of_queries_every_pair_and_every_place_is_as_likely():
+    task = build("recall", length=12, keys=4, values=2, pairs=3, queries=2, distractors=2)
+    many, which, places = Counter(), Counter(), Counter()
+    for text, _ in texts(draw(task, 6000)):
+        book, asked, _, _ = read_recall(text, 4, 2)
+        many[len(asked)] += 1
+        which[list(book).index(asked[-1])] += 1
+        places[tuple(text.index(key) for key in book)] += 1
+    assert sorted(many) == [1, 2]
+    assert sorted(which) == [0, 1, 2]
+    assert len(places) == 20  # 3 pairs among 3 distractors
+    for counts in (many, which, places):
+        assert stats.chisquare(list(counts.values())).pvalue > SAFE

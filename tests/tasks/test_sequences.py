@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from tests.tasks.reading import SAFE, draw, texts
 
-from toeplens.tasks import Examples, Task, build
+from toeplens.tasks import build
 
-Refused = Callable[[str, dict[str, Any], str], None]
-
-SAFE = 1e-4
 NAMES = ("copy", "reverse", "sort")
-
-
-def draw(task: Task, count: int, seed: int = 0) -> Examples:
-    return task.draw(np.random.Generator(np.random.Philox(seed)), count, seed)
-
-
-def texts(examples: Examples) -> list[tuple[list[int], int]]:
-    found = zip(examples.tokens.tolist(), examples.lengths.tolist(), examples.labels.tolist(), strict=True)
-    return [(row[:length], label) for row, length, label in found]
 
 
 def written(name: str, items: list[int]) -> list[int]:
@@ -119,20 +106,3 @@ def test_the_shares_of_sorting_are_finite_at_any_size():
         assert shares is not None
         assert shares.sum() == pytest.approx(1, abs=1e-9)
         assert task.chance() == pytest.approx(1 / options["words"], rel=1e-6)
-
-
-REFUSED = [
-    ("copy", {"length": 1}, "length: 1 was given; it must be a whole number of at least 2."),
-    ("copy", {"words": 1}, "words: 1 was given"),
-    ("reverse", {"min_items": 0}, "min_items: 0 was given"),
-    ("reverse", {"length": 9, "min_items": 5}, "min_items: 5 was given; 9 tokens hold 4."),
-    ("sort", {"words": 31, "repeats": False}, "words: 31 was given; without repeats 32 items need as many."),
-    ("sort", {"repeats": 0}, "repeats: 0 was given; it must be true or false."),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "message"), REFUSED)
-def test_options_that_do_not_fit_are_refused_in_one_sentence(
-    assert_refused: Refused, name: str, options: dict[str, Any], message: str
-):
-    assert_refused(name, options, message)

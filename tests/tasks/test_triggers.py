@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -13,15 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from tests.tasks.reading import SAFE, assert_well_formed, draw, same
 
 from toeplens import tasks
 from toeplens.ground import InputError
 from toeplens.tasks import PAD, Examples, Task, build, fingerprint, in_test
-
-Refused = Callable[[str, dict[str, Any], str], None]
-WellFormed = Callable[[Task, Examples], None]
-
-SAFE = 1e-4  # every draw here is seeded, so a statistic passes always or never
 
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "distance-paper": ("trigger-distance", {"length": 9, "vocab_size": 20, "num_triggers": 3}),
@@ -33,24 +28,11 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "count-released": ("trigger-count", {"form": "released", "length": 12, "words": 9, "vocab_size": 50}),
 }
 each_small = pytest.mark.parametrize("which", SMALL)
-each_split = pytest.mark.parametrize("split", ["train", "test"])
 
 
 def small(which: str) -> Task:
     name, options = SMALL[which]
     return build(name, **options)
-
-
-def draw(task: Task, count: int, seed: int = 0) -> Examples:
-    return task.draw(np.random.default_rng(seed), count, seed)
-
-
-def rows(examples: Examples) -> set[tuple[int, ...]]:
-    return {tuple(row) for row in examples.tokens.tolist()}
-
-
-def same(a: Examples, b: Examples) -> bool:
-    return all(np.array_equal(getattr(a, f), getattr(b, f)) for f in ("tokens", "labels", "lengths"))
 
 
 def uniform(values: np.ndarray, support: range) -> bool:
@@ -110,14 +92,6 @@ def released_readings(row: list[int], length: int, pair: tuple[int, int], task: 
 # ---- the same for the same seed -----------------------------------------------------------------------------------
 
 
-@each_small
-@each_split
-def test_a_data_set_is_a_function_of_its_seed(which: str, split: tasks.Split):
-    once = small(which).dataset(split, 100, seed=3)
-    assert same(once, small(which).dataset(split, 100, seed=3))
-    assert not np.array_equal(once.tokens, small(which).dataset(split, 100, seed=4).tokens)
-
-
 @given(
     which=st.sampled_from(sorted(SMALL)),
     split=st.sampled_from(["train", "test"]),
@@ -142,18 +116,6 @@ def test_the_global_random_states_are_neither_read_nor_moved():
 # ---- train and test -----------------------------------------------------------------------------------------------
 
 
-@each_small
-def test_examples_are_all_different_and_train_and_test_have_none_in_common(which: str):
-    train, test = (small(which).dataset(split, 5000, seed=0) for split in ("train", "test"))
-    assert len(rows(train)) == len(rows(test)) == 5000
-    assert not rows(train) & rows(test)
-
-
-@each_small
-def test_train_and_test_are_disjoint_across_seeds_too(which: str):
-    assert not rows(small(which).dataset("train", 3000, seed=0)) & rows(small(which).dataset("test", 3000, seed=1))
-
-
 @given(length=st.integers(2, 6), vocab_size=st.integers(4, 6), seed=st.integers(0, 5))
 @settings(max_examples=12)
 def test_train_and_test_are_disjoint_even_where_both_are_exhausted(length: int, vocab_size: int, seed: int):
@@ -163,12 +125,6 @@ def test_train_and_test_are_disjoint_even_where_both_are_exhausted(length: int, 
     assert len(set(train)) == len(train)
     assert len(set(test)) == len(test)
     assert not set(train) & set(test)
-
-
-@each_small
-def test_thirty_percent_of_all_examples_are_for_testing(which: str):
-    share = in_test(fingerprint(draw(small(which), 20_000).tokens)).mean()
-    assert abs(share - 0.3) < 0.02
 
 
 def test_the_split_of_random_sequences_is_seventy_to_thirty():
@@ -208,7 +164,7 @@ def test_asking_for_more_examples_than_there_are_is_refused(spare: int):
 
 
 @pytest.mark.parametrize("size", [0, -1])
-@each_split
+@pytest.mark.parametrize("split", ["train", "test"])
 def test_an_empty_data_set_is_refused(split: tasks.Split, size: int):
     with pytest.raises(InputError, match=f"^{split}_examples: {size} was given; it must be at least 1"):
         small("distance-paper").dataset(split, size, seed=0)
@@ -217,14 +173,8 @@ def test_an_empty_data_set_is_refused(split: tasks.Split, size: int):
 # ---- shapes and ids -----------------------------------------------------------------------------------------------
 
 
-@each_small
-@each_split
-def test_padding_is_on_the_right_and_is_the_only_zero(assert_well_formed: WellFormed, which: str, split: tasks.Split):
-    assert_well_formed(small(which), small(which).dataset(split, 2000, seed=0))
-
-
 @given(data=st.data())
-def test_paper_distance_reads_as_labelled_at_any_size(assert_well_formed: WellFormed, data: st.DataObject):
+def test_paper_distance_reads_as_labelled_at_any_size(data: st.DataObject):
     length = data.draw(st.integers(2, 12))
     num_triggers = data.draw(st.integers(2, 5))
     options = {
@@ -250,7 +200,7 @@ def test_paper_distance_reads_as_labelled_at_any_size(assert_well_formed: WellFo
 
 
 @given(data=st.data())
-def test_count_reads_as_labelled_at_any_size(assert_well_formed: WellFormed, data: st.DataObject):
+def test_count_reads_as_labelled_at_any_size(data: st.DataObject):
     length = data.draw(st.integers(1, 12))
     words = data.draw(st.none() | st.integers(1, length))
     num_triggers = data.draw(st.integers(1, 6))
@@ -277,7 +227,7 @@ def test_count_reads_as_labelled_at_any_size(assert_well_formed: WellFormed, dat
 
 
 @given(data=st.data())
-def test_released_distance_reads_as_labelled_at_any_size(assert_well_formed: WellFormed, data: st.DataObject):
+def test_released_distance_reads_as_labelled_at_any_size(data: st.DataObject):
     max_between, max_side = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 5))
     length = data.draw(st.integers(max_side + max_between + 2, 24))
     cut = data.draw(st.integers(max_side + max_between + 2, 24))
@@ -349,7 +299,7 @@ def test_train_and_test_have_the_same_trigger_words():
         assert (np.isin(task.dataset(split, 500, seed=0).tokens, words).sum(axis=1) == 2).all()
 
 
-def test_the_released_distance_is_as_the_program_draws_it(assert_well_formed: WellFormed):
+def test_the_released_distance_is_as_the_program_draws_it():
     """Sides of 1-25 words, 1-70 between, cut at 120, padded to 128 with 0; label = between + 1, 2..71."""
     task: Any = build("trigger-distance", form="released")
     assert (task.length, task.cut, task.vocab_size, task.labels) == (128, 120, 574, range(2, 72))
@@ -415,7 +365,7 @@ def test_the_released_form_cuts_at_its_length_if_that_is_shorter():
 
 
 @pytest.mark.parametrize(("form", "words", "num_triggers"), [("paper", 128, 20), ("released", 120, 30)])
-def test_the_papers_counts(assert_well_formed: WellFormed, form: str, words: int, num_triggers: int):
+def test_the_papers_counts(form: str, words: int, num_triggers: int):
     task: Any = build("trigger-count", form=form)
     assert (task.length, task.vocab_size, task.labels) == (128, 574, range(101))
     examples = task.dataset("train", 10_000, seed=0)
@@ -432,14 +382,6 @@ def test_the_papers_counts(assert_well_formed: WellFormed, form: str, words: int
 
 
 # ---- chance -------------------------------------------------------------------------------------------------------
-
-
-@each_small
-def test_chance_is_what_the_best_constant_guess_gets(which: str):
-    task = small(which)
-    shares = np.bincount(draw(task, 40_000).labels)[list(task.labels)] / 40_000
-    error = (task.chance() / 40_000) ** 0.5
-    assert np.abs(shares - task.chance()).max() < 5 * error
 
 
 @each_small
@@ -479,16 +421,6 @@ def test_length_alone_tells_a_little_in_the_released_form():
     assert task.chance() < task.length_chance() < 0.06
 
 
-def test_length_chance_is_what_the_best_guess_from_drawn_lengths_gets():
-    task = small("distance-released")
-    learn, check = draw(task, 20_000, 0), draw(task, 20_000, 1)
-    best = {
-        n: Counter(learn.labels[learn.lengths == n].tolist()).most_common(1)[0][0] for n in np.unique(learn.lengths)
-    }
-    hits = np.mean([best[n] == label for n, label in zip(check.lengths, check.labels, strict=True)])
-    assert abs(hits - task.length_chance()) < 0.02
-
-
 @pytest.mark.parametrize("which", ["distance-paper", "count-paper", "count-released"])
 def test_length_tells_nothing_where_it_never_changes(which: str):
     task = small(which)
@@ -499,62 +431,12 @@ def test_length_tells_nothing_where_it_never_changes(which: str):
 
 # ---- options ------------------------------------------------------------------------------------------------------
 
-REFUSED = [
-    ("trigger-distance", {"length": 1}, "length: 1 was given; it must be a whole number of at least 2."),
-    ("trigger-distance", {"length": 12.0}, "length: 12.0 was given"),
-    ("trigger-distance", {"length": True}, "length: True was given"),
-    ("trigger-distance", {"num_triggers": 1}, "num_triggers: 1 was given"),
-    (
-        "trigger-distance",
-        {"length": 8, "max_distance": 8},
-        "max_distance: 8 was given; two triggers in 8 tokens are 1 to 7 apart.",
-    ),
-    ("trigger-distance", {"length": 8, "max_distance": 0}, "max_distance: 0 was given"),
-    ("trigger-distance", {"length": 8, "max_distance": 2.5}, "max_distance: 2.5 was given"),
-    ("trigger-distance", {"vocab_size": 3}, "vocab_size: 3 was given; it must be a whole number of at least 4."),
-    ("trigger-distance", {"vocab_size": 7, "num_triggers": 6}, "vocab_size: 7 was given"),
-    ("trigger-distance", {"form": "released", "num_triggers": 3}, "num_triggers: 3 was given; the released form"),
-    ("trigger-distance", {"form": "released", "vocab_size": 70}, "vocab_size: 70 was given; a segment of 70"),
-    ("trigger-distance", {"form": "released", "length": 96}, "length: the triggers don't fit: 25 + 1 + 70 + 1 tokens"),
-    ("trigger-distance", {"form": "released", "cut": 96}, "length: the triggers don't fit"),
-    ("trigger-distance", {"form": "released", "max_side": 0}, "max_side: 0 was given"),
-    ("trigger-distance", {"form": "relased"}, "form: there is no 'relased'; did you mean 'released'?"),
-    ("trigger-distance", {"max_distanc": 4}, "there is no 'max_distanc'; did you mean 'max_distance'"),
-    ("trigger-distance", {"words": 4}, "option of task 'trigger-distance': there is no 'words'"),
-    ("trigger-count", {"length": 8, "words": 9}, "words: 9 was given; it must be from 1 to length (8)."),
-    ("trigger-count", {"length": 8, "words": 0}, "words: 0 was given"),
-    ("trigger-count", {"length": 8, "words": 7.5}, "words: 7.5 was given"),
-    ("trigger-count", {"length": 8, "max_count": 9}, "max_count: 9 was given; the triggers must fit the 8 words."),
-    ("trigger-count", {"length": 8, "max_count": 0}, "max_count: 0 was given"),
-    ("trigger-count", {"length": 8, "max_count": 2.5}, "max_count: 2.5 was given"),
-    ("trigger-count", {"num_triggers": 0}, "num_triggers: 0 was given"),
-    ("trigger-count", {"vocab_size": 21}, "vocab_size: 21 was given; it must be a whole number of at least 22."),
-    ("trigger-count", {"form": "released", "vocab_size": 31}, "vocab_size: 31 was given"),
-    ("trigger-count", {"form": "papr"}, "did you mean 'paper'?"),
-    ("trigger-distanse", {}, "task: there is no 'trigger-distanse'; did you mean 'trigger-distance'"),
-]
 
-
-@pytest.mark.parametrize(("name", "options", "message"), REFUSED)
-def test_options_that_do_not_fit_are_refused_in_one_sentence(
-    assert_refused: Refused, name: str, options: dict[str, Any], message: str
-):
-    assert_refused(name, options, message)
-
-
-def test_the_least_that_fits_is_accepted(assert_well_formed: WellFormed):
+def test_the_least_that_fits_is_accepted():
     assert_well_formed(task := build("trigger-distance", length=2, vocab_size=4), draw(task, 10))
     assert_well_formed(task := build("trigger-count", length=1, vocab_size=3, num_triggers=1), draw(task, 10))
     least = {"form": "released", "length": 97, "vocab_size": 71}
     assert_well_formed(task := build("trigger-distance", **least), draw(task, 10))
-
-
-def test_tasks_are_known_by_name():
-    assert tasks.names()[:2] == ("trigger-distance", "trigger-count")
-    for name in tasks.names():
-        assert build(name).name == name
-        assert isinstance(build(name), tasks.get(name))
-        assert "self" not in tasks.options(name)
 
 
 # ---- other lengths ------------------------------------------------------------------------------------------------
@@ -573,7 +455,7 @@ def test_longer_texts_of_the_paper_have_the_same_triggers_and_distances():
         assert places.max() == each.length - 1
 
 
-def test_longer_texts_of_the_released_distance_have_wider_sides(assert_well_formed: WellFormed):
+def test_longer_texts_of_the_released_distance_have_wider_sides():
     task: Any = small("distance-released")
     longer: Any = task.at_length(30)
     assert (longer.max_side, longer.max_between, longer.cut, longer.labels) == (9, 6, 25, task.labels)
@@ -594,19 +476,6 @@ def test_longer_texts_have_the_same_counts_of_the_same_triggers(which: str):
     assert (longer.words - task.words, longer.labels) == (30 - task.length, task.labels)
     examples = draw(longer, 2000)
     assert np.array_equal(np.isin(examples.tokens, count_words(task, 0)).sum(axis=1), examples.labels)
-
-
-@pytest.mark.parametrize(
-    ("which", "length", "message"),
-    [
-        ("distance-paper", 8, "trigger-distance cannot be the same there: max_distance: 8 was given"),
-        ("distance-released", 13, "trigger-distance cannot be the same there: max_side: 0 was given"),
-        ("count-paper", 8, "trigger-count cannot be the same there: max_count: 9 was given"),
-    ],
-)
-def test_shorter_texts_that_cannot_hold_the_labels_are_refused(which: str, length: int, message: str):
-    with pytest.raises(InputError, match=f"^length: {length} was given; {message}"):
-        small(which).at_length(length)
 
 
 def test_what_the_answer_depends_on_is_said():

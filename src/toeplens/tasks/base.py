@@ -88,7 +88,8 @@ class Task(ABC):
         length by an option of their own, these are all as long as ``length`` allows. Raises `InputError` where the
         labels cannot be kept.
         """
-        at_least(1, length=length)
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+            raise InputError(f"length: {length!r} was given; it must be a whole number of at least 1.")
         try:
             return type(self)(**self.options_at(length))
         except InputError as error:

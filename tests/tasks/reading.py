@@ -1,0 +1,39 @@
+"""What the tests of all tasks share: examples that are drawn and read, and what is checked of them alike."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from toeplens.tasks import PAD, Examples, Task
+
+SAFE = 1e-4  # every draw here is seeded, so a statistic passes always or never
+
+
+def draw(task: Task, count: int, seed: int = 0) -> Examples:
+    return task.draw(np.random.Generator(np.random.Philox(seed)), count, seed)
+
+
+def texts(examples: Examples) -> list[tuple[list[int], int]]:
+    """Each text without its padding, and its label."""
+    found = zip(examples.tokens.tolist(), examples.lengths.tolist(), examples.labels.tolist(), strict=True)
+    return [(row[:length], label) for row, length, label in found]
+
+
+def rows(tokens: np.ndarray) -> set[tuple[int, ...]]:
+    return {tuple(row) for row in tokens.tolist()}
+
+
+def same(a: Examples, b: Examples) -> bool:
+    return all(np.array_equal(getattr(a, f), getattr(b, f)) for f in ("tokens", "labels", "lengths"))
+
+
+def assert_well_formed(task: Task, examples: Examples) -> None:
+    """Shapes, padding on the right and nowhere else, ids and labels that the task has."""
+    assert examples.tokens.shape == (len(examples), task.length)
+    assert examples.labels.shape == examples.lengths.shape == (len(examples),)
+    assert {examples.tokens.dtype, examples.labels.dtype, examples.lengths.dtype} == {np.dtype(np.int64)}
+    inside = np.arange(task.length) < examples.lengths[:, None]
+    assert (examples.tokens[~inside] == PAD).all()
+    assert (examples.tokens[inside] > PAD).all()
+    assert (examples.tokens < task.vocab_size).all()
+    assert np.isin(examples.labels, list(task.labels)).all()
