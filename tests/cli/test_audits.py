@@ -23,7 +23,7 @@ from toeplens import cli
 from toeplens.cli import audit_output
 from toeplens.cli.audits import names_of
 from toeplens.ground import InputError
-from toeplens.ground.directories import entered
+from toeplens.ground.places import entered
 from toeplens.ground.locks import locked
 from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, open_audit, read_text
 from toeplens.studies.auditing import survey as survey_of

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
@@ -30,72 +32,61 @@ def refusal(**fields: object) -> str:
     return sentence(caught.value)
 
 
-def test_exit_codes_tell_input_from_machine():
-    assert InputError("x").exit_code == 2
-    assert EnvironmentFailure("x").exit_code == 3
-
-
-def test_every_error_is_one_of_ours_and_a_wrong_input_is_a_value_error():
+def test_every_error_is_one_of_ours_and_tells_input_from_machine():
+    assert (InputError("x").exit_code, EnvironmentFailure("x").exit_code) == (2, 3)
     assert issubclass(InputError, ToeplensError)
     assert issubclass(InputError, ValueError)
     assert issubclass(EnvironmentFailure, ToeplensError)
     assert not issubclass(EnvironmentFailure, ValueError)
 
 
-def test_choose_returns_an_allowed_name():
-    assert choose("encoding", "rope", ("alibi", "rope")) == "rope"
-
-
-def test_choose_takes_any_iterable_once():
+def test_choose_returns_an_allowed_name_of_any_iterable():
     assert choose("encoding", "rope", iter(["alibi", "rope"])) == "rope"
 
 
-def test_choose_lists_the_nearest_names_before_all_names():
+@pytest.mark.parametrize(
+    ("name", "allowed", "says"),
+    [
+        ("rop", ("t5", "alibi", "rope", "mla"), "no 'rop'; did you mean 'rope'? Known: alibi, mla, rope, t5."),
+        (
+            "trigger-coun",
+            ("trigger-distance", "trigger-count"),
+            "no 'trigger-coun'; did you mean 'trigger-count' or 'trigger-distance'? Known: "
+            "trigger-count, trigger-distance.",
+        ),
+        ("zzz", ("paper", "released"), "no 'zzz'; known: paper, released."),
+        ("", ("rope", "alibi"), "no ''; known: alibi, rope."),
+        ("ROPE", ("rope", "alibi"), "no 'ROPE'; known: alibi, rope."),
+        (None, ("rope", "alibi"), "no None; "),
+        (3, ("rope", "alibi"), "no 3; "),
+    ],
+)
+def test_choose_refuses_what_is_not_exactly_a_name_and_lists_the_nearest_first(
+    name: Any, allowed: tuple[str, ...], says: str
+):
     with pytest.raises(InputError) as caught:
-        choose("encoding", "rop", ("t5", "alibi", "rope", "mla"))
-    assert str(caught.value) == "encoding: there is no 'rop'; did you mean 'rope'? Known: alibi, mla, rope, t5."
+        choose("field", name, allowed)
+    assert str(caught.value).startswith(f"field: there is {says}")
 
 
-def test_choose_names_the_nearest_first():
-    with pytest.raises(InputError, match="did you mean 'trigger-count' or 'trigger-distance'"):
-        choose("task", "trigger-coun", ("trigger-distance", "trigger-count"))
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"needed": 2, "rate": -1}, "rate: input should be greater than or equal to 0 (given: -1)"),
+        ({"needed": 2, "inner": {"width": 0}}, "inner.width: input should be greater than or equal to 1 (given: 0)"),
+        ({"needed": 2, "rat": 0.2}, "rat: no such field"),
+        ({"rate": 0.5}, "needed: it is missing"),
+        ({"needed": 3}, "needed: 3 was given; it must be even."),
+    ],
+)
+def test_a_sentence_names_the_field_and_what_is_wrong_with_it(fields: dict[str, Any], says: str):
+    assert refusal(**fields) == says
 
 
-def test_choose_makes_no_guess_where_nothing_is_near():
-    with pytest.raises(InputError) as caught:
-        choose("form", "zzz", ("paper", "released"))
-    assert str(caught.value) == "form: there is no 'zzz'; known: paper, released."
-
-
-@pytest.mark.parametrize("name", ["", "ROPE", None, 3])
-def test_choose_refuses_what_is_not_exactly_a_name(name: object):
-    with pytest.raises(InputError, match="encoding: there is no"):
-        choose("encoding", name, ("rope", "alibi"))
-
-
-def test_sentence_names_the_field_and_the_value_out_of_range():
-    assert refusal(needed=2, rate=-1) == "rate: input should be greater than or equal to 0 (given: -1)"
-
-
-def test_sentence_names_a_nested_field_by_its_path():
-    assert refusal(needed=2, inner={"width": 0}).startswith("inner.width: ")
-
-
-def test_sentence_names_a_field_that_does_not_exist():
-    assert refusal(needed=2, rat=0.2) == "rat: no such field"
-
-
-def test_sentence_names_a_missing_field_without_the_whole_input():
-    assert refusal(rate=0.5) == "needed: it is missing"
-
-
-def test_sentence_names_a_value_of_a_wrong_type():
+def test_a_sentence_names_a_value_of_a_wrong_type_and_one_problem_of_many():
     assert refusal(needed="many").startswith("needed: input should be a valid integer")
     assert refusal(needed="many").endswith("(given: 'many')")
-
-
-def test_sentence_keeps_the_words_of_a_validator():
-    assert refusal(needed=3) == "needed: 3 was given; it must be even."
+    assert "\n" not in refusal(rate=-1, rat=1)
 
 
 def test_sentence_says_a_field_once():
@@ -112,7 +103,3 @@ def test_sentence_says_a_field_once():
     with pytest.raises(ValidationError) as caught:
         Holder(needed={"needed": 1})
     assert sentence(caught.value) == "needed: no."
-
-
-def test_sentence_tells_one_problem_of_many():
-    assert "\n" not in refusal(rate=-1, rat=1)

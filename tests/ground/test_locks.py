@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import fcntl
 import threading
 from pathlib import Path
 
 import pytest
+from tests.builders import held
 
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.ground.locks import LOCK, locked
 
 
-def held_elsewhere(directory: Path):
-    """The lock as another process has it: a file description of its own."""
-    stream = (directory / LOCK).open("w")
-    fcntl.flock(stream, fcntl.LOCK_EX)
-    return stream
-
-
 def test_what_another_process_holds_is_refused_in_one_sentence(tmp_path: Path):
-    with held_elsewhere(tmp_path), pytest.raises(InputError, match=r"^study: .* is being worked on by another process"):
+    with held(tmp_path), pytest.raises(InputError, match=r"^study: .* is being worked on by another process"):
         locked(tmp_path, "study").__enter__()
     with locked(tmp_path, "study"):
         pass
 
 
 def test_waiting_ends_when_the_other_is_done_or_time_is_up(tmp_path: Path):
-    stream = held_elsewhere(tmp_path)
-    threading.Timer(0.15, stream.close).start()
-    with locked(tmp_path, "run", until=lambda: False):
-        assert stream.closed
+    with held(tmp_path) as stream:
+        threading.Timer(0.15, stream.close).start()
+        with locked(tmp_path, "run", until=lambda: False):
+            assert stream.closed
     asked: list[int] = []
-    with held_elsewhere(tmp_path), pytest.raises(InputError, match=r"^run: "):
+    with held(tmp_path), pytest.raises(InputError, match=r"^run: "):
         locked(tmp_path, "run", until=lambda: bool(asked) or bool(asked.append(0))).__enter__()
     assert asked == [0]
 

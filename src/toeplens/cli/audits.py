@@ -11,7 +11,7 @@ import typer
 
 from toeplens.cli.options import Json, Workers, path
 from toeplens.ground import InputError, choose
-from toeplens.ground.directories import entered
+from toeplens.ground.places import entered
 from toeplens.start import starting
 
 _MOST_LAYERS = 10_000

@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from toeplens.ground.errors import EnvironmentFailure, InputError, shown
 
@@ -44,8 +44,8 @@ def make_directory(path: Path) -> Path:
     return path
 
 
-def write_with(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then put it in place in one step."""
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write ``content`` to ``path``: to a temporary file beside it first, which is then put in place in one step."""
     path = Path(path)
     temporary = None
     try:
@@ -53,7 +53,7 @@ def write_with(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # less the umask
         temporary = name
         with os.fdopen(descriptor, "wb") as stream:
-            write(stream)
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
@@ -71,13 +71,8 @@ def write_with(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether ``path`` is a temporary file of `write_with`, left by a process that was killed while it wrote."""
+    """Whether ``path`` is a temporary file of `write_bytes`, left by a process that was killed while it wrote."""
     return re.fullmatch(r"\..+\.[a-z0-9_]{8}\.tmp", path.name) is not None
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path`` atomically."""
-    write_with(path, lambda stream: stream.write(content))
 
 
 def write_text(path: Path, content: str) -> None:
@@ -117,21 +112,19 @@ def plain(content: Any) -> Any:
 
 def finite(content: Any) -> Any:
     """``content`` with every float that JSON cannot hold (NaN, infinities) replaced by None."""
-    if isinstance(content, float):
-        return content if math.isfinite(content) else None
-    if isinstance(content, dict):
-        return {key: finite(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [finite(value) for value in content]
-    return content
+    return _each_float(content, lambda value: value if math.isfinite(value) else None)
 
 
 def rounded(content: Any, digits: int = 6) -> Any:
     """``content`` with every float rounded to so many significant digits."""
+    return _each_float(content, lambda value: float(f"{value:.{digits}g}"))
+
+
+def _each_float(content: Any, change: Callable[[float], float | None]) -> Any:
     if isinstance(content, float):
-        return float(f"{content:.{digits}g}")
+        return change(content)
     if isinstance(content, dict):
-        return {key: rounded(value, digits) for key, value in content.items()}
+        return {key: _each_float(value, change) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
-        return [rounded(value, digits) for value in content]
+        return [_each_float(value, change) for value in content]
     return content

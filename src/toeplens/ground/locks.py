@@ -90,3 +90,8 @@ def _enter(place: Path, what: str) -> TextIO | None:
             raise busy from None
         _held[place] = _Held(threading.get_ident())
         return stream
+
+
+def names_in(directory: Path) -> set[str]:
+    """What a directory holds, but for the lock and what a killed process left half-written."""
+    return {path.name for path in directory.iterdir() if path.name != LOCK and not is_leftover(path)}

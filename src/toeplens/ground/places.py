@@ -1,17 +1,22 @@
-"""Where pages go: a page names the command that made it, and replaces nothing but an older page of that command.
+"""Where output goes: pages that replace nothing but older pages of their command, directories of one kind of output.
 
-The name is in the page's head, ``<meta name="generator" content="toeplens card">``.
+A page names its command in its head, ``<meta name="generator" content="toeplens card">``; a directory is held by one
+process at a time.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from toeplens.ground.errors import InputError
 from toeplens.ground.files import environment_failure, make_directory, write_text
+from toeplens.ground.locks import LOCK, locked, names_in
 
 _LOOKED_AT = 4096  # bytes of a file in which its mark is looked for
+_RECORDS = {"spec.json": "a run", "study.json": "a study", "survey.json": "a survey", "audit.json": "an audit"}
 
 
 def free(path: Path, command: str) -> Path:
@@ -46,3 +51,33 @@ def write_page(path: Path, page: str, command: str) -> Path:
     """Write a page of ``command`` to ``path`` where `free` allows it; returns the path."""
     write_text(free(path, command), page)
     return Path(path)
+
+
+@contextmanager
+def entered(directory: Path, what: str, marks: Collection[str]) -> Iterator[None]:
+    """Make a directory, or enter one of the same kind, and hold it; one that stays empty is not left behind.
+
+    Arguments
+        what   what is to be in it, for sentences: ``audit``, ``survey``
+        marks  names of which any tells that an earlier one is in it
+
+    Raises `InputError` for a directory that holds something else, or that another process holds.
+    """
+    try:
+        made = not directory.exists()
+    except OSError as error:  # no name of a file
+        raise InputError(f"out: no directory can be called so: {(error.strerror or str(error)).lower()}.") from None
+    make_directory(directory)
+    there = names_in(directory)
+    for name, kind in _RECORDS.items():
+        if name in there and name not in marks:
+            raise InputError(f"out: {directory} holds {kind}; give an empty or new directory.")
+    if there and not there & set(marks):
+        raise InputError(f"out: {directory} holds files that are not the {what}'s; give an empty or new directory.")
+    try:
+        with locked(directory, what):
+            yield
+    finally:
+        if made and [path.name for path in directory.iterdir()] == [LOCK]:
+            (directory / LOCK).unlink()
+            directory.rmdir()

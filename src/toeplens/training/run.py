@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from toeplens.ground import InputError, checked, read_json, read_record, read_rows, write_bytes, write_json, write_text
-from toeplens.ground.files import is_leftover, make_directory
-from toeplens.ground.locks import LOCK, locked
+from toeplens.ground.files import make_directory
+from toeplens.ground.locks import locked, names_in
 from toeplens.model import Decoder
 from toeplens.training.history import Segment, read_history
 from toeplens.training.records import Epoch, Moment, Progress, Result, checkpoint_fault
@@ -179,7 +179,7 @@ def _is_the_runs(directory: Path, spec: RunSpec) -> bool:
         if had != spec.model_dump(mode="json"):
             raise InputError(f"run: {directory} holds another run; give another directory.")
         return True
-    if any(child.name != LOCK and not is_leftover(child) for child in directory.iterdir()):
+    if names_in(directory):
         raise InputError(f"run: {directory} holds files that are not a run's; give an empty or new directory.")
     return False
 

@@ -17,8 +17,8 @@ import torch
 
 from toeplens.engine import plan_workers
 from toeplens.ground import EnvironmentFailure, InputError, choose, write_json
-from toeplens.ground.directories import entered
 from toeplens.ground.files import make_directory
+from toeplens.ground.places import entered
 from toeplens.ground.reading import read_record
 from toeplens.studies.auditing.survey.check import surveyed
 from toeplens.studies.auditing.survey.models import model_types
