@@ -656,6 +656,14 @@ def test_a_configuration_says_the_scale_that_its_encoding_publishes(
     assert [block.attention.scale for block in decoder.blocks] == [decoder.encoding.scale] * 2
 
 
+def test_a_configuration_looks_at_its_encoding_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    built, build = [], encodings.build
+    monkeypatch.setattr(encodings, "build", lambda name, **given: built.append(name) or build(name, **given))
+    for _ in range(2):
+        decoder_config(encoding="t5", encoding_options={"max_distance": 123}, d_model=32, num_heads=2)
+    assert built == ["t5"]
+
+
 def test_none_is_one_over_the_root_of_the_dimensions_as_in_what_was_written_before() -> None:
     written = config("t5", attention_scale=None)
     assert written.model_dump()["attention_scale"] is None

@@ -8,8 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings import MLA, PositionalEncoding, Positions, attend
+from toeplens.encodings.shapes import Keys, Queries
 from toeplens.model.config import DecoderConfig
 from toeplens.model.norms import frozen
+
+Asking = Float[Tensor, "B Nq d_model"]
+Asked = Float[Tensor, "B Nk d_model"]
 
 
 class _Heads(nn.Module):
@@ -26,8 +30,8 @@ class _Heads(nn.Module):
 
     def heads(
         self,
-        queries: Float[Tensor, "B Nq d_model"],
-        context: Float[Tensor, "B Nk d_model"],
+        queries: Asking,
+        context: Asked,
         *,
         q_positions: Positions,
         k_positions: Positions,
@@ -64,13 +68,7 @@ class _Heads(nn.Module):
         """q, k, v as [B, H, N, dimensions], before rotation."""
         raise NotImplementedError
 
-    def project_part(
-        self,
-        queries: Float[Tensor, "B Nq d_model"],
-        context: Float[Tensor, "B Nk d_model"],
-        *,
-        at: tuple[Float[Tensor, "B Nq d_model"], Float[Tensor, "B Nk d_model"]],
-    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+    def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:
         """What parts of the inputs ``at`` contribute to q and k: no biases, norms held at their value on ``at``."""
         raise NotImplementedError
 
@@ -98,13 +96,7 @@ class Attention(_Heads):
             k, v = F.linear(context, self.qkv.weight[width:], self.qkv.bias[width:]).split(width, dim=-1)
         return self._split(q), self._split(k), self._split(v)
 
-    def project_part(
-        self,
-        queries: Float[Tensor, "B Nq d_model"],
-        context: Float[Tensor, "B Nk d_model"],
-        *,
-        at: tuple[Float[Tensor, "B Nq d_model"], Float[Tensor, "B Nk d_model"]],
-    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+    def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:
         to_q, to_k, _ = self.qkv.weight.split(self.out.in_features)
         return self._split(F.linear(queries, to_q)), self._split(F.linear(context, to_k))
 
@@ -130,13 +122,7 @@ class LatentAttention(_Heads):
     def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self._expand(self.norm_q(self.down_q(queries)), self.norm_kv(self.down_kv(context)), context)
 
-    def project_part(
-        self,
-        queries: Float[Tensor, "B Nq d_model"],
-        context: Float[Tensor, "B Nk d_model"],
-        *,
-        at: tuple[Float[Tensor, "B Nq d_model"], Float[Tensor, "B Nk d_model"]],
-    ) -> tuple[Float[Tensor, "B H Nq d"], Float[Tensor, "B H Nk d"]]:
+    def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:
         c_q = frozen(self.norm_q, self.down_q(queries), self.down_q(at[0]))
         c_kv = frozen(self.norm_kv, self.down_kv(context), self.down_kv(at[1]))
         q, k, _ = self._expand(c_q, c_kv, context)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+import json
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -34,11 +36,7 @@ _RELEASED: dict[str, Any] = {
     "readout": "mean",
     "final_norm": False,
 }
-_RELEASED_ROPE: dict[str, Any] = {
-    **_RELEASED,
-    "input_encoding": "sinusoidal",
-    "input_encoding_options": {"layout": "halves"},
-}
+_RELEASED_ROPE = {**_RELEASED, "input_encoding": "sinusoidal", "input_encoding_options": {"layout": "halves"}}
 _RELEASED_MLA: dict[str, Any] = {
     **_RELEASED,
     "pad_mask": True,
@@ -148,11 +146,9 @@ class DecoderConfig(BaseModel):
         if value != "published":
             return value
         try:
-            with torch.random.fork_rng(devices=[]):
-                encoding = _encoding(info.data, info.data["encoding"], info.data["encoding_options"])
+            return _facts(info.data, info.data["encoding"], info.data["encoding_options"]).scale
         except (InputError, KeyError):
             return None  # what is wrong with the other fields is said where they are looked at
-        return None if encoding.scale == encoding.query_dim**-0.5 else encoding.scale
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> DecoderConfig:
@@ -160,8 +156,9 @@ class DecoderConfig(BaseModel):
             raise ValueError(
                 f"d_model: {self.d_model} was given; it must be divisible by num_heads ({self.num_heads})."
             )
-        with torch.random.fork_rng(devices=[]):  # built only to have the options checked
-            encoding, added = self.build_encoding(), self.build_input_encoding()
+        encoding = _facts(dict(self), self.encoding, self.encoding_options)
+        name, options = self.input_encoding, self.input_encoding_options
+        added = None if name is None else _facts(dict(self), name, options)
         if encoding.layers is not None and max(encoding.layers, default=0) >= self.num_layers:
             raise ValueError(
                 f"encoding_options: layer {max(encoding.layers)} was given; "
@@ -201,6 +198,27 @@ class DecoderConfig(BaseModel):
 
     def _build(self, name: str, options: dict[str, Any]) -> encodings.PositionalEncoding:
         return _encoding(dict(self), name, options)
+
+
+class _Facts(NamedTuple):
+    """What a configuration asks of an encoding; its scale is None where it is 1/sqrt(dimensions of q)."""
+
+    scale: float | None
+    layers: frozenset[int] | None
+    coupling: encodings.Coupling
+
+
+def _facts(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> _Facts:
+    """From an encoding that is built once to look at it, however often a configuration of these options is made."""
+    three = tuple(sizes[field] for field in ("d_model", "num_heads", "max_len"))
+    return _looked_at(encodings.get(name), name, three, json.dumps(options))
+
+
+@lru_cache(maxsize=256)
+def _looked_at(kind: type, name: str, sizes: tuple[int, ...], options: str) -> _Facts:
+    with torch.random.fork_rng(devices=[]):
+        made = _encoding(dict(zip(("d_model", "num_heads", "max_len"), sizes, strict=True)), name, json.loads(options))
+    return _Facts(None if made.scale == made.query_dim**-0.5 else made.scale, made.layers, made.coupling)
 
 
 def _encoding(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> encodings.PositionalEncoding:
