@@ -22,9 +22,8 @@ from toeplens.ground import choose, write_bytes
 from toeplens.ground.files import make_directory
 from toeplens.ground.locks import Busy, locked
 from toeplens.lens import HeadAblation, ablate_heads
-from toeplens.lens.ablation.head_ablation import Method
-from toeplens.lens.kit.interventions import Intervention
-from toeplens.lens.kit.outcomes import Metric
+from toeplens.lens.ablation.ablate import Method
+from toeplens.lens.kit.interventions import Intervention, Metric
 from toeplens.training import Run, RunSpec, plan_execution, train
 from toeplens.training.loop import Progress
 from toeplens.training.run import entered

@@ -3,11 +3,10 @@
 A new measure is a file in the room of the question it answers and a line here; what two rooms share is in ``kit``.
 """
 
-from toeplens.lens.ablation.ablate import Memory, ablate_heads
-from toeplens.lens.ablation.attribution import Scalable, rank_correlation
+from toeplens.lens.ablation.ablate import HeadAblation, ablate_heads, rank_correlation
+from toeplens.lens.ablation.attribution import Scalable
 from toeplens.lens.ablation.deposit import THRESHOLDS, LayerDeposit, deposit, gini
 from toeplens.lens.ablation.estimate_check import EstimateCheck, check_estimates, sample_heads
-from toeplens.lens.ablation.head_ablation import HeadAblation
 from toeplens.lens.ablation.head_sets import HeadSets, cumulative_ablation, head_sets, sufficient_set
 from toeplens.lens.ablation.margins import Margins, margins
 from toeplens.lens.following.behaviour import Behaviour, behaviour
@@ -20,20 +19,19 @@ from toeplens.lens.gradients.descent import Differentiable
 from toeplens.lens.gradients.drift import PositionalDrift, positional_drift
 from toeplens.lens.gradients.signal import SeedStrength, seed_strength
 from toeplens.lens.kit.intervals import Estimate, bootstrap_means, over_seeds
-from toeplens.lens.kit.interventions import Batch, Replayable
+from toeplens.lens.kit.interventions import Batch, Memory, Replayable
 from toeplens.lens.kit.pieces import NoForm
-from toeplens.lens.kit.shares import Shares
 from toeplens.lens.kit.splits import Split, position_means, position_parts
+from toeplens.lens.kit.terms import Shares
 from toeplens.lens.kit.toeplitz import ToeplitzProfile, toeplitz_part, toeplitz_profile
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace, Traceable
-from toeplens.lens.logits.decompose import LogitParts, decompose
-from toeplens.lens.logits.kinds import KINDS
+from toeplens.lens.logits.decompose import KINDS, LogitParts, decompose
 from toeplens.lens.logits.relevance import Relevance
 from toeplens.lens.stream.representation import Representation, representation
 from toeplens.lens.stream.subspace import CurveDimension, PositionSubspace, curve_dimension, position_subspace
 from toeplens.lens.toeplitz.contraction import Contraction, contraction
 from toeplens.lens.toeplitz.decay import DecayFit, fit_decay
-from toeplens.lens.toeplitz.levinson import Prediction, positions_from, predictor
+from toeplens.lens.toeplitz.levinson import Prediction, predictor
 from toeplens.lens.toeplitz.single_phase import SinglePhase, single_phase
 from toeplens.lens.toeplitz.spectrum import Szego, extreme_eigenvalues, hermitian_part, symbol, szego, toeplitz_operator
 
@@ -102,7 +100,6 @@ __all__ = [
     "position_parts",
     "position_subspace",
     "positional_drift",
-    "positions_from",
     "predictor",
     "rank_correlation",
     "representation",

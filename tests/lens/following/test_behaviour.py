@@ -20,8 +20,8 @@ from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.following import two_way
 from toeplens.lens.following.behaviour import Behaviour, behaviour
 from toeplens.lens.following.permutation import permutation_scores
-from toeplens.lens.kit import movable as placed
-from toeplens.lens.kit.movable import KeySplit
+from toeplens.lens.kit import movable
+from toeplens.lens.kit.movable import Given, KeySplit, MovableKeys, movable_from
 from toeplens.lens.kit.splits import position_parts
 from toeplens.lens.kit.trace import Counted
 from toeplens.model import Decoder, decoder_config
@@ -154,12 +154,14 @@ def test_slow_frequencies_keep_their_digits() -> None:
     assert (found.interaction < 1e-9).all()
 
 
+def movable_of(case: dict[str, Any], **others: Any) -> MovableKeys:
+    given = {"pairing": "half"} | case | others
+    return next(movable_from(given.pop("q"), given.pop("k"), Given(**given)))[2]
+
+
 def variances(case: dict[str, Any], **others: Any) -> Tensor:
     """Var(P), Var(S), Var(I) of every query: [3, B, H, N]."""
-    given = {"rotation": None, "pairing": "half", "bias": None, "k_position": None} | case | others
-    names = ("q", "k", "rotation", "pairing", "bias", "k_position")
-    arguments: tuple[Any, ...] = (*(given[name] for name in names), True, 1.0, None, "known", "all", given["window"])
-    found = two_way.two_way(next(placed.placed_from(*arguments))[2])
+    found = two_way.two_way(movable_of(case, **others))
     return torch.stack((found.positional, found.symbolic, found.interaction))
 
 
@@ -187,8 +189,7 @@ def test_a_window_of_all_keys_is_none() -> None:
 def test_contents_change_places_within_the_window() -> None:
     """float64, 1e-12; the logits of the permutation scores."""
     case = random_case(k_position=random_case()["q"].roll(1, 0), bias=torch.linspace(0, 5, 12).double())
-    given = (case["q"], case["k"], case["rotation"], "half", case["bias"], case["k_position"], True, 1.0, None)
-    near, far = (next(placed.placed_from(*given, "known", "all", window))[2] for window in (4, None))
+    near, far = (movable_of(case, window=window) for window in (4, None))
     for query in (2, 9):
         first = max(0, query - 3)
         order = torch.arange(query + 1 - first).flip(0)
@@ -397,11 +398,11 @@ def test_some_positions_are_analysed_by_themselves_and_a_bias_needs_them_to_be_c
 def test_a_wrong_reading_of_a_layer_is_caught(field: str) -> None:
     """What is put together from a layer must give the layer's own logits."""
     layer = trace_of("alibi")[0]
-    right = next(placed.placed_from(layer, None, None, "half", None, None, True, 1.0, None, "none", "all"))[2]
-    placed._require_true(layer, right)
+    right = next(movable_from(layer, None, Given(split="none")))[2]
+    movable._require_true(layer, right)
     wrong = replace(right, **{field: getattr(right, field) * 1.01})
     with pytest.raises(InputError, match="off by"):
-        placed._require_true(layer, wrong)
+        movable._require_true(layer, wrong)
 
 
 def test_single_precision_is_taken_as_it_is() -> None:

@@ -19,10 +19,9 @@ from toeplens import encodings
 from toeplens.encodings import BandControl, Rotary, controlled, swapped
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
-from toeplens.lens.frequency import tensors as frequency_tensors
+from toeplens.lens.frequency import use
 from toeplens.lens.frequency.bands import ablate_bands
-from toeplens.lens.frequency.layers import layer_use
-from toeplens.lens.frequency.use import frequency_use
+from toeplens.lens.frequency.use import frequency_use, layer_use
 from toeplens.lens.kit.pieces import NoForm
 from toeplens.lens.kit.trace import Counted
 from toeplens.model import Attention, Decoder, decoder_config
@@ -137,9 +136,9 @@ def test_padding_may_hold_anything(window: int | None) -> None:
     parts = [x.clone() for x in (layer.q, layer.k)]
     for x in parts:
         x.masked_fill_(~layer.present[:, None, :, None], torch.nan)
-    use, clean = (layer_use(each, "all") for each in (replace(layer, q=parts[0], k=parts[1]), layer))
-    torch.testing.assert_close(use.shares.logits, clean.shares.logits, rtol=0, atol=0)
-    torch.testing.assert_close(use.norms, clean.norms, rtol=0, atol=0)
+    dirty, clean = (layer_use(each, "all") for each in (replace(layer, q=parts[0], k=parts[1]), layer))
+    torch.testing.assert_close(dirty.shares.logits, clean.shares.logits, rtol=0, atol=0)
+    torch.testing.assert_close(dirty.norms, clean.norms, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("encoding", ["rope", "alibi"])
@@ -224,7 +223,7 @@ def tensor_cases(draw: st.DrawFn) -> dict[str, Any]:
 def test_use_of_tensors_by_hand(case: dict[str, Any], at_once: int) -> None:
     """float64, 1e-9; windows, grouped key heads, padding, biases, both pairings, causal and not."""
     expected = by_hand_of_tensors(case)
-    with patch.object(frequency_tensors, "_AT_ONCE", at_once):
+    with patch.object(use, "_AT_ONCE", at_once):
         found = frequency_use(**case)
     for name, values in (("norms", found.norms), ("variance", found.variance), *vars(found.shares).items()):
         torch.testing.assert_close(

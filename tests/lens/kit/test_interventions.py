@@ -16,9 +16,8 @@ from scipy.stats import entropy
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.lens.ablation.ablate import ablate_heads
+from toeplens.lens.ablation.ablate import HeadAblation, ablate_heads
 from toeplens.lens.ablation.deposit import deposit
-from toeplens.lens.ablation.head_ablation import HeadAblation
 from toeplens.lens.kit.interventions import Batch, Intervention, donors, mean_outputs, replacements
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource

@@ -19,7 +19,7 @@ from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, decompose
-from toeplens.lens.kit.shares import shares_of
+from toeplens.lens.kit.terms import shares_of
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import ortho_group
 
 from toeplens.ground import InputError
-from toeplens.lens.toeplitz.levinson import frequencies, positions_from, predictor
+from toeplens.lens.toeplitz.levinson import frequencies, predictor
 
 THETA = np.array([0.3, 1.1, 2.0, 2.9])
 WEIGHTS = np.array([1.0, 0.5, 2.0, 0.7])
@@ -115,43 +114,6 @@ def test_rotary_frequencies_soon_pass_double_precision() -> None:
         frequencies(r[1], 4)
 
 
-@pytest.mark.parametrize("dims", [2, 4])
-def test_positions_have_the_gram_matrix(dims: int) -> None:
-    """Rotary positions: p_i . p_j = sum over t of w_t cos((i - j) theta_t) takes two dimensions a frequency."""
-    half = dims // 2
-    r = cosines(THETA[:half], WEIGHTS[:half], 30)
-    found = positions_from(r, 30, dims)
-    gram = np.array([[r[abs(i - j)] for j in range(30)] for i in range(30)])
-    assert found.vectors.shape == (30, dims)
-    np.testing.assert_allclose(found.vectors @ found.vectors.T, gram, atol=1e-12)
-    assert found.error < 1e-13
-    fewer = positions_from(r, 30, dims - 1)
-    missed = np.linalg.norm(fewer.vectors @ fewer.vectors.T - gram) / np.linalg.norm(gram)
-    assert fewer.error == pytest.approx(missed, abs=1e-12)
-    assert fewer.error > 0.1
-
-
-def test_positions_are_planted_ones_up_to_an_orthogonal_map() -> None:
-    """Found positions turn into the planted by one orthogonal map; and the planted, turned, have the same values."""
-    places = np.arange(20)[:, None] * THETA[:2]
-    planted = np.concatenate((np.cos(places), np.sin(places)), axis=1)
-    r = cosines(THETA[:2], np.ones(2), 20)
-    found = positions_from(r, 20, 4).vectors
-    turn = np.linalg.lstsq(found, planted, rcond=None)[0]
-    np.testing.assert_allclose(found @ turn, planted, atol=1e-10)
-    np.testing.assert_allclose(turn @ turn.T, np.eye(4), atol=1e-10)
-    turned = planted @ ortho_group.rvs(4, random_state=0)
-    np.testing.assert_allclose(turned @ turned.T, planted @ planted.T, atol=1e-12)
-    assert np.abs(turned - planted).max() > 0.1
-
-
-def test_what_has_negative_eigenvalues_is_no_gram_matrix() -> None:
-    """r = -cos: no vectors have it, and the error is all of it."""
-    found = positions_from(-cosines(THETA[:1], np.ones(1), 10), 10, 2)
-    assert found.error == pytest.approx(1, abs=1e-12)
-    assert np.isnan(positions_from(np.zeros(4), 4, 2).error)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -163,12 +125,8 @@ def test_what_has_negative_eigenvalues_is_no_gram_matrix() -> None:
         (lambda r: frequencies(r, 0), "count: 0 was given"),
         (lambda r: frequencies(r, 5), "count: 5 was given; in double precision the values have fewer"),
         (lambda r: frequencies(r, 6), "needs 13 values"),
-        (lambda r: positions_from(r, 13, 2), "size: 13 was given; it needs 13 values"),
         (lambda r: predictor(np.zeros(4098), 4097), "order: 4097 was given; a dense matrix of at most 4096 rows"),
         (lambda r: frequencies(np.zeros(5000), 2049), "count: 2049 was given; a dense matrix of at most 4096 rows"),
-        (lambda r: positions_from(np.zeros(4097), 4097, 1), "size: 4097 was given; a dense matrix of at most 4096"),
-        (lambda r: positions_from(r, 12, 0), "dims: 0 was given; 1 to 12"),
-        (lambda r: positions_from(r, 12, 13), "dims: 13 was given; 1 to 12"),
     ],
 )
 def test_what_cannot_be_recovered_is_refused(call, message: str) -> None:

@@ -183,10 +183,11 @@ def test_extremes_move_with_the_kernel(scale: float, shift: float, seed: int) ->
     np.testing.assert_allclose(extreme_eigenvalues(mirrored(-half), 80), (-high, -low), atol=1e-9)
 
 
-def test_szego_ends_gaps_and_distribution_by_hand() -> None:
+def test_szego_ends_gaps_and_distribution_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 - 2 cos(phi): everything is known in closed form."""
+    monkeypatch.setattr(spectrum, "DENSE_UP_TO", 64)
     sizes = [1, 4, 16, 64, 256]
-    found = szego(np.array([-1.0, 2.0, -1.0]), sizes, dense_up_to=64)
+    found = szego(np.array([-1.0, 2.0, -1.0]), sizes)
     assert (found.symbol_low, found.symbol_high) == pytest.approx((0, 4), abs=1e-12)
     assert found.sizes.tolist() == sizes
     for index, size in enumerate(sizes):
@@ -213,8 +214,9 @@ def test_eigenvalues_never_leave_the_symbol(half: int, size: int, seed: int, com
 
 
 @pytest.mark.parametrize("name", ["exponential", "gaussian", "complex"])
-def test_gaps_close_as_n_grows(name: str) -> None:
-    found = szego(hermitian(name, 2048), [32, 128, 512, 1024], dense_up_to=512)
+def test_gaps_close_as_n_grows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectrum, "DENSE_UP_TO", 512)
+    found = szego(hermitian(name, 2048), [32, 128, 512, 1024])
     reach = found.symbol_high - found.symbol_low
     assert np.all(np.diff(found.gap_high) < 0)
     assert np.all(np.diff(found.gap_low) < 1e-8 * reach)

@@ -1,34 +1,86 @@
-"""Head ablation: what is lost without a head, head by head and head after head."""
+"""Head ablation: what is lost without a head, head by head and head after head; how two ablations' ranks agree."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, get_args, runtime_checkable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
+from pydantic import Field
 from torch import Tensor
 
-from toeplens.ground import choose
+from toeplens.ground import InputError, choose
+from toeplens.ground.reading import Share
+from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.ablation.attribution import first_order
-from toeplens.lens.ablation.estimate_check import Sample, check_estimates
-from toeplens.lens.ablation.head_ablation import HeadAblation, Method
-from toeplens.lens.kit.intervals import bootstrap_means
-from toeplens.lens.kit.interventions import Batch, Intervention, Replacement, Replayable, counted_batches, replacements
-from toeplens.lens.kit.outcomes import Metric, harm, outcomes
+from toeplens.lens.ablation.estimate_check import EstimateCheck, Sample, check_estimates
+from toeplens.lens.kit.intervals import TAILS, Estimate, bootstrap_means, spearman
+from toeplens.lens.kit.interventions import (
+    Batch,
+    Intervention,
+    Metric,
+    Replacement,
+    Replayable,
+    counted_batches,
+    examples_answers,
+    harm,
+    replacements,
+)
+
+Method = Literal["exact", "attribution"]
 
 
-@runtime_checkable
-class Memory(Protocol):
-    """Where an ablation keeps what it has answered; `get` may raise to stop it between two batches.
+@dataclass(frozen=True)
+class HeadAblation(Record):
+    """The effect of ablating heads.
 
-    One memory serves one ablation: the keys do not name metric, intervention or method.
+    drops         [layers, heads] what is lost without the head, positive for harm: metric(intact) - metric(ablated)
+                  for accuracy, metric(ablated) - metric(intact) for loss and kl
+    low, high     [layers, heads] paired bootstrap interval of the drops over the examples, each head's for itself: of
+                  many heads some intervals miss 0 by chance. A head whose loss shows in none of the examples gets
+                  [0, 0], however few these are. nan without resamples
+    baseline      the intact model's metric
+    cumulative    [layers, heads + 1] metric with a layer's 0, 1, 2, ... heads ablated together, most important first;
+                  nan where that was not run
+    examples      how many examples were counted
+    chance        the accuracy of the best constant guess
+    metric        ``accuracy`` (a share), ``loss`` (nats) or ``kl`` (nats)
+    intervention  ``zero``, ``mean``, ``resample`` or ``position``
+    method        ``exact`` or ``attribution``
+    check         of an attribution: how its estimates compare to exact drops on a sample of the heads; None in records
+                  that are older than the check, whose estimates are no effects
     """
 
-    def get(self, key: str) -> Bool[np.ndarray, "V n"] | Float[np.ndarray, "V n"] | None: ...
+    WORDS = "ablation"
+    LATER = ("method", "check")
 
-    def put(self, key: str, answers: Bool[np.ndarray, "V n"] | Float[np.ndarray, "V n"]) -> None: ...
+    drops: Annotated[Float[np.ndarray, "L H"], Field(min_length=1)]
+    low: Float[np.ndarray, "L H"]
+    high: Float[np.ndarray, "L H"]
+    baseline: float
+    cumulative: Float[np.ndarray, "L H+1"]
+    examples: AtLeast1
+    chance: Share
+    metric: Metric = "accuracy"
+    intervention: Intervention = "zero"
+    method: Method = "exact"
+    check: EstimateCheck | None = None
+
+    def verify(self) -> None:
+        for name, least in (("drops", -1), ("low", -1), ("high", -1), ("cumulative", 0)):
+            numbers = getattr(self, name)
+            if self.metric == "accuracy" and ((numbers < least) | (numbers > 1)).any():
+                raise ValueError(f"{name}: of accuracies only numbers from {least} to 1 can come.")
+        if self.metric == "accuracy" and not 0 <= self.baseline <= 1:
+            raise ValueError(f"baseline: {self.baseline} was given; an accuracy is from 0 to 1.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for JSON; None for NaN. Only an estimate has a check."""
+        content = super().to_dict()
+        return {name: value for name, value in content.items() if name != "check" or value is not None}
 
 
 def ablate_heads(
@@ -144,22 +196,42 @@ def _answers(
 ) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "LV n"]]:
     """The metric of each example that counts: intact, and for each row of each layer's gains, layer after layer."""
     last = source.num_layers - 1
-    parts = []
-    for index, (tokens, labels, lengths) in enumerate(batches):
-        key = f"{phase}-{index}"
-        answers = memory.get(key) if memory else None
-        if answers is None:
-            instead = replacing(index)
-            logits = []
-            for layer, state in enumerate(source.states(tokens, lengths)):
-                own = [instead[layer]] if isinstance(instead, list) else instead
-                rows = torch.cat((gains[layer], torch.ones(1, source.num_heads))) if layer == last else gains[layer]
-                logits.append(source.replay(state, rows, own))
-            changed, intact = torch.cat(logits).split((sum(map(len, gains)), 1))
-            both = torch.cat((intact, changed))
-            answers = outcomes(metric, both, intact[0], labels).cpu().numpy()
-            if memory:
-                memory.put(key, answers)
-        parts.append(answers)
-    together = np.concatenate(parts, axis=1).astype(float)
-    return together[0], together[1:]
+
+    def answers(index: int) -> Tensor:
+        tokens, _, lengths = batches[index]
+        instead = replacing(index)
+        logits = []
+        for layer, state in enumerate(source.states(tokens, lengths)):
+            own = [instead[layer]] if isinstance(instead, list) else instead
+            rows = torch.cat((gains[layer], torch.ones(1, source.num_heads))) if layer == last else gains[layer]
+            logits.append(source.replay(state, rows, own))
+        changed, intact = torch.cat(logits).split((sum(map(len, gains)), 1))
+        return torch.cat((intact, changed))
+
+    return examples_answers(metric, batches, answers, memory, phase)
+
+
+def rank_correlation(exact: HeadAblation, attributed: HeadAblation, *, samples: int = 1000, seed: int = 0) -> Estimate:
+    """Spearman's correlation of two ablations' drops over all heads, with a bootstrap interval over the heads.
+
+    Heads are drawn with replacement, layers mixed. It is nan where all drops of an ablation are equal, and such
+    resamples are left out of the interval; the metrics may differ, the interventions may not.
+
+    Arguments
+        exact, attributed  two ablations of one model
+        samples            resamples
+        seed               of the resampling
+    """
+    if exact.drops.shape != attributed.drops.shape:
+        raise InputError(f"attributed: {attributed.drops.shape} heads were given; exact has {exact.drops.shape}.")
+    if exact.intervention != attributed.intervention:
+        raise InputError(
+            f"attributed: intervention {attributed.intervention!r} was given; exact has {exact.intervention!r}."
+        )
+    both = np.stack((exact.drops.ravel(), attributed.drops.ravel()))
+    count = both.shape[1]
+    rng = np.random.Generator(np.random.Philox(seed))
+    drawn = spearman(both[:, rng.integers(count, size=(samples, count))])
+    known = drawn[~np.isnan(drawn)]
+    low, high = np.quantile(known, TAILS) if len(known) else (np.nan, np.nan)
+    return Estimate(float(spearman(both[:, None])[0]), float(low), float(high), count)

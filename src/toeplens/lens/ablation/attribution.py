@@ -1,4 +1,4 @@
-"""First-order head ablation: what one backward pass says of all heads at once, and how two ablations' ranks agree."""
+"""First-order head ablation: what one backward pass says of all heads at once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
-from toeplens.lens.ablation.estimate_check import spearman
-from toeplens.lens.ablation.head_ablation import HeadAblation
-from toeplens.lens.kit.intervals import Estimate
-from toeplens.lens.kit.interventions import Batch, Replacement, Replayable
-from toeplens.lens.kit.outcomes import Metric
+from toeplens.lens.kit.interventions import Batch, Metric, Replacement, Replayable
 
 _NO_DERIVATIVE = {
     "accuracy": "accuracy has no derivative",
@@ -76,33 +72,3 @@ def first_order(
     if not (np.isfinite(found).all() and np.isfinite(rises).all()):
         raise InputError("source: its loss or the gradient of it is not finite; attribution needs finite ones.")
     return found, rises
-
-
-def rank_correlation(
-    exact: HeadAblation, attributed: HeadAblation, *, samples: int = 1000, level: float = 0.95, seed: int = 0
-) -> Estimate:
-    """Spearman's correlation of two ablations' drops over all heads, with a bootstrap interval over the heads.
-
-    Heads are drawn with replacement, layers mixed. It is nan where all drops of an ablation are equal, and such
-    resamples are left out of the interval; the metrics may differ, the interventions may not.
-
-    Arguments
-        exact, attributed  two ablations of one model
-        samples            resamples
-        level              coverage
-        seed               of the resampling
-    """
-    if exact.drops.shape != attributed.drops.shape:
-        raise InputError(f"attributed: {attributed.drops.shape} heads were given; exact has {exact.drops.shape}.")
-    if exact.intervention != attributed.intervention:
-        raise InputError(
-            f"attributed: intervention {attributed.intervention!r} was given; exact has {exact.intervention!r}."
-        )
-    both = np.stack((exact.drops.ravel(), attributed.drops.ravel()))
-    count = both.shape[1]
-    rng = np.random.Generator(np.random.Philox(seed))
-    drawn = spearman(both[:, rng.integers(count, size=(samples, count))])
-    known = drawn[~np.isnan(drawn)]
-    tails = ((1 - level) / 2, (1 + level) / 2)
-    low, high = np.quantile(known, tails) if len(known) else (np.nan, np.nan)
-    return Estimate(float(spearman(both[:, None])[0]), float(low), float(high), count)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from toeplens.ground import InputError
-from toeplens.lens.ablation.head_ablation import HeadAblation
+from toeplens.lens.ablation.ablate import HeadAblation
 
 Kind = Literal["single-head", "few-head", "distributed", "redundant", "no-skill"]
 

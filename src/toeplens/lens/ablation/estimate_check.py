@@ -8,11 +8,11 @@ from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.stats import rankdata
 
 from toeplens.ground import InputError
 from toeplens.ground.reading import Count
 from toeplens.ground.records import Dims, MaybeNaN, Record
+from toeplens.lens.kit.intervals import spearman
 
 # At 0.9 on 32 heads the rank correlation of all heads is above 0.78 (95 %). Trained models were met at 0.6 and at 0.0,
 # and there heads that matter most come out as nothing.
@@ -125,14 +125,6 @@ def check_estimates(
         float(spearman(np.stack((x, y))[:, None])[0]),
         float((x * y).sum() / square) if square > 0 else float("nan"),
     )
-
-
-def spearman(values: Float[np.ndarray, "2 samples n"]) -> Float[np.ndarray, "samples"]:
-    """Spearman's correlation of many samples at once, ties at their mean rank; nan where all of one side are equal."""
-    ranks = rankdata(values, axis=-1)
-    x, y = ranks - ranks.mean(-1, keepdims=True)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return (x * y).sum(-1) / np.sqrt((x**2).sum(-1) * (y**2).sum(-1))
 
 
 def _figure(value: float) -> str:

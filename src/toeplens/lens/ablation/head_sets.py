@@ -14,10 +14,21 @@ from pydantic import Field
 from toeplens.ground import InputError, choose
 from toeplens.ground.reading import Count, Share
 from toeplens.ground.records import AtLeast1, Dims, Each, Record
-from toeplens.lens.kit.interventions import Batch, Intervention, Replayable, counted_batches, replacements
-from toeplens.lens.kit.outcomes import Metric, harm, outcomes
+from toeplens.lens.kit.interventions import (
+    Batch,
+    Intervention,
+    Metric,
+    Replayable,
+    counted_batches,
+    harm,
+    outcomes,
+    replacements,
+)
 
 Order = Literal["greedy", "importance", "random"]
+RANDOM_ORDERS = 3
+POINTS = 12  # of a curve: so large a part of all heads goes from one to the next, but at least one head
+SCORED = 64  # the first so many examples that count decide which head is tried next; all decide the rest
 ROUNDOFF = 1e-9
 
 
@@ -100,18 +111,12 @@ def head_sets(
     chance: float = 0.0,
     keep: float = 0.9,
     intervention: Intervention = "zero",
-    random_orders: int = 3,
-    step: int | None = None,
-    scored: int = 64,
     seed: int = 0,
 ) -> HeadSets:
     """Cumulative ablation in all three orders and a sufficient set; see `cumulative_ablation` and `sufficient_set`."""
     trials = _Trials(source, batches, "accuracy", intervention, seed)
-    step, scored = _step(trials, step), _at_least_1("scored", scored)
-    greedy, importance, random = (
-        _cumulative(trials, order, random_orders, step, scored, seed) for order in get_args(Order)
-    )
-    found = _sufficient(trials, chance, keep, step, scored)
+    greedy, importance, random = (_cumulative(trials, order, seed) for order in get_args(Order))
+    found = _sufficient(trials, chance, keep)
     return HeadSets(
         baseline=found.baseline,
         chance=chance,
@@ -133,35 +138,28 @@ def cumulative_ablation(
     order: Order = "greedy",
     metric: Metric = "accuracy",
     intervention: Intervention = "zero",
-    random_orders: int = 3,
-    step: int | None = None,
-    scored: int = 64,
     seed: int = 0,
 ) -> CumulativeAblation:
     """Ablate head after head in the whole model, until none is left.
 
     Every point of a curve is one pass over all examples, from the first layer that is changed. Passes that agree up to
-    a layer share it.
+    a layer share it. From one point to the next a twelfth of all heads goes, at least one.
 
     Arguments
-        source         a model that can replay from a layer
-        batches        (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
-        order          ``importance``: by the drops of single heads (L H passes to order them); ``random``: several
-                       orders (none); ``greedy``: the most harmful next, all that are left being tried again after
-                       every ``step`` heads (about (L H)^2 / (2 step) passes over the ``scored`` examples)
-        metric         ``accuracy``, ``loss`` or ``kl``; equal accuracies are told apart by the loss
-        intervention   what takes a head's place; see `ablate_heads`
-        random_orders  how many random orders
-        step           heads from one point of the curve to the next; a twelfth of all unless given, at least 1
-        scored         the first so many examples that count decide the greedy order; the curve is of all
-        seed           of the random orders, and of ``resample``
+        source        a model that can replay from a layer
+        batches       (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
+        order         ``importance``: by the drops of single heads (L H passes to order them); ``random``: three orders
+                      (no passes); ``greedy``: the most harmful next, all that are left being tried again at every
+                      point (about (L H)^2 / (2 step) passes over the first `SCORED` examples)
+        metric        ``accuracy``, ``loss`` or ``kl``; equal accuracies are told apart by the loss
+        intervention  what takes a head's place; see `ablate_heads`
+        seed          of the random orders, and of ``resample``
 
-    Raises `InputError` for an unknown choice, a number under 1, and no example that counts.
+    Raises `InputError` for an unknown choice, and no example that counts.
     """
     choose("order", order, get_args(Order))
     choose("metric", metric, get_args(Metric))
-    trials = _Trials(source, batches, metric, intervention, seed)
-    return _cumulative(trials, order, random_orders, _step(trials, step), _at_least_1("scored", scored), seed)
+    return _cumulative(_Trials(source, batches, metric, intervention, seed), order, seed)
 
 
 def sufficient_set(
@@ -171,23 +169,20 @@ def sufficient_set(
     chance: float = 0.0,
     keep: float = 0.9,
     intervention: Intervention = "zero",
-    step: int | None = None,
-    scored: int = 64,
     seed: int = 0,
 ) -> SufficientSet:
     """A small set of heads that keeps the share ``keep`` of the skill, accuracy - chance, when all others are ablated.
 
-    Backward elimination: all heads that are left are tried one by one on the ``scored`` examples, the least harmful
-    ones are ablated for good, up to ``step`` at once, as far as all examples keep the accuracy; then the rest is tried
-    again, on all examples where the scored ones have led nowhere. It ends when, on all examples, no single head can go.
-    The smallest set of all may be smaller still.
+    Backward elimination: all heads that are left are tried one by one on the first `SCORED` examples, the least harmful
+    ones are ablated for good, up to a twelfth of all at once, as far as all examples keep the accuracy; then the rest
+    is tried again, on all examples where the first ones have led nowhere. It ends when, on all examples, no single head
+    can go. The smallest set of all may be smaller still.
 
     Arguments as in `cumulative_ablation`, and
         chance  accuracy of the best constant guess
         keep    share of the skill, over 0 and up to 1
     """
-    trials = _Trials(source, batches, "accuracy", intervention, seed)
-    return _sufficient(trials, chance, keep, _step(trials, step), _at_least_1("scored", scored))
+    return _sufficient(_Trials(source, batches, "accuracy", intervention, seed), chance, keep)
 
 
 class _Trials:
@@ -203,6 +198,7 @@ class _Trials:
         self.replacing = replacements(source, self.batches, intervention, seed)
         self.examples = int(sum((labels >= 0).sum() for _, labels, _ in self.batches))
         self.shape = source.num_layers, source.num_heads
+        self.step = max(1, source.num_layers * source.num_heads // POINTS)
 
     def __call__(
         self, kept: Bool[np.ndarray, "V L H"], metrics: tuple[Metric, ...], most: int | None = None
@@ -229,13 +225,8 @@ class _Trials:
     def by_harm(self, kept: Bool[np.ndarray, "L H"], most: int | None) -> Int[np.ndarray, "S 2"]:
         """The heads that are ``kept``, the one first that is missed most; equal harm is told apart by the loss."""
         heads = np.argwhere(kept)
-        values, losses = self(_without_each(kept), (self.metric, "loss"), most)
+        values, losses = self(_without(kept, heads[:, None]), (self.metric, "loss"), most)
         return heads[np.lexsort((-losses, -harm(self.metric, np.zeros_like(values), values)))]
-
-
-def _without_each(kept: Bool[np.ndarray, "L H"]) -> Bool[np.ndarray, "S L H"]:
-    """What is kept without each of the kept heads in turn."""
-    return _without(kept, np.argwhere(kept)[:, None])
 
 
 def _without(
@@ -248,65 +239,51 @@ def _without(
     return rows
 
 
-def _cumulative(
-    trials: _Trials, order: Order, random_orders: int, step: int, scored: int, seed: int
-) -> CumulativeAblation:
+def _cumulative(trials: _Trials, order: Order, seed: int) -> CumulativeAblation:
     every = np.ones(trials.shape, bool)
     count = every.size
     if order == "random":
         rng = np.random.Generator(np.random.Philox(seed))
-        orders = np.stack(
-            [rng.permutation(np.argwhere(every)) for _ in range(_at_least_1("random_orders", random_orders))]
-        )
+        orders = np.stack([rng.permutation(np.argwhere(every)) for _ in range(RANDOM_ORDERS)])
     elif order == "importance":
         orders = trials.by_harm(every, None)[None]
     else:
-        orders = _greedy(trials, step, scored)[None]
-    sizes = [*range(0, count, step), count]
+        orders = _greedy(trials)[None]
+    sizes = [*range(0, count, trials.step), count]
     kept = np.concatenate([_without(every, [heads[:size] for size in sizes]) for heads in orders])
     curves = np.full((len(orders), count + 1), np.nan)
     curves[:, sizes] = trials(kept, (trials.metric,))[0].reshape(len(orders), -1)
     return CumulativeAblation(curves, orders, float(curves[0, 0]), trials.examples, trials.metric)
 
 
-def _greedy(trials: _Trials, step: int, scored: int) -> Int[np.ndarray, "LH 2"]:
-    """The order in which the most harmful heads go, ``step`` at once."""
+def _greedy(trials: _Trials) -> Int[np.ndarray, "LH 2"]:
+    """The order in which the most harmful heads go, some at once."""
     left = np.ones(trials.shape, bool)
     order = []
     while left.any():
-        worst = trials.by_harm(left, scored)[:step]
+        worst = trials.by_harm(left, SCORED)[: trials.step]
         order.append(worst)
         (left,) = _without(left, [worst])
     return np.concatenate(order)
 
 
-def _sufficient(trials: _Trials, chance: float, keep: float, step: int, scored: int) -> SufficientSet:
+def _sufficient(trials: _Trials, chance: float, keep: float) -> SufficientSet:
     if not 0 < keep <= 1:
         raise InputError(f"keep: {keep} was given; it must be over 0 and at most 1.")
     left = np.ones(trials.shape, bool)
     accuracy = baseline = float(trials(left[None], ("accuracy",))[0, 0])
     needed = chance + keep * (baseline - chance)
-    most: int | None = scored
+    most: int | None = SCORED
     while left.any():
         least = trials.by_harm(left, most)[::-1]
-        sizes = sorted({min(size, len(least)) for size in (*(2**k for k in range(step.bit_length())), step)})
-        further = _without(left, [least[:size] for size in sizes])
+        sizes = {min(size, len(least)) for size in (*(2**k for k in range(trials.step.bit_length())), trials.step)}
+        further = _without(left, [least[:size] for size in sorted(sizes)])
         accuracies = trials(further, ("accuracy",))[0]
         enough = np.flatnonzero(accuracies >= needed - ROUNDOFF)
         if len(enough):
-            left, accuracy, most = further[enough[-1]], float(accuracies[enough[-1]]), scored
+            left, accuracy, most = further[enough[-1]], float(accuracies[enough[-1]]), SCORED
         elif most is None:  # not even the least harmful one, by all examples, can go
             break
         else:
             most = None
     return SufficientSet(np.argwhere(left), accuracy, needed, baseline, trials.examples)
-
-
-def _step(trials: _Trials, step: int | None) -> int:
-    return max(1, trials.shape[0] * trials.shape[1] // 12) if step is None else _at_least_1("step", step)
-
-
-def _at_least_1(field: str, value: int) -> int:
-    if value < 1:
-        raise InputError(f"{field}: {value} was given; it must be at least 1.")
-    return value

@@ -14,18 +14,12 @@ from toeplens.ground import InputError
 class Margins:
     """The lead of the best head of each layer (arXiv 2505.13027, section 6; theory 7).
 
-    ratio       [L] M_l, the best head's signal over the second best's; NaN with fewer than two heads that have one
-    difference  [L] the best head's signal less the second best's
-    gamma       [L - 1] M_l / M_{l+1}: the claim is that it is over 1, so that the lead grows back through the layers
-    leaders     [L] the best head; None where no head has a signal
-    leader      the layer and the head with the largest signal of all; None if there is none
+    ratio  [L] M_l, the best head's signal over the second best's; NaN with fewer than two heads that have one
+    gamma  [L - 1] M_l / M_{l+1}: the claim is that it is over 1, so that the lead grows back through the layers
     """
 
     ratio: Float[np.ndarray, "L"]
-    difference: Float[np.ndarray, "L"]
     gamma: Float[np.ndarray, "L1"]
-    leaders: tuple[int | None, ...]
-    leader: tuple[int, int] | None
 
 
 def margins(signal: Float[np.ndarray, "L H"]) -> Margins:
@@ -40,15 +34,6 @@ def margins(signal: Float[np.ndarray, "L H"]) -> Margins:
     if np.any(signal < 0):
         raise InputError(f"signal: {np.nanmin(signal):g} was given; sizes of gradients are at least 0.")
     known = np.where(np.isnan(signal), -np.inf, signal)
-    order = np.argsort(-known, axis=1, kind="stable")
-    ranked = np.take_along_axis(signal, order, axis=1)
-    missing = np.full((len(signal), 2), np.nan)
-    best, second = np.concatenate((ranked, missing), axis=1)[:, :2].T
+    best, second = -np.sort(np.concatenate((-known, np.full((len(signal), 2), np.inf)), axis=1), axis=1)[:, :2].T
     ratio = np.divide(best, second, out=np.full_like(best, np.nan), where=second > 0)
-    there = best > 0
-    leaders = tuple(int(order[layer, 0]) if there[layer] else None for layer in range(len(signal)))
-    leader = None
-    if there.any():
-        layer = int(np.nanargmax(best))
-        leader = (layer, int(order[layer, 0]))
-    return Margins(ratio, best - second, ratio[:-1] / ratio[1:], leaders, leader)
+    return Margins(ratio, ratio[:-1] / ratio[1:])

@@ -28,7 +28,7 @@ from toeplens.encodings.rotary import Pairing
 from toeplens.ground.reading import Count, Positive
 from toeplens.ground.records import Each, NearlyShare, Record
 from toeplens.lens.following.two_way import two_way
-from toeplens.lens.kit.movable import KeySplit, Placed, placed_from
+from toeplens.lens.kit.movable import Given, KeySplit, MovableKeys, by_layer, looked_at, movable_from
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
 
 _NOTHING = 1e-12  # of what products and bias could add up to: a variance below it is rounding
@@ -113,20 +113,11 @@ def behaviour(
 
     Raises `InputError` for shapes that do not fit, numbers that are not finite, and encodings of another form.
     """
-    options = (rotation, pairing, bias, k_position, causal, scale, lengths)
-    found = [
-        (layer, name, *_heads(placed)) for layer, name, placed in placed_from(q, k, *options, split, counted, window)
-    ]
-    layers, splits, heads, counts = zip(*found, strict=True)
-    arrays = {key: np.stack([each[key] for each in heads]) for key in heads[0]}
-    if isinstance(q, Tensor):
-        layers, splits = (), ()
-    if not isinstance(q, AttentionTrace):
-        shape = () if isinstance(q, Tensor) and q.ndim == 2 else (-1,)
-        arrays = {key: x.reshape(shape) for key, x in arrays.items()}
-    return Behaviour(
-        **arrays, queries=counts if isinstance(q, AttentionTrace) else counts[0], layers=layers, splits=splits
-    )
+    given = Given(rotation, pairing, bias, k_position, causal, scale, lengths, split, counted, window)
+    found = [(layer, name, *_heads(keys)) for layer, name, keys in movable_from(q, k, given)]
+    layers, splits, heads, queries = zip(*found, strict=True)
+    arrays = {key: by_layer(q, [each[key] for each in heads]) for key in heads[0]}
+    return Behaviour(**arrays, **looked_at(q, layers, splits, queries))
 
 
 def one_a_layer(array: Float[np.ndarray, "*H"], **given: Any) -> None:
@@ -137,10 +128,10 @@ def one_a_layer(array: Float[np.ndarray, "*H"], **given: Any) -> None:
             raise ValueError(f"{name}: {len(values)} were given along L; {needed} are needed.")
 
 
-def _heads(placed: Placed) -> tuple[dict[str, np.ndarray], int]:
+def _heads(keys: MovableKeys) -> tuple[dict[str, np.ndarray], int]:
     """Shares, variance and flatness of each head, and how many queries were counted."""
-    found = two_way(placed)
-    counted = int((placed.seen() > 1).sum())
+    found = two_way(keys)
+    counted = int((keys.seen() > 1).sum())
     parts = {key: getattr(found, key).sum((0, 2)).cpu().numpy() for key in _SHARES[:3]}
     total = np.stack(list(parts.values())).sum(0)
     flat = ~(total > _NOTHING * found.size.sum((0, 2)).cpu().numpy())

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.lens.kit.toeplitz import ROUNDING
+from toeplens.lens.kit.toeplitz import ROUNDING, profile_of
 
 _AT_ONCE = 2**18  # logits worked at once, in float64: a few megabytes are taken and given back fastest
 _SUMS = ("energy", "entropy", "entropies", "first", "firsts", "kept", "queries", "induction", "eligible")
@@ -135,13 +135,15 @@ class PatternSums:
         made = {name: x.numpy() for name, x in self._sums.items()}
         nothing = np.full(self.heads, np.nan)
         shares = dict.fromkeys(("toeplitz", "toeplitz_variance", "distance", "previous", "current", "next"), nothing)
-        profile = np.empty((self.heads, 0))
+        by_distance = np.empty((self.heads, 0))
         if not self.cross:
             counts, weights = self._counts.numpy(), self._weights.numpy()
             away = np.abs(np.arange(1 - self.keys, self.keys))
             bins = np.frexp(away)[1]  # 0; 1; 2 and 3; 4 to 7; ..
-            profile = np.stack([np.bincount(bins, row) for row in weights]) / _counted(made["queries"])[:, None]
-            shares = self._toeplitz(counts, made["energy"])
+            by_distance = np.stack([np.bincount(bins, row) for row in weights]) / _counted(made["queries"])[:, None]
+            energy, offsets = self._sums["energy"], torch.arange(1 - self.keys, self.keys)
+            profile = profile_of(offsets, self._counts, self._logits, energy, ROUNDING * energy)
+            shares = {"toeplitz": profile.share.numpy(), "toeplitz_variance": profile.variance_explained.numpy()}
             shares["distance"] = weights @ away / _counted(weights.sum(-1))
             for name, offset in (("previous", 1), ("current", 0), ("next", -1)):
                 at = self.keys - 1 + offset
@@ -152,21 +154,9 @@ class PatternSums:
             first=made["first"] / _counted(made["firsts"]),
             sink=1 - made["kept"] / _counted(made["queries"]),
             induction=made["induction"] / _counted(made["eligible"]),
-            profile=profile,
+            profile=by_distance,
             eligible=made["eligible"].astype(int),
         )
-
-    def _toeplitz(self, counts: Float[np.ndarray, "H D"], energy: Float[np.ndarray, "H"]) -> dict[str, np.ndarray]:
-        """The Toeplitz shares, as in `toeplens.lens.kit.toeplitz`."""
-        sums, pairs = self._logits.numpy(), _counted(counts.sum(-1))
-        means, mean = sums / np.maximum(counts, 1), sums.sum(-1) / pairs
-        spread = energy - pairs * mean**2
-        held = (counts * means**2).sum(-1)
-        explained = (counts * (means - mean[:, None]) ** 2).sum(-1)
-        return {
-            "toeplitz": held / np.where(energy > 0, energy, np.nan),
-            "toeplitz_variance": explained / np.where(spread > ROUNDING * energy, spread, np.nan),
-        }
 
     def _add(
         self, heads: slice, rows: Tensor, logits: Tensor, weights: Tensor, tokens: Tensor | None, start: int

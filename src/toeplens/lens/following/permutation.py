@@ -15,7 +15,7 @@ from toeplens.ground import InputError
 from toeplens.ground.reading import Count
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.following.behaviour import one_a_layer
-from toeplens.lens.kit.movable import KeySplit, Placed, placed_from
+from toeplens.lens.kit.movable import Given, KeySplit, MovableKeys, by_layer, looked_at, movable_from
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
 
 _NOTHING = 1e-12  # of the mean square of the sequences: a variance below it is rounding
@@ -117,31 +117,23 @@ def permutation_scores(
     for name, count in (("queries", queries), ("permutations", permutations)):
         if count < 1:
             raise InputError(f"{name}: {count} was given; it must be at least 1.")
-    options = (rotation, pairing, bias, k_position, causal, scale, lengths)
-    found, layers, splits, drawn = [], [], [], []
-    for layer, name, placed in placed_from(q, k, *options, split, counted, window):
-        terms = _terms(placed, queries, permutations, seed)
-        drawn.append(len(terms))
-        found.append([_scores(terms[:, which]) for which in range(2)])
-        layers.append(layer)
-        splits.append(name)
-    if isinstance(q, AttentionTrace):
-        logits, weights = (
-            Scores(*(np.stack([getattr(one[which], key) for one in found]) for key in _ARRAYS)) for which in range(2)
-        )
-    else:
-        shape = () if isinstance(q, Tensor) and q.ndim == 2 else (-1,)
-        logits, weights = (Scores(*(getattr(one, key).reshape(shape) for key in _ARRAYS)) for one in found[0])
-    if isinstance(q, Tensor):
-        layers, splits = [], []
-    count = tuple(drawn) if isinstance(q, AttentionTrace) else drawn[0]
-    return PermutationScores(logits, weights, count, permutations, seed, tuple(layers), tuple(splits))
+    given = Given(rotation, pairing, bias, k_position, causal, scale, lengths, split, counted, window)
+    layers, splits, terms = zip(
+        *((layer, name, _terms(keys, queries, permutations, seed)) for layer, name, keys in movable_from(q, k, given)),
+        strict=True,
+    )
+    logits, weights = (
+        Scores(*(by_layer(q, [getattr(one, key) for one in found]) for key in _ARRAYS))
+        for found in ([_scores(each[:, which]) for each in terms] for which in range(2))
+    )
+    told = looked_at(q, layers, splits, [len(each) for each in terms])
+    return PermutationScores(logits, weights, permutations=permutations, seed=seed, **told)
 
 
-def _terms(placed: Placed, queries: int, permutations: int, seed: int) -> Float[np.ndarray, "Q 2 4 H"]:
+def _terms(keys: MovableKeys, queries: int, permutations: int, seed: int) -> Float[np.ndarray, "Q 2 4 H"]:
     """For each query drawn, of logits and of weights: twice both covariances, the variances' sum, the mean square."""
     rng = np.random.Generator(np.random.Philox(seed))
-    seen = placed.seen().cpu().numpy()
+    seen = keys.seen().cpu().numpy()
     places = np.argwhere(seen > 1)
     if len(places) == 0:
         raise InputError("q: no query sees two keys; there is nothing to permute.")
@@ -150,8 +142,8 @@ def _terms(placed: Placed, queries: int, permutations: int, seed: int) -> Float[
         sequence, query = map(int, places[place])
         orders = np.tile(np.arange(seen[sequence, query]), (permutations + 1, 1))
         orders[1:] = rng.permuted(orders[1:], axis=1)
-        contents = torch.from_numpy(orders).to(placed.q.device)
-        logits = placed.logits(sequence, query, contents)
+        contents = torch.from_numpy(orders).to(keys.q.device)
+        logits = keys.logits(sequence, query, contents)
         made.append(np.stack([_agreement(x, contents[1:]) for x in (logits, logits.softmax(-1))]))
     return np.stack(made)
 

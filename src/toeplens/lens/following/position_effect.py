@@ -12,13 +12,13 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.lens.kit.main_effect import (
-    _centred,
-    _evenly,
-    _logits,
-    _tiles,
+    centred,
     effect_variance,
+    evenly,
     in_float64,
     known_key_part,
+    member_logits,
+    tiles,
 )
 from toeplens.lens.kit.trace import LayerTrace
 
@@ -94,12 +94,12 @@ def position_effect(
 def _own_variance(layer: LayerTrace, rows: Tensor | None) -> tuple[Float[Tensor, "H"], Float[Tensor, "H"]]:
     """Mean over the queries of the variance of their own logits, and of their mean square."""
     variance = square = count = torch.zeros((), dtype=layer.q.dtype, device=layer.q.device)
-    for members, at in _tiles(layer.q, torch.arange(len(layer.q), device=layer.q.device), rows):
-        logits, seen = _logits(layer, layer.q, layer.k[members], members, at)
+    for members, at in tiles(layer.q, torch.arange(len(layer.q), device=layer.q.device), rows):
+        logits, seen = member_logits(layer, layer.q, layer.k[members], members, at)
         seen = seen & logits.isfinite()
-        counted, weight = _evenly(seen, logits.dtype)
+        counted, weight = evenly(seen, logits.dtype)
         values = torch.where(seen, logits, 0)
-        variance = variance + ((_centred(logits, seen, weight) ** 2 * weight).sum(-1) * counted).sum((0, 2))
+        variance = variance + ((centred(logits, seen, weight) ** 2 * weight).sum(-1) * counted).sum((0, 2))
         square = square + ((values**2 * weight).sum(-1) * counted).sum((0, 2))
         count = count + counted.sum((0, 2))
     return variance / count, square / count

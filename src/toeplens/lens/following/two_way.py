@@ -121,37 +121,44 @@ class _Tile:
     """Some heads of some sequences, chunk after chunk of positions."""
 
     def __init__(self, keys: MovableKeys, sequences: slice, heads: slice) -> None:
-        self.source, self.sequences, self.heads = keys, sequences, heads
+        self.movable, self.sequences, self.heads = keys, sequences, heads
         self.length = int(keys.ends[sequences].max())
-        self.keys = keys.key_heads(heads)
+        self.own = keys.key_heads(heads)
         self.turns = _by_head(keys.turns, heads)
         self.first = self.at(self._rows(0, 1)[0])
         self.bias = None if keys.bias is None else _Bias(self, _by_head(keys.bias.double(), heads))
 
     def run(self) -> Iterator[tuple[slice, Float[Tensor, "4 b h C"]]]:
         """Var(P), Var(S), Var(I) and size, some queries at a time."""
-        if not self.source.causal:
-            chunks = self._rows(0, self.length)
-            every = self._none(chunks[0])
-            for rows in chunks:
-                every = every.added(*self.about(rows, every))
-            for rows in chunks:
-                yield slice(int(rows[0]), int(rows[-1]) + 1), self._answer(rows, every, None)
-            return
-        size = self.length if self.source.window is None else self.source.window
-        later: list[tuple[Tensor, Sums]] = []  # of the block before: the rows of each chunk, the sums of those after
+        for rows, before, chunk in self._up_to_each() if self.movable.causal else self._all_for_each():
+            yield slice(int(rows[0]), int(rows[-1]) + 1), self._answer(rows, before, chunk)
+
+    def _all_for_each(self) -> Iterator[tuple[Tensor, Sums, None]]:
+        """Chunks of queries, each of which sees every row."""
+        chunks = self._rows(0, self.length)
+        every = self._none(chunks[0])
+        for rows in chunks:
+            every = every.added(*self.about(rows, every))
+        for rows in chunks:
+            yield rows, every, None
+
+    def _up_to_each(self) -> Iterator[tuple[Tensor, Sums, _Chunk]]:
+        """Chunks of queries, the rows that all of them see, and those that each meets: up to its own.
+
+        With a window in blocks as long as it is, where a chunk also sees of the block before what comes after it there.
+        """
+        size = self.length if self.movable.window is None else self.movable.window
+        far: list[tuple[Tensor, Sums]] = []
         for start in range(0, self.length, size):
             chunks = self._rows(start, min(start + size, self.length))
             own = self._none(chunks[0])
             for index, rows in enumerate(chunks):
-                far, before = None, own
-                if later:
-                    far, after = later[index]
-                    before = after.joined(own)
-                yield slice(int(rows[0]), int(rows[-1]) + 1), self._answer(rows, before, self._chunk(rows, far, before))
+                there, after = far[index] if far else (None, None)
+                before = own if after is None else after.joined(own)
+                yield rows, before, self._chunk(rows, there, before)
                 own = own.added(*self.about(rows, own))
             if start + size < self.length:
-                later = self._later(chunks)
+                far = self._later(chunks)
 
     def _later(self, chunks: list[Int[Tensor, "_"]]) -> list[tuple[Int[Tensor, "_"], Sums]]:
         """The chunks of a block, and what is kept of all rows after each."""
@@ -163,14 +170,14 @@ class _Tile:
 
     def at(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "_b _h C F"]:
         """What a position is made of: e_j, real and imaginary parts, and R_j p_j."""
-        turns, places = self.turns[:, rows], self.source.places
+        turns, places = self.turns[:, rows], self.movable.places
         turned = joined(turns).unsqueeze(0)
         if places is None:
             return turned
         places = places[self.sequences] if len(places) > 1 else places
-        p = self.source.ordered(places[:, :, rows])
-        p = p[:, self.keys] if p.shape[1] > 1 else p
-        p = turned_by(complex_pairs(p, self.source.pairs) * turns.conj(), p)
+        p = self.movable.ordered(places[:, :, rows])
+        p = p[:, self.own] if p.shape[1] > 1 else p
+        p = turned_by(complex_pairs(p, self.movable.pairs) * turns.conj(), p)
         lead = torch.broadcast_shapes(turned.shape[:2], p.shape[:2])
         return torch.cat((turned.expand(*lead, -1, -1), p.expand(*lead, -1, -1)), dim=-1)
 
@@ -179,12 +186,12 @@ class _Tile:
     ) -> tuple[Float[Tensor, "b h C d"], Float[Tensor, "_b _h C F"], Float[Tensor, "b h C"]]:
         """Keys and positions about the means of ``sums``, and their squared lengths, not about a mean."""
         contents, positions = self._contents(rows), self.at(rows)
-        squares = contents.square().sum(-1) + positions[..., 2 * self.source.pairs :].square().sum(-1)
+        squares = contents.square().sum(-1) + positions[..., 2 * self.movable.pairs :].square().sum(-1)
         return contents - sums.contents.mean, positions - sums.positions.mean, squares
 
     def _rows(self, start: int, stop: int) -> list[Int[Tensor, "_"]]:
         """Positions, chunk by chunk."""
-        return list(torch.arange(start, stop, device=self.source.q.device).split(CHUNK))
+        return list(torch.arange(start, stop, device=self.movable.q.device).split(CHUNK))
 
     def _none(self, rows: Int[Tensor, "C"]) -> Sums:
         """Nothing yet, about the first of these rows."""
@@ -192,7 +199,7 @@ class _Tile:
         return Sums(0, contents, Moments(self.at(rows[:1])), torch.zeros_like(contents.mean[..., 0, 0]))
 
     def _contents(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "b h C d"]:
-        return self.source.ordered(self.source.content[self.sequences][:, :, rows])[:, self.keys]
+        return self.movable.ordered(self.movable.content[self.sequences][:, :, rows])[:, self.own]
 
     def _shared(self, positions: Float[Tensor, "_b _h C F"]) -> Float[Tensor, "1 _h C F"]:
         """What positions are made of, once for all sequences and heads that share the rotation."""
@@ -200,7 +207,7 @@ class _Tile:
 
     def _chunk(self, rows: Int[Tensor, "C"], far: Int[Tensor, "_"] | None, before: Sums) -> _Chunk:
         """A chunk, and the one a window before it, about the means of ``before``."""
-        pairs = self.source.pairs
+        pairs = self.movable.pairs
         contents, positions, squares = self.about(rows, before)
         squares = squares.cumsum(-1)
         turned = running(both(complex_pairs(self._shared(positions), pairs)), self._turned(before))
@@ -215,14 +222,14 @@ class _Tile:
         return _Chunk(Met(contents, far_contents), Met(positions, far_positions), squares, turned, content)
 
     def _turned(self, sums: Sums) -> list[Tensor]:
-        return both_summed(self._shared(sums.positions.products), self.source.pairs)
+        return both_summed(self._shared(sums.positions.products), self.movable.pairs)
 
     def _content(self, sums: Sums) -> list[Tensor]:
-        return both_summed(sums.contents.products, self.source.pairs)
+        return both_summed(sums.contents.products, self.movable.pairs)
 
     def _answer(self, rows: Int[Tensor, "C"], before: Sums, chunk: _Chunk | None) -> Float[Tensor, "4 b h C"]:
         """Of queries that all see what is ``before``, and each its own part of the chunk."""
-        keys, pairs = self.source, self.source.pairs
+        keys, pairs = self.movable, self.movable.pairs
         seen = rows * 0 + before.count if chunk is None else rows + 1
         seen = seen.double() if keys.window is None else seen.clamp(max=keys.window).double()
         q = keys.ordered(keys.q[self.sequences, self.heads, rows])
@@ -292,8 +299,8 @@ class _Bias:
     """
 
     def __init__(self, tile: _Tile, bias: Float[Tensor, "_h D"]) -> None:
-        self.length, self.causal = tile.length, tile.keys.causal
-        self.reach = self.length if tile.keys.window is None else min(self.length, tile.keys.window)
+        self.length, self.causal = tile.length, tile.movable.causal
+        self.reach = self.length if tile.movable.window is None else min(self.length, tile.movable.window)
         first = 0 if self.causal else bias.shape[-1] // 2 + 1 - self.length
         bias = bias[:, first : first + (self.length if self.causal else 2 * self.length - 1)]
         rows = torch.arange(self.length, device=bias.device)

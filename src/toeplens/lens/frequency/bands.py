@@ -15,34 +15,22 @@ from toeplens.encodings import BandControl
 from toeplens.ground import InputError, choose
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.kit.intervals import bootstrap_means
-from toeplens.lens.kit.interventions import Batch, counted_batches
-from toeplens.lens.kit.outcomes import Metric, harm, outcomes
+from toeplens.lens.kit.interventions import Batch, Metric, Replayable, counted_batches, examples_answers, harm
 
 Off = Literal["rotation", "pair"]
 
 
 @runtime_checkable
-class Controllable(Protocol):
-    """What the ablation of bands needs of a source: replay from a layer, and head outputs with bands under control."""
-
-    num_layers: int
-    num_heads: int
+class Controllable(Replayable, Protocol):
+    """What the ablation of bands needs of a source beside replay: head outputs with bands under control."""
 
     @property
     def pairs(self) -> Sequence[int]:
         """How many pairs of dimensions each layer's encoding turns; 0 without a rotation."""
         ...
 
-    def states(self, tokens: Tensor, lengths: Tensor | None) -> Iterable[Any]:
-        """For each layer in order, an opaque state from which `replay` goes on at that layer."""
-        ...
-
     def outputs_under(self, state: Any, control: BandControl) -> Float[Tensor, "b N H head_dim"]:
         """The head outputs of the state's layer at all positions, with its bands under control."""
-        ...
-
-    def replay(self, state: Any, gains: Float[Tensor, "V *K H"], replacement: Any = None) -> Float[Tensor, "V b C"]:
-        """Class logits with head outputs replaced; see `toeplens.lens.kit.interventions.Replayable`."""
         ...
 
 
@@ -99,21 +87,19 @@ def ablate_bands(
         raise InputError("encoding: no layer of this model turns pairs of dimensions, so there are no bands to take.")
     places = [(layer, band) for layer, count in enumerate(pairs) for band in range(count)]
     one_by_one = 1 - torch.eye(source.num_heads)
-    intact, changed = [], []
-    for tokens, labels, lengths in kept:
+
+    def answers(index: int) -> Tensor:
+        tokens, _, lengths = kept[index]
         found: list[Tensor] = []
-        plain = None
         for layer, state in enumerate(source.states(tokens, lengths)):
-            if plain is None:
-                plain = source.replay(state, torch.ones(1, source.num_heads))
+            if not layer:
+                found.append(source.replay(state, torch.ones(1, source.num_heads)))
             for band in range(pairs[layer]):
                 control = BandControl(**{"still" if off == "rotation" else "silent": (band,)})
                 found.append(source.replay(state, one_by_one, [source.outputs_under(state, control)]))
-        assert plain is not None
-        every = outcomes(metric, torch.cat((plain, *found)), plain[0], labels).cpu().numpy()
-        intact.append(every[0])
-        changed.append(every[1:])
-    before, after = np.concatenate(intact).astype(float), np.concatenate(changed, axis=1).astype(float)
+        return torch.cat(found)
+
+    before, after = examples_answers(metric, kept, answers)
     harms = harm(metric, before, after)
     low, high = bootstrap_means(harms.T, samples=bootstrap)
     shape = (source.num_layers, source.num_heads, most)

@@ -6,25 +6,39 @@ A logit is Re sum_t q_t conj(k_t) kernel_t(i - j), a sum over pairs of dimension
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
 from toeplens.ground.reading import Count
 from toeplens.ground.records import Record
-from toeplens.lens.frequency.layers import LayerUse, layer_use
-from toeplens.lens.frequency.tensors import tensors_use
-from toeplens.lens.kit.movable import placed_from, rates_of
-from toeplens.lens.kit.shares import Shares
-from toeplens.lens.kit.trace import AttentionTrace, Counted
+from toeplens.lens.kit.movable import Given, MovableKeys, movable_from, rates_of, turned_pairs
+from toeplens.lens.kit.pieces import NoForm, Pieces, checked, where_present
+from toeplens.lens.kit.sums import over_keys
+from toeplens.lens.kit.terms import (
+    CovarianceSums,
+    Fixed,
+    Offsets,
+    Shares,
+    Whole,
+    by_column,
+    grouped,
+    shares_of,
+    spread,
+    sum_of,
+)
+from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
+
+_AT_ONCE = 1 << 23  # numbers of a tensor [sequences, heads, positions, dimensions] worked at once
 
 
 @dataclass(frozen=True)
@@ -139,29 +153,171 @@ def frequency_use(
     Raises `InputError` for tensors that do not fit or are not finite, and `NoForm`, one of its kind, where an
     encoding's logits are no sum over pairs of dimensions and a bias.
     """
+    given = Given(rotation, pairing, bias, None, causal, scale, lengths, counted=counted, window=window)
     if isinstance(q, AttentionTrace):
-        for name, value in (("k", k), ("rotation", rotation), ("bias", bias), ("lengths", lengths), ("window", window)):
-            if value is not None:
-                raise InputError(f"{name}: it was given beside a trace; a trace has its own.")
+        given.require_trace_alone(k)
         found = [layer_use(layer, counted) for layer in q]
         most = max(one.frequencies.shape[-1] for one in found)
-        return _use(tuple(q.layers), [one.with_columns(most) for one in found], torch.stack)
-    options = (rotation, pairing, bias, None, causal, scale, lengths)
-    [(_, _, placed)] = placed_from(q, k, *options, "known", counted, window)
+        return _together(tuple(q.layers), [_with_columns(one, most) for one in found])
+    [(_, _, keys)] = movable_from(q, k, given)
     assert k is not None
     plain = q.ndim == 2
-    queries, keys = (q[None], k[None]) if plain else (q, k)
-    one = tensors_use(placed, queries, keys, rates_of(rotation, q.shape[-2]))
-    return _use((), [one], lambda found: found[0][0] if plain else found[0])
+    one = _tensors_use(keys, *((q[None], k[None]) if plain else (q, k)), rates_of(rotation, q.shape[-2]))
+    return _mapped(one, lambda x: x[0]) if plain else one
 
 
-def _use(layers: tuple[int, ...], found: list[LayerUse], together: Callable[[list[Tensor]], Tensor]) -> FrequencyUse:
-    return FrequencyUse(
-        layers=layers,
-        frequencies=together([one.frequencies for one in found]),
-        norms=together([one.norms for one in found]),
-        shares=Shares(together([one.shares.logits for one in found]), together([one.shares.softmax for one in found])),
-        variance=together([one.variance for one in found]),
-        q_energy=together([one.q_energy for one in found]),
-        k_energy=together([one.k_energy for one in found]),
+def _mapped(use: FrequencyUse, change: Callable[[Tensor], Tensor]) -> FrequencyUse:
+    return _together((), [use], lambda found: change(found[0]))
+
+
+def _together(
+    layers: tuple[int, ...], found: list[FrequencyUse], join: Callable[[list[Tensor]], Tensor] = torch.stack
+) -> FrequencyUse:
+    """The numbers of several uses joined, one after the other."""
+    made = {
+        field.name: join([getattr(one, field.name) for one in found])
+        for field in fields(FrequencyUse)
+        if field.name not in ("layers", "shares")
+    }
+    shares = Shares(join([one.shares.logits for one in found]), join([one.shares.softmax for one in found]))
+    return FrequencyUse(layers=layers, shares=shares, **made)
+
+
+def _with_columns(use: FrequencyUse, pairs: int) -> FrequencyUse:
+    """One layer's, with columns for so many frequencies, as other layers have."""
+    more = pairs - use.frequencies.shape[-1]
+    shares = (
+        torch.cat((x[..., :-1], x.new_zeros(len(x), more), x[..., -1:]), dim=-1)
+        for x in (use.shares.logits, use.shares.softmax)
     )
+    return replace(
+        use,
+        frequencies=F.pad(use.frequencies, (0, more), value=torch.nan),
+        norms=F.pad(use.norms, (0, more)),
+        shares=Shares(*shares),
+    )
+
+
+def layer_use(layer: LayerTrace, counted: Counted) -> FrequencyUse:
+    """Of a traced layer; raises `NoForm` where its logits are no sum over pairs of dimensions and a bias."""
+    encoding, name = layer.encoding, type(layer.encoding).__name__
+    if encoding.data_dependent or encoding.overrides("transform_logits") or encoding.overrides("transform_weights"):
+        raise NoForm(f"encoding: the logits of {name} are no sum over pairs of dimensions and a bias.")
+    pieces = Pieces(layer, torch.zeros_like(layer.inputs), torch.zeros_like(layer.key_inputs), counted)
+    checked(pieces)
+    heads = layer.q.shape[1]
+    if pieces.rotation is None:
+        if encoding.overrides("rotate"):
+            raise NoForm(f"encoding: {name} does not turn pairs of dimensions by a function of the offset alone.")
+        groups = torch.zeros(layer.q.shape[-1], dtype=torch.long, device=layer.q.device)
+        frequencies = pieces.q.new_empty(heads, 0)
+    else:
+        groups = pieces.rotation.groups
+        frequencies = pieces.rotation.frequencies.double().expand(heads, -1)
+    count = 1 + frequencies.shape[-1]
+    wholes = (batch.whole() for _, batch in pieces.batches())
+    q, k = (_by_group(x, groups, count) for x in (pieces.q, pieces.k))
+    return FrequencyUse(
+        (),
+        frequencies,
+        (q * over_keys(k, layer.causal)).sum((0, 2)) / pieces.pairs,
+        *_shares_by_group(wholes, groups, count, pieces.pairs),
+        *(_energy_shares(x) for x in (pieces.q, pieces.k)),
+    )
+
+
+def _shares_by_group(
+    wholes: Iterable[Whole], groups: Int[Tensor, "d"], count: int, pairs: float
+) -> tuple[Shares, Float[Tensor, "H"]]:
+    """The shares of each group of dimensions and of the fixed term, if there is one, and the variance.
+
+    Arguments
+        wholes  the logits of all sequences, some at a time
+        groups  [d] the group of each dimension, 0 .. ``count`` - 1
+        pairs   visible pairs of all sequences
+    """
+    whole, parts, biases, energies = [], [], [], []
+    for one in wholes:
+        part = one.products(one.q, one.k)
+        bias = CovarianceSums(*(torch.zeros_like(x.sum(-1)) for x in vars(part).values()))
+        for fixed in one.fixed:
+            bias = bias + one.known(fixed)
+        energies.append(part.inner.abs().sum(-1) + bias.inner.abs())
+        parts.append(grouped(part, groups, count))
+        biases.append(bias)
+        whole.append(part.summed() + bias)
+    total, part, bias = (sum_of(found) for found in (whole, parts, biases))
+    variances = spread(total, total, pairs)
+    terms = [*by_column(spread(part, total, pairs)), spread(bias, total, pairs)]
+    return shares_of(terms, variances, torch.stack(energies).sum(0)), (variances[0] / pairs).clamp(min=0)
+
+
+def _by_group(x: Float[Tensor, "B H N d"], groups: Int[Tensor, "d"], count: int) -> Float[Tensor, "B H N g"]:
+    """The norm of each group of dimensions."""
+    return x.new_zeros(*x.shape[:-1], count).index_add_(-1, groups, x.square()).sqrt()
+
+
+def _energy_shares(x: Float[Tensor, "B H N d"]) -> Float[Tensor, "H d"]:
+    """Each dimension's share of the squared norms; NaN where they are 0."""
+    energy = x.square().sum((0, 2))
+    return energy / energy.sum(-1, keepdim=True)
+
+
+def _tensors_use(
+    keys: MovableKeys,
+    q: Float[Tensor, "*_B _H _N _d"],
+    k: Float[Tensor, "*_B2 _G _N _d"],
+    rotation: Float[Tensor, "*_H2 _n"] | None,
+) -> FrequencyUse:
+    """Of queries and keys as given to `frequency_use`, and what was made movable of them."""
+    q, k = (x.reshape(-1, *x.shape[-3:]) for x in (q, k))
+    heads, length, width = q.shape[1:]
+    present = torch.arange(length, device=q.device) < keys.ends.unsqueeze(1)
+    pairs = float(keys.seen().sum())
+    frequencies = (q.new_zeros(1, 0) if rotation is None else rotation).double().expand(heads, -1)
+    own = keys.key_heads(slice(None))
+    together = max(1, _AT_ONCE // (length * width))
+    found = []
+    for start in range(0, heads, together):
+        some = slice(start, min(start + together, heads))
+        wholes = _wholes(keys, some, present, max(1, _AT_ONCE // (length * width * together)))
+        own_q, own_k = (where_present(x.double(), present) for x in (q[:, some], k[:, own[some]]))
+        shares = _shares_by_group(wholes, keys.groups, 1 + keys.pairs, pairs)
+        found.append(
+            FrequencyUse(
+                (), frequencies[some], _norms(keys, own_q, own_k, pairs), *shares, *map(_energy_shares, (own_q, own_k))
+            )
+        )
+    return _together((), found, torch.cat)
+
+
+def _wholes(keys: MovableKeys, heads: slice, present: Bool[Tensor, "B N"], at_once: int) -> Iterator[Whole]:
+    """The logits of some heads, of ``at_once`` sequences at a time."""
+    own = keys.key_heads(heads)
+    turns = keys.turns if len(keys.turns) == 1 else keys.turns[heads]
+    fixed: list[Fixed] = [] if keys.bias is None else [_fixed(keys, keys.bias, heads, len(own))]
+    for start in range(0, len(present), at_once):
+        some = slice(start, start + at_once)
+        there = present[some]
+        q = where_present(keys.q[some, heads], there)
+        k = where_present(keys.content[some][:, own].double(), there)
+        k = turned_pairs(k, keys.groups, turns.conj())
+        yield Whole(q, k, fixed, there, keys.causal, there, keys.window)
+
+
+def _fixed(keys: MovableKeys, bias: Float[Tensor, "_H D"], heads: slice, count: int) -> Offsets:
+    """The bias of some heads at all offsets, 0 where no key is seen."""
+    length = keys.q.shape[2]
+    kernel = bias.double() if len(bias) == 1 else bias[heads].double()
+    if keys.causal:
+        kernel = F.pad(kernel[:, : keys.window], (length - 1, 0))
+        kernel = F.pad(kernel, (0, 2 * length - 1 - kernel.shape[-1]))
+    return Offsets(kernel.expand(count, -1), keys.causal)
+
+
+def _norms(
+    keys: MovableKeys, q: Float[Tensor, "B h N d"], k: Float[Tensor, "B h N d"], pairs: float
+) -> Float[Tensor, "h g"]:
+    """The mean over the visible pairs of the product of norms, group by group."""
+    norms, seen = (_by_group(x, keys.groups, 1 + keys.pairs) for x in (q, k))
+    return (norms * over_keys(seen, keys.causal, keys.window)).sum((0, 2)) / pairs

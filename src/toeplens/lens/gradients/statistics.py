@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 
 from toeplens.ground import InputError
 from toeplens.ground.records import Record
+from toeplens.lens.kit.intervals import TAILS
 
 SMALLEST = 8  # the first batch size
 
@@ -38,21 +39,6 @@ class Strength(Record):
     share: Float[np.ndarray, "*P"]
     share_low: Float[np.ndarray, "*P"]
     share_high: Float[np.ndarray, "*P"]
-
-    @property
-    def seed(self) -> Float[np.ndarray, "*P"]:
-        """The level at which SNR_n settles as n grows: the root of the share, 0 where that is negative."""
-        return np.sqrt(np.clip(self.share, 0, None))
-
-    @property
-    def seed_low(self) -> Float[np.ndarray, "*P"]:
-        """The lower end of the seed's interval."""
-        return np.sqrt(np.clip(self.share_low, 0, None))
-
-    @property
-    def seed_high(self) -> Float[np.ndarray, "*P"]:
-        """The upper end of the seed's interval."""
-        return np.sqrt(np.clip(self.share_high, 0, None))
 
 
 class Pool:
@@ -92,7 +78,7 @@ class Pool:
         """The mean over the pool."""
         return self._sum[0] / self.examples
 
-    def strength(self, sizes: Int[np.ndarray, "S"], *, together: bool = False, level: float = 0.95) -> Strength:
+    def strength(self, sizes: Int[np.ndarray, "S"], *, together: bool = False) -> Strength:
         """What is left of the vectors in means of n.
 
         Over ALL batches of n different examples of the pool, the mean of ||mean||^2 is exactly
@@ -105,7 +91,6 @@ class Pool:
         Arguments
             sizes     batch sizes, at most the pool's
             together  the vectors of the last place (the heads) side by side as one
-            level     coverage of the intervals
         """
         whole, energy, same = (self._sum**2).sum(-1), self._energy, self._same
         if together:
@@ -117,7 +102,7 @@ class Pool:
         share = shares[0]
         low = high = np.full_like(share, np.nan)
         if len(shares) > 1:
-            low, high = np.quantile(shares[1:], [(1 - level) / 2, (1 + level) / 2], axis=0)
+            low, high = np.quantile(shares[1:], TAILS, axis=0)
         strength = by_size(share, sizes)
         return Strength(
             strength=strength,

@@ -1,4 +1,4 @@
-"""Intervals: a paired bootstrap over examples, and Student's t over seeds."""
+"""Intervals: a paired bootstrap over examples, and Student's t over seeds; correlations of ranks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 from scipy.special import stdtrit
+from scipy.stats import rankdata
 
 from toeplens.ground import InputError
 
@@ -22,6 +23,9 @@ class Estimate:
 
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+TAILS = (0.025, 0.975)  # of the intervals
 
 
 def bootstrap_means(
@@ -52,7 +56,7 @@ def bootstrap_means(
     return low, high
 
 
-def over_seeds(values: Float[np.ndarray, "s"], *, level: float = 0.95) -> Estimate:
+def over_seeds(values: Float[np.ndarray, "s"]) -> Estimate:
     """Mean over seeds with Student's t interval; with one seed the interval is unbounded (nothing is known of it)."""
     values = np.asarray(values, dtype=float)
     if len(values) == 0:
@@ -60,5 +64,13 @@ def over_seeds(values: Float[np.ndarray, "s"], *, level: float = 0.95) -> Estima
     mean = float(values.mean())
     if len(values) == 1:
         return Estimate(mean, -np.inf, np.inf, 1)
-    half = float(stdtrit(len(values) - 1, (1 + level) / 2) * values.std(ddof=1) / np.sqrt(len(values)))
+    half = float(stdtrit(len(values) - 1, TAILS[1]) * values.std(ddof=1) / np.sqrt(len(values)))
     return Estimate(mean, mean - half, mean + half, len(values))
+
+
+def spearman(values: Float[np.ndarray, "2 samples n"]) -> Float[np.ndarray, "samples"]:
+    """Spearman's correlation of many samples at once, ties at their mean rank; nan where all of one side are equal."""
+    ranks = rankdata(values, axis=-1)
+    x, y = ranks - ranks.mean(-1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (x * y).sum(-1) / np.sqrt((x**2).sum(-1) * (y**2).sum(-1))

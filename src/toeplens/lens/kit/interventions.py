@@ -1,4 +1,4 @@
-"""What takes a head's place when it is ablated: nothing, a mean, another example's output, its own without position."""
+"""The two ends of an ablation: what takes a head's place, and what then becomes of each example."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from toeplens.ground import InputError
 
 # tokens [b, N], labels [b], lengths [b]: not named, because b may differ from batch to batch
 Batch = tuple[Int[Tensor, "_ _"], Int[Tensor, "_"], Int[Tensor, "_"] | None]
 Intervention = Literal["zero", "mean", "resample", "position"]
+Metric = Literal["accuracy", "loss", "kl"]
 # for each layer [1 or b, N, H, head_dim]; or each head's own output with its encoding off; or nothing
 Replacement = list[Tensor] | Literal["position"] | None
 
@@ -129,3 +131,65 @@ def _present(tokens: Tensor, labels: Tensor, lengths: Tensor | None) -> Tensor:
 
 def _lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.full((len(tokens),), tokens.shape[1], device=tokens.device) if lengths is None else lengths
+
+
+def outcomes(
+    metric: Metric, logits: Float[Tensor, "V b C"], intact: Float[Tensor, "b C"], labels: Int[Tensor, "b"]
+) -> Bool[Tensor, "V n"] | Float[Tensor, "V n"]:
+    """The metric of each example that counts (its label is not negative), in each of V changed passes.
+
+    ``accuracy``: whether the answer is right. ``loss``: cross-entropy in nats. ``kl``: KL(intact || changed) of the
+    output distribution in nats. The latter two in float64.
+    """
+    counted = labels >= 0
+    if metric == "accuracy":
+        return (logits.argmax(-1) == labels)[:, counted]
+    log_q = logits[:, counted].double().log_softmax(-1)
+    if metric == "loss":
+        return -log_q.gather(-1, labels[counted].expand(len(logits), -1).unsqueeze(-1)).squeeze(-1)
+    log_p = intact[counted].double().log_softmax(-1)
+    return F.kl_div(log_q, log_p.expand_as(log_q), reduction="none", log_target=True).sum(-1)
+
+
+def harm(metric: Metric, intact: Float[np.ndarray, "*#V n"], changed: Float[np.ndarray, "*V n"]) -> np.ndarray:
+    """What each example loses, positive for harm: right answers lost, the rise in loss, the rise in divergence."""
+    return intact - changed if metric == "accuracy" else changed - intact
+
+
+@runtime_checkable
+class Memory(Protocol):
+    """Where an ablation keeps what it has answered; `get` may raise to stop it between two batches.
+
+    One memory serves one ablation: the keys do not name metric, intervention or method.
+    """
+
+    def get(self, key: str) -> Bool[np.ndarray, "V n"] | Float[np.ndarray, "V n"] | None: ...
+
+    def put(self, key: str, answers: Bool[np.ndarray, "V n"] | Float[np.ndarray, "V n"]) -> None: ...
+
+
+def examples_answers(
+    metric: Metric,
+    batches: Sequence[Batch],
+    logits_of: Callable[[int], Float[Tensor, "V1 b C"]],
+    memory: Memory | None = None,
+    phase: str = "",
+) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "V n"]]:
+    """The metric of each example that counts: of the intact model, and of each of V changed ones.
+
+    Arguments
+        logits_of  for the number of a batch the class logits, the intact model's first
+        memory     what knows the answers to some batches, by the phase and the number
+    """
+    parts = []
+    for index, (_, labels, _) in enumerate(batches):
+        key = f"{phase}-{index}"
+        answers = memory.get(key) if memory else None
+        if answers is None:
+            logits = logits_of(index)
+            answers = outcomes(metric, logits, logits[0], labels).cpu().numpy()
+            if memory:
+                memory.put(key, answers)
+        parts.append(answers)
+    together = np.concatenate(parts, axis=1).astype(float)
+    return together[0], together[1:]

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The variance of a head's positional main effect, as a function of queries and keys (see `position_effect`)."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ def effect_variance(
     total = count = torch.zeros((), dtype=q.dtype, device=q.device)
     for own in range(FOLDS):
         (first, reached), (second, also) = (means[(own + 1) % FOLDS], means[(own + 2) % FOLDS])
-        for members, at in _tiles(q, torch.nonzero(fold == own).squeeze(1), rows):
+        for members, at in tiles(q, torch.nonzero(fold == own).squeeze(1), rows):
             seen, effects = None, []
             for mean in (first, second):
-                logits, seen = _logits(layer, q, mean.expand(len(members), -1, -1, -1), members, at)
+                logits, seen = member_logits(layer, q, mean.expand(len(members), -1, -1, -1), members, at)
                 effects.append(logits)
             assert seen is not None
             seen = seen & (reached & also)
-            counted, weight = _evenly(seen, q.dtype)
-            a, b = (_centred(x, seen, weight) for x in effects)
+            counted, weight = evenly(seen, q.dtype)
+            a, b = (centred(x, seen, weight) for x in effects)
             total = total + torch.where(counted, (a * b * weight).sum(-1), 0).sum((0, 2))
             count = count + counted.sum((0, 2))
     return total / count
 
 
-def _tiles(
+def tiles(
     q: Float[Tensor, "B H R d"], members: Int[Tensor, "b"], rows: Int[Tensor, "B Q"] | None
 ) -> Iterator[tuple[Int[Tensor, "_b"], Int[Tensor, "*_b2 _Q"]]]:
     """Some sequences and some of their queries, [Q] the same of all or [b, Q], with `AT_ONCE` logits at most."""
@@ -91,40 +91,20 @@ def _mean_keys(
     return mean, (counts > 0)[0, :, 0]
 
 
-def _logits(
+def member_logits(
     layer: LayerTrace, q: Tensor, k: Float[Tensor, "b G R d"], members: Int[Tensor, "b"], rows: Int[Tensor, "*_b Q"]
 ) -> tuple[Float[Tensor, "b H Q R"], Bool[Tensor, "b 1 Q R"]]:
     """The logits of some sequences' queries with these keys, and who sees whom (padded queries nobody)."""
     there = layer.present[members]
-    mask, notes = layer.mask, layer.notes
-    index = torch.arange(q.shape[2], device=q.device)
-    by_sequence = layer.encoding.by_sequence(layer.positions)
-    places = layer.positions[members] if by_sequence else layer.positions
-    each = torch.arange(len(members), device=q.device)[:, None]
-    q = q[members][:, :, rows] if rows.ndim == 1 else q[members[:, None], :, rows].transpose(1, 2)
-    q_places = places[each, rows] if by_sequence else places[rows]
-    own = there[each, rows]
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    logits = attention_logits(
-        q,
-        k,
-        encoding=layer.encoding,
-        q_positions=q_places,
-        k_positions=places,
-        scale=layer.scale,
-        rows=rows,
-        notes=None if notes is None else notes[members],
-        mask=None if mask is None else mask[members],
-        causal=layer.causal,
-    )
+    own = there[torch.arange(len(members), device=q.device)[:, None], rows]
     seen = own[:, None, :, None] & there[:, None, None, :]
     if layer.causal:
-        past = index <= rows.unsqueeze(-1)
+        past = torch.arange(q.shape[2], device=q.device) <= rows.unsqueeze(-1)
         seen = seen & (past if past.ndim == 2 else past.unsqueeze(1))
-    return logits, seen
+    return layer.formed(attention_logits, q, k, members, rows), seen
 
 
-def _evenly(
+def evenly(
     seen: Bool[Tensor, "b _H Q R"], dtype: torch.dtype
 ) -> tuple[Bool[Tensor, "b _H Q"], Float[Tensor, "b _H Q R"]]:
     """The queries that see two keys or more, and the weights of a mean over what each sees."""
@@ -132,7 +112,7 @@ def _evenly(
     return count > 1, seen / count.clamp(min=1).to(dtype).unsqueeze(-1)
 
 
-def _centred(logits: Tensor, seen: Tensor, weight: Tensor) -> Tensor:
+def centred(logits: Tensor, seen: Tensor, weight: Tensor) -> Tensor:
     values = torch.where(seen, logits, 0)
     return torch.where(seen, values - (values * weight).sum(-1, keepdim=True), 0)
 

@@ -229,8 +229,10 @@ def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
     heads, length, width = q.shape[-3:]
     ends = ends_of(given.lengths, q)
     if k_position is not None:
-        if not 2 <= k_position.ndim <= k.ndim or k_position.shape[-2:] != k.shape[-2:] or not broadcasts(
-            k_position.shape[:-2], k.shape[:-2]
+        if (
+            not 2 <= k_position.ndim <= k.ndim
+            or k_position.shape[-2:] != k.shape[-2:]
+            or not broadcasts(k_position.shape[:-2], k.shape[:-2])
         ):
             raise InputError(f"k_position: its shape is {list(k_position.shape)}; it must broadcast to k's.")
         k = k.double() - k_position.double()

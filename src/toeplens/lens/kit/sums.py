@@ -1,4 +1,9 @@
-"""Sums over all visible pairs of positions in O(N d^2): running sums over the keys, never a matrix of N x N."""
+"""Sums over all visible pairs of positions in O(N d^2): running sums over the keys, never a matrix of N x N.
+
+With a window of w keys, positions are cut into blocks of w. A query sees the keys of its own block up to itself and,
+of the block before, those after its own place there, which is a causal sum too if both blocks are read backwards. So
+sums over a window are added up from two, and none is taken off another.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from toeplens.ground import InputError
 
@@ -53,6 +59,38 @@ def inner(
             keys = keys + outer.sum(-3)
             queries = queries + (a.mT @ a2).sum(-3)
     return finite(total if causal else (queries * keys).sum(-1), q=q, k=k, q2=q2, k2=k2)
+
+
+def inner_within(
+    window: int | None, q: Tensor, k: Tensor, q2: Tensor, k2: Tensor, *, causal: bool = True
+) -> Float[Tensor, "*B e"]:
+    """`inner` over the pairs in a window, if there is one."""
+    if window is None:
+        return inner(q, k, q2, k2, causal=causal)
+    parts = [_blocks(x, window) for x in (q, k, q2, k2)]
+    total = inner(*parts).sum(-2)
+    if window > 1 and parts[0].shape[-3] > 1:
+        q, q2 = (x[..., 1:, :-1, :].flip(-2) for x in parts[::2])
+        k, k2 = (x[..., :-1, 1:, :].flip(-2) for x in parts[1::2])
+        total = total + inner(q, k, q2, k2).sum(-2)
+    return total
+
+
+def over_keys(x: Float[Tensor, "*B N e"], causal: bool, window: int | None = None) -> Float[Tensor, "*B _N e"]:
+    """Sums over the keys that each query sees; one for all queries where all see all."""
+    if not causal:
+        return x.sum(-2, keepdim=True)
+    if window is None:
+        return x.cumsum(-2)
+    blocks = _blocks(x, window)
+    sums = blocks.cumsum(-2)
+    sums[..., 1:, :-1, :] += blocks[..., :-1, 1:, :].flip(-2).cumsum(-2).flip(-2)
+    return sums.flatten(-3, -2)[..., : x.shape[-2], :]
+
+
+def _blocks(x: Float[Tensor, "*B N e"], window: int) -> Float[Tensor, "*B b w e"]:
+    """Positions in blocks, the last filled up with 0."""
+    return F.pad(x, (0, 0, 0, -x.shape[-2] % window)).unflatten(-2, (-1, window))
 
 
 def _fit(**inputs: Tensor) -> tuple[int, int]:

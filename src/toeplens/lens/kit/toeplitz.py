@@ -151,7 +151,7 @@ def toeplitz_part(matrix: Float[Tensor, "*_B _N _N"], *, causal: bool = True) ->
     seen = moments.finite(matrix.double().tril() if causal else matrix.double(), matrix=matrix)
     places = torch.arange(size, device=matrix.device)
     offsets = places[:, None] - places
-    means = _diagonal_sums(seen) / (size - torch.arange(1 - size, size, device=matrix.device).abs())
+    means = diagonal_sums(seen) / (size - torch.arange(1 - size, size, device=matrix.device).abs())
     part = means[..., offsets + size - 1]
     return (part.tril() if causal else part).to(matrix.dtype)
 
@@ -205,7 +205,7 @@ def _by_rows(q: Tensor, k: Tensor, bias: Tensor, causal: bool, scale: float) -> 
             content, added = content.tril(start), added.tril(start)
         moments.finite(added.sum(), bias=added)
         logits = content + added
-        sums[:, start : start + size - 1 + logits.shape[-2]] += _diagonal_sums(logits)
+        sums[:, start : start + size - 1 + logits.shape[-2]] += diagonal_sums(logits)
         energy += logits.square().sum((-2, -1))
         parts += content.square().sum((-2, -1)) + added.square().sum((-2, -1))
     return moments.finite(sums[:, size - 1 if causal else 0 :], q=q, k=k), energy, parts
@@ -235,7 +235,7 @@ def _correlations(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     return torch.cat(found)
 
 
-def _diagonal_sums(rows: Tensor) -> Tensor:
+def diagonal_sums(rows: Tensor) -> Tensor:
     """The sums by i - j = first row - (N-1), ..., last row of some rows [..., n, N]: each is put one place further."""
     count, size = rows.shape[-2:]
     width = count + size - 1

@@ -90,7 +90,8 @@ class LayerTrace:
             sequences  which of the batch; all unless given
             queries    which of the R queries; all unless given
         """
-        return self._formed(attention_logits, q, k, sequences, queries)
+        k = self.k if k is None else k
+        return self.formed(attention_logits, self.q if q is None else q, k[sequences], sequences, queries)
 
     @torch.no_grad()
     def weights(
@@ -98,29 +99,34 @@ class LayerTrace:
     ) -> Float[Tensor, "b H Q R"]:
         """The layer's attention weights, formed as queries by keys: what the values are weighed with. As `logits`."""
         self._require_all("transform_weights")
-        return self._formed(attention_weights, None, None, sequences, queries)
+        return self.formed(attention_weights, self.q, self.k[sequences], sequences, queries)
 
-    def _formed(
+    def formed(
         self,
         form: Callable[..., Tensor],
-        q: Tensor | None,
-        k: Tensor | None,
-        sequences: slice,
-        queries: Tensor | None,
-    ) -> Tensor:
+        q: Float[Tensor, "B H R d"],
+        k: Float[Tensor, "b G R d"],
+        sequences: slice | Int[Tensor, "b"],
+        queries: Int[Tensor, "*_b Q"] | None,
+    ) -> Float[Tensor, "b H Q R"]:
+        """What ``form`` makes of queries and of the chosen sequences' keys, differentiable in them.
+
+        Arguments
+            queries  which of the R queries: [Q] the same of all chosen sequences, or [b, Q]; all if None
+        """
         for hook in ("rotate", "score", "bias", "transform_logits"):
             self._require_all(hook)
-        q, k = self.q if q is None else q, self.k if k is None else k
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)  # grouped queries: a key head serves several
         mask, notes = self.mask, self.notes
-        by_sequence = self.encoding.by_sequence(self.positions)
-        places = self.positions[sequences] if by_sequence else self.positions
+        places = self.positions[sequences] if self.encoding.by_sequence(self.positions) else self.positions
         rows = self._index if queries is None else queries
+        each = torch.arange(len(k), device=k.device)[:, None]
+        chosen = q[sequences]
         return form(
-            q[sequences].index_select(2, rows),
-            k[sequences],
+            chosen[:, :, rows] if rows.ndim == 1 else chosen.transpose(1, 2)[each, rows].transpose(1, 2),
+            k,
             encoding=self.encoding,
-            q_positions=places.index_select(1 if by_sequence else 0, rows),
+            q_positions=places[each, rows] if self.encoding.by_sequence(self.positions) else places[rows],
             k_positions=places,
             scale=self.scale,
             rows=rows,

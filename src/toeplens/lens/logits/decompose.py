@@ -1,9 +1,13 @@
-"""Attention logits taken apart into content and position, exactly, and each part's share of the whole."""
+"""Attention logits taken apart into content and position, exactly, and each part's share of the whole.
+
+Beside the parts, what position alone and content alone give of a head's logits, each without the sequence that is
+looked at (`kinds_of`).
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -11,14 +15,23 @@ from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError
-from toeplens.lens.kit.pieces import PRODUCTS, NoForm, Pieces, checked
-from toeplens.lens.kit.shares import Shares, grouped, shares_of, spread
+from toeplens.lens.kit.pieces import BIAS, PRODUCTS, Batch, NoForm, Pieces, checked, rest
 from toeplens.lens.kit.splits import Split, position_parts
-from toeplens.lens.kit.terms import Common, sum_of
+from toeplens.lens.kit.terms import (
+    CovarianceSums,
+    Shares,
+    Whole,
+    Written,
+    by_column,
+    grouped,
+    shares_of,
+    spread,
+    sum_of,
+)
 from toeplens.lens.kit.toeplitz import ToeplitzProfile
 from toeplens.lens.kit.trace import AttentionTrace
-from toeplens.lens.logits.kinds import kinds_of
 
+KINDS = ("position", "content", "coupled")
 PURE = 0.9  # share from which a head is named after one kind
 FEWEST = 4  # sequences that a name needs: of 3, one head in 20 of one kind was named otherwise (24 tokens)
 
@@ -40,7 +53,7 @@ class LogitParts:
     kinds             shares of `KINDS`: what mean contents give at their positions (position), what contents give at
                       the mean offset (content), the rest, where both work together (coupled; 0 for a bias). NaN with
                       one sequence, which has no mean, and where the mean of the rotation is not known. Means are of
-                      the other sequences (`toeplens.lens.logits.kinds`)
+                      the other sequences (`kinds_of`)
     kernel            Toeplitz profile of what mean contents give: the head's position kernel, and how Toeplitz it is
     profile           Toeplitz profile of the logits, all sequences together
     variance          [H] of the logits over the visible pairs
@@ -162,22 +175,99 @@ def _require_form(encoding: PositionalEncoding) -> None:
         )
 
 
-def _commons(pieces: Pieces) -> dict[str, Common]:
+def _commons(pieces: Pieces) -> dict[str, CovarianceSums]:
     """What each part has in common with the whole, by dimension, over all sequences."""
-    parts: dict[str, list[Common]] = {}
+    parts: dict[str, list[CovarianceSums]] = {}
     for _, batch in pieces.batches():
         whole = batch.whole()
         for name, (q, k) in batch.products.items():
             parts.setdefault(name, []).append(whole.products(q, k))
         for name, fixed in batch.fixed.items():
             common = whole.known(fixed)
-            parts.setdefault(name, []).append(Common(*(x.unsqueeze(-1) for x in vars(common).values())))
+            parts.setdefault(name, []).append(CovarianceSums(*(x.unsqueeze(-1) for x in vars(common).values())))
     return {name: sum_of(found) for name, found in parts.items()}
 
 
 def _by_frequency(
-    parts: list[Common], whole: Common, pairs: float, variances: tuple[Tensor, Tensor], energy: Float[Tensor, "H"]
+    parts: list[CovarianceSums],
+    whole: CovarianceSums,
+    pairs: float,
+    variances: tuple[Tensor, Tensor],
+    energy: Float[Tensor, "H"],
 ) -> Shares:
-    spreads = [spread(part, whole, pairs) for part in parts]
-    flat = [(one[..., g], rows[..., g]) for one, rows in spreads for g in range(one.shape[-1])]
-    return shares_of(flat, variances, energy)
+    columns = [column for part in parts for column in by_column(spread(part, whole, pairs))]
+    return shares_of(columns, variances, energy)
+
+
+def kinds_of(pieces: Pieces) -> Shares:
+    """Shares of `KINDS` in the logits, [H, 3]; NaN with one sequence, and where the mean of the rotation is not known.
+
+    With mean query and key by position, position is what the means give at their places, and the bias; content is what
+    queries and keys without their positions' means give at the mean rotation; coupled is the rest. A mean over B
+    sequences holds a B-th of each of them, which would pass for position (by 1 / B^2 of content) and for coupled (by
+    2 / B). The means are therefore those of the other sequences: of independent queries and keys no share is then
+    biased. Where queries and keys of one sequence are correlated (those of one token are), position holds 1 / (B - 1)
+    of what that adds to the mean logits.
+
+    The pairs are those at positions that two sequences or more reach, so that there are others.
+    """
+    heads = pieces.q.shape[1]
+    if len(pieces.q) < 2:
+        unknown = pieces.q.new_full((heads, len(KINDS)), torch.nan)
+        return Shares(unknown, unknown)
+    pieces = _reached_twice(pieces)
+    every, positions, contents = [], [], []
+    energy = pieces.q.new_zeros(heads)
+    for sequences, batch in pieces.batches():
+        whole = batch.whole()
+        own = whole.products(whole.q, whole.k)
+        fixed = [whole.known(term) for term in whole.fixed]
+        energy = energy + own.inner.abs().sum(-1) + sum(term.inner.abs() for term in fixed)
+        every.append(sum_of([own.summed(), *fixed]))
+        q, k, position_q, position_k = _split(pieces, sequences, whole)
+        positions.append(_position(batch, whole, position_q, position_k))
+        if (rotation := pieces.rotation) is not None:
+            q = rotation.turn_by_mean(q, pieces.layer)
+        contents.append(whole.products(q * pieces.layer.scale, k).summed())
+    total = sum_of(every)
+    variances = spread(total, total, pieces.pairs)
+    position, content = (spread(sum_of(found), total, pieces.pairs) for found in (positions, contents))
+    if pieces.rotation is None and pieces.layer.encoding.overrides("rotate"):
+        content = content[0] * torch.nan, content[1] * torch.nan
+    coupled = variances[0] - position[0] - content[0], variances[1] - position[1] - content[1]
+    return shares_of([position, content, coupled], variances, energy)
+
+
+def _reached_twice(pieces: Pieces) -> Pieces:
+    """The same with the longest sequence as long as the next."""
+    layer, lengths = pieces.layer, pieces.layer.lengths
+    if lengths is None:
+        return pieces
+    longest, second = lengths.topk(2).values.tolist()
+    if longest == second:
+        return pieces
+    nothing = torch.zeros_like(layer.inputs), torch.zeros_like(layer.key_inputs)
+    return Pieces(replace(layer, lengths=lengths.clamp(max=second)), *nothing)
+
+
+def _split(pieces: Pieces, sequences: slice, whole: Whole) -> tuple[Float[Tensor, "B H N d"], ...]:
+    """Queries and keys as content, and as position: the others' means at each place, and what they leave of the own."""
+    others = (pieces.present.sum(0) - pieces.present[sequences].long()).double()
+    at, all_places = others[:, None, :, None], others.sum(1)[:, None, None, None]
+    contents, means = [], []
+    for x in (pieces.q, pieces.k):
+        rest_of_them = x.sum(0) - x[sequences]
+        mean = rest_of_them / at.clamp(min=1)
+        contents.append((x[sequences] - mean + rest_of_them.sum(2, keepdim=True) / all_places) * whole.there)
+        means.append(mean * whole.there)
+    return *contents, *means
+
+
+def _position(
+    batch: Batch, whole: Whole, mean_q: Float[Tensor, "B H N d"], mean_k: Float[Tensor, "B H N d"]
+) -> CovarianceSums:
+    q, k = batch.layer.turn(mean_q, mean_k)
+    found = whole.products(q * batch.layer.scale, k).summed()
+    if batch.layer.encoding.overrides("transform_logits"):
+        return found + whole.known(Written(rest(batch.layer, mean_q, mean_k)))
+    return found + whole.known(batch.fixed[BIAS]) if BIAS in batch.fixed else found

@@ -32,6 +32,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from toeplens.ground.records import Record
+from toeplens.lens.kit.toeplitz import diagonal_sums
 from toeplens.model.norms import frozen
 
 
@@ -78,7 +79,19 @@ class Relevance(Record):
     def share(self) -> Float[np.ndarray, "B"]:
         """Position's share of the parts' absolute values, each place counted by itself; NaN where all are 0."""
         position = np.abs(self.position_input).sum(1) + np.abs(self.position_attention).sum(1)
-        return _over(position, position + np.abs(self.content).sum(1) + np.abs(self.biases) + np.abs(self.softmax))
+        return _over(position, self._size)
+
+    @property
+    def errors(self) -> Float[np.ndarray, "B"]:
+        """How far the parts are from adding up to the logit, over the absolute values of all; 0 where all are 0."""
+        with np.errstate(invalid="ignore"):
+            off, size = np.abs(self.total - self.target), self._size + np.abs(self.target)
+        return np.where(off == 0, 0, off / np.where(size == 0, 1, size))
+
+    @property
+    def _size(self) -> Float[np.ndarray, "B"]:
+        places = np.abs(self.content) + np.abs(self.position_input) + np.abs(self.position_attention)
+        return places.sum(1) + np.abs(self.biases) + np.abs(self.softmax)
 
 
 # ---- the rules: each gives the operation's own value ----------------------------------------------------------------
@@ -156,11 +169,8 @@ def offsets_of(length: int, causal: bool) -> Int[Tensor, "D"]:
 
 def by_offset(pairs: Float[Tensor, "B H N N"], causal: bool) -> Float[Tensor, "H D"]:
     """The relevance of pairs at each of `offsets_of`, summed over the examples."""
-    length = pairs.shape[-1]
-    places = torch.arange(length, device=pairs.device)
-    index = (places[:, None] - places + length - 1).flatten()
-    found = pairs.new_zeros(pairs.shape[1], 2 * length - 1).index_add_(1, index, pairs.sum(0).flatten(1))
-    return found[:, length - 1 :] if causal else found
+    found = diagonal_sums(pairs.sum(0))
+    return found[:, pairs.shape[-1] - 1 :] if causal else found
 
 
 def _over(a: Float[np.ndarray, "B"], b: Float[np.ndarray, "B"]) -> Float[np.ndarray, "B"]:

@@ -1,10 +1,10 @@
-"""What a Toeplitz kernel's values give back: its predictor (Levinson-Durbin), its frequencies, its positions.
+"""What a Toeplitz kernel's values give back: its predictor (Levinson-Durbin) and its frequencies.
 
 The first seed (appendix C.4) says that in an ideal case the Levinson-Durbin recursion recovers the position part from
 the values of the Toeplitz matrix. What there is to that: from exact values p_i . p_j = r_(i-j) the recursion gives the
-predictor of the positions, the predictor's roots the frequencies, and an eigendecomposition the positions themselves,
-up to an orthogonal map, since every turned or mirrored copy has the same values. It cannot say which part of a matrix
-is position (content that is stationary adds to r just so), and close frequencies amplify errors of the values without
+predictor of the positions and the predictor's roots the frequencies; the positions themselves no method gives but up to
+an orthogonal map, since every turned or mirrored copy has the same values. It cannot say which part of a matrix is
+position (content that is stationary adds to r just so), and close frequencies amplify errors of the values without
 bound: of rotary positions at base 10000, four frequencies are already too near 0 to be told apart in double precision.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg import eigh, solve_toeplitz, toeplitz
+from scipy.linalg import solve_toeplitz, toeplitz
 
 from toeplens.ground import InputError
 
@@ -33,18 +33,6 @@ class Prediction:
 
     coefficients: Float[np.ndarray, "K"]
     variance: float
-
-
-@dataclass(frozen=True)
-class Positions:
-    """Vectors with a given Toeplitz matrix of inner products, up to an orthogonal map (`positions_from`).
-
-    vectors  [N, d] one row a position
-    error    |V V^T - T| / |T|, Frobenius: 0 if T has rank at most d and no negative eigenvalues
-    """
-
-    vectors: Float[np.ndarray, "N d"]
-    error: float
 
 
 def predictor(autocorrelation: Float[np.ndarray, "M"], order: int) -> Prediction:
@@ -87,29 +75,6 @@ def frequencies(autocorrelation: Float[np.ndarray, "M"], count: int) -> Float[np
         raise InputError(f"count: {count} was given; in double precision the values have fewer sinusoids.") from None
     angles = np.abs(np.angle(np.roots(np.concatenate(([1.0], -found.coefficients)))))
     return np.sort(angles)[::2]
-
-
-def positions_from(autocorrelation: Float[np.ndarray, "M"], size: int, dims: int) -> Positions:
-    """Position vectors p_i with p_i . p_j = r_(i-j), as near as ``dims`` dimensions allow.
-
-    The eigenvectors of the ``dims`` highest eigenvalues of the Toeplitz matrix, times their roots: of all Gram
-    matrices of that rank the nearest (Eckart-Young). Negative eigenvalues belong to no positions and count as error.
-    The vectors are one choice of many: any orthogonal map of them has the same inner products.
-
-    Arguments
-        autocorrelation  r_delta at delta = 0, ..., M - 1; the first ``size`` are read
-        size             positions N; the matrix is dense, so at most 4096
-        dims             dimensions d of a position, at most N
-    """
-    values = _read(autocorrelation, size, size, "size", size)
-    if not 1 <= dims <= size:
-        raise InputError(f"dims: {dims} was given; 1 to {size} (the positions) are allowed.")
-    gram = toeplitz(values)
-    eigenvalues, eigenvectors = eigh(gram, subset_by_index=(size - dims, size - 1))
-    vectors = (eigenvectors * np.sqrt(np.maximum(eigenvalues, 0)))[:, ::-1]
-    norm = np.linalg.norm(gram)
-    error = float(np.linalg.norm(vectors @ vectors.T - gram) / norm) if norm > 0 else float("nan")
-    return Positions(vectors, error)
 
 
 def _read(autocorrelation: Float[np.ndarray, "M"], needed: int, rows: int, field: str, given: int) -> np.ndarray:

@@ -17,6 +17,7 @@ from toeplens.ground import InputError
 
 Kernel = Float[np.ndarray, "D"] | Complex[np.ndarray, "D"]
 
+DENSE_UP_TO = 1024  # rows of a matrix whose eigenvalues are all computed for a distribution
 _DENSE = 64  # sizes below are solved densely: the iterations need room for their subspaces
 _OVERSAMPLING = 16  # angles a kernel value in the search for the symbol's ends
 _LANCZOS, _POLISHED = 1e-4, 1e-7  # residuals at which the iterations stop, relative to the largest |symbol - a_0|
@@ -61,7 +62,7 @@ class Szego:
     gap_low           [K] lowest - symbol_low, never negative beyond rounding
     gap_high          [K] symbol_high - highest, likewise
     distribution_gap  [K] largest distance between the sorted eigenvalues and the sorted values of the symbol at N even
-                      angles; nan where N is above ``dense_up_to``
+                      angles; nan where N is above `DENSE_UP_TO`
     """
 
     sizes: Int[np.ndarray, "K"]
@@ -144,7 +145,7 @@ def extreme_eigenvalues(kernel: Kernel, size: int) -> tuple[float, float]:
     return _lowest(kernel, size), -_lowest(-kernel, size)
 
 
-def szego(kernel: Kernel, sizes: Sequence[int], *, dense_up_to: int = 1024) -> Szego:
+def szego(kernel: Kernel, sizes: Sequence[int]) -> Szego:
     """How the eigenvalues of T_N fill the range of the symbol as N grows (Grenander & Szegő 1958; theory 4).
 
     The symbol of the values given is a trigonometric polynomial, and T_N of any N is a section of the infinite
@@ -155,10 +156,9 @@ def szego(kernel: Kernel, sizes: Sequence[int], *, dense_up_to: int = 1024) -> S
     near its ends.
 
     Arguments
-        kernel       a_delta at delta = -(M-1), ..., M-1 (D = 2M - 1), a_(-delta) = conj(a_delta)
-        sizes        the N wanted
-        dense_up_to  up to this N all eigenvalues are computed, from the dense matrix; above it only the extremes, by
-                     `extreme_eigenvalues` (whose accuracy holds for the gaps too)
+        kernel  a_delta at delta = -(M-1), ..., M-1 (D = 2M - 1), a_(-delta) = conj(a_delta)
+        sizes   the N wanted; up to `DENSE_UP_TO` all eigenvalues are computed, from the dense matrix, above it only
+                the extremes, by `extreme_eigenvalues` (whose accuracy holds for the gaps too)
 
     Raises `InputError` for a kernel that is not Hermitian.
     """
@@ -167,7 +167,7 @@ def szego(kernel: Kernel, sizes: Sequence[int], *, dense_up_to: int = 1024) -> S
     ends = np.empty((len(sizes), 2))
     distribution = np.full(len(sizes), np.nan)
     for index, size in enumerate(sizes):
-        if size <= dense_up_to:
+        if size <= DENSE_UP_TO:
             eigenvalues = eigvalsh(_matrix(kernel, size))
             ends[index] = eigenvalues[0], eigenvalues[-1]
             distribution[index] = np.abs(eigenvalues - np.sort(np.real(symbol(kernel, size)[1]))).max()

@@ -17,10 +17,9 @@ from toeplens.encodings import PositionalEncoding, attend
 from toeplens.ground import InputError
 from toeplens.lens.ablation.ablate import Batch
 from toeplens.lens.gradients.descent import Descent, LayerGradient, LayerView, Measure, ProjectionInputs
-from toeplens.lens.kit.trace import LayerTrace
 from toeplens.model import Context, Decoder, LatentAttention
 from toeplens.model.norms import frozen
-from toeplens.sources.decoder.source import _position_vectors
+from toeplens.sources.decoder.source import position_vectors, traced
 
 _WHOLE = 2**62  # pairs at once: the logits are wanted in one piece
 _AT_ONCE = 256  # sequences of a pass whose gradient by the parameters is summed
@@ -239,43 +238,15 @@ def _latent_weights(attention: LatentAttention, device: torch.device) -> Bool[Te
 
 def _views(model: Decoder, tokens: Tensor, lengths: Tensor | None) -> list[LayerView]:
     x, context = model.begin(tokens, lengths)
-    added = _position_vectors(model, x, context)
+    added = position_vectors(model, x, context)
     views = []
     for layer in range(model.config.num_layers):
         step = _step(model, layer, x, context)
         known = layer == 0 or context.embeddings is not None
         projections = _inputs(model, layer, step, added if known else None)
-        views.append(
-            LayerView(_trace(model, layer, step, context, added), None if step.at is None else step.rows, projections)
-        )
+        views.append(LayerView(traced(model, layer, x, context), None if step.at is None else step.rows, projections))
         x = model.block(layer).finish(step.residual, step.heads)
     return views
-
-
-def _trace(model: Decoder, layer: int, step: _Step, context: Context, added: Tensor) -> LayerTrace:
-    block, x = model.block(layer), step.inputs
-    q, k, v = block.project(x, context)
-
-    def part(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        return block.project_part(queries, keys, x=x, context=context)
-
-    return LayerTrace(
-        layer=layer,
-        inputs=x,
-        key_inputs=x if context.embeddings is None else context.embeddings,
-        vectors=added if layer == 0 else None,
-        q=q,
-        k=k,
-        v=v,
-        encoding=block.attention.encoding,
-        positions=context.positions,
-        rows=torch.arange(x.shape[1], device=x.device),
-        scale=block.attention.scale,
-        causal=model.config.causal,
-        lengths=context.lengths if model.config.pad_mask else None,
-        part=part,
-        notes=step.notes,
-    )
 
 
 def _present(tokens: Int[Tensor, "b N"], lengths: Int[Tensor, "b"] | None) -> Bool[Tensor, "b N"]:

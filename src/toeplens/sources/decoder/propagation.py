@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from toeplens.lens.logits.relevance import (
     taylor_softmax,
 )
 from toeplens.model import Attention, Block, Context, Decoder
-from toeplens.sources.decoder.source import DecoderSource, _position_vectors
+from toeplens.sources.decoder.source import DecoderSource, position_vectors
 
 _AT_ONCE = 1 << 21  # query-key pairs, over batch and heads, of a layer that are worked at once
 _TOLERANCE = 1e-9  # of what the parts add up to in absolute value
@@ -73,39 +74,25 @@ def relevance(
         found.append(_propagate(model, tokens[part], *taken))
 
     def joined(name: str) -> Any:
-        return torch.cat([getattr(each, name) for each in found]).cpu().numpy()
+        return np.concatenate([getattr(each, name) for each in found])
 
-    attention = torch.stack([each.attention for each in found]).sum(0).cpu().numpy() / count
+    attention = np.stack([len(each.target) * each.by_offset for each in found]).sum(0) / count
     names = ("content", "position_input", "position_attention", "biases", "softmax", "target", "classes")
     return Relevance(
         **{name: joined(name) for name in names},
         by_layer=attention.sum(-1),
         by_offset=attention,
-        offsets=offsets_of(length, model.config.causal).numpy(),
+        offsets=found[0].offsets,
     )
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The relevances of some examples, as in `Relevance`; ``attention`` [L, H, D] is summed over them."""
-
-    content: Float[Tensor, "b N"]
-    position_input: Float[Tensor, "b N"]
-    position_attention: Float[Tensor, "b N"]
-    biases: Float[Tensor, "b"]
-    softmax: Float[Tensor, "b"]
-    target: Float[Tensor, "b"]
-    classes: Int[Tensor, "b"]
-    attention: Float[Tensor, "L H D"]
-
-
-def _propagate(model: Decoder, tokens: Tensor, lengths: Tensor | None, classes: Tensor | None) -> _Found:
+def _propagate(model: Decoder, tokens: Tensor, lengths: Tensor | None, classes: Tensor | None) -> Relevance:
     with torch.no_grad():
         logits = model(tokens, lengths, fused=False)
         chosen = logits.argmax(-1) if classes is None else classes
         target = logits.gather(1, chosen.unsqueeze(1)).squeeze(1)
         x, context = model.begin(tokens, lengths)
-        vectors = _position_vectors(model, x, context)
+        vectors = position_vectors(model, x, context)
     x.requires_grad_()
     if context.embeddings is not None:
         context = replace(context, embeddings=x)
@@ -115,16 +102,20 @@ def _propagate(model: Decoder, tokens: Tensor, lengths: Tensor | None, classes: 
         total = made.gather(1, chosen.unsqueeze(1)).sum()
         at_x, at_biases, at_softmax, *at_positions = torch.autograd.grad(total, [x, biases, softmax, *positions])
     pairs = [position.detach() * gradient for position, gradient in zip(positions, at_positions, strict=True)]
-    found = _Found(
-        content=(model.embedding(tokens) * at_x).sum(-1),
-        position_input=(vectors * at_x).sum(-1),
-        position_attention=torch.stack([by_place(each) for each in pairs]).sum(0),
-        biases=at_biases,
-        softmax=at_softmax,
-        target=target,
-        classes=chosen,
-        attention=torch.stack([by_offset(each, model.config.causal) for each in pairs]),
-    )
+    attention = torch.stack([by_offset(each, model.config.causal) for each in pairs]) / len(tokens)
+    made = {
+        "content": (model.embedding(tokens) * at_x).sum(-1),
+        "position_input": (vectors * at_x).sum(-1),
+        "position_attention": torch.stack([by_place(each) for each in pairs]).sum(0),
+        "biases": at_biases,
+        "softmax": at_softmax,
+        "target": target,
+        "classes": chosen,
+        "by_layer": attention.sum(-1),
+        "by_offset": attention,
+        "offsets": offsets_of(tokens.shape[1], model.config.causal),
+    }
+    found = Relevance(**{name: x.detach().cpu().numpy() for name, x in made.items()})
     _require_conserved(model, found)
     return found
 
@@ -230,14 +221,11 @@ def _turns_linearly(encoding: PositionalEncoding, length: int, device: torch.dev
     return all(torch.allclose(a + b, both, rtol=0, atol=1e-9) for a, b, both in zip(*turned, strict=True))
 
 
-def _require_conserved(model: Decoder, found: _Found) -> None:
-    parts = [found.content, found.position_input, found.position_attention]
-    parts = torch.cat((*parts, found.biases.unsqueeze(1), found.softmax.unsqueeze(1)), dim=1)
-    total, size = parts.sum(1), parts.abs().sum(1) + found.target.abs()
-    off = (total - found.target).abs()
-    if not bool((off <= _TOLERANCE * size).all()):
-        worst = int((off / size).nan_to_num(nan=torch.inf).argmax())
+def _require_conserved(model: Decoder, found: Relevance) -> None:
+    errors = found.errors
+    if not (errors <= _TOLERANCE).all():
+        worst = int(np.nan_to_num(errors, nan=np.inf).argmax())
         raise InputError(
-            f"encoding: with {type(model.encoding).__name__} the parts of a logit of {float(found.target[worst]):.6g} "
-            f"add up to {float(total[worst]):.6g}; {_ALLOWED}."
+            f"encoding: with {type(model.encoding).__name__} the parts of a logit of {found.target[worst]:.6g} add up "
+            f"to {found.total[worst]:.6g}; {_ALLOWED}."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar, cast
 
@@ -135,51 +136,51 @@ class DecoderSource:
         x, context = model.begin(tokens, lengths)
         for layer in range(layers[-1] + 1):
             if layer in layers:
-                yield self._trace(model, layer, x, context, positions)
+                trace = traced(model, layer, x, context, positions)
+                yield replace(trace, part=torch.no_grad()(trace.part))
             if layer < layers[-1]:
                 x = model.block(layer).finish(*model.layer_heads(layer, x, context))
 
-    def _trace(self, model: Decoder, layer: int, x: Tensor, context: Context, kept: Tensor | None) -> LayerTrace:
-        block, config = model.block(layer), model.config
-        attention = block.attention
-        rows = torch.arange(x.shape[1], device=x.device) if kept is None else kept
 
-        def here(tensor: Tensor, dim: int) -> Tensor:
-            return tensor if kept is None else tensor.index_select(dim, kept)
+def traced(model: Decoder, layer: int, x: Tensor, context: Context, kept: Tensor | None = None) -> LayerTrace:
+    """A layer's trace from its input, at the places that are kept, through which gradients can pass."""
+    block, attention = model.block(layer), model.block(layer).attention
+    rows = torch.arange(x.shape[1], device=x.device) if kept is None else kept
 
-        q, k, v = (here(part, 2) for part in block.project(x, context))
-        inputs = here(x, 1)
-        embeddings = None if context.embeddings is None else here(context.embeddings, 1)
-        notes = attention.encoding.note(block.norm_attention(x) if context.embeddings is None else context.embeddings)
-        places_dim = 1 if context.by_sequence else 0
-        here_context = Context(context.positions, context.by_sequence, context.lengths, embeddings, None)
+    def here(tensor: Tensor, dim: int) -> Tensor:
+        return tensor if kept is None else tensor.index_select(dim, kept)
 
-        def part(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.no_grad():
-                return block.project_part(queries, keys, x=inputs, context=here_context)
+    q, k, v = (here(part, 2) for part in block.project(x, context))
+    inputs = here(x, 1)
+    embeddings = None if context.embeddings is None else here(context.embeddings, 1)
+    here_context = Context(context.positions, context.by_sequence, context.lengths, embeddings, None)
+    notes = attention.encoding.note(block.norm_attention(x) if context.embeddings is None else context.embeddings)
 
-        return LayerTrace(
-            layer=layer,
-            inputs=inputs,
-            key_inputs=inputs if embeddings is None else embeddings,
-            vectors=here(_position_vectors(model, x, context), -2) if layer == 0 else None,
-            q=q,
-            k=k,
-            v=v,
-            encoding=attention.encoding,
-            positions=here(context.positions, places_dim),
-            rows=rows,
-            scale=attention.scale,
-            causal=config.causal,
-            lengths=context.lengths if config.pad_mask else None,
-            part=part,
-            notes=notes if kept is None else None,
-            whole=kept is None,
-            read=model.read_position(layer, x.shape[:2], context),
-        )
+    def part(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        return block.project_part(queries, keys, x=inputs, context=here_context)
+
+    return LayerTrace(
+        layer=layer,
+        inputs=inputs,
+        key_inputs=inputs if embeddings is None else embeddings,
+        vectors=here(position_vectors(model, x, context), -2) if layer == 0 else None,
+        q=q,
+        k=k,
+        v=v,
+        encoding=attention.encoding,
+        positions=here(context.positions, 1 if context.by_sequence else 0),
+        rows=rows,
+        scale=attention.scale,
+        causal=model.config.causal,
+        lengths=context.lengths if model.config.pad_mask else None,
+        part=part,
+        notes=notes if kept is None else None,
+        whole=kept is None,
+        read=model.read_position(layer, x.shape[:2], context),
+    )
 
 
-def _position_vectors(model: Decoder, x: Tensor, context: Context) -> Float[Tensor, "*B N D"]:
+def position_vectors(model: Decoder, x: Tensor, context: Context) -> Float[Tensor, "*B N D"]:
     """What the encodings add to the input, whatever the tokens are."""
     zeros = torch.zeros_like(x if context.by_sequence else x[:1])
     vectors = model.encoding.embed(zeros, context.positions)
