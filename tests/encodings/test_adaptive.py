@@ -10,14 +10,13 @@ import pytest
 import scipy.linalg
 import torch
 from rotary_embedding_torch import RotaryEmbedding
+from tests.encodings.samples import SIZES
 from torch import Tensor
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attention_logits
-from toeplens.ground import InputError
 
 H, D, N = 3, 8, 6
-SIZES = {"d_model": 24, "num_heads": H, "head_dim": D, "max_len": 64}
 PLACES = torch.tensor([-5, 0, 1, 9, 300, 12345])
 PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "half"])
 
@@ -195,17 +194,3 @@ def test_layers_have_their_own_parameters_where_published_so() -> None:
         if own:
             fresh = build(name, **options)
             assert all(torch.equal(a, b) for a, b in zip(other.parameters(), fresh.parameters(), strict=True))
-
-
-def test_what_makes_no_sense_is_refused() -> None:
-    for name, options, field in (
-        ("harope", {"map": "both"}, "map"),
-        ("carope", {"start": "zero"}, "start"),
-        ("carope", {"base": 1.0}, "base"),
-        ("carope", {"pairing": "both"}, "pairing"),
-        ("rope-learned", {"base": 0.0}, "base"),
-    ):
-        with pytest.raises(InputError, match=rf"^{field}: .*\.$"):
-            build(name, **options)
-    with pytest.raises(InputError, match=r"^head_dim: 7 .*\.$"):
-        encodings.build("carope", **{**SIZES, "head_dim": 7})

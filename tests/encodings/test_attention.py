@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.encodings.samples import SIZES, randomised
 from torch import Tensor
 
 from toeplens import encodings
@@ -15,7 +16,6 @@ from toeplens.encodings import PositionalEncoding, attend, attention_logits, att
 from toeplens.encodings.attention import AT_ONCE
 from toeplens.ground import InputError
 
-SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
 B, N = 2, 12
 KINDS = ("nope", "rope", "alibi", "t5", "mla", "fox", "shaw", "cope", "urpe", "dape-v2", "path", "carope")
 
@@ -23,10 +23,7 @@ KINDS = ("nope", "rope", "alibi", "t5", "mla", "fox", "shaw", "cope", "urpe", "d
 def build(name: str) -> PositionalEncoding:
     torch.manual_seed(0)
     encoding = encodings.build(name, **SIZES).double()
-    with torch.no_grad():
-        for parameter in encoding.parameters():
-            parameter.normal_()
-    return encoding
+    return randomised(encoding)
 
 
 def inputs(encoding: PositionalEncoding, length: int = N) -> dict[str, Any]:

@@ -212,33 +212,6 @@ def test_axial_is_the_qwen2_vl_vision_towers() -> None:
 # ---- options --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "field"),
-    [
-        ("axial-rope", {"axes": 1}, "axes"),
-        ("axial-rope", {"axes": 7}, "axes"),
-        ("axial-rope", {"axes_dims": [3, 4]}, "axes_dims"),
-        ("axial-rope", {"axes_dims": [0, 6]}, "axes_dims"),
-        ("axial-rope", {"axes_dims": [6]}, "axes_dims"),
-        ("axial-rope", {"grid": [4]}, "grid"),
-        ("axial-rope", {"grid": [4, 0]}, "grid"),
-        ("axial-rope", {"frequencies": "pixel"}, "grid"),
-        ("axial-rope", {"frequencies": "pixel", "grid": [4]}, "grid"),
-        ("axial-rope", {"frequencies": "pixel", "grid": [4, 4], "max_freq": 0.0}, "max_freq"),
-        ("axial-rope", {"frequencies": "sound"}, "frequencies"),
-        ("mrope", {"sections": [1, 2, 2]}, "sections"),
-        ("mrope", {"sections": [3, 3]}, "sections"),
-        ("mrope", {"sections": [-1, 3, 4]}, "sections"),
-        ("mrope", {"sections": [0, 3, 3], "interleaved_sections": True}, "sections"),
-        ("rope-mixed", {"grid": [1, 2, 3]}, "grid"),
-        ("rope-mixed", {"base": 0.0}, "base"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(name: str, options: dict, field: str) -> None:
-    with pytest.raises(InputError, match=rf"^{field}: .*\.$"):
-        build(name, **options)
-
-
 def test_shares_of_the_pairs_by_default() -> None:
     assert build("axial-rope", 14).axis_of.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert build("mrope", 128).axis_of.bincount().tolist() == [16, 24, 24]

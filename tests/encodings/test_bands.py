@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.encodings.samples import SIZES
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -17,11 +18,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.absolute import NoPE
-from toeplens.ground import InputError
 
 H, D, N = 3, 8, 6
 PAIRS = D // 2
-SIZES = {"d_model": 24, "num_heads": H, "head_dim": D, "max_len": 64}
 PLACES = torch.tensor([3, 4, 9, 40, 1000, 12345])
 BY_HEAD = [[1.0, 0.5, 0.0, 0.25], [0.0, 0.0, 1.0, 1.0], [1.0, 0.9, 0.1, 0.0]]
 PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "half"])
@@ -177,36 +176,3 @@ def test_p_rope_keeps_the_highest_frequencies(pairing: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, bands, strict=True))
     assert torch.equal(build("p-rope", p=0.0).rotate(q, k, PLACES, PLACES)[0], q)
     assert torch.equal(build("p-rope", p=1.0).frequencies, build("rope").frequencies)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "field"),
-    [
-        ("rope-bands", {"gains": [1, 1, 1]}, "gains"),
-        ("rope-bands", {"gains": [[1] * 4] * 2}, "gains"),
-        ("rope-bands", {"gains": [[1] * 4, [1] * 4, 1]}, "gains"),
-        ("rope-bands", {"gains": [[1] * 4, [1] * 4, [1] * 3]}, "gains"),
-        ("rope-bands", {"gains": [1, -0.1, 1, 1]}, "gains"),
-        ("rope-bands", {"gains": [1, float("nan"), 1, 1]}, "gains"),
-        ("rope-bands", {"gains": [1, 1.1, 1, 1]}, "gains"),
-        ("rope-bands", {"ramp": [0.5, 1.5, 2]}, "ramp"),
-        ("rope-bands", {"ramp": [0.5, 1.5], "off": "pair"}, "ramp"),
-        ("rope-bands", {"ramp": [0.5, 1.5, 0], "off": "pair"}, "ramp"),
-        ("rope-bands", {"ramp": [-0.5, 1.5, 1], "off": "pair"}, "ramp"),
-        ("rope-bands", {"keep": [4]}, "keep"),
-        ("rope-bands", {"keep": [1, 1]}, "keep"),
-        ("rope-bands", {"keep": [1], "gains": [1] * 4}, "keep"),
-        ("rope-bands", {"keep": [1], "ramp": [1, 1, 1]}, "ramp"),
-        ("rope-bands", {"off": "band"}, "off"),
-        ("rope-bands", {"layers": [-1]}, "layers"),
-        ("rope-bands", {"frequencies": [1.0, 0.1]}, "frequencies"),
-        ("rope-bands", {"frequencies": -1.0}, "frequencies"),
-        ("rope-bands", {"frequencies": float("inf")}, "frequencies"),
-        ("p-rope", {"p": 1.1}, "p"),
-        ("p-rope", {"p": -0.1}, "p"),
-        ("p-rope", {"base": 0.0}, "base"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(name: str, options: dict, field: str) -> None:
-    with pytest.raises(InputError, match=rf"^{field}: .*\.$"):
-        encodings.build(name, **SIZES, **options)

@@ -7,25 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from tests.encodings.samples import SIZES, randomised
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from x_transformers import x_transformers
 
 from toeplens import encodings
-from toeplens.encodings import PositionalEncoding, Seen, attention_logits, conformance
-from toeplens.ground import InputError
+from toeplens.encodings import PositionalEncoding, Seen, attention_logits
 
 B, H, D, N = 2, 3, 8, 9
-SIZES = {"d_model": 24, "num_heads": H, "head_dim": D, "max_len": 64}
 SCALE = D**-0.5
 
 
 def build(name: str, **options: Any) -> PositionalEncoding:
     torch.manual_seed(0)
     encoding = encodings.build(name, **SIZES, **options).double().requires_grad_(False)
-    for parameter in encoding.parameters():
-        parameter.normal_()
-    return encoding
+    return randomised(encoding)
 
 
 def draw(length: int = N) -> tuple[Tensor, Tensor]:
@@ -186,22 +183,3 @@ def test_the_relative_projection_is_a_product_with_the_bank() -> None:
 
 
 # ---- both -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("checked_in_ci")
-@pytest.mark.parametrize(("name", "options"), [("cope", {"scaled": True}), ("relative-projection", {"basis": 4})])
-def test_its_variants_conform(name: str, options: dict[str, Any]) -> None:
-    conformance.check(name, skip=("compile",), **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "field"),
-    [
-        ("cope", {"positions_max": 0}, "positions_max"),
-        ("relative-projection", {"basis": 0}, "basis"),
-        ("relative-projection", {"max_distance": 0}, "max_distance"),
-    ],
-)
-def test_a_wrong_option_is_refused_by_name(name: str, options: dict[str, Any], field: str) -> None:
-    with pytest.raises(InputError, match=rf"^{field}: .* must be .*\.$"):
-        encodings.build(name, **SIZES, **options)

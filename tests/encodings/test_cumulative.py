@@ -9,16 +9,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.encodings.samples import SIZES, agree, randomised
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from x_transformers import x_transformers
 
 from toeplens import encodings
-from toeplens.encodings import Seen, attend, conformance
+from toeplens.encodings import Seen, attend
 from toeplens.encodings.contextual import CumulativeBias
-from toeplens.ground import InputError
 
-SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
 B, H, N, D = 2, 3, 11, 8
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("fox", {}),
@@ -34,10 +33,7 @@ def build(name: str, **options: Any) -> CumulativeBias:
     torch.manual_seed(0)
     encoding = encodings.build(name, **SIZES, **options).double()
     assert isinstance(encoding, CumulativeBias)
-    with torch.no_grad():
-        for parameter in encoding.parameters():
-            parameter.normal_(std=0.5)
-    return encoding
+    return randomised(encoding, 0.5)
 
 
 def content(length: int = N, seed: int = 1) -> Tensor:
@@ -76,11 +72,6 @@ def by_loops(name: str, options: dict[str, Any], encoding: CumulativeBias, x: Te
                     weighted = options.get("weighted", True)
                     bias[b, h, i, j] = -total * (softplus(linear(encoding.weight, b, h, i)) if weighted else 1)
     return bias
-
-
-def agree(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
-    assert ours.shape == theirs.shape
-    assert float((ours - theirs).detach().abs().max()) <= tolerance
 
 
 @every_case
@@ -168,16 +159,3 @@ def test_they_start_as_published_and_each_layer_on_its_own() -> None:
     assert not torch.equal(fox.for_layer(1).gate.weight, fox.gate.weight)
     later = encodings.build("fox", **SIZES, bias_init=2.0).for_layer(1)
     assert bool((later.gate.bias == 2).all())
-
-
-@pytest.mark.parametrize("options", [{"weighted": False}, {"kernelised": True}])
-def test_its_variants_conform(options: dict[str, Any]) -> None:
-    conformance.check("cable", skip=("compile",), **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "field"), [("fox", {"bias_init": math.nan}, "bias_init"), ("cable", {"step": "gelu"}, "step")]
-)
-def test_a_wrong_option_is_refused_by_name(name: str, options: dict[str, Any], field: str) -> None:
-    with pytest.raises(InputError, match=rf"^{field}: .*\.$"):
-        encodings.build(name, **SIZES, **options)

@@ -9,15 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.encodings.samples import SIZES, draw, randomised
 from torch import Tensor
 from x_transformers.x_transformers import DataDependentAlibi
 
 from toeplens import encodings
-from toeplens.encodings import Seen, attend, attention_logits, conformance
+from toeplens.encodings import Seen, attend, attention_logits
 from toeplens.encodings.householder import BLOCK, PaTH, PaTHFoX, accumulate
-from toeplens.ground import InputError
 
-SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
 B, H, D = 2, 3, 8
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("path", {}),
@@ -32,14 +31,7 @@ def build(name: str, **options: Any) -> PaTH:
     torch.manual_seed(0)
     encoding = encodings.build(name, **SIZES, **options).double()
     assert isinstance(encoding, PaTH)
-    with torch.no_grad():
-        for parameter in encoding.parameters():
-            parameter.normal_(std=0.5)
-    return encoding
-
-
-def draw(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return randomised(encoding, 0.5)
 
 
 def inputs(length: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -243,15 +235,6 @@ def test_gates_are_x_transformers() -> None:
 # ---- options --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [({"rank": 0}, "rank"), ({"conv_size": 0}, "conv_size"), ({"activation": "relu"}, "activation")],
-)
-def test_impossible_options_are_refused(options: dict[str, Any], field: str) -> None:
-    with pytest.raises(InputError, match=f"^{field}: .*\\.$"):
-        encodings.build("path", **SIZES, **options)
-
-
 @every_case
 def test_each_layer_has_its_own(name: str, options: dict[str, Any]) -> None:
     first = build(name, **options)
@@ -259,8 +242,3 @@ def test_each_layer_has_its_own(name: str, options: dict[str, Any]) -> None:
     assert first.for_layer(0) is first
     for (label, a), b in zip(first.named_parameters(), second.parameters(), strict=True):
         assert not torch.equal(a, b), label
-
-
-@pytest.mark.usefixtures("checked_in_ci")
-def test_a_full_projection_without_its_activation_conforms() -> None:
-    conformance.check("path", skip=["compile"], rank=None, conv_size=1, activation="none")

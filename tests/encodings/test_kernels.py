@@ -10,15 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.encodings.samples import SIZES, agree, randomised
 from torch import Tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from x_transformers import x_transformers
 
 from toeplens import encodings
-from toeplens.encodings import PositionalEncoding, conformance
-from toeplens.ground import InputError
+from toeplens.encodings import PositionalEncoding
 
-SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
 H = SIZES["num_heads"]
 KERNELS = ["kerple-log", "kerple-power", "sandwich", "dynamic-bias"]
 
@@ -35,21 +34,13 @@ def build(name: str, **options: Any) -> PositionalEncoding:
     torch.manual_seed(0)
     sizes = {**SIZES, **{size: options.pop(size) for size in SIZES if size in options}}
     encoding = encodings.build(name, **sizes, **options).double()
-    with torch.no_grad():
-        for parameter in encoding.parameters():
-            parameter.normal_()
-    return encoding
+    return randomised(encoding)
 
 
 def by_loops(function: Any, q_positions: list[int], k_positions: list[int]) -> Tensor:
     """function(head, i, j) at every head and pair of positions."""
     rows = [[[function(h, i, j) for j in k_positions] for i in q_positions] for h in range(H)]
     return torch.tensor(rows, dtype=torch.float64)
-
-
-def agree(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
-    assert ours.shape == theirs.shape
-    assert float((ours - theirs).detach().abs().max()) <= tolerance
 
 
 QUERIES, KEYS = [7, 8, 30, 1000, -3], [0, 5, 9, -20, 999, 1000, 4]
@@ -217,29 +208,3 @@ def test_alibi_is_mpts(num_heads: int) -> None:
     ours = encodings.build("alibi", **{**SIZES, "num_heads": num_heads}).bias(positions, positions).double()
     causal = torch.ones(length, length).tril()
     agree(ours * causal, (theirs - theirs.transpose(-2, -1)) * causal, 1e-5)
-
-
-@pytest.mark.usefixtures("checked_in_ci")
-@pytest.mark.parametrize(
-    ("name", "options"), [("kerple-power", {"shared": True}), ("sandwich", {"width": 6}), ("fire", {"threshold": 20.0})]
-)
-def test_its_variants_conform(name: str, options: dict[str, Any]) -> None:
-    conformance.check(name, skip=("compile",), **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "field"),
-    [
-        ("sandwich", {"width": 7}, "width"),
-        ("sandwich", {"base": 0.0}, "base"),
-        ("dynamic-bias", {"hidden": 0}, "hidden"),
-        ("dynamic-bias", {"depth": 0}, "depth"),
-        ("fire", {"threshold": 0.0}, "threshold"),
-        ("fire", {"c": -1.0}, "c"),
-        ("fire", {"c": math.inf}, "c"),
-        ("fire", {"hidden": 0}, "hidden"),
-    ],
-)
-def test_a_wrong_option_is_refused_by_name(name: str, options: dict[str, Any], field: str) -> None:
-    with pytest.raises(InputError, match=rf"^{field}: .* must be .*\.$"):
-        encodings.build(name, **SIZES, **options)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.encodings.samples import agree, randomised
 from torch import Tensor
 from transformers import DebertaConfig, DebertaV2Config, VitsConfig, Wav2Vec2BertConfig, XLNetConfig
 from transformers.models.deberta import modeling_deberta as deberta
@@ -16,8 +17,7 @@ from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as wav2vec2
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 from toeplens import encodings
-from toeplens.encodings import PositionalEncoding, attend, attention_logits, attention_weights, conformance
-from toeplens.ground import InputError
+from toeplens.encodings import PositionalEncoding, attend, attention_logits, attention_weights
 
 B, H, D = 2, 3, 8
 SIZES = {"d_model": 24, "num_heads": H, "head_dim": D, "max_len": 64}
@@ -29,9 +29,7 @@ def build(name: str, **options: Any) -> PositionalEncoding:
     torch.manual_seed(0)
     sizes = {**SIZES, **{size: options.pop(size) for size in SIZES if size in options}}
     encoding = encodings.build(name, **sizes, **options).double().requires_grad_(False)
-    for parameter in encoding.parameters():
-        parameter.normal_()
-    return encoding
+    return randomised(encoding)
 
 
 def draw(*lengths: int, dim: int = D) -> tuple[Tensor, ...]:
@@ -54,11 +52,6 @@ def by_loops(added: Any, q: Tensor, k: Tensor, queries: list[int], keys: list[in
                 for m, j in enumerate(keys):
                     made[b, h, n, m] = SCALE * (float(q[b, h, n] @ k[b, h, m]) + added(h, q[b, h, n], k[b, h, m], i, j))
     return made
-
-
-def agree(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
-    assert ours.shape == theirs.shape
-    assert float((ours - theirs).detach().abs().max()) <= tolerance
 
 
 # ---- Shaw -----------------------------------------------------------------------------------------------------------
@@ -313,35 +306,3 @@ def test_debertas_layers_share_its_table_alone() -> None:
 
 
 # ---- all of them ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("checked_in_ci")
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("shaw", {"shared_heads": False, "max_distance": 3}),
-        ("deberta", {"terms": ["p2c"], "p2c_index": "released", "max_distance": 40, "position_buckets": 16}),
-    ],
-)
-def test_its_variants_conform(name: str, options: dict[str, Any]) -> None:
-    conformance.check(name, skip=("compile",), **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "field"),
-    [
-        ("shaw", {"max_distance": -1}, "max_distance"),
-        ("transformer-xl", {"d_model": 25}, "d_model"),
-        ("transformer-xl", {"base": 0.0}, "base"),
-        ("deberta", {"max_distance": 0}, "max_distance"),
-        ("deberta", {"position_buckets": 7}, "position_buckets"),
-        ("deberta", {"position_buckets": 64, "max_distance": 33}, "position_buckets"),
-        ("deberta", {"p2c_index": "mirrored"}, "p2c_index"),
-        ("deberta", {"terms": ["p2p"]}, "terms"),
-        ("deberta", {"terms": []}, "terms"),
-        ("deberta", {"terms": ["c2p", "c2p"]}, "terms"),
-    ],
-)
-def test_a_wrong_option_is_refused_by_name(name: str, options: dict[str, Any], field: str) -> None:
-    with pytest.raises(InputError, match=rf"^{field}: .*\.$"):
-        build(name, **options)

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.encodings.samples import SIZES, draw, randomised
 from torch import Tensor, nn
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attend, attention_logits, attention_weights, conformance
 from toeplens.encodings.scoremap import URPE, DAPEv2
-from toeplens.ground import InputError
 
-SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
 B, H, N, D = 2, 3, 9, 8
 DAPES: list[tuple[str, dict[str, Any]]] = [
     ("dape-v2", {}),
@@ -32,14 +31,7 @@ PAST = torch.ones(N, N, dtype=torch.bool).tril()
 def build(name: str, **options: Any) -> Any:
     torch.manual_seed(0)
     encoding = encodings.build(name, **SIZES, **options).double()
-    with torch.no_grad():
-        for parameter in encoding.parameters():
-            parameter.normal_(std=0.5)
-    return encoding
-
-
-def draw(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return randomised(encoding, 0.5)
 
 
 def logits_of(encoding: PositionalEncoding, q: Tensor, k: Tensor, **more: Any) -> Tensor:
@@ -232,34 +224,3 @@ def test_without_a_base_it_couples_to_the_weights_alone() -> None:
 
 
 # ---- both -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "field"),
-    [
-        ("dape-v2", {"base": "xpos"}, "base"),
-        ("dape-v2", {"base": "none", "kernel_size": 1}, "base"),
-        ("dape", {"base": "none"}, "base"),
-        ("dape-v2", {"kernel_size": 2}, "kernel_size"),
-        ("dape-v2", {"kernel_size": -1}, "kernel_size"),
-        ("dape", {"width": 0}, "width"),
-        ("urpe", {"base": "alibi"}, "base"),
-        ("urpe", {"init_std": -0.1}, "init_std"),
-    ],
-)
-def test_impossible_options_are_refused(name: str, options: dict[str, Any], field: str) -> None:
-    with pytest.raises(InputError, match=f"^{field}: .*\\.$"):
-        encodings.build(name, **SIZES, **options)
-
-
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    DAPES[1],
-    DAPES[3],
-    ("urpe", {"base": "none"}),
-]
-
-
-@pytest.mark.usefixtures("checked_in_ci")
-@pytest.mark.parametrize(("name", "options"), VARIANTS)
-def test_every_variant_conforms(name: str, options: dict[str, Any]) -> None:
-    conformance.check(name, skip=["compile"], **options)

@@ -9,14 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.encodings.samples import SIZES, agree
 from torch import Tensor
 from x_transformers import x_transformers
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError
-
-SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
 
 
 def build(name: str, **options: Any) -> PositionalEncoding:
@@ -27,11 +26,6 @@ def build(name: str, **options: Any) -> PositionalEncoding:
 def added(encoding: PositionalEncoding, positions: Tensor, batch: int = 1) -> Tensor:
     x = torch.zeros(batch, positions.shape[-1], 24, dtype=torch.float64)
     return encoding.embed(x, positions).detach()
-
-
-def agree(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
-    assert ours.shape == theirs.shape
-    assert float((ours - theirs).detach().abs().max()) <= tolerance
 
 
 def where(rows: Tensor, limit: int) -> Tensor:
@@ -140,21 +134,6 @@ def test_more_tokens_than_places_are_refused() -> None:
         InputError, match=r"^max_position: 64 was given; it must be at least the number of tokens, 65\.$"
     ):
         added(encoding, torch.arange(65))
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "field"),
-    [
-        ("scaled-sinusoidal", {"start": math.nan}, "start"),
-        ("scaled-sinusoidal", {"layout": "thirds"}, "layout"),
-        ("shape", {"max_shift": -1}, "max_shift"),
-        ("randomized-sinusoidal", {"max_position": 63}, "max_position"),
-        ("randomized-sinusoidal", {"base": 0.0}, "base"),
-    ],
-)
-def test_a_wrong_option_is_refused_by_name(name: str, options: dict[str, Any], field: str) -> None:
-    with pytest.raises(InputError, match=rf"^{field}: .*\.$"):
-        build(name, **options)
 
 
 def test_weights_saved_before_still_fit_the_scaled_sinusoid() -> None:

@@ -126,12 +126,3 @@ def test_the_kernel_decays() -> None:
     kernel = build().kernel(torch.arange(2000))
     assert bool((kernel.abs().diff(dim=-1) < 0).all())
     torch.testing.assert_close(kernel[..., 0], torch.ones_like(kernel[..., 0]))
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [({"gamma": 0.0}, "gamma"), ({"scale_base": -1.0}, "scale_base"), ({"base": 0.0}, "base")],
-)
-def test_what_makes_no_sense_is_refused(options: dict, field: str) -> None:
-    with pytest.raises(InputError, match=rf"^{field}: .*\.$"):
-        build(**options)

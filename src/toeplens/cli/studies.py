@@ -85,7 +85,7 @@ def study(
         from toeplens.cli import console
         from toeplens.cli.progress import StudyProgress, carry_out, limits_of
         from toeplens.studies import grid
-        from toeplens.studies.kit.store import jobs_of
+        from toeplens.studies.kit.cells import jobs_of
 
     wanted = grid.read_spec(spec)
     if seeds is not None:

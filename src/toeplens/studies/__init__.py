@@ -4,9 +4,10 @@ A new study is a room that computes and never draws; what two studies share is i
 """
 
 from toeplens.studies.auditing import Audit, audit
+from toeplens.studies.kit.cells import Cell
 from toeplens.studies.kit.claims import Claim, Entry, judge, judge_all
 from toeplens.studies.kit.results import CellResult, Key, Results
-from toeplens.studies.kit.store import Cell, limits_for
+from toeplens.studies.kit.study import limits_for
 from toeplens.studies.kit.verdicts import (
     COUNTED,
     MIN_SEEDS,

@@ -16,7 +16,7 @@ from jaxtyping import config
 from toeplens.engine import Job, Limits, carry_out
 from toeplens.ground import InputError, read_json
 from toeplens.studies import CellResult, grid
-from toeplens.studies.kit.store import jobs_of
+from toeplens.studies.kit.cells import jobs_of
 from toeplens.training import Run
 
 SIZES: dict[str, Any] = {"d_model": 8, "d_ff": 8, "num_layers": 2, "num_heads": 2, "dropout": 0.0}

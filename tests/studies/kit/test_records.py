@@ -15,7 +15,7 @@ from toeplens.papers.mathematics.statements import read_records
 from toeplens.studies import CellResult, grid
 from toeplens.studies.auditing.survey.record import Survey
 from toeplens.studies.grid.spec import spec_from_yaml
-from toeplens.studies.kit.store import read_study
+from toeplens.studies.kit.study import read_study
 
 ABOUT = {"torch": "2.13", "cores": 2, "gpu": None}
 STUDIES: dict[str, dict[str, Any]] = {

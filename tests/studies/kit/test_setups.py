@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from toeplens.studies.kit.setups import carried_out
+from toeplens.studies.kit.cells import carried_out
 from toeplens.training import Segment, Setup
 
 HERE = Setup("cpu", None, "float32", False, 1, "0.1.0", "2.13.0", "a processor")

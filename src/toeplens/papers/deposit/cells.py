@@ -11,8 +11,8 @@ from toeplens.model import Protocol, decoder_config
 from toeplens.papers.deposit.labels import TITLES, Label, model_fields, other_protocol, title
 from toeplens.papers.deposit.questions import CORE, measures_of, places_of
 from toeplens.papers.deposit.scales import SCALES, Scale
+from toeplens.studies.kit.cells import Cell
 from toeplens.studies.kit.results import Key
-from toeplens.studies.kit.store import Cell
 from toeplens.training import RunSpec, run_spec
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS, starting_spec
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,20 +10,19 @@ from typing import Any
 from toeplens.engine import Job, Limits, plan_workers, run_local
 from toeplens.engine.local import OnEvent
 from toeplens.engine.pool import in_processes
-from toeplens.ground import InputError, choose, write_json
+from toeplens.ground import choose, write_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.ground.stops import Interrupted, interruptible
 from toeplens.papers.mathematics import contraction, estimators, expressiveness, heads, phases
 from toeplens.papers.mathematics.records import Record, Records
 from toeplens.papers.mathematics.statements import read_records
-from toeplens.studies.kit.claims import Claim, Entry, judge_all
-from toeplens.studies.kit.store import CLAIMS_FILE, RESULTS, RUNS, STUDY, held, read_study, written
-from toeplens.training import Run, environment, plan_execution, run_spec
+from toeplens.studies.kit.claims import Claim, judge_all
+from toeplens.studies.kit.study import RUNS, Kind, State
+from toeplens.training import Run, plan_execution, run_spec
 from toeplens.training.presets import DISTANCE, PRESETS, starting_spec
 
 RECORDS = "records"
-KIND = "theory"
 EXPERIMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "contraction": contraction.contraction,
     "phases": phases.phases,
@@ -43,27 +41,50 @@ _FIRST = 42  # as in the papers
 Place = tuple[str, int]
 
 
-@dataclass(frozen=True)
-class Theory:
-    """The study's state on disk.
+@dataclass(frozen=True, kw_only=True)
+class Theory(State):
+    """The state of the study.
 
-    records   by experiment, one a finished seed
-    finished  records there are, of ``total``
+    records  by experiment, one a finished seed
     """
 
-    directory: Path
     scale: str
     seeds: int
     records: Records
-    entries: list[Entry]
-    finished: int
-    total: int
-    environment: dict[str, Any]
 
-    @property
-    def complete(self) -> bool:
-        """Whether every experiment is finished under every seed."""
-        return self.finished == self.total
+    def asked(self) -> dict[str, Any]:
+        """The models' scale, and how many seeds."""
+        return {"scale": self.scale, "seeds": self.seeds}
+
+    def found(self) -> dict[str, Any]:
+        """The records."""
+        return {"records": self.records}
+
+
+def _plan(content: dict[str, Any]) -> tuple[str, int]:
+    return choose("scale", content["scale"], PRESETS), content["seeds"]
+
+
+def _read(directory: Path, plan: tuple[str, int], environment: dict[str, Any]) -> Theory:
+    scale, seeds = plan
+    records: dict[str, Sequence[Record]] = {}
+    for name in (*EXPERIMENTS, heads.NAME):
+        paths = [_path(directory, name, seed) for seed in range(_FIRST, _FIRST + seeds)]
+        records[name] = read_records(name, [path for path in paths if path.exists()])
+    return Theory(
+        directory=directory,
+        entries=judge_all(CLAIMS, records),
+        finished=sum(len(found) for found in records.values()),
+        total=seeds * (len(EXPERIMENTS) + 1),
+        environment=environment,
+        scale=scale,
+        seeds=seeds,
+        records=records,
+    )
+
+
+KIND = Kind("theory", "theory", _plan, _read)
+gather, is_theory = KIND.gather, KIND.holds
 
 
 def check_theory(
@@ -92,8 +113,9 @@ def check_theory(
     plan_workers(1, limits.device, workers)  # refuses what cannot be before anything is written
     plan_execution(limits.device, limits.compile, "auto")
     directory = Path(out)
-    with held(directory):
-        _claim(directory, scale, seeds)
+
+    def work() -> None:
+        make_directory(directory / RECORDS)
         numbers = range(_FIRST, _FIRST + seeds)
         _carry_out(
             [(name, seed) for seed in numbers for name in EXPERIMENTS], directory, scale, limits, workers, on_record
@@ -101,76 +123,14 @@ def check_theory(
         if not limits.over():
             run_local(jobs(scale, seeds), directory / RUNS, limits, workers=workers, on_event=on_event)
         _carry_out([(heads.NAME, seed) for seed in numbers], directory, scale, limits, workers, on_record)
-        return gather(directory)
+
+    return KIND.carry_out(directory, {"scale": scale, "seeds": seeds}, work)
 
 
 def jobs(scale: str, seeds: int) -> list[Job]:
     """The models whose heads are measured: the paper protocol's, on the distance task."""
     within("seeds", seeds, 1, MOST_SEEDS)
     return [_job(scale, label, seed) for seed in range(_FIRST, _FIRST + seeds) for label in heads.LABELS]
-
-
-def gather(directory: Path | str) -> Theory:
-    """Read what the study has finished, judge the claims on it, and write both down (results.json, claims.json).
-
-    While another process carries the study out it is read only.
-    """
-    directory = Path(directory)
-    with written(directory) as ours:
-        theory = _read(directory)
-        if ours:
-            _write(theory)
-    return theory
-
-
-def _read(directory: Path) -> Theory:
-    content = read_study(directory)
-    if content is None or content.get("study") != KIND:
-        raise InputError(f"study: {directory} is not the directory of a study of the mathematics.")
-    try:
-        scale, seeds = choose("scale", content["scale"], PRESETS), content["seeds"]
-    except InputError as error:
-        raise InputError(f"study: {directory / STUDY} is damaged: {error}") from None
-    about = dict(content["environment"])
-    records: dict[str, Sequence[Record]] = {}
-    for name in (*EXPERIMENTS, heads.NAME):
-        paths = [_path(directory, name, seed) for seed in range(_FIRST, _FIRST + seeds)]
-        records[name] = read_records(name, [path for path in paths if path.exists()])
-    finished = sum(len(found) for found in records.values())
-    total = seeds * (len(EXPERIMENTS) + 1)
-    return Theory(directory, scale, seeds, records, judge_all(CLAIMS, records), finished, total, about)
-
-
-def _write(theory: Theory) -> None:
-    head = {
-        "study": KIND,
-        "scale": theory.scale,
-        "seeds": theory.seeds,
-        "finished": theory.finished,
-        "total": theory.total,
-        "environment": theory.environment,
-    }
-    write_json(theory.directory / RESULTS, {**head, "records": theory.records})
-    write_json(theory.directory / CLAIMS_FILE, {**head, "claims": [entry.to_dict() for entry in theory.entries]})
-
-
-def is_theory(directory: Path | str) -> bool:
-    """Whether a directory is this study's."""
-    content = read_study(Path(directory))
-    return content is not None and content.get("study") == KIND
-
-
-def _claim(directory: Path, scale: str, seeds: int) -> None:
-    had = read_study(directory)
-    if had is not None:
-        if had.get("study") != KIND:
-            raise InputError(f"out: {directory} holds another study; give another directory.")
-        if had.get("scale") != scale:
-            raise InputError(f"out: {directory} holds a study at scale {had.get('scale')!r}; give another directory.")
-    about = {**environment(), "began": time.strftime("%Y-%m-%d")}
-    write_json(directory / STUDY, {"study": KIND, "scale": scale, "seeds": seeds, "environment": about})
-    make_directory(directory / RECORDS)
-    make_directory(directory / RUNS)
 
 
 def _path(directory: Path, name: str, seed: int) -> Path:

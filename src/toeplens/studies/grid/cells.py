@@ -7,8 +7,8 @@ from toeplens.engine import Job
 from toeplens.ground import InputError
 from toeplens.model import decoder_config
 from toeplens.studies.grid.spec import Column, GridSpec
+from toeplens.studies.kit.cells import Cell
 from toeplens.studies.kit.results import Key
-from toeplens.studies.kit.store import Cell
 from toeplens.training import run_spec
 
 _MOST = 10_000  # models: listing and reading more would take minutes

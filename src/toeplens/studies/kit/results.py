@@ -9,16 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from toeplens.engine.measures import WHY
+from toeplens.engine.kinds import KINDS, WHY
 from toeplens.ground.reading import checked
 from toeplens.lens import (
     Estimate,
     HeadAblation,
-    HeadSets,
     LayerDeposit,
-    PositionalDrift,
-    Representation,
-    SeedStrength,
     deposit,
     over_seeds,
 )
@@ -27,6 +23,9 @@ from toeplens.studies.kit.records import Finished
 
 SKILLED = 0.25  # of what there is to learn: below it a model's heads say nothing about the task
 ONLY_SKILLED = f"Only models with skill of at least {SKILLED:g} count."
+
+
+_RECORDS = ("position", "sets", "representation", "seed")
 
 
 @dataclass(frozen=True, order=True)
@@ -43,27 +42,6 @@ class Key:
     task: str
     label: str
     seed: int
-
-
-@dataclass(frozen=True)
-class GradientSeed:
-    """The measure ``seed``: what a batch leaves of the positional gradient, and where a step would move position."""
-
-    strength: SeedStrength
-    drift: PositionalDrift
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> GradientSeed:
-        """From the measure's record."""
-        return cls(SeedStrength.from_dict(content["strength"]), PositionalDrift.from_dict(content["drift"]))
-
-
-_READ: dict[str, Callable[[Any], Any]] = {  # what reads a measure's record back; other measures are plain tables
-    "position": HeadAblation.from_dict,
-    "sets": HeadSets.from_dict,
-    "representation": Representation.from_dict,
-    "seed": GradientSeed.from_dict,
-}
 
 
 @dataclass(frozen=True)
@@ -121,11 +99,14 @@ class CellResult:
         return deposit(self.ablation) if self.ablation else []
 
     def measure(self, name: str) -> Any:
-        """A measure, read back once; None where it was not made, or the encoding has no such thing."""
+        """A measure, read back once; None where it was not made, or the encoding has no such thing.
+
+        Those of `_RECORDS` are records, others the plain tables that were written.
+        """
         if name not in self._measured:
-            record = self.measures.get(name)
-            known = record is not None and WHY not in record
-            self._measured[name] = _READ.get(name, dict)(record) if known else None
+            found = self.measures.get(name)
+            found = None if found is None or WHY in found else found
+            self._measured[name] = KINDS[name].from_dict(found) if found and name in _RECORDS else found
         return self._measured[name]
 
     @cached_property

@@ -40,7 +40,8 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
     plan, results = Plan("smoke", ("paper",), 2), Results(reproduced())
     entries, table = judge(claims_of(plan.parts), results, plan.protocols), accuracy_table(results, plan.protocols)
     out = tmp_path_factory.mktemp("study")
-    return Reproduction(out, plan, results, entries, table, 4, 16, 0.25, dict(ENVIRONMENT))
+    ledger = {"plan": plan, "results": results, "entries": entries, "table": table}
+    return Reproduction(directory=out, finished=4, total=16, share=0.25, environment=dict(ENVIRONMENT), **ledger)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +221,8 @@ def test_the_words_of_the_panels_have_the_same_numbers(state: Reproduction) -> N
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
     results = Results([*GRID, grid_cell("t5", 42, 0.6, 0.5, 0.4, 0.3)])
     related, out = relations(SPEC, results), tmp_path_factory.mktemp("grid")
-    return Grid(out, SPEC, results, [], related, 5, 8, 0.6, dict(ENVIRONMENT))
+    found = {"spec": SPEC, "results": results, "relations": related}
+    return Grid(directory=out, finished=5, total=8, share=0.6, environment=dict(ENVIRONMENT), **found)
 
 
 def test_the_matrix_and_its_colours(grid: Grid) -> None:

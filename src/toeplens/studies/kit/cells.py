@@ -1,0 +1,131 @@
+"""The cells of a study's grid: the run of each, what of them is finished, and what their runs were carried out on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toeplens.engine import Asked, Job, Watched, read_ablation, read_measures
+from toeplens.ground import rounded
+from toeplens.ground.reading import read_record
+from toeplens.lens import HeadAblation
+from toeplens.model import Decoder
+from toeplens.studies.kit.records import Executed
+from toeplens.studies.kit.results import CellResult, Key, Results
+from toeplens.studies.kit.study import RUNS, State
+from toeplens.training import Run, Segment
+from toeplens.training.run import ENVIRONMENT, WATCHED
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study's grid, and where it stands."""
+
+    key: Key
+    job: Job
+
+
+def jobs_of(cells: Sequence[Cell]) -> list[Job]:
+    """The grid's runs, each once: two places of the grid may stand for the same run."""
+    jobs: dict[str, Job] = {}
+    for cell in cells:
+        jobs.setdefault(cell.job.spec.name, cell.job)
+    return list(jobs.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered(State):
+    """What of a grid is there.
+
+    results  the cells that are trained and measured, or have diverged
+    share    share of all training steps that is done
+    """
+
+    results: Results
+    share: float
+
+    def found(self) -> dict[str, Any]:
+        """The finished cells."""
+        return {"cells": [cell.to_dict() for cell in self.results.cells]}
+
+
+def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, Any]) -> Gathered:
+    """Read what is finished of a grid's cells in a study's directory.
+
+    Its environment then also says how the last of the runs was computed (``execution``), and what `carried_out` says.
+    """
+    found: list[CellResult] = []
+    runs: dict[str, Any] = {}
+    histories: list[list[Segment]] = []
+    done = total = 0
+    for cell in cells:
+        total += cell.job.spec.total_steps
+        run_directory = directory / RUNS / cell.job.spec.name
+        if not (run_directory / "spec.json").exists():
+            continue
+        run = Run.open(run_directory)
+        asked = Asked(cell.job.examples, cell.job.split)
+        ablation = read_ablation(run_directory, asked)
+        measures = read_measures(run_directory, cell.job.measures, asked)
+        measured = ablation is not None and len(measures) == len(cell.job.measures)
+        done += run.step if run.status == "stopped" else cell.job.spec.total_steps
+        if run.status == "diverged" or (run.status == "complete" and measured):
+            histories.append(run.history)
+            if (run_directory / ENVIRONMENT).exists():
+                runs["execution"] = read_record(run_directory / ENVIRONMENT, Executed).execution
+            found.append(_result(cell, run, ablation, measures))
+    return Gathered(
+        directory=directory,
+        finished=len(found),
+        total=len(cells),
+        environment={**environment, **runs, **carried_out(histories)},
+        results=Results(found),
+        share=done / total,
+    )
+
+
+def _result(cell: Cell, run: Run, ablation: HeadAblation | None, measures: dict[str, Any]) -> CellResult:
+    task = cell.job.spec.build_task()
+    model = Decoder(cell.job.spec.model)
+    watched = run.watched
+    Watched.from_list(watched, run.directory / WATCHED)
+    return CellResult(
+        key=cell.key,
+        run=cell.job.spec.name,
+        status=run.status,
+        chance=cell.job.spec.chance,
+        length_chance=max(task.length_chance(cell.job.spec.ignore_label), cell.job.spec.chance),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        epochs=run.metrics,
+        result=run.result,
+        ablation=ablation,
+        measures=rounded(measures),
+        watched=rounded(watched),
+    )
+
+
+def carried_out(histories: Iterable[Sequence[Segment]]) -> dict[str, Any]:
+    """What the histories of a study's runs say of it: nothing where they are empty, as those of earlier versions are.
+
+    Returns ``threads`` of the processes that trained (None where they differ) and, of runs on more than one set-up,
+    ``setups``: a sentence that names them all, and how many runs each has carried out or had a part in.
+    """
+    known = [list(dict.fromkeys(segment.setup for segment in history)) for history in histories]
+    known = [setups for setups in known if setups]
+    if not known:
+        return {}
+    counted = Counter(str(setup) for setups in known for setup in setups)
+    threads = {setup.threads for setups in known for setup in setups}
+    found: dict[str, Any] = {"threads": threads.pop() if len(threads) == 1 else None}
+    if len(counted) > 1:
+        named = "; ".join(f"{words}: {count} run{'s' if count > 1 else ''}" for words, count in counted.most_common())
+        moved = sum(len(setups) > 1 for setups in known)
+        begun = f" ({moved} of them went from one to another)" if moved else ""
+        found["setups"] = (
+            f"The {len(known)} runs were carried out on {len(counted)} set-ups{begun}, so they are not all what a "
+            f"single one would give to the bit: {named}."
+        )
+    return found

@@ -1,0 +1,187 @@
+"""A study's life in its directory: whose it is, how it is carried out and gone on with, what is written of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from toeplens.engine import Limits
+from toeplens.ground import InputError, read_json, write_json
+from toeplens.ground.files import is_leftover, make_directory
+from toeplens.ground.locks import LOCK, Busy, locked
+from toeplens.ground.reading import checked
+from toeplens.studies.kit.claims import Entry
+from toeplens.studies.kit.records import KINDS
+from toeplens.training import environment
+
+STUDY, RESULTS, CLAIMS_FILE, RUNS = "study.json", "results.json", "claims.json", "runs"
+_SECONDS, _ENVIRONMENT = "seconds", "environment"
+
+Plan = TypeVar("Plan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """A study's state on disk: what is finished, and what it says.
+
+    entries          the ledger
+    finished, total  what is there, of what there is to be
+    environment      what it was carried out with, and for how long
+    """
+
+    directory: Path
+    entries: list[Entry] = field(default_factory=list)
+    finished: int
+    total: int
+    environment: dict[str, Any]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all is finished."""
+        return self.finished == self.total
+
+    def asked(self) -> dict[str, Any]:
+        """What was asked for, as study.json has it."""
+        raise NotImplementedError
+
+    def found(self) -> dict[str, Any]:
+        """What results.json holds beside that: a long list, if any, as ``cells``."""
+        raise NotImplementedError
+
+
+Found = TypeVar("Found", bound=State)
+
+
+@dataclass(frozen=True)
+class Kind(Generic[Plan, Found]):
+    """A kind of study.
+
+    name     its name in study.json
+    command  the word after ``toeplens`` that carries it out
+    plan     what study.json asks for; bad values raise `InputError`
+    read     what of a plan is there in a directory, given what the study was carried out with
+    """
+
+    name: str
+    command: str
+    plan: Callable[[dict[str, Any]], Plan]
+    read: Callable[[Path, Plan, dict[str, Any]], Found]
+
+    def holds(self, directory: Path | str) -> bool:
+        """Whether a directory is that of such a study."""
+        content = read_study(Path(directory))
+        return content is not None and content["study"] == self.name
+
+    def plan_of(self, directory: Path) -> tuple[Plan, dict[str, Any]]:
+        """What a directory's study asks for, and what it was carried out with."""
+        content = read_study(directory)
+        if content is None or content["study"] != self.name:
+            what = f"is not a study's directory (no {STUDY})" if content is None else "holds another study"
+            raise InputError(f"study: {directory} {what}; give one that 'toeplens {self.command}' wrote.")
+        about = {**content[_ENVIRONMENT], _SECONDS: float(content.get(_SECONDS, 0.0))}
+        try:
+            return self.plan(content), about
+        except InputError as error:
+            raise InputError(f"study: {directory / STUDY} is damaged: {error}") from None
+
+    def gather(self, directory: Path | str) -> Found:
+        """Read what a study has finished, judge the claims on it, and write both down (results.json, claims.json).
+
+        While another process carries the study out it is read only.
+        """
+        directory = Path(directory)
+        with _ours(directory) as ours:
+            state = self.read(directory, *self.plan_of(directory))
+            if ours and state.finished:
+                counted = {"finished": state.finished, "total": state.total, _ENVIRONMENT: state.environment}
+                head, found = {"study": self.name, **state.asked(), **counted}, state.found()
+                entries = [entry.to_dict() for entry in state.entries]
+                write_json(directory / RESULTS, {**head, **found}, rows="cells" if "cells" in found else None)
+                write_json(directory / CLAIMS_FILE, {**head, "claims": entries})
+        return state
+
+    def carry_out(self, directory: Path, asked: dict[str, Any], work: Callable[[], Any]) -> Found:
+        """Do ``work`` in a directory that is, or now becomes, that of the study ``asked`` for; gather what came of it.
+
+        Held meanwhile, so that a second process is refused. Raises `InputError` where there is another study, or one
+        at another scale.
+        """
+        _open_directory(directory)
+        with locked(directory, "study"):
+            self._claim_directory(directory, asked)
+            try:
+                with _timed(directory):
+                    work()
+            finally:
+                state = self.gather(directory)
+        return state
+
+    def _claim_directory(self, directory: Path, asked: dict[str, Any]) -> None:
+        had = _open_directory(directory)
+        if had is not None and had["study"] != self.name:
+            raise InputError(f"out: {directory} holds another study; give another directory.")
+        if had is not None and had.get("scale") != asked.get("scale"):
+            raise InputError(f"out: {directory} holds a study at scale {had.get('scale')!r}; give another directory.")
+        seconds = 0.0 if had is None else had.get(_SECONDS, 0.0)
+        content = {"study": self.name, **asked, _SECONDS: seconds, _ENVIRONMENT: environment()}
+        write_json(directory / STUDY, content)
+        make_directory(directory / RUNS)
+
+
+def read_study(directory: Path) -> dict[str, Any] | None:
+    """What ``directory`` says its study is (`toeplens.studies.kit.records`); None where it is no study's."""
+    path = directory / STUDY
+    if not path.exists():
+        return None
+    content = read_json(path)
+    kind = content.get("study", "reproduce") if isinstance(content, dict) else None  # the first to be had no name
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise InputError(f"study: {path} is damaged: it does not say which study it is ({', '.join(KINDS)}).")
+    checked(KINDS[kind], content, f"study: {path}")
+    return {"study": kind, **content}
+
+
+def _open_directory(directory: Path) -> dict[str, Any] | None:
+    """Make ``directory`` if it is not there; what study it holds, None for none. Other files are not written among."""
+    make_directory(directory)
+    had = read_study(directory)
+    if had is None and any(child.name != LOCK and not is_leftover(child) for child in directory.iterdir()):
+        raise InputError(f"out: {directory} holds files that are not a study's; give an empty or new directory.")
+    return had
+
+
+@contextmanager
+def _ours(directory: Path) -> Iterator[bool]:
+    """Whether what is gathered within may be written down: not while another process carries the study out."""
+    if not (directory / STUDY).exists():
+        yield False
+        return
+    try:
+        with locked(directory, "study"):
+            yield True
+    except Busy:
+        yield False
+
+
+@contextmanager
+def _timed(directory: Path) -> Iterator[None]:
+    """Add what is done inside to the study's time."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        content = read_json(directory / STUDY)
+        spent = round(content[_SECONDS] + time.monotonic() - started, 1)
+        write_json(directory / STUDY, {**content, _SECONDS: spent})
+
+
+def limits_for(time_budget: float | None, limits: Limits) -> Limits:
+    """``limits`` with a deadline ``time_budget`` seconds from now, less what writing everything down takes."""
+    if time_budget is None:
+        return limits
+    reserve = min(20.0, 0.25 * time_budget)
+    return replace(limits, deadline=time.time() + time_budget - reserve)
