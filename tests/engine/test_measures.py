@@ -293,6 +293,7 @@ def test_a_field_of_a_record_that_is_missing_or_of_another_type_is_refused(own: 
         measure_run(own, name, examples=TEST)
     whole = json.loads((own.directory / f"{name}.json").read_text())
     as_record(name, whole, "here")
+    assert whole.pop("format") == 1
     whole.pop("asked")
     passed, messages = [], []
     for place, wrong in itertools.product(places(whole), WRONG):

@@ -221,7 +221,7 @@ def test_rows_of_numbers_are_written_one_a_line(tmp_path_factory: pytest.TempPat
     write_json(path, {"name": "[\n 1,\n 2\n]", "rows": rows})
     assert read_json(path) == {"name": "[\n 1,\n 2\n]", "rows": rows}
     if any(rows):
-        assert len(path.read_text().splitlines()) == 5 + len(rows)
+        assert len(path.read_text().splitlines()) == 6 + len(rows)
 
 
 @given(rows=st.lists(st.dictionaries(st.text(max_size=3), st.floats(-1, 1) | st.none() | st.lists(st.integers()))))
@@ -229,7 +229,7 @@ def test_a_long_list_is_written_one_item_a_line(tmp_path_factory: pytest.TempPat
     path = tmp_path_factory.mktemp("json") / "rows.json"
     write_json(path, {"zeal": [1, 2], "rows": rows, "about": {"n": math.nan}}, rows="rows")
     assert read_json(path) == {"zeal": [1, 2], "rows": rows, "about": {"n": None}}
-    assert len(path.read_text().splitlines()) == 8 + max(1, len(rows))
+    assert len(path.read_text().splitlines()) == 9 + max(1, len(rows))
 
 
 @pytest.mark.parametrize("number", [0.1234567891, -1234567.891, 1.5e-300, 0.0, math.inf])

@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from toeplens.ground import InputError, checked, parse_json, plain, read_json, read_record, read_rows, reading, shown
+from toeplens.ground import (
+    InputError,
+    checked,
+    parse_json,
+    plain,
+    read_json,
+    read_record,
+    read_rows,
+    reading,
+    shown,
+    write_json,
+)
+from toeplens.ground.files import FORMAT
 from toeplens.ground.reading import Count, Number, Positive, Share, Text, Truth
 
 
@@ -136,3 +148,26 @@ def test_what_is_shown_is_short_and_can_be_shown():
     for content in (deep, {"base": 10**5000, "to": float("inf")}):
         with pytest.raises(InputError, match="only what JSON can hold is allowed"):
             plain(content)
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (
+            FORMAT + 1,
+            rf"is of format {FORMAT + 1}, which a later version wrote; this one reads formats up to {FORMAT}\.",
+        ),
+        (-1, r"is damaged: format: -1 was given; a whole number is needed\."),
+        ("1", r"is damaged: format: '1' was given; a whole number is needed\."),
+    ],
+)
+def test_a_later_format_is_refused_and_what_has_none_is_older(tmp_path: Path, number: Any, why: str):
+    path = tmp_path / "record.json"
+    write_json(path, {"a": 1})
+    assert json.loads(path.read_text()) == {"a": 1, "format": FORMAT}
+    assert read_json(path) == {"a": 1}
+    path.write_text('{"a": 1}')
+    assert read_json(path) == {"a": 1}
+    path.write_text(json.dumps({"a": 1, "format": number}))
+    with pytest.raises(InputError, match=rf"^{path} {why}$"):
+        read_json(path)

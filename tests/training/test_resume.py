@@ -114,7 +114,9 @@ def test_so_it_does_with_other_settings(tmp_path: Path, whole: Any, changes: dic
     assert outcome(train(spec, tmp_path)) == outcome(whole(spec))
 
 
-@pytest.mark.parametrize("options", [{"checkpoint_seconds": 0}, {"deadline": time.time() + 3600}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"checkpoint_seconds": 0}, {"deadline": time.time() + 3600}], ids=["checkpoints", "deadline"]
+)
 def test_nothing_around_a_run_changes_it(tmp_path: Path, whole: Any, options: dict[str, Any]):
     """Checkpoints on the way, a deadline to come, the caller's random state, an empty directory that is there."""
     (tmp_path / tiny().name).mkdir()

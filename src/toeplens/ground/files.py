@@ -14,6 +14,8 @@ from typing import Any
 
 from toeplens.ground.errors import EnvironmentFailure, InputError, shown
 
+FORMAT = 1  # of what `write_json` writes: one more when a reader of the last could take something for what it is not
+
 _MACHINE_ERRORS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -80,12 +82,16 @@ def write_text(path: Path, content: str) -> None:
     write_bytes(path, content.encode())
 
 
-def write_json(path: Path, content: Any, *, rows: str | None = None) -> None:
+def write_json(path: Path, content: Any, *, rows: str | None = None, record: bool = True) -> None:
     """Write ``content`` to ``path`` atomically; NaN and infinities are written as null.
+
+    A record, which has named fields, is given the number of its `FORMAT`.
 
     ``rows`` names a field of ``content`` that holds a long list: it comes last, one item a line.
     """
     content = finite(content)
+    if record and isinstance(content, dict):
+        content["format"] = FORMAT
     tail = "\n"
     if rows is not None:
         items = [json.dumps(item, allow_nan=False, sort_keys=True, separators=(",", ":")) for item in content[rows]]

@@ -16,7 +16,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from toeplens.ground.errors import InputError, sentence
+from toeplens.ground.errors import InputError, sentence, shown
+from toeplens.ground.files import FORMAT
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
@@ -76,8 +77,20 @@ def _float(text: str) -> float:
 
 
 def read_json(path: Path | str) -> Any:
-    """Read JSON from ``path``; a missing or damaged file is one sentence (see `parse_json`)."""
-    return parse_json(_text(path), path)
+    """Read JSON from ``path``; a missing or damaged file is one sentence (see `parse_json`).
+
+    Objects come without the number of their format. Those without one are older than the first; a later format than
+    `FORMAT` is refused.
+    """
+    content = parse_json(_text(path), path)
+    number = content.pop("format", 0) if isinstance(content, dict) else 0
+    if not isinstance(number, int) or number < 0:
+        raise InputError(f"{path} is damaged: format: {shown(number)} was given; a whole number is needed.")
+    if number > FORMAT:
+        raise InputError(
+            f"{path} is of format {number}, which a later version wrote; this one reads formats up to {FORMAT}."
+        )
+    return content
 
 
 def read_rows(path: Path) -> list[Any]:

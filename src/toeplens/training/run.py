@@ -165,7 +165,7 @@ def entered(directory: Path, spec: RunSpec, until: Callable[[], bool] | None = N
     _is_the_runs(directory, spec)  # no lock is put among other people's files
     with locked(directory, "run", until=until):
         if not _is_the_runs(directory, spec):
-            write_json(directory / SPEC, spec.model_dump(mode="json"))
+            write_json(directory / SPEC, spec.model_dump(mode="json"), record=False)
         yield
 
 

@@ -92,7 +92,9 @@ def ablation(drops: Any, accuracy: float, intervention: str = "zero") -> HeadAbl
     lost = np.cumsum(-np.sort(-drops, axis=1), axis=1)
     curve = np.clip(np.concatenate((np.zeros((LAYERS, 1)), lost), axis=1), 0, None)
     curve[:, -1] = accuracy - CHANCE
-    return HeadAblation(drops, drops, drops, accuracy, np.clip(accuracy - curve, 0, None), 1000, CHANCE, intervention=intervention)
+    return HeadAblation(
+        drops, drops, drops, accuracy, np.clip(accuracy - curve, 0, None), 1000, CHANCE, intervention=intervention
+    )
 
 
 def signals(leads: tuple[float, ...], leader: int, noise: float) -> np.ndarray:
