@@ -16,8 +16,9 @@ from plotly.offline import get_plotlyjs
 from toeplens.ground import InputError, write_text
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.places import free, write_page
+from toeplens.report.kit.blocks import Block, Panel, View
 from toeplens.report.kit.canvas import Canvas, faded
-from toeplens.report.kit.page import environment, inline, script_json
+from toeplens.report.kit.page import render_page
 from toeplens.studies.card import Card, flat
 
 COMMAND = "card"
@@ -44,7 +45,7 @@ def write_card(card: Card, path: Path) -> Path:
 def write_cards(cards: Sequence[Card], directory: Path) -> Path:
     """Write all cards as ``NAME.html`` and their table as ``index.html``; they share one copy of plotly beside them."""
     free_for_cards([card.name for card in cards], directory)
-    index = environment().get_template("report/cards.html.j2").render(cards=cards, where=WHERE, little=_little)
+    index = render_page("report/cards.html.j2", None, command=COMMAND, cards=cards, where=WHERE, little=_little)
     path = write_page(directory / INDEX, index, COMMAND)
     write_text(directory / PLOTLY, get_plotlyjs())
     for card in cards:
@@ -63,45 +64,39 @@ def free_for_cards(names: Sequence[str], directory: Path) -> None:
 
 def render_card(card: Card, *, plotly_file: str = "", back: str = "") -> str:
     """The card as one HTML document; ``plotly_file`` beside it instead of within, ``back`` a link to the others."""
-    panels = _panels(card)
     about, *more = card.about.split("\n\n", 1)
-    return (
-        environment()
-        .get_template("report/card.html.j2")
-        .render(
-            card=card,
-            formula=Markup(convert(card.formula, display="block")) if card.formula else "",
-            about=about,
-            more=more[0] if more else "",
-            where=WHERE,
-            panels=panels,
-            figures=script_json({key: figure for key, _, _, figure in panels}),
-            plotly_file=plotly_file,
-            back=back,
-            plotly=Markup("" if plotly_file else inline(get_plotlyjs())),
-        )
+    block = Block("plots", "What it does with distance", "", [View.of(_panels(card))])
+    return render_page(
+        "report/card.html.j2",
+        {block.id: block},
+        plotly_file=plotly_file,
+        command=COMMAND,
+        card=card,
+        formula=Markup(convert(card.formula, display="block")) if card.formula else "",
+        about=about,
+        more=more[0] if more else "",
+        where=WHERE,
+        back=back,
     )
 
 
-def _panels(card: Card) -> list[tuple[str, str, str, go.Figure]]:
-    """Place, title, words and figure of each plot."""
-    panels = [("attention", "Attention by distance", _attention_words(card), _attention(card))]
+def _panels(card: Card) -> list[Panel]:
+    attention = Panel("Attention by distance", _attention(card), _attention_words(card))
     if card.kernel is None:
-        return panels
+        return [attention]
     rotation = card.kernel.ndim == 3
     title = "Kernel by distance, mean over frequencies" if rotation else "Kernel by distance"
-    first = [("kernel", title, _kernel_words(card), _curves(card, card.offsets, flat(card.kernel), "distance i − j"))]
+    kernel = _curves(card, card.offsets, flat(card.kernel), "distance i − j")
+    first = [Panel(title, kernel, _kernel_words(card))]
     if rotation:
-        first.append(
-            ("frequencies", "Kernel by frequency, real part", "Rows are frequencies, from high to low.", _bands(card))
-        )
+        bands = Panel("Kernel by frequency, real part", _bands(card), "Rows are frequencies, from high to low.")
+        first.append(bands)
     assert card.angles is not None
     assert card.symbol is not None
     words = (
         f"The kernel's Fourier series, smoothed over {card.sizes['max_len']} positions; dotted where it is negative."
     )
-    last = ("symbol", "Symbol", words, _symbol(card.angles, card.symbol))
-    return [*first, *panels, last]
+    return [*first, attention, Panel("Symbol", _symbol(card.angles, card.symbol), words)]
 
 
 def _attention_words(card: Card) -> str:
@@ -133,7 +128,7 @@ def _curves(card: Card, xs: np.ndarray, rows: np.ndarray, title: str) -> go.Figu
             y=_round(row[window]),
             mode="lines",
             line={"color": tint, "width": 1.4},
-            name=f"head {head}" if len(rows) > 1 else "all heads",
+            name=f"head {head + 1}" if len(rows) > 1 else "all heads",
             hovertemplate="%{x}: %{y:.4g}",
         )
     canvas.x(title)
@@ -208,7 +203,7 @@ def _symbol(angles: np.ndarray, rows: np.ndarray) -> go.Figure:
                 y=[value if value > floor else None for value in _round(values)],
                 mode="lines",
                 line={"color": tint, "width": 1.2, "dash": dash},
-                name=f"head {head}" if len(rows) > 1 else "all heads",
+                name=f"head {head + 1}" if len(rows) > 1 else "all heads",
                 hovertemplate=f"%{{x:.3f}}: {'' if sign > 0 else '−'}%{{y:.4g}}",
             )
     canvas.x("φ (radians a token)", type="log")

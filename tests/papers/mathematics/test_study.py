@@ -136,7 +136,7 @@ def test_a_seed_whose_model_diverged_has_no_pair(theory: Theory) -> None:
     assert len(pair) == 2
     assert [text for text in evidence if "RoPE - ALiBi" in text] == pair
     records = {**theory.records, "heads": [without, one]}
-    assert 'id="heads-width"' in render_theory(replace(theory, records=records))
+    assert 'id="heads-0-0-0"' in render_theory(replace(theory, records=records))
 
 
 def test_a_statement_about_all_instances() -> None:

@@ -187,7 +187,7 @@ def test_figures_show_the_record(pages: dict[str, str]) -> None:
     assert not {"not turned", "bias"} & {*heat["x"], *mean["x"]}, "nothing is in them"
     partial = made_up((("decoder", "self", 1, 2, 2),), rotary=True)
     heads = tuple(replace(head, variance_use=(0.5, *head.variance_use[1:-1], -0.1)) for head in partial.heads)
-    heat = frequencies(replace(partial, heads=heads), 3).views[1].groups[0].panels[1].figure.data[0]
+    heat = frequencies(replace(partial, heads=heads)).views[1].groups[0].panels[1].figure.data[0]
     assert (heat.x[0], heat.x[-1], heat.z[0][0], heat.z[0][-1]) == ("not turned", "bias", 0.5, -0.1)
     np.testing.assert_allclose(
         mean["z"][1], np.mean([head.norm_use[1:] for head in ROTARY.of(layer)], axis=0), rtol=6e-3
@@ -201,7 +201,7 @@ def test_figures_show_the_record(pages: dict[str, str]) -> None:
     np.testing.assert_allclose(marks["y"], [head.effect for head in BERT.heads], rtol=1e-5)
     np.testing.assert_allclose(marks["error_y"]["array"], 0.004, rtol=1e-4)
     np.testing.assert_allclose(marks["error_y"]["arrayminus"], 0.003, rtol=1e-4)
-    assert np.all(np.abs(np.array(marks["x"]) - [head.layer for head in BERT.heads]) < 0.5)
+    assert np.all(np.abs(np.array(marks["x"]) - [head.layer + 1 for head in BERT.heads]) < 0.5)
 
 
 def test_sentences_and_tables_say_what_the_record_says(pages: dict[str, str]) -> None:
@@ -355,12 +355,14 @@ def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[s
     by_share = sorted(BERT.heads, key=lambda head: -(head.positional or 0))
     named = [f"L{head.layer + 1} H{head.head + 1}" for head in by_share]
     assert rows.locator("th").all_text_contents() == named[:25]
+    first = rows.first.locator("td").all_text_contents()[:2]
+    assert f"L{first[0]} H{first[1]}" == named[0], "counted from 1 in every column"
     view.locator("#table th[data-name=positional] button").click()
     assert rows.locator("th").all_text_contents() == named[:-26:-1]
     assert view.locator("#table th[aria-sort]").get_attribute("aria-sort") == "ascending"
     view.locator("#more").click()
     assert rows.count() == 72
-    view.locator("input[name=where]").fill("positional > 0.5 and layer <= 2")
+    view.locator("input[name=where]").fill("positional > 0.5 and layer <= 3")
     kept = [head for head in reversed(by_share) if (head.positional or 0) > 0.5 and head.layer <= 2]
     expect(status).to_have_text(
         f"{len(kept)} of 72 heads, the first 25 shown." if len(kept) > 25 else f"{len(kept)} of 72 heads."

@@ -4,87 +4,59 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
-from toeplens.ground import write_text
 from toeplens.papers.mathematics import UNIVERSAL, Record, Theory
+from toeplens.report.kit.blocks import Block, Panel, Sign, View, numbered
 from toeplens.report.kit.canvas import Canvas
 from toeplens.report.kit.ledger import claim_rows
-from toeplens.report.kit.page import PAGE, environment, inline, script_json
+from toeplens.report.kit.page import render_page, write_report
 from toeplens.studies import RULE
 
 _BLUE, _ORANGE, _GREEN, _PINK, _GREY = "#2f6fe0", "#de7a00", "#1d9a5b", "#c8479f", "#858b95"
 _HEIGHT = 270
 _OCTAVE = float(np.log10(2))  # between ticks of a logarithmic axis
-Curve = tuple[str, str, str]  # its name, its colour, its dash
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A plot with its legend and what it says in words."""
-
-    id: str
-    title: str
-    words: str
-    figure: go.Figure
-    legend: list[Curve]
 
 
 def write_theory(theory: Theory) -> Path:
     """Write the study's page to ``report.html`` in its directory; returns its path."""
-    path = theory.directory / PAGE
-    write_text(path, render_theory(theory))
-    return path
+    return write_report(theory.directory, render_theory(theory))
 
 
 def render_theory(theory: Theory) -> str:
     """The page as one self-contained HTML document; the same state gives the same document."""
-    makers: list[tuple[str, str, Callable[[list[Record]], list[Plot]]]] = [
-        ("contraction", "Spectral contraction (Proposition B.3)", _contraction),
-        ("phases", "Lemma B.1 and what follows from it", _phases),
-        ("heads", "Real heads", _heads),
-        ("expressiveness", "Expressiveness (Proposition B.2)", _expressiveness),
-        ("estimators", "Taking position out again (Appendix C.4)", _estimators),
-    ]
-    sections = [
-        (name, title, make(list(theory.records[name]))) for name, title, make in makers if theory.records.get(name)
-    ]
-    tally = Counter(entry.verdict for entry in theory.entries)
-    return (
-        environment()
-        .get_template("papers/mathematics/page.html.j2")
-        .render(
-            theory=theory,
-            claims=claim_rows(theory.entries),
-            tally=tally,
-            sections=sections,
-            rules=(UNIVERSAL, RULE),
-            figures=script_json({plot.id: plot.figure for _, _, plots in sections for plot in plots}),
-            plotly=Markup(inline(get_plotlyjs())),
-        )
+    found = [one for one in _SECTIONS if theory.records.get(one[0])]
+    made = [Block(name, title, "", [View.of(make(list(theory.records[name])))]) for name, title, _, make in found]
+    return render_page(
+        "papers/mathematics/page.html.j2",
+        numbered(made),
+        theory=theory,
+        short=[(name, short) for name, _, short, _ in found],
+        claims=claim_rows(theory.entries),
+        tally=Counter(entry.verdict for entry in theory.entries),
+        rules=(UNIVERSAL, RULE),
     )
 
 
 # ---- what several plots need ---------------------------------------------------------------------------------------
 
 
-def _curve(canvas: Canvas, curve: Curve, xs: Iterable[float], ys: Iterable[Any], *, mode: str = "lines") -> None:
-    name, tint, dash = curve
+def _sign(title: str, tint: str, dash: str = "solid") -> Sign:
+    return Sign("", title, tint, dash=dash)
+
+
+def _curve(canvas: Canvas, curve: Sign, xs: Iterable[float], ys: Iterable[Any], *, mode: str = "lines") -> None:
     canvas.add(
         "scatter",
         x=[float(x) for x in xs],
         y=[float(f"{y:.5g}") for y in ys],
         mode=mode,
-        line={"color": tint, "width": 2, "dash": dash},
-        marker={"color": tint, "size": 6},
-        name=name,
+        line={"color": curve.tint, "width": 2, "dash": curve.dash},
+        marker={"color": curve.tint, "size": 6},
+        name=curve.title,
         hovertemplate="%{x:.4g}: %{y:.4g}",
     )
 
@@ -97,10 +69,10 @@ def _means(records: list[Record], pick: Callable[[Mapping[str, Any]], Any]) -> n
 # ---- the sections --------------------------------------------------------------------------------------------------
 
 
-def _contraction(records: list[Record]) -> list[Plot]:
+def _contraction(records: list[Record]) -> list[Panel]:
     example = records[0]["sizes"]["example"]
     canvas = Canvas(_HEIGHT)
-    own, mean = ("W, and W∘E of one frequency", _GREY, "solid"), ("W∘Ē, the mean over frequencies", _BLUE, "solid")
+    own, mean = _sign("W, and W∘E of one frequency", _GREY), _sign("W∘Ē, the mean over frequencies", _BLUE)
     for curve, values in ((own, example["w"]), (mean, example["mean"])):
         _curve(canvas, curve, range(1, len(values) + 1), sorted(values))
     canvas.x("eigenvalue, in order")
@@ -109,9 +81,9 @@ def _contraction(records: list[Record]) -> list[Plot]:
 
     canvas = Canvas(_HEIGHT)
     free = records[0]["free"]
-    found = ("widest found, W positive definite", _PINK, "solid")
-    known = ("widest found, symbol of W positive too", _ORANGE, "dash")
-    bound = ("√(N/2), never passed", _GREY, "dot")
+    found = _sign("widest found, W positive definite", _PINK)
+    known = _sign("widest found, symbol of W positive too", _ORANGE, "dash")
+    bound = _sign("√(N/2), never passed", _GREY, "dot")
     for curve, key in ((found, "ratio_found"), (known, "ratio_known_positive"), (bound, "ratio_bound")):
         rows = _means(records, lambda record, key=key: record["free"][key])
         _curve(canvas, curve, free["searched_sizes"], rows, mode="lines+markers")
@@ -124,42 +96,39 @@ def _contraction(records: list[Record]) -> list[Plot]:
     sizes = records[0]["sizes"]
     table = _means(records, lambda record: record["sizes"]["width_ratio"])
     tints = (_GREY, _GREEN, _ORANGE, _PINK, _BLUE)
-    curves = [(f"N = {n}", tint, "solid") for n, tint in zip(sizes["lengths"], tints, strict=False)]
+    curves = [_sign(f"N = {n}", tint) for n, tint in zip(sizes["lengths"], tints, strict=False)]
     for curve, row in zip(curves, table, strict=True):
         _curve(canvas, curve, sizes["head_dims"], row, mode="lines+markers")
     canvas.x("dimensions of the head", type="log", dtick=_OCTAVE)
     canvas.y("width of W∘Ē over width of W", range=[0.4, 1.05])
     canvas.line_at(1)
     return [
-        Plot(
-            "eigenvalues",
+        Panel(
             "Eigenvalues of a random W, with and without",
-            "One frequency turns W into a matrix with the same eigenvalues; only their mean narrows the range.",
             spectrum,
-            [own, mean],
+            "One frequency turns W into a matrix with the same eigenvalues; only their mean narrows the range.",
+            legend=[own, mean],
         ),
-        Plot(
-            "free",
+        Panel(
             "Free phases: the range can grow",
-            "E with |E_ij| = 1 and a phase for each offset, as in the paper's symbols. Above 1 the spectrum is wider.",
             widest,
-            [found, known, bound],
+            "E with |E_ij| = 1 and a phase for each offset, as in the paper's symbols. Above 1 the spectrum is wider.",
+            legend=[found, known, bound],
         ),
-        Plot(
-            "narrowing",
+        Panel(
             "How much the mean over RoPE's frequencies narrows",
-            "By head size and length, W random and positive definite; one frequency (2 dimensions) changes nothing.",
             canvas.figure(),
-            curves,
+            "By head size and length, W random and positive definite; one frequency (2 dimensions) changes nothing.",
+            legend=curves,
         ),
     ]
 
 
-def _phases(records: list[Record]) -> list[Plot]:
+def _phases(records: list[Record]) -> list[Panel]:
     ranges = records[0]["ranges"]
     canvas = Canvas(_HEIGHT)
-    program = ("widest f found for its g, by search", _PINK, "solid")
-    fejer = ("widest f known", _ORANGE, "dash")
+    program = _sign("widest f found for its g, by search", _PINK)
+    fejer = _sign("widest f known", _ORANGE, "dash")
     rows = _means(records, lambda record: record["ranges"]["ratio_program"])
     _curve(canvas, fejer, ranges["fejer_sizes"], ranges["ratio_fejer"], mode="lines+markers")
     _curve(canvas, program, ranges["sizes"], rows, mode="lines+markers")
@@ -171,32 +140,30 @@ def _phases(records: list[Record]) -> list[Plot]:
 
     toeplitz = records[0]["toeplitz"]
     canvas = Canvas(_HEIGHT)
-    own, turned = ("W = T(3, 1, 1, 0, ..)", _GREY, "solid"), ("W∘E", _PINK, "solid")
+    own, turned = _sign("W = T(3, 1, 1, 0, ..)", _GREY), _sign("W∘E", _PINK)
     for curve, key in ((own, "w"), (turned, "product")):
         _curve(canvas, curve, toeplitz["angles"], toeplitz[key]["symbol"])
     canvas.x("angle")
     canvas.y("symbol")
     return [
-        Plot(
-            "ranges",
+        Panel(
             "“The range of g never falls below that of f”",
-            "It does, from N = 3 on, by up to 4/π (dotted). Weights w and phases found by search.",
             widest,
-            [program, fejer],
+            "It does, from N = 3 on, by up to 4/π (dotted). Weights w and phases found by search.",
+            legend=[program, fejer],
         ),
-        Plot(
-            "symbols",
+        Panel(
             "So a product can be wider, by Szegő’s own theorem",
-            "Symbols of a Toeplitz matrix and of its product with a unimodular one: the second has the wider range.",
             canvas.figure(),
-            [own, turned],
+            "Symbols of a Toeplitz matrix and of its product with a unimodular one: the second has the wider range.",
+            legend=[own, turned],
         ),
     ]
 
 
-def _heads(records: list[Record]) -> list[Plot]:
+def _heads(records: list[Record]) -> list[Panel]:
     plots = []
-    rope, alibi = ("RoPE", _BLUE, "solid"), ("ALiBi", "#d2453d", "solid")
+    rope, alibi = _sign("RoPE", _BLUE), _sign("ALiBi", "#d2453d")
     for key, title, words, labels, bar in (
         (
             "width",
@@ -225,23 +192,23 @@ def _heads(records: list[Record]) -> list[Plot]:
                     x=[float(f"{at + d:.4f}") for d in shift],
                     y=[float(f"{value:.4g}") for value in values],
                     mode="markers",
-                    marker={"color": curve[1], "size": 5, "opacity": 0.65},
-                    name=curve[0],
+                    marker={"color": curve.tint, "size": 5, "opacity": 0.65},
+                    name=curve.title,
                     hovertemplate="%{y:.3g}",
                 )
         canvas.x("", tickvals=[0, 1], ticktext=["untrained", "trained"], range=[-0.5, 1.5])
         canvas.y("", **({"type": "log", "dtick": _OCTAVE} if key == "width" else {"rangemode": "tozero"}))
         canvas.line_at(bar)
-        plots.append(Plot(f"heads-{key}", title, words, canvas.figure(), [curve for _, curve in labels]))
+        plots.append(Panel(title, canvas.figure(), words, legend=[curve for _, curve in labels]))
     return plots
 
 
-def _expressiveness(records: list[Record]) -> list[Plot]:
+def _expressiveness(records: list[Record]) -> list[Panel]:
     plots = []
-    bound = ("additive, any width: exact", _GREY, "dash")
-    additive = ("additive, this width: found", "#d2453d", "solid")
-    rotary = ("RoPE, this width: found", _BLUE, "solid")
-    one = ("one angle only: found", _GREEN, "dot")
+    bound = _sign("additive, any width: exact", _GREY, "dash")
+    additive = _sign("additive, this width: found", "#d2453d")
+    rotary = _sign("RoPE, this width: found", _BLUE)
+    one = _sign("one angle only: found", _GREEN, "dot")
     curves = ((additive, "additive"), (bound, "bound"), (rotary, "rotary"), (one, "one_angle"))
     widths = sorted({row["width"] for row in records[0]["rows"]})
     for width in [w for w in widths if w >= 4][:3]:
@@ -256,12 +223,11 @@ def _expressiveness(records: list[Record]) -> list[Plot]:
         canvas.x("wanted signs (content pair and offset)")
         canvas.y("share of instances met", range=[-0.04, 1.06], tickformat=".0%")
         plots.append(
-            Plot(
-                f"feasible-{width}",
+            Panel(
                 f"Random signs, width {width}",
-                "Share of random instances that can be met; the additive bound is exact, whatever the width.",
                 canvas.figure(),
-                [curve for curve, _ in curves],
+                "Share of random instances that can be met; the additive bound is exact, whatever the width.",
+                legend=[curve for curve, _ in curves],
             )
         )
     return plots
@@ -272,9 +238,9 @@ def _row(record: Record, family: str, size: int, width: int) -> Mapping[str, Any
     return next(row for row in record["rows"] if (row["family"], row["size"], row["width"]) == wanted)
 
 
-def _estimators(records: list[Record]) -> list[Plot]:
+def _estimators(records: list[Record]) -> list[Panel]:
     plots = []
-    own, shared = ("content of their own", _BLUE, "solid"), ("content that query and key share", _PINK, "solid")
+    own, shared = _sign("content of their own", _BLUE), _sign("content that query and key share", _PINK)
     for key, title in (
         ("predictor", "Levinson: the predictor of a planted kernel"),
         ("frequencies", "Levinson: the frequencies of planted sinusoids"),
@@ -287,5 +253,14 @@ def _estimators(records: list[Record]) -> list[Plot]:
         canvas.x("size of content against position")
         canvas.y("relative error", type="log", exponentformat="power")
         words = "Exact without content; content that queries and keys share makes a noise at distance 0 that ruins it."
-        plots.append(Plot(f"levinson-{key}", title, words, canvas.figure(), [own, shared]))
+        plots.append(Panel(title, canvas.figure(), words, legend=[own, shared]))
     return plots
+
+
+_SECTIONS: tuple[tuple[str, str, str, Callable[[list[Record]], list[Panel]]], ...] = (
+    ("contraction", "Spectral contraction (Proposition B.3)", "Contraction", _contraction),
+    ("phases", "Lemma B.1 and what follows from it", "Lemma B.1", _phases),
+    ("heads", "Real heads", "Real heads", _heads),
+    ("expressiveness", "Expressiveness (Proposition B.2)", "Expressiveness", _expressiveness),
+    ("estimators", "Taking position out again (Appendix C.4)", "Appendix C.4", _estimators),
+)

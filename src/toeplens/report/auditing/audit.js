@@ -37,9 +37,9 @@
     const down = Math.ceil(14 / height);
     const cells = [];
     grid.append(make("b"));
-    for (let head = 0; head < place.heads; head++) grid.append(make("b", head % across ? "" : String(head), "across"));
+    for (let head = 0; head < place.heads; head++) grid.append(make("b", head % across ? "" : String(head + 1), "across"));
     place.layers.forEach((layer, index) => {
-      grid.append(make("b", index % down ? "" : `L${layer}`));
+      grid.append(make("b", index % down ? "" : `L${layer + 1}`));
       for (let head = 0; head < place.heads; head++) {
         const row = at.get(`${layer} ${head}`);
         const cell = grid.appendChild(make(row === undefined ? "span" : "i"));
@@ -124,11 +124,17 @@
     "<=": (a, b) => a <= b, "=": (a, b) => a === b, "!=": (a, b) => a !== b,
   };
 
-  // the value of any column of a head; null where it is not known
-  function value(sheet, name, row) {
+  // the value of any column of a head as the files have it; null where it is not known
+  function recorded(sheet, name, row) {
     if (name === "layer" || name === "head") return sheet[name][row];
     if (name === "side" || name === "kind") return sheet.places[sheet.place[row]][name];
     return sheet.values[name] ? sheet.values[name][row] : null;
+  }
+
+  // the same as the page shows it: layers and heads count from 1
+  function value(sheet, name, row) {
+    const found = recorded(sheet, name, row);
+    return name === "layer" || name === "head" ? found + 1 : found;
   }
 
   // conditions such as "positional > 0.5 and side = encoder"; throws the part that is none
@@ -175,7 +181,7 @@
       cell.dataset.name = name;
       const button = make("button", byName[name] ? byName[name].title : name);
       button.type = "button";
-      button.title = byName[name] ? byName[name].about : "from 0";
+      button.title = byName[name] ? byName[name].about : "from 1";
       button.addEventListener("click", () => {
         sorted = { name, down: sorted.name === name ? !sorted.down : Boolean(byName[name]) };
         draw();
@@ -231,7 +237,7 @@
 
     function csv() {
       const quoted = (one) => (one === null ? "" : /[",\n]/.test(one) ? `"${String(one).replaceAll('"', '""')}"` : String(one));
-      const lines = [order, ...rows.map((row) => order.map((name) => value(sheet, name, row)))];
+      const lines = [order, ...rows.map((row) => order.map((name) => recorded(sheet, name, row)))];
       return `${lines.map((line) => line.map(quoted).join(",")).join("\n")}\n`;
     }
 

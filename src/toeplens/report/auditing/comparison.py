@@ -8,16 +8,14 @@ from math import sqrt
 from pathlib import Path
 
 import numpy as np
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from toeplens.ground.places import write_page
 from toeplens.report.auditing.frequencies import alike
 from toeplens.report.auditing.page import chosen, sees
 from toeplens.report.auditing.plane import tints
-from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
+from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View, numbered
 from toeplens.report.kit.canvas import GUESS, Canvas
-from toeplens.report.kit.page import PAGE, environment, inline, places, script_json
+from toeplens.report.kit.page import PAGE, render_page
 from toeplens.studies.auditing import words
 from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.record import COLUMNS, LayerRecord
@@ -74,27 +72,23 @@ def render_comparison(first: Audit, second: Audit, names: tuple[str, str]) -> st
         change = changes(one, other)
         signed = {name: Scale.of(found, signed=True, least=least_of(name)) for name, found in change.items()}
         sheets.append(sheet(f"{names[1]} less {names[0]}", first, change, signed, digits))
-    block = _scatter(pair, (one, other), names) if same else _distributions(pair, (one, other), names)
-    return (
-        environment()
-        .get_template("report/auditing/comparison.html.j2")
-        .render(
-            pair=(first, second),
-            names=names,
-            words=words,
-            same=same,
-            comparable=comparable(first, second),
-            inputs=[name for name in _INPUT if first.about.get(name) != second.about.get(name)],
-            findings=_findings(pair, (one, other), names) if same else [],
-            block=block,
-            columns=shown,
-            chosen=chosen(shown),
-            sheets=sheets,
-            differences=[*_settings(first, second), *(_layers(first, second) if same else [])],
-            content=content(shown, sheets),
-            figures=script_json({place: panel.figure for place, panel in places(block)}),
-            plotly=Markup(inline(get_plotlyjs())),
-        )
+    drawn = _scatter(pair, (one, other), names) if same else _distributions(pair, (one, other), names)
+    return render_page(
+        "report/auditing/comparison.html.j2",
+        numbered([drawn], 2),  # the maps are the first figure
+        command=COMMAND,
+        pair=(first, second),
+        names=names,
+        words=words,
+        same=same,
+        comparable=comparable(first, second),
+        inputs=[name for name in _INPUT if first.about.get(name) != second.about.get(name)],
+        findings=_findings(pair, (one, other), names) if same else [],
+        columns=shown,
+        chosen=chosen(shown),
+        sheets=sheets,
+        differences=[*_settings(first, second), *(_layers(first, second) if same else [])],
+        content=content(shown, sheets),
     )
 
 
@@ -161,7 +155,7 @@ def _scatter(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tu
         f"A mark is a head: across in {names[0]}, up in {names[1]}. On the dotted diagonal nothing has changed. "
         "Colours go from the first layer (blue) to the last (orange)."
     )
-    return Block("pairs", 2, "Each head in both", caption, views)
+    return Block("pairs", "Each head in both", caption, views)
 
 
 def _distributions(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tuple[str, str]) -> Block:
@@ -190,7 +184,7 @@ def _distributions(pair: tuple[Audit, Audit], values: tuple[Values, Values], nam
         views.append(View(title(name), [Group("", [panel])]))
     caption = "The two have other layers or heads, so that no head of one is that of the other. Bars: heads by value."
     signs = [Sign(f"side-{i}", name, _TINTS[i], "■") for i, name in enumerate(names)]
-    return Block("pairs", 2, "How heads are distributed", caption, views, "full", legend=signs)
+    return Block("pairs", "How heads are distributed", caption, views, "full", legend=signs)
 
 
 def _findings(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tuple[str, str]) -> Iterator[str]:

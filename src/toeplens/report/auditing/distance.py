@@ -21,7 +21,7 @@ _CAPTION = (
 )
 
 
-def distances(audit: Audit, number: int) -> Block:
+def distances(audit: Audit) -> Block:
     """A view of all heads, a map for each side and kind, and a view of each layer; none without profiles."""
     names = Names.of(audit)
     found = {
@@ -40,7 +40,7 @@ def distances(audit: Audit, number: int) -> Block:
             title = names.layer(layer)
             views.append(View(title, [Group("", [_panel(names, heads, limit, _sentence(layer, title))])]))
     ramp = Ramp("0%", f"{limit:.0%} of a head’s attention", half=True)
-    return Block("distance", number, "Attention by distance", _CAPTION, views, "full", ramp=ramp)
+    return Block("distance", "Attention by distance", _CAPTION, views, "full", ramp=ramp)
 
 
 def bins(count: int) -> list[str]:

@@ -34,7 +34,7 @@ class DepositRow:
     lead: str
 
 
-def layer_effects(audit: Audit, number: int) -> Block:
+def layer_effects(audit: Audit) -> Block:
     """A mark a head over its layer, with its interval; none without effects."""
     names = Names.of(audit)
     measured = [head for head in audit.heads if head.effect is not None]
@@ -51,7 +51,7 @@ def layer_effects(audit: Audit, number: int) -> Block:
         f"{f' Without {less} whose interval is below zero the model does better here.' if below else ''}"
     )
     views = [View("", groups)] if groups and audit.effect else []
-    return Block("effects", number, "What silencing a head does", caption, views, "full")
+    return Block("effects", "What silencing a head does", caption, views, "full")
 
 
 def _panel(audit: Audit, names: Names, heads: list[HeadRecord]) -> Panel:
@@ -67,7 +67,7 @@ def _panel(audit: Audit, names: Names, heads: list[HeadRecord]) -> Panel:
         }
     canvas.add(
         "scatter",
-        x=[round(head.layer + _WIDE * (2 * (head.head + 0.5) / counts[head.layer] - 1), 4) for head in heads],
+        x=[round(head.layer + 1 + _WIDE * (2 * (head.head + 0.5) / counts[head.layer] - 1), 4) for head in heads],
         y=[float(f"{head.effect or 0:.6g}") for head in heads],
         mode="markers",
         marker={"color": tints(audit, heads), "size": 6 if len(heads) <= _BARS else 4},
@@ -76,9 +76,9 @@ def _panel(audit: Audit, names: Names, heads: list[HeadRecord]) -> Panel:
         **lines,
     )
     canvas.line_at(0, dash="solid")
-    last = max(counts)
-    step = max(1, -(-(last + 1) // 16))
-    canvas.x("layer", showgrid=False, range=[min(counts) - 0.6, last + 0.6], dtick=step, tick0=0)
+    first, last = min(counts) + 1, max(counts) + 1
+    step = max(1, -(-last // 16))
+    canvas.x("layer", showgrid=False, range=[first - 0.6, last + 0.6], dtick=step, tick0=1)
     canvas.y(_AXES[audit.effect or "loss"], exponentformat="power")
     top = max(heads, key=lambda head: head.effect or 0)
     counted = f"{len(heads)} heads in {len(layers)} layers"
@@ -113,7 +113,7 @@ def deposit_rows(audit: Audit) -> list[DepositRow]:
                 layer=f"{title[:1].upper()}{title[1:]}",
                 helps=told(found.get("helps"), digits),
                 harms=told(found.get("harms"), digits),
-                top="–" if top is None else f"head {top.head}",
+                top="–" if top is None else f"head {top.head + 1}",
                 effect="–" if top is None else told(top.effect, digits),
                 interval="" if top is None else _between(top, digits).strip(" ()"),
                 share="–" if share is None else f"{100 * share:.1f}%",

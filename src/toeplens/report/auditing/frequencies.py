@@ -26,7 +26,7 @@ _CAPTION = (
 Table = Float[np.ndarray, "R C"]
 
 
-def frequencies(audit: Audit, number: int) -> Block:
+def frequencies(audit: Audit) -> Block:
     """A view of all layers, a map for each set of frequencies, and a view of each layer; none without rotation."""
     names = Names.of(audit)
     rotary = [one for one in audit.layers if one.frequencies and any(_uses(head, one) for head in audit.of(one))]
@@ -43,12 +43,12 @@ def frequencies(audit: Audit, number: int) -> Block:
         groups.append(Group(f"{title[:1].upper()}{title[1:]}, mean over heads", _shown(panels)))
     views = [View("all layers, mean over heads", groups)] if groups else []
     for i, one in enumerate(rotary):
-        rows = [f"H{head.head}" for head in audit.of(one)]
+        rows = [f"H{head.head + 1}" for head in audit.of(one)]
         limit = limit_of([tables[i, use] for use in _USES])
         panels = [_panel(tables[i, use], rows, one.frequencies, use, limit) for use in _USES]
         views.append(View(names.layer(one), [Group("", _shown(panels))]))
     ramp = Ramp("against the rest", "used most")
-    return Block("frequencies", number, "Frequencies of the rotation", _CAPTION, views, ramp=ramp)
+    return Block("frequencies", "Frequencies of the rotation", _CAPTION, views, ramp=ramp)
 
 
 def alike(one: Sequence[float], other: Sequence[float]) -> bool:

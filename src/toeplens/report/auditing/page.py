@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
-
-from toeplens.ground import write_text
 from toeplens.report.auditing.distance import distances
 from toeplens.report.auditing.effects import deposit_rows, layer_effects
 from toeplens.report.auditing.frequencies import frequencies
 from toeplens.report.auditing.plane import plane
-from toeplens.report.kit.blocks import Block
-from toeplens.report.kit.page import PAGE, environment, inline, places, script_json
+from toeplens.report.kit.blocks import numbered
+from toeplens.report.kit.page import render_page, write_report
 from toeplens.studies.auditing import words
 from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.record import LayerRecord
 from toeplens.studies.auditing.sheets import columns, content, scales_of, sheet, values_of
 from toeplens.studies.auditing.words import model
 
-_MAKERS: tuple[Callable[[Audit, int], Block], ...] = (plane, frequencies, distances, layer_effects)
+_MAKERS = (plane, frequencies, distances, layer_effects)
 _FIRST = 2  # number of the first of these figures: the map is the first of all
 _WORDS = 400  # tokens of the first sequence that are shown
 PREFERRED = ("effect", "positional", "distance")  # columns that colour the map at first, if known
@@ -49,9 +44,7 @@ class LayerRow:
 
 def write_audit(audit: Audit, directory: Path, parquet: bytes | None = None) -> Path:
     """Write the audit's page to ``report.html`` in ``directory``, whole or not at all; returns its path."""
-    path = Path(directory) / PAGE
-    write_text(path, render_audit(audit, parquet))
-    return path
+    return write_report(directory, render_audit(audit, parquet))
 
 
 def render_audit(audit: Audit, parquet: bytes | None = None) -> str:
@@ -59,43 +52,29 @@ def render_audit(audit: Audit, parquet: bytes | None = None) -> str:
 
     ``parquet``: the table of heads as a Parquet file, to be downloaded from the page; without it the page offers CSV.
     """
-    found = blocks(audit)
+    found = numbered((make(audit) for make in _MAKERS), _FIRST)
     values = values_of(audit)
     shown = columns(values)
     one = sheet(model(audit), audit, values, scales_of(values), {column["name"]: column["digits"] for column in shown})
-    return (
-        environment()
-        .get_template("report/auditing/page.html.j2")
-        .render(
-            audit=audit,
-            words=words,
-            model=model(audit),
-            blocks=found,
-            columns=shown,
-            chosen=chosen(shown),
-            sheet=one,
-            all_layers=sorted({layer.layer for layer in audit.layers}),
-            unknown=words.unknown(audit),
-            deposits=deposit_rows(audit) if audit.effect else [],
-            layers=layer_rows(audit),
-            tokens=audit.words[:_WORDS],
-            content=content(shown, [one]),
-            parquet=None if parquet is None else base64.b64encode(parquet).decode(),
-            file=file_name(model(audit)),
-            figures=script_json({place: panel.figure for block in found.values() for place, panel in places(block)}),
-            plotly=Markup(inline(get_plotlyjs())),
-        )
+    return render_page(
+        "report/auditing/page.html.j2",
+        found,
+        command="audit",
+        audit=audit,
+        words=words,
+        model=model(audit),
+        columns=shown,
+        chosen=chosen(shown),
+        sheet=one,
+        all_layers=sorted({layer.layer for layer in audit.layers}),
+        unknown=words.unknown(audit),
+        deposits=deposit_rows(audit) if audit.effect else [],
+        layers=layer_rows(audit),
+        tokens=audit.words[:_WORDS],
+        content=content(shown, [one]),
+        parquet=None if parquet is None else base64.b64encode(parquet).decode(),
+        file=file_name(model(audit)),
     )
-
-
-def blocks(audit: Audit) -> dict[str, Block]:
-    """The figures for which the record has anything, by name, numbered in order."""
-    found: dict[str, Block] = {}
-    for make in _MAKERS:
-        block = make(audit, len(found) + _FIRST)
-        if block.views:
-            found[block.id] = block
-    return found
 
 
 def chosen(shown: list[dict[str, Any]]) -> str:

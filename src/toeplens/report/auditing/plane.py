@@ -20,7 +20,7 @@ _ROOM = 0.06  # beyond shares outside of the triangle
 _PLAIN = 0.04  # size of marks without effects, as a share of the largest's effect
 
 
-def plane(audit: Audit, number: int) -> Block:
+def plane(audit: Audit) -> Block:
     """A mark a head, by its shares; none where no head's are known."""
     names = Names.of(audit)
     known = [head for head in audit.heads if None not in (head.positional, head.symbolic, head.interaction)]
@@ -36,9 +36,7 @@ def plane(audit: Audit, number: int) -> Block:
         f"{' Press an entry to hide or show it.' if len(places) > 1 else ''}"
     )
     views = [View("", [Group("", [_panel(audit, names, known, places)])])] if known else []
-    return Block(
-        "plane", number, "Positional, symbolic, or both at once", caption, views, legend=signs[len(places) < 2 :]
-    )
+    return Block("plane", "Positional, symbolic, or both at once", caption, views, legend=signs[len(places) < 2 :])
 
 
 def tints(audit: Audit, heads: Sequence[HeadRecord]) -> list[str]:

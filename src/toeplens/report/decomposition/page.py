@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from toeplens.ground.places import write_page
 from toeplens.ground.words import listed
@@ -18,8 +17,8 @@ from toeplens.lens.logits.decompose import PURE
 from toeplens.lens.logits.decompose import KINDS
 from toeplens.report.decomposition import figures
 from toeplens.report.decomposition.figures import FILLS, UNTOLD, diagonals_only, head_sign, share, span
-from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
-from toeplens.report.kit.page import environment, inline, places, script_json
+from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View, numbered
+from toeplens.report.kit.page import render_page
 from toeplens.studies.decomposition import SHOWN, LayerStructure, Parts, RunStructure
 
 COMMAND = "decompose"
@@ -67,31 +66,24 @@ def write_structure(structure: RunStructure, path: Path) -> Path:
 
 def render_structure(structure: RunStructure) -> str:
     """The decomposition of a run as one HTML document; the same structure gives the same document."""
-    found: dict[str, Block] = {}
-    for make in (_kinds, _parts, _distance, _symbols, _examples, _frequencies):
-        block = make(structure, len(found) + 1)
-        if any(group.panels for view in block.views for group in view.groups):
-            found[block.id] = block
-    return (
-        environment()
-        .get_template("report/decomposition/page.html.j2")
-        .render(
-            structure=structure,
-            lead=_lead(structure),
-            top=_most_positional(structure),
-            error=_error(structure),
-            missing=_missing(structure),
-            blocks=found,
-            rows=_rows(structure),
-            rotated=any(parts.branches for _, parts in _with_parts(structure)),
-            kinds=KINDS,
-            named=NAMED,
-            split=SPLITS.get(structure.split, structure.split),
-            shown=SHOWN,
-            share=share,
-            figures=script_json({place: panel.figure for block in found.values() for place, panel in places(block)}),
-            plotly=Markup(inline(get_plotlyjs())),
-        )
+    makers = (_kinds, _parts, _distance, _symbols, _examples, _frequencies)
+    found = numbered(make(structure) for make in makers)
+    return render_page(
+        "report/decomposition/page.html.j2",
+        found,
+        command=COMMAND,
+        structure=structure,
+        lead=_lead(structure),
+        top=_most_positional(structure),
+        error=_error(structure),
+        missing=_missing(structure),
+        rows=_rows(structure),
+        rotated=any(parts.branches for _, parts in _with_parts(structure)),
+        kinds=KINDS,
+        named=NAMED,
+        split=SPLITS.get(structure.split, structure.split),
+        shown=SHOWN,
+        share=share,
     )
 
 
@@ -168,10 +160,10 @@ def _bar_block(
             )
             panels.append(Panel(_title(layer), figures.bars(table, fills, ends), words))
         views.append(View(title, [Group("", panels)]))
-    return Block(block.id, block.number, block.title, block.caption, views, _width(structure), [*fills])
+    return Block(block.id, block.title, block.caption, views, _width(structure), [*fills])
 
 
-def _kinds(structure: RunStructure, number: int) -> Block:
+def _kinds(structure: RunStructure) -> Block:
     caption = (
         "A bar is a head; its pieces add up to 100%. Position: what the mean contents of places give. Content: what "
         "contents give when distance is averaged out. Coupled: the rest, where the two work together."
@@ -182,7 +174,7 @@ def _kinds(structure: RunStructure, number: int) -> Block:
     if not any(np.isfinite(table[:, -1]).any() for each in tables.values() for table in each):
         fills.pop()
         tables = {which: [table[:, :-1] for table in each] for which, each in tables.items()}
-    return _bar_block(structure, Block("kinds", number, "Position, content, or both", caption, []), tables, fills)
+    return _bar_block(structure, Block("kinds", "Position, content, or both", caption, []), tables, fills)
 
 
 def _with_untold(kinds: Float[np.ndarray, "H 3"]) -> Float[np.ndarray, "H 4"]:
@@ -190,7 +182,7 @@ def _with_untold(kinds: Float[np.ndarray, "H 3"]) -> Float[np.ndarray, "H 4"]:
     return np.column_stack((kinds, np.where(np.isnan(kinds[:, 1]), 1 - kinds[:, 0], np.nan)))
 
 
-def _parts(structure: RunStructure, number: int) -> Block:
+def _parts(structure: RunStructure) -> Block:
     found = [parts for _, parts in _with_parts(structure)]
     names = list(dict.fromkeys(name for parts in found for name in parts.names))
     sizes = {
@@ -211,7 +203,7 @@ def _parts(structure: RunStructure, number: int) -> Block:
         + (f" Nowhere over {SMALL:.1%}, and not drawn: {listed(small)}." if small else "")
     )
     tables = {which: [_columns(parts, which, shown) for parts in found] for which in SEEN}
-    block = Block("parts", number, "Which vectors the logits come from", caption, [])
+    block = Block("parts", "Which vectors the logits come from", caption, [])
     return _bar_block(structure, block, tables, [FILLS[name] for name in shown])
 
 
@@ -221,7 +213,7 @@ def _columns(parts: Parts, which: str, names: list[str]) -> Float[np.ndarray, "H
     return np.stack(columns, axis=1) if columns else nothing[:, None][:, :0]
 
 
-def _distance(structure: RunStructure, number: int) -> Block:
+def _distance(structure: RunStructure) -> Block:
     known = any(layer.parts for layer in structure.layers)
     kernel = (
         "Position kernel: what the mean query and the mean key of two places give, averaged over the places a distance "
@@ -248,10 +240,10 @@ def _distance(structure: RunStructure, number: int) -> Block:
         groups.append(Group(_title(layer), panels))
     if not known:
         groups = [Group("", [panel for group in groups for panel in group.panels])]
-    return Block("distance", number, "Logits by distance", caption, [View("", groups)], legend=_signs(structure))
+    return Block("distance", "Logits by distance", caption, [View("", groups)], legend=_signs(structure))
 
 
-def _symbols(structure: RunStructure, number: int) -> Block:
+def _symbols(structure: RunStructure) -> Block:
     known = any(layer.parts for layer in structure.layers)
     title = "The position kernel’s Fourier series" if known else "The Fourier series of the logits’ means by distance"
     caption = (
@@ -263,10 +255,10 @@ def _symbols(structure: RunStructure, number: int) -> Block:
         Panel(_title(layer), figures.symbol(layer.angles, layer.symbol), "Symbol of each head.")
         for layer in structure.layers
     ]
-    return Block("symbol", number, title, caption, [View("", [Group("", panels)])], legend=_signs(structure))
+    return Block("symbol", title, caption, [View("", [Group("", panels)])], legend=_signs(structure))
 
 
-def _examples(structure: RunStructure, number: int) -> Block:
+def _examples(structure: RunStructure) -> Block:
     caption = (
         "The heads whose logits distance explains best. Each diagonal of the right-hand map is the mean "
         "of that diagonal on the left. Blue is below 0, red above; every pair of maps has a scale of its own, within "
@@ -285,10 +277,10 @@ def _examples(structure: RunStructure, number: int) -> Block:
             )
             panels.append(Panel(f"Head {head + 1}", figures.pair(example, part), words))
         groups.append(Group(_title(layer), panels))
-    return Block("logits", number, "One sequence", caption, [View("", groups)])
+    return Block("logits", "One sequence", caption, [View("", groups)])
 
 
-def _frequencies(structure: RunStructure, number: int) -> Block:
+def _frequencies(structure: RunStructure) -> Block:
     found = [(layer, parts.branches) for layer, parts in _with_parts(structure) if parts.branches is not None]
     every = [branches[which] for _, branches in found for which in SEEN]
     still = any((np.nan_to_num(table[:, 0]) != 0).any() for table in every)
@@ -307,7 +299,7 @@ def _frequencies(structure: RunStructure, number: int) -> Block:
         f"{', after the dimensions that are not rotated' if still else '; all dimensions are rotated'}. Red is above "
         f"0, blue below: there a frequency works against the rest. The colours end at ±{limit:.0%}."
     )
-    return Block("frequency", number, "Which frequencies carry the logits", caption, views, _width(structure))
+    return Block("frequency", "Which frequencies carry the logits", caption, views, _width(structure))
 
 
 def _rows(structure: RunStructure) -> list[Row]:

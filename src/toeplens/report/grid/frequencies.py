@@ -20,7 +20,7 @@ _UNITS = {"frequencies": "radians a token"}  # of scanned options
 _DECADES = 2  # a scan over more is drawn on a logarithmic axis
 
 
-def scans(state: Grid, number: int) -> Block:
+def scans(state: Grid) -> Block:
     """Accuracy, and what the skill rests on, against each scanned option."""
     by_scan: dict[str, list[Column]] = {}
     for column in state.spec.columns():
@@ -46,7 +46,7 @@ def scans(state: Grid, number: int) -> Block:
         "show it."
     )
     signs = [one.sign for one in looks.values() if one.key in shown]
-    return Block("scan", number, "One option, scanned", caption, [View("", groups)], legend=signs)
+    return Block("scan", "One option, scanned", caption, [View("", groups)], legend=signs)
 
 
 def _rests(share: str) -> Callable[[CellResult], float]:
@@ -113,7 +113,7 @@ def line(
     )
 
 
-def centres(state: Grid, number: int) -> Block:
+def centres(state: Grid) -> Block:
     """Each head of a rotary encoding: the centre of its frequency use against how positional it is."""
     looks = task_looks(state.spec)
     scanned = {column.label for column in state.spec.columns() if column.scan}
@@ -157,7 +157,7 @@ def centres(state: Grid, number: int) -> Block:
     )
     signs = [one.sign for one in looks.values() if one.key in shown]
     return Block(
-        "centre", number, "Fast for position, slow for content?", caption, [View("", [Group("", panels)])], legend=signs
+        "centre", "Fast for position, slow for content?", caption, [View("", [Group("", panels)])], legend=signs
     )
 
 
@@ -179,7 +179,7 @@ def _centred(state: Grid, cell: CellResult) -> list[tuple[float, float, float, s
     ]
 
 
-def bands(state: Grid, number: int) -> Block:
+def bands(state: Grid) -> Block:
     """What the models lose without each frequency, a panel an encoding."""
     tasks, panels, shown = task_looks(state.spec), [], set()
     for label, encoding in encoding_looks(state.spec).items():
@@ -206,9 +206,7 @@ def bands(state: Grid, number: int) -> Block:
         "the scale."
     )
     signs: list[Sign] = [one.sign for one in tasks.values() if one.key in shown]
-    return Block(
-        "bands", number, "What each frequency is worth", caption, [View("", [Group("", panels)])], "medium", signs
-    )
+    return Block("bands", "What each frequency is worth", caption, [View("", [Group("", panels)])], "medium", signs)
 
 
 def worth(cell: CellResult) -> dict[float, float]:

@@ -16,7 +16,7 @@ from toeplens.studies.grid import measured as heads
 _NONE = "–"
 
 
-def lengths(state: Grid, number: int) -> Block:
+def lengths(state: Grid) -> Block:
     """Skill against the length of the test texts, a panel a task."""
     looks, panels, shown = encoding_looks(state.spec), [], set()
     ends = [skill for cell in state.results.cells for _, skill in _by_length(cell)]
@@ -63,9 +63,7 @@ def lengths(state: Grid, number: int) -> Block:
     signs = [one.sign for label, one in looks.items() if label in shown]
     missing = [f"{state.spec.title_of(task)}: {why}" for task in state.spec.tasks if (why := _cannot(state, task))]
     group = Group("", panels, " ".join(missing))
-    return Block(
-        "lengths", number, "Texts longer than those of training", caption, [View("", [group])], "medium", signs
-    )
+    return Block("lengths", "Texts longer than those of training", caption, [View("", [group])], "medium", signs)
 
 
 def _rows(cell: CellResult) -> list[dict[str, Any]]:
@@ -162,7 +160,7 @@ def _signed(value: float | None) -> str:
     return f"{round(value, 2) + 0.0:+.2f}".replace("-", "−").replace("+0.00", "0.00")
 
 
-def relations(state: Grid, number: int) -> Block:
+def relations(state: Grid) -> Block:
     """Each model: a figure of its heads against what is left of its skill; a view a figure, a panel a length."""
     looks = encoding_looks(state.spec)
     every = [relation for relation in state.relations if relation.task is None]
@@ -177,7 +175,7 @@ def relations(state: Grid, number: int) -> Block:
         "training length. Dotted: all of it left, none left. Press an encoding to hide or show it."
     )
     signs = [one.sign for label, one in looks.items() if label in shown]
-    return Block("relations", number, "What goes with keeping skill", caption, views, legend=signs)
+    return Block("relations", "What goes with keeping skill", caption, views, legend=signs)
 
 
 def _scatter(state: Grid, relation: Relation, title: str) -> Panel:

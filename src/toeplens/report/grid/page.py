@@ -6,25 +6,21 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
-
-from toeplens.ground import write_text
 from toeplens.report.grid import frequencies as grid_frequencies
 from toeplens.report.grid import lengths as grid_lengths
 from toeplens.report.grid import matrix as grid_matrix
 from toeplens.report.grid import plane as grid_plane
 from toeplens.report.grid import training as grid_training
 from toeplens.report.grid.look import encoding_looks
-from toeplens.report.kit.blocks import Block
+from toeplens.report.kit.blocks import Block, numbered
 from toeplens.report.kit.ledger import claim_rows
-from toeplens.report.kit.page import PAGE, environment, inline, places, script_json
+from toeplens.report.kit.page import render_page, write_report
 from toeplens.studies import COUNTED, RULE
 from toeplens.studies.grid import Grid
 from toeplens.studies.grid import measured as heads
 from toeplens.studies.kit.results import SKILLED
 
-_MAKERS: tuple[Callable[[Grid, int], Block], ...] = (
+_MAKERS: tuple[Callable[[Grid], Block], ...] = (
     grid_plane.plane,
     grid_frequencies.scans,
     grid_frequencies.centres,
@@ -37,40 +33,34 @@ _MAKERS: tuple[Callable[[Grid, int], Block], ...] = (
 
 def write_grid(state: Grid) -> Path:
     """Write the study's page to ``report.html`` in its directory, whole or not at all; returns its path."""
-    path = state.directory / PAGE
-    write_text(path, render_grid(state))
-    return path
+    return write_report(state.directory, render_grid(state))
 
 
 def render_grid(state: Grid) -> str:
     """The page as one self-contained HTML document; the same state gives the same document."""
-    found: dict[str, Block] = {}
-    for make in _MAKERS:
-        block = make(state, len(found) + 1)
-        if any(group.panels for view in block.views for group in view.groups):
-            found[block.id] = block
-    return (
-        environment()
-        .get_template("report/grid/page.html.j2")
-        .render(
-            state=state,
-            blocks=found,
-            claims=claim_rows(state.entries),
-            tally=Counter(entry.verdict for entry in state.entries),
-            rule=f"{RULE} {COUNTED}",
-            encodings=list(encoding_looks(state.spec).values()),
-            titles={column.label: column.title for column in state.spec.columns()},
-            matrix=grid_matrix.matrix(state),
-            diverged=[cell for cell in state.results.cells if cell.status == "diverged"],
-            skilled=grid_matrix.skilled(state),
-            least=SKILLED,
-            longer=heads.LONGER,
-            by_length=grid_lengths.by_length(state),
-            by_task=grid_lengths.by_task(state),
-            costs=grid_matrix.costs(state),
-            models=grid_matrix.models(state),
-            settings=state.spec.to_yaml(),
-            figures=script_json({place: panel.figure for block in found.values() for place, panel in places(block)}),
-            plotly=Markup(inline(get_plotlyjs())),
-        )
+    found = numbered(make(state) for make in _MAKERS)
+    titles = {column.label: column.title for column in state.spec.columns()}
+    return render_page(
+        "report/grid/page.html.j2",
+        found,
+        state=state,
+        claims=claim_rows(state.entries),
+        tally=Counter(entry.verdict for entry in state.entries),
+        rule=f"{RULE} {COUNTED}",
+        encodings=list(encoding_looks(state.spec).values()),
+        titles=titles,
+        matrix=grid_matrix.matrix(state),
+        gone=[
+            f"{titles[cell.key.label]}, {state.spec.title_of(cell.key.task)}, seed {cell.key.seed}"
+            for cell in state.results.cells
+            if cell.status == "diverged"
+        ],
+        skilled=grid_matrix.skilled(state),
+        least=SKILLED,
+        longer=heads.LONGER,
+        by_length=grid_lengths.by_length(state),
+        by_task=grid_lengths.by_task(state),
+        costs=grid_matrix.costs(state),
+        models=grid_matrix.models(state),
+        settings=state.spec.to_yaml(),
     )

@@ -19,7 +19,7 @@ _SHARES = ("positional", "symbolic")
 _HALF = 0.5
 
 
-def plane(state: Grid, number: int) -> Block:
+def plane(state: Grid) -> Block:
     """All heads of models with skill, and what the skill of each model rests on; a view for all tasks and for each."""
     looks = encoding_looks(state.spec)
     models = {
@@ -45,7 +45,7 @@ def plane(state: Grid, number: int) -> Block:
         f"under {SKILLED:.0%}, and scans, are left out. Press an encoding to hide or show it."
     )
     signs = [one.sign for label, one in looks.items() if label in used]
-    return Block("plane", number, "Positional, symbolic, or both at once", caption, views, legend=signs)
+    return Block("plane", "Positional, symbolic, or both at once", caption, views, legend=signs)
 
 
 def _panels(state: Grid, looks: dict[str, Look], models: dict[tuple[str, str], list[CellResult]]) -> list[Panel]:

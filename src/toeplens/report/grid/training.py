@@ -24,7 +24,7 @@ _LINES = {  # what is drawn: its key in a watched row
 }
 
 
-def training(state: Grid, number: int) -> Block:
+def training(state: Grid) -> Block:
     """What the head that ends up mattering most is like at each moment; a view an encoding, a panel a task."""
     views = []
     for label, encoding in encoding_looks(state.spec).items():
@@ -40,9 +40,7 @@ def training(state: Grid, number: int) -> Block:
         "whole model’s accuracy (on the few examples that are looked at during training). Means over seeds, each with "
         "a head of its own; the bands are the range. For models without skill only the accuracy is drawn."
     )
-    return Block(
-        "training", number, "When heads take sides", caption, views, "medium", [one.sign for one in _LINES.values()]
-    )
+    return Block("training", "When heads take sides", caption, views, "medium", [one.sign for one in _LINES.values()])
 
 
 def _has(row: dict[str, Any]) -> bool:

@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from plotly.offline import get_plotlyjs
 
+from toeplens.ground import write_text
 from toeplens.ground.words import duration, percent, points
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.colours import HEAT
 
 PAGE = "report.html"
+
+
+def render_page(template: str, blocks: Mapping[str, Block] | None, *, plotly_file: str = "", **facts: Any) -> str:
+    """A page as one HTML document; the same arguments give the same document.
+
+    Arguments
+        template     its place below ``toeplens/``; extends ``report/kit/base.html.j2``
+        blocks       its figures by id; None for a page without plots
+        plotly_file  where plotly's program lies beside the page, which otherwise holds it
+        facts        what the template shows, by name
+    """
+    facts |= {"figures": None, "plotly_file": plotly_file}
+    if blocks is not None:
+        figures = {place: panel.figure for block in blocks.values() for place, panel in block.places}
+        facts |= {"blocks": blocks, "figures": script_json(figures)}
+        facts["plotly"] = Markup("" if plotly_file else inline(get_plotlyjs()))
+    return environment().get_template(template).render(facts)
+
+
+def write_report(directory: Path, page: str) -> Path:
+    """Write a study's page to ``report.html`` in its directory, whole or not at all; returns its path."""
+    path = Path(directory) / PAGE
+    write_text(path, page)
+    return path
 
 
 @cache
@@ -45,13 +73,3 @@ def script_json(figures: dict[str, go.Figure]) -> Markup:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
-
-
-def places(block: Block) -> list[tuple[str, Any]]:
-    """The panels of a figure with the ids of their places on the page."""
-    return [
-        (f"{block.id}-{v}-{g}-{p}", panel)
-        for v, view in enumerate(block.views)
-        for g, group in enumerate(view.groups)
-        for p, panel in enumerate(group.panels)
-    ]

@@ -26,7 +26,6 @@ from toeplens.report.grid.matrix import matrix as matrix_rows
 from toeplens.report.grid.page import render_grid
 from toeplens.report.grid.plane import plane
 from toeplens.report.kit.blocks import Block
-from toeplens.report.kit.page import places
 from toeplens.studies import Results, judge
 from toeplens.studies.grid import Grid
 from toeplens.studies.grid.relations import relations
@@ -54,7 +53,7 @@ def traces(figure: go.Figure, key: str | None) -> list[Any]:
 
 
 def only(block: Block, place: str) -> go.Figure:
-    return dict(places(block))[place].figure
+    return dict(block.places)[place].figure
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -201,7 +200,7 @@ def test_a_deposit_by_encoding_and_by_layer() -> None:
 
 
 def test_the_words_of_the_panels_have_the_same_numbers(state: Reproduction) -> None:
-    found = {id: [panel.words for _, panel in places(block)] for id, block in blocks(state).items()}
+    found = {id: [panel.words for _, panel in block.places] for id, block in blocks(state).items()}
     (accuracy,) = found["accuracy"]
     assert accuracy == "Test accuracy: RoPE 80.0%, NoPE 28.0%."
     test = found[f"convergence-{DISTANCE}"][1]
@@ -247,7 +246,7 @@ def test_every_model_of_a_grid_has_its_skill(grid: Grid) -> None:
 
 
 def test_skill_by_length_and_what_is_kept(grid: Grid) -> None:
-    figure = only(lengths(grid, 1), "lengths-0-0-0")
+    figure = only(lengths(grid), "lengths-0-0-0")
     (rope,) = traces(figure, "rope")
     assert hovers(rope) == [
         "1 times the length | skill 75.0% (62.5 to 87.5)",
@@ -256,7 +255,7 @@ def test_skill_by_length_and_what_is_kept(grid: Grid) -> None:
         "2 times the length | skill 0.0%",
     ]
     assert list(rope.y) == pytest.approx([0.75, 0.5833, 0.375, 0.0])
-    scatter = only(relations_block(grid, 1), "relations-0-0-1")
+    scatter = only(relations_block(grid), "relations-0-0-1")
     (rope,) = traces(scatter, "rope")
     assert list(rope.x) == [0.5, 0.5]
     assert list(rope.y) == pytest.approx([0.5714, 0.4]), "of the skill, not of the accuracy"
@@ -264,7 +263,7 @@ def test_skill_by_length_and_what_is_kept(grid: Grid) -> None:
 
 
 def test_heads_on_the_plane(grid: Grid) -> None:
-    figure = only(plane(grid, 1), "plane-0-0-0")
+    figure = only(plane(grid), "plane-0-0-0")
     (rope,) = traces(figure, "rope")
     assert hovers(rope)[:2] == [
         f"index, seed 42, layer 1, head {head} | {shares} points lost without it"
@@ -273,7 +272,7 @@ def test_heads_on_the_plane(grid: Grid) -> None:
             (2, "positional 0.20, symbolic 0.60, interaction 0.20 | 40.0"),
         )
     ]
-    (mean,) = [trace for trace in traces(only(plane(grid, 1), "plane-0-0-1"), "rope") if trace.customdata is not None]
+    (mean,) = [trace for trace in traces(only(plane(grid), "plane-0-0-1"), "rope") if trace.customdata is not None]
     assert list(mean.x) == [pytest.approx((0.32 + 0.35) / 2, abs=1e-4)]
 
 

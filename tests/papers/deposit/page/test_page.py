@@ -21,7 +21,6 @@ from toeplens.papers.deposit.page import figures, partial_figures, render, write
 from toeplens.papers.deposit.page.blocks import blocks
 from toeplens.papers.deposit.page.look import TASKS, name
 from toeplens.papers.deposit.page.words import headline, largest_drop
-from toeplens.report.kit.page import places
 from toeplens.studies import COUNTED, RULE, Key
 from toeplens.training.presets import COUNT, DISTANCE
 
@@ -213,7 +212,7 @@ def test_the_plots_data_cannot_leave_its_element(study: Reproduction, page: str)
     assert data
     assert not re.search(r"[<>&]", data[1])
     plots = json.loads(data[1])
-    wanted = {place for block in blocks(study).values() for place, _ in places(block)}
+    wanted = {place for block in blocks(study).values() for place, _ in block.places}
     assert set(plots) == wanted
     drawn = {value for tag, key, value in Text(page).attributes if (tag, key) == ("div", "id") and value in plots}
     assert drawn == wanted, "every plot has its place"
@@ -253,7 +252,7 @@ def test_a_heat_map_holds_the_drops_and_tells_their_intervals(study: Reproductio
 
 def test_all_heat_maps_share_one_scale(study: Reproduction) -> None:
     shown = blocks(study)
-    panels = [panel.figure for block in (shown["heads"], shown["sinusoid"]) for _, panel in places(block)]
+    panels = [panel.figure for block in (shown["heads"], shown["sinusoid"]) for _, panel in block.places]
     limits = {figure.layout.coloraxis.cmax for figure in panels if _traces(figure, "heatmap")}
     assert len(limits) == 1
     assert limits.pop() >= max(float(abs(c.ablation.drops).max()) for c in study.results.cells if c.ablation)

@@ -29,7 +29,6 @@ from toeplens.papers.deposit.page.training import moments
 from toeplens.papers.deposit.questions import PARTS
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.dots import told
-from toeplens.report.kit.page import places
 from toeplens.studies import CellResult, Results
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
 
@@ -48,7 +47,7 @@ def shown(whole: Reproduction) -> dict[str, Block]:
 
 
 def panels(block: Block) -> list[Any]:
-    return [panel.figure for _, panel in places(block)]
+    return [panel.figure for _, panel in block.places]
 
 
 def points_of(figure: Any, kind: str = "scatter") -> list[tuple[float, float]]:
@@ -98,7 +97,7 @@ def test_the_general_figures_are_those_of_the_core_and_the_others(whole: Reprodu
     core = {"rope", "nope", "mla", "rope-absolute", "rope-alone", "partial-1"}
     assert {key.label for key in keys} == core | {"random", "alibi", "relative", "absolute"}
     names = {name(key.protocol, key.label) for key in keys}
-    assert {panel.title for id in ("heads", "violins", "cumulative") for _, panel in places(shown[id])} == names
+    assert {panel.title for id in ("heads", "violins", "cumulative") for _, panel in shown[id].places} == names
     for id in ("accuracy", "skill", f"convergence-{DISTANCE}"):
         assert {trace.meta for figure in panels(shown[id]) for trace in figure.data} <= {None, *(k.label for k in keys)}
 
@@ -150,7 +149,7 @@ def test_the_heat_map_has_a_row_a_seed_and_says_which_head(whole: Reproduction, 
 def test_models_without_skill_are_told_and_not_drawn(whole: Reproduction) -> None:
     cells = [cell for cell in whole.results.under("paper").cells if cell.key.label in ("rope", "nope")]
     flat = Results(_without_skill(cell) if cell.key.label == "nope" else cell for cell in cells)
-    figure = panels(by_encoding(replace(whole, results=flat), 1))[0]
+    figure = panels(by_encoding(replace(whole, results=flat)))[0]
     assert [note.text for note in figure.layout.annotations] == ["no skill"]
     assert [len(trace.y) for trace in figure.data if trace.type == "violin"] == [2, 0]
 
@@ -299,7 +298,7 @@ def test_seed_curves_and_leads_are_the_records(whole: Reproduction, shown: dict[
 
 def test_every_plot_of_every_part_has_words(shown: dict[str, Block]) -> None:
     for block in shown.values():
-        for _, panel in places(block):
+        for _, panel in block.places:
             assert len(panel.words) > 30, block.id
 
 

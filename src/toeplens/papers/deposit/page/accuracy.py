@@ -20,7 +20,7 @@ from toeplens.studies import CellResult
 from toeplens.training.presets import COUNT, DISTANCE
 
 
-def accuracy(state: Reproduction, number: int) -> Block:
+def accuracy(state: Reproduction) -> Block:
     """Final accuracies, beside the paper's Table 1."""
     groups = []
     for task in TASKS:
@@ -37,10 +37,10 @@ def accuracy(state: Reproduction, number: int) -> Block:
         f"a small circle. The upright grey bar is the paper’s Table 1{size}. Lines: what a constant guess scores "
         "(chance), and what a guess scores that knows only the text’s length."
     )
-    return Block("accuracy", number, "Test accuracy by encoding", caption, [View("", groups)])
+    return Block("accuracy", "Test accuracy by encoding", caption, [View("", groups)])
 
 
-def _convergence(state: Reproduction, number: int, task: str, paper: int) -> Block:
+def _convergence(state: Reproduction, task: str, paper: int) -> Block:
     groups = []
     for protocol in state.plan.protocols:
         whole = [cell for cell in state.results.under(protocol).cells if Label.parse(cell.key.label).heads is None]
@@ -60,7 +60,6 @@ def _convergence(state: Reproduction, number: int, task: str, paper: int) -> Blo
     )
     return Block(
         f"convergence-{task}",
-        number,
         f"How fast each encoding learns {TASKS[task]}",
         caption,
         [View("", groups)],
@@ -68,14 +67,14 @@ def _convergence(state: Reproduction, number: int, task: str, paper: int) -> Blo
     )
 
 
-def convergence_distance(state: Reproduction, number: int) -> Block:
+def convergence_distance(state: Reproduction) -> Block:
     """Learning curves of Task 1 (Fig. 2)."""
-    return _convergence(state, number, DISTANCE, 2)
+    return _convergence(state, DISTANCE, 2)
 
 
-def convergence_count(state: Reproduction, number: int) -> Block:
+def convergence_count(state: Reproduction) -> Block:
     """Learning curves of Task 2 (Fig. 3)."""
-    return _convergence(state, number, COUNT, 3)
+    return _convergence(state, COUNT, 3)
 
 
 def _last_epochs(cells: Sequence[CellResult], split: str) -> str:
@@ -87,7 +86,7 @@ def _last_epochs(cells: Sequence[CellResult], split: str) -> str:
     return f"Curves of {split} accuracy by epoch; after the last epoch{seeds}: {', '.join(last)}."
 
 
-def sinusoid(state: Reproduction, number: int) -> Block:
+def sinusoid(state: Reproduction) -> Block:
     """RoPE with an absolute encoding (Fig. 6)."""
     limit = drop_limit(state)
     groups = []
@@ -113,7 +112,6 @@ def sinusoid(state: Reproduction, number: int) -> Block:
     )
     return Block(
         "sinusoid",
-        number,
         "RoPE together with an absolute encoding",
         caption,
         [View("", groups)],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.deposit.page import accuracy as accuracy_blocks
@@ -19,9 +18,9 @@ from toeplens.papers.deposit.page import sets as sets_blocks
 from toeplens.papers.deposit.page import silence as silence_blocks
 from toeplens.papers.deposit.page import training as training_blocks
 from toeplens.papers.deposit.page.look import plain
-from toeplens.report.kit.blocks import Block
+from toeplens.report.kit.blocks import Block, numbered
 
-_Maker = Callable[[Reproduction, int], Block]
+_Maker = Callable[[Reproduction], Block]
 _MAKERS: tuple[_Maker, ...] = (
     accuracy_blocks.accuracy,
     accuracy_blocks.convergence_distance,
@@ -67,12 +66,7 @@ _PART: dict[_Maker, str] = {
 
 def blocks(state: Reproduction) -> dict[str, Block]:
     """All figures that have anything to show, by id; only these are numbered."""
-    found: dict[str, Block] = {}
-    encodings = plain(state)
-    for make in _MAKERS:
-        if _PART.get(make, state.plan.parts[0]) in state.plan.parts:
-            block = make(encodings if make in _PLAIN else state, len(found) + 1)
-            views = [view for view in block.views if any(group.panels for group in view.groups)]
-            if views:
-                found[block.id] = replace(block, views=views)
-    return found
+    encodings, parts = plain(state), state.plan.parts
+    return numbered(
+        make(encodings if make in _PLAIN else state) for make in _MAKERS if _PART.get(make, parts[0]) in parts
+    )

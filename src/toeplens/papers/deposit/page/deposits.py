@@ -17,7 +17,7 @@ from toeplens.studies.kit.results import estimated
 SHARE = Ramp("0%", "100% of the skill", half=True)
 
 
-def by_encoding(state: Reproduction, number: int) -> Block:
+def by_encoding(state: Reproduction) -> Block:
     """Violins of the most that one head carries, and of the effective heads of its layer."""
     found = {(task, p): _encodings(state, task, p) for task in TASKS for p in state.plan.protocols}
     layers = [layer[1] for group in found.values() for _, cells in group for c in cells if (layer := concentrated(c))]
@@ -42,10 +42,10 @@ def by_encoding(state: Reproduction, number: int) -> Block:
         f"share of the accuracy over chance; the dashed line, {PEAK:.0%}, is what a layer needs to count as "
         "single-head. Effective heads: how many equal heads would make the sum of that layer’s losses."
     )
-    return Block("deposit-encodings", number, "Deposit by encoding", caption, views)
+    return Block("deposit-encodings", "Deposit by encoding", caption, views)
 
 
-def by_layer(state: Reproduction, number: int) -> Block:
+def by_layer(state: Reproduction) -> Block:
     """Heat maps of encoding by layer, a row a seed."""
     views = []
     for task in TASKS:
@@ -60,7 +60,7 @@ def by_layer(state: Reproduction, number: int) -> Block:
         "The share of the skill that the first head of each layer carries; a thin row is a seed, in order, so that "
         "rows of one encoding that look alike are a deposit that comes back. Rows without colour: models without skill."
     )
-    return Block("deposit-layers", number, "In which layer the deposit is", caption, views, ramp=SHARE)
+    return Block("deposit-layers", "In which layer the deposit is", caption, views, ramp=SHARE)
 
 
 def _encodings(state: Reproduction, task: str, protocol: Protocol) -> Encodings:

@@ -76,7 +76,7 @@ class EffectTable:
     lines: list[EffectLine]
 
 
-def figure(state: Reproduction, number: int) -> Block:
+def figure(state: Reproduction) -> Block:
     """Each switch's effect, with its interval, from either end."""
     rows = _found(state)
     views = []
@@ -99,7 +99,7 @@ def figure(state: Reproduction, number: int) -> Block:
         "mean, the bar its 95% interval."
         + (" Where the two marks differ, the switch works together with others." if len(shown) > 1 else "")
     )
-    return Block("factors", number, "What each switch does", caption, views, legend=signs)
+    return Block("factors", "What each switch does", caption, views, legend=signs)
 
 
 def _reach(rows: Sequence[FactorRow], measure: FactorMeasure) -> float:

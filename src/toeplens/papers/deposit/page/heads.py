@@ -27,7 +27,7 @@ from toeplens.report.kit.colours import layer_look
 from toeplens.studies import CellResult, Key
 
 
-def heads(state: Reproduction, number: int) -> Block:
+def heads(state: Reproduction) -> Block:
     """Heat maps of what each head is worth (Figs. 4, 7, 8)."""
     limit = drop_limit(state)
 
@@ -46,7 +46,7 @@ def heads(state: Reproduction, number: int) -> Block:
         "Percentage points of accuracy lost when the output of one head is set to zero, everything else left as it "
         "is (the paper’s Figs. 4, 7 and 8). One colour scale for all maps; hover for the 95% bootstrap interval."
     )
-    return Block("heads", number, "What each head is worth", caption, views, "small", ramp=drop_ramp(limit))
+    return Block("heads", "What each head is worth", caption, views, "small", ramp=drop_ramp(limit))
 
 
 def _models(
@@ -79,7 +79,7 @@ def _missing(keys: Sequence[Key], why: str) -> str:
     return f"{why}: {listed(f'{name(key.protocol, key.label)} (seed {key.seed})' for key in keys)}."
 
 
-def violins(state: Reproduction, number: int) -> Block:
+def violins(state: Reproduction) -> Block:
     """The same losses by layer, as the papers draw them."""
     ablations = [cell.ablation for cell in state.results.cells if cell.ablation is not None]
     low = min((float(ablation.drops.min()) for ablation in ablations), default=0.0)
@@ -95,10 +95,10 @@ def violins(state: Reproduction, number: int) -> Block:
         "The same losses as a distribution, in the papers’ form: a point is a head, of every seed; the violin is "
         "their density (with few heads, trust the points)."
     )
-    return Block("violins", number, "Losses by layer, all heads of all seeds", caption, views, "small")
+    return Block("violins", "Losses by layer, all heads of all seeds", caption, views, "small")
 
 
-def skill(state: Reproduction, number: int) -> Block:
+def skill(state: Reproduction) -> Block:
     """Whether accuracy and the largest loss go together, whatever the encoding."""
     views = []
     for task in TASKS:
@@ -114,7 +114,7 @@ def skill(state: Reproduction, number: int) -> Block:
         "A marker is a model. On the dotted line silencing one head takes the model down to chance. If only RoPE "
         "put its skill into one head, only RoPE’s markers would lie near it."
     )
-    return Block("skill", number, "Accuracy, and how much of it hangs on one head", caption, views, legend=signs)
+    return Block("skill", "Accuracy, and how much of it hangs on one head", caption, views, legend=signs)
 
 
 def _skills(protocol: Protocol, cells: Sequence[CellResult]) -> str:
@@ -127,7 +127,7 @@ def _skills(protocol: Protocol, cells: Sequence[CellResult]) -> str:
     return f"Accuracy, and the largest loss by one head in points, mean over seeds: {'; '.join(parts)}."
 
 
-def cumulative(state: Reproduction, number: int) -> Block:
+def cumulative(state: Reproduction) -> Block:
     """What is left as a layer's heads are silenced one after another."""
 
     def draw(cells: list[CellResult]) -> Panel:
@@ -144,4 +144,4 @@ def cumulative(state: Reproduction, number: int) -> Block:
         "Accuracy with a layer’s heads silenced together, most important first; the mean over seeds. A steep first "
         "step is a single head at work; a slow fall is work spread over many."
     )
-    return Block("cumulative", number, "Silencing one head after another", caption, views, "small", signs)
+    return Block("cumulative", "Silencing one head after another", caption, views, "small", signs)

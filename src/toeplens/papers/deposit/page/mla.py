@@ -86,7 +86,7 @@ class VariantTable:
     rows: list[VariantRow]
 
 
-def figure(state: Reproduction, number: int) -> Block:
+def figure(state: Reproduction) -> Block:
     """How concentrated each variant is."""
     views = []
     for shown in _SHOWN:
@@ -109,7 +109,7 @@ def figure(state: Reproduction, number: int) -> Block:
         "bar is the 95% interval of the mean. If MLA’s latent attention spread the work, MLA would be low everywhere; "
         "if its program did, RoPE in that program would be low too. Models without skill have no share."
     )
-    return Block("mla", number, "MLA, and RoPE in MLA’s program", caption, views)
+    return Block("mla", "MLA, and RoPE in MLA’s program", caption, views)
 
 
 def tables(state: Reproduction) -> list[VariantTable]:

@@ -20,7 +20,7 @@ from toeplens.training.presets import DISTANCE
 _NAME = "partial"
 
 
-def accuracy(state: Reproduction, number: int) -> Block:
+def accuracy(state: Reproduction) -> Block:
     """Accuracy by how many heads rotate (Fig. 5)."""
     heads = SCALES[state.plan.scale].model["num_heads"]
     panels, drawn_too = [], False
@@ -50,7 +50,7 @@ def accuracy(state: Reproduction, number: int) -> Block:
             Sign("first", "the first heads", colour("rope"), "○"),
             Sign("random", "heads drawn at random", figures.DRAWN, "✕"),
         ]
-    return Block(_NAME, number, "RoPE on some of the heads", caption, [View("", [Group("", panels)])], legend=signs)
+    return Block(_NAME, "RoPE on some of the heads", caption, [View("", [Group("", panels)])], legend=signs)
 
 
 def _accuracies(state: Reproduction, protocol: Protocol, task: str, places: list[tuple[int, str]]) -> str:
@@ -63,7 +63,7 @@ def _accuracies(state: Reproduction, protocol: Protocol, task: str, places: list
     return f"Test accuracy by number of rotating heads, mean over seeds: {', '.join(parts)}."
 
 
-def layers(state: Reproduction, number: int) -> Block:
+def layers(state: Reproduction) -> Block:
     """Accuracy with RoPE in one layer alone."""
     panels = []
     top = accuracy_top(state, DISTANCE)
@@ -81,10 +81,10 @@ def layers(state: Reproduction, number: int) -> Block:
         "Test accuracy on Task 1 with RoPE on all heads of one layer and no encoding elsewhere, between NoPE and RoPE "
         "in every layer (without a sinusoid). Rings are seeds; the bar is the 95% interval of the mean."
     )
-    return Block("partial-layers", number, "RoPE in one layer alone", caption, [View("", [Group("", panels)])])
+    return Block("partial-layers", "RoPE in one layer alone", caption, [View("", [Group("", panels)])])
 
 
-def peaks(state: Reproduction, number: int) -> Block:
+def peaks(state: Reproduction) -> Block:
     """Where the deposit is as more heads rotate."""
     heads = SCALES[state.plan.scale].model["num_heads"]
     panels = []
@@ -112,7 +112,6 @@ def peaks(state: Reproduction, number: int) -> Block:
     )
     return Block(
         "partial-peaks",
-        number,
         "Where the deposit is as more heads rotate",
         caption,
         [View("", [Group("", panels)])],

@@ -39,7 +39,7 @@ class Line:
     values: np.ndarray
 
 
-def representation(state: Reproduction, number: int) -> Block:
+def representation(state: Reproduction) -> Block:
     """Where position is in the stream, layer by layer: RoPE + sinusoid against the sinusoid alone."""
     views, labels = [], set[str]()
     for task in TASKS:
@@ -59,7 +59,7 @@ def representation(state: Reproduction, number: int) -> Block:
         "no position in the stream, or no sinusoid to compare it with."
     )
     title = "What becomes of the sinusoid when RoPE is there as well"
-    return Block("representation", number, title, caption, views, legend=legend(state, labels))
+    return Block("representation", title, caption, views, legend=legend(state, labels))
 
 
 def lines(state: Reproduction, protocol: Protocol, task: str, quantity: str) -> list[Line]:

@@ -19,7 +19,7 @@ from toeplens.studies import CellResult
 _FIELD = "exponent"
 
 
-def exponents(state: Reproduction, number: int) -> Block:
+def exponents(state: Reproduction) -> Block:
     """The exponent of signal to noise by batch size, against the training step: a line a layer, a panel an encoding."""
     views, depth = [], 0
     for task in TASKS:
@@ -43,9 +43,7 @@ def exponents(state: Reproduction, number: int) -> Block:
         "exponent, mean over a layer’s heads and over seeds, the band the seeds’ range. At −1/2 (dashed) the gradients "
         "of a batch cancel as noise does; the nearer to 0, the more of them is the same in every example."
     )
-    return Block(
-        "seed-training", number, "Do positional gradients cancel, along training", caption, views, "small", signs
-    )
+    return Block("seed-training", "Do positional gradients cancel, along training", caption, views, "small", signs)
 
 
 def _rows(cell: CellResult) -> list[dict]:

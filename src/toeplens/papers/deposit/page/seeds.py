@@ -37,7 +37,7 @@ def strength_of(cell: CellResult) -> SeedStrength | None:
     return SeedStrength.from_dict(record["strength"]) if record else None
 
 
-def strength(state: Reproduction, number: int) -> Block:
+def strength(state: Reproduction) -> Block:
     """Signal to noise of the positional gradient by batch size, in the first layer."""
     labels = set[str]()
 
@@ -56,10 +56,10 @@ def strength(state: Reproduction, number: int) -> Block:
         "An encoding without a curve has nothing in the first layer’s weights that moves position."
     )
     title = "Does a positional gradient survive the batch?"
-    return Block("seed-strength", number, title, caption, views, legend=legend(state, labels))
+    return Block("seed-strength", title, caption, views, legend=legend(state, labels))
 
 
-def exponent(state: Reproduction, number: int) -> Block:
+def exponent(state: Reproduction) -> Block:
     """The slopes of those curves, by encoding and layer."""
 
     def draw(protocol: Protocol, models: Models, level: Level) -> Panel:
@@ -74,10 +74,10 @@ def exponent(state: Reproduction, number: int) -> Block:
         "interval."
     )
     views, signs = _views(state, draw), _layer_signs(state)
-    return Block("seed-exponent", number, "Exponents by encoding and layer", caption, views, legend=signs)
+    return Block("seed-exponent", "Exponents by encoding and layer", caption, views, legend=signs)
 
 
-def lead(state: Reproduction, number: int) -> Block:
+def lead(state: Reproduction) -> Block:
     """How far the first head's signal is ahead of the second's, layer by layer."""
     views = []
     for what, of, axis in (
@@ -94,9 +94,7 @@ def lead(state: Reproduction, number: int) -> Block:
         "In each layer the size of the mean positional gradient of the head that has the largest, over that of the "
         "second; and that lead over the lead in the next layer, which the papers say is above 1 (dashed)."
     )
-    return Block(
-        "seed-lead", number, "Which head is ahead, and by how much", caption, views, legend=_layer_signs(state)
-    )
+    return Block("seed-lead", "Which head is ahead, and by how much", caption, views, legend=_layer_signs(state))
 
 
 def _views(state: Reproduction, draw: Callable[[Protocol, Models, Level], Panel]) -> list[View]:

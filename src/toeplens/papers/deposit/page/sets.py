@@ -34,7 +34,7 @@ def sets_of(cell: CellResult) -> HeadSets | None:
     return HeadSets.from_dict(record) if record else None
 
 
-def removed(state: Reproduction, number: int) -> Block:
+def removed(state: Reproduction) -> Block:
     """Accuracy against the number of heads that are silenced in the whole model."""
 
     def draw(protocol: Protocol, task: str, models: Models) -> list[Panel]:
@@ -50,10 +50,10 @@ def removed(state: Reproduction, number: int) -> Block:
         "the dotted grey line is chance."
     )
     title = "Silencing heads of the whole model"
-    return Block("sets", number, title, caption, _views(state, draw, title=False), "small", signs)
+    return Block("sets", title, caption, _views(state, draw, title=False), "small", signs)
 
 
-def sizes(state: Reproduction, number: int) -> Block:
+def sizes(state: Reproduction) -> Block:
     """How many heads are enough, by encoding."""
     keep = {found.keep for cell in state.results.cells if (found := sets_of(cell))}
     share = " or ".join(f"{value:.0%}" for value in sorted(keep))
@@ -74,7 +74,7 @@ def sizes(state: Reproduction, number: int) -> Block:
         "and from which no head can go: the smallest such set may be smaller still. Rings are seeds, the bar is the "
         "95% interval of the mean."
     )
-    return Block("sets-size", number, "How many heads are enough", caption, _views(state, draw, title=True))
+    return Block("sets-size", "How many heads are enough", caption, _views(state, draw, title=True))
 
 
 def _views(state: Reproduction, draw: Callable[[Protocol, str, Models], list[Panel]], *, title: bool) -> list[View]:

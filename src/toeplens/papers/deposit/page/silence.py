@@ -19,7 +19,7 @@ from toeplens.studies import CellResult
 POSITION = "position"
 
 
-def position(state: Reproduction, number: int) -> Block:
+def position(state: Reproduction) -> Block:
     """What each head is worth, against what its position is worth."""
     cells = [cell for cell in state.results.cells if cell.ablation is not None and taken(cell) is not None]
     limit = max([0.1, *(float(abs(pair).max()) for cell in cells for pair in _drops(cell))])
@@ -38,7 +38,7 @@ def position(state: Reproduction, number: int) -> Block:
         "position at the input alone have nothing to take from a single head."
     )
     signs = legend(state, (cell.key.label for cell in cells))
-    return Block("position", number, "Was the head lost, or its position?", caption, views, legend=signs)
+    return Block("position", "Was the head lost, or its position?", caption, views, legend=signs)
 
 
 def taken(cell: CellResult) -> HeadAblation | None:

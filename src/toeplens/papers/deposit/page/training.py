@@ -17,7 +17,7 @@ from toeplens.report.kit.colours import layer_look
 from toeplens.studies import CellResult
 
 
-def training(state: Reproduction, number: int) -> Block:
+def training(state: Reproduction) -> Block:
     """Each head's drop against the training step, a panel a seed."""
     cells = [cell for cell in state.results.cells if moments(cell)]
     reach = [max(max(layer) for layer in row["drops"]) for cell in cells for row in moments(cell)]
@@ -43,7 +43,7 @@ def training(state: Reproduction, number: int) -> Block:
         "Accuracy lost when one head is silenced at that moment of training, a line a head, a panel a seed; the thick "
         "grey line is the intact model’s accuracy. Where one line leaves the others, the deposit forms."
     )
-    return Block("training", number, "When the deposit forms", caption, views, "medium", signs)
+    return Block("training", "When the deposit forms", caption, views, "medium", signs)
 
 
 def moments(cell: CellResult) -> list[dict[str, Any]]:

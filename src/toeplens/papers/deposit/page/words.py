@@ -83,6 +83,15 @@ def largest_drop(cells: Sequence[CellResult]) -> Drop | None:
     return max(drops, key=lambda drop: drop.value, default=None)
 
 
+def diverged(state: Reproduction) -> list[str]:
+    """The models that diverged, by name."""
+    gone = [cell.key for cell in state.results.cells if cell.status == "diverged"]
+    return [
+        f"{name(key.protocol, key.label)}, {TASKS[key.task]}, {PROTOCOL_NAMES[key.protocol]}, seed {key.seed}"
+        for key in gone
+    ]
+
+
 def seeds_note(state: Reproduction) -> str:
     """How far the number of seeds carries."""
     count = state.plan.seeds
