@@ -207,10 +207,8 @@ def test_figures_show_the_record(pages: dict[str, str]) -> None:
 def test_sentences_and_tables_say_what_the_record_says(pages: dict[str, str]) -> None:
     own = _own(pages["bert"])
     top = max(BERT.heads, key=lambda head: head.effect or 0)
-    assert (
-        f"matters most is layer {top.layer + 1} head {top.head + 1}: silencing it adds {words.significant(top.effect)} nats"
-        in own
-    )
+    named = f"layer {top.layer + 1} head {top.head + 1}"
+    assert f"matters most is {named}: silencing it adds {words.significant(top.effect)} nats" in own
     counts = [sum((getattr(head, name) or 0) > 0.5 for head in BERT.heads) for name in ("previous", "first")]
     assert f"on the token before: {counts[0]} of 72; on the first token: {counts[1]} of 72; " in own
     assert "of 66." in own, "a head whose induction is not known is not counted"
