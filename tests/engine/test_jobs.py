@@ -63,7 +63,7 @@ def parts(run: Run) -> list[Path]:
 def by_hand(run: Run, examples: Examples) -> dict[str, Any]:
     """The ablation as a plain call of the measure, in one batch."""
     batch = Batches.of(examples, torch.device("cpu"), run.spec.ignore_label)
-    return ablate_heads(DecoderSource(run.model()), [batch.slice(0, len(batch))], chance=run.spec.chance).to_dict()
+    return ablate_heads(DecoderSource(run.model()), [batch.take(slice(None))], chance=run.spec.chance).to_dict()
 
 
 def recorded(run: Run, examples: int = TEST, split: Any = "test") -> HeadAblation:

@@ -66,7 +66,7 @@ class HeadWatch:
         batches = batches_of(self.spec, self.ablated, device)
         heads = ablate_heads(DecoderSource(model), batches, cumulative=False, bootstrap=0)
         data = Batches.of(self.examples, device, self.spec.ignore_label)
-        seeds = seed_strength(DecoderGradients(model), [data.slice(0, len(data))], levels=("logits",), bootstrap=0)
+        seeds = seed_strength(DecoderGradients(model), [data.take(slice(None))], levels=("logits",), bootstrap=0)
         logits = seeds.levels["logits"]
         try:
             follows = behaviour(trace_of(model, self.ablated), counted="used").to_dict()

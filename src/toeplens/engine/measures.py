@@ -122,7 +122,7 @@ def _seed(subject: Subject) -> Found:
     count = min(_POOL, spec.train_examples)
     pool = Batches.of(spec.build_task().dataset("train", count, spec.data_seed), device, spec.ignore_label)
     strength = seed_strength(source, pool.split(_STREAM), bootstrap=200)
-    drift = positional_drift(source, pool.slice(0, min(count, _STREAM)))
+    drift = positional_drift(source, pool.take(slice(_STREAM)))
     return {"strength": strength.to_dict(), "drift": drift.to_dict()}
 
 

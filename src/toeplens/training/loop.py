@@ -63,19 +63,14 @@ class Batches:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, rows: Int[Tensor, "b"]) -> tuple[Tensor, Tensor, Tensor | None]:
+    def take(self, rows: Int[Tensor, "b"] | slice) -> tuple[Tensor, Tensor, Tensor | None]:
         """Tokens, labels and lengths of ``rows``."""
         return self.tokens[rows], self.labels[rows], None if self.lengths is None else self.lengths[rows]
-
-    def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Tokens, labels and lengths of the examples from ``start`` to before ``stop``."""
-        lengths = None if self.lengths is None else self.lengths[start:stop]
-        return self.tokens[start:stop], self.labels[start:stop], lengths
 
     def split(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """All examples in order, ``size`` at a time."""
         for start in range(0, len(self), size):
-            yield self.slice(start, start + size)
+            yield self.take(slice(start, start + size))
 
 
 def correct(logits: Float[Tensor, "b C"], labels: Int[Tensor, "b"]) -> Bool[Tensor, "b"]:
@@ -280,7 +275,7 @@ class _Session:
 
     def _evaluate_batch(self) -> None:
         size = self.spec.batch_size
-        self.test_sums += answer(self.model, self.test.slice(self.tested, self.tested + size), self.amp)
+        self.test_sums += answer(self.model, self.test.take(slice(self.tested, self.tested + size)), self.amp)
         self.tested += size
         if self.tested >= len(self.test):
             self._end_epoch()

@@ -36,29 +36,17 @@ class Preset:
     tasks: dict[str, TaskSize]
 
 
+_QUICK = {"lr": 3e-3, "betas": (0.9, 0.98), "batch_size": 128}
 _SMOKE = Preset(
     name="smoke",
     about="does everything once at toy size, in about a minute on 2 cores; its verdicts mean nothing",
     model={"vocab_size": 32, "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "max_len": 12, "dropout": 0.0},
-    optimiser={"lr": 3e-3, "betas": (0.9, 0.98), "batch_size": 128},
+    optimiser=_QUICK,
     tasks={
-        DISTANCE: TaskSize(
-            paper={"length": 12},
-            released={"length": 12, "max_between": 5, "max_side": 3},
-            train_examples=2048,
-            test_examples=512,
-            epochs=3,
-        ),
-        COUNT: TaskSize(
-            paper={"length": 12, "num_triggers": 8},
-            released={"length": 12, "num_triggers": 8},
-            train_examples=2048,
-            test_examples=512,
-            epochs=2,
-        ),
+        DISTANCE: TaskSize({"length": 12}, {"length": 12, "max_between": 5, "max_side": 3}, 2048, 512, epochs=3),
+        COUNT: TaskSize({"length": 12, "num_triggers": 8}, {"length": 12, "num_triggers": 8}, 2048, 512, epochs=2),
     },
 )
-
 _LAPTOP = Preset(
     name="laptop",
     about="small models and short texts that still show the differences, in under 10 minutes on 2 cores",
@@ -71,56 +59,23 @@ _LAPTOP = Preset(
         "max_len": 24,
         "dropout": 0.0,
     },
-    optimiser={"lr": 3e-3, "betas": (0.9, 0.98), "batch_size": 128},
+    optimiser=_QUICK,
     tasks={
-        DISTANCE: TaskSize(
-            paper={"length": 24},
-            released={"length": 24, "max_between": 14, "max_side": 4},
-            train_examples=12288,
-            test_examples=2048,
-            epochs=5,
-        ),
-        COUNT: TaskSize(
-            paper={"length": 24, "num_triggers": 10},
-            released={"length": 24, "num_triggers": 10},
-            train_examples=8192,
-            test_examples=2048,
-            epochs=4,
-        ),
+        DISTANCE: TaskSize({"length": 24}, {"length": 24, "max_between": 14, "max_side": 4}, 12288, 2048, epochs=5),
+        COUNT: TaskSize({"length": 24, "num_triggers": 10}, {"length": 24, "num_triggers": 10}, 8192, 2048, epochs=4),
     },
 )
-
+_TABLE_3 = {"vocab_size": 574, "d_model": 256, "d_ff": 512, "num_layers": 6, "num_heads": 16, "max_len": 128}
 _PAPER = Preset(
     name="paper",
     about="the sizes and settings of Tables 3 and 4 of arXiv 2505.13027; hours on one GPU, in pieces",
-    model={
-        "vocab_size": 574,
-        "d_model": 256,
-        "d_ff": 512,
-        "num_layers": 6,
-        "num_heads": 16,
-        "max_len": 128,
-        "dropout": 0.1,
-    },
+    model=_TABLE_3 | {"dropout": 0.1},
     optimiser={"lr": 1e-4, "betas": (0.98, 0.9), "batch_size": 512},
     tasks={
-        DISTANCE: TaskSize(
-            paper={"length": 120, "max_distance": 71},
-            released={"length": 128},
-            train_examples=70_000,
-            test_examples=30_000,
-            epochs=100,
-        ),
-        COUNT: TaskSize(
-            paper={"length": 120},
-            released={"length": 128},
-            train_examples=35_000,
-            test_examples=15_000,
-            epochs=150,
-        ),
+        DISTANCE: TaskSize({"length": 120, "max_distance": 71}, {"length": 128}, 70_000, 30_000, epochs=100),
+        COUNT: TaskSize({"length": 120}, {"length": 128}, 35_000, 15_000, epochs=150),
     },
 )
-
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in (_SMOKE, _LAPTOP, _PAPER)}
 
 
