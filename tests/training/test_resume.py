@@ -580,14 +580,6 @@ def test_damaged_records_are_refused_in_one_line(tmp_path: Path, name: str, cont
     assert str(run.directory / name) in refusal(lambda: Run.open(run.directory))
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"step": "many"}', b'{"step": 1'])
-def test_damaged_progress_is_one_line_and_costs_nothing(tmp_path: Path, whole: Any, content: bytes):
-    run = stopped(tmp_path)
-    (run.directory / store.PROGRESS).write_bytes(content)
-    assert f"{store.PROGRESS} is damaged" in refusal(lambda: run.step)
-    assert outcome(train(tiny(), tmp_path)) == outcome(whole())
-
-
 # ---- directories that are no run's --------------------------------------------------------------------------------
 
 
