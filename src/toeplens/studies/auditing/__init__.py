@@ -1,12 +1,11 @@
 """Audits of models: every attention head's numbers, proved on the audited tokens."""
 
-from toeplens.studies.auditing.audit import Audit
+from toeplens.studies.auditing.audit import RECORD, Audit, csv_of, open_audit, parquet_of, save
+from toeplens.studies.auditing.inputs import read_text, read_tokens
 from toeplens.studies.auditing.kept import PARTS
 from toeplens.studies.auditing.own import is_run
 from toeplens.studies.auditing.record import COLUMNS, HeadRecord, LayerRecord, NoSuchLayer
-from toeplens.studies.auditing.store import RECORD, csv_of, open_audit, parquet_of, save
 from toeplens.studies.auditing.study import audit, check_run_options
-from toeplens.studies.auditing.texts import read_text, read_tokens
 
 __all__ = [
     "COLUMNS",

@@ -1,11 +1,28 @@
-"""An audit: its record, and how a notebook shows it."""
+"""An audit: its record, how a notebook shows it, and its directory of JSON, Parquet and CSV."""
 
 from __future__ import annotations
 
+import io
+import platform
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import torch
+from pyarrow import csv, parquet
+
+from toeplens.ground import InputError, read_json, write_bytes, write_json
+from toeplens.ground.files import make_directory
+from toeplens.studies.auditing.effects import Silenced
+from toeplens.studies.auditing.kept import forget
 from toeplens.studies.auditing.notebook import notebook_html
-from toeplens.studies.auditing.record import AuditRecord
+from toeplens.studies.auditing.record import COLUMNS, AuditRecord
+
+RECORD, PARQUET, CSV = "audit.json", "heads.parquet", "heads.csv"
+_WORDS, _WHOLE = ("side", "kind"), ("layer", "head")
 
 
 @dataclass(frozen=True)
@@ -15,3 +32,75 @@ class Audit(AuditRecord):
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         return notebook_html(self)
+
+
+def finished(
+    changed: Silenced,
+    about: Mapping[str, Any],
+    *,
+    whole: float,
+    seed: int,
+    started: float,
+    words: tuple[str, ...] = (),
+) -> Audit:
+    """An audit that is done; to what is said about it the seed, the effects, the versions and the seconds are added.
+
+    Arguments
+        started  when it was begun, by `time.monotonic`
+    """
+    said = {"no_effects": changed.unknown, "intervals": changed.intervals}
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    known = {name: value for name, value in said.items() if value is not None}
+    return Audit(
+        about={**about, "seed": seed, **known, **versions, "seconds": round(time.monotonic() - started, 1)},
+        layers=changed.layers,
+        heads=changed.heads,
+        effect=changed.effect,
+        method=changed.method,
+        baseline=changed.baseline,
+        whole=whole,
+        words=words,
+        check=changed.check,
+    )
+
+
+def save(audit: Audit, directory: Path) -> Path:
+    """Write the record and its tables, each whole or not at all; an earlier audit there is replaced. Its directory.
+
+    What was kept there of an audit under way is removed.
+    """
+    make_directory(directory)
+    write_bytes(directory / PARQUET, parquet_of(audit))
+    write_bytes(directory / CSV, csv_of(audit))
+    write_json(directory / RECORD, audit.to_dict())
+    forget(directory)
+    return directory
+
+
+def open_audit(directory: Path | str) -> Audit:
+    """The audit in a directory. Raises `InputError` where there is none, or it is damaged."""
+    path = Path(directory) / RECORD
+    if not path.is_file():
+        raise InputError(f"audit: {directory} holds no {RECORD}; it must be the directory of an audit.")
+    return Audit.from_dict(read_json(path), path)
+
+
+def parquet_of(audit: Audit) -> bytes:
+    """The table of heads (`COLUMNS`) as a Parquet file; null where a number is not known."""
+    stream = io.BytesIO()
+    parquet.write_table(_table(audit), stream)
+    return stream.getvalue()
+
+
+def csv_of(audit: Audit) -> bytes:
+    """The table of heads as comma-separated values with a header; empty where a number is not known."""
+    stream = io.BytesIO()
+    csv.write_csv(_table(audit), stream)
+    return stream.getvalue()
+
+
+def _table(audit: Audit) -> pa.Table:
+    kinds = {
+        name: pa.string() if name in _WORDS else pa.int32() if name in _WHOLE else pa.float64() for name in COLUMNS
+    }
+    return pa.table(audit.table(), schema=pa.schema(list(kinds.items())))

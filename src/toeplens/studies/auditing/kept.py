@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from toeplens.ground import checked, write_text
+from toeplens.ground import write_text
 from toeplens.ground.files import make_directory
-from toeplens.studies.auditing.measured import Measured
+from toeplens.studies.auditing.record import Measured
 from toeplens.version import __version__
 
 PARTS = ".parts"
@@ -62,11 +61,11 @@ class Kept:
     def layer(self, number: int) -> Measured | None:
         """What was measured of a call, in the order of the pass."""
         found = self.get(f"layer-{number}")
-        return None if found is None else checked(Measured, found, "part")
+        return None if found is None else Measured.from_dict(found, "part")
 
     def put_layer(self, number: int, measured: Measured) -> None:
         """Keep what was measured of a call."""
-        self.put(f"layer-{number}", asdict(measured))
+        self.put(f"layer-{number}", measured.to_dict())
 
     def array(self, name: str) -> Float[np.ndarray, "..."] | None:
         """Numbers, NaN among them."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,11 @@ from toeplens.lens import (
     frequency_use,
 )
 from toeplens.sources import DecoderSource
-from toeplens.studies.auditing.audit import Audit
+from toeplens.studies.auditing.audit import Audit, finished
+from toeplens.studies.auditing.effects import not_silenced, silenced
 from toeplens.studies.auditing.kept import Kept, files_of
-from toeplens.studies.auditing.measured import Measured, head_records
-from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Method, NoSuchLayer, known
-from toeplens.studies.auditing.silenced import with_effects
+from toeplens.studies.auditing.measuring import head_records
+from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, Method, NoSuchLayer, known
 from toeplens.training import Batches, Run, plan_execution
 
 _AT_ONCE = 1 << 24  # logits that are held at once
@@ -79,19 +78,19 @@ def audit_run(
     key = {"run": files_of(run.directory), "sequences": sequences, "method": method, "layers": chosen}
     kept = Kept(directory, {**key, "device": str(place), "seed": seed})
     measured = _measured(source, data, chosen, kept, on_progress)
-    ablation = None
+    changed = not_silenced(measured)
     if method is not None:
         on_progress("heads", 0, 1)
         batches = list(data.split(replayed_at_once(run.spec, data.tokens.shape[1], place)))
         options: dict[str, Any] = {"metric": "loss", "method": method, "cumulative": False}
-        ablation = ablate_heads(source, batches, **options, memory=_Memory(kept))
+        found = ablate_heads(source, batches, **options, memory=_Memory(kept))
         on_progress("heads", 1, 1)
-    check = None if ablation is None else ablation.check
-    unknown = check.words if check is not None and not check.holds else None
-    if ablation is not None and unknown is None:
-        columns = ablation.drops, ablation.low, ablation.high
-        measured = [with_effects(each, *(rows[each.layer.layer] for rows in columns)) for each in measured]
-    known_effects = ablation if unknown is None else None
+        if found.check is not None and not found.check.holds:
+            changed = replace(changed, unknown=found.check.words, check=found.check)
+        else:
+            columns = [(found.drops[layer], found.low[layer], found.high[layer]) for layer in chosen]
+            told = {"effect": "loss", "method": method, "baseline": known(found.baseline), "check": found.check}
+            changed = silenced(measured, columns, intervals="over examples", **told)
     with torch.no_grad():
         logits = [decoder(data.tokens, data.lengths, fused=fused) for fused in (True, False)]
     about = {
@@ -104,23 +103,9 @@ def audit_run(
         "text": "examples of the run's test set",
         "sequences": len(data),
         "tokens": data.tokens.shape[1],
-        "seed": seed,
-        **({} if unknown is None else {"no_effects": unknown}),
-        **({} if known_effects is None else {"intervals": "over examples"}),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "seconds": round(time.monotonic() - started, 1),
     }
-    return Audit(
-        about=about,
-        layers=tuple(each.layer for each in measured),
-        heads=tuple(head for each in measured for head in each.heads),
-        effect=None if known_effects is None else "loss",
-        method=None if known_effects is None else method,
-        baseline=None if known_effects is None else known(known_effects.baseline),
-        whole=float((logits[0] - logits[1]).abs().max() / logits[0].abs().max()),
-        check=check,
-    )
+    whole = float((logits[0] - logits[1]).abs().max() / logits[0].abs().max())
+    return finished(changed, about, whole=whole, seed=seed, started=started)
 
 
 class _Memory:
@@ -149,10 +134,11 @@ def _measured(
     if len(done) == len(chosen):
         return done
     trace = AttentionTrace(source, data.tokens, data.lengths, layers=list(chosen))
-    shares, uses, unknown = None, [None] * len(chosen), None
+    shares: list[Behaviour | None] = [None] * len(chosen)
+    uses: list[FrequencyUse | None] = [None] * len(chosen)
+    unknown = None
     try:
-        shares = behaviour(trace, counted="used")
-        uses = _frequency_uses(trace)
+        shares, uses = [behaviour(layer, counted="used") for layer in trace], _frequency_uses(trace)
     except InputError as error:
         unknown = str(error)
     measured: list[Measured] = []
@@ -160,8 +146,7 @@ def _measured(
         place = len(measured)
         if number in chosen:
             on_progress("layers", place, len(chosen))
-            own = None if shares is None else _at(shares, place)
-            found = _layer(trace[number], data.tokens, heads, own, uses[place], unknown)
+            found = _layer(trace[number], data.tokens, heads, shares[place], uses[place], unknown)
             kept.put_layer(number, found)
             measured.append(found)
     on_progress("layers", len(chosen), len(chosen))
@@ -228,10 +213,3 @@ def _patterns(layer: LayerTrace, tokens: Tensor, heads: Float[Tensor, "B N H dv"
         missed = max(missed, float(((made.transpose(1, 2) - heads[some]) * there.transpose(1, 2)).abs().max()))
         size = max(size, float(heads[some].abs().max()))
     return sums.result(), missed / (size or 1.0)
-
-
-def _at(shares: Behaviour, place: int) -> Behaviour:
-    """One layer's shares, without the layers' dimension."""
-    names = ("positional", "symbolic", "interaction", "variance", "flat")
-    assert isinstance(shares.queries, tuple)
-    return Behaviour(**{name: getattr(shares, name)[place] for name in names}, queries=shares.queries[place])

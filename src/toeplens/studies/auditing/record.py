@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from dataclasses import dataclass, field
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from toeplens.ground import InputError, checked, reading
+from toeplens.ground import InputError, reading
+from toeplens.ground.errors import sentence
+from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import EstimateCheck
+from toeplens.sources.huggingface.capture.calls import Kind, Side
+from toeplens.sources.huggingface.effects.head_effects import Method
+from toeplens.sources.huggingface.effects.outcome import Effect
 
 Number = reading.Number | None  # None where it is not known: not measured, or not defined for this head
-Part = Annotated[float, Field(strict=True, ge=-0.01, le=1.01)] | None  # of a whole, but for rounding
+Part = NearlyShare | None
 Size = reading.Positive | None
-Side = Literal["encoder", "decoder"]
-Kind = Literal["self", "cross"]
-Effect = Literal["loss", "states"]  # what an ablation changes: see `AuditRecord`
-Method = Literal["exact", "attribution"]
 
 # the columns of the table, in order, and what each says
 COLUMNS: dict[str, str] = {
@@ -60,7 +60,7 @@ class NoSuchLayer(InputError):
 
 
 @dataclass(frozen=True)
-class HeadRecord:
+class HeadRecord(Record):
     """One head. The fields up to ``effect_high`` are the columns of the table (`COLUMNS`).
 
     profile      attention by distance: at the query's own token, then at distances 1, 2-3, 4-7, 8-15, ... on either
@@ -97,7 +97,7 @@ class HeadRecord:
 
 
 @dataclass(frozen=True)
-class LayerRecord:
+class LayerRecord(Record):
     """One attention call of the model, in the order of the pass.
 
     module         its name in the model, and its class
@@ -121,6 +121,8 @@ class LayerRecord:
                    within its noise), ``lead`` (largest less second); empty without effects
     """
 
+    LATER = ("deposit", "dead", "tabled")
+
     side: Side
     kind: Kind
     layer: reading.Count
@@ -142,6 +144,31 @@ class LayerRecord:
     dead: tuple[reading.Count, ...] = ()
     tabled: tuple[reading.Count, ...] = ()
 
+    def check(self, heads: list[HeadRecord]) -> None:
+        """Refuse heads that are not the layer's."""
+        name = f"{self.side} {self.kind} layer {self.layer}"
+        if [head.head for head in heads] != list(range(self.heads)):
+            raise ValueError(f"the heads of {name} are not 0 to {self.heads - 1}.")
+        if any(pair >= len(self.frequencies) for pair in (*self.dead, *self.tabled)):
+            raise ValueError(f"dead or tabled pairs of {name} are none of its {len(self.frequencies)}.")
+        lengths = {"norm_use": len(self.frequencies) + 1, "variance_use": len(self.frequencies) + 2}
+        for head in heads:
+            for field_name, wanted in lengths.items():
+                count = len(getattr(head, field_name))
+                if count not in (0, wanted):
+                    raise ValueError(
+                        f"{field_name} of {name} head {head.head} has {count} numbers; the layer's frequencies need "
+                        f"{wanted}."
+                    )
+
+
+@dataclass(frozen=True)
+class Measured(Record):
+    """One attention call: its record, and those of its heads, effects apart."""
+
+    layer: LayerRecord
+    heads: tuple[HeadRecord, ...]
+
 
 class _About(BaseModel):
     """What is read of an audit's ``about``."""
@@ -162,7 +189,7 @@ class _About(BaseModel):
 
 
 @dataclass(frozen=True)
-class AuditRecord:
+class AuditRecord(Record):
     """What an audit found.
 
     about        the model and how it was audited, as names and values: model, class, model_type, parameters, dtype,
@@ -181,6 +208,9 @@ class AuditRecord:
     check        of first-order estimates: how they compare with the exact effects of a sample of the heads, whose
                  layers are counted as in ``layers``. Where it does not hold there are no effects
     """
+
+    WORDS = "audit"
+    LATER = ("words", "check")
 
     about: dict[str, Any]
     layers: tuple[LayerRecord, ...]
@@ -201,10 +231,6 @@ class AuditRecord:
         place = (layer.side, layer.kind, layer.layer)
         return (head for head in self.heads if (head.side, head.kind, head.layer) == place)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON."""
-        return asdict(self) | {"check": None if self.check is None else self.check.to_dict()}
-
     def summary(self) -> dict[str, Any]:
         """What there is to print: all but the tokens and the heads' lists of numbers, for JSON."""
         lists = ("profile", "norm_use", "variance_use")
@@ -212,48 +238,15 @@ class AuditRecord:
         heads = [{name: value for name, value in head.items() if name not in lists} for head in content["heads"]]
         return {name: value for name, value in content.items() if name != "words"} | {"heads": heads}
 
-    @classmethod
-    def from_dict(cls, content: Any, where: Path | str = "audit: the record") -> Self:
-        """The inverse of `to_dict`; what is no such record raises `InputError` with one sentence.
-
-        Arguments
-            where  the file it was read from
-        """
-        if not isinstance(content, dict):
-            raise InputError(f"{where} is damaged: it is no audit.")
-        check = content.get("check")
+    def verify(self) -> None:
         try:
-            made = EstimateCheck.from_dict(check) if check is not None else None
-        except InputError as error:
-            raise InputError(f"{where} is damaged: {str(error).rstrip('.')}.") from None
-        fields = {name: value for name, value in content.items() if name != "check"}
-        found = replace(checked(cls, fields, where), check=made)
-        checked(_About, found.about, where)
-        for layer in found.layers:
-            _fits(layer, list(found.of(layer)), where)
-        if sum(layer.heads for layer in found.layers) != len(found.heads):
-            raise InputError(f"{where} is damaged: it has heads of no layer.")
-        return found
-
-
-def _fits(layer: LayerRecord, heads: list[HeadRecord], where: Path | str) -> None:
-    """Refuse heads that are not a layer's."""
-    name = f"{layer.side} {layer.kind} layer {layer.layer}"
-    if [head.head for head in heads] != list(range(layer.heads)):
-        raise InputError(f"{where} is damaged: the heads of {name} are not 0 to {layer.heads - 1}.")
-    if any(pair >= len(layer.frequencies) for pair in (*layer.dead, *layer.tabled)):
-        raise InputError(
-            f"{where} is damaged: dead or tabled pairs of {name} are none of its {len(layer.frequencies)}."
-        )
-    lengths = {"norm_use": len(layer.frequencies) + 1, "variance_use": len(layer.frequencies) + 2}
-    for head in heads:
-        for field_name, wanted in lengths.items():
-            count = len(getattr(head, field_name))
-            if count not in (0, wanted):
-                raise InputError(
-                    f"{where} is damaged: {field_name} of {name} head {head.head} has {count} numbers; the layer's "
-                    f"frequencies need {wanted}."
-                )
+            _About.model_validate(self.about)
+        except ValidationError as error:
+            raise ValueError(sentence(error)) from None
+        for layer in self.layers:
+            layer.check(list(self.of(layer)))
+        if sum(layer.heads for layer in self.layers) != len(self.heads):
+            raise ValueError("it has heads of no layer.")
 
 
 def known(value: float) -> Number:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
-
-import torch
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
 from toeplens.ground.machine import out_of_memory
@@ -18,13 +15,12 @@ from toeplens.sources.huggingface import NoGradient
 from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library
-from toeplens.studies.auditing.audit import Audit
-from toeplens.studies.auditing.inputs import check_fit, inputs_of, mask_token_of, sequences_of
+from toeplens.studies.auditing.audit import Audit, finished
+from toeplens.studies.auditing.effects import not_silenced, silence
+from toeplens.studies.auditing.inputs import SEQUENCES, Sequences, check_fit, inputs_of, mask_token_of, sequences_of
 from toeplens.studies.auditing.kept import Kept, identity
 from toeplens.studies.auditing.measuring import Estimate, Progress, measure
 from toeplens.studies.auditing.own import audit_run, is_run
-from toeplens.studies.auditing.silenced import Silenced, not_silenced, silence
-from toeplens.studies.auditing.texts import SEQUENCES, Sequences
 
 Silencing = Literal["exact", "attribution", "none"]
 EXAMPLES = 256  # of a run's test set, unless told otherwise
@@ -117,17 +113,9 @@ def audit(
         if of_libraries(error):
             raise InputError(f"model: the audit of {type(model).__name__} broke off: {words(error)}.") from error
         raise
-    return Audit(
-        about=_about(loaded, read, changed, seed, time.monotonic() - started),
-        layers=changed.layers,
-        heads=changed.heads,
-        effect=changed.effect,
-        method=changed.method,
-        baseline=changed.baseline,
-        whole=whole,
-        words=read.words,
-        check=changed.check,
-    )
+    count, length = read.tokens.shape
+    about = _about(loaded) | {"text": read.origin, "sequences": count, "tokens": length}
+    return finished(changed, about, whole=whole, seed=seed, started=started, words=read.words)
 
 
 def check_run_options(**options: Any) -> None:
@@ -159,7 +147,8 @@ def _key(
     }
 
 
-def _about(loaded: Loaded, read: Sequences, changed: Silenced, seed: int, seconds: float) -> dict[str, Any]:
+def _about(loaded: Loaded) -> dict[str, Any]:
+    """What is said of the model."""
     model = loaded.model
     return {
         "model": _called(loaded.name or getattr(model.config, "name_or_path", "") or type(model).__name__),
@@ -170,16 +159,7 @@ def _about(loaded: Loaded, read: Sequences, changed: Silenced, seed: int, second
         "unused_weights": list(loaded.left_over),
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
-        "text": read.origin,
-        "sequences": len(read.tokens),
-        "tokens": read.tokens.shape[1],
-        "seed": seed,
-        **({} if changed.unknown is None else {"no_effects": changed.unknown}),
-        **({} if changed.intervals is None else {"intervals": changed.intervals}),
-        "torch": torch.__version__,
         "transformers": library().__version__,
-        "python": platform.python_version(),
-        "seconds": round(seconds, 1),
     }
 
 

@@ -39,7 +39,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         for name in names:
             gone.append(name)
             surveying.write_json(surveying._path(directory, name), surveyed(name).to_dict())
-            on_progress(surveying.read_record(surveying._path(directory, name), Surveyed))
+            on_progress(surveying._record(directory, name))
 
     monkeypatch.setattr(surveying, "_carry_out", carry_out)
     return gone

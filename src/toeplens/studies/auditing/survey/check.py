@@ -15,10 +15,10 @@ from toeplens.sources.huggingface import AttentionCall, captured
 from toeplens.sources.huggingface.capture.products import Products
 from toeplens.sources.huggingface.model import attention_modules, configs_of
 from toeplens.sources.huggingface.patches import patched
+from toeplens.studies.auditing.inputs import repeated
 from toeplens.studies.auditing.study import audit
 from toeplens.studies.auditing.survey.models import NotText, small_inputs, small_model
 from toeplens.studies.auditing.survey.record import Surveyed
-from toeplens.studies.auditing.texts import repeated
 
 WHOLE = 1e-3  # of the largest output: what a captured pass may differ by from a plain one
 _SEQUENCES, _TOKENS, _WORDS = 9, 12, 30  # of the audit: enough for means over sequences, and in every vocabulary

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from toeplens.ground.reading import Count, Positive, Text, checked
+from toeplens.ground.reading import Count, Positive, Text
+from toeplens.ground.records import Record
 
 Outcome = Literal["proved", "refused", "none", "failed", "other"]
 OUTCOMES: dict[Outcome, str] = {
@@ -36,8 +36,11 @@ COLUMNS: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Surveyed:
+class Surveyed(Record):
     """One model type. The fields are the columns of the table (`COLUMNS`), and ``seconds`` that it took."""
+
+    WORDS = "survey"
+    LATER = ("returned",)
 
     name: Text
     outcome: Outcome
@@ -54,24 +57,17 @@ class Surveyed:
     seconds: Positive | None = None
     returned: Count | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and words, for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, content: Any, where: Path | str = "survey") -> Surveyed:
-        """The inverse of `to_dict`; what is no such record raises `InputError` that names ``where`` and the field."""
-        return checked(cls, content, where)
-
 
 @dataclass(frozen=True)
-class Survey:
+class Survey(Record):
     """What became of the model types of the installed transformers.
 
     about    versions of transformers, torch and python
     found    the types that were gone through, by name
     missing  names of those that were not yet
     """
+
+    WORDS = "survey"
 
     about: dict[Text, Any]
     found: tuple[Surveyed, ...]
@@ -109,18 +105,9 @@ class Survey:
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON."""
-        return {
-            "about": self.about,
-            "totals": self.totals(),
-            "missing": list(self.missing),
-            "found": [each.to_dict() for each in self.found],
-        }
-
-    @classmethod
-    def from_dict(cls, content: Any, where: Path | str = "survey") -> Survey:
-        """The inverse of `to_dict`; what is no such record raises `InputError` that names ``where`` and the field."""
-        return checked(cls, content, where)
+        """Plain lists and numbers, for JSON; the totals with them."""
+        counted = {"about": self.about, "totals": self.totals(), "missing": list(self.missing)}
+        return counted | super().to_dict()
 
 
 _DIFFERENCES = ("weights", "outputs", "whole")

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from toeplens.engine import plan_workers
-from toeplens.ground import EnvironmentFailure, InputError, choose, write_json
+from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.places import entered
-from toeplens.ground.reading import read_record
+from toeplens.sources.huggingface.model import library
 from toeplens.studies.auditing.survey.check import surveyed
 from toeplens.studies.auditing.survey.models import model_types
 from toeplens.studies.auditing.survey.record import Survey, Surveyed
@@ -73,7 +73,7 @@ def _go_on(
 ) -> Survey:
     make_directory(directory / RECORDS)
     if (directory / RESULT).exists():
-        had = read_record(directory / RESULT, Survey).about
+        had = Survey.from_dict(read_json(directory / RESULT), directory / RESULT).about
         if had.get("transformers") != about["transformers"]:
             raise InputError(
                 f"out: {directory} holds a survey of transformers {had.get('transformers')}; give another."
@@ -89,21 +89,21 @@ def _go_on(
 
 
 def _about() -> dict[str, Any]:
-    try:
-        import transformers
-    except ImportError as error:
-        raise EnvironmentFailure("transformers: it is missing; pip install 'toeplens[hf]' installs it.") from error
     python = ".".join(map(str, sys.version_info[:3]))
-    return {"transformers": transformers.__version__, "torch": torch.__version__, "python": python}
+    return {"transformers": library().__version__, "torch": torch.__version__, "python": python}
 
 
 def _path(directory: Path, name: str) -> Path:
     return directory / RECORDS / f"{name}.json"
 
 
+def _record(directory: Path, name: str) -> Surveyed:
+    return Surveyed.from_dict(read_json(_path(directory, name)), _path(directory, name))
+
+
 def _write(directory: Path, names: Collection[str], about: dict[str, Any]) -> Survey:
     there = [name for name in sorted(names) if _path(directory, name).exists()]
-    found = tuple(read_record(_path(directory, name), Surveyed) for name in there)
+    found = tuple(_record(directory, name) for name in there)
     state = Survey(about, found, tuple(sorted(set(names) - set(there))))
     write_json(directory / RESULT, state.to_dict(), rows="found")
     return state
@@ -137,7 +137,7 @@ def _carry_out(
                 if not _path(directory, name).exists():
                     why = f"it took more than {limit:g} seconds" if late else f"its process died ({process.exitcode})"
                     write_json(_path(directory, name), Surveyed(name, "failed", why=f"{why}.").to_dict())
-                on_progress(read_record(_path(directory, name), Surveyed))
+                on_progress(_record(directory, name))
     finally:
         for process, _ in running.values():
             process.kill()

@@ -17,56 +17,42 @@ def _axes(*sections: int) -> dict[str, Any]:
 
 _DISENTANGLED = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 16}
 # what fields of configurations are called, whatever the type; a configuration takes those that it has
-SMALL: dict[str, Any] = {
-    **dict.fromkeys(("vocab_size", "src_vocab_size", "tgt_vocab_size", "vocab_size_per_layer_input"), 96),
-    **dict.fromkeys(
-        ("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embedding_size", "word_embed_proj_dim"), 64
+_SIZES = (
+    (96, "vocab_size src_vocab_size tgt_vocab_size vocab_size_per_layer_input"),
+    (64, "hidden_size d_model n_embd dim emb_dim embedding_size word_embed_proj_dim"),
+    (2, "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers"),
+    (2, "num_encoder_layers num_decoder_layers"),
+    (4, "num_attention_heads num_heads n_head n_heads attention_heads encoder_attention_heads decoder_attention_heads"),
+    (4, "num_encoder_attention_heads num_decoder_attention_heads swa_num_attention_heads"),
+    (2, "num_key_value_heads num_kv_heads swa_num_key_value_heads"),
+    (16, "head_dim d_kv d_head swa_head_dim v_head_dim global_head_dim dim_head kv_channels attention_head_size"),
+    (
+        80,
+        "intermediate_size encoder_ffn_dim decoder_ffn_dim ffn_dim d_ff dff d_inner hidden_dim ffn_hidden_size dim_ff",
     ),
-    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers"), 2),
-    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "num_heads", "n_head", "n_heads", "attention_heads"), 4),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), 4),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads"), 2),
-    "swa_num_attention_heads": 4,
-    **dict.fromkeys(("head_dim", "d_kv", "d_head", "swa_head_dim", "v_head_dim", "global_head_dim"), 16),
-    **dict.fromkeys(("dim_head", "kv_channels", "attention_head_size"), 16),
-    **dict.fromkeys(
-        ("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "d_ff", "dff", "d_inner"), 80
-    ),
-    **dict.fromkeys(("hidden_dim", "ffn_hidden_size", "dim_ff", "n_inner", "intermediate_size_mlp"), 80),
-    **dict.fromkeys(("dense_intermediate_size", "prefix_dense_intermediate_size", "feed_forward_size"), 80),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 32),
-    **dict.fromkeys(("expert_ffn_hidden_size", "moe_shared_expert_intermediate_size"), 32),
-    **dict.fromkeys(("shared_experts_intermediate_size", "expert_intermediate_size"), 32),
-    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "zero_expert_num"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "n_group"), 2),
-    **dict.fromkeys(("topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
-    **dict.fromkeys(("q_lora_rank", "o_lora_rank"), 24),
-    **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim"), 16),
-    "qk_rope_head_dim": 8,
-    "rotary_dim": 8,
-    **dict.fromkeys(("index_head_dim", "indexer_head_dim"), 16),
-    **dict.fromkeys(("index_n_heads", "indexer_n_heads", "indexer_kv_heads"), 2),
-    "index_topk": 6,
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions"), 64),
-    **dict.fromkeys(("max_encoder_position_embeddings", "max_decoder_position_embeddings"), 64),
-    **dict.fromkeys(("sliding_window", "window_size", "local_attention", "sliding_window_size"), 8),
-    **dict.fromkeys(("attention_window_size", "attention_window", "attention_chunk_size"), 8),
-    **dict.fromkeys(("linear_num_key_heads", "linear_num_heads"), 2),
-    "linear_num_value_heads": 4,
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 8),
-    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size", "mamba_head_dim", "mamba_d_head"), 8),
-    **dict.fromkeys(("mamba_chunk_size", "chunk_size"), 8),
-    "hidden_size_per_layer_input": 8,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "decoder_start_token_id": 1,
-    "eos_token_id": 2,
-    "sep_token_id": 3,
-    "cls_token_id": 4,
-    "mask_token_id": 5,
-}
+    (80, "n_inner intermediate_size_mlp dense_intermediate_size prefix_dense_intermediate_size feed_forward_size"),
+    (32, "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size expert_ffn_hidden_size"),
+    (32, "moe_shared_expert_intermediate_size shared_experts_intermediate_size expert_intermediate_size"),
+    (4, "num_experts n_routed_experts num_local_experts moe_num_experts zero_expert_num"),
+    (2, "num_experts_per_tok top_k_experts moe_topk moe_k n_group"),
+    (1, "topk_group n_shared_experts first_k_dense_replace"),
+    (24, "q_lora_rank o_lora_rank"),
+    (16, "kv_lora_rank qk_nope_head_dim index_head_dim indexer_head_dim"),
+    (8, "qk_rope_head_dim rotary_dim"),
+    (2, "index_n_heads indexer_n_heads indexer_kv_heads"),
+    (6, "index_topk"),
+    (64, "max_position_embeddings n_positions n_ctx max_seq_len max_target_positions"),
+    (64, "max_encoder_position_embeddings max_decoder_position_embeddings"),
+    (8, "sliding_window window_size local_attention sliding_window_size attention_window_size attention_window"),
+    (8, "attention_chunk_size linear_key_head_dim linear_value_head_dim linear_head_dim"),
+    (2, "linear_num_key_heads linear_num_heads"),
+    (4, "linear_num_value_heads"),
+    (8, "mamba_d_state state_size ssm_state_size mamba_head_dim mamba_d_head mamba_chunk_size chunk_size"),
+    (8, "hidden_size_per_layer_input"),
+)
+_TOKENS = {"pad": 0, "bos": 1, "decoder_start": 1, "eos": 2, "sep": 3, "cls": 4, "mask": 5}
+SMALL: dict[str, Any] = {name: size for size, names in _SIZES for name in names.split()}
+SMALL |= {f"{name}_token_id": token for name, token in _TOKENS.items()}
 # fields that have an entry a layer
 LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "block_types", "no_rope_layers", "indexer_types")
 MORE: dict[str, dict[str, Any]] = {

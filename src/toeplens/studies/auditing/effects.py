@@ -15,9 +15,10 @@ from toeplens.lens import EstimateCheck, bootstrap_means, check_estimates, gini,
 from toeplens.sources.huggingface import HeadEffects, head_effects
 from toeplens.sources.huggingface.effects.outcome import ENOUGH
 from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.measured import Measured
-from toeplens.studies.auditing.record import Effect, HeadRecord, LayerRecord, Method, Number, known
+from toeplens.studies.auditing.record import Effect, HeadRecord, LayerRecord, Measured, Method, Number, known
 
+# of a layer's heads: effects, and the ends of their intervals
+Columns = tuple[Float[np.ndarray, "H"], Float[np.ndarray, "H"], Float[np.ndarray, "H"]]
 LEVEL = 0.95
 WAYS = {"sequences": "over sequences", "blocks": "over blocks of about {} tokens within the sequences"}
 
@@ -43,9 +44,8 @@ class Silenced:
     unknown: str | None = None
 
 
-def not_silenced(measured: Iterable[Measured], why: str | None = None) -> Silenced:
+def not_silenced(measured: Sequence[Measured], why: str | None = None) -> Silenced:
     """Records without effects."""
-    measured = list(measured)
     heads = tuple(head for each in measured for head in each.heads)
     return Silenced(tuple(each.layer for each in measured), heads, unknown=why)
 
@@ -93,27 +93,26 @@ def silence(
         if not check.holds:
             return replace(not_silenced(measured, check.words), check=check)
     baseline = None if found.baseline is None else known(float(np.mean(found.baseline)))
-    changed = [with_effects(each, *interval_of(own, seed)) for each, own in zip(measured, parts, strict=True)]
+    columns = (interval_of(own, seed) for own in parts)
     way = way_of(parts[0], inputs["input_ids"].shape[1]) if parts else None
-    return replace(
-        not_silenced(changed),
-        effect=found.outcome,
-        method=found.method,
-        baseline=baseline,
-        intervals=way,
-        check=check,
-    )
+    told = {"effect": found.outcome, "method": found.method, "baseline": baseline}
+    return silenced(measured, columns, intervals=way, check=check, **told)
 
 
-def with_effects(
-    measured: Measured, effects: Float[np.ndarray, "H"], low: Float[np.ndarray, "H"], high: Float[np.ndarray, "H"]
-) -> Measured:
-    """A layer's records with its heads' effects, the ends of their intervals, and how the layer shares them out."""
-    numbers = zip(measured.heads, effects, low, high, strict=True)
-    heads = tuple(
-        replace(head, effect=known(a), effect_low=known(b), effect_high=known(c)) for head, a, b, c in numbers
-    )
-    return Measured(replace(measured.layer, deposit=concentration(effects, low, high)), heads)
+def silenced(measured: Sequence[Measured], columns: Iterable[Columns], **told: Any) -> Silenced:
+    """Records with each layer's effects and the ends of their intervals, and how the layer shares them out.
+
+    Arguments
+        told  the other fields
+    """
+    found = []
+    for each, (effects, low, high) in zip(measured, columns, strict=True):
+        heads = tuple(
+            replace(head, effect=known(a), effect_low=known(b), effect_high=known(c))
+            for head, a, b, c in zip(each.heads, effects, low, high, strict=True)
+        )
+        found.append(Measured(replace(each.layer, deposit=concentration(effects, low, high)), heads))
+    return replace(not_silenced(found), **told)
 
 
 def concentration(
@@ -147,9 +146,7 @@ def concentration(
     }
 
 
-def interval_of(
-    parts: Float[np.ndarray, "B K H"], seed: int
-) -> tuple[Float[np.ndarray, "H"], Float[np.ndarray, "H"], Float[np.ndarray, "H"]]:
+def interval_of(parts: Float[np.ndarray, "B K H"], seed: int) -> Columns:
     """Mean over sequences and blocks, and the ends of its 95 % interval; NaN where there is one part alone.
 
     Sequences (and their blocks) are resampled; of fewer than 8 parts in all, whose resamples say little, the interval
