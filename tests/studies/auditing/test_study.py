@@ -17,13 +17,13 @@ from pyarrow import parquet
 from torch import Tensor
 
 from toeplens.ground import EnvironmentFailure, InputError
-from toeplens.lens import AttentionTrace, behaviour
+from toeplens.lens import AttentionTrace, behaviour, fit_decay
 from toeplens.sources import DecoderSource
-from toeplens.sources.huggingface import head_effects, loading
+from toeplens.sources.huggingface import AttentionCall, captured, head_effects, loading
 from toeplens.sources.huggingface.capture import calls as calls_module
 from toeplens.sources.huggingface.capture import masks as masks_module
 from toeplens.studies import auditing
-from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, inputs, measuring
+from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, inputs, measuring, words
 from toeplens.training import Batches, Run, run_spec, train
 from toeplens.training.presets import starting_spec
 
@@ -164,6 +164,58 @@ def test_rotary_layers_have_frequencies_and_others_say_what_they_have() -> None:
     assert cross.entropy is not None
     assert t5.effect is None
     assert [x.unknown is None for x in t5.layers] == [x.kind == "self" for x in t5.layers]
+
+
+@pytest.mark.parametrize("kind", ["Llama", "T5"])
+def test_decays_are_fitted_to_mean_logits_by_distance(kind: str) -> None:
+    """Of the captured logits, written out pair by pair; causal, and with keys on both sides."""
+    model, size = model_of(kind), TOKENS.shape[1]
+    calls: list[AttentionCall] = []
+    inputs = {"input_ids": TOKENS} | ({"decoder_input_ids": TOKENS} if kind == "T5" else {})
+    captured(model, inputs, calls.append)
+    found, logits = audit(model, TOKENS, effects="none"), calls[0].logits()
+    pairs = [(i, j) for i in range(size) for j in range(size) if kind == "T5" or j <= i]
+    for head in found.of(found.layers[0]):
+        by_distance: list[list[float]] = [[] for _ in range(size)]
+        for i, j in pairs:
+            by_distance[abs(i - j)] += logits[:, head.head, i, j].tolist()
+        means, counts = (np.array([f(each) for each in by_distance]) for f in (np.mean, len))
+        best = fit_decay(np.arange(size), means, counts=counts)[0]
+        assert head.decay is not None
+        assert head.decay.form == best.form
+        assert head.decay.r2 == pytest.approx(best.r2, abs=1e-5)
+        assert head.decay.parameters == pytest.approx(dict(best.parameters), rel=1e-3, abs=1e-4)
+        half = best.half_distance if best.r2 >= 0.5 else np.nan
+        assert head.half_distance == (pytest.approx(half, rel=1e-3) if np.isfinite(half) else None)
+    assert {head.decay for head in found.heads if head.kind == "cross"} <= {None}
+
+
+def test_the_ends_of_known_kernels_are_eigenvalues() -> None:
+    """Of the Hermitian part of the bias as a matrix: T5's of both sides, and of a decoder, which sees one."""
+    model, size = model_of("T5"), TOKENS.shape[1]
+    found = audit(model, TOKENS, effects="none")
+    buckets = {"encoder": model.encoder.block[0].layer[0].SelfAttention, "decoder": model.decoder.block[0].layer[0]}
+    buckets["decoder"] = buckets["decoder"].SelfAttention
+    for side, attention in buckets.items():
+        bias = attention.compute_bias(size, size)[0].detach().double().numpy()
+        for head in (head for head in found.heads if (head.side, head.kind, head.layer) == (side, "self", 0)):
+            matrix = bias[head.head] if side == "encoder" else np.tril(bias[head.head])
+            eigenvalues = np.linalg.eigvalsh((matrix + matrix.T) / 2)
+            assert head.kernel is not None
+            assert head.kernel.size == size
+            assert [head.kernel.lowest, head.kernel.highest] == pytest.approx(eigenvalues[[0, -1]], abs=1e-5)
+            assert head.kernel.symbol_low <= head.kernel.lowest + 1e-9
+            assert head.kernel.symbol_high >= head.kernel.highest - 1e-9
+    assert {head.kernel for head in [*audit_of("Llama").heads, *audit_of("GPT2").heads]} == {None}
+    said = " ".join(words.findings(found))
+    assert f"The biases by offset, as matrices of {size} tokens, have eigenvalues from " in said
+    told = sum(head.decay is not None and head.decay.explains for head in found.heads)
+    assert f"In {told} of 16 heads a form of decay or growth tells" in said
+    old = found.to_dict()
+    for each in old["heads"]:
+        del each["decay"], each["kernel"]
+    assert Audit.from_dict(json.loads(json.dumps(old))).heads[0].decay is None
+    assert Audit.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
 def test_effects_are_those_of_each_head() -> None:

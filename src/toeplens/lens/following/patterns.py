@@ -158,6 +158,11 @@ class PatternSums:
             eligible=made["eligible"].astype(int),
         )
 
+    def by_offset(self) -> tuple[Float[np.ndarray, "H D"], Float[np.ndarray, "H D"]]:
+        """Mean logit at each offset -(N-1) .. N-1 over the visible pairs, 0 where there is none, and their number."""
+        counts = self._counts.numpy()
+        return self._logits.numpy() / np.maximum(counts, 1), counts
+
     def _add(
         self, heads: slice, rows: Tensor, logits: Tensor, weights: Tensor, tokens: Tensor | None, start: int
     ) -> None:

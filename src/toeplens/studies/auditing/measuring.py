@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,24 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from toeplens.lens import Behaviour, FrequencyUse, NoForm, Patterns, PatternSums, behaviour, frequency_use
+from toeplens.lens import (
+    Behaviour,
+    FrequencyUse,
+    NoForm,
+    Patterns,
+    PatternSums,
+    behaviour,
+    fit_decay,
+    frequency_use,
+    hermitian_part,
+    szego,
+)
 from toeplens.sources.huggingface import AttentionCall, compared
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NoSuchLayer, known
+from toeplens.studies.auditing.record import Decay, HeadRecord, KernelEnds, LayerRecord, Measured, NoSuchLayer, known
 
+_FEWEST, _ROWS = 4, 256  # distances that a decay is fitted to, at least; rows of a bias as a matrix, at most
 MEANS = 8  # sequences that a mean over them needs, to tell position from content
 _SHARES = ("positional", "symbolic", "interaction")
 _PATTERNS = [each.name for each in fields(Patterns) if each.name not in ("profile", "eligible")]
@@ -145,10 +158,11 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Measured:
         outputs=call.proof.outputs,
         tolerance=call.proof.tolerance,
     )
-    return Measured(record, head_records(found, record.heads, patterns_of(call, tokens), shares, use))
+    sums, bias = sums_of(call, tokens), placed.get("bias")
+    return Measured(record, head_records(found, sums, shares, use, None if bias is None else bias.cpu().numpy()))
 
 
-def patterns_of(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Patterns:
+def sums_of(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> PatternSums:
     """What the call's attention looks like, block by block of its queries."""
     heads, queries, keys = call.q.shape[1], call.q.shape[2], call.k.shape[2]
     cross = call.kind == "cross" or queries != keys  # else keys are pooled, or have others before them
@@ -156,17 +170,23 @@ def patterns_of(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Patterns:
     sums = PatternSums(heads=heads, queries=queries, keys=keys, tokens=known_tokens, cross=cross)
     for rows, first, logits, weights in call.blocks():
         sums.add(rows, logits, weights, start=first)
-    return sums.result()
+    return sums
 
 
 def head_records(
-    place: HeadRecord, count: int, patterns: Patterns, shares: Behaviour | None, use: FrequencyUse | None
+    place: HeadRecord,
+    sums: PatternSums,
+    shares: Behaviour | None,
+    use: FrequencyUse | None,
+    bias: Float[np.ndarray, "_H _D"] | None = None,
 ) -> tuple[HeadRecord, ...]:
     """The records of a layer's heads; what was not measured is None.
 
     Arguments
         place  side, kind and layer of all of them
+        bias   by offset, of 0 .. N-1 if causal, else of -(N-1) .. N-1; of each head or one for all
     """
+    patterns = sums.result()
     columns: dict[str, Any] = {name: getattr(patterns, name) for name in _PATTERNS}
     columns["sink"] = np.clip(columns["sink"], 0, None)  # without a sink it is rounding
     if shares is not None:
@@ -177,12 +197,44 @@ def head_records(
         turned = use.frequencies.amax(-1, keepdim=True).expand_as(use.norms) > 0  # a head may turn nothing
         lists["norm_use"] = use.norm_shares().masked_fill(~turned, torch.nan).cpu().numpy()
         lists["variance_use"] = use.shares.logits.masked_fill(~turned[:, :1], torch.nan).cpu().numpy()
+    decays = [None] * sums.heads if sums.cross else [_decay(*rows) for rows in zip(*sums.by_offset(), strict=True)]
+    kernels = [None] * sums.heads if bias is None else [_kernel(row, sums.keys) for row in bias]
     made = []
-    for head in range(count):
+    for head in range(sums.heads):
         found: dict[str, Any] = {name: known(values[head]) for name, values in columns.items()}
         found |= {name: _row(values[head]) for name, values in lists.items()}
+        found |= {"decay": decays[head], "kernel": kernels[head if len(kernels) > 1 else 0]}
         made.append(HeadRecord(place.side, place.kind, place.layer, head, **found))
     return tuple(made)
+
+
+def _decay(means: Float[np.ndarray, "D"], counts: Float[np.ndarray, "D"]) -> Decay | None:
+    """The form that fits mean logits by offset best, keys before and after the query together."""
+    middle = len(means) // 2
+    away = np.abs(np.arange(len(means)) - middle)
+    pairs, sums = np.bincount(away, counts), np.bincount(away, counts * means)
+    if (pairs > 0).sum() < _FEWEST:
+        return None
+    best = fit_decay(np.arange(middle + 1), sums / np.maximum(pairs, 1), counts=pairs)[0]
+    parameters = {name: known(value) for name, value in best.parameters.items()}
+    return Decay(best.form, parameters, known(best.r2), known(best.half_distance))
+
+
+def _kernel(bias: Float[np.ndarray, "D"], tokens: int) -> KernelEnds:
+    """The spectrum of a bias by offset; of a causal one, which is 0 after the query, of its half."""
+    size = min(tokens, _ROWS)
+    causal = len(bias) == tokens
+    after = np.zeros(size - 1) if causal else bias[tokens - size : tokens - 1]
+    start = 0 if causal else tokens - 1
+    return _ends(np.concatenate((after, bias[start : start + size])).astype(np.float64).tobytes())
+
+
+@lru_cache(maxsize=1024)  # layers mostly share them
+def _ends(kernel: bytes) -> KernelEnds:
+    values = hermitian_part(np.frombuffer(kernel))
+    size = len(values) // 2 + 1
+    found = szego(values, [size])
+    return KernelEnds(size, found.symbol_low, found.symbol_high, float(found.lowest[0]), float(found.highest[0]))
 
 
 def _row(values: Float[np.ndarray, "n"]) -> tuple[float, ...]:

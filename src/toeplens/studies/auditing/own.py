@@ -21,7 +21,6 @@ from toeplens.lens import (
     Behaviour,
     FrequencyUse,
     LayerTrace,
-    Patterns,
     PatternSums,
     Shares,
     ablate_heads,
@@ -163,7 +162,7 @@ def _layer(
 ) -> Measured:
     name, count = type(layer.encoding).__name__, layer.q.shape[1]
     place = HeadRecord("decoder" if layer.causal else "encoder", "self", layer.layer, 0)
-    patterns, missed = _patterns(layer, tokens, heads)
+    sums, missed = _sums(layer, tokens, heads)
     record = LayerRecord(
         side=place.side,
         kind="self",
@@ -183,7 +182,7 @@ def _layer(
         outputs=missed,
         tolerance=_ALLOWED,
     )
-    return Measured(record, head_records(place, count, patterns, shares, use))
+    return Measured(record, head_records(place, sums, shares, use, _bias(layer)))
 
 
 def _frequency_uses(trace: AttentionTrace) -> list[FrequencyUse | None]:
@@ -198,7 +197,17 @@ def _frequency_uses(trace: AttentionTrace) -> list[FrequencyUse | None]:
     return each
 
 
-def _patterns(layer: LayerTrace, tokens: Tensor, heads: Float[Tensor, "B N H dv"]) -> tuple[Patterns, float]:
+def _bias(layer: LayerTrace) -> Float[np.ndarray, "_H _D"] | None:
+    """The layer's bias by offset, where its encoding has one whatever it reads."""
+    if layer.encoding.coupling != "bias" or not layer.whole:
+        return None
+    length = layer.q.shape[2]
+    with torch.no_grad():
+        kernel = layer.encoding.kernel(torch.arange(0 if layer.causal else 1 - length, length))
+    return None if kernel is None else kernel.cpu().numpy()
+
+
+def _sums(layer: LayerTrace, tokens: Tensor, heads: Float[Tensor, "B N H dv"]) -> tuple[PatternSums, float]:
     """What the attention looks like; and how far weights times values are from the heads' own outputs."""
     count, length = layer.q.shape[1:3]
     sums = PatternSums(heads=count, queries=length, keys=length, tokens=tokens)
@@ -212,4 +221,4 @@ def _patterns(layer: LayerTrace, tokens: Tensor, heads: Float[Tensor, "B N H dv"
         made = weights @ layer.v[some].repeat_interleave(count // layer.v.shape[1], 1)
         missed = max(missed, float(((made.transpose(1, 2) - heads[some]) * there.transpose(1, 2)).abs().max()))
         size = max(size, float(heads[some].abs().max()))
-    return sums.result(), missed / (size or 1.0)
+    return sums, missed / (size or 1.0)

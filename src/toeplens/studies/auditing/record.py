@@ -13,6 +13,7 @@ from toeplens.ground import InputError, reading
 from toeplens.ground.errors import sentence
 from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import EstimateCheck
+from toeplens.lens.toeplitz.decay import Form
 from toeplens.sources.huggingface.capture.calls import Kind, Side
 from toeplens.sources.huggingface.effects.head_effects import Method
 from toeplens.sources.huggingface.effects.outcome import Effect
@@ -33,6 +34,7 @@ COLUMNS: dict[str, str] = {
     "toeplitz": "share of the logits' energy that depends on the offset alone",
     "toeplitz_variance": "share of the logits' variance that the offset alone explains",
     "distance": "mean distance of query and key, in tokens, weighed by the attention",
+    "half_distance": "tokens after which the mean logit is half way to its limit, by the form of decay that fits best",
     "entropy": "entropy of the attention over the log of the keys seen: 0 one key, 1 all alike",
     "first": "attention on the first token of the sequence",
     "sink": "attention that a sink takes, which gives no value",
@@ -45,6 +47,9 @@ COLUMNS: dict[str, str] = {
     "effect_low": "lower end of the effect's interval (95 %)",
     "effect_high": "upper end",
 }
+
+
+_EXPLAINED = 0.5  # of the variance of mean logits over distances: a form of decay below that is not spoken of
 
 
 class NoSuchLayer(InputError):
@@ -60,15 +65,56 @@ class NoSuchLayer(InputError):
 
 
 @dataclass(frozen=True)
+class Decay(Record):
+    """The form that tells best how a head's mean logit changes with the distance of query and key.
+
+    form           a key of `toeplens.lens.toeplitz.decay.FORMS`, the best of those that `toeplens.lens.fit_decay` ranks
+    parameters     by the names there, distances in tokens
+    r2             share of the variance of the mean logits over distances that it explains; None where they are equal
+    half_distance  tokens after which what decays has fallen to half; None for a form without a limit
+    """
+
+    form: Form
+    parameters: dict[str, Number]
+    r2: Number
+    half_distance: Number
+
+    @property
+    def explains(self) -> bool:
+        """Whether the form says at least half of what there is to say."""
+        return self.r2 is not None and self.r2 >= _EXPLAINED
+
+
+@dataclass(frozen=True)
+class KernelEnds(Record):
+    """The ends of the spectrum of a bias by offset, as a matrix of queries by keys (its Hermitian part; theory: Szegő).
+
+    size                     rows of the matrix
+    symbol_low, symbol_high  the ends of the symbol, between which all eigenvalues of any size lie
+    lowest, highest          the extreme eigenvalues at this size
+    """
+
+    size: reading.Count
+    symbol_low: reading.Number
+    symbol_high: reading.Number
+    lowest: reading.Number
+    highest: reading.Number
+
+
+@dataclass(frozen=True)
 class HeadRecord(Record):
-    """One head. The fields up to ``effect_high`` are the columns of the table (`COLUMNS`).
+    """One head. The fields up to ``effect_high``, and ``half_distance``, are the columns of the table (`COLUMNS`).
 
     profile      attention by distance: at the query's own token, then at distances 1, 2-3, 4-7, 8-15, ... on either
                  side together; sums to 1 less what a sink takes
     norm_use     of each frequency of the layer's rotation, the share of the mean of ||q|| ||k|| in it: the first number
                  is for the dimensions that are not turned, then the frequencies in the layer's order
     variance_use the same of the logits' variance, Cov(L_t, L) / Var(L); the last number is for a bias
+    decay        how the mean logit changes with distance; None where no offset is between queries and keys
+    kernel       where the head has a bias by offset, what its matrix can do; else None
     """
+
+    LATER = ("decay", "kernel")
 
     side: Side
     kind: Kind
@@ -94,6 +140,13 @@ class HeadRecord(Record):
     profile: tuple[reading.Number, ...] = ()
     norm_use: tuple[reading.Number, ...] = ()
     variance_use: tuple[reading.Number, ...] = ()
+    decay: Decay | None = None
+    kernel: KernelEnds | None = None
+
+    @property
+    def half_distance(self) -> Number:
+        """That of the decay, where its form `explains` the mean logits."""
+        return self.decay.half_distance if self.decay is not None and self.decay.explains else None
 
 
 @dataclass(frozen=True)

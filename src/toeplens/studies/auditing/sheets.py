@@ -18,7 +18,7 @@ from toeplens.studies.auditing.words import Names, place_title, told
 
 NUMBERS = tuple(name for name in COLUMNS if name not in ("side", "kind", "layer", "head"))
 EFFECTS = ("effect", "effect_low", "effect_high")
-_DIGITS = {"distance": 1, "centre": 2}
+_DIGITS = {"distance": 1, "half_distance": 1, "centre": 2}
 _SHARE = 3  # decimals of what lies between 0 and 1
 Values = dict[str, list[Number]]
 
@@ -101,7 +101,7 @@ def scales_of(*audits: Values) -> dict[str, Scale]:
         name: Scale.of(
             (value for values in audits for value in values.get(name, [])),
             signed=name in EFFECTS,
-            logarithmic=name == "distance",
+            logarithmic=name.endswith("distance"),
             least=least_of(name),
         )
         for name in NUMBERS

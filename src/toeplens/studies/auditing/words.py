@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import isfinite
+from statistics import median
 from typing import Any
 
 from toeplens.ground.words import listed
@@ -188,8 +190,8 @@ def largest(audit: AuditRecord, value: Callable[[HeadRecord], Number]) -> HeadRe
 
 def findings(audit: AuditRecord) -> list[str]:
     """What the record says in a few sentences; what is not known is left out."""
-    made = (_matters(audit), _harmful(audit), _patterns(audit), _positional(audit), _deposit(audit))
-    return [sentence for sentence in made if sentence]
+    made = (_matters, _harmful, _patterns, _positional, _decays, _kernels, _deposit)
+    return [sentence for say in made if (sentence := say(audit))]
 
 
 def over(audit: AuditRecord) -> str:
@@ -259,6 +261,34 @@ def _positional(audit: AuditRecord) -> str:
     names = Names.of(audit)
     rest = "" if symbol is None else f"; the most symbolic is {names.head(symbol)} ({told(symbol.symbolic, 2)})"
     return f"The most positional head is {names.head(head)}: {told(head.positional, 2)} of its logits’ variance{rest}."
+
+
+def _decays(audit: AuditRecord) -> str:
+    found = [head.decay for head in audit.heads if head.decay is not None]
+    told_by = [decay for decay in found if decay.explains]
+    if not told_by:
+        return ""
+    counts = Counter(decay.form for decay in told_by)
+    forms = listed(f"{form} in {number}" for form, number in counts.most_common())
+    halves = [decay.half_distance for decay in told_by if decay.half_distance is not None]
+    half = f"; those that tend to a limit are half way there after {told(median(halves), 1)} tokens (median)"
+    return (
+        f"In {len(told_by)} of {len(found)} heads a form of decay or growth tells at least half of how the mean logit "
+        f"changes with distance: {forms}{half if halves else ''}."
+    )
+
+
+def _kernels(audit: AuditRecord) -> str:
+    ends = [head.kernel for head in audit.heads if head.kernel is not None]
+    if not ends:
+        return ""
+    low, high = min(one.lowest for one in ends), max(one.highest for one in ends)
+    symbols = min(one.symbol_low for one in ends), max(one.symbol_high for one in ends)
+    return (
+        f"The biases by offset, as matrices of {max(one.size for one in ends)} tokens, have eigenvalues from "
+        f"{significant(low)} to {significant(high)}; their symbols end at {significant(symbols[0])} and "
+        f"{significant(symbols[1])}."
+    )
 
 
 def _deposit(audit: AuditRecord) -> str:
