@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -14,12 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxtyping import config
+from tests.lens.models import logits_without, loud_decoder, split, unchecked
 from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.lens import Batch, HeadAblation, ablate_heads, bootstrap_means, deposit
-from toeplens.model import Decoder, LatentAttention, decoder_config
+from toeplens.model import Decoder, LatentAttention
 from toeplens.sources import DecoderSource
 
 LAYERS, HEADS, LENGTH, CLASSES = 3, 4, 9, 5
@@ -61,16 +60,7 @@ RELEASED = ("nope", "rope", "mla", "mla-released", "path")  # in the released pr
 
 def decoder(variant: str = "rope", protocol: str = "paper", seed: int = 0, **fields: Any) -> Decoder:
     """A decoder in float64 with large random weights everywhere, so that every head does something."""
-    torch.manual_seed(seed)
-    fields = {**SIZES, "protocol": protocol, **VARIANTS[variant], **fields}
-    model = Decoder(decoder_config(**fields)).double().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 2 and "embedding" not in name and "encoding" not in name:
-                parameter.copy_(1.5 * torch.randn(parameter.shape) / parameter.shape[1] ** 0.5)
-            else:
-                parameter.add_(0.2 * torch.randn(parameter.shape))
-    return model
+    return loud_decoder(seed=seed, **{**SIZES, "protocol": protocol, **VARIANTS[variant], **fields})
 
 
 def examples(model: Decoder, *, padded: bool = True, ignored: int = 7, count: int = COUNT, seed: int = 1) -> Batch:
@@ -88,36 +78,7 @@ def examples(model: Decoder, *, padded: bool = True, ignored: int = 7, count: in
     return tokens, labels, lengths
 
 
-def split(batch: Batch, size: int) -> list[Batch]:
-    tokens, labels, lengths = batch
-    cuts = range(0, len(tokens), size)
-    return [
-        (tokens[i : i + size], labels[i : i + size], None if lengths is None else lengths[i : i + size]) for i in cuts
-    ]
-
-
 # ---- the plain program ----------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def logits_without(model: Decoder, batch: Batch, silent: Iterable[tuple[int, int]]) -> Tensor:
-    """The whole model run anew; hooks zero the heads' slices of the INPUT of each output projection."""
-    tokens, _, lengths = batch
-    width = model.config.head_dim
-    handles = []
-    for layer, head in silent:
-
-        def silence(_: Any, given: tuple[Tensor], start: int = head * width) -> tuple[Tensor]:
-            changed = given[0].clone()
-            changed[..., start : start + width] = 0
-            return (changed,)
-
-        handles.append(model.block(layer).attention.out.register_forward_pre_hook(silence))
-    try:
-        return model(tokens, lengths)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def right_without(model: Decoder, batch: Batch, silent: Iterable[tuple[int, int]]) -> np.ndarray:
@@ -126,16 +87,6 @@ def right_without(model: Decoder, batch: Batch, silent: Iterable[tuple[int, int]
 
 def right(logits: Tensor, labels: Tensor) -> np.ndarray:
     return (logits.argmax(-1) == labels)[labels >= 0].double().numpy()
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """No shape checks inside: what runs there runs checked elsewhere, and is slow a thousand times over."""
-    config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        config.update("jaxtyping_disable", False)
 
 
 def check(model: Decoder, batch: Batch) -> HeadAblation:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config
 from scipy.stats import spearmanr
+from tests.lens.models import decoder, examples, split
 from torch.nn import functional as F
 
 from toeplens.cli.console import ablation_tables
@@ -18,7 +17,6 @@ from toeplens.ground import InputError
 from toeplens.lens.ablation.ablate import HeadAblation, ablate_heads, rank_correlation
 from toeplens.lens.ablation.estimate_check import UNCHECKED
 from toeplens.lens.kit.interventions import Batch, Intervention, replacements
-from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource
 
 LAYERS, HEADS, LENGTH, CLASSES, COUNT = 3, 4, 7, 5, 12
@@ -35,32 +33,15 @@ every_intervention = pytest.mark.parametrize("intervention", ["zero", "mean", "r
 
 
 def source(encoding: str = "rope", protocol: str = "paper", **fields: Any) -> DecoderSource:
-    torch.manual_seed(0)
-    model = Decoder(decoder_config(**{**SIZES, "encoding": encoding, "protocol": protocol, **fields})).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape))
-    return DecoderSource(model)
+    return DecoderSource(decoder(**{**SIZES, "encoding": encoding, "protocol": protocol, **fields}))
 
 
 def batch(ignored: int = 3) -> Batch:
-    draw = torch.Generator().manual_seed(1)
-    tokens = torch.randint(1, SIZES["vocab_size"], (COUNT, LENGTH), generator=draw)
-    labels = torch.randint(0, CLASSES, (COUNT,), generator=draw)
-    labels[:ignored] = -100
-    return tokens, labels, torch.randint(2, LENGTH + 1, (COUNT,), generator=draw)
+    return examples(COUNT, LENGTH, ignored=ignored)
 
 
 def attributed(given: DecoderSource, batches: list[Batch], intervention: Intervention, **options: Any) -> HeadAblation:
     return ablate_heads(given, batches, metric="loss", method="attribution", intervention=intervention, **options)
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """No shape checks: what runs there runs checked elsewhere."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
 
 
 @every_intervention
@@ -169,10 +150,8 @@ def test_a_loss_that_is_not_finite_has_no_estimates() -> None:
 
 
 def test_how_the_examples_are_split_does_not_matter() -> None:
-    given, (tokens, labels, lengths) = source(), batch()
-    assert lengths is not None
-    parts = [(tokens[i : i + 5], labels[i : i + 5], lengths[i : i + 5]) for i in range(0, COUNT, 5)]
-    whole, several = (attributed(given, batches, "resample") for batches in ([(tokens, labels, lengths)], parts))
+    given = source()
+    whole, several = (attributed(given, batches, "resample") for batches in ([batch()], split(batch(), 5)))
     np.testing.assert_allclose(several.drops, whole.drops, rtol=0, atol=1e-12)
     np.testing.assert_allclose(several.low, whole.low, rtol=0, atol=1e-12)
 

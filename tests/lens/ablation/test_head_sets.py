@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config
-from torch import Tensor
+from tests.lens.models import decoder, logits_without, split
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
@@ -19,9 +18,10 @@ from toeplens.lens.ablation import head_sets as sets
 from toeplens.lens.ablation.ablate import ablate_heads
 from toeplens.lens.ablation.head_sets import cumulative_ablation, head_sets, sufficient_set
 from toeplens.lens.kit.interventions import Batch
-from toeplens.model import Decoder, decoder_config
+from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 LAYERS, HEADS, LENGTH, CLASSES, COUNT = 2, 3, 5, 4, 30
 EVERY = list(itertools.product(range(LAYERS), range(HEADS)))
 SIZES = {
@@ -35,27 +35,11 @@ SIZES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _unchecked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Shapes are checked where a test asks for it; elsewhere that would cost more than what is tested."""
-    config.update("jaxtyping_disable", "checked" not in request.fixturenames)
-    yield
-    config.update("jaxtyping_disable", False)
-
-
-@pytest.fixture
-def checked() -> None:
-    """Asks for shapes to be checked."""
-
-
 @cache
 def standing(protocol: str = "paper", seed: int = 0) -> tuple[Decoder, Batch]:
     """A decoder in float64 with large random weights, and texts: four labels in five are what it answers."""
-    torch.manual_seed(seed)
-    model = Decoder(decoder_config(**{**SIZES, "protocol": protocol})).double().eval()
+    model = decoder(seed=seed, noise=0.3, protocol=protocol, **SIZES)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape))
         tokens = torch.randint(1, 9, (COUNT, LENGTH))
         lengths = torch.randint(2, LENGTH + 1, (COUNT,))
         labels = model(tokens, lengths).argmax(-1)
@@ -63,31 +47,6 @@ def standing(protocol: str = "paper", seed: int = 0) -> tuple[Decoder, Batch]:
     labels[changed] = torch.randint(0, CLASSES, (int(changed.sum()),))
     labels[:4] = -100
     return model, (tokens, labels, lengths)
-
-
-def split(batch: Batch, size: int = 17) -> list[Batch]:
-    tokens, labels, lengths = batch
-    assert lengths is not None
-    return [(tokens[i : i + size], labels[i : i + size], lengths[i : i + size]) for i in range(0, COUNT, size)]
-
-
-@torch.no_grad()
-def logits_without(model: Decoder, batch: Batch, silent: Iterable[tuple[int, int]]) -> Tensor:
-    """The whole model run anew; hooks zero the heads' slices of the projections' inputs."""
-    handles = []
-    for layer, head in silent:
-
-        def silence(_: Any, args: tuple[Tensor], head: int = int(head)) -> tuple[Tensor]:
-            z = args[0].clone()
-            z.unflatten(-1, (HEADS, -1))[..., head, :] = 0
-            return (z,)
-
-        handles.append(model.block(layer).attention.out.register_forward_pre_hook(silence))
-    try:
-        return model(batch[0], batch[2])
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def value(
@@ -119,7 +78,7 @@ def by_set(protocol: str = "paper", seed: int = 0) -> dict[frozenset[tuple[int, 
 @pytest.mark.parametrize(("protocol", "metric"), [("paper", "accuracy"), ("paper", "kl"), ("released", "loss")])
 def test_every_point_is_the_whole_model_without_these_heads(order: Any, protocol: str, metric: Any) -> None:
     model, batch = standing(protocol)
-    found = cumulative_ablation(DecoderSource(model), split(batch), order=order, metric=metric)
+    found = cumulative_ablation(DecoderSource(model), split(batch, 17), order=order, metric=metric)
     assert found.orders.shape == ((3 if order == "random" else 1), len(EVERY), 2)
     for heads, curve in zip(found.orders, found.curves, strict=True):
         assert sorted(map(tuple, heads)) == EVERY
@@ -134,7 +93,7 @@ def test_the_greedy_order_takes_the_most_harmful_head_each_time(scored: int, mon
     """Equal accuracies are told apart by the loss; only the scored examples decide."""
     model, batch = standing()
     monkeypatch.setattr(sets, "SCORED", scored)
-    found = cumulative_ablation(DecoderSource(model), split(batch))
+    found = cumulative_ablation(DecoderSource(model), split(batch, 17))
     gone: list[tuple[int, int]] = []
     for head in map(tuple, found.orders[0]):
 
@@ -181,7 +140,7 @@ def test_heads_may_be_replaced_instead(intervention: Any) -> None:
     model, batch = standing()
     options: dict[str, Any] = {"metric": "loss", "intervention": intervention}
     single = ablate_heads(DecoderSource(model), [batch], cumulative=False, bootstrap=2, **options)
-    found = cumulative_ablation(DecoderSource(model), split(batch), **options)
+    found = cumulative_ablation(DecoderSource(model), split(batch, 17), **options)
     first = tuple(found.orders[0, 0])
     assert found.curves[0, 1] == pytest.approx(single.baseline + single.drops[first], abs=1e-10)
     assert abs(single.drops[first]) > 1e-3
@@ -198,7 +157,7 @@ def test_a_sufficient_set_is_enough_and_none_of_it_can_go(
     """Against the accuracy of all 64 sets of heads."""
     model, batch = standing(seed=seed)
     monkeypatch.setattr(sets, "SCORED", 20)
-    found = sufficient_set(DecoderSource(model), split(batch), chance=0.25, keep=keep)
+    found = sufficient_set(DecoderSource(model), split(batch, 17), chance=0.25, keep=keep)
     table = by_set(seed=seed)
     heads = frozenset((int(layer), int(head)) for layer, head in found.heads)
     need = 0.25 + keep * (table[frozenset(EVERY)] - 0.25) - 1e-9
@@ -262,7 +221,7 @@ def test_head_sets_hold_what_the_single_functions_find(checked: None, monkeypatc
     monkeypatch.setattr(sets, "POINTS", 2)
     monkeypatch.setattr(sets, "SCORED", 5)
     model, batch = standing()
-    source, batches = DecoderSource(model), split(batch)
+    source, batches = DecoderSource(model), split(batch, 17)
     found = head_sets(source, batches, chance=0.25, keep=0.8)
     for name in ("greedy", "importance", "random"):
         one = cumulative_ablation(source, batches, order=name)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.lens.models import decoder
 from torch import Tensor
 
 from toeplens.ground import InputError
@@ -24,7 +25,7 @@ from toeplens.lens.kit import movable
 from toeplens.lens.kit.movable import Given, KeySplit, MovableKeys, movable_from
 from toeplens.lens.kit.splits import position_parts
 from toeplens.lens.kit.trace import Counted
-from toeplens.model import Decoder, decoder_config
+from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
 FREQUENCIES = (0.0, math.pi, 2 * math.pi, -math.pi, 1e-9, 1e-4, 0.01, 0.3, 1.0, 1.0, 2.5, -0.7)
@@ -283,12 +284,7 @@ ENCODINGS: dict[str, dict[str, Any]] = {
 
 @cache
 def model_of(encoding: str, protocol: str) -> Decoder:
-    torch.manual_seed(1)
-    model = Decoder(decoder_config(**SIZES, **ENCODINGS[encoding], protocol=protocol)).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
+    return decoder(seed=1, protocol=protocol, **SIZES, **ENCODINGS[encoding])
 
 
 def trace_of(encoding: str, protocol: str = "paper", **options: Any) -> AttentionTrace:

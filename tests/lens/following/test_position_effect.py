@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jaxtyping import config
+from tests.lens.models import decoder, unchecked
 from torch import Tensor
 
 from toeplens import encodings
@@ -25,7 +23,7 @@ from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.following.position_effect import position_effect
 from toeplens.lens.kit import main_effect
 from toeplens.lens.kit.main_effect import effect_variance
-from toeplens.model import Decoder, decoder_config
+from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
 HEADS, LENGTH, COUNT = 2, 6, 7
@@ -35,12 +33,7 @@ LENGTHS = torch.tensor([6, 4, 6, 2, 5, 6, 1])
 
 @cache
 def model_of(encoding: str = "rope", protocol: str = "paper") -> Decoder:
-    torch.manual_seed(3)
-    model = Decoder(decoder_config(**SIZES, encoding=encoding, protocol=protocol)).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    return decoder(seed=3, noise=0.3, encoding=encoding, protocol=protocol, **SIZES)
 
 
 def tokens(count: int = COUNT, length: int = LENGTH) -> Tensor:
@@ -49,16 +42,6 @@ def tokens(count: int = COUNT, length: int = LENGTH) -> Tensor:
 
 def trace_of(encoding: str = "rope", protocol: str = "paper", lengths: Tensor | None = LENGTHS) -> AttentionTrace:
     return AttentionTrace(DecoderSource(model_of(encoding, protocol)), tokens(), lengths)
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """No shape checks inside: what runs there runs checked elsewhere, and is slow a hundred times over."""
-    config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        config.update("jaxtyping_disable", False)
 
 
 # ---- written out ----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.lens.models import decoder
 from torch import Tensor
 
 from toeplens import encodings
@@ -24,7 +25,7 @@ from toeplens.lens.frequency.bands import ablate_bands
 from toeplens.lens.frequency.use import frequency_use, layer_use
 from toeplens.lens.kit.pieces import NoForm
 from toeplens.lens.kit.trace import Counted
-from toeplens.model import Attention, Decoder, decoder_config
+from toeplens.model import Attention, Decoder
 from toeplens.sources import DecoderSource
 
 SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 2, "num_heads": 4, "max_len": 16, "dropout": 0.0}
@@ -34,12 +35,7 @@ LABELS = torch.tensor([3, 1, -1, 7, 0])
 
 
 def model_of(encoding: str, seed: int = 1, **fields: Any) -> Decoder:
-    torch.manual_seed(seed)
-    model = Decoder(decoder_config(**SIZES, encoding=encoding, **fields)).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
+    return decoder(seed=seed, encoding=encoding, **SIZES, **fields)
 
 
 @cache

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxtyping import config
+from tests.lens.models import decoder, split, unchecked
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,7 +25,7 @@ from toeplens.lens.gradients.descent import LayerGradient
 from toeplens.lens.gradients.drift import positional_drift
 from toeplens.lens.gradients.signal import diagonal_means, directions, seed_strength
 from toeplens.lens.gradients.statistics import Pool, Strength, batch_sizes
-from toeplens.model import Decoder, decoder_config
+from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.sources.decoder.gradients import DecoderGradients
 
@@ -45,24 +43,9 @@ NEVER = ("nope", "alibi", "t5", "relative-table")  # W_Q and W_K of the first la
 CAN = ("rope", "sinusoidal", "rope-absolute", "mla")
 
 
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """No shape checks inside: what runs there runs checked elsewhere, and is slow a hundred times over."""
-    config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        config.update("jaxtyping_disable", False)
-
-
 @cache
 def model_of(encoding: str = "rope", protocol: str = "paper") -> Decoder:
-    torch.manual_seed(3)
-    model = Decoder(decoder_config(**SIZES, encoding=encoding, protocol=protocol)).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    return decoder(seed=3, noise=0.3, encoding=encoding, protocol=protocol, **SIZES)
 
 
 def examples(*, padded: bool = True, ignored: int = 0, count: int = COUNT) -> Batch:
@@ -72,14 +55,6 @@ def examples(*, padded: bool = True, ignored: int = 0, count: int = COUNT) -> Ba
     lengths = torch.randint(2, LENGTH + 1, (count,), generator=draw)
     labels[1 : 1 + ignored] = -100
     return tokens, labels, lengths if padded else None
-
-
-def split(batch: Batch, size: int) -> list[Batch]:
-    tokens, labels, lengths = batch
-    cuts = range(0, len(tokens), size)
-    return [
-        (tokens[i : i + size], labels[i : i + size], None if lengths is None else lengths[i : i + size]) for i in cuts
-    ]
 
 
 def strength_of(vectors: np.ndarray, *, bootstrap: int = 0, seed: int = 0, pieces: int = 1, **options: Any) -> Strength:

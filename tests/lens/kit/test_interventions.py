@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jaxtyping import config
 from scipy.stats import entropy
+from tests.lens import models
+from tests.lens.models import loud_decoder, split
 from torch import Tensor
 
 from toeplens.ground import InputError
@@ -22,6 +22,7 @@ from toeplens.lens.kit.interventions import Batch, Intervention, donors, mean_ou
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 replaying = importlib.import_module("toeplens.sources.decoder.replay")
 
 LAYERS, HEADS, LENGTH, CLASSES, COUNT = 2, 3, 6, 5, 9
@@ -44,48 +45,12 @@ replacing = pytest.mark.parametrize("intervention", ["mean", "resample", "positi
 every_intervention = pytest.mark.parametrize("intervention", ["zero", "mean", "resample", "position"])
 
 
-@pytest.fixture(autouse=True)
-def _unchecked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Shapes are checked in a few tests; in the others they would cost more than what is tested."""
-    if "checked" not in request.fixturenames:
-        config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
-
-
-@pytest.fixture
-def checked() -> None:
-    """Asks for shapes to be checked."""
-
-
 def decoder(variant: str = "rope", protocol: str = "paper", **fields: Any) -> Decoder:
-    """A decoder in float64 with large random weights, so that every head does something."""
-    torch.manual_seed(0)
-    model = Decoder(decoder_config(**{**SIZES, "protocol": protocol, **VARIANTS[variant], **fields})).double().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 2 and "embedding" not in name and "encoding" not in name:
-                parameter.copy_(1.5 * torch.randn(parameter.shape) / parameter.shape[1] ** 0.5)
-            else:
-                parameter.add_(0.2 * torch.randn(parameter.shape))
-    return model
+    return loud_decoder(**{**SIZES, "protocol": protocol, **VARIANTS[variant], **fields})
 
 
 def examples(*, padded: bool = True, ignored: int = 2) -> Batch:
-    draw = torch.Generator().manual_seed(1)
-    tokens = torch.randint(1, SIZES["vocab_size"], (COUNT, LENGTH), generator=draw)
-    lengths = torch.randint(2, LENGTH + 1, (COUNT,), generator=draw) if padded else None
-    if lengths is not None:
-        tokens = tokens.masked_fill(torch.arange(LENGTH) >= lengths[:, None], 0)
-    labels = torch.randint(0, CLASSES, (COUNT,), generator=draw)
-    labels[:ignored] = -100
-    return tokens, labels, lengths
-
-
-def split(batch: Batch, size: int) -> list[Batch]:
-    tokens, labels, lengths = batch
-    cuts = [slice(i, i + size) for i in range(0, len(tokens), size)]
-    return [(tokens[cut], labels[cut], None if lengths is None else lengths[cut]) for cut in cuts]
+    return models.examples(COUNT, LENGTH, padded=padded, ignored=ignored)
 
 
 # ---- the plain program ----------------------------------------------------------------------------------------------

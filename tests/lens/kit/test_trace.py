@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.lens.models import decoder
 from torch import Tensor
 
 from toeplens import encodings
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
-from toeplens.model import Decoder, decoder_config
+from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
 SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 3, "num_heads": 4, "max_len": 16}
@@ -20,13 +21,7 @@ LENGTHS = torch.tensor([12, 7, 1, 12])
 
 
 def model_of(encoding: str, protocol: str = "paper", **options: Any) -> Decoder:
-    torch.manual_seed(1)
-    config = decoder_config(**SIZES, encoding=encoding, protocol=protocol, encoding_options=options)
-    model = Decoder(config).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return decoder(seed=1, noise=0.1, encoding=encoding, protocol=protocol, encoding_options=options, **SIZES)
 
 
 def tokens() -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import config
+from tests.lens.models import decoder
 from torch import Tensor
 
 from toeplens import encodings
@@ -20,7 +21,7 @@ from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, decompose
 from toeplens.lens.kit.terms import shares_of
-from toeplens.model import Decoder, decoder_config
+from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 
 SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 2, "num_heads": 4, "max_len": 16}
@@ -58,12 +59,7 @@ def in_both_protocols(names: Iterable[str], quick: Sequence[str]) -> list[Any]:
 
 @cache
 def model_of(encoding: str, protocol: str = "paper", seed: int = 1, **fields: Any) -> Decoder:
-    torch.manual_seed(seed)
-    model = Decoder(decoder_config(**SIZES, encoding=encoding, protocol=protocol, **fields)).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
+    return decoder(seed=seed, encoding=encoding, protocol=protocol, **SIZES, **fields)
 
 
 def trace_of(model: Decoder, lengths: Tensor | None = LENGTHS, **options: Any) -> AttentionTrace:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from jaxtyping import config
+from tests.lens.models import decoder
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,9 +16,10 @@ from toeplens import encodings
 from toeplens.ground import InputError
 from toeplens.lens.ablation.ablate import Batch
 from toeplens.lens.gradients.descent import Differentiable, LayerGradient, LayerView
-from toeplens.model import Decoder, LatentAttention, decoder_config
+from toeplens.model import Decoder, LatentAttention
 from toeplens.sources.decoder.gradients import DecoderGradients
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 LAYERS, HEADS, LENGTH, COUNT, CLASSES = 2, 2, 6, 5, 7
 SIZES = {
     "vocab_size": 9,
@@ -51,24 +51,11 @@ chosen = pytest.mark.parametrize("encoding", CHOSEN)
 both_protocols = pytest.mark.parametrize("protocol", ["paper", "released"])
 
 
-@pytest.fixture(autouse=True)
-def _unchecked() -> Iterator[None]:
-    """No shape checks: what runs here runs checked elsewhere, and is slow with so many models."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
-
-
 @cache
 def model_of(encoding: str = "rope", protocol: str = "paper", readout: str | None = None) -> Decoder:
     """A decoder in float64 with random weights everywhere, so that every gradient is something."""
-    torch.manual_seed(3)
     switches: dict[str, Any] = {} if readout is None else {"readout": readout}
-    model = Decoder(decoder_config(**SIZES, encoding=encoding, protocol=protocol, dropout=0.1, **switches)).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.eval()
+    return decoder(seed=3, noise=0.3, encoding=encoding, protocol=protocol, dropout=0.1, **SIZES, **switches)
 
 
 def examples(padded: bool = True) -> Batch:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxtyping import config
 from torch import Tensor
 
 from toeplens import encodings
@@ -53,15 +52,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
 LINEAR_ALONE = {"pope", "complexformer"}  # turn queries and keys in ways that are not linear
 
 
-@pytest.fixture
-def _unchecked() -> Iterator[None]:
-    """No shape checks where many models run, which is slow; the other tests here check the same functions."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
-
-
-unchecked = pytest.mark.usefixtures("_unchecked")
+unchecked = pytest.mark.usefixtures("unchecked")
 
 
 def shaken(model: Decoder) -> Decoder:

@@ -1,0 +1,85 @@
+"""Small decoders with random weights everywhere, texts for them, and the plain programs that run them with a change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import config
+from torch import Tensor
+
+from toeplens.lens import Batch
+from toeplens.model import Decoder, decoder_config
+
+
+def decoder(*, seed: int = 0, noise: float = 0.2, **fields: Any) -> Decoder:
+    """In float64 and evaluation, every weight moved by noise, so that every term is something."""
+    torch.manual_seed(seed)
+    model = Decoder(decoder_config(**fields)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(noise * torch.randn_like(parameter))
+    return model
+
+
+def loud_decoder(*, seed: int = 0, **fields: Any) -> Decoder:
+    """The same with large matrices, so that every head does something."""
+    model = decoder(seed=seed, **fields)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "embedding" not in name and "encoding" not in name:
+                parameter.copy_(1.5 * torch.randn(parameter.shape) / parameter.shape[1] ** 0.5)
+    return model
+
+
+def examples(
+    count: int, length: int, *, vocabulary: int = 9, classes: int = 5, padded: bool = True, ignored: int = 0
+) -> Batch:
+    """Random texts, padded with 0 to at least 2 tokens, and random labels; the first ``ignored`` do not count."""
+    draw = torch.Generator().manual_seed(1)
+    tokens = torch.randint(1, vocabulary, (count, length), generator=draw)
+    lengths = torch.randint(2, length + 1, (count,), generator=draw) if padded else None
+    if lengths is not None:
+        tokens = tokens.masked_fill(torch.arange(length) >= lengths[:, None], 0)
+    labels = torch.randint(0, classes, (count,), generator=draw)
+    labels[:ignored] = -100
+    return tokens, labels, lengths
+
+
+def split(batch: Batch, size: int) -> list[Batch]:
+    """The batch in pieces."""
+    tokens, labels, lengths = batch
+    cuts = [slice(i, i + size) for i in range(0, len(tokens), size)]
+    return [(tokens[cut], labels[cut], None if lengths is None else lengths[cut]) for cut in cuts]
+
+
+@torch.no_grad()
+def logits_without(model: Decoder, batch: Batch, silent: Iterable[tuple[int, int]]) -> Tensor:
+    """The whole model run anew; hooks zero the heads' slices of the INPUT of each output projection."""
+    tokens, _, lengths = batch
+    handles = []
+    for layer, head in silent:
+
+        def silence(_: Any, given: tuple[Tensor], head: int = int(head)) -> tuple[Tensor]:
+            z = given[0].clone()
+            z.unflatten(-1, (model.config.num_heads, -1))[..., head, :] = 0
+            return (z,)
+
+        handles.append(model.block(layer).attention.out.register_forward_pre_hook(silence))
+    try:
+        return model(tokens, lengths)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """No shape checks inside: what runs there runs checked elsewhere, and is slow a hundred times over."""
+    config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        config.update("jaxtyping_disable", False)
