@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.tasks.reading import texts
 
 from toeplens.ground import InputError
 from toeplens.tasks import Examples, Task, build, trivial_baselines
@@ -23,12 +24,8 @@ FACTS: dict[str, Callable[[list[int]], int]] = {
 
 
 def draw(task: Task, count: int, seed: int) -> Examples:
+    """Examples of one data set, whatever the seed: its special words are the same."""
     return task.draw(np.random.Generator(np.random.Philox(seed)), count, 0)
-
-
-def texts(examples: Examples) -> list[tuple[list[int], int]]:
-    found = zip(examples.tokens.tolist(), examples.lengths.tolist(), examples.labels.tolist(), strict=True)
-    return [(row[:length], label) for row, length, label in found]
 
 
 def commonest(labels: list[int]) -> int:
