@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests import builders
-from tests.builders import COUNTING, After, outcome, refusal, timeless
+from tests.builders import COUNTING, refusal
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,8 +18,7 @@ from toeplens.engine import examples as looked_at
 from toeplens.lens import AttentionTrace, behaviour
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
-from toeplens.training import RunSpec, Watcher, train
-from toeplens.training import run as store
+from toeplens.training import RunSpec, Watcher
 
 pytestmark = pytest.mark.usefixtures("unchecked", "no_disk")
 HEADS, LAYERS, LENGTH = 2, 2, 8
@@ -153,21 +151,6 @@ def test_what_heads_follow_is_told_of_the_queries_that_the_model_uses():
     assert [watcher(other).look(decoder(other), 0)[name] for name in SHARES] == [None] * 4
 
 
-def test_rows_are_of_snapshots_of_the_run(tmp_path: Path):
-    """The run is stopped at some moments, and its checkpoint's weights are looked at by the plain program."""
-    spec = tiny()
-    run = train(spec, tmp_path / "whole", watcher=watcher(spec))
-    assert [row["step"] for row in run.watched] == HeadWatch(spec).moments(6) == [0, 1, 2, 3, 4, 6]
-    for step in (0, 2):  # before the first step, and inside the first epoch
-        train(spec, tmp_path / str(step), should_stop=After(step))
-        state = store.load_checkpoint(tmp_path / str(step) / spec.name, spec)
-        assert state is not None
-        model = Decoder(spec.model).eval()
-        model.load_state_dict(state["model"], strict=False)
-        matches(next(row for row in run.watched if row["step"] == step), model, spec)
-    matches(run.watched[-1], run.model(), spec)
-
-
 def test_gradients_are_what_a_plain_program_finds(monkeypatch: pytest.MonkeyPatch):
     """In float64; the slope as the formula of the measure has it, from loops over examples."""
     spec = tiny()
@@ -200,31 +183,7 @@ def test_a_model_of_nans_is_looked_at_too():
     assert np.isnan(row["exponent"]).all()
 
 
-def test_a_run_that_diverges_is_watched_up_to_there(tmp_path: Path):
-    spec = tiny(lr=1e38, epochs=10)
-    run = train(spec, tmp_path, watcher=watcher(spec))
-    assert run.status == "diverged"
-    assert [row["step"] for row in run.watched] == [s for s in HeadWatch(spec).moments(30) if s <= run.step]
-    assert run.watched[0]["loss"] is not None
-    assert run.watched[-1]["loss"] is None
-
-
 # ---- looking is free ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("protocol", "task"), [("paper", "trigger-distance"), ("released", "trigger-count")], ids=["paper", "released"]
-)
-def test_the_weights_are_those_of_the_run_without_it(tmp_path: Path, protocol: str, task: str):
-    spec = tiny(protocol, task)
-    alone = train(spec, tmp_path / "alone")
-    watched = train(spec, tmp_path / "watched", watcher=watcher(spec))
-    assert outcome(watched) == outcome(alone)
-    assert len(watched.watched) == 6
-    train(spec, tmp_path / "stopped", watcher=watcher(spec), should_stop=After(5))
-    again = train(spec, tmp_path / "stopped", watcher=watcher(spec))
-    assert outcome(again) == outcome(alone)
-    assert timeless(again.watched) == timeless(watched.watched)
 
 
 def test_a_look_leaves_the_model_and_the_random_states_as_they_were():
@@ -246,8 +205,10 @@ def test_a_look_leaves_the_model_and_the_random_states_as_they_were():
 
 
 def test_it_is_a_watcher_whose_name_says_what_it_looks_at():
+    """That looking changes no run and that its rows are of so many steps is any watcher's: tests/training."""
     spec = tiny()
     assert isinstance(HeadWatch(spec), Watcher)
+    assert HeadWatch(spec).moments(6) == [0, 1, 2, 3, 4, 6]
     name = "heads and what they follow on 64 and gradients on 64 test examples"
     assert HeadWatch(spec).name == name  # the test set has no more
     names = {watcher(spec, **change).name for change in ({}, {"examples": 30}, {"ablated": 10})}

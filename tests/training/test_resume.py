@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import math
+import multiprocessing
 import os
 import pickle
 import random
+import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ import torch
 from tests import builders
 from tests.builders import After, Crash, fault_at, files, full, held, noted_writes, outcome, refusal
 
-from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.ground import EnvironmentFailure, InputError, ToeplensError
 from toeplens.model import Decoder
 from toeplens.training import Run, RunSpec, loop, train
 from toeplens.training import run as store
@@ -226,100 +227,54 @@ def test_checkpoints_are_as_far_apart_as_asked(tmp_path: Path, monkeypatch: pyte
 
 # ---- killed -------------------------------------------------------------------------------------------------------
 
-SCRIPT = """
-import json, os, resource, signal, sys, traceback
-import torch
-from toeplens.ground import ToeplensError
-from toeplens.training import run_spec, train
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload([__name__])
 
-def work(given):
-    os.dup2(os.open(given["errors"], os.O_WRONLY | os.O_CREAT), 2)
-    torch.set_num_threads(given["threads"])
-    if given["largest_file"]:
+
+def work(spec: RunSpec, out: Path, threads: int, largest_file: int, errors: Path) -> None:
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+    torch.set_num_threads(threads)
+    if largest_file:
         assert signal.getsignal(signal.SIGXFSZ) is signal.SIG_IGN
-        resource.setrlimit(resource.RLIMIT_FSIZE, (given["largest_file"], given["largest_file"]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     try:
-        train(run_spec(**given["spec"]), given["out"], checkpoint_seconds=0)
+        train(spec, out, checkpoint_seconds=0)
     except ToeplensError as error:
         print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
-
-for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        try:
-            code = work(json.loads(line))
-        except BaseException:
-            traceback.print_exc()
-            code = 1
-        sys.stderr.flush()
-        os._exit(code)
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
+        sys.exit(error.exit_code)
 
 
-class Starter:
-    """Trains each run in a process of its own, forked from one that has imported everything and trained nothing."""
-
-    def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
-        self.process, self.errors, self.number = process, errors, 0
-
-    def _told(self) -> int:
-        assert self.process.stdout is not None
-        return int(self.process.stdout.readline())
-
-    def start(self, spec: RunSpec, out: Path, largest_file: int = 0) -> None:
-        assert self.process.stdin is not None
-        self.errors.unlink(missing_ok=True)
-        fields = {"spec": spec.model_dump(mode="json"), "out": str(out), "largest_file": largest_file}
-        given = fields | {"threads": torch.get_num_threads(), "errors": str(self.errors)}
-        self.process.stdin.write(json.dumps(given) + "\n")
-        self.process.stdin.flush()
-        self.number = self._told()
-
-    def running(self) -> bool:
-        """Whether the process is there; the one that started it collects it at once."""
-        return Path(f"/proc/{self.number}").exists()
-
-    def ended(self) -> tuple[int, str]:
-        """The exit code, once there is one (a signal's is negative), and what was written to standard error."""
-        return self._told(), self.errors.read_text()
+def started(spec: RunSpec, out: Path, errors: Path, largest_file: int = 0) -> BaseProcess:
+    """A process that trains, forked from one that has imported everything and trained nothing."""
+    process = FORKED.Process(target=work, args=(spec, out, torch.get_num_threads(), largest_file, errors))
+    process.start()
+    return process
 
 
-@pytest.fixture(scope="module")
-def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", SCRIPT], text=True, **pipes) as process:
-        yield Starter(process, tmp_path_factory.mktemp("starter") / "errors.txt")
-        process.communicate(timeout=60)
-    assert process.returncode == 0
-
-
-def wait_for_checkpoints(starter: Starter, path: Path, count: int) -> None:
+def wait_for_checkpoints(process: BaseProcess, path: Path, count: int) -> None:
     seen: set[int] = set()
     give_up = time.monotonic() + 60
     while len(seen) <= count:
-        assert starter.running(), "the run ended before it could be killed"
+        assert process.is_alive(), "the run ended before it could be killed"
         assert time.monotonic() < give_up
         if path.exists():
             seen.add(path.stat().st_mtime_ns)
         time.sleep(0.001 if seen else 0.02)
 
 
-def test_killed_at_any_moment_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any, starter: Starter):
+def test_killed_at_any_moment_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any):
     spec = tiny(epochs=30)
     directory = tmp_path / spec.name
     before = 0
     for count, pause in ((1, 0.0), (9, 0.0013), (15, 0.0037)):
-        starter.start(spec, tmp_path)
-        wait_for_checkpoints(starter, directory / store.CHECKPOINT, count)
+        process = started(spec, tmp_path, tmp_path / "errors")
+        wait_for_checkpoints(process, directory / store.CHECKPOINT, count)
         with pytest.raises(InputError, match="is being worked on by another process"):
             train(spec, tmp_path)
         time.sleep(pause)
-        os.kill(starter.number, signal.SIGKILL)
-        assert starter.ended()[0] == -signal.SIGKILL
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
         run = Run.open(directory)
         assert run.status == "stopped"
         assert saved_step(run) > before
@@ -401,15 +356,16 @@ def test_a_disk_that_fills_keeps_the_last_checkpoint(
     assert outcome(train(spec, tmp_path)) == outcome(whole(spec))
 
 
-def test_a_file_larger_than_the_system_allows_is_the_machines_fault(tmp_path: Path, whole: Any, starter: Starter):
+def test_a_file_larger_than_the_system_allows_is_the_machines_fault(tmp_path: Path, whole: Any):
     """A real refusal by the kernel (RLIMIT_FSIZE), half-way through a checkpoint."""
     spec = tiny()
     run = stopped(tmp_path, spec)
     path = run.directory / store.CHECKPOINT
     before = path.read_bytes()
-    starter.start(spec, tmp_path, largest_file=len(before) // 2)
-    code, message = starter.ended()
-    assert code == 3
+    process = started(spec, tmp_path, tmp_path / "errors", largest_file=len(before) // 2)
+    process.join()
+    assert process.exitcode == 3
+    message = (tmp_path / "errors").read_text()
     assert message.startswith(f"cannot write {path}: the file would be larger than the system allows;")
     assert message.count("\n") == 1
     assert path.read_bytes() == before
