@@ -8,28 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sources.huggingface.models import SIZES, TOKENS, Hand, SoftAttention, calls_in, transformers
 from torch import Tensor, nn
 
 from toeplens.lens import NoForm
-from toeplens.sources.huggingface import AttentionCall, captured
+from toeplens.sources.huggingface import AttentionCall
 from toeplens.sources.huggingface.capture.rotation import find_rotation
 
-transformers = pytest.importorskip("transformers")
-
-TOKENS, WIDTH = 12, 8
 ANGLES = torch.arange(TOKENS)[:, None] * torch.tensor([1.0, 0.1])
-SIZES = {
-    "vocab_size": 31,
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-INPUTS = {"input_ids": torch.randint(4, 31, (2, TOKENS), generator=torch.Generator().manual_seed(3))}
 
 
 def apply_rotary(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,45 +26,6 @@ def apply_rotary(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = ANGLES.cos(), ANGLES.sin()
         made.append(torch.cat((a * cos - b * sin, a * sin + b * cos), -1))
     return made[0], made[1]
-
-
-class Hand(transformers.PreTrainedModel):
-    """Modules of attention, one after another, each given its input in the order that it takes."""
-
-    config_class = transformers.BertConfig
-
-    def __init__(self, *parts: nn.Module) -> None:
-        super().__init__(transformers.BertConfig(**SIZES))
-        self.embed = nn.Embedding(31, WIDTH)
-        self.parts = nn.ModuleList(parts)
-        generator = torch.Generator().manual_seed(4)
-        with torch.no_grad():
-            for weight in self.parameters():
-                weight.normal_(generator=generator)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor]:
-        x = self.embed(input_ids)
-        for part in self.parts:
-            order = getattr(part, "order", (0, 1, 2))
-            x = x + part(x.permute(order)).permute(order)
-        return (x,)
-
-
-class SoftAttention(nn.Module):
-    """Two heads, written out."""
-
-    order = (0, 1, 2)  # of batch, tokens and width in what it is given; each its own inverse
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.of = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = (layer(x.permute(self.order)).unflatten(-1, (2, -1)).transpose(1, 2) for layer in self.of)
-        return self.attend(*parts).transpose(1, 2).flatten(2).permute(self.order)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (q @ k.transpose(-1, -2) * 0.5).softmax(-1) @ v
 
 
 class TurnedAttention(SoftAttention):
@@ -179,12 +126,10 @@ class StillAttention(SoftAttention):
 
 
 def call_of(part: nn.Module) -> AttentionCall:
-    calls: list[AttentionCall] = []
-    model = Hand(part)
-    before = dict(vars(part))
-    captured(model, INPUTS, calls.append)
+    model, before = Hand(part), dict(vars(part))
+    (call,) = calls_in(model)
     assert vars(part) == before
-    return calls[0]
+    return call
 
 
 def of_offsets(parts: dict[str, Any]) -> Tensor:
@@ -264,10 +209,7 @@ def test_a_module_that_cannot_be_tried_alone_is_not_believed(monkeypatch: pytest
 
 
 def test_roformers_rotation_is_found() -> None:
-    config = transformers.RoFormerConfig(**SIZES)
-    calls: list[AttentionCall] = []
-    captured(transformers.RoFormerModel(config), INPUTS, calls.append)
-    found = calls[0].rotation
+    found = calls_in(transformers.RoFormerModel(transformers.RoFormerConfig(**SIZES)))[0].rotation
     assert found is not None
     assert found.pairing == "interleaved"
     wanted = torch.tensor([10000 ** (-t / 4) for t in range(4)], dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,60 +10,29 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sources.huggingface.models import (
+    BLOOM,
+    GPT,
+    GROUPED,
+    LATENT,
+    NARROW,
+    PADDED,
+    SIZES,
+    T5,
+    TOKENS,
+    calls_in,
+    padded_inputs,
+    state,
+    tiny,
+)
 from torch import Tensor, nn
 
 from toeplens import encodings
 from toeplens.lens import NoForm, behaviour
 from toeplens.sources.huggingface import AttentionCall, captured
+from toeplens.studies.auditing.survey.models import DECODED, small_inputs, small_model
 
-transformers = pytest.importorskip("transformers")
-
-TOKENS, PADDED = 12, 9  # the second sequence has 9 tokens before its padding
-SIZES = {
-    "vocab_size": 31,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-GROUPED = SIZES | {"num_key_value_heads": 2}
-NARROW = GROUPED | {"head_dim": 8, "sliding_window": 4}
-GPT = {
-    "vocab_size": 31,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 FALCON = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
-LATENT = SIZES | {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 12,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 6,
-    "v_head_dim": 5,
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 4,
-    "n_group": 2,
-    "topk_group": 1,
-    "num_experts_per_tok": 2,
-}
-T5 = {
-    "vocab_size": 31,
-    "d_model": 32,
-    "d_kv": 8,
-    "num_layers": 2,
-    "num_heads": 4,
-    "d_ff": 48,
-    "decoder_start_token_id": 0,
-}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("LlamaForCausalLM", GROUPED),
@@ -81,7 +49,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Falcon": ("FalconForCausalLM", FALCON),
     "Falcon-alibi": ("FalconForCausalLM", FALCON | {"alibi": True}),
     "Cohere": ("CohereForCausalLM", GROUPED),
-    "Bloom": ("BloomForCausalLM", {"vocab_size": 31, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "Bloom": ("BloomForCausalLM", BLOOM),
     "Mpt": ("MptForCausalLM", {"vocab_size": 31, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}),
     "T5": ("T5ForConditionalGeneration", T5),
     "GPT2": ("GPT2LMHeadModel", GPT),
@@ -112,24 +80,13 @@ TURNED = {  # pairing, first of the pairs' dimensions, frequencies
 
 @cache
 def model_of(name: str) -> Any:
-    """A tiny model with random weights that are large enough for its attention not to be flat."""
     kind, sizes = MODELS[name]
-    config = getattr(transformers, name.split("-")[0] + "Config")(**sizes)
-    generator = torch.Generator().manual_seed(7)
-    model = getattr(transformers, kind)(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            noise = torch.randn(weight.shape, generator=generator)
-            weight.copy_(0.2 * noise if weight.ndim > 1 else weight + 0.1 * noise)
-    return model
+    return tiny(kind, **sizes)
 
 
 def inputs_of(model: nn.Module) -> dict[str, Tensor]:
-    tokens = torch.randint(4, 31, (2, TOKENS), generator=torch.Generator().manual_seed(3))
-    there = torch.ones_like(tokens)
-    there[1, PADDED:] = 0
-    more = {"decoder_input_ids": tokens[:, :7]} if model.config.is_encoder_decoder else {}
-    return {"input_ids": tokens, "attention_mask": there} | more
+    inputs = padded_inputs()
+    return inputs | ({"decoder_input_ids": inputs["input_ids"][:, :7]} if model.config.is_encoder_decoder else {})
 
 
 @cache
@@ -311,20 +268,6 @@ def test_fields_say_what_the_architecture_is() -> None:
     assert (shares.positional + shares.symbolic + shares.interaction == pytest.approx(1.0)) or shares.flat.any()
 
 
-def state(model: nn.Module) -> Any:
-    """All that a pass might leave behind."""
-    from transformers.masking_utils import AttentionMaskInterface
-
-    functions = sys.modules[type(model).__module__].__dict__
-    return (
-        dict(transformers.AttentionInterface._global_mapping),
-        dict(AttentionMaskInterface._global_mapping),
-        [(module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()],
-        [dict(vars(m.config)) | {"rope_parameters": None} for m in model.modules() if hasattr(m, "config")],
-        {name: value for name, value in functions.items() if callable(value)},
-    )
-
-
 @pytest.mark.parametrize("name", ["Llama", "GPTJ", "T5"])
 def test_model_and_tables_stay_as_they_were(name: str) -> None:
     model = model_of(name)
@@ -379,3 +322,14 @@ def test_other_passes_are_not_observed() -> None:
         assert len(others) == 4
         for other in others:
             torch.testing.assert_close(other, own, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["encoder-decoder", "seamless_m4t"])
+def test_sides_are_told_by_the_outermost_name(name: str) -> None:
+    """A decoder's layers may lie in a list that is called its encoder, and an encoder be one of text."""
+    model = small_model(name)
+    calls = calls_in(model, small_inputs(model))
+    assert [(call.side, call.kind, call.layer, call.causal, call.q.shape[2]) for call in calls] == [
+        *(("encoder", "self", layer, False, TOKENS) for layer in range(2)),
+        *(("decoder", kind, layer, kind == "self", DECODED) for layer in range(2) for kind in ("self", "cross")),
+    ]

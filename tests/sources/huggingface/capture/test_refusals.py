@@ -8,6 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sources.huggingface.models import (
+    GPT,
+    INPUTS,
+    SIZES,
+    TOKENS,
+    WIDTH,
+    XLNET,
+    Hand,
+    SoftAttention,
+    calls_in,
+    fsmt,
+    tiny,
+)
 from torch import Tensor, nn
 
 from toeplens.ground import EnvironmentFailure, InputError
@@ -15,60 +28,7 @@ from toeplens.lens import NoForm
 from toeplens.sources.huggingface import AttentionCall, captured
 from toeplens.sources.huggingface.model import attention_modules
 
-transformers = pytest.importorskip("transformers")
-
-TOKENS, WIDTH = 12, 8
-SIZES = {
-    "vocab_size": 31,
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-INPUTS = {"input_ids": torch.randint(4, 31, (2, TOKENS), generator=torch.Generator().manual_seed(3))}
-
-
-class Hand(transformers.PreTrainedModel):
-    """Modules of attention, one after another, each given its input in the order that it takes."""
-
-    config_class = transformers.BertConfig
-
-    def __init__(self, *parts: nn.Module) -> None:
-        super().__init__(transformers.BertConfig(**SIZES))
-        self.embed = nn.Embedding(31, WIDTH)
-        self.parts = nn.ModuleList(parts)
-        generator = torch.Generator().manual_seed(4)
-        with torch.no_grad():
-            for weight in self.parameters():
-                weight.normal_(generator=generator)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor]:
-        x = self.embed(input_ids)
-        for part in self.parts:
-            order = getattr(part, "order", (0, 1, 2))
-            x = x + part(x.permute(order)).permute(order)
-        return (x,)
-
-
-class SoftAttention(nn.Module):
-    """Two heads, written out."""
-
-    order = (0, 1, 2)  # of batch, tokens and width in what it is given; each its own inverse
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.of = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = (layer(x.permute(self.order)).unflatten(-1, (2, -1)).transpose(1, 2) for layer in self.of)
-        return self.attend(*parts).transpose(1, 2).flatten(2).permute(self.order)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (q @ k.transpose(-1, -2) * 0.5).softmax(-1) @ v
+ONE = SIZES | {"num_hidden_layers": 1}
 
 
 class Mixer(SoftAttention):
@@ -162,9 +122,7 @@ class LeanAttention(SoftAttention):
 
 
 def calls_of(*parts: nn.Module) -> list[AttentionCall]:
-    calls: list[AttentionCall] = []
-    captured(Hand(*parts), INPUTS, calls.append)
-    return calls
+    return calls_in(Hand(*parts))
 
 
 def test_attention_without_a_softmax_is_passed_by() -> None:
@@ -203,31 +161,21 @@ def test_layouts_of_other_orders_are_read() -> None:
 
 def test_models_of_other_layouts() -> None:
     """XLNet and FSMT have the tokens first, SqueezeBERT the channels."""
-    config = transformers.XLNetConfig(vocab_size=31, d_model=32, n_layer=1, n_head=4, d_inner=48)
-    sizes = {"d_model": 32, "src_vocab_size": 31, "tgt_vocab_size": 31}
-    for part in ("encoder", "decoder"):
-        sizes |= {f"{part}_layers": 1, f"{part}_attention_heads": 4, f"{part}_ffn_dim": 48}
-    fsmt = transformers.FSMTConfig(**sizes)
-    squeezed = transformers.SqueezeBertConfig(**SIZES | {"embedding_size": 32})
-    for model, kinds in (
-        (transformers.XLNetModel(config), ["self"]),
-        (transformers.FSMTModel(fsmt), ["self", "self", "cross"]),
-        (transformers.SqueezeBertModel(squeezed), ["self"]),
+    for kind, sizes, kinds in (
+        ("XLNetModel", XLNET | {"n_layer": 1}, ["self"]),
+        ("FSMTModel", fsmt(1), ["self", "self", "cross"]),
+        ("SqueezeBertModel", ONE | {"embedding_size": 32}, ["self"]),
     ):
-        calls: list[AttentionCall] = []
         more = {"decoder_input_ids": INPUTS["input_ids"][:, :7]} if len(kinds) > 1 else {}
-        captured(model, INPUTS | more, calls.append)
+        calls = calls_in(tiny(kind, **sizes), INPUTS | more)
         assert [call.kind for call in calls] == kinds
         assert calls[0].q.shape == (2, 4, TOKENS, 8)
 
 
 def test_fewer_queries_than_keys_have_no_form() -> None:
     """Funnel's first layer of a block: queries are pooled."""
-    config = transformers.FunnelConfig(
-        vocab_size=31, block_sizes=[1, 1], num_decoder_layers=1, d_model=32, n_head=4, d_head=8, d_inner=48
-    )
-    calls: list[AttentionCall] = []
-    captured(transformers.FunnelModel(config), INPUTS, calls.append)
+    sizes = {"block_sizes": [1, 1], "num_decoder_layers": 1, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48}
+    calls = calls_in(tiny("FunnelModel", vocab_size=31, **sizes))
     pooled = [call for call in calls if call.q.shape[2] != call.k.shape[2]]
     assert len(pooled) == 1
     with pytest.raises(NoForm, match=r"queries for 12 keys"):
@@ -240,9 +188,8 @@ def test_tables_of_logits_are_not_kept_alive() -> None:
 
 
 def test_what_is_not_understood_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = transformers.MambaConfig(vocab_size=31, hidden_size=32, num_hidden_layers=1)
     with pytest.raises(InputError, match="MambaModel has no module"):
-        captured(transformers.MambaModel(config), {"input_ids": torch.tensor([[5, 6, 7]])}, pytest.fail)
+        captured(tiny("MambaModel", vocab_size=31, hidden_size=32, num_hidden_layers=1), INPUTS, pytest.fail)
 
     from transformers.models.gptj import modeling_gptj
     from transformers.models.llama import modeling_llama
@@ -256,10 +203,7 @@ def test_what_is_not_understood_is_refused_by_name(monkeypatch: pytest.MonkeyPat
         heads, weights = eager(module, query, key, value, mask, **rest)
         return 1.001 * heads, weights
 
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
-    gptj = transformers.GPTJForCausalLM(
-        transformers.GPTJConfig(vocab_size=31, n_embd=32, n_layer=1, n_head=4, n_positions=64, rotary_dim=4)
-    )
+    llama, gptj = tiny("LlamaForCausalLM", **ONE), tiny("GPTJForCausalLM", **GPT | {"rotary_dim": 4})
     for planted in (tilted, scaled):
         monkeypatch.setattr(modeling_llama, "eager_attention_forward", planted)
         with pytest.raises(InputError, match=r"layers.0.self_attn \(LlamaAttention\) .* differ by"):

@@ -1,39 +1,119 @@
-"""What is read some queries at a time is what all of them together say; every number of it is pinned."""
+"""Masks are told from biases by what they do, in every dtype; what is read some queries at a time is what all say."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.sources.huggingface.models import (
+    BLOOM,
+    GPT,
+    INPUTS,
+    NARROW,
+    PADDED,
+    SIZES,
+    TOKENS,
+    calls_in,
+    padded_inputs,
+    tiny,
+)
 from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import AttentionCall, captured
+from toeplens.sources.huggingface import captured, compared
 from toeplens.sources.huggingface.capture import masks
 from toeplens.sources.huggingface.capture.calls import Attention, prove
+from toeplens.sources.huggingface.capture.masks import bias_and_mask, hides_from, low
 from toeplens.sources.huggingface.capture.rotation import line
 from toeplens.sources.huggingface.effects.outcome import outcome_of
+from toeplens.sources.huggingface.model import precision
 
-transformers = pytest.importorskip("transformers")
-
-TOKENS = 12
 PLACES = torch.arange(TOKENS)
 CAUSAL = PLACES[:, None] >= PLACES
-SIZES = {
-    "vocab_size": 31,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 48,
-    "sliding_window": 4,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+TURNED = GPT | {"n_layer": 1, "rotary_dim": 4}
+NEO = {"vocab_size": 31, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64}
+NEO |= {"attention_types": [[["global", "local"], 1]], "window_size": 4}
+MODELS: dict[str, tuple[dict[str, Any], list[int | None]]] = {  # sizes, windows
+    "GPTJForCausalLM": (TURNED, [None]),
+    "CodeGenForCausalLM": (TURNED, [None]),
+    "GPTNeoForCausalLM": (NEO, [None, 4]),
 }
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_mask_of_half_precision_added_to_single_is_a_mask(name: str, dtype: torch.dtype) -> None:
+    """These form their logits in float32 and add a mask that was made in the model's dtype."""
+    sizes, windows = MODELS[name]
+    calls = calls_in(tiny(name, **sizes).to(dtype), padded_inputs())
+    assert [call.window for call in calls] == windows
+    for call in calls:
+        assert call.q.dtype == torch.float32
+        assert (call.side, call.causal, call.bias, call.unknown) == ("decoder", True, None, None)
+        lengths = call.lengths
+        assert lengths is not None
+        assert lengths.tolist() == [TOKENS, PADDED]
+
+
+def test_large_biases_are_no_masks() -> None:
+    """ALiBi's reach -16384 step by step; a mask is far below what is nearer to 0, in whatever dtype it was made."""
+    away = torch.arange(0.0, 32768.0)
+    alibi = -0.5 * away.view(1, 1, 1, -1) * torch.tensor([1.0, 0.25]).view(1, 2, 1, 1)
+    assert hides_from(alibi) == low(torch.float32)
+    for value in (-1e4, -65504.0, -131008.0):
+        term = torch.zeros(1, 1, TOKENS, TOKENS).masked_fill(PLACES[:, None] < PLACES, value)
+        assert torch.equal(term <= hides_from(term), term == value)
+    both = alibi[..., :2048] + torch.where(away[:2048] > 2000, -65504.0, 0.0)
+    assert torch.equal(both <= hides_from(both), (away[:2048] > 2000).expand_as(both))
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        term = torch.zeros(1, 1, 4, 4, dtype=dtype).masked_fill(torch.ones(4, 4).triu(1) > 0, torch.finfo(dtype).min)
+        assert torch.equal(term <= hides_from(term), term < 0)
+
+
+def test_what_leaves_a_weight_hides_nothing() -> None:
+    """The same term, beside logits that it outweighs and beside logits that outweigh it."""
+    term = torch.zeros(1, 1, TOKENS, TOKENS).masked_fill(PLACES[:, None] < PLACES, -2000.0)
+    logits = PLACES.expand(1, 1, TOKENS, -1)
+
+    def weights(scale: float) -> Tensor:
+        return (scale * logits + term).softmax(-1)
+
+    bias, visible = bias_and_mask([term], [], TOKENS, PLACES, lambda bias, visible: weights(1.0))
+    assert bias is None
+    assert visible is not None
+    assert torch.equal(visible[0, 0], PLACES[:, None] >= PLACES)
+    bias, visible = bias_and_mask([term], [], TOKENS, PLACES, lambda bias, visible: weights(1000.0))
+    assert visible is None
+    assert bias is not None
+    assert torch.equal(bias, term)
+    hides = torch.zeros(1, 1, TOKENS, TOKENS, dtype=torch.bool)
+    hides[..., 3:, :] = True  # these queries see no key, so that their weights are whatever comes of it
+    scaled = weights(1.0)
+    scaled[..., 3:, :] = 1 / TOKENS
+    bias, visible = bias_and_mask([term], [hides], TOKENS, PLACES, lambda bias, visible: scaled)
+    assert bias is None
+
+
+def test_rounding_is_that_of_the_models_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that gives logits in float32 has the rounding of what it was given all the same."""
+    model = tiny("GPTNeoForCausalLM", **NEO).to(torch.bfloat16)
+    assert precision(model) == torch.bfloat16
+    own, passes = model.lm_head.forward, []
+
+    def wide(x: Tensor) -> Tensor:
+        passes.append(1)
+        return own(x).float() * (1 + 0.01 * (len(passes) > 1))
+
+    monkeypatch.setattr(model.lm_head, "forward", wide)
+    assert compared(model, INPUTS, lambda call: None) == pytest.approx(0.01, rel=1e-3)
+    model.lm_head.weight.data = model.lm_head.weight.data.double()
+    assert precision(model) == torch.bfloat16
+    assert precision(model.lm_head) == torch.float64
+    assert precision(torch.nn.Identity()) == torch.float32
 
 
 @pytest.fixture(params=[2 * TOKENS, masks.AT_ONCE])
@@ -90,19 +170,13 @@ def test_tables_by_offset_are_as_exact_as_their_largest_number(at_once: int) -> 
                 torch.testing.assert_close(found, size * table.double(), atol=1e-4 * size, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["Gemma3", "Llama", "Bert"])
-def test_blocks_of_a_call_are_its_logits_and_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["Gemma3TextModel", "LlamaModel", "BertModel"])
+def test_blocks_of_a_call_are_its_logits_and_weights(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of windows, of all keys before without a mask that says so, and both ways: in their own places."""
-    kind = "Gemma3Text" if name == "Gemma3" else name
-    sizes = dict(list(SIZES.items())[:4]) if name == "Bert" else SIZES
-    torch.manual_seed(5)
-    model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**sizes)).eval()
-    tokens = torch.randint(4, 31, (2, TOKENS), generator=torch.Generator().manual_seed(3))
-    whole: list[AttentionCall] = []
-    captured(model, {"input_ids": tokens}, whole.append)
+    model = tiny(kind, **SIZES if kind == "BertModel" else NARROW)
+    whole = calls_in(model)
     monkeypatch.setattr(masks, "AT_ONCE", 3 * 2 * 4 * TOKENS)
-    calls: list[AttentionCall] = []
-    captured(model, {"input_ids": tokens}, calls.append)
+    calls = calls_in(model)
     assert len(calls) == len(whole) == 2
     for call, own in zip(calls, whole, strict=True):
         assert call.weights is None
@@ -153,8 +227,7 @@ def test_a_slope_is_that_of_least_squares() -> None:
 
 
 def test_masked_tokens_are_drawn_by_the_seed() -> None:
-    config = transformers.BertConfig(**{name: SIZES[name] for name in list(SIZES)[:4]}, intermediate_size=48)
-    model = transformers.BertForMaskedLM(config)
+    model = tiny("BertForMaskedLM", **SIZES)
     inputs = {"input_ids": torch.randint(4, 31, (2, 20), generator=torch.Generator().manual_seed(3))}
     for seed in (0, 1, 7):
         found = outcome_of(model, inputs, {"encoder"}, 3, seed)
@@ -165,11 +238,10 @@ def test_masked_tokens_are_drawn_by_the_seed() -> None:
         assert [(row >= 0).nonzero().flatten().tolist() for row in found.labels] == places
 
 
-@pytest.mark.parametrize("name", ["Llama", "Bloom"])
-def test_what_is_measured_is_not_under_observation(name: str) -> None:
+@pytest.mark.parametrize(("kind", "sizes"), [("LlamaModel", SIZES), ("BloomModel", BLOOM)])
+def test_what_is_measured_is_not_under_observation(kind: str, sizes: dict[str, Any]) -> None:
     """What ``on_layer`` computes does not come to the modes of the pass: of fused attention, and of written-out."""
-    config = getattr(transformers, f"{name}Config")(**dict(list(SIZES.items())[:3]), n_head=4, num_attention_heads=4)
-    model = getattr(transformers, f"{name}Model")(config).eval()
+    model = tiny(kind, **sizes)
     inside: list[list[str]] = []
     norm = next(module for module in model.modules() if "Norm" in type(module).__name__)
     norm.register_forward_hook(lambda module, args, out: inside.append(modes()))

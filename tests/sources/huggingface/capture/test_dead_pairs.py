@@ -6,32 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sources.huggingface.models import GROUPED, calls_in, tiny
 from torch import Tensor
 
 from toeplens.lens import behaviour
-from toeplens.sources.huggingface import AttentionCall, captured
+from toeplens.sources.huggingface import AttentionCall
 from toeplens.sources.huggingface.capture.rotation import find_rotation, tables_of
 
-transformers = pytest.importorskip("transformers")
-
-TOKENS, PAIRS = 20, 4
+LENGTH, PAIRS = 20, 4
 TURNS = torch.tensor([1.0, 0.3, 0.1, 0.01], dtype=torch.float64)
-ANGLES = torch.arange(TOKENS)[:, None] * TURNS
-PLACES = torch.arange(TOKENS).unsqueeze(0)
+ANGLES = torch.arange(LENGTH)[:, None] * TURNS
+PLACES = torch.arange(LENGTH).unsqueeze(0)
 CASES = [[0], [3], [1, 2], [0, 1], [0, 3], [0, 1, 2], [1, 2, 3]]
-SIZES = {
-    "vocab_size": 31,
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-INPUTS = {"input_ids": torch.randint(4, 31, (2, TOKENS), generator=torch.Generator().manual_seed(3))}
+SIZES = GROUPED | {"num_hidden_layers": 1}
+INPUTS = {"input_ids": torch.randint(4, 31, (2, LENGTH), generator=torch.Generator().manual_seed(3))}
 
 
 def dimensions(pairing: str, start: int) -> tuple[Tensor, Tensor]:
@@ -54,7 +42,7 @@ def queries_and_keys(dead: list[int], pairing: str, start: int, still: int) -> l
     generator = torch.Generator().manual_seed(still)
     found = []
     for heads in (4, 2):
-        x = torch.randn(2, heads, TOKENS, start + 2 * PAIRS + still, generator=generator, dtype=torch.float64)
+        x = torch.randn(2, heads, LENGTH, start + 2 * PAIRS + still, generator=generator, dtype=torch.float64)
         x[..., dimensions(pairing, start)[0][dead].flatten()] = 0
         found.append((x, turned(x, pairing, start)))
     return found
@@ -76,7 +64,7 @@ def test_dead_pairs_are_told_apart(pairing: str, start: int, still: int) -> None
         assert not found.dead.any()
         assert not found.tabled.any()
 
-        tables = tables_of([ANGLES.cos().float(), ANGLES.sin().float()], TOKENS)
+        tables = tables_of([ANGLES.cos().float(), ANGLES.sin().float()], LENGTH)
         found = find_rotation(q, k, PLACES, tables=tables)
         assert torch.equal(found.pairs, pairs)
         assert found.pairing == ("half" if pairing == "half" else "interleaved")
@@ -103,40 +91,31 @@ def test_tables_in_any_layout_are_believed_only_if_they_fit() -> None:
     wide = [torch.cat((x, x), -1)[None, :, None] for x in (cos, sin)]
     every = [x.repeat_interleave(2, -1).expand(2, -1, -1) for x in (sin, cos)]
     for given in (wide, every, [torch.cat((sin, cos), -1)], [torch.polar(torch.ones_like(ANGLES), -ANGLES)]):
-        found = find_rotation(q, k, PLACES, tables=tables_of(given, TOKENS))
+        found = find_rotation(q, k, PLACES, tables=tables_of(given, LENGTH))
         assert found.tabled.tolist() == [False, True, False, False]
         torch.testing.assert_close(found.frequencies, TURNS, atol=1e-6, rtol=0)
     others = [[(1.1 * ANGLES).cos(), (1.1 * ANGLES).sin()], [2 * cos, 2 * sin], [cos[:, :3], sin[:, :3]], [cos[:5]]]
     for given in others:
-        found = find_rotation(q, k, PLACES, tables=tables_of(given, TOKENS))
+        found = find_rotation(q, k, PLACES, tables=tables_of(given, LENGTH))
         torch.testing.assert_close(found.frequencies, TURNS[[0, 2, 3]], atol=1e-9, rtol=0)
 
 
-def calls_of(model: Any) -> list[AttentionCall]:
-    calls: list[AttentionCall] = []
-    captured(model.eval(), INPUTS, calls.append)
-    return calls
-
-
-def random(model: Any) -> Any:
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
-    return model
+def call_of(model: Any) -> AttentionCall:
+    (call,) = calls_in(model, INPUTS)
+    return call
 
 
 def test_norms_that_switch_pairs_off() -> None:
     """Gemma 3 norms queries and keys by 1 + w, then turns them: w = -1 in both halves of pairs 0, 2 and 3."""
     sizes = SIZES | {"head_dim": 12, "query_pre_attn_scalar": 12, "sliding_window": 64}
-    model = random(transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**sizes)))
+    model = tiny("Gemma3ForCausalLM", gain=0.3, **sizes)
     norms = model.model.layers[0].self_attn.q_norm, model.model.layers[0].self_attn.k_norm
-    (before,) = calls_of(model)
+    before = call_of(model)
     assert before.rotation is not None
     with torch.no_grad():
         for norm in norms:
             norm.weight[[0, 2, 3, 6, 8, 9]] = -1
-    (call,) = calls_of(model)
+    call = call_of(model)
     assert call.unknown is None
     assert call.rotation is not None
     assert call.rotation.dead.tolist() == [True, False, True, True, False, False]
@@ -149,19 +128,19 @@ def test_norms_that_switch_pairs_off() -> None:
 
 def test_rows_of_zeros_switch_pairs_off() -> None:
     """Llama's projections with rows of 0, where nothing else comes to queries and keys."""
-    model = random(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)))
+    model = tiny("LlamaForCausalLM", gain=0.3, **SIZES)
     attention = model.model.layers[0].self_attn
     with torch.no_grad():
         for layer in (attention.q_proj, attention.k_proj):
             layer.weight.view(-1, 8, 32)[:, [0, 4]] = 0
-    (call,) = calls_of(model)
+    call = call_of(model)
     assert call.rotation is not None
     assert call.rotation.tabled.tolist() == [True, False, False, False]
     wanted = torch.tensor([1, 0.1, 0.01, 0.001], dtype=torch.float64)
     torch.testing.assert_close(call.rotation.frequencies, wanted, atol=1e-6, rtol=0)
     with torch.no_grad():
         attention.q_proj.weight.view(4, 8, 32)[:, [3, 7]] = 0
-    (call,) = calls_of(model)
+    call = call_of(model)
     assert call.rotation is not None
     assert call.rotation.dead.tolist() == [True, False, False, True]
     assert call.rotation.tabled.tolist() == [True, False, False, False]
@@ -169,8 +148,8 @@ def test_rows_of_zeros_switch_pairs_off() -> None:
 
 def test_pairs_too_slow_for_a_low_precision_are_the_tables() -> None:
     """In bfloat16 a turn of 0.001 a position does not move what it turns: it is not read as none."""
-    model = random(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))).to(torch.bfloat16)
-    (call,) = calls_of(model)
+    model = tiny("LlamaForCausalLM", gain=0.3, **SIZES).to(torch.bfloat16)
+    call = call_of(model)
     assert call.rotation is not None
     assert not call.rotation.dead.any()
     assert bool(call.rotation.tabled[-1]) == bool(call.rotation.tabled.any())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -10,60 +9,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.sources.huggingface.models import (
+    BLOOM,
+    GPT,
+    GROUPED,
+    LATENT,
+    NARROW,
+    PADDED,
+    SIZES,
+    T5,
+    TOKENS,
+    XLNET,
+    calls_in,
+    fsmt,
+    padded_inputs,
+    state,
+    tiny,
+)
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import captured
 from toeplens.sources.huggingface.effects import head_effects as silencing
 from toeplens.sources.huggingface.effects import outcome, replays
 from toeplens.sources.huggingface.effects.head_effects import HeadEffects, head_effects
+from toeplens.studies.auditing.survey.models import small_inputs, small_model
 
-transformers = pytest.importorskip("transformers")
-
-TOKENS, PADDED = 12, 9  # the second sequence has 9 tokens before its padding
-SIZES = {
-    "vocab_size": 31,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-GROUPED = SIZES | {"num_key_value_heads": 2}
-NARROW = GROUPED | {"head_dim": 8, "sliding_window": 4}
-GPT = {
-    "vocab_size": 31,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-LATENT = SIZES | {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 12,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 6,
-    "v_head_dim": 5,
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 4,
-    "n_group": 2,
-    "topk_group": 1,
-    "num_experts_per_tok": 2,
-}
-T5 = {"vocab_size": 31, "d_model": 32, "d_kv": 8, "num_layers": 2, "num_heads": 4, "d_ff": 48}
-# with a cache it hides nothing, not even what comes next
-FSMT = {"use_cache": False, "d_model": 32, "src_vocab_size": 31, "tgt_vocab_size": 31, "tie_word_embeddings": False} | {
-    f"{side}_{name}": size
-    for side in ("encoder", "decoder")
-    for name, size in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))
-}
-XLNET = {"vocab_size": 31, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}
 SHARED = NARROW | {
     "num_hidden_layers": 4,
     "num_kv_shared_layers": 2,
@@ -82,21 +53,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], str, int]] = {  # class, sizes, out
     "GPT2": ("GPT2LMHeadModel", GPT, "attn.c_proj", 1),
     "GPTJ": ("GPTJForCausalLM", GPT | {"rotary_dim": 4}, "attn.out_proj", 1),
     "Cohere": ("CohereForCausalLM", GROUPED, "self_attn.o_proj", 1),
-    "Bloom": (
-        "BloomForCausalLM",
-        {"vocab_size": 31, "hidden_size": 32, "n_layer": 2, "n_head": 4},
-        "self_attention.dense",
-        1,
-    ),
+    "Bloom": ("BloomForCausalLM", BLOOM, "self_attention.dense", 1),
     "Bert": ("BertModel", SIZES, "attention.output.dense", 1),
     "Bert-masked": ("BertForMaskedLM", SIZES, "attention.output.dense", 1),
     "Albert": ("AlbertModel", SIZES | {"embedding_size": 16}, "attention.dense", 1),
-    "T5": (
-        "T5ForConditionalGeneration",
-        T5 | {"decoder_start_token_id": 0, "pad_token_id": 0},
-        "Attention.o",
-        5,
-    ),
+    "T5": ("T5ForConditionalGeneration", T5, "Attention.o", 5),
     "GptOss": (
         "GptOssForCausalLM",
         NARROW | {"num_local_experts": 2, "num_experts_per_tok": 1},
@@ -112,11 +73,10 @@ MODELS: dict[str, tuple[str, dict[str, Any], str, int]] = {  # class, sizes, out
         "self_attn.o_proj",
         3,
     ),
-    # layers hand on [N, B, D]
-    "FSMT": ("FSMTForConditionalGeneration", FSMT, "out_proj", 5),
+    # layers hand on [N, B, D]; with a cache FSMT hides nothing, not even what comes next
+    "FSMT": ("FSMTForConditionalGeneration", fsmt(2) | {"use_cache": False}, "out_proj", 5),
     "XLNet": ("XLNetModel", XLNET, "", 1),
 }
-CONFIGS = {"Gemma3n-text": "Gemma3nTextConfig", "Gemma3n-own": "Gemma3nTextConfig"}
 MASK = 3
 STATES = ("Bert", "Albert", "XLNet")  # no loss
 
@@ -127,34 +87,25 @@ def model_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
 @cache
 def _model(name: str, dtype: torch.dtype) -> Any:
-    """A tiny model with random weights that are large enough for its attention not to be flat."""
     kind, sizes, _, _ = MODELS[name]
-    config = getattr(transformers, CONFIGS.get(name, name.split("-")[0] + "Config"))(**sizes)
-    generator = torch.Generator().manual_seed(7)
-    model = getattr(transformers, kind)(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            noise = torch.randn(weight.shape, generator=generator)
-            weight.copy_(0.2 * noise if weight.ndim > 1 else weight + 0.1 * noise)
-    return model.to(dtype)
+    return tiny(kind, **sizes).to(dtype)
 
 
 def inputs_of(model: Any) -> dict[str, Tensor]:
-    tokens = torch.randint(4, 31, (2, TOKENS), generator=torch.Generator().manual_seed(3))
-    there = torch.ones_like(tokens)
-    there[1, PADDED:] = 0
-    more = {}
+    inputs = padded_inputs()
     if model.config.is_encoder_decoder:
-        more = {"decoder_input_ids": tokens[:, 2:9], "decoder_attention_mask": there[:, 5:]}
-    return {"input_ids": tokens, "attention_mask": there} | more
+        tokens, there = inputs["input_ids"], inputs["attention_mask"]
+        inputs |= {"decoder_input_ids": tokens[:, 2:9], "decoder_attention_mask": there[:, 5:]}
+    return inputs
+
+
+def places_in(model: Any, inputs: dict[str, Tensor]) -> list[tuple[str, str, str, int, int]]:
+    return [(c.module, c.side, c.kind, c.layer, c.heads.shape[2]) for c in calls_in(model, inputs)]
 
 
 @cache
 def calls_of(name: str) -> list[tuple[str, str, str, int, int]]:
-    found = []
-    model = model_of(name)
-    captured(model, inputs_of(model), lambda c: found.append((c.module, c.side, c.kind, c.layer, c.heads.shape[2])))
-    return found
+    return places_in(model_of(name), inputs_of(model_of(name)))
 
 
 @cache
@@ -402,18 +353,6 @@ def test_sequences_that_depend_on_each_other_are_run_one_at_a_time(monkeypatch: 
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def state(model: nn.Module) -> Any:
-    """All that a pass might leave behind."""
-    functions = sys.modules[type(model).__module__].__dict__
-    return (
-        dict(transformers.AttentionInterface._global_mapping),
-        [(module.training, len(module._forward_hooks), "forward" in vars(module)) for module in model.modules()],
-        [dict(vars(m.config)) | {"rope_parameters": None} for m in model.modules() if hasattr(m, "config")],
-        {name: value for name, value in functions.items() if callable(value)},
-        [weight.requires_grad for weight in model.parameters()],
-    )
-
-
 @pytest.mark.parametrize("name", ["Llama", "GPTJ", "T5"])
 def test_model_and_tables_stay_as_they_were(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(name)
@@ -458,8 +397,7 @@ def test_sequences_without_a_prediction_have_no_effect() -> None:
             assert np.isnan(each).tolist() == [[False] * 4, [True] * 4]
     bert = model_of("Bert-masked")
     assert head_effects(bert, inputs_of(bert), calls_of("Bert-masked")).outcome == "states"  # no mask token
-    config = transformers.BertConfig(**SIZES | {"num_hidden_layers": 1})
-    own = transformers.BertLMHeadModel(config).eval()  # sees what comes next, so it is not asked for it
+    own = tiny("BertLMHeadModel", **SIZES | {"num_hidden_layers": 1})  # sees what comes next, so it is not asked for it
     call = ("bert.encoder.layer.0.attention.self", "encoder", "self", 0, 4)
     assert head_effects(own, inputs_of(own), [call]).outcome == "states"
     found = head_effects(own, inputs_of(own), [call], mask_token=MASK)
@@ -488,3 +426,42 @@ def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(transform, "forward", lambda x: own(x - x.mean(1, keepdim=True)))
     with pytest.raises(InputError, match="the head of BertForMaskedLM was not understood"):
         head_effects(bert, inputs_of(bert), calls_of("Bert-masked"), mask_token=MASK)
+
+
+@pytest.mark.parametrize(
+    ("name", "projections"),
+    [
+        ("encoder-decoder", ("encoder.encoder.layer.1.attention", "decoder.bert.encoder.layer.0.crossattention")),
+        ("seamless_m4t", ("text_encoder.layers.1.self_attn", "text_decoder.layers.0.cross_attention")),
+    ],
+)
+def test_effects_are_of_the_loss_of_what_is_decoded(name: str, projections: tuple[str, str]) -> None:
+    """Whatever the class is called, and wherever in it the head is; against plain passes with a head's columns 0."""
+    model = small_model(name)
+    inputs = small_inputs(model)
+    calls = places_in(model, inputs)
+    found = head_effects(model, inputs, calls)
+    assert found.outcome == "loss"
+
+    @torch.no_grad()
+    def losses() -> np.ndarray:
+        words = inputs["decoder_input_ids"]
+        logits = model(**inputs).logits[:, :-1].double()
+        return F.cross_entropy(logits.transpose(1, 2), words[:, 1:], reduction="none").mean(1).numpy()
+
+    intact = losses()
+    assert found.baseline is not None
+    np.testing.assert_allclose(found.baseline, intact, rtol=1e-5)
+    for prefix in projections:
+        at = next(place for place, call in enumerate(calls) if call[0].startswith(prefix))
+        part = model.get_submodule(prefix)
+        weight = (part.output.dense if name == "encoder-decoder" else part.out_proj).weight
+        own = weight.detach().clone()
+        for head in range(4):
+            with torch.no_grad():
+                weight[:, 16 * head : 16 * (head + 1)] = 0
+            effect = losses() - intact
+            with torch.no_grad():
+                weight.copy_(own)
+            assert np.abs(effect).max() > 1e-4
+            np.testing.assert_allclose(found.effects[at][:, head], effect, rtol=1e-4, atol=1e-5)
