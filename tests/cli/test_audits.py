@@ -6,9 +6,7 @@ import io
 import json
 import os
 import shutil
-import sys
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,36 +16,18 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
+from tests.cli.command import Toeplens
 
-from toeplens import cli
 from toeplens.cli import audit_output
 from toeplens.cli.audits import names_of
 from toeplens.ground import InputError
-from toeplens.ground.places import entered
 from toeplens.ground.locks import locked
+from toeplens.ground.places import entered
 from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, open_audit, read_text
 from toeplens.studies.auditing import survey as survey_of
 from toeplens.studies.auditing.survey import Survey, Surveyed
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.usefixtures("unchecked")
-
-Toeplens = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def toeplens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Toeplens:
-    """Run a command in this process: exit code, standard output, standard error."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["toeplens", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        printed = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +47,7 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     np.save(tmp_path / "ids.npy", ids)
     (tmp_path / "ids.json").write_text(json.dumps(ids.tolist()))
     first = toeplens("audit", model, "--tokens", tmp_path / "ids.npy", "--out", tmp_path / "a", "--json")
-    assert first[0] == 0, first
-    told: dict[str, Any] = json.loads(first[1])
+    told: dict[str, Any] = first.json()
     record = json.loads((tmp_path / "a" / "audit.json").read_text())
     assert told["about"] == record["about"]
     assert "words" not in told
@@ -86,15 +65,14 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     second = toeplens(
         "audit", model, "--tokens", tmp_path / "ids.json", "--out", tmp_path / "b", "--layers", "2", "--max-tokens", 10
     )
-    assert second[0] == 0, second
-    assert "Heads of the largest effect" in second[1]
+    assert second.code == 0, second
+    assert "Heads of the largest effect" in second.out
     assert {head.layer for head in open_audit(tmp_path / "b").heads} == {1}
     compared = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "c")
-    assert compared[0] == 0, compared
+    assert compared.code == 0, compared
     assert (tmp_path / "c" / "report.html").stat().st_size > 10_000
     replaced = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "a")
-    assert replaced[0] == 2
-    assert "holds an audit; give an empty or new directory" in replaced[2]
+    assert "holds an audit; give an empty or new directory" in replaced.refusal()
 
 
 @pytest.mark.parametrize(
@@ -124,11 +102,7 @@ def test_errors_are_one_line(
     monkeypatch.chdir(tmp_path)
     Path("words.txt").write_text("some words")
     Path("bad.json").write_text("[1, 2")
-    code, out, err = toeplens("audit", model, "--out", "out", *words)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert said in err
+    assert said in toeplens("audit", model, "--out", "out", *words).refusal()
     assert not Path("out").exists()
 
 
@@ -149,21 +123,20 @@ def test_outputs_replace_nothing_but_their_own_kind(
                 out.mkdir()
                 (out / name).write_text("{}")
                 (out / "report.html").write_text("theirs")
-                code, _, err = toeplens(*words, "--out", out)
-                assert (code, err) == (2, f"error: out: {out} holds {kind}; give an empty or new directory.\n")
+                refused = toeplens(*words, "--out", out).refusal()
+                assert refused == f"error: out: {out} holds {kind}; give an empty or new directory."
                 assert (out / "report.html").read_text() == "theirs"
         out = tmp_path / f"{command}-foreign"
         out.mkdir()
         (out / "notes.txt").write_text("mine")
-        code, _, err = toeplens(*words, "--out", out)
-        assert (code, {path.name for path in out.iterdir()}) == (2, {"notes.txt"})
-        assert "holds files that are not the" in err
+        assert "holds files that are not the" in toeplens(*words, "--out", out).refusal()
+        assert {path.name for path in out.iterdir()} == {"notes.txt"}
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "report.html").write_text("theirs")
     monkeypatch.setattr("toeplens.report.auditing.comparison.render_comparison", lambda *_: "ours")
-    code, _, err = toeplens("compare", "a", "b", "--out", tmp_path / "page")
-    assert (code, (tmp_path / "page" / "report.html").read_text()) == (2, "theirs")
-    assert "is not a page that this version's 'toeplens compare' wrote" in err
+    refused = toeplens("compare", "a", "b", "--out", tmp_path / "page").refusal()
+    assert "is not a page that this version's 'toeplens compare' wrote" in refused
+    assert (tmp_path / "page" / "report.html").read_text() == "theirs"
     (tmp_path / "held").mkdir()
     with locked(tmp_path / "held", "audit"):
         found = [0]
@@ -187,10 +160,9 @@ def _held_elsewhere(directory: Path) -> bool:
 def test_options_that_a_run_has_no_use_for_are_refused(toeplens: Toeplens, tmp_path: Path, words: list[Any]) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "spec.json").write_text("{}")
-    code, _, err = toeplens("audit", tmp_path / "run", "--out", tmp_path / "out", *words)
+    refused = toeplens("audit", tmp_path / "run", "--out", tmp_path / "out", *words).refusal()
     field = str(words[0]).removeprefix("--").replace("-", "_")
-    assert (code, err.count("\n")) == (2, 1)
-    assert f"error: {field}: it was given; a run is audited on examples of its own test set" in err
+    assert f"error: {field}: it was given; a run is audited on examples of its own test set" in refused
     assert not (tmp_path / "out").exists()
 
 
@@ -200,9 +172,9 @@ def test_random_and_unused_weights_are_said(toeplens: Toeplens, model: Path, tmp
     weights = {name: x for name, x in load_file(model / "model.safetensors").items() if ".mlp." not in name}
     save_file(weights | {"strange.weight": torch.zeros(2)}, holed / "model.safetensors", {"format": "pt"})
     options = ["--effects", "none", "--max-tokens", 12, "--sequences", 8]
-    code, out, _ = toeplens("audit", holed, "--out", tmp_path / "a", *options)
-    assert code == 0
-    told = " ".join(out.split())
+    found = toeplens("audit", holed, "--out", tmp_path / "a", *options)
+    assert found.code == 0, found
+    told = " ".join(found.out.split())
     assert "random: the checkpoint lacks weights (8: transformer.h.0.mlp.c_fc.bias, " in told
     assert "unused: the checkpoint has weights that the model has no place for (1: strange.weight)" in told
     head = (tmp_path / "a" / "report.html").read_text().partition('<section id="map">')[0]
@@ -223,14 +195,12 @@ def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path
         ("far.json", "must be whole numbers"),
         ("n" * 5000, "is longer than the system allows"),
     ):
-        code, _, err = toeplens("audit", model, "--tokens", tmp_path / name, "--out", tmp_path / "out")
-        assert (code, err.count("\n")) == (2, 1), err
-        assert said in err
-        assert len(err) < 500
+        refused = toeplens("audit", model, "--tokens", tmp_path / name, "--out", tmp_path / "out").refusal()
+        assert said in refused
+        assert len(refused) < 500
     for words in (["audit", "m" * 5000, "--out", tmp_path / "o"], ["audit", model, "--out", tmp_path / ("o" * 5000)]):
-        code, _, err = toeplens(*words)
-        assert (code, err.count("\n")) == (2, 1), err
-        assert "file name too long" in err or "longer than the system allows" in err
+        refused = toeplens(*words).refusal()
+        assert "file name too long" in refused or "longer than the system allows" in refused
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("handed over"))
     writer.start()
@@ -264,11 +234,9 @@ def test_equal_layers_are_one_row(model: Path) -> None:
 
 
 def test_no_audit_no_comparison(toeplens: Toeplens, tmp_path: Path) -> None:
-    code, _, err = toeplens("compare", tmp_path, tmp_path, "--out", tmp_path / "c")
-    assert code == 2
-    assert "holds no audit.json; it must be the directory of an audit." in err
-    code, _, err = toeplens("audit", "no/such/model", "--out", tmp_path / "o", "--device", "tpu")
-    assert code == 2
+    refused = toeplens("compare", tmp_path, tmp_path, "--out", tmp_path / "c").refusal()
+    assert "holds no audit.json; it must be the directory of an audit." in refused
+    assert toeplens("audit", "no/such/model", "--out", tmp_path / "o", "--device", "tpu").code == 2
 
 
 def test_the_survey_is_told(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,11 +246,11 @@ def test_the_survey_is_told(toeplens: Toeplens, tmp_path: Path, monkeypatch: pyt
     )
     found = Survey({"transformers": "5"}, rows)
     monkeypatch.setattr(survey_of, "survey", lambda out, **options: found)
-    code, out, _ = toeplens("survey", "--out", tmp_path)
-    assert code == 0
+    told = toeplens("survey", "--out", tmp_path)
+    assert told.code == 0, told
     for word in ("proved", "refused", "3.0e-07", "strange", "was not understood"):
-        assert word in out
-    assert json.loads(toeplens("survey", "--out", tmp_path, "--json")[1]) == found.to_dict()
+        assert word in told.out
+    assert toeplens("survey", "--out", tmp_path, "--json").json() == found.to_dict()
     assert found.markdown("proved").splitlines()[2] == (
         "| `llama` | LlamaForCausalLM | 2 | all | loss | – | 1e-07 | 2e-07 | 3e-07 |"
     )

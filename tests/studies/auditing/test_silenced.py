@@ -110,9 +110,9 @@ def test_what_harms_is_said_beside_what_helps() -> None:
     told = " ".join(words.findings(lost))
     assert "deposit" not in told
     assert "lowers the loss" not in told
-    assert "does better" not in layer_effects(lost, 2).caption
+    assert "does better" not in layer_effects(lost).caption
     assert "Without the 2 heads whose interval is below zero the model does better" in (
-        layer_effects(_made([0.02, -0.03, -0.01, -0.001], 0.002), 2).caption
+        layer_effects(_made([0.02, -0.03, -0.01, -0.001], 0.002)).caption
     )
     (row,) = deposit_rows(lost)
     assert (row.helps, row.harms, row.top, row.share) == ("0.0200", "−0.0410", "–", "–")
