@@ -5,14 +5,11 @@ from __future__ import annotations
 import io
 import itertools
 import math
-import multiprocessing
 import os
 import pickle
 import random
-import resource
 import shutil
 import signal
-import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -27,8 +24,9 @@ import safetensors.torch
 import torch
 from tests import builders
 from tests.builders import After, Crash, fault_at, files, full, held, noted_writes, outcome, refusal
+from tests.training.forked import started
 
-from toeplens.ground import EnvironmentFailure, InputError, ToeplensError
+from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.model import Decoder
 from toeplens.training import Run, RunSpec, loop, train
 from toeplens.training import run as store
@@ -226,29 +224,6 @@ def test_checkpoints_are_as_far_apart_as_asked(tmp_path: Path, monkeypatch: pyte
 
 
 # ---- killed -------------------------------------------------------------------------------------------------------
-
-FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload([__name__])
-
-
-def work(spec: RunSpec, out: Path, threads: int, largest_file: int, errors: Path) -> None:
-    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
-    torch.set_num_threads(threads)
-    if largest_file:
-        assert signal.getsignal(signal.SIGXFSZ) is signal.SIG_IGN
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    try:
-        train(spec, out, checkpoint_seconds=0)
-    except ToeplensError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-
-
-def started(spec: RunSpec, out: Path, errors: Path, largest_file: int = 0) -> BaseProcess:
-    """A process that trains, forked from one that has imported everything and trained nothing."""
-    process = FORKED.Process(target=work, args=(spec, out, torch.get_num_threads(), largest_file, errors))
-    process.start()
-    return process
 
 
 def wait_for_checkpoints(process: BaseProcess, path: Path, count: int) -> None:
