@@ -6,21 +6,34 @@ from collections.abc import Iterable
 from math import isfinite
 
 
+def fixed(value: float | None, digits: int = 2) -> str:
+    """A number with so many decimals and a true minus sign, none before zeros; a dash where there is none."""
+    if value is None or not isfinite(value):
+        return "–"
+    text = f"{value:.{digits}f}"
+    return (text.removeprefix("-") if float(text) == 0 else text).replace("-", "−")
+
+
 def percent(value: float | None, *, sign: bool = True) -> str:
     """A share as per cent; a dash if there is none."""
-    return "–" if value is None or not isfinite(value) else f"{100 * value:.1f}{'%' if sign else ''}"
+    text = fixed(None if value is None else 100 * value, 1)
+    return f"{text}%" if sign and text != "–" else text
 
 
 def points(value: float) -> str:
-    """A difference of shares, in percentage points; a true minus sign."""
-    rounded = round(100 * value, 1) + 0.0
-    return f"{rounded:.1f}".replace("-", "−")
+    """A difference of shares, in percentage points."""
+    return fixed(100 * value, 1)
 
 
-def signed(value: float) -> str:
-    """A difference of shares in percentage points, with its sign."""
-    text = points(value)
-    return text if text.startswith("−") or text == "0.0" else f"+{text}"
+def whole(value: float) -> str:
+    """A share in whole per cents, for a cell of a map; nothing where there is none."""
+    return fixed(100 * value, 0) if isfinite(value) else ""
+
+
+def signed(value: float | None, digits: int = 2) -> str:
+    """A number with its sign, unless it is 0 to so many decimals."""
+    text = fixed(value, digits)
+    return text if text[0] in "−–" or float(text) == 0 else f"+{text}"
 
 
 def duration(seconds: float) -> str:

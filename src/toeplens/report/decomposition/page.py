@@ -13,8 +13,7 @@ from markupsafe import Markup
 
 from toeplens.ground.places import write_page
 from toeplens.ground.words import listed
-from toeplens.lens.logits.decompose import PURE
-from toeplens.lens.logits.decompose import KINDS
+from toeplens.lens.logits.decompose import KINDS, PURE
 from toeplens.report.decomposition import figures
 from toeplens.report.decomposition.figures import FILLS, UNTOLD, diagonals_only, head_sign, share, span
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View, numbered

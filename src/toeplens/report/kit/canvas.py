@@ -1,14 +1,17 @@
-"""What all figures share: an empty panel, its axes, and the lines at what a guess would score."""
+"""What all figures share: an empty panel, its axes, what is drawn on it, and lines at what guesses score."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
+from toeplens.ground.words import or_none
+from toeplens.report.kit.colours import GUESS, faded
 from toeplens.studies import Results
 
-GUESS = "rgba(128, 136, 150, 0.95)"
 _GRID = "rgba(128, 136, 150, 0.22)"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _LABEL = 12  # pixels that a label needs for itself
@@ -28,10 +31,99 @@ class Canvas:
         self._axes = {"xaxis": dict(axis), "yaxis": dict(axis)}
         self._shapes: list[dict[str, Any]] = []
         self._notes: list[dict[str, Any]] = []
+        self._colours: dict[str, Any] = {}
 
     def add(self, kind: str, **trace: Any) -> None:
         """Add a trace of plotly's type ``kind``."""
         self.traces.append({"type": kind, **trace})
+
+    def lines(
+        self,
+        xs: Iterable[Any],
+        ys: Iterable[Any],
+        tint: str,
+        hover: str | Sequence[str] = "",
+        *,
+        width: float = 2,
+        dash: str = "solid",
+        **trace: Any,
+    ) -> None:
+        """A line; with a marker at each point if ``marker`` is given. ``hover`` is a template, or a text a point."""
+        trace.setdefault("mode", "lines+markers" if "marker" in trace else "lines")
+        line = {"color": tint, "width": width, "dash": dash}
+        self.add("scatter", x=list(xs), y=list(ys), line=line, **_pointed(hover), **trace)
+
+    def marks(
+        self,
+        xs: Iterable[Any],
+        ys: Iterable[Any],
+        marker: dict[str, Any],
+        hover: str | Sequence[str] = "",
+        **trace: Any,
+    ) -> None:
+        """A marker a point, with plotly's options for it. ``hover`` is a template, or a text a point."""
+        self.add("scatter", x=list(xs), y=list(ys), mode="markers", marker=marker, **_pointed(hover), **trace)
+
+    def band(
+        self, xs: Sequence[float], low: Sequence[Any], high: Sequence[Any], tint: str, alpha: float, key: str
+    ) -> None:
+        """A range around what the legend's entry ``key`` switches."""
+        edge: dict[str, Any] = {"x": xs, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "meta": key}
+        self.add("scatter", y=low, **edge)
+        self.add("scatter", y=high, fill="tonexty", fillcolor=faded(tint, alpha), **edge)
+
+    def violin(self, place: float, values: Sequence[float], tint: str, hover: Sequence[str], **trace: Any) -> None:
+        """The density of values, and each of them as a point; ``size`` and ``opacity`` are the points'."""
+        marker = {"color": tint, "size": trace.pop("size"), "opacity": trace.pop("opacity")}
+        self.add(
+            "violin",
+            x=[place] * len(values),
+            y=values,
+            hoveron="points",
+            points="all",
+            pointpos=0,
+            spanmode="hard",
+            scalemode="width",
+            line={"color": tint, "width": 1},
+            fillcolor=faded(tint, 0.16),
+            marker=marker,
+            **_pointed(hover),
+            **trace,
+        )
+
+    def heat(
+        self,
+        z: Sequence[Sequence[float | None]],
+        x: Sequence[Any],
+        y: Sequence[Any],
+        limit: float,
+        hover: str | Sequence[Sequence[str]],
+        *,
+        gap: int | tuple[int, int] = 0,
+        numbers: Sequence[Sequence[str]] | None = None,
+        size: int = 11,
+        **trace: Any,
+    ) -> None:
+        """A map of numbers, in the page's colours from -``limit`` to ``limit``; what is not known stays empty.
+
+        Arguments
+            hover    a template, or a text a cell
+            gap      pixels between columns, and between rows
+            numbers  what stands in the cells, if anything, ``size`` pixels high
+        """
+        across, down = gap if isinstance(gap, tuple) else (gap, gap)
+        if not isinstance(hover, str):
+            trace |= {"customdata": hover, "hovertemplate": "%{customdata}<extra></extra>"}
+        else:
+            trace["hovertemplate"] = hover
+        if numbers is not None:
+            trace |= {"text": numbers, "texttemplate": "%{text}", "textfont": {"size": size}}
+        self.add("heatmap", z=z, x=x, y=y, coloraxis="coloraxis", hoverongaps=False, xgap=across, ygap=down, **trace)
+        self._colours = {"coloraxis": {"cmin": -limit, "cmax": limit, "showscale": False}}
+
+    def straight(self, xs: Sequence[float], ys: Sequence[float], dash: str = "dot", width: float = 1) -> None:
+        """A thin line for comparison, of which nothing is told."""
+        self.lines(xs, ys, GUESS, width=width, dash=dash, hoverinfo="skip")
 
     def x(self, title: str = "", **options: Any) -> None:
         """Set options of the horizontal axis."""
@@ -40,6 +132,10 @@ class Canvas:
     def y(self, title: str = "", **options: Any) -> None:
         """Set options of the vertical axis."""
         self._axes["yaxis"] |= {"title": {"text": title, "standoff": 5}, **options}
+
+    def steps(self) -> None:
+        """Make the horizontal axis one of training steps."""
+        self.x("training step", rangemode="tozero", nticks=5)
 
     def percent(self, top: float, title: str = "") -> None:
         """Make the vertical axis one of accuracies, from 0 to a little over ``top``."""
@@ -74,6 +170,7 @@ class Canvas:
                 "shapes": self._shapes,
                 "annotations": self._notes,
                 **self._axes,
+                **self._colours,
                 **layout,
             },
         )
@@ -109,12 +206,17 @@ def guesses_down(canvas: Canvas, levels: dict[str, float]) -> None:
         canvas.note(words, x=at, yref="paper", y=1, xanchor="left", yanchor="bottom", xshift=-3, yshift=_LABEL * row)
 
 
-def faded(hexadecimal: str, alpha: float) -> str:
-    """A colour, see-through."""
-    red, green, blue = (int(hexadecimal[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red}, {green}, {blue}, {alpha:g})"
+def plain(values: Any, digits: int = 4) -> list[float | None]:
+    """Numbers as JSON can hold them, with a few significant digits; None for what is not known."""
+    return [or_none(float(f"{value:.{digits}g}")) for value in np.asarray(values, dtype=float).tolist()]
 
 
-def number(value: Any) -> float:
-    """A recorded figure; NaN where none could be recorded."""
-    return float("nan") if value is None else float(value)
+def untagged(text: str) -> str:
+    """A text as plotly shows it: nothing in it is a tag."""
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _pointed(hover: str | Sequence[str]) -> dict[str, Any]:
+    if isinstance(hover, str):
+        return {"hovertemplate": hover} if hover else {}
+    return {"text": hover, "hovertemplate": "%{text}<extra></extra>"}

@@ -1,33 +1,67 @@
-"""Colours and markers that all pages share: of encodings, of the layers of a model, and of heat."""
+"""Colours and markers of all pages, readable on white and on near-black: of encodings, heads, layers, and of heat."""
 
 from __future__ import annotations
 
-# label: colour (readable on white and on near-black), plotly marker, the same marker as a character
-FAMILIES: dict[str, tuple[str, str, str]] = {
-    "rope": ("#2f6fe0", "circle", "●"),
-    "rope-alone": ("#0e9bb5", "triangle-down", "▼"),
-    "rope-absolute": ("#8456d8", "diamond", "◆"),
+BLUE, ORANGE, GREEN, PINK, RED = "#2f6fe0", "#de7a00", "#1d9a5b", "#c8479f", "#d2453d"
+PURPLE, CYAN, BROWN, GREY = "#8456d8", "#0e9bb5", "#9c7430", "#858b95"
+GUESS = "rgba(128, 136, 150, 0.95)"  # of what is only there for comparison
+
+Look = tuple[str, str, str]  # colour, plotly marker, the same marker as a character
+
+# by what the studies call an encoding
+FAMILIES: dict[str, Look] = {
+    "rope": (BLUE, "circle", "●"),
+    "rope-alone": (CYAN, "triangle-down", "▼"),
+    "rope-absolute": (PURPLE, "diamond", "◆"),
     "partial-1": ("#6f8fc4", "circle-open", "○"),
     "partial-2": ("#5d86cc", "circle-open-dot", "◉"),
     "partial-4": ("#4c7ed4", "diamond-open", "◇"),
     "partial-8": ("#3e77da", "square-open", "□"),
-    "mla": ("#de7a00", "square", "■"),
-    "absolute": ("#c8479f", "triangle-up", "▲"),
-    "relative": ("#1d9a5b", "cross", "✚"),
-    "alibi": ("#d2453d", "x", "✖"),
-    "random": ("#9c7430", "star", "★"),
-    "nope": ("#858b95", "star-diamond", "✦"),
+    "mla": (ORANGE, "square", "■"),
+    "absolute": (PINK, "triangle-up", "▲"),
+    "relative": (GREEN, "cross", "✚"),
+    "alibi": (RED, "x", "✖"),
+    "random": (BROWN, "star", "★"),
+    "nope": (GREY, "star-diamond", "✦"),
 }
-OTHER = ("#858b95", "circle-open", "○")
-
-_LAYERS = (
-    ("#2f6fe0", "solid"),
-    ("#de7a00", "dash"),
-    ("#1d9a5b", "dot"),
-    ("#c8479f", "dashdot"),
-    ("#858b95", "longdash"),
-    ("#8456d8", "longdashdot"),
+OTHER: Look = (GREY, "circle-open", "○")
+# what has no colour of its own has one of these, in this order
+PALETTE: tuple[Look, ...] = (
+    (BLUE, "circle", "●"),
+    (ORANGE, "square", "■"),
+    (GREEN, "diamond", "◆"),
+    (PINK, "triangle-up", "▲"),
+    (PURPLE, "triangle-down", "▼"),
+    (RED, "x", "✖"),
+    (CYAN, "cross", "✚"),
+    (BROWN, "star", "★"),
+    ("#6a9a1d", "pentagon", "⬟"),
+    (GREY, "star-diamond", "✦"),
+    ("#b9770e", "triangle-right", "▶"),
+    ("#5d7fb8", "triangle-left", "◀"),
+    ("#b05c7d", "hexagon", "⬢"),
+    ("#4c8f8a", "hourglass", "⧗"),
 )
+_HEADS = (
+    (BLUE, "circle", "●", "○"),
+    (ORANGE, "square", "■", "□"),
+    (GREEN, "triangle-up", "▲", "△"),
+    (PINK, "diamond", "◆", "◇"),
+    (CYAN, "triangle-down", "▼", "▽"),
+    (BROWN, "cross", "✚", "✛"),
+    (PURPLE, "x", "✖", "✕"),
+    (RED, "star", "★", "☆"),
+)
+_SPECTRUM = (BLUE, CYAN, GREEN, BROWN, ORANGE, RED, PINK, PURPLE)
+_LAYERS = (
+    (BLUE, "solid"),
+    (ORANGE, "dash"),
+    (GREEN, "dot"),
+    (PINK, "dashdot"),
+    (GREY, "longdash"),
+    (PURPLE, "longdashdot"),
+)
+DEPTHS = (BLUE, PINK, ORANGE)  # a scale from the first to the last layer
 # a drop of nothing is the page's ground, a loss is warm, a gain is cool
 HEAT = {"light": ("#2b6cb0", "#f4f4f1", "#b3311b"), "dark": ("#58a6ff", "#262b33", "#ff7a52")}
 
@@ -35,3 +69,20 @@ HEAT = {"light": ("#2b6cb0", "#f4f4f1", "#b3311b"), "dark": ("#58a6ff", "#262b33
 def layer_look(layer: int) -> tuple[str, str]:
     """Colour and dash of a layer, counted from 0."""
     return _LAYERS[layer % len(_LAYERS)]
+
+
+def head_look(head: int) -> Look:
+    """Colour and marker of a head, counted from 0: of sixteen each another."""
+    tint, marker, full, empty = _HEADS[head % len(_HEADS)]
+    return (tint, f"{marker}-open", empty) if head // len(_HEADS) % 2 else (tint, marker, full)
+
+
+def spectrum(count: int) -> list[str]:
+    """So many colours in an order that is seen, blue first."""
+    return [_SPECTRUM[round(i * (len(_SPECTRUM) - 1) / max(1, count - 1))] for i in range(count)]
+
+
+def faded(hexadecimal: str, alpha: float) -> str:
+    """A colour, see-through."""
+    red, green, blue = (int(hexadecimal[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, {alpha:g})"

@@ -9,6 +9,7 @@ from math import isfinite
 
 import plotly.graph_objects as go
 
+from toeplens.ground.words import fixed
 from toeplens.lens import Estimate
 from toeplens.report.kit.canvas import Canvas
 from toeplens.studies.kit.results import estimated
@@ -76,38 +77,35 @@ def _add(canvas: Canvas, lines: Sequence[str], one: Series, places: Sequence[flo
         if len(values) > 1
         for seed, value in values.items()
     ]
-    canvas.add(
-        "scatter",
-        x=[ring[0] for ring in rings],
-        y=[ring[1] for ring in rings],
-        mode="markers",
-        marker={"symbol": "circle-open", "size": 5, "color": [ring[2] for ring in rings], "opacity": 0.75},
-        text=[ring[3] for ring in rings],
-        hovertemplate="%{text}<extra></extra>",
-        meta=one.key,
-    )
+    xs, ys, tints, told = zip(*rings, strict=True) if rings else ((), (), (), ())
+    marker = {"symbol": "circle-open", "size": 5, "color": list(tints), "opacity": 0.75}
+    canvas.marks(xs, ys, marker, list(told), meta=one.key)
     means = [
         (estimate, place, tint, line)
         for line, values, place, tint in zip(lines, one.values, places, one.tints, strict=True)
         if (estimate := estimated(dict(values)))
     ]
     reach = [scale * (e.high - e.value) if isfinite(e.high) else 0 for e, *_ in means]
-    canvas.add(
-        "scatter",
-        x=[scale * mean[0].value for mean in means],
-        y=[mean[1] for mean in means],
-        mode="markers",
+    canvas.marks(
+        [scale * mean[0].value for mean in means],
+        [mean[1] for mean in means],
+        {"symbol": one.symbol, "size": 9, "color": [mean[2] for mean in means]},
+        [f"<b>{line}</b><br>{one.title}{told_mean(e, scale, digits)}" for e, _, _, line in means],
         cliponaxis=False,
-        marker={"symbol": one.symbol, "size": 9, "color": [mean[2] for mean in means]},
         error_x={"type": "data", "array": reach, "color": "rgba(128, 136, 150, 0.9)", "thickness": 1.5, "width": 3},
-        text=[f"<b>{line}</b><br>{one.title}{told(e, scale, digits)}" for e, _, _, line in means],
-        hovertemplate="%{text}<extra></extra>",
         meta=one.key,
     )
 
 
-def told(estimate: Estimate, scale: float = 1.0, digits: int = 1) -> str:
+def told_mean(estimate: Estimate, scale: float = 1.0, digits: int = 1) -> str:
     """A mean with its interval, in words."""
-    value, low, high = (f"{scale * e:.{digits}f}" for e in (estimate.value, estimate.low, estimate.high))
-    text = f"{value} (one seed)" if estimate.count == 1 else f"{value} [{low}, {high}] over {estimate.count} seeds"
-    return text.replace("-", "−")
+    value, low, high = (fixed(scale * e, digits) for e in (estimate.value, estimate.low, estimate.high))
+    return f"{value} (one seed)" if estimate.count == 1 else f"{value} [{low}, {high}] over {estimate.count} seeds"
+
+
+def told_means(
+    lines: Sequence[str], values: Sequence[Mapping[int, float]], scale: float = 1.0, digits: int = 1, unit: str = ""
+) -> str:
+    """The means of lines that have any number, in words."""
+    means = zip(lines, (estimated(dict(found)) for found in values), strict=True)
+    return "; ".join(f"{line} {fixed(scale * mean.value, digits)}{unit}" for line, mean in means if mean)

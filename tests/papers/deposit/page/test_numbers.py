@@ -14,10 +14,12 @@ from tests.papers.deposit.test_numbers import GRID, SPEC, grid_cell
 from tests.report.reading import Text, hovers, without_plotly
 
 from toeplens.papers.deposit import Plan, Reproduction, accuracy_table, claims_of
-from toeplens.papers.deposit.page import figures, render
-from toeplens.papers.deposit.page.blocks import blocks
-from toeplens.papers.deposit.page.deposit_figures import by_encoding, by_layer
-from toeplens.papers.deposit.page.parts import drop_limit
+from toeplens.papers.deposit.page import render
+from toeplens.papers.deposit.page.accuracy import accuracies, convergence
+from toeplens.papers.deposit.page.deposits import peaks_by_layer, violins
+from toeplens.papers.deposit.page.heads import accuracy_and_drop, drops_by_layer, heatmap, silencing_curves
+from toeplens.papers.deposit.page.look import drop_limit
+from toeplens.papers.deposit.page.page import blocks
 from toeplens.papers.deposit.page.tables import deposit_tables
 from toeplens.report.grid.lengths import lengths
 from toeplens.report.grid.lengths import relations as relations_block
@@ -109,7 +111,7 @@ def test_a_study_of_several_set_ups_says_so(state: Reproduction, grid: Grid, pag
 
 
 def test_a_heat_map_says_what_a_head_costs() -> None:
-    (trace,) = figures.heatmap(FIRST, 0.5).data
+    (trace,) = heatmap(FIRST, 0.5).data
     assert [list(row) for row in trace.z] == [[0.5, 0.1], [0.05, -0.02]]
     assert [list(row) for row in trace.text] == [["50", "10"], ["5", "−2"]]
     assert hovers(trace) == [
@@ -125,22 +127,22 @@ def test_the_scale_of_all_heat_maps_ends_at_the_largest_drop(state: Reproduction
 
 
 def test_learning_curves_are_means_with_their_range(state: Reproduction) -> None:
-    low, high, mean = traces(figures.convergence(state.results, "paper", DISTANCE, "test"), "rope")
+    low, high, mean = traces(convergence(state.results, "paper", DISTANCE, "test"), "rope")
     assert (list(low.y), list(high.y)) == ([0.3, 0.6, 0.7], [0.5, 0.8, 0.9])
     assert hovers(mean) == [
         "RoPE | epoch 1: 40.0% | 30.0% to 50.0%, 2 seeds",
         "RoPE | epoch 2: 70.0% | 60.0% to 80.0%, 2 seeds",
         "RoPE | epoch 3: 80.0% | 70.0% to 90.0%, 2 seeds",
     ]
-    (weak,) = traces(figures.convergence(state.results, "paper", DISTANCE, "train"), "nope")
+    (weak,) = traces(convergence(state.results, "paper", DISTANCE, "train"), "nope")
     assert hovers(weak)[-1] == "NoPE | epoch 3: 33.0% | one seed", "the seed that diverged is no part of it"
-    canvas = figures.convergence(state.results, "paper", DISTANCE, "test")
+    canvas = convergence(state.results, "paper", DISTANCE, "test")
     assert [(line.y0, line.line.dash) for line in canvas.layout.shapes] == [(0.1, "dot"), (0.2, "dash")]
     assert [note.text for note in canvas.layout.annotations] == ["chance", "length<br>only"]
 
 
 def test_accuracies_are_the_mean_the_seeds_and_the_papers(state: Reproduction) -> None:
-    figure = figures.accuracies(state.table, state.results)
+    figure = accuracies(state.table, state.results)
     seeds, rope, nope, paper = figure.data
     assert hovers(seeds) == ["RoPE | seed 42: 90.0%", "RoPE | seed 43: 70.0%"]
     assert hovers(rope) == ["RoPE | 80.0%, 70.0% to 90.0% over 2 seeds"]
@@ -151,7 +153,7 @@ def test_accuracies_are_the_mean_the_seeds_and_the_papers(state: Reproduction) -
 
 
 def test_silencing_curves_and_where_half_of_the_skill_is_gone() -> None:
-    figure = figures.cumulative([FIRST, SECOND])
+    figure = silencing_curves([FIRST, SECOND])
     assert [(line.y0, line.line.dash) for line in figure.layout.shapes] == [
         (pytest.approx((0.8 + 0.1) / 2), "dash"),
         (0.1, "dot"),
@@ -164,7 +166,7 @@ def test_silencing_curves_and_where_half_of_the_skill_is_gone() -> None:
 
 
 def test_violins_have_every_head_of_every_seed() -> None:
-    first, second = figures.drops_by_layer([FIRST, SECOND], -0.1, 0.6).data
+    first, second = drops_by_layer([FIRST, SECOND], -0.1, 0.6).data
     assert list(first.y) == pytest.approx([50, 10, 20, 10])
     assert hovers(second) == [
         "layer 2, head 1, seed 42 | 5.0 points lost",
@@ -175,7 +177,7 @@ def test_violins_have_every_head_of_every_seed() -> None:
 
 
 def test_accuracy_against_the_largest_drop(state: Reproduction) -> None:
-    line, *marks = figures.accuracy_and_drop(state.results, "paper", DISTANCE).data
+    line, *marks = accuracy_and_drop(state.results, "paper", DISTANCE).data
     assert (list(line.x), list(line.y)) == ([0.1, 1.0], [0, pytest.approx(90)]), "all that is over chance"
     assert sorted((mark.x[0], mark.y[0]) for mark in marks) == [(0.28, 4.0), (0.7, 30.0), (0.9, 50.0)]
     assert sorted(text for mark in marks for text in hovers(mark)) == [
@@ -187,14 +189,14 @@ def test_accuracy_against_the_largest_drop(state: Reproduction) -> None:
 
 def test_a_deposit_by_encoding_and_by_layer() -> None:
     encodings = [("rope", [FIRST, SECOND]), ("nope", [WEAK])]
-    violin, mean, *_ = by_encoding(encodings, lambda layer: layer.peak, "peak", top=1.0).data
+    violin, mean, *_ = violins(encodings, lambda layer: layer.peak, "peak", top=1.0).data
     assert list(violin.y) == pytest.approx([0.625, 0.5])
     assert list(mean.y) == pytest.approx([0.5625])
     assert hovers(violin) == [
         "RoPE, seed 42, layer 1 | head 1: 62% of the skill, 50.0 points | single-head; effective heads 1.4",
         "RoPE, seed 43, layer 2 | head 2: 50% of the skill, 30.0 points | single-head; effective heads 1.0",
     ]
-    (heat,) = by_layer(encodings).data
+    (heat,) = peaks_by_layer(encodings).data
     assert list(heat.z[1]) == pytest.approx([0.2 / 0.6, 0.5])
     assert hovers(heat)[2].startswith("RoPE, seed 43, layer 1 | head 1: 33% of the skill, 20.0 points | few-head")
 

@@ -17,9 +17,12 @@ from tests.report.reading import Text, without_plotly
 
 from toeplens.ground.words import percent, points
 from toeplens.papers.deposit import PAPER_TABLE_1, Reproduction, claims_of
-from toeplens.papers.deposit.page import figures, partial_figures, render, write_page
-from toeplens.papers.deposit.page.blocks import blocks
+from toeplens.papers.deposit.page import render, write_page
+from toeplens.papers.deposit.page.accuracy import convergence
+from toeplens.papers.deposit.page.heads import drops_by_layer, heatmap, silencing_curves
 from toeplens.papers.deposit.page.look import TASKS, name
+from toeplens.papers.deposit.page.page import blocks
+from toeplens.papers.deposit.page.partial import partial_rope, rotated_heads
 from toeplens.papers.deposit.page.words import headline, largest_drop
 from toeplens.studies import COUNTED, RULE, Key
 from toeplens.training.presets import COUNT, DISTANCE
@@ -173,7 +176,7 @@ def test_a_diverged_run_is_shown_as_such(make_study: Make, tmp_path: Path) -> No
 def test_a_diverged_seed_is_left_out_of_the_mean_curve(make_study: Make, tmp_path: Path) -> None:
     gone = Key("paper", DISTANCE, "rope", 43)
     state = make_study(tmp_path, protocols=("paper",), seeds=2, diverged={gone})
-    figure = figures.convergence(state.results, "paper", DISTANCE, "test")
+    figure = convergence(state.results, "paper", DISTANCE, "test")
     (line,) = (trace for trace in figure.data if trace.meta == "rope")
     (kept,) = (cell for cell in state.results.of(DISTANCE, "rope") if cell.status == "complete")
     assert list(line.y) == [row["test_accuracy"] for row in kept.epochs]
@@ -240,7 +243,7 @@ def _traces(figure: Any, kind: str) -> list[Any]:
 def test_a_heat_map_holds_the_drops_and_tells_their_intervals(study: Reproduction) -> None:
     cell = next(cell for cell in study.results.cells if cell.ablation)
     assert cell.ablation is not None
-    figure = figures.heatmap(cell, 0.6)
+    figure = heatmap(cell, 0.6)
     (trace,) = _traces(figure, "heatmap")
     np.testing.assert_array_equal(np.array(trace.z), cell.ablation.drops)
     assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (-0.6, 0.6)
@@ -261,7 +264,7 @@ def test_all_heat_maps_share_one_scale(study: Reproduction) -> None:
 def test_curves_have_a_line_an_encoding_and_a_band_with_several_seeds(make_study: Make, tmp_path: Path) -> None:
     for seeds, traces in ((1, 1), (3, 3)):
         state = make_study(tmp_path, protocols=("paper",), seeds=seeds)
-        figure = figures.convergence(state.results, "paper", COUNT, "test")
+        figure = convergence(state.results, "paper", COUNT, "test")
         assert len(figure.data) == traces * len(state.results.labels(COUNT))
         line = next(trace for trace in figure.data if trace.meta == "rope" and trace.mode != "lines")
         first = [cell.epochs[0]["test_accuracy"] for cell in state.results.of(COUNT, "rope")]
@@ -272,30 +275,30 @@ def test_curves_have_a_line_an_encoding_and_a_band_with_several_seeds(make_study
 def test_a_violin_has_every_head_of_every_seed(make_study: Make, tmp_path: Path) -> None:
     state = make_study(tmp_path, protocols=("paper",), seeds=2)
     cells = state.results.of(DISTANCE, "rope")
-    violins = _traces(figures.drops_by_layer(cells, -0.1, 1), "violin")
+    violins = _traces(drops_by_layer(cells, -0.1, 1), "violin")
     expected = np.concatenate([cell.ablation.drops[1] for cell in cells if cell.ablation])
     np.testing.assert_allclose(violins[1].y, 100 * expected)
 
 
 def test_partial_rope_ends_in_nope_and_in_rope_without_sinusoid(study: Reproduction) -> None:
-    ends = {p: partial_figures.rotated_heads(study.results, p, DISTANCE, 4) for p in study.plan.protocols}
+    ends = {p: rotated_heads(study.results, p, DISTANCE, 4) for p in study.plan.protocols}
     assert ends["paper"] == [(0, "nope"), (1, "partial-1"), (4, "rope")]
     assert ends["released"] == [(0, "nope"), (1, "partial-1"), (4, "rope-alone")]
-    line = partial_figures.partial_rope(study.results, "released", DISTANCE, 4).data[0]
+    line = partial_rope(study.results, "released", DISTANCE, 4).data[0]
     assert line.y[-1] == study.results.under("released").accuracy(DISTANCE, "rope-alone")[0]
 
 
 def test_silencing_curves_are_the_ablations(study: Reproduction) -> None:
     cell = study.results.under("paper").of(DISTANCE, "nope")[0]
     assert cell.ablation is not None
-    figure = figures.cumulative([cell])
+    figure = silencing_curves([cell])
     np.testing.assert_allclose([trace.y for trace in figure.data], cell.ablation.cumulative)
 
 
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
 def test_labels_of_guesses_do_not_run_into_each_other(make_study: Make, tmp_path: Path, scale: str) -> None:
     state = make_study(tmp_path, scale=scale, protocols=("released",), finished=3)
-    figure = figures.convergence(state.results, "released", DISTANCE, "test")
+    figure = convergence(state.results, "released", DISTANCE, "test")
     chance, length = figure.layout.annotations
     pixels = figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
     low, high = (note.y * pixels / 1.05 + note.yshift for note in (chance, length))

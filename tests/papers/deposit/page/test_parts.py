@@ -16,19 +16,19 @@ from toeplens.lens.ablation.margins import margins
 from toeplens.papers.deposit import SCALES, Reproduction
 from toeplens.papers.deposit.factors import concentrated, factor_table
 from toeplens.papers.deposit.labels import Label
-from toeplens.papers.deposit.page import look, partial_figures, render
-from toeplens.papers.deposit.page.answers import answers
-from toeplens.papers.deposit.page.blocks import blocks
+from toeplens.papers.deposit.page import look, render
 from toeplens.papers.deposit.page.deposits import by_encoding
 from toeplens.papers.deposit.page.factors import sentences, tables
 from toeplens.papers.deposit.page.look import TASKS, colour, glyph, interval, marker, name, ordered, plain
 from toeplens.papers.deposit.page.mla import tables as variant_tables
+from toeplens.papers.deposit.page.page import blocks
+from toeplens.papers.deposit.page.partial import rotated_heads
 from toeplens.papers.deposit.page.seeds import strength_of
-from toeplens.papers.deposit.page.sets import sets_of
 from toeplens.papers.deposit.page.training import moments
+from toeplens.papers.deposit.page.words import answers
 from toeplens.papers.deposit.questions import PARTS
 from toeplens.report.kit.blocks import Block
-from toeplens.report.kit.dots import told
+from toeplens.report.kit.dots import told_mean
 from toeplens.studies import CellResult, Results
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
 
@@ -203,8 +203,8 @@ def test_the_factor_figure_has_both_ends(whole: Reproduction, shown: dict[str, B
 
 
 def test_partial_rope_keeps_the_first_heads_and_drawn_ones_apart(whole: Reproduction) -> None:
-    first = partial_figures.rotated_heads(whole.results, "paper", DISTANCE, 4)
-    drawn = partial_figures.rotated_heads(whole.results, "paper", DISTANCE, 4, drawn=True)
+    first = rotated_heads(whole.results, "paper", DISTANCE, 4)
+    drawn = rotated_heads(whole.results, "paper", DISTANCE, 4, drawn=True)
     assert [count for count, _ in first] == [0, 1, 2, 3, 4]
     assert drawn == [(1, "partial-1/random"), (2, "partial-2/random")]
 
@@ -263,7 +263,7 @@ def test_a_head_is_placed_by_what_it_and_its_position_are_worth(whole: Reproduct
 
 def test_head_sets_are_drawn_where_they_were_run(whole: Reproduction, shown: dict[str, Block]) -> None:
     cells = whole.results.under("paper").of(DISTANCE, "rope")
-    records = [found for cell in cells if (found := sets_of(cell))]
+    records = [found for cell in cells if (found := cell.measure("sets"))]
     greedy = panels(shown["sets"])[0].data[0]
     expected = np.mean([record.greedy for record in records], axis=0)
     run = np.isfinite(expected)
@@ -319,4 +319,4 @@ def test_intervals_are_told_with_sign_and_true_minus() -> None:
     assert interval(estimate) == "−2.0 [−19.9, 15.9]"
     assert interval(over_seeds(np.array([0.123]))) == "+12.3 (one seed)"
     assert interval(None) == "–"
-    assert told(estimate, 100) == "−2.0 [−19.9, 15.9] over 3 seeds"
+    assert told_mean(estimate, 100) == "−2.0 [−19.9, 15.9] over 3 seeds"

@@ -1,77 +1,30 @@
-"""The figures of the deposit by encoding, with every seed."""
+"""The figures of the deposit by encoding: how much one head carries, in how many heads the work is, in which layer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import isfinite
+
+import plotly.graph_objects as go
+
+from toeplens.ground.words import points
 from toeplens.lens import LayerDeposit
 from toeplens.lens.ablation.deposit import PEAK
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.deposit.factors import concentrated
-from toeplens.papers.deposit.page import deposit_figures as figures
-from toeplens.papers.deposit.page.deposit_figures import Encodings
-from toeplens.papers.deposit.page.look import TASKS, interval, name, ordered
-from toeplens.papers.deposit.page.parts import protocol_title
-from toeplens.report.kit.blocks import Block, Group, Panel, Ramp, View
+from toeplens.papers.deposit.page.look import Drawn, Models, by_task, colour, interval, models, name
+from toeplens.report.kit.blocks import Block, Ramp
+from toeplens.report.kit.canvas import Canvas
+from toeplens.studies import CellResult
 from toeplens.studies.kit.results import estimated
 
 SHARE = Ramp("0%", "100% of the skill", half=True)
+Figure = Callable[[LayerDeposit], float]
 
 
-def by_encoding(state: Reproduction) -> Block:
-    """Violins of the most that one head carries, and of the effective heads of its layer."""
-    found = {(task, p): _encodings(state, task, p) for task in TASKS for p in state.plan.protocols}
-    layers = [layer[1] for group in found.values() for _, cells in group for c in cells if (layer := concentrated(c))]
-    peak = max([1.0, *(layer.peak for layer in layers)]) * 1.05
-    heads = max([2.0, *(layer.effective_heads for layer in layers)]) * 1.05
-    views = []
-    for task, what in TASKS.items():
-        shares, spreads = [], []
-        for protocol in state.plan.protocols:
-            encodings = found[task, protocol]
-            if encodings:
-                title = protocol_title(protocol)
-                drawn = figures.by_encoding(encodings, _peak, "share of the skill", top=peak, percent=True, mark=PEAK)
-                shares.append(Panel(title, drawn, _words("Share of the skill that one head carries", encodings)))
-                drawn = figures.by_encoding(encodings, _heads, "effective heads", top=heads)
-                spreads.append(Panel(title, drawn, _words("Effective heads of that layer", encodings, heads=True)))
-        views.append(View(f"{what}: share of the skill that one head carries", [Group("", shares)]))
-        views.append(View(f"{what}: effective heads of that layer", [Group("", spreads)]))
-    caption = (
-        "Of each model the layer whose first head carries most. A point is a seed, the bar their mean, the violin "
-        "their density (with few seeds, trust the points). Share: what is lost when that head is silenced, as a "
-        f"share of the accuracy over chance; the dashed line, {PEAK:.0%}, is what a layer needs to count as "
-        "single-head. Effective heads: how many equal heads would make the sum of that layer’s losses."
-    )
-    return Block("deposit-encodings", "Deposit by encoding", caption, views)
-
-
-def by_layer(state: Reproduction) -> Block:
-    """Heat maps of encoding by layer, a row a seed."""
-    views = []
-    for task in TASKS:
-        panels = []
-        for protocol in state.plan.protocols:
-            encodings = _encodings(state, task, protocol)
-            if encodings:
-                words = f"Heat map, encodings by layer, a row a seed. Most concentrated layer: {_where(encodings)}."
-                panels.append(Panel(protocol_title(protocol), figures.by_layer(encodings), words))
-        views.append(View(TASKS[task], [Group("", panels)]))
-    caption = (
-        "The share of the skill that the first head of each layer carries; a thin row is a seed, in order, so that "
-        "rows of one encoding that look alike are a deposit that comes back. Rows without colour: models without skill."
-    )
-    return Block("deposit-layers", "In which layer the deposit is", caption, views, ramp=SHARE)
-
-
-def _encodings(state: Reproduction, task: str, protocol: Protocol) -> Encodings:
-    under = state.results.under(protocol)
-    found = (
-        (label, [cell for cell in under.of(task, label) if cell.deposits()]) for label in ordered(under.labels(task))
-    )
-    return [(label, cells) for label, cells in found if cells]
-
-
-def _peak(layer: LayerDeposit) -> float:
+def peak_of(layer: LayerDeposit) -> float:
+    """The share of the skill that the layer's first head carries."""
     return layer.peak
 
 
@@ -79,23 +32,138 @@ def _heads(layer: LayerDeposit) -> float:
     return layer.effective_heads
 
 
-def _words(what: str, encodings: Encodings, *, heads: bool = False) -> str:
-    parts = []
-    for label, cells in encodings:
-        layers = [layer[1] for cell in cells if (layer := concentrated(cell))]
-        text = "no skill"
-        if layers and heads:
-            text = f"{sum(map(_heads, layers)) / len(layers):.1f}"
-        elif layers:
-            mean = estimated({index: layer.peak for index, layer in enumerate(layers)})
-            text = f"{interval(mean, sign=False)} per cent"
-        parts.append(f"{name(cells[0].key.protocol, label)} {text}")
-    return f"{what}, mean over seeds: {'; '.join(parts)}."
+def by_encoding(state: Reproduction) -> Block:
+    """Violins of the most that one head carries, and of the effective heads of its layer."""
+    layers = [layer[1] for cell in state.results.cells if (layer := concentrated(cell))]
+    peak = max([1.0, *map(peak_of, layers)]) * 1.05
+    heads = max([2.0, *map(_heads, layers)]) * 1.05
+
+    def shares(protocol: Protocol, task: str) -> Drawn | None:
+        found = models(state, protocol, task, CellResult.deposits)
+        if not found:
+            return None
+        told = _told(found, lambda values: f"{interval(estimated(dict(enumerate(values))), sign=False)} per cent")
+        drawn = violins(found, peak_of, "share of the skill", top=peak, percent=True, mark=PEAK)
+        return drawn, f"Share of the skill that one head carries, mean over seeds: {told}."
+
+    def spreads(protocol: Protocol, task: str) -> Drawn | None:
+        found = models(state, protocol, task, CellResult.deposits)
+        if not found:
+            return None
+        told = _told(found, lambda values: f"{sum(values) / len(values):.1f}", _heads)
+        drawn = violins(found, _heads, "effective heads", top=heads)
+        return drawn, f"Effective heads of that layer, mean over seeds: {told}."
+
+    kinds = (
+        by_task(state, shares, "share of the skill that one head carries"),
+        by_task(state, spreads, "effective heads of that layer"),
+    )
+    caption = (
+        "Of each model the layer whose first head carries most. A point is a seed, the bar their mean, the violin "
+        "their density (with few seeds, trust the points). Share: what is lost when that head is silenced, as a "
+        f"share of the accuracy over chance; the dashed line, {PEAK:.0%}, is what a layer needs to count as "
+        "single-head. Effective heads: how many equal heads would make the sum of that layer’s losses."
+    )
+    views = [view for pair in zip(*kinds, strict=True) for view in pair]
+    return Block("deposit-encodings", "Deposit by encoding", caption, views)
 
 
-def _where(encodings: Encodings) -> str:
+def _told(found: Models, mean: Callable[[list[float]], str], figure: Figure = peak_of) -> str:
+    """A figure of each encoding's most concentrated layers, in words."""
     parts = []
-    for label, cells in encodings:
-        places = [str(layer[0] + 1) for cell in cells if (layer := concentrated(cell))]
-        parts.append(f"{name(cells[0].key.protocol, label)} {', '.join(places) or 'no skill'}")
+    for label, cells in found:
+        values = [figure(layer[1]) for cell in cells if (layer := concentrated(cell))]
+        parts.append(f"{name(cells[0].key.protocol, label)} {mean(values) if values else 'no skill'}")
     return "; ".join(parts)
+
+
+def violins(
+    found: Models, figure: Figure, title: str, *, top: float, percent: bool = False, mark: float | None = None
+) -> go.Figure:
+    """A violin an encoding of one figure of the most concentrated layer: a point a seed, a bar the mean.
+
+    Arguments
+        found    from left to right, models that have an ablation; those without skill are counted, and have no point
+        figure   what is shown of the layer
+        title    of its axis
+        top      upper end of the axis
+        percent  whether it is a share
+        mark     where a thin line goes
+    """
+    canvas = Canvas(330, left=62, right=8, top=8, bottom=40)
+    for place, (label, cells) in enumerate(found):
+        able = [(cell, *layer) for cell in cells if (layer := concentrated(cell))]
+        values, told = [figure(layer) for *_, layer in able], [_described(*each) for each in able]
+        canvas.violin(place, values, colour(label), told, jitter=0.6, width=0.85, size=6, opacity=0.85)
+        mean = estimated({index: value for index, value in enumerate(values) if isfinite(value)})
+        if mean and mean.count > 1:
+            look = {"symbol": "line-ew-open", "size": 17, "color": colour(label), "line": {"width": 2.5}}
+            canvas.marks([place], [mean.value], look, hoverinfo="skip")
+        if len(able) < len(cells):
+            none = "no skill" if not able else f"{len(cells) - len(able)} of {len(cells)} without skill"
+            canvas.note(none, x=place, y=0.02 * top, textangle=-90, yanchor="bottom", xshift=0 if not able else 13)
+    if mark is not None:
+        canvas.line_at(mark)
+    texts = [name(cells[0].key.protocol, label) for label, cells in found]
+    ticks = {"tickvals": list(range(len(texts))), "ticktext": texts, "tickangle": -60, "tickfont": {"size": 11}}
+    canvas.x(range=[-0.6, len(texts) - 0.4], automargin=True, showgrid=False, ticklabeloverflow="allow", **ticks)
+    canvas.y(title, range=[0, top], **({"tickformat": ".0%"} if percent else {}))
+    return canvas.figure()
+
+
+def _described(cell: CellResult, layer: int, deposit: LayerDeposit) -> str:
+    """A layer of a model, for who points at it."""
+    assert cell.ablation is not None
+    return (
+        f"<b>{name(cell.key.protocol, cell.key.label)}</b>, seed {cell.key.seed}, layer {layer + 1}<br>"
+        f"head {deposit.head + 1}: {deposit.peak:.0%} of the skill, "
+        f"{points(float(cell.ablation.drops[layer, deposit.head]))} points<br>"
+        f"{deposit.kind}; effective heads {deposit.effective_heads:.1f}"
+    )
+
+
+def by_layer(state: Reproduction) -> Block:
+    """Heat maps of encoding by layer, a row a seed."""
+
+    def draw(protocol: Protocol, task: str) -> Drawn | None:
+        found = models(state, protocol, task, CellResult.deposits)
+        if not found:
+            return None
+        where = []
+        for label, cells in found:
+            places = [str(layer[0] + 1) for cell in cells if (layer := concentrated(cell))]
+            where.append(f"{name(protocol, label)} {', '.join(places) or 'no skill'}")
+        words = f"Heat map, encodings by layer, a row a seed. Most concentrated layer: {'; '.join(where)}."
+        return peaks_by_layer(found), words
+
+    caption = (
+        "The share of the skill that the first head of each layer carries; a thin row is a seed, in order, so that "
+        "rows of one encoding that look alike are a deposit that comes back. Rows without colour: models without skill."
+    )
+    return Block("deposit-layers", "In which layer the deposit is", caption, by_task(state, draw), ramp=SHARE)
+
+
+def peaks_by_layer(found: Models) -> go.Figure:
+    """The share of the skill that each layer's first head carries: a row a seed, encodings one under the other."""
+    seeds = max(len(cells) for _, cells in found)
+    depth = max(len(cell.deposits()) for _, cells in found for cell in cells)
+    rows: list[list[float | None]] = []
+    words: list[list[str]] = []
+    middles: list[float] = []
+    for _, cells in found:
+        middles.append(len(rows) + (len(cells) - 1) / 2)
+        for cell in cells:
+            layers = cell.deposits() if concentrated(cell) else []
+            blank = depth - len(layers)
+            rows.append([layer.peak for layer in layers] + [None] * blank)
+            words.append([_described(cell, i, layer) for i, layer in enumerate(layers)] + [""] * blank)
+        rows.append([None] * depth)
+        words.append([""] * depth)
+    canvas = Canvas(round(40 + len(rows[:-1]) * (8 if seeds > 1 else 14)), left=20, right=4, top=2, bottom=40)
+    xs, ys = list(range(1, depth + 1)), list(range(len(rows) - 1))
+    canvas.heat(rows[:-1], xs, ys, 1, words[:-1], gap=(2, 1))
+    texts = [name(cells[0].key.protocol, label) for label, cells in found]
+    canvas.x("layer", dtick=1, showgrid=False)
+    range_ = [len(rows) - 1.5, -0.5]
+    canvas.y(tickvals=middles, ticktext=texts, range=range_, automargin=True, showgrid=False, tickfont={"size": 11})
+    return canvas.figure()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toeplens.ground.words import percent
-from toeplens.lens import Estimate
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction, title
 from toeplens.papers.deposit.factors import (
@@ -23,7 +22,8 @@ from toeplens.papers.deposit.factors import (
 )
 from toeplens.papers.deposit.labels import SWITCH_TITLES, SWITCHES
 from toeplens.papers.deposit.page.look import PROTOCOL_NAMES, TASKS, colour, glyph, interval
-from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
+from toeplens.report.kit.blocks import Block, Panel, Sign, View
+from toeplens.report.kit.colours import GREY
 from toeplens.report.kit.dots import Series, dots
 from toeplens.studies.kit.results import estimated
 from toeplens.training.presets import DISTANCE
@@ -89,9 +89,9 @@ def figure(state: Reproduction) -> Block:
                 mine = [row for row in here if row.base == base]
                 if any(row.values[measure] for row in mine):
                     panels.append(_panel(mine, measure, span))
-            views.append(View(f"{TASKS[task]}: {MEASURED[measure]}", [Group("", panels)]))
+            views.append(View.of(panels, f"{TASKS[task]}: {MEASURED[measure]}"))
     shown: list[Protocol] = [end for end in ENDS[DISTANCE] if any(row.end == end for row in rows)]
-    signs = [Sign(end, _MARKS[end][2], "#858b95", _MARKS[end][1]) for end in shown]
+    signs = [Sign(end, _MARKS[end][2], GREY, _MARKS[end][1]) for end in shown]
     settings = ", and once ".join(_MARKS[end][2] for end in shown)
     caption = (
         "What setting one switch as the paper has it changes, in percentage points, against how the released program "
@@ -235,13 +235,10 @@ def for_nope(state: Reproduction) -> list[str]:
         if text:
             found.append(f"{text[0].upper()}{text[1:]}.")
     if found and difference:
-        low, high = (estimated(whole.ends[protocol]["accuracy"]) for protocol in ENDS[DISTANCE])
-        found.append(f"All switches together: {_percent(low)} to {_percent(high)}, {interval(difference)} points.")
+        ends = (estimated(whole.ends[protocol]["accuracy"]) for protocol in ENDS[DISTANCE])
+        low, high = (percent(end.value if end else None) for end in ends)
+        found.append(f"All switches together: {low} to {high}, {interval(difference)} points.")
     return found
-
-
-def _percent(estimate: Estimate | None) -> str:
-    return percent(estimate.value if estimate else None)
 
 
 def _found(state: Reproduction) -> list[FactorRow]:

@@ -1,43 +1,52 @@
-"""The figures about heads: what each is worth, and what is left when several are silenced."""
+"""The figures about heads: what each is worth, and what is left when several of a layer are silenced."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import plotly.graph_objects as go
 
-from toeplens.ground.words import listed, percent, points
+from toeplens.ground.words import listed, percent, points, whole
+from toeplens.lens import HeadAblation
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction
-from toeplens.papers.deposit.page import figures
-from toeplens.papers.deposit.page.look import TASKS, name, ordered, plain_keys
-from toeplens.papers.deposit.page.parts import (
+from toeplens.papers.deposit.page.look import (
+    TASKS,
+    Drawn,
     accuracy_top,
+    by_task,
+    colour,
     drop_limit,
     drop_ramp,
-    heat_panel,
+    layer_signs,
     legend,
+    marker,
     model_panel,
+    models,
+    name,
+    ordered,
+    plain_keys,
     protocol_title,
 )
 from toeplens.papers.deposit.page.words import describe_drops
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
-from toeplens.report.kit.canvas import GUESS
-from toeplens.report.kit.colours import layer_look
-from toeplens.studies import CellResult, Key
+from toeplens.report.kit.canvas import Canvas, plain
+from toeplens.report.kit.colours import GUESS, layer_look
+from toeplens.studies import CellResult, Key, Results
+
+
+def ablations_of(cells: Sequence[CellResult]) -> list[HeadAblation]:
+    """The ablations of the models that have one."""
+    return [cell.ablation for cell in cells if cell.ablation is not None]
 
 
 def heads(state: Reproduction) -> Block:
     """Heat maps of what each head is worth (Figs. 4, 7, 8)."""
     limit = drop_limit(state)
-
-    def draw(cells: list[CellResult]) -> Panel:
-        return heat_panel(cells[0], limit)
-
     views = []
-    seeds = sorted({cell.key.seed for cell in state.results.cells})
     for task in TASKS:
-        for seed in seeds:
+        for seed in sorted({cell.key.seed for cell in state.results.cells}):
             groups = [
                 _models(state, p, task, lambda cells: heat_panel(cells[0], limit), seed) for p in state.plan.protocols
             ]
@@ -47,6 +56,10 @@ def heads(state: Reproduction) -> Block:
         "is (the paper’s Figs. 4, 7 and 8). One colour scale for all maps; hover for the 95% bootstrap interval."
     )
     return Block("heads", "What each head is worth", caption, views, "small", ramp=drop_ramp(limit))
+
+
+def _each_task(state: Reproduction, draw: Callable[[list[CellResult]], Panel]) -> list[View]:
+    return [View(TASKS[task], [_models(state, p, task, draw) for p in state.plan.protocols]) for task in TASKS]
 
 
 def _models(
@@ -79,52 +92,119 @@ def _missing(keys: Sequence[Key], why: str) -> str:
     return f"{why}: {listed(f'{name(key.protocol, key.label)} (seed {key.seed})' for key in keys)}."
 
 
+def heat_panel(cell: CellResult, limit: float) -> Panel:
+    """A model's heat map."""
+    return model_panel(cell, heatmap(cell, limit), describe_drops(cell))
+
+
+def heatmap(cell: CellResult, limit: float) -> go.Figure:
+    """What silencing each head of a model costs, layer by head (Figs. 4, 7 and 8); ``limit`` ends the colour scale."""
+    if cell.ablation is None:
+        return Canvas(100).figure()
+    drops, few = cell.ablation.drops, cell.ablation.drops.shape[1] <= 8
+    layers, heads = drops.shape
+    canvas = Canvas(42 + (30 if layers <= 4 else 22) * layers, left=34, right=4, top=2, bottom=34)
+    canvas.heat(
+        drops.tolist(),
+        list(range(1, heads + 1)),
+        list(range(1, layers + 1)),
+        limit,
+        [[_drop_words(cell.ablation, layer, head) for head in range(heads)] for layer in range(layers)],
+        gap=2 if few else 1,
+        numbers=[[whole(drop) for drop in row] for row in drops] if few else None,
+    )
+    canvas.x("head", dtick=1 if few else 5, tick0=1 if few else 0, showgrid=False, ticks="")
+    canvas.y("layer", dtick=1, autorange="reversed", showgrid=False, ticks="")
+    return canvas.figure()
+
+
+def _drop_words(ablation: HeadAblation, layer: int, head: int) -> str:
+    drop, low, high = (values[layer, head] for values in (ablation.drops, ablation.low, ablation.high))
+    return (
+        f"layer {layer + 1}, head {head + 1}<br><b>{points(drop)} points lost</b> [{points(low)}, {points(high)}]<br>"
+        f"accuracy {percent(ablation.baseline)} → {percent(ablation.baseline - drop)}"
+    )
+
+
 def violins(state: Reproduction) -> Block:
     """The same losses by layer, as the papers draw them."""
-    ablations = [cell.ablation for cell in state.results.cells if cell.ablation is not None]
-    low = min((float(ablation.drops.min()) for ablation in ablations), default=0.0)
-    high = max((float(ablation.drops.max()) for ablation in ablations), default=1.0)
+    drops = [ablation.drops for ablation in ablations_of(state.results.cells)]
+    low = min((float(found.min()) for found in drops), default=0.0)
+    high = max((float(found.max()) for found in drops), default=1.0)
     room = 0.06 * max(high - low, 0.02)
 
     def draw(cells: list[CellResult]) -> Panel:
         words = " ".join(describe_drops(cell) for cell in cells[:3])
-        return model_panel(cells[0], figures.drops_by_layer(cells, low - room, high + room), words)
+        return model_panel(cells[0], drops_by_layer(cells, low - room, high + room), words)
 
-    views = [View(TASKS[task], [_models(state, p, task, draw) for p in state.plan.protocols]) for task in TASKS]
     caption = (
         "The same losses as a distribution, in the papers’ form: a point is a head, of every seed; the violin is "
         "their density (with few heads, trust the points)."
     )
-    return Block("violins", "Losses by layer, all heads of all seeds", caption, views, "small")
+    return Block("violins", "Losses by layer, all heads of all seeds", caption, _each_task(state, draw), "small")
+
+
+def drops_by_layer(cells: Sequence[CellResult], low: float, high: float) -> go.Figure:
+    """The drops of all heads of all seeds, a violin a layer, every head a point (the papers' form of Figs. 4, 7, 8)."""
+    canvas = Canvas(170, left=46, right=4, top=4, bottom=34)
+    ablations = [(cell.key.seed, cell.ablation) for cell in cells if cell.ablation is not None]
+    tint = colour(cells[0].key.label) if cells else GUESS
+    for layer in range(max((len(ablation.drops) for _, ablation in ablations), default=0)):
+        found = [(seed, h, float(d)) for seed, a in ablations for h, d in enumerate(a.drops[layer], start=1)]
+        told = [
+            f"layer {layer + 1}, head {head}, seed {seed}<br><b>{points(d)} points lost</b>" for seed, head, d in found
+        ]
+        size = 6 if len(found) <= 16 else 4
+        values = [100 * drop for *_, drop in found]
+        canvas.violin(layer + 1, values, tint, told, jitter=0.5, width=0.8, size=size, opacity=0.75)
+    canvas.x("layer", dtick=1, showgrid=False)
+    canvas.y("points lost", range=[100 * low, 100 * high])
+    return canvas.figure()
 
 
 def skill(state: Reproduction) -> Block:
     """Whether accuracy and the largest loss go together, whatever the encoding."""
-    views = []
-    for task in TASKS:
-        panels = []
-        for protocol in state.plan.protocols:
-            cells = [c for c in state.results.under(protocol).cells if c.key.task == task and c.ablation is not None]
-            if cells:
-                figure = figures.accuracy_and_drop(state.results, protocol, task, accuracy_top(state, task))
-                panels.append(Panel(protocol_title(protocol), figure, _skills(protocol, cells)))
-        views.append(View(TASKS[task], [Group("", panels)]))
+
+    def draw(protocol: Protocol, task: str) -> Drawn | None:
+        told = []
+        for label, cells in models(state, protocol, task, lambda cell: cell.ablation is not None):
+            found = [(ablation.baseline, ablation.drops.max()) for ablation in ablations_of(cells)]
+            accuracy, drop = np.mean(found, axis=0).tolist()
+            told.append(f"{name(protocol, label)} {percent(accuracy)} and {points(drop)}")
+        if not told:
+            return None
+        words = f"Accuracy, and the largest loss by one head in points, mean over seeds: {'; '.join(told)}."
+        return accuracy_and_drop(state.results, protocol, task, accuracy_top(state, task)), words
+
     signs = legend(state, (cell.key.label for cell in state.results.cells if cell.ablation is not None))
     caption = (
         "A marker is a model. On the dotted line silencing one head takes the model down to chance. If only RoPE "
         "put its skill into one head, only RoPE’s markers would lie near it."
     )
-    return Block("skill", "Accuracy, and how much of it hangs on one head", caption, views, legend=signs)
+    title = "Accuracy, and how much of it hangs on one head"
+    return Block("skill", title, caption, by_task(state, draw), legend=signs)
 
 
-def _skills(protocol: Protocol, cells: Sequence[CellResult]) -> str:
-    """Accuracy and largest loss, by encoding."""
-    parts = []
-    for label in ordered(cell.key.label for cell in cells):
-        found = [cell.ablation for cell in cells if cell.key.label == label and cell.ablation is not None]
-        accuracy, drop = np.mean([(ablation.baseline, ablation.drops.max()) for ablation in found], axis=0).tolist()
-        parts.append(f"{name(protocol, label)} {percent(accuracy)} and {points(drop)}")
-    return f"Accuracy, and the largest loss by one head in points, mean over seeds: {'; '.join(parts)}."
+def accuracy_and_drop(results: Results, protocol: Protocol, task: str, top: float = 1.0) -> go.Figure:
+    """Each model's accuracy against the most that one of its heads carries; on the dotted line, all of the skill."""
+    canvas = Canvas(310)
+    cells = [cell for cell in results.under(protocol).cells if cell.key.task == task and cell.ablation is not None]
+    if cells:
+        chance = cells[0].chance
+        canvas.straight([chance, top], [0, 100 * (top - chance)])
+    for cell, ablation in zip(cells, ablations_of(cells), strict=True):
+        drop, label = float(ablation.drops.max()), cell.key.label
+        canvas.marks(
+            [ablation.baseline],
+            [100 * drop],
+            {"symbol": marker(label), "size": 11, "color": colour(label)},
+            f"<b>{name(protocol, label)}</b>, seed {cell.key.seed}<br>accuracy %{{x:.1%}}<br>"
+            f"largest drop {points(drop)} points<extra></extra>",
+            meta=label,
+        )
+    canvas.x("accuracy of the intact model", range=[0, top * 1.04], tickformat=".0%")
+    canvas.y("largest drop by one head, points", range=[-3 * top, 104 * top])
+    return canvas.figure()
 
 
 def cumulative(state: Reproduction) -> Block:
@@ -133,15 +213,44 @@ def cumulative(state: Reproduction) -> Block:
     def draw(cells: list[CellResult]) -> Panel:
         half = ["never" if layer.half_at is None else str(layer.half_at) for layer in cells[0].deposits()]
         words = f"Accuracy as heads are silenced; heads until half of the skill is gone, by layer: {', '.join(half)}."
-        return model_panel(cells[0], figures.cumulative(cells, accuracy_top(state, cells[0].key.task)), words)
+        return model_panel(cells[0], silencing_curves(cells, accuracy_top(state, cells[0].key.task)), words)
 
-    views = [View(TASKS[task], [_models(state, p, task, draw) for p in state.plan.protocols]) for task in TASKS]
-    depth = max((len(cell.ablation.drops) for cell in state.results.cells if cell.ablation is not None), default=0)
-    looks = [layer_look(index) for index in range(depth)]
-    signs = [Sign(f"layer-{i}", f"layer {i}", tint, dash=dash) for i, (tint, dash) in enumerate(looks, start=1)]
+    signs = layer_signs(max((len(ablation.drops) for ablation in ablations_of(state.results.cells)), default=0))
     signs += [Sign("", "half of the skill gone", GUESS, dash="dash"), Sign("", "chance", GUESS, dash="dot")]
     caption = (
         "Accuracy with a layer’s heads silenced together, most important first; the mean over seeds. A steep first "
         "step is a single head at work; a slow fall is work spread over many."
     )
+    views = _each_task(state, draw)
     return Block("cumulative", "Silencing one head after another", caption, views, "small", signs)
+
+
+def silencing_curves(cells: Sequence[CellResult], top: float = 1.0) -> go.Figure:
+    """Accuracy with a layer's heads silenced one by one, most important first: a line a layer, the mean over seeds.
+
+    The dashed line is where half of the skill is gone, the dotted one chance.
+    """
+    canvas = Canvas(170, left=44, right=6, top=4, bottom=34)
+    ablations = ablations_of(cells)
+    if not ablations:
+        return canvas.figure()
+    curves = np.mean([ablation.cumulative for ablation in ablations], axis=0)
+    baseline, chance = float(np.mean([ablation.baseline for ablation in ablations])), ablations[0].chance
+    if baseline > chance:
+        canvas.line_at((baseline + chance) / 2)
+    canvas.line_at(chance, dash="dot")
+    for layer, curve in enumerate(curves):
+        tint, dash = layer_look(layer)
+        canvas.lines(
+            range(len(curve)),
+            plain(curve, 17),
+            tint,
+            f"layer {layer + 1}, %{{x}} heads silenced: %{{y:.1%}}<extra></extra>",
+            dash=dash,
+            mode="lines+markers" if len(curve) <= 9 else "lines",
+            marker={"size": 5},
+            meta=f"layer-{layer + 1}",
+        )
+    canvas.x("heads silenced", dtick=1 if curves.shape[1] <= 9 else 4)
+    canvas.percent(top)
+    return canvas.figure()

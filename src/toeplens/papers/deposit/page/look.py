@@ -1,19 +1,23 @@
-"""How the report looks and names things: one colour and one marker an encoding, everywhere."""
+"""How the report looks and names things, and how its figures are arranged by task and protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from math import isfinite
+
+import plotly.graph_objects as go
 
 from toeplens.ground.words import points, signed
 from toeplens.lens import Estimate
 from toeplens.model import Protocol
 from toeplens.papers.deposit import PARTS, SCALES, Plan, Reproduction, title
 from toeplens.papers.deposit.labels import PARTIAL, SWITCHES, Label
-from toeplens.report.kit.colours import FAMILIES, OTHER
-from toeplens.studies import Cell, Key, Results
+from toeplens.report.kit.blocks import Group, Panel, Ramp, Sign, View
+from toeplens.report.kit.colours import FAMILIES, OTHER, layer_look
+from toeplens.studies import Cell, CellResult, Key, Results
 from toeplens.training.presets import COUNT, DISTANCE
 
 TASKS: dict[str, str] = {DISTANCE: "Task 1 (distance)", COUNT: "Task 2 (count)"}
@@ -106,7 +110,87 @@ def interval(estimate: Estimate | None, *, sign: bool = True) -> str:
     """A mean over seeds in percentage points, with its interval; a dash if there is none."""
     if estimate is None:
         return "–"
-    value = signed(estimate.value) if sign else points(estimate.value)
+    value = signed(100 * estimate.value, 1) if sign else points(estimate.value)
     if not isfinite(estimate.low):
         return f"{value} (one seed)"
     return f"{value} [{points(estimate.low)}, {points(estimate.high)}]"
+
+
+# ---- how figures are arranged ---------------------------------------------------------------------------------------
+
+Models = list[tuple[str, list[CellResult]]]  # labels in the report's order, and their models by seed
+Drawn = tuple[go.Figure, str]  # a plot, and the same in words
+
+
+def models(state: Reproduction, protocol: Protocol, task: str, has: Callable[[CellResult], object]) -> Models:
+    """The encodings of a task that have models of the kind that is shown, and these."""
+    under = state.results.under(protocol)
+    found = [(label, [cell for cell in under.of(task, label) if has(cell)]) for label in ordered(under.labels(task))]
+    return [(label, cells) for label, cells in found if cells]
+
+
+def beside(state: Reproduction, draw: Callable[[Protocol], Drawn | None], title: str = "") -> View:
+    """A view of one panel a protocol, side by side; ``draw`` gives None where there is nothing to show."""
+    drawn = [(protocol_title(protocol), draw(protocol)) for protocol in state.plan.protocols]
+    return View.of([Panel(name_, *found) for name_, found in drawn if found], title)
+
+
+def by_task(state: Reproduction, draw: Callable[[Protocol, str], Drawn | None], what: str = "") -> list[View]:
+    """A view a task, of one panel a protocol; ``what`` is shown goes into its name."""
+    return [
+        beside(state, lambda protocol, task=task: draw(protocol, task), f"{name_}: {what}" if what else name_)
+        for task, name_ in TASKS.items()
+    ]
+
+
+def under_headings(state: Reproduction, panels: Callable[[Protocol], list[Panel]], title: str = "") -> View:
+    """A view of several panels a protocol, under its name."""
+    return View(title, [Group(protocol_title(protocol), panels(protocol)) for protocol in state.plan.protocols])
+
+
+def layer_signs(depth: int, what: str = "layer", *, dots: bool = False) -> list[Sign]:
+    """A legend of layers: lines, or dots."""
+    looks = enumerate(map(layer_look, range(depth)), start=1)
+    return [Sign(f"layer-{i}", f"{what} {i}", tint, *(("●",) if dots else ("", dash))) for i, (tint, dash) in looks]
+
+
+def model_panel(cell: CellResult, figure: go.Figure, words: str) -> Panel:
+    """A panel that shows one model, or one encoding's models."""
+    label = cell.key.label
+    return Panel(name(cell.key.protocol, label), figure, words, colour(label), glyph(label))
+
+
+def drop_ramp(limit: float) -> Ramp:
+    """The legend of heat maps of points lost."""
+    end = points(limit).replace(".0", "")
+    return Ramp(f"gains {end}", f"loses {end} points")
+
+
+def legend(state: Reproduction, labels: Iterable[str]) -> list[Sign]:
+    """A legend of encodings."""
+    return [Sign(label, _legend_title(state, label), colour(label), glyph(label)) for label in ordered(labels)]
+
+
+def _legend_title(state: Reproduction, label: str) -> str:
+    hidden = label == "rope" and "released" in state.plan.protocols
+    return "RoPE (released: with sinusoid)" if hidden else title(label)
+
+
+def protocol_title(protocol: Protocol) -> str:
+    """A protocol's name, as a heading."""
+    return PROTOCOL_NAMES[protocol].capitalize()
+
+
+def accuracy_top(state: Reproduction, task: str) -> float:
+    """Upper end of the accuracy axes of a task's panels: 1, unless every accuracy (and guess) is low."""
+    cells = [cell for cell in state.results.cells if cell.key.task == task]
+    values = [row.get(f"{split}_accuracy") for cell in cells for row in cell.epochs for split in ("train", "test")]
+    values += [value for cell in cells for value in (cell.accuracy, cell.length_chance)]
+    largest = max((value for value in values if value is not None and math.isfinite(value)), default=1.0)
+    return 1.0 if largest > 0.75 else max(0.1, math.ceil(largest * 10) / 10)
+
+
+def drop_limit(state: Reproduction) -> float:
+    """End of the colour scale of all heat maps: the largest loss or gain in the study, rounded up to 5 points."""
+    drops = [float(abs(cell.ablation.drops).max()) for cell in state.results.cells if cell.ablation is not None]
+    return max(0.05, math.ceil(max(drops, default=0.05) * 20 - 1e-9) / 20)

@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from toeplens.ground.words import percent
+from toeplens.ground.words import fixed, percent
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.deposit.factors import MEASURES, Values, concentrated, decided, kinds
 from toeplens.papers.deposit.labels import Label
-from toeplens.papers.deposit.page.look import PROTOCOL_NAMES, colour, glyph, interval, name
-from toeplens.papers.deposit.page.parts import accuracy_top, protocol_title
-from toeplens.report.kit.blocks import Block, Group, Panel, View
-from toeplens.report.kit.dots import Series, dots
+from toeplens.papers.deposit.page.look import (
+    PROTOCOL_NAMES,
+    Drawn,
+    accuracy_top,
+    beside,
+    colour,
+    glyph,
+    interval,
+    name,
+    protocol_title,
+)
+from toeplens.report.kit.blocks import Block
+from toeplens.report.kit.dots import Series, dots, told_means
 from toeplens.studies import CellResult
 from toeplens.studies.kit.results import estimated
 from toeplens.training.presets import DISTANCE
@@ -88,22 +97,22 @@ class VariantTable:
 
 def figure(state: Reproduction) -> Block:
     """How concentrated each variant is."""
-    views = []
-    for shown in _SHOWN:
-        panels = []
-        for protocol in state.plan.protocols:
-            found = _models(state, protocol)
-            if any(Label.parse(label).variant for label, _, _ in found):
-                values = [_values(cells, shown) for _, _, cells in found]
-                texts = [text for _, text, _ in found]
-                series = [Series("", "", "circle", values, [colour(label) for label, _, _ in found])]
-                biggest = max((shown.scale * v for one in values for v in one.values()), default=1.0)
-                end = 100 * accuracy_top(state, DISTANCE) if shown.title == "test accuracy" else biggest
-                drawn = dots(texts, series, shown.axis, scale=shown.scale, span=(0, 1.05 * end))
-                means = zip(texts, map(estimated, values), strict=True)
-                told = "; ".join(f"{text} {shown.scale * mean.value:.1f}" for text, mean in means if mean)
-                panels.append(Panel(protocol_title(protocol), drawn, f"{shown.axis}, mean over seeds: {told}."))
-        views.append(View(shown.title.capitalize(), [Group("", panels)]))
+
+    def draw(protocol: Protocol, shown: _Shown) -> Drawn | None:
+        found = _models(state, protocol)
+        if not found:
+            return None
+        values = [_values(cells, shown) for _, _, cells in found]
+        texts = [text for _, text, _ in found]
+        series = [Series("", "", "circle", values, [colour(label) for label, _, _ in found])]
+        biggest = max((shown.scale * v for one in values for v in one.values()), default=1.0)
+        end = 100 * accuracy_top(state, DISTANCE) if shown.title == "test accuracy" else biggest
+        drawn = dots(texts, series, shown.axis, scale=shown.scale, span=(0, 1.05 * end))
+        return drawn, f"{shown.axis}, mean over seeds: {told_means(texts, values, shown.scale)}."
+
+    views = [
+        beside(state, lambda protocol, shown=shown: draw(protocol, shown), shown.title.capitalize()) for shown in _SHOWN
+    ]
     caption = (
         "Task 1. MLA, MLA with parts of its program taken away, and RoPE put into MLA’s program. Rings are seeds, the "
         "bar is the 95% interval of the mean. If MLA’s latent attention spread the work, MLA would be low everywhere; "
@@ -114,27 +123,24 @@ def figure(state: Reproduction) -> Block:
 
 def tables(state: Reproduction) -> list[VariantTable]:
     """Accuracy and deposit of each variant, a table a protocol."""
-    found = []
-    for protocol in state.plan.protocols:
-        models = _models(state, protocol)
-        if any(Label.parse(label).variant for label, _, _ in models):
-            rows = [_row(label, text, cells) for label, text, cells in models]
-            found.append(VariantTable(PROTOCOL_NAMES[protocol], rows))
-    return found
+    found = [(PROTOCOL_NAMES[protocol], _models(state, protocol)) for protocol in state.plan.protocols]
+    return [VariantTable(name_, [_row(*model) for model in models]) for name_, models in found if models]
 
 
 def _row(label: str, text: str, cells: list[CellResult]) -> VariantRow:
     peak, heads, accuracy = (estimated(_values(cells, shown)) for shown in _SHOWN)
-    many = "–" if heads is None else f"{heads.value:.1f}"
+    many = fixed(heads.value if heads else None, 1)
     counted = [(kind, f"{n}/{len(cells)}" if len(cells) > 1 else "") for kind, n in kinds(cells).items()]
     shown = (interval(accuracy, sign=False), interval(peak, sign=False), many)
     return VariantRow(text, colour(label), glyph(label), *shown, counted)
 
 
 def _models(state: Reproduction, protocol: Protocol) -> list[tuple[str, str, list[CellResult]]]:
+    """Label, name and models of what is compared; nothing where there is no variant."""
     under = state.results.under(protocol)
     found = [(label, text, under.of(DISTANCE, label)) for label, text in _ROWS[protocol].items()]
-    return [(label, text, cells) for label, text, cells in found if cells]
+    found = [(label, text, cells) for label, text, cells in found if cells]
+    return found if any(Label.parse(label).variant for label, _, _ in found) else []
 
 
 def _values(cells: list[CellResult], shown: _Shown) -> Values:
@@ -146,7 +152,8 @@ def whose(state: Reproduction) -> list[str]:
     """Whether MLA's diffuse pattern comes from MLA or from its program: two paired differences, in sentences."""
     found = []
     for protocol in state.plan.protocols:
-        of = {label: _values(cells, _SHOWN[0]) for label, _, cells in _models(state, protocol)}
+        under = state.results.under(protocol)
+        of = {label: _values(cells, _SHOWN[0]) for label in _ROWS[protocol] if (cells := under.of(DISTANCE, label))}
         steps = []
         if protocol == "released":
             steps += [("rope", "rope/mla-program", f"putting {name('released', 'rope')} into MLA’s program")]
@@ -156,7 +163,7 @@ def whose(state: Reproduction) -> list[str]:
             steps += [("rope", "mla", "putting MLA in RoPE’s place in the same decoder")]
         said = [f"{what} {text}" for first, second, what in steps if (text := _changed(of, first, second))]
         if said:
-            lead = f"{PROTOCOL_NAMES[protocol].capitalize()}, share of the skill that one head carries: "
+            lead = f"{protocol_title(protocol)}, share of the skill that one head carries: "
             found.append(f"{lead}{'; '.join(said)}.")
     return found
 

@@ -2,17 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from toeplens.lens import THRESHOLDS
 from toeplens.papers.deposit import SCALES, Reproduction
-from toeplens.papers.deposit.page import answers, glossary, look, tables, words
-from toeplens.papers.deposit.page import factors as factor_blocks
-from toeplens.papers.deposit.page import mla as mla_blocks
-from toeplens.papers.deposit.page.blocks import blocks
+from toeplens.papers.deposit.page import (
+    accuracy,
+    deposits,
+    factors,
+    heads,
+    look,
+    mla,
+    partial,
+    seeds,
+    silencing,
+    sinusoid,
+    tables,
+    training,
+    words,
+)
+from toeplens.report.kit.blocks import Block, numbered
 from toeplens.report.kit.ledger import claim_rows
 from toeplens.report.kit.page import render_page, write_report
 from toeplens.studies import COUNTED, RULE
+
+_Maker = Callable[[Reproduction], Block]
+# in the page's order; those that show encodings as their protocol has them come with True: variants and the models of
+# other parts would crowd them
+_MAKERS: tuple[tuple[_Maker, bool], ...] = (
+    (accuracy.accuracy, True),
+    (accuracy.convergence_distance, True),
+    (accuracy.convergence_count, True),
+    (heads.heads, True),
+    (heads.violins, True),
+    (deposits.by_encoding, True),
+    (deposits.by_layer, True),
+    (heads.skill, True),
+    (heads.cumulative, True),
+    (silencing.position, False),
+    (silencing.removed, False),
+    (silencing.sizes, False),
+    (factors.figure, False),
+    (partial.accuracy, False),
+    (partial.layers, False),
+    (partial.peaks, False),
+    (sinusoid.sinusoid, True),
+    (sinusoid.representation, False),
+    (mla.figure, False),
+    (seeds.strength, False),
+    (seeds.exponent, False),
+    (seeds.lead, False),
+    (training.training, False),
+    (training.exponents, True),
+)
+# what is shown only if its part is asked for: cells of other parts alone would give a part of it
+_PART: dict[_Maker, str] = {
+    factors.figure: "factors",
+    partial.layers: "partial",
+    partial.peaks: "partial",
+    mla.figure: "mla",
+}
+
+
+def blocks(state: Reproduction) -> dict[str, Block]:
+    """All figures that have anything to show, by id; only these are numbered."""
+    encodings, parts = look.plain(state), state.plan.parts
+    asked = [(make, plain) for make, plain in _MAKERS if _PART.get(make, parts[0]) in parts]
+    return numbered(make(encodings if plain else state) for make, plain in asked)
 
 
 def write_page(state: Reproduction) -> Path:
@@ -31,20 +88,20 @@ def render(state: Reproduction) -> str:
         scale=SCALES[state.plan.scale],
         many_heads=SCALES[state.plan.scale].model["num_heads"] > 8,
         headline=words.headline(state),
-        answers=answers.answers(state),
+        answers=words.answers(state),
         tallies=words.tallies(state),
         seeds_note=words.seeds_note(state),
         seeds=sorted({key.seed for key in look.planned(state.plan)}),
         largest=words.largest_drop(encodings.results.cells),
         gone=words.diverged(state),
         protocols={p: look.PROTOCOL_NAMES[p] for p in state.plan.protocols},
-        glossary=glossary.terms(state),
+        glossary=words.terms(state),
         claims=claim_rows(state.entries),
         accuracy=tables.accuracy_tables(encodings),
         deposits=tables.deposit_tables(encodings),
-        effects=factor_blocks.tables(state),
-        strongest=factor_blocks.sentences(state),
-        variants=mla_blocks.tables(state),
+        effects=factors.tables(state),
+        strongest=factors.sentences(state),
+        variants=mla.tables(state),
         settings=tables.settings(state),
         models=tables.model_rows(state),
         thresholds=THRESHOLDS.split("; "),

@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
-from toeplens.ground.words import percent
+from collections.abc import Sequence
+from math import isfinite
+
+import numpy as np
+import plotly.graph_objects as go
+
+from toeplens.ground.words import percent, whole
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction, title
 from toeplens.papers.deposit.factors import concentrated
 from toeplens.papers.deposit.labels import Label
-from toeplens.papers.deposit.page import partial_figures as figures
 from toeplens.papers.deposit.page.deposits import SHARE
-from toeplens.papers.deposit.page.look import TASKS, colour, ordered
-from toeplens.papers.deposit.page.parts import accuracy_top, protocol_title
-from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
-from toeplens.report.kit.dots import Series, dots
-from toeplens.studies import CellResult
+from toeplens.papers.deposit.page.look import (
+    TASKS,
+    Drawn,
+    accuracy_top,
+    beside,
+    colour,
+    marker,
+    name,
+    ordered,
+    protocol_title,
+)
+from toeplens.report.kit.blocks import Block, Panel, Sign, View
+from toeplens.report.kit.canvas import Canvas, guess_levels, guesses_across
+from toeplens.report.kit.colours import PINK, faded
+from toeplens.report.kit.dots import Series, dots, told_means
+from toeplens.studies import CellResult, Results
 from toeplens.studies.kit.results import estimated
 from toeplens.training.presets import DISTANCE
 
-_NAME = "partial"
+_DRAWN = PINK  # heads drawn at random
+Rows = Sequence[tuple[str, Sequence[CellResult]]]  # what stands at the left, and its models
+
+
+def _whole_rope(protocol: Protocol) -> str:
+    """The label of RoPE on all heads and nothing else; the released "rope" has a sinusoid and is not it."""
+    return "rope-alone" if protocol == "released" else "rope"
+
+
+def rotated_heads(
+    results: Results, protocol: Protocol, task: str, heads: int, *, drawn: bool = False
+) -> list[tuple[int, str]]:
+    """Number of rotating heads and label of Fig. 5's finished models; the released "rope" is not among them.
+
+    ``drawn`` asks for the models whose heads are drawn at random, without those at the two ends.
+    """
+    labels = results.under(protocol).labels(task)
+    variant = "random" if drawn else ""
+    counts = {
+        at.heads: label for label in labels if (at := Label.parse(label)).heads is not None and at.variant == variant
+    }
+    if not drawn:
+        counts |= {count: end for count, end in ((0, "nope"), (heads, _whole_rope(protocol))) if end in labels}
+    return sorted(counts.items())
+
+
+def _by_seed(cells: Sequence[CellResult]) -> dict[int, float]:
+    return {cell.key.seed: cell.accuracy for cell in cells if cell.status == "complete"}
 
 
 def accuracy(state: Reproduction) -> Block:
@@ -26,18 +69,14 @@ def accuracy(state: Reproduction) -> Block:
     panels, drawn_too = [], False
     for task, what in TASKS.items():
         for protocol in state.plan.protocols:
-            found = figures.rotated_heads(state.results, protocol, task, heads)
-            drawn = figures.rotated_heads(state.results, protocol, task, heads, drawn=True)
-            if any(Label.parse(label).heads is not None for _, label in found):
-                drawn_too |= bool(drawn)
-                figure = figures.partial_rope(state.results, protocol, task, heads, accuracy_top(state, task))
-                panels.append(
-                    Panel(
-                        f"{what}, {protocol_title(protocol).lower()}",
-                        figure,
-                        _accuracies(state, protocol, task, [*found, *drawn]),
-                    )
-                )
+            found = rotated_heads(state.results, protocol, task, heads)
+            if not any(Label.parse(label).heads is not None for _, label in found):
+                continue
+            drawn = rotated_heads(state.results, protocol, task, heads, drawn=True)
+            drawn_too |= bool(drawn)
+            figure = partial_rope(state.results, protocol, task, heads, accuracy_top(state, task))
+            words = _accuracies(state.results.under(protocol), task, [*found, *drawn])
+            panels.append(Panel(f"{what}, {protocol_title(protocol).lower()}", figure, words))
     caption = (
         "Test accuracy when only some heads of every layer rotate (the paper’s Fig. 5). No rotating head is NoPE; "
         "all heads is RoPE, in the released protocol without its sinusoid, as the program for this experiment has "
@@ -48,94 +87,168 @@ def accuracy(state: Reproduction) -> Block:
         caption += " Crosses: as many heads of each layer, drawn at random from the seed."
         signs = [
             Sign("first", "the first heads", colour("rope"), "○"),
-            Sign("random", "heads drawn at random", figures.DRAWN, "✕"),
+            Sign("random", "heads drawn at random", _DRAWN, "✕"),
         ]
-    return Block(_NAME, "RoPE on some of the heads", caption, [View("", [Group("", panels)])], legend=signs)
+    return Block("partial", "RoPE on some of the heads", caption, [View.of(panels)], legend=signs)
 
 
-def _accuracies(state: Reproduction, protocol: Protocol, task: str, places: list[tuple[int, str]]) -> str:
-    under, parts = state.results.under(protocol), []
+def _accuracies(under: Results, task: str, places: Sequence[tuple[int, str]]) -> str:
+    parts = []
     for count, label in places:
-        mean = estimated({c.key.seed: c.accuracy for c in under.of(task, label) if c.status == "complete"})
+        mean = estimated(_by_seed(under.of(task, label)))
         if mean:
-            which = f"{count} drawn at random" if label.endswith("/random") else str(count)
+            which = f"{count} drawn at random" if Label.parse(label).variant == "random" else str(count)
             parts.append(f"{which} {percent(mean.value)}")
     return f"Test accuracy by number of rotating heads, mean over seeds: {', '.join(parts)}."
 
 
+def partial_rope(results: Results, protocol: Protocol, task: str, heads: int, top: float = 1.0) -> go.Figure:
+    """Accuracy by the number of heads that rotate (Fig. 5): none is NoPE, all is RoPE without a sinusoid.
+
+    Lines join the means over seeds: of the first heads of each layer, and of heads drawn from the seed.
+    """
+    under = results.under(protocol)
+    canvas = Canvas(260, bottom=54)
+    found = rotated_heads(results, protocol, task, heads)
+    drawn = rotated_heads(results, protocol, task, heads, drawn=True)
+    _add(canvas, under, protocol, task, heads, found, "")
+    if drawn:
+        ends = [place for place in found if place[0] in (0, heads)]
+        _add(canvas, under, protocol, task, heads, sorted([*ends, *drawn]), "random")
+    guesses_across(canvas, guess_levels(under, task), top)
+    names = {0: "0<br>NoPE", heads: f"{heads}<br>RoPE"}
+    shown = sorted({count for count, _ in [*found, *drawn]})
+    texts = [names.get(count, str(count)) for count in shown]
+    canvas.x("heads with RoPE", tickvals=shown, ticktext=texts, range=[-0.06 * heads, 1.06 * heads])
+    canvas.percent(top, "test accuracy")
+    return canvas.figure()
+
+
+def _add(
+    canvas: Canvas,
+    under: Results,
+    protocol: Protocol,
+    task: str,
+    heads: int,
+    places: Sequence[tuple[int, str]],
+    variant: str,
+) -> None:
+    """A line through the means, and each seed of the models that are not the line's ends."""
+    values = [(n, label, [float(v) for v in under.accuracy(task, label) if isfinite(v)]) for n, label in places]
+    values = [(count, label, accuracies) for count, label, accuracies in values if accuracies]
+    key, tint = variant or "first", _DRAWN if variant else colour("rope")
+    canvas.lines(
+        [count for count, _, _ in values],
+        [sum(accuracies) / len(accuracies) for _, _, accuracies in values],
+        faded(tint, 0.6),
+        dash="dot" if variant else "solid",
+        hoverinfo="skip",
+        meta=key,
+    )
+    for count, label, accuracies in values:
+        if variant and Label.parse(label).variant != variant:
+            continue
+        look = {"symbol": marker(label), "size": 9, "color": colour(label)}
+        if variant:
+            look = {"symbol": "x-thin-open", "size": 8, "color": _DRAWN, "line": {"width": 2}}
+        hover = f"<b>{name(protocol, label)}</b><br>{count} of {heads} heads: %{{y:.1%}}<extra></extra>"
+        canvas.marks([count] * len(accuracies), accuracies, look, hover, meta=key)
+
+
+def _in_layers(state: Reproduction, protocol: Protocol) -> list[tuple[str, list[CellResult]]]:
+    """NoPE, RoPE in each layer alone, RoPE in all."""
+    under = state.results.under(protocol)
+    alone = [label for label in ordered(under.labels(DISTANCE)) if Label.parse(label).layer]
+    found = [(label, under.of(DISTANCE, label)) for label in ("nope", *alone, _whole_rope(protocol))]
+    return [(label, cells) for label, cells in found if cells]
+
+
 def layers(state: Reproduction) -> Block:
     """Accuracy with RoPE in one layer alone."""
-    panels = []
-    top = accuracy_top(state, DISTANCE)
-    for protocol in state.plan.protocols:
-        lines = _by_layer(state, protocol)
-        if any(Label.parse(label).layer for label, _ in lines):
-            values = [{c.key.seed: c.accuracy for c in cells if c.status == "complete"} for _, cells in lines]
-            series = [Series("", "", "circle", values, [colour(label) for label, _ in lines])]
-            texts = [title(label) for label, _ in lines]
-            drawn = dots(texts, series, "test accuracy, per cent", scale=100, span=(0, 104 * top))
-            means = [estimated(value) for value in values]
-            told = [f"{text} {percent(mean.value)}" for text, mean in zip(texts, means, strict=True) if mean]
-            panels.append(Panel(protocol_title(protocol), drawn, f"Test accuracy, mean over seeds: {', '.join(told)}."))
+
+    def draw(protocol: Protocol) -> Drawn | None:
+        lines = _in_layers(state, protocol)
+        if not any(Label.parse(label).layer for label, _ in lines):
+            return None
+        values = [_by_seed(cells) for _, cells in lines]
+        series = [Series("", "", "circle", values, [colour(label) for label, _ in lines])]
+        texts = [title(label) for label, _ in lines]
+        span = (0, 104 * accuracy_top(state, DISTANCE))
+        drawn = dots(texts, series, "test accuracy, per cent", scale=100, span=span)
+        return drawn, f"Test accuracy, mean over seeds: {told_means(texts, values, 100, unit='%')}."
+
     caption = (
         "Test accuracy on Task 1 with RoPE on all heads of one layer and no encoding elsewhere, between NoPE and RoPE "
         "in every layer (without a sinusoid). Rings are seeds; the bar is the 95% interval of the mean."
     )
-    return Block("partial-layers", "RoPE in one layer alone", caption, [View("", [Group("", panels)])])
+    return Block("partial-layers", "RoPE in one layer alone", caption, [beside(state, draw)])
 
 
 def peaks(state: Reproduction) -> Block:
     """Where the deposit is as more heads rotate."""
-    heads = SCALES[state.plan.scale].model["num_heads"]
-    panels = []
-    for protocol in state.plan.protocols:
-        under = state.results.under(protocol)
-        found = figures.rotated_heads(state.results, protocol, DISTANCE, heads)
-        drawn = figures.rotated_heads(state.results, protocol, DISTANCE, heads, drawn=True)
-        places = sorted(
-            [(count, label, _rotate(count, heads)) for count, label in found]
-            + [(count, label, f"{count} at random") for count, label in drawn]
-        )
-        rows = [(text, under.of(DISTANCE, label)) for _, label, text in places]
-        rows += [
-            (f"layer {at.layer} alone", cells)
-            for label, cells in _by_layer(state, protocol)
-            if (at := Label.parse(label)).layer
-        ]
-        rows = [(text, cells) for text, cells in rows if any(map(concentrated, cells))]
-        if len(rows) > 2:
-            panels.append(Panel(protocol_title(protocol), figures.peaks(rows), _where(rows)))
+
+    def draw(protocol: Protocol) -> Drawn | None:
+        rows = [(text, cells) for text, cells in _rotating(state, protocol) if any(map(concentrated, cells))]
+        if len(rows) < 3:
+            return None
+        told = []
+        for text, cells in rows:
+            shares = _mean_peaks(cells)
+            layer = int(np.argmax(shares))
+            told.append(f"{text}: layer {layer + 1}, {shares[layer]:.0%}")
+        return peak_map(rows), f"Heat map of shares by layer. Most concentrated layer: {'; '.join(told)}."
+
     caption = (
         "Task 1. The share of the skill that the first head of each layer carries, in per cent, the mean over seeds, "
         "as more heads of every layer rotate, and with RoPE in one layer alone: does the deposit move with the "
         "rotation (v1’s Figs. 9 to 14)? Models without skill are left out."
     )
-    return Block(
-        "partial-peaks",
-        "Where the deposit is as more heads rotate",
-        caption,
-        [View("", [Group("", panels)])],
-        ramp=SHARE,
-    )
+    what = "Where the deposit is as more heads rotate"
+    return Block("partial-peaks", what, caption, [beside(state, draw)], ramp=SHARE)
 
 
-def _rotate(count: int, heads: int) -> str:
-    ends = {0: "0 heads (NoPE)", heads: f"{heads} heads (RoPE)"}
-    return ends.get(count, f"{count} head{'s' if count != 1 else ''}")
-
-
-def _where(rows: list[tuple[str, list[CellResult]]]) -> str:
-    told = []
-    for text, cells in rows:
-        shares = figures.mean_peaks(cells)
-        layer = max(range(len(shares)), key=shares.__getitem__)
-        told.append(f"{text}: layer {layer + 1}, {shares[layer]:.0%}")
-    return f"Heat map of shares by layer. Most concentrated layer: {'; '.join(told)}."
-
-
-def _by_layer(state: Reproduction, protocol: Protocol) -> list[tuple[str, list[CellResult]]]:
-    """NoPE, RoPE in each layer alone, RoPE in all."""
+def _rotating(state: Reproduction, protocol: Protocol) -> Rows:
+    """Models by how many of their heads rotate, then those with RoPE in one layer."""
+    heads = SCALES[state.plan.scale].model["num_heads"]
+    ends = {0: "0 heads (NoPE)", 1: "1 head", heads: f"{heads} heads (RoPE)"}
+    found, drawn = (rotated_heads(state.results, protocol, DISTANCE, heads, drawn=random) for random in (False, True))
+    places = [(count, label, ends.get(count, f"{count} heads")) for count, label in found]
+    places += [(count, label, f"{count} at random") for count, label in drawn]
     under = state.results.under(protocol)
-    alone = [label for label in ordered(under.labels(DISTANCE)) if Label.parse(label).layer]
-    found = [(label, under.of(DISTANCE, label)) for label in ("nope", *alone, figures.whole_rope(protocol))]
-    return [(label, cells) for label, cells in found if cells]
+    alone = [(Label.parse(label).layer, cells) for label, cells in _in_layers(state, protocol)]
+    return [(text, under.of(DISTANCE, label)) for _, label, text in sorted(places)] + [
+        (f"layer {layer} alone", cells) for layer, cells in alone if layer
+    ]
+
+
+def peak_map(rows: Rows) -> go.Figure:
+    """The share of the skill that each layer's first head carries, the mean over the seeds that have skill."""
+    shares = [_mean_peaks(cells) for _, cells in rows]
+    depth = max((len(layers) for layers in shares), default=0)
+    z = [[*layers, *[None] * (depth - len(layers))] for layers in shares]
+    canvas = Canvas(40 + 24 * len(rows), left=20, right=4, top=2, bottom=40)
+    canvas.heat(
+        z,
+        list(range(1, depth + 1)),
+        list(range(len(rows))),
+        1,
+        [[_described(text, cells, layer) for layer in range(depth)] for text, cells in rows],
+        gap=2,
+        numbers=[["" if value is None else whole(value) for value in row] for row in z],
+    )
+    canvas.x("layer", dtick=1, showgrid=False)
+    texts = [text for text, _ in rows]
+    canvas.y(tickvals=list(range(len(rows))), ticktext=texts, autorange="reversed", automargin=True, showgrid=False)
+    return canvas.figure()
+
+
+def _mean_peaks(cells: Sequence[CellResult]) -> list[float]:
+    """The peak of each layer, the mean over the models that have skill; empty if none has."""
+    able = [[layer.peak for layer in cell.deposits()] for cell in cells if concentrated(cell)]
+    return np.mean(able, axis=0).tolist() if able else []
+
+
+def _described(text: str, cells: Sequence[CellResult], layer: int) -> str:
+    able = [cell.deposits()[layer] for cell in cells if concentrated(cell)]
+    each = ", ".join(f"{found.peak:.0%} (head {found.head + 1})" for found in able[:8])
+    return f"<b>{text}</b>, layer {layer + 1}<br>seeds: {each}"

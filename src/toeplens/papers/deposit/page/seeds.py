@@ -2,51 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import plotly.graph_objects as go
 
+from toeplens.ground.words import fixed
+from toeplens.lens import SeedStrength
 from toeplens.lens.ablation.margins import margins
-from toeplens.lens.gradients.signal import LEVELS, Level, SeedStrength
+from toeplens.lens.gradients.signal import LEVELS, Level
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.deposit.factors import Values
-from toeplens.papers.deposit.page.look import TASKS, colour, marker, name, ordered
-from toeplens.papers.deposit.page.parts import legend, protocol_title
-from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
-from toeplens.report.kit.canvas import GUESS, Canvas
+from toeplens.papers.deposit.page.look import (
+    TASKS,
+    Drawn,
+    beside,
+    colour,
+    layer_signs,
+    legend,
+    marker,
+    models,
+    name,
+)
+from toeplens.report.kit.blocks import Block, Sign, View
+from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import layer_look
-from toeplens.report.kit.dots import Series, dots
+from toeplens.report.kit.dots import Series, dots, told_means
 from toeplens.studies import CellResult
-from toeplens.studies.kit.results import estimated
 
-MEASURE = "seed"
 _LEVELS: dict[Level, str] = {
     "parameters": "gradient of the head’s weights that moves its positional effect",
     "logits": "gradient at the logits, by distance",
 }
 _TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
-Models = list[tuple[str, list[tuple[int, SeedStrength]]]]  # label: seed and record
+Records = list[tuple[str, dict[int, SeedStrength]]]  # label: record by seed
 ByLayer = Callable[[SeedStrength], np.ndarray]
 
 
 def strength_of(cell: CellResult) -> SeedStrength | None:
     """The seed strength of a cell; None where it was not measured."""
-    record = cell.measures.get(MEASURE)
-    return SeedStrength.from_dict(record["strength"]) if record else None
+    found = cell.measure("seed")
+    return found and found.strength
+
+
+def _views(state: Reproduction, draw: Callable[[Protocol, Records, Level], Drawn], what: str = "") -> list[View]:
+    """A view a task and level, a panel a protocol that has the level's records."""
+    views = []
+    for task, title in TASKS.items():
+        for level in LEVELS[::-1]:
+
+            def one(protocol: Protocol, task: str = task, level: Level = level) -> Drawn | None:
+                def known(cell: CellResult) -> bool:
+                    record = strength_of(cell)
+                    return record is not None and level in record.levels
+
+                found = models(state, protocol, task, known)
+                records = [(label, {c.key.seed: c.measure("seed").strength for c in cells}) for label, cells in found]
+                return draw(protocol, records, level) if records else None
+
+            views.append(beside(state, one, f"{title}: {_LEVELS[level]}{what}"))
+    return views
 
 
 def strength(state: Reproduction) -> Block:
     """Signal to noise of the positional gradient by batch size, in the first layer."""
     labels = set[str]()
 
-    def draw(protocol: Protocol, models: Models, level: Level) -> Panel:
-        labels.update(label for label, _ in models)
-        told = [f"{name(protocol, label)} {_mean_curve(records, level)[-1]:.3f}" for label, records in models]
-        largest = models[0][1][0][1].sizes[-1]
+    def draw(protocol: Protocol, found: Records, level: Level) -> Drawn:
+        labels.update(label for label, _ in found)
+        told = [f"{name(protocol, label)} {fixed(_mean_curve(records, level)[-1], 3)}" for label, records in found]
+        largest = _sizes(found)[-1]
         words = f"Signal to noise by batch size; at a batch of {largest}, mean over seeds: {'; '.join(told)}."
-        return Panel(protocol_title(protocol), by_size(protocol, models, level), words)
+        return by_size(protocol, found, level), words
 
     views = _views(state, draw)
     caption = (
@@ -62,19 +90,17 @@ def strength(state: Reproduction) -> Block:
 def exponent(state: Reproduction) -> Block:
     """The slopes of those curves, by encoding and layer."""
 
-    def draw(protocol: Protocol, models: Models, level: Level) -> Panel:
-        figure, words = _lines(
-            protocol, models, lambda record: record.levels[level].layers.exponent, "exponent", (-0.5,)
-        )
-        return Panel(protocol_title(protocol), figure, f"Exponents, mean over seeds. {words}")
+    def draw(protocol: Protocol, found: Records, level: Level) -> Drawn:
+        figure, words = _lines(protocol, found, lambda one: one.levels[level].layers.exponent, "exponent", -0.5)
+        return figure, f"Exponents, mean over seeds. {words}"
 
     caption = (
         "The slope of signal to noise against batch size on logarithmic axes: −1/2 (dashed) is pure cancellation, 0 a "
         "gradient that is the same in every example. Small rings are seeds, the marker their mean, the bar its 95% "
         "interval."
     )
-    views, signs = _views(state, draw), _layer_signs(state)
-    return Block("seed-exponent", "Exponents by encoding and layer", caption, views, legend=signs)
+    title = "Exponents by encoding and layer"
+    return Block("seed-exponent", title, caption, _views(state, draw), legend=_signs(state))
 
 
 def lead(state: Reproduction) -> Block:
@@ -85,94 +111,61 @@ def lead(state: Reproduction) -> Block:
         ("lead of a layer over that of the next", lambda signal: margins(signal).gamma, "lead over next layer’s lead"),
     ):
 
-        def draw(protocol: Protocol, models: Models, level: Level, of=of, axis=axis) -> Panel:
-            figure, words = _lines(protocol, models, lambda record: of(record.levels[level].signal), axis, (1.0,))
-            return Panel(protocol_title(protocol), figure, f"{axis.capitalize()}, mean over seeds. {words}")
+        def draw(protocol: Protocol, found: Records, level: Level, of=of, axis=axis) -> Drawn:
+            figure, words = _lines(protocol, found, lambda one: of(one.levels[level].signal), axis, 1.0)
+            return figure, f"{axis.capitalize()}, mean over seeds. {words}"
 
-        views += [View(f"{view.title}; {what}", view.groups) for view in _views(state, draw)]
+        views += _views(state, draw, f"; {what}")
     caption = (
         "In each layer the size of the mean positional gradient of the head that has the largest, over that of the "
         "second; and that lead over the lead in the next layer, which the papers say is above 1 (dashed)."
     )
-    return Block("seed-lead", "Which head is ahead, and by how much", caption, views, legend=_layer_signs(state))
+    return Block("seed-lead", "Which head is ahead, and by how much", caption, views, legend=_signs(state))
 
 
-def _views(state: Reproduction, draw: Callable[[Protocol, Models, Level], Panel]) -> list[View]:
-    views = []
-    for task, what in TASKS.items():
-        for level in LEVELS[::-1]:
-            panels = []
-            for protocol in state.plan.protocols:
-                models = _models(state, protocol, task, level)
-                if models:
-                    panels.append(draw(protocol, models, level))
-            views.append(View(f"{what}: {_LEVELS[level]}", [Group("", panels)]))
-    return views
+def _sizes(found: Records) -> list[int]:
+    return list(next(iter(found[0][1].values())).sizes)
 
 
-def _models(state: Reproduction, protocol: Protocol, task: str, level: Level) -> Models:
-    under, found = state.results.under(protocol), []
-    for label in ordered(under.labels(task)):
-        records = [(cell.key.seed, record) for cell in under.of(task, label) if (record := strength_of(cell))]
-        records = [(seed, record) for seed, record in records if level in record.levels]
-        if records:
-            found.append((label, records))
-    return found
-
-
-def by_size(protocol: Protocol, models: Models, level: Level) -> go.Figure:
+def by_size(protocol: Protocol, found: Records, level: Level) -> go.Figure:
     """Signal to noise by batch size, a line an encoding; undefined curves are left out."""
-    canvas = Canvas(300)
-    sizes = list(models[0][1][0][1].sizes)
-    line = {"color": GUESS, "width": 1.5, "dash": "dot"}
-    canvas.add("scatter", x=sizes, y=[n**-0.5 for n in sizes], mode="lines", line=line, hoverinfo="skip")
-    for label, records in models:
-        mean, text = _mean_curve(records, level), name(protocol, label)
-        canvas.add(
-            "scatter",
-            x=sizes,
-            y=[round(float(value), 5) if np.isfinite(value) else None for value in mean],
-            mode="lines+markers",
-            line={"color": colour(label), "width": 2},
+    canvas, sizes = Canvas(300), _sizes(found)
+    canvas.straight(sizes, [n**-0.5 for n in sizes], width=1.5)
+    for label, records in found:
+        canvas.lines(
+            sizes,
+            plain(_mean_curve(records, level), 5),
+            colour(label),
+            f"<b>{name(protocol, label)}</b><br>%{{x}} examples: %{{y:.3f}}<extra></extra>",
             marker={"symbol": marker(label), "size": 7},
             meta=label,
-            hovertemplate=f"<b>{text}</b><br>%{{x}} examples: %{{y:.3f}}<extra></extra>",
         )
     canvas.x("examples in the mean", type="log", tickvals=sizes[:: max(1, len(sizes) // 6)])
     canvas.y("signal to noise", type="log", tickvals=_TICKS, ticktext=[f"{tick:g}" for tick in _TICKS])
     return canvas.figure()
 
 
-def _mean_curve(records: Sequence[tuple[int, SeedStrength]], level: Level) -> np.ndarray:
-    return np.mean([record.levels[level].layers.strength[0] for _, record in records], axis=0)
+def _mean_curve(records: dict[int, SeedStrength], level: Level) -> np.ndarray:
+    return np.mean([record.levels[level].layers.strength[0] for record in records.values()], axis=0)
 
 
-def _lines(protocol: Protocol, models: Models, of: ByLayer, axis: str, marks: Sequence[float]) -> tuple[go.Figure, str]:
+def _lines(protocol: Protocol, found: Records, of: ByLayer, axis: str, mark: float) -> Drawn:
     """Dots, a line an encoding and a series a layer, and the same in words."""
-    found = {label: {seed: of(record) for seed, record in records} for label, records in models}
-    depth = max(len(layers) for seeds in found.values() for layers in seeds.values())
+    each = [{seed: of(record) for seed, record in records.items()} for _, records in found]
+    lines = [name(protocol, label) for label, _ in found]
     series, told = [], []
-    for layer in range(depth):
+    for layer in range(max(len(layers) for seeds in each for layers in seeds.values())):
         values: list[Values] = [
             {seed: float(layers[layer]) for seed, layers in seeds.items() if np.isfinite(layers[layer])}
-            for seeds in found.values()
+            for seeds in each
         ]
-        tint = layer_look(layer)[0]
-        series.append(Series(f"layer-{layer + 1}", f"layer {layer + 1}<br>", "circle", values, [tint] * len(values)))
-        means = zip(found, map(estimated, values), strict=True)
-        told.append(
-            f"Layer {layer + 1}: {'; '.join(f'{name(protocol, label)} {m.value:.2f}' for label, m in means if m)}."
-        )
-    lines = [name(protocol, label) for label in found]
-    return dots(lines, series, axis, digits=2, marks=marks), " ".join(told)
+        tints = [layer_look(layer)[0]] * len(values)
+        series.append(Series(f"layer-{layer + 1}", f"layer {layer + 1}<br>", "circle", values, tints))
+        told.append(f"Layer {layer + 1}: {told_means(lines, values, digits=2)}.")
+    return dots(lines, series, axis, digits=2, marks=(mark,)), " ".join(told)
 
 
-def _layer_signs(state: Reproduction) -> list[Sign]:
-    depths = [
-        len(level.signal)
-        for cell in state.results.cells
-        if (record := strength_of(cell))
-        for level in record.levels.values()
-    ]
-    looks = [layer_look(index)[0] for index in range(max(depths, default=0))]
-    return [Sign(f"layer-{i}", f"layer {i}", tint, "●") for i, tint in enumerate(looks, start=1)]
+def _signs(state: Reproduction) -> list[Sign]:
+    records = [record for cell in state.results.cells if (record := strength_of(cell))]
+    depth = max((len(level.signal) for record in records for level in record.levels.values()), default=0)
+    return layer_signs(depth, dots=True)
