@@ -228,7 +228,7 @@ def test_equal_layers_are_one_row(model: Path) -> None:
     assert isinstance(printed.file, io.StringIO)
     rows = [line for line in printed.file.getvalue().splitlines() if "turns" in line]
     assert len(rows) == table.row_count == 2
-    assert "L1-5, 7-11" in rows[0]
+    assert "L1–5, 7–11" in rows[0]
     assert "turns 256/256 (half)" in rows[0]
     assert "L6" in rows[1]
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from toeplens.cli.console import err, say, table
-from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord
+from toeplens.ground.words import duration
+from toeplens.studies.auditing import Audit, LayerRecord
+from toeplens.studies.auditing.words import Names, spans
 
 _LISTED = 12  # heads that are printed
 _NAMED = 4  # weights that are named
 _LONG = 5.0  # seconds from which on it is said how long something takes
 _EVERY = 20.0  # seconds between two lines, where there is no terminal
 _SURE = 0.5  # seconds after which a rate says how long the rest takes
-Where = Callable[[HeadRecord | LayerRecord], str]
 _ROTATION = re.compile(r"rotation of \d+ pairs, (\d+) of (\d+) dimensions \((\w+)\)")
 
 
@@ -48,7 +49,7 @@ class AuditProgress:
             self.tasks[what] = self.bar.add_task(what, total=total, left="")
         left = ""
         if first < done < total and now - began > _SURE:
-            left = f"about {told_time((now - began) / (done - first) * (total - done))} left"
+            left = f"about {duration(max(1.0, (now - began) / (done - first) * (total - done)))} left"
         self.bar.update(self.tasks[what], completed=done, total=total)
         if left or done >= total:
             self.bar.update(self.tasks[what], left=left)
@@ -58,18 +59,11 @@ class AuditProgress:
 
     def expect(self, what: str, seconds: float) -> None:
         """Take note of about how long all of it will take."""
-        text = f"about {told_time(seconds)}"
+        text = f"about {duration(max(1.0, seconds))}"
         if err.is_terminal and what in self.tasks:
             self.bar.update(self.tasks[what], left=text)
         elif seconds >= _LONG:
             say(f"{what}: they will take {text}", aside=True)
-
-
-def told_time(seconds: float) -> str:
-    """A duration as it is said: 40 s, 12 min, 3.5 h."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def audit_tables(found: Audit) -> list[Table]:
@@ -79,28 +73,31 @@ def audit_tables(found: Audit) -> list[Table]:
     columns = {"positional": "pos.", "symbolic": "symb.", "interaction": "int.", "toeplitz": "Toep."}
     columns |= {"previous": "prev.", "first": "first", "induction": "ind."}
     columns |= {} if found.effect is None else {"effect": "eff."}
-    where = _where(found)
+    names = Names.of(found)
     heads = table(f"Heads of the largest {by}", "head", *columns.values())
     for head in [head for head in ordered if getattr(head, by) is not None][:_LISTED]:
-        heads.add_row(f"{where(head)} H{head.head + 1}", *(_short(getattr(head, name), name) for name in columns))
+        heads.add_row(names.short(head), *(_short(getattr(head, name), name) for name in columns))
     layers = table("Layers", "layers", "heads", "position", "window", "difference")
     for alike in _alike(found.layers):
         first, proof = alike[0], max(max(each.outputs, each.weights or 0.0) for each in alike)
         count = str(first.heads) if first.heads == first.key_heads else f"{first.heads} on {first.key_heads}"
-        layers.add_row(_numbers(alike, where), count, _position(first), str(first.window or "–"), f"{proof:.1e}")
+        numbers = spans(each.layer + 1 for each in alike)
+        layers.add_row(
+            f"{names.place(first)}L{numbers}", count, _position(first), str(first.window or "–"), f"{proof:.1e}"
+        )
     return [heads, layers] if found.effect is None else [heads, layers, _deposits(found)]
 
 
 def _deposits(found: Audit) -> Table:
     """What each layer's heads help and harm, and how the help is shared out."""
     title = "What silencing adds (helps) and takes (harms), by layer; a dash: within its noise"
-    where = _where(found)
+    names = Names.of(found)
     made = table(title, "layer", "helps", "harms", "largest", "its share", "eff. heads")
     for layer in found.layers:
         top = max(found.of(layer), key=lambda head: head.effect or 0.0, default=None)
         share = layer.deposit.get("top_share")
         made.add_row(
-            where(layer),
+            names.short_layer(layer),
             *(_short(layer.deposit.get(name), "effect") for name in ("helps", "harms")),
             "–" if top is None or share is None else f"H{top.head + 1}",
             "–" if share is None else f"{100 * share:.0f} %",
@@ -139,29 +136,9 @@ def _alike(layers: Sequence[LayerRecord]) -> list[list[LayerRecord]]:
     return list(found.values())
 
 
-def _numbers(layers: Sequence[LayerRecord], where: Where) -> str:
-    """Layers of one side and kind, runs drawn together: decoder L1-5, 7-11."""
-    numbers = sorted({one.layer + 1 for one in layers})
-    starts = [n for n in numbers if n - 1 not in numbers]
-    ends = [n for n in numbers if n + 1 not in numbers]
-    runs = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
-    return f"{where(layers[0]).rpartition('L')[0]}L{', '.join(runs)}"
-
-
 def _position(layer: LayerRecord) -> str:
     """What position does in a layer, in few words: a rotation by how many of the dimensions it turns."""
     return _ROTATION.sub(r"turns \1/\2 (\3)", layer.position).replace(" of the pairs switched off", " pairs off")
-
-
-def _where(found: Audit) -> Where:
-    """How a layer is called: with side and kind where there are several."""
-    several = len({(layer.side, layer.kind) for layer in found.layers}) > 1
-
-    def name(record: HeadRecord | LayerRecord) -> str:
-        kind = "" if record.kind == "self" else f"{record.kind} "
-        return f"{kind}{record.side} L{record.layer + 1}" if several else f"L{record.layer + 1}"
-
-    return name
 
 
 def _short(value: float | None, name: str) -> str:

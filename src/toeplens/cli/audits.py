@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 
 from toeplens.cli.options import Json, Workers, path
-from toeplens.ground import InputError, choose
+from toeplens.ground import InputError
 from toeplens.ground.places import entered
 from toeplens.start import starting
 
@@ -55,14 +55,11 @@ def audit(
     with starting():
         from toeplens import report
         from toeplens.cli import audit_output, console
-        from toeplens.sources.huggingface.loading import Dtype, is_there
+        from toeplens.sources.huggingface.loading import is_there
         from toeplens.studies import auditing
-        from toeplens.studies.auditing.study import Silencing
 
     if text is not None and tokens is not None:
         raise InputError("tokens: it was given beside text; one of the two is allowed.")
-    choose("effects", effects, get_args(Silencing))
-    choose("dtype", dtype, get_args(Dtype))
     chosen = _layers(layers)
     if auditing.is_run(model):
         auditing.check_run_options(text=text, tokens=tokens, max_tokens=max_tokens, dtype=dtype, pickled=pickled)

@@ -42,12 +42,13 @@ class Names:
         """The names that tell all layers of these audits apart."""
         return cls(tuple(dict.fromkeys((one.side, one.kind) for audit in audits for one in audit.layers)))
 
-    def _where(self, one: HeadRecord | LayerRecord) -> str:
+    def place(self, one: HeadRecord | LayerRecord) -> str:
+        """Its side and kind, and a blank, where a model has more than one."""
         return "" if len(self.places) == 1 else f"{one.side} " if one.kind == "self" else f"{one.side} {one.kind} "
 
     def layer(self, one: HeadRecord | LayerRecord) -> str:
         """As in a sentence: layer 2, decoder cross layer 2."""
-        return f"{self._where(one)}layer {one.layer + 1}"
+        return f"{self.place(one)}layer {one.layer + 1}"
 
     def head(self, head: HeadRecord) -> str:
         """As in a sentence: layer 2 head 5."""
@@ -55,7 +56,7 @@ class Names:
 
     def short_layer(self, one: HeadRecord | LayerRecord) -> str:
         """As in a plot: L2."""
-        return f"{self._where(one)}L{one.layer + 1}"
+        return f"{self.place(one)}L{one.layer + 1}"
 
     def short(self, head: HeadRecord) -> str:
         """As in a plot: L2 H5."""
