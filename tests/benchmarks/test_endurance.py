@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
@@ -10,12 +11,12 @@ from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "endurance.py"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def endurance() -> ModuleType:
-    found = importlib.util.spec_from_file_location("endurance", SCRIPT)
+    found = importlib.util.spec_from_file_location("endurance", ROOT / "benchmarks" / "endurance.py")
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
@@ -50,3 +51,13 @@ def test_what_is_lost_or_done_twice_is_seen(endurance: ModuleType, tmp_path: Pat
     book.look()
     assert book.lost() == ["gone"]
     assert set(book.twice()) == {"gone", "again"}
+
+
+def test_the_record_says_that_nothing_was_lost_done_twice_or_different():
+    record = json.loads((ROOT / "results" / "endurance" / "endurance.json").read_text(encoding="utf-8"))
+    assert record["kills"] == sum(record["by"].values()) >= 200
+    assert all(record["by"].values())
+    assert (record["lost"], record["twice"], record["different"]) == (0, 0, 0)
+    assert record["cells"] > 100
+    assert record["cut"] > 10  # kills that found a cell at work
+    assert record["environment"]["torch"]

@@ -41,28 +41,9 @@ def test_the_examples_that_compile_run(tmp_path: Path) -> None:
 
 
 def test_there_is_an_example_on_every_page_of_a_capability() -> None:
-    for name in (
-        "index",
-        "reproduce",
-        "protocols",
-        "encodings",
-        "conformance",
-        "tasks",
-        "training",
-        "ablation",
-        "mechanism",
-        "gradients",
-        "representation",
-        "decomposition",
-        "toeplitz",
-        "theory",
-        "claims",
-        "behaviour",
-        "frequency",
-        "relevance",
-        "study",
-        "audit",
-    ):
+    pages = "index reproduce protocols encodings conformance tasks training ablation mechanism gradients representation"
+    pages += " decomposition toeplitz theory claims behaviour frequency relevance study audit"
+    for name in pages.split():
         assert "```python" in (ROOT / "docs" / f"{name}.md").read_text(), name
 
 
@@ -90,3 +71,15 @@ def test_the_table_of_encodings_is_complete_and_true() -> None:
         assert kind.citation.startswith(source.rstrip(")")), name
     checked = (ROOT / "docs" / "conformance.md").read_text()
     assert {name for name, _ in re.findall(r"^\| `([a-z0-9-]+)`(.*)\|$", checked, re.M)} <= set(encodings.names())
+
+
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "reliability.md").read_text("utf-8"))))
+
+
+def test_the_page_on_faults_names_tests() -> None:
+    assert len(NAMED) > 20
+
+
+@pytest.mark.parametrize(("file", "name"), NAMED)
+def test_a_test_that_the_page_on_faults_names_is_there(file: str, name: str) -> None:
+    assert re.search(rf"^def {name}\(", (ROOT / file).read_text("utf-8"), re.MULTILINE)

@@ -223,13 +223,6 @@ def test_what_cannot_be_a_row_is_refused(tmp_path: Path, seen: dict[str, Any], m
     assert refusal(lambda: train(tiny(), tmp_path, watcher=Bad())) == message
 
 
-@pytest.mark.parametrize("content", [b'{"step": 0', b"\xff\xfe\n", b"3\n"])
-def test_damaged_rows_are_refused_in_one_line(tmp_path: Path, content: bytes):
-    run = train(tiny(), tmp_path, watcher=Digests([0]))
-    (run.directory / store.WATCHED).write_bytes(content)
-    assert str(run.directory / store.WATCHED) in refusal(lambda: run.watched)
-
-
 # ---- stopped and started again --------------------------------------------------------------------------------------
 
 
