@@ -259,10 +259,14 @@ def test_a_run_is_taken_apart(toeplens: Toeplens, run: Run, tmp_path: Path):
     assert Path(found["page"]) == run.directory / "decomposition.html"
     assert Path(found["page"]).read_text().lstrip().lower().startswith(("<!doctype html>", "{%", "\n<!doctype"))
     assert len(found["layers"]) == run.spec.model.num_layers
+    assert 0 <= found["origins"]["error"] < 1e-9
+    assert {len(layer[name]) for layer in found["layers"] for name in ("decays", "ends")} == {run.spec.model.num_heads}
     told = toeplens("decompose", run.directory, "--layer", "1", "--split", "ablate", "--out", tmp_path / "page.html")
     assert told.code == 0
     assert "L1 H1" in told.out
     assert "L2 H1" not in told.out
+    assert "half distance" in told.out
+    assert "they add up to the logits within" in told.out
     assert (tmp_path / "page.html").exists()
     assert toeplens("decompose", run.directory, "--split", "input", "--json").json()["layers"][0]["layer"] == 0
 

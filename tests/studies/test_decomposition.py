@@ -12,9 +12,9 @@ import torch
 
 from toeplens.engine import examples_of
 from toeplens.ground import InputError
-from toeplens.lens import AttentionTrace, decompose, toeplitz_profile
-from toeplens.sources import DecoderSource
-from toeplens.studies.decomposition import SHOWN, _symbol, decompose_run
+from toeplens.lens import AttentionTrace, decompose, fit_decay, toeplitz_profile
+from toeplens.sources import DecoderSource, relevance
+from toeplens.studies.decomposition import ORIGINS, SHOWN, _symbol, decompose_run
 from toeplens.training import Run, run_spec, train
 from toeplens.training.presets import starting_spec
 
@@ -81,6 +81,63 @@ def test_the_symbol_lies_within_the_eigenvalues_of_the_kernels_matrix(runs: dict
         values = np.linalg.eigvalsh(half[head][places[:, None] - places + size - 1])
         assert values[0] - 1e-9 <= layer.symbol[head].min()
         assert layer.symbol[head].max() <= values[-1] + 1e-9
+
+
+def test_the_kernels_ends_are_those_of_its_matrix_and_of_its_series(runs: dict[str, Run]) -> None:
+    """Eigenvalues of the matrix written out; the series at 20,000 angles."""
+    for name, causal in (("alibi", False), ("rope", True)):
+        layer = decompose_run(runs[name], examples=8).layers[0]
+        assert layer.parts is not None
+        for kernel, ends in zip(layer.parts.kernel, layer.ends, strict=True):
+            both = np.concatenate((kernel[:0:-1], kernel)) if causal else (kernel + kernel[::-1]) / 2
+            places = np.arange(ends.size)
+            values = np.linalg.eigvalsh(both[places[:, None] - places + ends.size - 1])
+            np.testing.assert_allclose([ends.lowest, ends.highest], values[[0, -1]], atol=1e-9)
+            offsets = np.arange(1 - ends.size, ends.size)
+            series = (both * np.cos(np.linspace(0, np.pi, 20_000)[:, None] * offsets)).sum(1)
+            np.testing.assert_allclose([ends.symbol_low, ends.symbol_high], [series.min(), series.max()], atol=1e-5)
+            assert ends.symbol_low <= ends.lowest + 1e-9
+            assert ends.highest <= ends.symbol_high + 1e-9
+
+
+def test_decays_are_fitted_to_the_mean_logits_by_distance(runs: dict[str, Run]) -> None:
+    """Both sides of a query together, from the logits written out."""
+    run = runs["alibi"]
+    examples = examples_of(run.spec, 8)
+    trace = AttentionTrace(DecoderSource(run.model()), torch.from_numpy(examples.tokens))
+    for layer, found in zip(trace, decompose_run(run, examples=8).layers, strict=True):
+        logits = layer.logits().double().numpy()
+        places = np.arange(logits.shape[-1])
+        away = np.abs(places[:, None] - places)
+        for head, decay in enumerate(found.decays):
+            means = np.array([logits[:, head, away == d].mean() for d in places])
+            best = fit_decay(places, means, counts=np.array([(away == d).sum() for d in places]))[0]
+            assert decay is not None
+            assert decay.form == best.form
+            assert decay.parameters == pytest.approx(dict(best.parameters), rel=1e-3)
+            assert decay.r2 == pytest.approx(best.r2, rel=1e-5)
+
+
+def test_class_logits_are_traced_back_where_the_rules_go_through(runs: dict[str, Run]) -> None:
+    run = runs["alibi"]
+    examples = examples_of(run.spec, 8)
+    found = relevance(run.model(), torch.from_numpy(examples.tokens))
+    origins = decompose_run(run, examples=8).origins
+    assert origins is not None
+    assert origins.parts.keys() == set(ORIGINS)
+    assert origins.parts["position_attention"] == pytest.approx(found.position_attention.sum(1).mean())
+    assert origins.parts["softmax"] == pytest.approx(found.softmax.mean())
+    assert sum(origins.parts.values()) == pytest.approx(origins.logit, rel=1e-9)
+    assert origins.logit == pytest.approx(run.model()(torch.from_numpy(examples.tokens)).max(-1).values.mean().item())
+    assert origins.share == pytest.approx(found.share.mean())
+    np.testing.assert_array_equal(origins.by_head, found.by_layer)
+    size = sum(np.abs(getattr(found, name)).reshape(8, -1).sum(1) for name in ORIGINS) + np.abs(found.target)
+    assert origins.error == pytest.approx((np.abs(found.total - found.target) / size).max())
+    assert 0 <= origins.error < 1e-9
+    refused = decompose_run(runs["fox"], examples=4)
+    assert refused.origins is None
+    assert refused.no_origins.startswith("FoX was given; relevance goes through")
+    assert decompose_run(runs["rope"], examples=4).no_origins == ""
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -25,7 +25,7 @@ from toeplens.papers.deposit import Reproduction, Row
 from toeplens.papers.mathematics import Theory
 from toeplens.studies import Entry
 from toeplens.studies.auditing.survey import OUTCOMES, Survey
-from toeplens.studies.decomposition import RunStructure
+from toeplens.studies.decomposition import Origins, RunStructure
 from toeplens.studies.grid import Grid
 from toeplens.studies.grid import Row as MatrixRow
 
@@ -270,6 +270,36 @@ def structure_table(structure: RunStructure) -> Table:
                 kinds = [layer.parts.named[head], *(f"{x:.2f}" for x in shares)]
             made.add_row(f"L{layer.layer + 1} H{head + 1}", *kinds, f"{share:.2f}", f"{explained:.2f}")
     return made
+
+
+def decay_table(structure: RunStructure) -> Table:
+    """The form of decay that fits each head's mean logit by distance best, and its kernel's spectrum where known."""
+    columns = ("head", "best form", "r2", "half distance", "parameters", "symbol", "eigenvalues")
+    made = table("How each head's mean logit changes with distance, and the ends of its position kernel", *columns)
+    for layer in structure.layers:
+        for head, decay in enumerate(layer.decays):
+            told = ["–"] * 6
+            if decay is not None:
+                figures = [f"{name} {_figure(value)}" for name, value in decay.parameters.items()]
+                told[:4] = [decay.form, _figure(decay.r2), _figure(decay.half_distance), ", ".join(figures)]
+            if layer.ends:
+                ends = layer.ends[head]
+                told[4] = f"{_figure(ends.symbol_low)} to {_figure(ends.symbol_high)}"
+                told[5] = f"{_figure(ends.lowest)} to {_figure(ends.highest)}"
+            made.add_row(f"L{layer.layer + 1} H{head + 1}", *told)
+    return made
+
+
+def origins_table(found: Origins) -> Table:
+    """What the predicted classes' logits go back to, mean over the sequences, and in per cent of the mean logit."""
+    made = table(f"Where predicted logits ({found.logit:.3g}) come from", "part", "logit", "share (%)")
+    for name, value in found.parts.items():
+        made.add_row(name.replace("_", ", "), f"{value:.3g}", per_cent(value / found.logit) if found.logit else "–")
+    return made
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
 
 
 def survey_tables(found: Survey) -> list[Table]:

@@ -229,6 +229,15 @@ def decompose(
         console.out.print(console.structure_table(structure))
         for why in dict.fromkeys(one.why for one in structure.layers if one.why):
             console.say(f"no parts: {why}")
+        console.out.print(console.decay_table(structure))
+        if structure.origins is None:
+            console.say(f"not traced back: {structure.no_origins}")
+        else:
+            console.out.print(console.origins_table(structure.origins))
+            share, error = console.per_cent(structure.origins.share), structure.origins.error
+            console.say(
+                f"position has {share} % of their absolute values; they add up to the logits within {error:.0e}"
+            )
     console.print_page(page, as_json=as_json, **structure.to_dict())
 
 

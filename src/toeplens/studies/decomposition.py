@@ -1,8 +1,8 @@
-"""What a run's attention logits are made of: each layer taken apart, as plain numbers for pages and records."""
+"""What a run's attention logits are made of, and what its class logits go back to, as numbers for pages and records."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,13 @@ from toeplens.engine import examples_of
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, Split, ToeplitzProfile, decompose, symbol
 from toeplens.lens.kit.pieces import written_out_profile
-from toeplens.sources import DecoderSource
+from toeplens.sources import DecoderSource, relevance
+from toeplens.studies.kit.kernels import Decay, KernelEnds, decay_of, kernel_ends
 from toeplens.training import Batches, Run, plan_execution
 
 SHOWN = 64  # positions of a heat map, at most
+TRACED = 128  # sequences whose class logits are traced back, at most
+ORIGINS = ("content", "position_input", "position_attention", "biases", "softmax")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,9 @@ class LayerStructure:
                1 - |delta| / N, so that it lies within the eigenvalues of the N x N matrix
     example    [h, n, n] one sequence's logits of the heads in ``heads``; nan where a key is not seen
     heads      [h] the heads shown, those with the largest explained share
+    decays     [H] the form of decay that fits each head's ``means`` best; None for a head without four distances
+    ends       [H] of the position kernel, as it is mirrored: the ends of its symbol and of its matrix's eigenvalues;
+               empty without parts
     """
 
     layer: int
@@ -75,11 +81,38 @@ class LayerStructure:
     symbol: Float[np.ndarray, "H A"]
     example: Float[np.ndarray, "h n n"]
     heads: list[int]
+    decays: list[Decay | None] = field(default_factory=list)
+    ends: list[KernelEnds] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Origins:
+    """What the logits of the predicted classes go back to (`toeplens.sources.relevance`), means over the sequences.
+
+    sequences  how many
+    logit      the logit itself
+    parts      by the names in `ORIGINS`: what goes back to content, to position at the input and in attention, what
+               stays with biases, and what the softmax's rule leaves over; in units of the logit, which they add up to
+    share      of position in the absolute values of all parts, each place by itself
+    by_head    [L, H] position in attention
+    error      largest difference of an example's parts, added up, from its logit, over the absolute values of all
+    """
+
+    sequences: int
+    logit: float
+    parts: dict[str, float]
+    share: float
+    by_head: Float[np.ndarray, "L H"]
+    error: float
 
 
 @dataclass(frozen=True)
 class RunStructure:
-    """A run's layers, how they were looked at, and what was looked at."""
+    """A run's layers, how they were looked at, and what was looked at.
+
+    origins     what class logits go back to; None where the rules do not go through the encoding
+    no_origins  why not
+    """
 
     run: str
     encoding: str
@@ -89,6 +122,8 @@ class RunStructure:
     sequences: int
     accuracy: float | None
     layers: list[LayerStructure]
+    origins: Origins | None = None
+    no_origins: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON."""
@@ -120,8 +155,10 @@ def decompose_run(
     spec = run.spec
     place = plan_execution(device, "off", "float32").device
     chosen = Batches.of(examples_of(spec, examples), place)
-    trace = AttentionTrace(DecoderSource(run.model().to(place)), chosen.tokens, chosen.lengths, layers=layers)
+    source = DecoderSource(run.model().to(place))
+    trace = AttentionTrace(source, chosen.tokens, chosen.lengths, layers=layers)
     accuracy = run.result.get("test_accuracy")
+    origins, why = _origins(source, chosen.tokens[:TRACED], None if chosen.lengths is None else chosen.lengths[:TRACED])
     return RunStructure(
         spec.name,
         spec.model.encoding,
@@ -131,7 +168,27 @@ def decompose_run(
         len(chosen.tokens),
         None if accuracy is None else float(accuracy),
         [_layer(trace, layer, split, shown) for layer in trace.layers],
+        origins,
+        why,
     )
+
+
+def _origins(source: DecoderSource, tokens: Tensor, lengths: Tensor | None) -> tuple[Origins | None, str]:
+    """Where the rules of relevance go through the model's encoding; else why they do not."""
+    try:
+        found = relevance(source, tokens, lengths)
+    except InputError as error:
+        return None, str(error).removeprefix("encoding: ")
+    sums = {name: getattr(found, name).reshape(len(tokens), -1).sum(1) for name in ORIGINS}
+    made = Origins(
+        sequences=len(tokens),
+        logit=float(found.target.mean()),
+        parts={name: float(each.mean()) for name, each in sums.items()},
+        share=float(np.nanmean(found.share)) if np.isfinite(found.share).any() else float("nan"),
+        by_head=found.by_layer,
+        error=float(found.errors.max()),
+    )
+    return made, ""
 
 
 def _layer(trace: AttentionTrace, layer: int, split: Split, shown: int) -> LayerStructure:
@@ -147,12 +204,13 @@ def _layer(trace: AttentionTrace, layer: int, split: Split, shown: int) -> Layer
     heads = torch.argsort(profile.variance_explained.nan_to_num(), descending=True, stable=True)[:shown].sort().values
     angles, values = _symbol(kernel, found.causal)
     counts = profile.counts.double()
+    offsets, means = profile.offsets.cpu().numpy(), profile.diagonal_means.cpu().numpy()
     return LayerStructure(
         layer,
         parts,
         why,
-        profile.offsets.cpu().numpy(),
-        profile.diagonal_means.cpu().numpy(),
+        offsets,
+        means,
         profile.share.cpu().numpy(),
         profile.variance_explained.cpu().numpy(),
         float((counts > 0).sum() / counts.sum()),
@@ -160,6 +218,8 @@ def _layer(trace: AttentionTrace, layer: int, split: Split, shown: int) -> Layer
         values,
         _example(found, heads),
         heads.tolist(),
+        [decay_of(offsets, row, counts.cpu().numpy()) for row in means],
+        [] if parts is None else [kernel_ends(row) for row in _mirrored(kernel, found.causal)],
     )
 
 
@@ -181,10 +241,15 @@ def _both(logits: Tensor, softmax: Tensor) -> dict[str, np.ndarray]:
     return {"logits": logits.cpu().numpy(), "softmax": softmax.cpu().numpy()}
 
 
-def _symbol(kernel: ToeplitzProfile, causal: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The symbol of the Hermitian part, windowed to the longest sequence; from a causal kernel, of its mirror image."""
+def _mirrored(kernel: ToeplitzProfile, causal: bool) -> Float[np.ndarray, "H D"]:
+    """The kernel's Hermitian part, to the longest sequence; of a causal one, with its mirror image."""
     means = kernel.diagonal_means[:, kernel.counts > 0].cpu().numpy()
-    both = np.concatenate((means[:, :0:-1], means), axis=1) if causal else (means + means[:, ::-1]) / 2
+    return np.concatenate((means[:, :0:-1], means), axis=1) if causal else (means + means[:, ::-1]) / 2
+
+
+def _symbol(kernel: ToeplitzProfile, causal: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The symbol of `_mirrored` under a window."""
+    both = _mirrored(kernel, causal)
     size = (both.shape[1] + 1) // 2
     window = 1 - np.abs(np.arange(-size + 1, size)) / size
     angles, values = symbol(both * window, max(256, 4 * size))

@@ -18,7 +18,8 @@ from plotly.offline import get_plotlyjs
 from toeplens.lens import KINDS
 from toeplens.report.decomposition.figures import diagonals_only, pair, span, symbol
 from toeplens.report.decomposition.page import render_structure, write_structure
-from toeplens.studies.decomposition import LayerStructure, Parts, RunStructure
+from toeplens.studies.decomposition import ORIGINS, LayerStructure, Origins, Parts, RunStructure
+from toeplens.studies.kit.kernels import Decay, KernelEnds
 
 HEADS, LENGTH, FREQUENCIES = 16, 12, 4
 NAMES = ("content-content", "content-position", "position-content", "position-position", "bias")
@@ -228,6 +229,38 @@ def test_without_parts_it_says_why_and_shows_what_it_can(planted: RunStructure) 
     assert "Distance alone explains most in layer 3, head 16: 80.0% of their variance." in page
     assert _rows(page)["L3 H4"] == ["20.0%", "–"]
     assert "Strongest" not in page
+
+
+def test_what_logits_go_back_to_is_drawn_or_it_is_said_why_not(planted: RunStructure, page: str) -> None:
+    assert "Not traced back when this was worked out." in page
+    parts = dict(zip(ORIGINS, (1.25, 0.0, -0.5, 0.25, 3.0), strict=True))
+    found = Origins(77, 4.0, parts, 0.125, np.zeros((3, HEADS)), 3e-16)
+    drawn = render_structure(replace(planted, origins=found))
+    (bars,) = _figures(drawn)["origins-0-0-0"]["data"]
+    assert bars["y"] == list(parts.values())
+    assert bars["x"][:3] == ["content", "position, at the input", "position, in attention"]
+    for words in ("Of a mean logit of 4 over 77 sequences", "Position has 12.5%", "within 3e-16 of these"):
+        assert words in drawn
+    refused = render_structure(replace(planted, no_origins=f"{NASTY} was given."))
+    assert "<b>Not traced back.</b> &lt;script&gt;" in refused
+
+
+def test_forms_of_decay_and_ends_of_spectra_are_told(planted: RunStructure, page: str) -> None:
+    assert "Forms of decay" not in page
+    decays = [
+        Decay("exponential", {"a": 1.0, "tau": 2.0, "c": 0.0}, 0.9, 1.386),
+        Decay("linear", {"a": 1.0, "b": 2.0}, 0.6, None),
+        Decay("power", {"a": 1.0, "p": 2.0, "c": 0.0}, 0.4, 3.0),
+        None,
+    ]
+    ends = [KernelEnds(12, -1.5, 4.0, -1.25, 3.5)]
+    first = replace(planted.layers[0], decays=decays, ends=ends)
+    told = render_structure(replace(planted, layers=[first]))
+    assert (
+        "Forms of decay that fit: head 1 exponential (90.0% explained, half at 1.39 tokens); "
+        "head 2 linear (60.0% explained)." in told
+    )
+    assert "the eigenvalues of 12 rows within it, from head 1 -1.5 to 4 (-1.25 to 3.5)." in told
 
 
 def test_names_are_escaped_and_nothing_is_loaded(page: str) -> None:

@@ -16,6 +16,7 @@ from toeplens.ground.words import listed
 from toeplens.lens.logits.decompose import KINDS, PURE
 from toeplens.report.decomposition import figures
 from toeplens.report.decomposition.figures import FILLS, UNTOLD, diagonals_only, head_sign, share, span
+from toeplens.report.decomposition.origins import decay_words, ends_words, origins
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View, numbered
 from toeplens.report.kit.page import render_page
 from toeplens.studies.decomposition import SHOWN, LayerStructure, Parts, RunStructure
@@ -65,7 +66,7 @@ def write_structure(structure: RunStructure, path: Path) -> Path:
 
 def render_structure(structure: RunStructure) -> str:
     """The decomposition of a run as one HTML document; the same structure gives the same document."""
-    makers = (_kinds, _parts, _distance, _symbols, _examples, _frequencies)
+    makers = (_kinds, _parts, _distance, _symbols, _examples, _frequencies, origins)
     found = numbered(make(structure) for make in makers)
     return render_page(
         "report/decomposition/page.html.j2",
@@ -232,7 +233,7 @@ def _distance(structure: RunStructure) -> Block:
             panels.append(Panel("Position kernel", figures.curves(layer.offsets, parts.kernel, ends), words))
         words = (
             f"Distance alone explains {_range(layer.explained)} of the logits’ variance; where contents have no "
-            f"structure it would be {100 * layer.chance:.2g}%."
+            f"structure it would be {100 * layer.chance:.2g}%.{decay_words(layer)}"
         )
         title = "Mean of the logits" if known else _title(layer)
         panels.append(Panel(title, figures.curves(layer.offsets, layer.means, ends), words))
@@ -251,7 +252,7 @@ def _symbols(structure: RunStructure) -> Block:
         "logarithmic axis."
     )
     panels = [
-        Panel(_title(layer), figures.symbol(layer.angles, layer.symbol), "Symbol of each head.")
+        Panel(_title(layer), figures.symbol(layer.angles, layer.symbol), ends_words(layer))
         for layer in structure.layers
     ]
     return Block("symbol", title, caption, [View("", [Group("", panels)])], legend=_signs(structure))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,14 @@ from toeplens.lens import (
     Patterns,
     PatternSums,
     behaviour,
-    fit_decay,
     frequency_use,
-    hermitian_part,
-    szego,
 )
 from toeplens.sources.huggingface import AttentionCall, compared
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.record import Decay, HeadRecord, KernelEnds, LayerRecord, Measured, NoSuchLayer, known
+from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NoSuchLayer, known
+from toeplens.studies.kit.kernels import ROWS, KernelEnds, decay_of, kernel_ends
 
-_FEWEST, _ROWS = 4, 256  # distances that a decay is fitted to, at least; rows of a bias as a matrix, at most
 MEANS = 8  # sequences that a mean over them needs, to tell position from content
 _SHARES = ("positional", "symbolic", "interaction")
 _PATTERNS = [each.name for each in fields(Patterns) if each.name not in ("profile", "eligible")]
@@ -197,7 +193,10 @@ def head_records(
         turned = use.frequencies.amax(-1, keepdim=True).expand_as(use.norms) > 0  # a head may turn nothing
         lists["norm_use"] = use.norm_shares().masked_fill(~turned, torch.nan).cpu().numpy()
         lists["variance_use"] = use.shares.logits.masked_fill(~turned[:, :1], torch.nan).cpu().numpy()
-    decays = [None] * sums.heads if sums.cross else [_decay(*rows) for rows in zip(*sums.by_offset(), strict=True)]
+    offsets = np.arange(1 - sums.keys, sums.keys)
+    decays = [None] * sums.heads
+    if not sums.cross:
+        decays = [decay_of(offsets, *rows) for rows in zip(*sums.by_offset(), strict=True)]
     kernels = [None] * sums.heads if bias is None else [_kernel(row, sums.keys) for row in bias]
     made = []
     for head in range(sums.heads):
@@ -208,33 +207,13 @@ def head_records(
     return tuple(made)
 
 
-def _decay(means: Float[np.ndarray, "D"], counts: Float[np.ndarray, "D"]) -> Decay | None:
-    """The form that fits mean logits by offset best, keys before and after the query together."""
-    middle = len(means) // 2
-    away = np.abs(np.arange(len(means)) - middle)
-    pairs, sums = np.bincount(away, counts), np.bincount(away, counts * means)
-    if (pairs > 0).sum() < _FEWEST:
-        return None
-    best = fit_decay(np.arange(middle + 1), sums / np.maximum(pairs, 1), counts=pairs)[0]
-    parameters = {name: known(value) for name, value in best.parameters.items()}
-    return Decay(best.form, parameters, known(best.r2), known(best.half_distance))
-
-
 def _kernel(bias: Float[np.ndarray, "D"], tokens: int) -> KernelEnds:
     """The spectrum of a bias by offset; of a causal one, which is 0 after the query, of its half."""
-    size = min(tokens, _ROWS)
+    size = min(tokens, ROWS)
     causal = len(bias) == tokens
     after = np.zeros(size - 1) if causal else bias[tokens - size : tokens - 1]
     start = 0 if causal else tokens - 1
-    return _ends(np.concatenate((after, bias[start : start + size])).astype(np.float64).tobytes())
-
-
-@lru_cache(maxsize=1024)  # layers mostly share them
-def _ends(kernel: bytes) -> KernelEnds:
-    values = hermitian_part(np.frombuffer(kernel))
-    size = len(values) // 2 + 1
-    found = szego(values, [size])
-    return KernelEnds(size, found.symbol_low, found.symbol_high, float(found.lowest[0]), float(found.highest[0]))
+    return kernel_ends(np.concatenate((after, bias[start : start + size])))
 
 
 def _row(values: Float[np.ndarray, "n"]) -> tuple[float, ...]:

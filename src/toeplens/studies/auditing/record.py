@@ -13,10 +13,10 @@ from toeplens.ground import InputError, reading
 from toeplens.ground.errors import sentence
 from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import EstimateCheck
-from toeplens.lens.toeplitz.decay import Form
 from toeplens.sources.huggingface.capture.calls import Kind, Side
 from toeplens.sources.huggingface.effects.head_effects import Method
 from toeplens.sources.huggingface.effects.outcome import Effect
+from toeplens.studies.kit.kernels import Decay, KernelEnds
 
 Number = reading.Number | None  # None where it is not known: not measured, or not defined for this head
 Part = NearlyShare | None
@@ -49,9 +49,6 @@ COLUMNS: dict[str, str] = {
 }
 
 
-_EXPLAINED = 0.5  # of the variance of mean logits over distances: a form of decay below that is not spoken of
-
-
 class NoSuchLayer(InputError):
     """A layer was asked for that the model does not have; its sentence counts from 0, as Python does."""
 
@@ -62,43 +59,6 @@ class NoSuchLayer(InputError):
     def for_people(self) -> NoSuchLayer:
         """The same, counted from 1."""
         return NoSuchLayer(self.layer, self.last, 1)
-
-
-@dataclass(frozen=True)
-class Decay(Record):
-    """The form that tells best how a head's mean logit changes with the distance of query and key.
-
-    form           a key of `toeplens.lens.toeplitz.decay.FORMS`, the best of those that `toeplens.lens.fit_decay` ranks
-    parameters     by the names there, distances in tokens
-    r2             share of the variance of the mean logits over distances that it explains; None where they are equal
-    half_distance  tokens after which what decays has fallen to half; None for a form without a limit
-    """
-
-    form: Form
-    parameters: dict[str, Number]
-    r2: Number
-    half_distance: Number
-
-    @property
-    def explains(self) -> bool:
-        """Whether the form says at least half of what there is to say."""
-        return self.r2 is not None and self.r2 >= _EXPLAINED
-
-
-@dataclass(frozen=True)
-class KernelEnds(Record):
-    """The ends of the spectrum of a bias by offset, as a matrix of queries by keys (its Hermitian part; theory: Szegő).
-
-    size                     rows of the matrix
-    symbol_low, symbol_high  the ends of the symbol, between which all eigenvalues of any size lie
-    lowest, highest          the extreme eigenvalues at this size
-    """
-
-    size: reading.Count
-    symbol_low: reading.Number
-    symbol_high: reading.Number
-    lowest: reading.Number
-    highest: reading.Number
 
 
 @dataclass(frozen=True)
