@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -84,9 +84,14 @@ class Record:
         return cls._checked(list[cls], content, where)
 
     @classmethod
+    def from_named(cls, content: Any, where: Path | str | None = None) -> dict[str, Self]:
+        """Records by their names, likewise."""
+        return cls._checked(dict[str, cls], content, where)
+
+    @classmethod
     def _checked(cls, hint: Any, content: Any, where: Path | str | None) -> Any:
         try:
-            return _read(hint, content)
+            return _reader(hint)(content)
         except _Fault as fault:
             place = where if where is not None else f"{cls.WORDS or cls.__name__}: the record"
             raise InputError(f"{place} is damaged: {str(fault).rstrip('.')}.") from None
@@ -114,54 +119,65 @@ def plain_numbers(values: np.ndarray) -> Any:
     return numbers.tolist()
 
 
+Reader = Callable[[Any], Any]  # of JSON's content; raises `_Fault`
+
+
 @cache
-def _hints(kind: type[Record]) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+def _reader(hint: Any) -> Reader:
+    """What reads content as the annotation says; made once."""
+    kind, *about = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if _is_table(kind):
+        return _table_reader(kind, about)
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return _record_reader(kind)
+    origin, inner = get_origin(kind), get_args(kind)
+    if not any(map(_holds_more, inner)):
+        return _plain_reader(hint)
+    if origin in (Union, types.UnionType):
+        of = _reader(next(each for each in inner if each is not type(None)))
+        return lambda content: None if content is None else of(content)
+    assert origin is not None
+    whole = _plain_reader(_with(dict[str, Any] if origin is dict else list[Any], about))
+    of = _reader(inner[1] if origin is dict else inner[0])
+
+    def read(content: Any) -> Any:
+        rows = whole(content)
+        if origin is dict:
+            return {name: _at(name, of, each) for name, each in rows.items()}
+        return origin(_at(index, of, each) for index, each in enumerate(rows))
+
+    return read
 
 
-def _read_record(kind: type[Any], content: Any) -> Any:
-    if not isinstance(content, dict):
-        raise _Fault(f"it must have named fields (given: {shown(content)})")
-    values = {}
-    for field in fields(kind):
-        if field.name in content:
-            values[field.name] = _at(field.name, _hints(kind)[field.name], content[field.name])
-        elif field.name not in kind.LATER:
-            raise _Fault("it is missing", field.name)
-    _sizes_agree(kind, values)
-    made = kind(**values)
+def _at(place: str | int, reader: Reader, content: Any) -> Any:
     try:
-        made.verify()
-    except ValueError as error:
-        raise _Fault(str(error)) from None
-    return made
-
-
-def _at(place: str | int, hint: Any, content: Any) -> Any:
-    try:
-        return _read(hint, content)
+        return reader(content)
     except _Fault as fault:
         raise fault.within(place) from None
 
 
-def _read(hint: Any, content: Any) -> Any:
-    """``content`` as the annotation says."""
-    kind, *about = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    if _is_table(kind):
-        return _table(kind, about, content)
-    if isinstance(kind, type) and issubclass(kind, Record):
-        return _read_record(kind, content)
-    origin, inner = get_origin(kind), get_args(kind)
-    if not any(map(_holds_more, inner)):
-        return _plain(hint, content)
-    if origin in (Union, types.UnionType):
-        return None if content is None else _read(next(each for each in inner if each is not type(None)), content)
-    if origin is dict:
-        named = _plain(_with(dict[str, Any], about), content)
-        return {name: _at(name, inner[1], each) for name, each in named.items()}
-    assert origin is not None
-    rows = _plain(_with(list[Any], about), content)
-    return origin(_at(index, inner[0], each) for index, each in enumerate(rows))
+def _record_reader(kind: type[Any]) -> Reader:
+    hints = get_type_hints(kind, include_extras=True)
+    readers = {field.name: _reader(hints[field.name]) for field in fields(kind)}
+    dims = {name: found for name in readers if (found := _dims_of(hints[name]))[0]}
+
+    def read(content: Any) -> Any:
+        if not isinstance(content, dict):
+            raise _Fault(f"it must have named fields (given: {shown(content)})")
+        missing = next((name for name in readers if name not in content and name not in kind.LATER), None)
+        if missing is not None:
+            raise _Fault("it is missing", missing)
+        values = {name: _at(name, reader, content[name]) for name, reader in readers.items() if name in content}
+        if dims:
+            _sizes_agree(dims, values)
+        made = kind(**values)
+        try:
+            made.verify()
+        except ValueError as error:
+            raise _Fault(str(error)) from None
+        return made
+
+    return read
 
 
 def _holds_more(hint: Any) -> bool:
@@ -174,17 +190,19 @@ def _is_table(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, AbstractArray)
 
 
-def _plain(hint: Any, content: Any) -> Any:
-    try:
-        return _adapter(hint).validate_python(content)
-    except ValidationError as error:
-        place = error.errors(include_url=False)[0]["loc"]
-        raise _Fault(sentence(error).removeprefix(f"{'.'.join(map(str, place))}: "), *place) from None
-
-
 @cache
-def _adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(_strict(hint))
+def _plain_reader(hint: Any) -> Reader:
+    """For what pydantic knows."""
+    adapter = TypeAdapter(_strict(hint))
+
+    def read(content: Any) -> Any:
+        try:
+            return adapter.validate_python(content)
+        except ValidationError as error:
+            place = error.errors(include_url=False)[0]["loc"]
+            raise _Fault(sentence(error).removeprefix(f"{'.'.join(map(str, place))}: "), *place) from None
+
+    return read
 
 
 def _strict(hint: Any) -> Any:
@@ -199,29 +217,6 @@ def _strict(hint: Any) -> Any:
     return origin[tuple(each if each is ... else _strict(each) for each in inner)]
 
 
-def _table(kind: Any, about: list[Any], content: Any) -> np.ndarray:
-    """An array from nested lists: as deep as its dimensions, or of any further depth where some have no number."""
-    element = next((name for name in _ELEMENTS if any(name in str(dtype) for dtype in kind.dtypes)), "float")
-    allowed = next((each.kind for each in about if isinstance(each, Each)), _ELEMENTS[element])
-    dims = kind.dim_str.split()
-    depth = _depth(content) if any("*" in dim or dim == "..." for dim in dims) else len(dims)
-    rows = _plain(_nested(allowed | None if element == "float" else allowed, depth, about), content)
-    try:
-        return np.array(rows, dtype=element)
-    except ValueError:
-        raise _Fault("its rows are not equally long.") from None
-
-
-def _depth(content: Any) -> int:
-    return 1 + _depth(content[0]) if isinstance(content, list) and content else int(isinstance(content, list))
-
-
-def _nested(element: Any, depth: int, about: list[Any]) -> Any:
-    for _ in range(depth):
-        element = list[element]
-    return _with(element, about)
-
-
 def _with(hint: Any, about: Iterable[Any]) -> Any:
     """The annotation with pydantic's metadata; without what this module reads itself."""
     for each in about:
@@ -229,10 +224,50 @@ def _with(hint: Any, about: Iterable[Any]) -> Any:
     return hint
 
 
-def _sizes_agree(kind: type[Any], values: dict[str, Any]) -> None:
-    """Refuse arrays that do not go together: a letter is one size, ``H+1`` is one more, ``*P`` the same sizes."""
+def _table_reader(kind: Any, about: list[Any]) -> Reader:
+    """Of an array: nested lists as deep as its dimensions, or of any further depth where some have no number."""
+    element = next((name for name in _ELEMENTS if any(name in str(dtype) for dtype in kind.dtypes)), "float")
+    allowed = next((each.kind for each in about if isinstance(each, Each)), _ELEMENTS[element])
+    allowed = allowed | None if element == "float" else allowed
+    dims = kind.dim_str.split()
+
+    def read(content: Any) -> np.ndarray:
+        depth = _depth(content) if any(dim.startswith("*") for dim in dims) else len(dims)
+        rows = _plain_reader(_nested(allowed, depth, tuple(about)))(content)
+        try:
+            return np.array(rows, dtype=element)
+        except ValueError:
+            raise _Fault("its rows are not equally long.") from None
+
+    return read
+
+
+def _depth(content: Any) -> int:
+    return 1 + _depth(content[0]) if isinstance(content, list) and content else int(isinstance(content, list))
+
+
+@cache
+def _nested(element: Any, depth: int, about: tuple[Any, ...]) -> Any:
+    for _ in range(depth):
+        element = list[element]
+    return _with(element, about)
+
+
+def _dims_of(hint: Any) -> tuple[list[str], bool]:
+    """The dimensions of a field, as its array or its metadata have them, and whether it is an array."""
+    stated = ""
+    while (origin := get_origin(hint)) in (Annotated, Union, types.UnionType):
+        hint, *about = get_args(hint)
+        stated = next((each.names for each in about if origin is Annotated and isinstance(each, Dims)), stated)
+    return (hint.dim_str if _is_table(hint) else stated).split(), _is_table(hint)
+
+
+def _sizes_agree(dims: dict[str, tuple[list[str], bool]], values: dict[str, Any]) -> None:
+    """Refuse what does not go together: a letter is one size, ``H+1`` is one more, ``*P`` the same sizes."""
     sizes: dict[str, Any] = {}
-    for name, dim, size in sorted(_dimensions(kind, values), key=lambda found: "+" in found[1]):
+    there = {name: value for name, value in values.items() if name in dims and value is not None}
+    found = [(name, *pair) for name, value in there.items() for pair in _measured(name, *dims[name], value)]
+    for name, dim, size in sorted(found, key=lambda one: "+" in one[1]):
         letter, _, more = dim.partition("+")
         least = int(letter) if letter.isdigit() else sizes.setdefault(letter, size - int(more) if more else size)
         needed = least + int(more) if more else least
@@ -240,33 +275,19 @@ def _sizes_agree(kind: type[Any], values: dict[str, Any]) -> None:
             raise _Fault(f"{_said(size)} were given along {dim}; {_said(needed)} are needed.", name)
 
 
-def _unwrapped(hint: Any) -> tuple[Any, str]:
-    """What an annotation is of, without None and metadata; and the dimensions that the metadata state."""
-    stated = ""
-    while (origin := get_origin(hint)) in (Annotated, Union, types.UnionType):
-        hint, *about = get_args(hint)
-        stated = next((each.names for each in about if origin is Annotated and isinstance(each, Dims)), stated)
-    return hint, stated
-
-
 def _said(size: Any) -> str:
     return str(list(size) if isinstance(size, tuple) else size)
 
 
-def _dimensions(kind: type[Any], values: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Each array's name, and its dimensions with their sizes."""
-    for name, hint in _hints(kind).items():
-        inner, stated = _unwrapped(hint)
-        names, value = inner.dim_str.split() if _is_table(inner) else stated.split(), values.get(name)
-        if value is None or not names:
-            continue
-        try:
-            shape = np.shape(value) if _is_table(inner) or len(names) > 1 else (len(value),)
-        except ValueError:
-            raise _Fault("its rows are not equally long.", name) from None
-        star = next((place for place, dim in enumerate(names) if dim.startswith("*")), None)
-        if star is not None:  # as many sizes as the others leave
-            end = max(star, len(shape) - len(names) + star + 1)
-            yield name, names[star], tuple(shape[star:end])
-            names, shape = [*names[:star], *names[star + 1 :]], shape[:star] + shape[end:]
-        yield from ((name, dim, size) for dim, size in zip(names, shape, strict=False) if dim != "_")
+def _measured(name: str, dims: list[str], is_table: bool, value: Any) -> Iterator[tuple[str, Any]]:
+    """A field's dimensions with their sizes."""
+    try:
+        shape = np.shape(value) if is_table or len(dims) > 1 else (len(value),)
+    except ValueError:
+        raise _Fault("its rows are not equally long.", name) from None
+    star = next((place for place, dim in enumerate(dims) if dim.startswith("*")), None)
+    if star is not None:  # as many sizes as the others leave
+        end = max(star, len(shape) - len(dims) + star + 1)
+        yield dims[star], tuple(shape[star:end])
+        dims, shape = [*dims[:star], *dims[star + 1 :]], shape[:star] + shape[end:]
+    yield from ((dim, size) for dim, size in zip(dims, shape, strict=False) if dim != "_")

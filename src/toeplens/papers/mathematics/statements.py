@@ -3,99 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import Field
 
 from toeplens.ground import InputError, read_json
-from toeplens.ground.reading import Count, Number, Positive, Share, Text, Truth, checked
+from toeplens.ground.reading import Count, Number, Positive, Share, Text, Truth
+from toeplens.ground.records import Dims, Record
 
-_Numbers = list[Number]
-_Some = Annotated[_Numbers, Field(min_length=1)]
-
-
-def _even(table: list[list[float]]) -> list[list[float]]:
-    if len({len(row) for row in table}) > 1:
-        raise ValueError("its rows are not equally long.")
-    return table
+# lists of one letter go together, and so are of one length
+_Some = Annotated[list[Number], Field(min_length=1)]
+_S = Annotated[_Some, Dims("S")]
+_T = Annotated[_Some, Dims("T")]
+_Table = Annotated[list[_Some], Field(min_length=1), Dims("_ _")]
 
 
-_Table = Annotated[list[_Some], Field(min_length=1), AfterValidator(_even)]
-
-
-class _Record(BaseModel):
-    def columns(self) -> Sequence[Sequence[str]]:
-        """Names of lists that go together, and so are of one length."""
-        return ()
-
-    @model_validator(mode="after")
-    def _together(self) -> Any:
-        for names in self.columns():
-            if len({len(getattr(self, name)) for name in names}) > 1:
-                raise ValueError(f"{', '.join(names)} are not of one length.")
-        return self
-
-
-class _Tally(_Record):
+@dataclass(frozen=True)
+class _Tally(Record):
     tried: Count
     violations: Count
     worst: Number
 
 
-class _Example(_Record):
+@dataclass(frozen=True)
+class _Example(Record):
     w: _Some
     mean: _Some
 
 
-class _Sizes(_Record):
+@dataclass(frozen=True)
+class _Sizes(Record):
     example: _Example
     head_dims: _Some
-    lengths: _Some
-    width_ratio: _Table
-
-    def columns(self) -> Sequence[Sequence[str]]:
-        return (("lengths", "width_ratio"),)
+    lengths: _S
+    width_ratio: Annotated[list[_Some], Field(min_length=1), Dims("S _")]
 
 
-class _Free(_Record):
-    searched_sizes: _Some
-    ratio_bound: _Some
-    ratio_found: _Some
-    ratio_known_positive: _Some
-
-    def columns(self) -> Sequence[Sequence[str]]:
-        return (("searched_sizes", "ratio_bound", "ratio_found", "ratio_known_positive"),)
+@dataclass(frozen=True)
+class _Free(Record):
+    searched_sizes: _S
+    ratio_bound: _S
+    ratio_found: _S
+    ratio_known_positive: _S
 
 
-class _Contraction(_Record):
+@dataclass(frozen=True)
+class _Contraction(Record):
     seed: Count
     free: _Free
     sizes: _Sizes
     tallies: dict[Text, _Tally]
 
 
-class _Ranges(_Record):
-    fejer_sizes: _Some
-    ratio_fejer: _Some
-    sizes: _Some
-    ratio_program: _Some
-
-    def columns(self) -> Sequence[Sequence[str]]:
-        return ("fejer_sizes", "ratio_fejer"), ("sizes", "ratio_program")
+@dataclass(frozen=True)
+class _Ranges(Record):
+    fejer_sizes: _S
+    ratio_fejer: _S
+    sizes: _T
+    ratio_program: _T
 
 
-class _Symbol(_Record):
+@dataclass(frozen=True)
+class _Symbol(Record):
     symbol: _Some
 
 
-class _Toeplitz(_Record):
+@dataclass(frozen=True)
+class _Toeplitz(Record):
     angles: _Some
     w: _Symbol
     product: _Symbol
 
 
-class _Phases(_Record):
+@dataclass(frozen=True)
+class _Phases(Record):
     seed: Count
     ranges: _Ranges
     toeplitz: _Toeplitz
@@ -106,16 +89,20 @@ _Difference = Annotated[float, Field(strict=True, ge=-1, le=1)]
 _Mean = Annotated[list[_Difference], Field(min_length=3, max_length=3)]  # of shares, with the ends of its interval
 
 
-class _Means(_Record):
+@dataclass(frozen=True)
+class _Means(Record):
+    LATER = ("one_angle",)
+
     additive: _Mean
     bound: _Mean
     gain: _Mean
-    one_angle: _Mean = []
     possible: _Mean
     rotary: _Mean
+    one_angle: Annotated[list[_Difference], Field(max_length=3)] = field(default_factory=list)
 
 
-class _Instances(_Record):
+@dataclass(frozen=True)
+class _Instances(Record):
     family: Text
     size: Count
     width: Count
@@ -125,21 +112,21 @@ class _Instances(_Record):
     additive_met: Count
     means: _Means
 
-    @model_validator(mode="after")
-    def _drawn(self) -> Any:
+    def verify(self) -> None:
         if self.family == "random" and not self.means.one_angle:
             raise ValueError("means.one_angle: it is missing.")
-        return self
 
 
-class _Stated(_Record):
+@dataclass(frozen=True)
+class _Stated(Record):
     test: Text
     size: Count
     rotary: Number
     relative: Number
 
 
-class _Expressiveness(_Record):
+@dataclass(frozen=True)
+class _Expressiveness(Record):
     seed: Count
     instances: Count
     widths: list[Count]
@@ -147,7 +134,8 @@ class _Expressiveness(_Record):
     stated: list[_Stated]
 
 
-class _Span(_Record):
+@dataclass(frozen=True)
+class _Span(Record):
     encoding: Text
     vocabulary: Count
     width: Count
@@ -160,32 +148,34 @@ class _Span(_Record):
     lookup: Share
 
 
-class _Errors(_Record):
+@dataclass(frozen=True)
+class _Errors(Record):
     predictor: _Some
     frequencies: _Some
 
 
-class _Levinson(_Record):
+@dataclass(frozen=True)
+class _Levinson(Record):
     sizes: _Some
     own: _Errors
     shared: _Errors
     recovered: _Some
 
-    @model_validator(mode="after")
-    def _of_each_size(self) -> Any:
+    def verify(self) -> None:
         for errors in (self.own.predictor, self.own.frequencies, self.shared.predictor, self.shared.frequencies):
             if len(errors) != len(self.sizes):
                 raise ValueError("own, shared: these are not errors of each of the sizes.")
-        return self
 
 
-class _Head(_Record):
+@dataclass(frozen=True)
+class _Head(Record):
     stay: Number
     move: Number
     position_share: Number
 
 
-class _Pair(_Record):
+@dataclass(frozen=True)
+class _Pair(Record):
     positional: _Head
     content: _Head
     single_gap: Positive
@@ -193,40 +183,55 @@ class _Pair(_Record):
     extraction_gap: Positive
 
 
-class _Estimators(_Record):
+@dataclass(frozen=True)
+class _Estimators(Record):
     definite: Share
     levinson: _Levinson
     pair: _Pair
     spans: list[_Span]
 
 
-class _Angles(_Record):
+@dataclass(frozen=True)
+class _Angles(Record):
     least_angle: Number
 
 
-class _Model(_Record):
+@dataclass(frozen=True)
+class _Model(Record):
     """Tables of a model's heads, [layers, heads]; a layer's is left out where it is not finite."""
 
-    width: _Table = []
-    norm: _Table = []
-    gram: _Table = []
-    bound: _Table = []
-    phase_error: _Table = []
-    coherence: _Table = []
-    concentration: _Table = []
-    modulus: _Table = []
-    position_toeplitz: _Table = []
-    spans: _Angles = _Angles(least_angle=0.0)
+    LATER = (
+        "width",
+        "norm",
+        "gram",
+        "bound",
+        "phase_error",
+        "coherence",
+        "concentration",
+        "modulus",
+        "position_toeplitz",
+        "spans",
+    )
+
+    width: _Table | None = None
+    norm: _Table | None = None
+    gram: _Table | None = None
+    bound: _Table | None = None
+    phase_error: _Table | None = None
+    coherence: _Table | None = None
+    concentration: _Table | None = None
+    modulus: _Table | None = None
+    position_toeplitz: _Table | None = None
+    spans: _Angles | None = None
 
 
-KINDS: dict[str, Any] = {
+KINDS: dict[str, type[Record]] = {
     "contraction": _Contraction,
     "phases": _Phases,
     "expressiveness": _Expressiveness,
     "estimators": _Estimators,
-    "heads": dict[Text, _Model],
 }
-_UNEVEN = ("heads",)  # a model may have diverged, and then a record has none of it
+_BY_MODEL = "heads"  # a record of each model; one may have diverged, and then there is none of it
 
 
 def read_records(name: str, paths: Sequence[Path]) -> list[dict[str, Any]]:
@@ -234,8 +239,9 @@ def read_records(name: str, paths: Sequence[Path]) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for path in paths:
         record = read_json(path)
-        checked(KINDS[name], record, path)
-        if records and name not in _UNEVEN and _shape(record) != _shape(records[0]):
+        read = _Model.from_named if name == _BY_MODEL else KINDS[name].from_dict
+        read(record, path)
+        if records and name != _BY_MODEL and _shape(record) != _shape(records[0]):
             raise InputError(f"{path} is damaged: it is not of the sizes of {paths[0]}.")
         records.append(record)
     return records
