@@ -237,8 +237,8 @@ def test_what_logits_go_back_to_is_drawn_or_it_is_said_why_not(planted: RunStruc
     found = Origins(77, 4.0, parts, 0.125, np.zeros((3, HEADS)), 3e-16)
     drawn = render_structure(replace(planted, origins=found))
     (bars,) = _figures(drawn)["origins-0-0-0"]["data"]
-    assert bars["y"] == list(parts.values())
-    assert bars["x"][:3] == ["content", "position, at the input", "position, in attention"]
+    assert bars["x"] == list(parts.values())
+    assert bars["y"][:3] == ["content", "position, at the input", "position, in attention"]
     for words in ("Of a mean logit of 4 over 77 sequences", "Position has 12.5%", "within 3e-16 of these"):
         assert words in drawn
     refused = render_structure(replace(planted, no_origins=f"{NASTY} was given."))
@@ -260,7 +260,7 @@ def test_forms_of_decay_and_ends_of_spectra_are_told(planted: RunStructure, page
         "Forms of decay that fit: head 1 exponential (90.0% explained, half at 1.39 tokens); "
         "head 2 linear (60.0% explained)." in told
     )
-    assert "the eigenvalues of 12 rows within it, from head 1 -1.5 to 4 (-1.25 to 3.5)." in told
+    assert "of the eigenvalues of 12 rows: head 1 −1.5 to 4, eigenvalues −1.25 to 3.5." in told
 
 
 def test_names_are_escaped_and_nothing_is_loaded(page: str) -> None:

@@ -26,20 +26,22 @@ def origins(structure: RunStructure) -> Block:
         "sequences. What the softmax leaves over belongs to neither: weights sum to 1, whatever the logits are."
     )
     panels = [] if found is None else [Panel("Parts of the mean logit", _bars(found), _words(found))]
-    return Block("origins", "What class logits go back to", caption, [View.of(panels)], "medium")
+    return Block("origins", "What class logits go back to", caption, [View.of(panels)])
 
 
 def _bars(found: Origins) -> go.Figure:
-    canvas = Canvas(230, left=56)
+    canvas = Canvas(230, left=160)
     canvas.add(
         "bar",
-        x=[TITLES[name][0] for name in found.parts],
-        y=list(found.parts.values()),
+        orientation="h",
+        x=list(found.parts.values()),
+        y=[TITLES[name][0] for name in found.parts],
         marker={"color": [TITLES[name][1] for name in found.parts]},
-        hovertemplate="%{x}: %{y:.3g}<extra></extra>",
+        hovertemplate="%{y}: %{x:.3g}<extra></extra>",
     )
-    canvas.line_at(0, dash="solid")
-    canvas.y("logit")
+    canvas.line_at(0, vertical=True, dash="solid")
+    canvas.x("logit")
+    canvas.y(autorange="reversed", showgrid=False)
     return canvas.figure(bargap=0.35)
 
 
@@ -47,13 +49,13 @@ def _words(found: Origins) -> str:
     parts = ", ".join(f"{TITLES[name][0]} {value:.3g}" for name, value in found.parts.items())
     return (
         f"Of a mean logit of {found.logit:.3g} over {found.sequences} sequences: {parts}. Position has "
-        f"{share(found.share)} of the parts\u2019 absolute values. They add up to each logit within "
+        f"{share(found.share)} of the parts’ absolute values. They add up to each logit within "
         f"{found.error:.0e} of these."
     )
 
 
 def decay_words(layer: LayerStructure) -> str:
-    """The form that fits each head\u2019s mean logit by distance best, where it says at least half of what there is."""
+    """The form that fits each head’s mean logit by distance best, where it says at least half of what there is."""
     told = []
     for head, decay in enumerate(layer.decays, start=1):
         if decay is not None and decay.explains:
@@ -63,12 +65,17 @@ def decay_words(layer: LayerStructure) -> str:
 
 
 def ends_words(layer: LayerStructure) -> str:
-    """Between which values the symbol of each position kernel runs, and its matrix\u2019s eigenvalues within."""
+    """Between which values the symbol of each position kernel runs, and its matrix’s eigenvalues within."""
     told = [
-        f"head {head} {ends.symbol_low:.3g} to {ends.symbol_high:.3g} ({ends.lowest:.3g} to {ends.highest:.3g})"
+        f"head {head} {_figure(ends.symbol_low)} to {_figure(ends.symbol_high)}, eigenvalues {_figure(ends.lowest)} to "
+        f"{_figure(ends.highest)}"
         for head, ends in enumerate(layer.ends, start=1)
     ]
     if not told:
         return "Symbol of each head."
     size = layer.ends[0].size
-    return f"Without the window the symbol runs, and the eigenvalues of {size} rows within it, from {'; '.join(told)}."
+    return f"Ends of the symbol without the window, and of the eigenvalues of {size} rows: {'; '.join(told)}."
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3g}".replace("-", "−")
