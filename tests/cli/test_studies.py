@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tests.cli.command import TINY, TOEPLENS, Toeplens, changes, in_a_process
 from toeplens.engine import Job, Limits, carry_out
 from toeplens.ground import read_json
 from toeplens.papers.deposit import SCALES, claims_of
+from toeplens.studies.kit import study
 from toeplens.training import Run, environment
 from toeplens.training import run as store
 from toeplens.training.presets import COUNT, DISTANCE
@@ -49,8 +49,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         for job in jobs:
             carry_out(job, out, limits)
 
-    for module in ("toeplens.papers.deposit.study", "toeplens.studies.grid.study"):
-        monkeypatch.setattr(import_module(module), "run_local", run_here)
+    monkeypatch.setattr(study, "run_local", run_here)
 
 
 @pytest.mark.usefixtures("micro", "here")

@@ -14,7 +14,7 @@ from toeplens.papers.deposit.factors import factor_table, factor_wholes, left_ov
 from toeplens.studies import CellResult, Key, Results
 from toeplens.studies.grid import grid_spec
 from toeplens.studies.grid import measured as heads
-from toeplens.studies.grid.matrix import matrix
+from toeplens.studies.grid.measured import matrix
 from toeplens.studies.grid.relations import relations
 from toeplens.studies.kit.results import Figure
 from toeplens.training.presets import DISTANCE

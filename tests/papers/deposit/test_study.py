@@ -28,10 +28,10 @@ from toeplens.papers.deposit import (
     gather,
     grid,
     reproduce,
-    study,
     title,
 )
 from toeplens.studies import Cell, CellResult, Results, judge, limits_for
+from toeplens.studies.kit import study
 from toeplens.training import Run, RunSpec
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS, starting_spec
 

@@ -14,7 +14,7 @@ from toeplens.ground import read_json
 from toeplens.papers.positional_symbolic.claims import CLAIMS, Evidence
 from toeplens.studies import CellResult, Results, grid, judge_all
 from toeplens.studies.grid import measured as heads
-from toeplens.studies.grid.matrix import matrix
+from toeplens.studies.grid.measured import matrix
 from toeplens.studies.grid.relations import relations
 from toeplens.studies.grid.spec import spec_from_yaml
 from toeplens.training.watcher import moments

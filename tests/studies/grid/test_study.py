@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from jaxtyping import config
 from toeplens.engine import Job, Limits, carry_out
 from toeplens.ground import InputError, read_json
 from toeplens.studies import CellResult, grid
+from toeplens.studies.kit import study
 from toeplens.studies.kit.cells import jobs_of
 from toeplens.training import Run
 
@@ -187,16 +187,13 @@ class Here:
             carry_out(job, out, limits)
 
 
-module = import_module("toeplens.studies.grid.study")  # the package has a function of its name
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished study; not to be changed."""
     out = tmp_path_factory.mktemp("grid") / "study"
     config.update("jaxtyping_disable", True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "run_local", Here())
+        patch.setattr(study, "run_local", Here())
         assert grid.study(grid.grid_spec(content(measures=EVERY)), out, limits=Limits(compile="off")).complete
     yield out
     config.update("jaxtyping_disable", False)
@@ -208,7 +205,7 @@ EVERY = ["behaviour", "permutations", "frequency", "bands", "toeplitz", "extrapo
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Here:
     made = Here()
-    monkeypatch.setattr(module, "run_local", made)
+    monkeypatch.setattr(study, "run_local", made)
     return made
 
 

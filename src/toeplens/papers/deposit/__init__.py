@@ -1,11 +1,9 @@
 """The papers' central experiment: encodings x tasks x protocols, head ablation, and the claims about them."""
 
-from toeplens.papers.deposit.cells import grid
 from toeplens.papers.deposit.claims import CLAIMS, claims_of
 from toeplens.papers.deposit.labels import title
-from toeplens.papers.deposit.questions import PARTS, chosen_parts
-from toeplens.papers.deposit.scales import SCALES, Scale
-from toeplens.papers.deposit.study import Plan, Reproduction, gather, planned, reproduce
+from toeplens.papers.deposit.questions import PARTS, SCALES, Scale, chosen_parts
+from toeplens.papers.deposit.study import Plan, Reproduction, gather, grid, planned, reproduce
 from toeplens.papers.deposit.tables import PAPER_TABLE_1, Row, accuracy_table
 
 __all__ = [

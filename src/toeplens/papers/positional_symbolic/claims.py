@@ -14,7 +14,7 @@ from jaxtyping import Float
 from scipy.stats import rankdata
 
 from toeplens.studies.grid import measured as heads
-from toeplens.studies.grid.claims import Evidence
+from toeplens.studies.grid.study import Evidence
 from toeplens.studies.kit.claims import Claim, every
 from toeplens.studies.kit.results import ONLY_SKILLED, CellResult, Figure
 from toeplens.studies.kit.verdicts import Finding, above, found, interval_above, opposite, seen

@@ -1,10 +1,9 @@
 """Studies of one's own: tasks by encodings, from a YAML file."""
 
-from toeplens.studies.grid.cells import cells
-from toeplens.studies.grid.matrix import Row
+from toeplens.studies.grid.measured import Row
 from toeplens.studies.grid.relations import FIGURES, Point, Relation
 from toeplens.studies.grid.spec import Column, GridSpec, grid_spec, read_spec, specs
-from toeplens.studies.grid.study import Grid, gather, is_grid, study
+from toeplens.studies.grid.study import Grid, cells, gather, is_grid, study
 
 __all__ = [
     "FIGURES",

@@ -1,14 +1,17 @@
-"""What the claims, the relations and the page ask of a grid study's cells: heads, frequencies, longer texts."""
+"""What is asked of a grid study's cells: heads, frequencies, longer texts; and the table of all of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from toeplens.studies.kit.results import CellResult
+from toeplens.ground.records import Record
+from toeplens.studies.grid.spec import Column, GridSpec
+from toeplens.studies.kit.results import CellResult, Results
 
 LONGER = 1.5  # times the training length: where extrapolation is compared
 _NEAR = 0.1  # a length is a whole number of tokens, so not always the factor that was asked for
@@ -88,3 +91,90 @@ def skill_at(cell: CellResult, factor: float) -> float:
 def kept(cell: CellResult, factor: float = LONGER) -> float:
     """Skill on longer texts over skill on texts of the training length; NaN for a model without skill."""
     return skill_at(cell, factor) / skill_at(cell, 1.0) if cell.skilled else float("nan")
+
+
+@dataclass(frozen=True)
+class Row(Record):
+    """An encoding on a task. Figures are means over the seeds that have one; None where none has.
+
+    accuracy, lowest, highest  test accuracy, and its range over seeds
+    skill                      accuracy over the best guess from the length, as a share of what there is to learn
+    kept                       share of the skill that is left at `LONGER` times the training length
+    positional, symbolic       shares of the heads, weighed by what is lost without each
+    toeplitz                   mean Toeplitz share of the heads' logits
+    peak                       largest loss by one head, as a share of the accuracy over chance
+    rule, rule_accuracy        the best rule without a model, and what it scores
+    seeds, diverged            finished models, and how many of them diverged
+    parameters, train_seconds  of a model
+    """
+
+    task: str
+    label: str
+    title: str
+    accuracy: float | None
+    lowest: float | None
+    highest: float | None
+    skill: float | None
+    kept: float | None
+    positional: float | None
+    symbolic: float | None
+    toeplitz: float | None
+    peak: float | None
+    chance: float
+    length_chance: float
+    rule: str | None
+    rule_accuracy: float | None
+    seeds: int
+    diverged: int
+    parameters: int
+    train_seconds: float | None
+
+
+def matrix(spec: GridSpec, results: Results) -> list[Row]:
+    """Every encoding on every task that has a finished model, in the spec's order."""
+    found = ((task, column, results.of(task, column.label)) for task in spec.tasks for column in spec.columns())
+    return [_row(task, column, cells) for task, column, cells in found if cells]
+
+
+def _row(task: str, column: Column, cells: Sequence[CellResult]) -> Row:
+    finished = [cell for cell in cells if cell.status == "complete"]
+
+    def mean(figure: Callable[[CellResult], float]) -> float | None:
+        values = np.array([figure(cell) for cell in finished], dtype=float)
+        values = values[np.isfinite(values)]
+        return float(values.mean()) if len(values) else None
+
+    accuracies = [cell.accuracy for cell in finished]
+    rule, rule_accuracy = _best_rule(finished)
+    return Row(
+        task=task,
+        label=column.label,
+        title=column.title,
+        accuracy=mean(lambda cell: cell.accuracy),
+        lowest=min(accuracies, default=None),
+        highest=max(accuracies, default=None),
+        skill=mean(lambda cell: cell.skill),
+        kept=mean(kept),
+        positional=mean(lambda cell: carried(cell, "positional")),
+        symbolic=mean(lambda cell: carried(cell, "symbolic")),
+        toeplitz=mean(toeplitz),
+        peak=mean(lambda cell: cell.peak),
+        chance=cells[0].chance,
+        length_chance=cells[0].length_chance,
+        rule=rule,
+        rule_accuracy=rule_accuracy,
+        seeds=len(cells),
+        diverged=len(cells) - len(finished),
+        parameters=cells[0].parameters,
+        train_seconds=mean(lambda cell: cell.result["seconds"]),
+    )
+
+
+def _best_rule(cells: Sequence[CellResult]) -> tuple[str | None, float | None]:
+    """The rule without a model that scores most, on average over the seeds."""
+    tables = [row["baselines"] for cell in cells if (row := at_length(cell, 1.0)) is not None]
+    if not tables:
+        return None, None
+    scores = {name: float(np.mean([table[name] for table in tables])) for name in tables[0]}
+    best = max(scores, key=lambda name: scores[name], default=None)
+    return (None, None) if best is None else (best, scores[best])

@@ -1,21 +1,85 @@
-"""A grid study as a whole: carry out its runs, gather what is finished, judge the claims, write it down."""
+"""A grid study as a whole: its cells as runs, carried out, gathered, judged by the claims it asks for, written down."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from toeplens.engine import Limits, plan_workers, run_local
+from toeplens import tasks
+from toeplens.engine import Job, Limits
 from toeplens.engine.local import OnEvent
-from toeplens.studies.grid.cells import cells
-from toeplens.studies.grid.claims import Evidence, judged
-from toeplens.studies.grid.matrix import Row, matrix
+from toeplens.ground import InputError, choose
+from toeplens.model import decoder_config
+from toeplens.studies.grid.measured import Row, matrix
 from toeplens.studies.grid.relations import Relation, relations
-from toeplens.studies.grid.spec import GridSpec, spec_from_yaml
+from toeplens.studies.grid.spec import Column, GridSpec, spec_from_yaml
 from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of
-from toeplens.studies.kit.study import RUNS, Kind
+from toeplens.studies.kit.claims import Claim, Entry, judge_all
+from toeplens.studies.kit.results import CellResult, Key, Results
+from toeplens.studies.kit.study import Kind
+from toeplens.training import run_spec
+
+_MOST = 10_000  # models: listing and reading more would take minutes
+
+
+def cells(spec: GridSpec) -> list[Cell]:
+    """All cells: seed by seed, task by task, encoding by encoding; more than a study may have raise `InputError`."""
+    columns = list(spec.columns())
+    models = spec.seeds * sum(task in column.tasks for task in spec.tasks for column in columns)
+    if models > _MOST:
+        raise InputError(f"tasks by encodings: these are {models:,} models; a study may have at most {_MOST:,}.")
+    return [
+        _cell(spec, task, column, seed)
+        for seed in range(spec.first_seed, spec.first_seed + spec.seeds)
+        for task in spec.tasks
+        for column in columns
+        if task in column.tasks
+    ]
+
+
+def _cell(spec: GridSpec, label: str, column: Column, seed: int) -> Cell:
+    part = spec.tasks[label]
+    try:
+        task = tasks.build(part.task or label, **part.options)
+        sizes = {"vocab_size": task.vocab_size, "num_classes": max(task.labels) + 1, "max_len": task.length}
+        common = {**sizes, "attention_scale": None}  # one for all encodings, see docs/decisions/015
+        fields = {**common, **spec.model, **part.model, **column.model}
+        model = decoder_config(**fields, encoding=column.encoding, encoding_options=column.options)
+        training = {"seed": seed, "data_seed": seed, **spec.training, **part.training}
+        run = run_spec(task=part.task or label, task_options=part.options, model=model, **training)
+    except InputError as error:
+        raise InputError(f"{column.label} on {label}: {error}") from None
+    name = f"{spec.title_of(label)} · {column.title} · seed {seed}"
+    return Cell(
+        Key(model.protocol, label, column.label, seed),
+        Job(run, name, spec.examples, "test", spec.measures, part.watch),
+    )
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What claims on a grid study are judged on."""
+
+    spec: GridSpec
+    results: Results
+    relations: Sequence[Relation]
+
+    def skilled(self, task: str, label: str) -> list[CellResult]:
+        """The cells of a task and encoding that learned enough."""
+        return [cell for cell in self.results.of(task, label) if cell.skilled]
+
+
+def judged(data: Evidence) -> list[Entry]:
+    """The claims that the study asks for, with their verdicts; none where it asks for none."""
+    if not data.spec.claims:
+        return []
+    sets = entry_points(group="toeplens.claims")
+    claims: Sequence[Claim[Evidence]] = sets[choose("claims", data.spec.claims, sets.names)].load()
+    return judge_all(claims, data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +145,4 @@ def study(
         workers   processes; one a core unless given
         on_event  told of every step and every finished run, by the run's place in ``jobs_of(cells(spec))``
     """
-    jobs, runs = jobs_of(cells(spec)), Path(out) / RUNS
-    limits = limits or Limits()
-    plan_workers(len(jobs), limits.device, workers)  # refuses what cannot be before anything is written
-    work = partial(run_local, jobs, runs, limits, workers=workers, on_event=on_event)
-    return KIND.carry_out(Path(out), {"spec": spec.to_yaml()}, work)
+    return KIND.carry_out_runs(out, {"spec": spec.to_yaml()}, jobs_of(cells(spec)), limits, workers, on_event)

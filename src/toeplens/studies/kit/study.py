@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from toeplens.engine import Limits
+from toeplens.engine import Job, Limits, plan_workers, run_local
+from toeplens.engine.local import OnEvent
 from toeplens.ground import InputError, read_json, write_json
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.locks import LOCK, Busy, locked
@@ -119,6 +121,21 @@ class Kind(Generic[Plan, Found]):
             finally:
                 state = self.gather(directory)
         return state
+
+    def carry_out_runs(
+        self,
+        out: Path | str,
+        asked: dict[str, Any],
+        jobs: Sequence[Job],
+        limits: Limits | None,
+        workers: int | None,
+        on_event: OnEvent | None,
+    ) -> Found:
+        """`carry_out` of a study whose work is runs alone."""
+        limits, runs = limits or Limits(), Path(out) / RUNS
+        plan_workers(len(jobs), limits.device, workers)  # refuses what cannot be before anything is written
+        work = partial(run_local, jobs, runs, limits, workers=workers, on_event=on_event)
+        return self.carry_out(Path(out), asked, work)
 
     def _claim_directory(self, directory: Path, asked: dict[str, Any]) -> None:
         had = _open_directory(directory)
