@@ -26,7 +26,7 @@ from jaxtyping import Float
 
 from toeplens.encodings.rotary import rotary_frequencies
 from toeplens.papers.mathematics.phases import Matrices, hermitian, widest, written
-from toeplens.papers.mathematics.records import ROUNDING, Records, claim, generator, short, tally
+from toeplens.papers.mathematics.records import ROUNDING, Records, claims_on, generator, short, tally
 from toeplens.studies.kit.claims import Claim
 
 SIZES = (2, 3, 4, 8, 16)
@@ -36,6 +36,36 @@ HEAD_DIMS = (2, 4, 8, 16, 32, 64, 128)
 SCALES = (0.1, 10.0)
 BASE = 10000.0
 SOURCE = "arXiv 2505.13027 v1, Proposition B.3"
+
+_ADDED = {"0.1": "s = 0.1", "10": "s = 10", "cancelling": "B = cI - W"}  # the biases B that W is added to
+_OUTSIDE = "in units of λ_max(W), the spectrum went outside by up to"
+_WIDER = "width(W∘E) / width(W) - 1 came up to"
+_LOSS = "the loss in λ_min / λ_max came up to"
+# what is tallied: what each statement says, and the words before its worst margin
+TALLIES: dict[str, tuple[str, str]] = {
+    "one-narrower": ("one frequency: W∘E is strictly narrower", _WIDER),
+    "free-outside": ("free phases: W∘E stays within W's range", _OUTSIDE),
+    "one-modulus": ("one frequency: |λ| does not grow", "in units of λ_max(W), it grew by up to"),
+    "free-modulus": ("free phases: |λ| does not grow", "in units of λ_max(W), it grew by up to"),
+    "one-condition": ("one frequency: W∘E is strictly better conditioned", _LOSS),
+    "free-condition": ("free phases: W∘E is conditioned no worse", _LOSS),
+    "one-same": ("the eigenvalues are the same", "in units of λ_max(W), one moved by up to"),
+    "free-bound": ("the width grows at most √(N/2)-fold", "the excess over the bound came up to"),
+    "schur-outside": ("the spectrum stays within W's", _OUTSIDE),
+    "mean-outside": ("the spectrum stays within W's", _OUTSIDE),
+    "mean-kept": ("the bounds by what is kept of the eigenspaces", "in units of λ_max(W), broken by up to"),
+    "mean-narrower": ("W at random", _WIDER),
+    "sparse-narrower": ("W on every m-th diagonal", _WIDER),
+    "mean-condition": ("W∘Ē is conditioned no worse", _LOSS),
+    **{
+        f"additive-{name}": (f"{b}: W∘Ē is narrower", "in widths of W, it is wider by up to")
+        for name, b in _ADDED.items()
+    },
+    **{
+        f"additive-condition-{name}": (f"{b}: W∘Ē is better conditioned", "λ_min / λ_max is less by up to")
+        for name, b in _ADDED.items()
+    },
+}
 
 
 def rotations(frequencies: Float[np.ndarray, "*B n"], weights: Float[np.ndarray, "*B n"], size: int) -> Matrices:
@@ -281,89 +311,75 @@ def contraction(seed: int, *, tries: int = 200) -> dict[str, Any]:
     return {"seed": seed, "tallies": tallies, "free": curves, "sizes": _by_size(rng), "additive": widths}
 
 
-_RULE = "Fails if eigenvalues of some instance contradict it by more than 1e-9 of their scale."
-_OUTSIDE = "in units of λ_max(W), the spectrum went outside by up to"
-_WIDER = "width(W∘E) / width(W) - 1 came up to"
-_LOSS = "the loss in λ_min / λ_max came up to"
-_stated = partial(claim, "contraction", SOURCE)
-_corrected = partial(claim, "contraction", f"{SOURCE}, corrected")
+_claim = claims_on(
+    "contraction", TALLIES, "Fails if eigenvalues of some instance contradict it by more than 1e-9 of their scale."
+)
+_stated = partial(_claim, SOURCE)
+_corrected = partial(_claim, f"{SOURCE}, corrected")
 CLAIMS: tuple[Claim[Records], ...] = (
     _stated(
         "contraction",
         "For W, E positive (semi-)definite Toeplitz and |E_ij| = 1, the spectrum of W∘E is more compact than W's.",
-        f"{_RULE} No E is definite for N > 1, so E is read as semi-definite, which leaves one frequency, and as in the "
+        "No E is definite for N > 1, so E is read as semi-definite, which leaves one frequency, and as in the "
         "proof, with free phases.",
-        ("one frequency: W∘E is strictly narrower", "one-narrower", _WIDER),
-        ("free phases: W∘E stays within W's range", "free-outside", _OUTSIDE),
+        ("one-narrower", "free-outside"),
     ),
     _stated(
         "contraction-modulus",
         "By Schur's inequality no eigenvalue of W∘E has a larger modulus than the largest of W.",
-        f"{_RULE} For the same two readings of E.",
-        ("one frequency: |λ| does not grow", "one-modulus", "in units of λ_max(W), it grew by up to"),
-        ("free phases: |λ| does not grow", "free-modulus", "in units of λ_max(W), it grew by up to"),
+        "For the same two readings of E.",
+        ("one-modulus", "free-modulus"),
     ),
     _stated(
         "contraction-condition",
         "The product lowers the condition number (section 3.3).",
-        f"{_RULE} For the same two readings of E.",
-        ("one frequency: W∘E is strictly better conditioned", "one-condition", _LOSS),
-        ("free phases: W∘E is conditioned no worse", "free-condition", _LOSS),
+        "For the same two readings of E.",
+        ("one-condition", "free-condition"),
     ),
     _corrected(
         "contraction-same",
         "For E positive semi-definite with all |E_ij| = 1, W∘E has the same eigenvalues as W.",
-        f"{_RULE} Proved: W∘E = D W D^H with D diagonal and unitary.",
-        ("the eigenvalues are the same", "one-same", "in units of λ_max(W), one moved by up to"),
+        "Proved: W∘E = D W D^H with D diagonal and unitary.",
+        ("one-same",),
     ),
     _corrected(
         "contraction-free",
         "For E Hermitian Toeplitz with all |E_ij| = 1, width(W∘E) <= √(N/2) width(W).",
-        f"{_RULE} Proved in this module; an optimisation looks for the widest.",
-        ("the width grows at most √(N/2)-fold", "free-bound", "the excess over the bound came up to"),
+        "Proved in this module; an optimisation looks for the widest.",
+        ("free-bound",),
     ),
     _corrected(
         "contraction-schur",
         "For W, E positive semi-definite and E_ii = 1, λ_min(W) <= λ(W∘E) <= λ_max(W).",
-        f"{_RULE} Schur's theorem.",
-        ("the spectrum stays within W's", "schur-outside", _OUTSIDE),
+        "Schur's theorem.",
+        ("schur-outside",),
     ),
     _corrected(
         "contraction-corrected",
         "A mean Ē over frequencies keeps the spectrum within W's, and narrows it as far as it breaks W's extreme "
         "eigenspaces up.",
-        f"{_RULE} Proved in this module, with the bounds by c = λ_max(P∘Ē).",
-        ("the spectrum stays within W's", "mean-outside", _OUTSIDE),
-        ("the bounds by what is kept of the eigenspaces", "mean-kept", "in units of λ_max(W), broken by up to"),
+        "Proved in this module, with the bounds by c = λ_max(P∘Ē).",
+        ("mean-outside", "mean-kept"),
     ),
     _corrected(
         "contraction-strict",
         "Two different frequencies are enough for W∘Ē to be strictly narrower than W.",
-        f"{_RULE} For W at random (N > 2), two frequencies being 0.1 or more apart and weights 1/16 or more; and for "
+        "For W at random (N > 2), two frequencies being 0.1 or more apart and weights 1/16 or more; and for "
         "Toeplitz W on every m-th diagonal only, m = 2, 3, 4.",
-        ("W at random", "mean-narrower", _WIDER),
-        ("W on every m-th diagonal", "sparse-narrower", _WIDER),
+        ("mean-narrower", "sparse-narrower"),
     ),
     _corrected(
         "contraction-condition-corrected",
         "A mean Ē over frequencies does not raise the condition number.",
-        f"{_RULE} Follows from Schur's theorem.",
-        ("W∘Ē is conditioned no worse", "mean-condition", _LOSS),
+        "Follows from Schur's theorem.",
+        ("mean-condition",),
     ),
-    claim(
-        "contraction",
+    _claim(
         "arXiv 2505.13027 v1, section 3.3",
         "contraction-against-additive",
         "The product has a tighter spectrum than the sum W + B with a positive definite Toeplitz B.",
-        f"{_RULE} The product is W∘Ē. B has no scale in the paper: with W's diagonal near 1, that of sB at random is "
+        "The product is W∘Ē. B has no scale in the paper: with W's diagonal near 1, that of sB at random is "
         "s = 0.1 or 10; and B = cI - W.",
-        *[
-            part
-            for name, b in (("0.1", "s = 0.1"), ("10", "s = 10"), ("cancelling", "B = cI - W"))
-            for part in (
-                (f"{b}: W∘Ē is narrower", f"additive-{name}", "in widths of W, it is wider by up to"),
-                (f"{b}: W∘Ē is better conditioned", f"additive-condition-{name}", "λ_min / λ_max is less by up to"),
-            )
-        ],
+        [f"additive-{each}{name}" for name in _ADDED for each in ("", "condition-")],
     ),
 )

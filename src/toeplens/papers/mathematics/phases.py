@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Complex, Float, Inexact
 from scipy.optimize import linprog, minimize
 
-from toeplens.papers.mathematics.records import ROUNDING, Records, claim, generator, short, tally
+from toeplens.papers.mathematics.records import ROUNDING, Records, claims_on, generator, short, tally
 from toeplens.studies.kit.claims import Claim
 
 ALIGNED = 1e-7  # radians
@@ -32,6 +32,22 @@ SOURCE = "arXiv 2505.13027 v1, Lemma B.1"
 
 Matrices = Inexact[np.ndarray, "*B N N"]
 Columns = Inexact[np.ndarray, "*B N"]
+
+# what is tallied: what each statement says, and the words before its worst margin
+TALLIES: dict[str, tuple[str, str]] = {
+    "bound": ("max|f| <= 2 Σ w_i", "max|f| / 2 Σ w_i - 1 came up to"),
+    "coinciding": ("phases that coincide give equality", "the deficit came up to"),
+    "not-coinciding": ("phases that do not coincide give less", "max|f| / 2 Σ w_i - 1 came up to"),
+    "aligned": ("the condition gives equality", "the deficit came up to"),
+    "not-aligned": ("without it max|f| is smaller", "max|f| / 2 Σ w_i - 1 came up to"),
+    "coinciding-proof": ("phases that coincide give equality for P", "the deficit came up to"),
+    "range-width": ("the range of g is 4 Σ w_i", "its shortfall came up to"),
+    "range": ("range f <= range g", "range f / range g - 1 came up to"),
+    "range-equal": ("equal ranges need phases that coincide", "-|range f / range g - 1| came up to"),
+    "range-constant": ("range f <= (4/π) range g", "(π/4) range f / range g - 1 came up to"),
+    "range-limits": ("the limits by Σ w_i", "their excess came up to"),
+    "szego": ("W∘E is narrower than W = T(3, 1, 1, 0, ..)", "width(W∘E) / width(W) - 1 came up to"),
+}
 
 
 def hermitian(column: Columns) -> Matrices:
@@ -299,59 +315,54 @@ def phases(seed: int, *, tries: int = 200) -> dict[str, Any]:
     return {"seed": seed, "tallies": tallies, "equality": equality, "ranges": ranges, "toeplitz": matrices}
 
 
-_RULE = "Fails if max|f| or a range, computed to rounding, contradicts it for some w and θ_i."
-_stated = partial(claim, "phases", SOURCE)
-_corrected = partial(claim, "phases", f"{SOURCE}, corrected")
+_claim = claims_on(
+    "phases", TALLIES, "Fails if max|f| or a range, computed to rounding, contradicts it for some w and θ_i."
+)
+_stated = partial(_claim, SOURCE)
+_corrected = partial(_claim, f"{SOURCE}, corrected")
 CLAIMS: tuple[Claim[Records], ...] = (
     _stated(
         "lemma-b1-bound",
         "max|f| is at most max|g| = 2 Σ w_i.",
-        f"{_RULE} The triangle inequality proves it.",
-        ("max|f| <= 2 Σ w_i", "bound", "max|f| / 2 Σ w_i - 1 came up to"),
+        "The triangle inequality proves it.",
+        ("bound",),
     ),
     _stated(
         "lemma-b1-equality",
         "max|f| = 2 Σ w_i if and only if all phases θ_i coincide modulo 2π.",
-        f"{_RULE} 'If' and 'only if' are parts; for 'only if' all w_i > 0, and θ_0, which has no effect, is left out.",
-        ("phases that coincide give equality", "coinciding", "the deficit came up to"),
-        ("phases that do not coincide give less", "not-coinciding", "max|f| / 2 Σ w_i - 1 came up to"),
+        "'If' and 'only if' are parts; for 'only if' all w_i > 0, and θ_0, which has no effect, is left out.",
+        ("coinciding", "not-coinciding"),
     ),
     _corrected(
         "lemma-b1-equality-corrected",
         "max|f| = 2 Σ w_i if and only if some φ has i(θ_i + φ) ≡ 0 for all i with w_i > 0, or ≡ π for all of them.",
-        f"{_RULE} Both directions, on phases made to meet the condition, to miss it by 0.1 to 1 radian, and at random.",
-        ("the condition gives equality", "aligned", "the deficit came up to"),
-        ("without it max|f| is smaller", "not-aligned", "max|f| / 2 Σ w_i - 1 came up to"),
+        "Both directions, on phases made to meet the condition, to miss it by 0.1 to 1 radian, and at random.",
+        ("aligned", "not-aligned"),
     ),
-    claim(
-        "phases",
+    _claim(
         f"{SOURCE}, proof",
         "lemma-b1-proof",
         "With the phases of the proof, c_i = w_i e^{ιθ_i}, phases that coincide give max 2|Re P| = 2 Σ w_i.",
-        f"{_RULE} The lemma's f has iθ_i where the proof's P has θ_i.",
-        ("phases that coincide give equality for P", "coinciding-proof", "the deficit came up to"),
+        "The lemma's f has iθ_i where the proof's P has θ_i.",
+        ("coinciding-proof",),
     ),
     _stated(
         "lemma-b1-range",
         "The range of g is 4 Σ w_i, never below that of f, and equal to it only if all phases coincide.",
-        f"{_RULE} Three parts; the first without w_0, which moves g as a whole.",
-        ("the range of g is 4 Σ w_i", "range-width", "its shortfall came up to"),
-        ("range f <= range g", "range", "range f / range g - 1 came up to"),
-        ("equal ranges need phases that coincide", "range-equal", "-|range f / range g - 1| came up to"),
+        "Three parts; the first without w_0, which moves g as a whole.",
+        ("range-width", "range", "range-equal"),
     ),
     _corrected(
         "lemma-b1-range-corrected",
         "range f <= (4/π) range g, range f <= 4 Σ w_i and 2 Σ w_i <= range g <= 4 Σ w_i, sums over i > 0.",
-        f"{_RULE} Proved in this module; the search says how near 4/π comes.",
-        ("range f <= (4/π) range g", "range-constant", "(π/4) range f / range g - 1 came up to"),
-        ("the limits by Σ w_i", "range-limits", "their excess came up to"),
+        "Proved in this module; the search says how near 4/π comes.",
+        ("range-constant", "range-limits"),
     ),
-    claim(
-        "phases",
+    claims_on("phases", TALLIES)(
         "arXiv 2505.13027 v1, Proposition B.3, its use of Lemma B.1",
         "lemma-b1-szego",
         "By Szegő's theorem the spectrum of W∘E is more compact than W's.",
         "Fails if the eigenvalues of W∘E range over as much as W's or more, for W Toeplitz with entries >= 0.",
-        ("W∘E is narrower than W = T(3, 1, 1, 0, ..)", "szego", "width(W∘E) / width(W) - 1 came up to"),
+        ("szego",),
     ),
 )

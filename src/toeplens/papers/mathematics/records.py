@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,10 +70,21 @@ def pooled(what: str, runs: Sequence[Record], name: str, words: str) -> Finding:
     return universal(what, tried=tried, violations=violations, worst=f"{words} {worst:.3g}")
 
 
-def claim(record: str, source: str, name: str, says: str, rule: str, *parts: tuple[str, str, str]) -> Claim[Records]:
-    """A claim on one experiment's records; a part is what it says, its tally, and the words before the worst margin."""
+def claims_on(
+    record: str, tallies: Mapping[str, tuple[str, str]], rule: str = ""
+) -> Callable[[str, str, str, str, Sequence[str]], Claim[Records]]:
+    """Makes claims on one experiment's records, from a source, a name, what it says, its rule and its tallies.
 
-    def check(records: Records) -> list[Finding]:
-        return [pooled(what, records[record], tallied, words) for what, tallied, words in parts]
+    Arguments
+        record   name of the experiment
+        tallies  by name, what each says, and the words before its worst margin
+        rule     of all the claims; each has its own after it
+    """
 
-    return Claim(name, source, says, f"{rule} {UNIVERSAL}", check)
+    def claim(source: str, name: str, says: str, more: str, parts: Sequence[str]) -> Claim[Records]:
+        def check(records: Records) -> list[Finding]:
+            return [pooled(tallies[part][0], records[record], part, tallies[part][1]) for part in parts]
+
+        return Claim(name, source, says, f"{rule} {more} {UNIVERSAL}".lstrip(), check)
+
+    return claim
