@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from jaxtyping import config
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from toeplens.lens import Batch
 from toeplens.model import Decoder, decoder_config
@@ -83,3 +85,14 @@ def unchecked() -> Iterator[None]:
         yield
     finally:
         config.update("jaxtyping_disable", False)
+
+
+class largest(TorchDispatchMode):  # noqa: N801
+    """The most numbers that one tensor made inside has."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel, *(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor))])
+        return out

@@ -161,22 +161,6 @@ def test_a_gain_between_scales_the_head(readout: str):
             weight.copy_(kept)
 
 
-def test_zeroing_the_projections_output_is_another_thing():
-    """Where people go wrong: a head's slice of the projection's output belongs to no head."""
-    model = decoder()
-    batch = examples(model, count=8)
-    width = model.config.head_dim
-
-    def silence(_: Any, __: Any, given: Tensor) -> Tensor:
-        return torch.cat((torch.zeros_like(given[..., :width]), given[..., width:]), dim=-1)
-
-    handle = model.block(0).attention.out.register_forward_hook(silence)
-    with torch.no_grad():
-        wrong = model(batch[0], batch[2])
-    handle.remove()
-    assert not torch.allclose(wrong, logits_without(model, batch, [(0, 0)]), atol=1e-3)
-
-
 def test_dropout_is_off():
     model = decoder(dropout=0.5).train()
     batch = examples(decoder(dropout=0.5))

@@ -87,18 +87,6 @@ def test_every_statistic_is_its_definition(drops: list[float]):
         assert found.top_share == found.effective_heads == 0.0
 
 
-def test_the_statistics_of_a_layer_worked_out_by_hand():
-    found = one([0.4, -0.3, 0.2, 0.2])
-    assert found.peak == pytest.approx(0.4 / 0.8)
-    assert found.second == pytest.approx(0.2 / 0.8)
-    assert found.lead == pytest.approx(0.25)
-    assert found.head == 0
-    assert found.top_share == pytest.approx(0.5)
-    assert found.effective_heads == pytest.approx(0.64 / 0.24)
-    assert found.gini == pytest.approx(2 * (0.4 + 0.2 + 0.2 + 0.2 + 0.2 + 0.0) / (2 * 4 * 0.8))
-    assert found.half_at == 1
-
-
 @given(drops_of_a_layer)
 def test_the_statistics_stay_in_their_bounds(drops: list[float]):
     found = one(drops)
@@ -110,12 +98,6 @@ def test_the_statistics_stay_in_their_bounds(drops: list[float]):
         assert 1 - 1e-12 <= found.effective_heads <= heads + 1e-12
         assert 1 / heads - 1e-12 <= found.top_share <= 1
         assert found.effective_heads <= 1 / found.top_share**2 + 1e-9
-
-
-def test_equal_heads_and_a_single_one_are_the_two_ends():
-    equal, single = one([0.25] * 4), one([0.0, 0.0, 0.5, 0.0])
-    assert (equal.effective_heads, equal.top_share, equal.gini, equal.lead) == (4, 0.25, 0, 0)
-    assert (single.effective_heads, single.top_share, single.gini, single.head) == (1, 1, 0.75, 2)
 
 
 def test_a_head_whose_silence_helps_counts_as_nothing():
@@ -203,6 +185,12 @@ def test_the_thresholds_are_printed_as_they_are_applied():
         assert f"{kind}:" in THRESHOLDS
     assert "at least 0.5 of the skill" in THRESHOLDS
     assert "less than 0.05 over chance" in THRESHOLDS
+
+
+@pytest.mark.parametrize("metric", ["loss", "kl"])
+def test_a_deposit_is_of_the_accuracy(metric: Any) -> None:
+    with pytest.raises(InputError, match=f"metric '{metric}' was given; a deposit is a share of the 'accuracy'"):
+        deposit(replace(ablation([0.3, 0.2]), metric=metric))
 
 
 def test_a_kind_needs_the_cumulative_part() -> None:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.lens.ablation.ablate import HeadAblation, ablate_heads
-from toeplens.lens.ablation.deposit import deposit
 from toeplens.lens.kit.interventions import Batch, Intervention, donors, mean_outputs, replacements
 from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource
@@ -397,10 +396,3 @@ def test_what_was_not_run_is_none_in_a_record() -> None:
     found = ablate_heads(DecoderSource(decoder()), [examples()], cumulative=False, bootstrap=5)
     assert found.to_dict()["cumulative"] == [[None] * (HEADS + 1)] * LAYERS
     assert np.isnan(HeadAblation.from_dict(found.to_dict()).cumulative).all()
-
-
-@pytest.mark.parametrize("metric", ["loss", "kl"])
-def test_a_deposit_is_of_the_accuracy(metric: Any) -> None:
-    found = ablate_heads(DecoderSource(decoder()), [examples()], metric=metric, bootstrap=5)
-    with pytest.raises(InputError, match=f"metric '{metric}' was given; a deposit is a share of the 'accuracy'"):
-        deposit(found)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.lens.models import largest
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from toeplens.ground import InputError
 from toeplens.lens.kit import sums as moments
@@ -122,17 +122,6 @@ def test_nothing_of_n_by_n_is_formed(causal: bool) -> None:
         q, k = draw(0, (size, 2), (size, 2), dtype=torch.float32)
         moments.inner(q, k, q, k, causal=causal)
     assert 2 * size <= made.numel <= max(2 * size, 4 * moments.BLOCK) < size**2 / 300
-
-
-class largest(TorchDispatchMode):  # noqa: N801
-    """The most numbers that one tensor made inside has."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.numel = max([self.numel, *(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor))])
-        return out
 
 
 @pytest.mark.parametrize("name", ["q", "k", "q2", "k2"])

@@ -11,9 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.lens.models import largest
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from toeplens.ground import InputError
 from toeplens.lens.kit import sums as moments
@@ -344,17 +343,9 @@ def test_a_square_bias_for_as_many_heads_is_by_offset() -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_nothing_of_n_by_n_is_formed(causal: bool) -> None:
-    class Largest(TorchDispatchMode):
-        numel = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            self.numel = max([self.numel, *(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor))])
-            return out
-
     size = 50_000
     q, k = draw(0, size, 2, dtype=torch.float32), draw(1, size, 2, dtype=torch.float32)
-    with Largest() as made:
+    with largest() as made:
         profile = toeplitz_profile(q, k, causal=causal)
     assert made.numel < 20 * size
     for offset in (0, 1, size // 2, size - 1):

@@ -7,21 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from tests.lens.models import decoder
 
-from toeplens import encodings
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.toeplitz.contraction import contraction
-from toeplens.model import Decoder, decoder_config
 from toeplens.sources import DecoderSource
 
 LENGTHS = torch.tensor([10, 6, 10])
 
 
 def layer_of(encoding: str, **options: Any) -> LayerTrace:
-    torch.manual_seed(3)
     sizes = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 1, "num_heads": 4, "max_len": 12}
-    model = Decoder(decoder_config(**sizes, encoding=encoding, encoding_options=options)).double()
+    model = decoder(seed=3, noise=0.0, **sizes, encoding=encoding, encoding_options=options)
     return AttentionTrace(DecoderSource(model), torch.randint(0, 20, (3, 10)), LENGTHS)[0]
 
 
@@ -87,19 +85,6 @@ def test_no_rotation_beats_the_sum_of_its_frequencies(base: float) -> None:
     found = contraction(layer_of("rope", base=base))
     assert (found.bound <= 1 + 1e-12).all()
     assert (found.bound > 0.1).all()
-
-
-def test_one_frequency_alone_leaves_the_spectrum_of_its_gram_matrix() -> None:
-    """A unimodular positive semi-definite factor has rank 1: the complex Gram matrix keeps its eigenvalues."""
-    made = encodings.build("rope", d_model=2, num_heads=1, head_dim=2, max_len=12)
-    k = torch.randn(1, 1, 12, 2, dtype=torch.float64)
-    places = torch.arange(12)
-    _, turned = made.rotate(k, k, places, places)
-    grams = [
-        torch.view_as_complex(x.contiguous())[0, 0].outer(torch.view_as_complex(x.contiguous())[0, 0].conj())
-        for x in (k, turned)
-    ]
-    torch.testing.assert_close(*(torch.linalg.eigvalsh(gram) for gram in grams))
 
 
 def test_what_has_no_spectrum_without_position_is_refused() -> None:

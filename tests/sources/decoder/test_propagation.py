@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.lens.models import decoder
 from torch import Tensor
 
 from toeplens import encodings
@@ -49,28 +51,20 @@ CHOSEN: dict[str, dict[str, Any]] = {
     "xpos": {},
     "mla": {},
 }
+RELEASED_TABLE = {"phase_table": "released", "rotary_query": "shared", "rotary_dim": 4}
 LINEAR_ALONE = {"pope", "complexformer"}  # turn queries and keys in ways that are not linear
 
 
 unchecked = pytest.mark.usefixtures("unchecked")
 
 
-def shaken(model: Decoder) -> Decoder:
-    """In evaluation and float64, with random weights everywhere, so that every term is something."""
-    draw = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.double().parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64))
-    return model.eval()
+def shaken(encoding: str, seed: int = 3, **fields: Any) -> Decoder:
+    return decoder(seed=seed, noise=0.3, encoding=encoding, **{**SIZES, **fields})
 
 
 @cache
 def model_of(encoding: str, protocol: str = "paper", **switches: Any) -> Decoder:
-    torch.manual_seed(3)
-    options = CHOSEN.get(encoding, {})
-    return shaken(
-        Decoder(decoder_config(**SIZES, encoding=encoding, encoding_options=options, protocol=protocol, **switches))
-    )
+    return shaken(encoding, encoding_options=CHOSEN.get(encoding, {}), protocol=protocol, **switches)
 
 
 def batch(length: int = LENGTH) -> tuple[Tensor, Tensor]:
@@ -111,20 +105,23 @@ def test_the_parts_add_up_to_the_models_own_logit(encoding: str, protocol: str) 
 
 
 @pytest.mark.parametrize(
-    "switches",
+    ("encoding", "switches"),
     [
-        {"readout": "mean"},
-        {"readout": "masked-mean", "final_norm": False},
-        {"causal": False, "activation": "gelu"},
-        {"pad_mask": False, "input_encoding": "learned", "input_encoding_options": {"init_std": 1.0}},
-        {"key_value_source": "embeddings", "attention_scale": 0.7},
-        {"num_layers": 1, "dropout": 0.5},
+        ("rope-absolute", {"readout": "mean"}),
+        ("rope-absolute", {"readout": "masked-mean", "final_norm": False}),
+        ("rope-absolute", {"causal": False, "activation": "gelu"}),
+        (
+            "rope-absolute",
+            {"pad_mask": False, "input_encoding": "learned", "input_encoding_options": {"init_std": 1.0}},
+        ),
+        ("rope-absolute", {"key_value_source": "embeddings", "attention_scale": 0.7}),
+        ("rope-absolute", {"num_layers": 1, "dropout": 0.5}),
+        ("mla", {"protocol": "released", "encoding_options": RELEASED_TABLE}),
     ],
     ids=str,
 )
-def test_they_do_so_with_every_switch(switches: dict[str, Any]) -> None:
-    torch.manual_seed(4)
-    model = shaken(Decoder(decoder_config(**{**SIZES, **switches}, encoding="rope-absolute")))
+def test_they_do_so_with_every_switch(encoding: str, switches: dict[str, Any]) -> None:
+    model = shaken(encoding, seed=4, **switches)
     tokens, lengths = batch()
     require_conserved(relevance(model, tokens, lengths), model(tokens, lengths))
     require_conserved(relevance(model, tokens), model(tokens))
@@ -135,7 +132,7 @@ def test_every_encoding_is_followed_or_refused_by_name() -> None:
     tokens = batch()[0]
     for name in (name for name in encodings.names() if name not in CHOSEN):
         kind = encodings.get(name)
-        model = shaken(Decoder(decoder_config(**{**SIZES, "num_layers": 1}, encoding=name)))
+        model = shaken(name, num_layers=1)
         encoding = model.encoding
         known = encoding.fusable and not encoding.data_dependent and name not in LINEAR_ALONE
         if known:
@@ -143,13 +140,6 @@ def test_every_encoding_is_followed_or_refused_by_name() -> None:
         else:
             with pytest.raises(InputError, match=f"^encoding: {kind.__name__} was given; relevance goes through"):
                 relevance(model, tokens)
-
-
-def test_the_released_phase_table_is_followed_too() -> None:
-    options = {"phase_table": "released", "rotary_query": "shared", "rotary_dim": 4}
-    model = shaken(Decoder(decoder_config(**SIZES, encoding="mla", protocol="released", encoding_options=options)))
-    tokens, lengths = batch()
-    require_conserved(relevance(model, tokens, lengths), model(tokens, lengths))
 
 
 @pytest.mark.parametrize(
@@ -218,13 +208,10 @@ def test_rule_of_a_product_gives_half_to_each() -> None:
 def test_rule_of_places_and_offsets() -> None:
     pairs = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     places, offsets = torch.zeros(2, 4, dtype=torch.float64), torch.zeros(3, 7, dtype=torch.float64)
-    for b in range(2):
-        for h in range(3):
-            for i in range(4):
-                for j in range(4):
-                    places[b, i] += pairs[b, h, i, j] / 2
-                    places[b, j] += pairs[b, h, i, j] / 2
-                    offsets[h, i - j + 3] += pairs[b, h, i, j]
+    for b, h, i, j in itertools.product(range(2), range(3), range(4), range(4)):
+        places[b, i] += pairs[b, h, i, j] / 2
+        places[b, j] += pairs[b, h, i, j] / 2
+        offsets[h, i - j + 3] += pairs[b, h, i, j]
     torch.testing.assert_close(by_place(pairs), places)
     torch.testing.assert_close(by_offset(pairs, False), offsets)
     torch.testing.assert_close(by_offset(pairs, True), offsets[:, 3:])
@@ -250,10 +237,9 @@ def norm_of(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def test_one_layer_against_relevance_passed_on_by_hand() -> None:
     """One head, rotation and vectors at the input, relevances passed on in loops; numpy float64, 1e-10."""
-    torch.manual_seed(0)
     n, width = 3, 4
     sizes = {"vocab_size": 5, "num_classes": 3, "d_model": width, "d_ff": 5, "num_layers": 1, "num_heads": 1}
-    model = shaken(Decoder(decoder_config(**sizes, max_len=n, encoding="rope-absolute")))
+    model = decoder(noise=0.3, **sizes, max_len=n, encoding="rope-absolute")
     tokens = torch.tensor([[1, 3, 2]])
     found = relevance(model, tokens, classes=torch.tensor([1]))
     w = {name: value.numpy() for name, value in model.state_dict().items()}
@@ -388,8 +374,7 @@ def position_decides() -> Decoder:
 
     Tokens' vectors are permutations of one another that sum to 0, so that norms see the same in all of them.
     """
-    torch.manual_seed(2)
-    model = shaken(Decoder(decoder_config(**SIZES, encoding="learned", encoding_options={"init_std": 1.0})))
+    model = shaken("learned", encoding_options={"init_std": 1.0})
     half = SIZES["d_model"] // 2
     numbers = torch.linspace(-1, 1, half, dtype=torch.float64)
     with torch.no_grad():
@@ -423,8 +408,7 @@ def test_where_position_alone_decides_content_has_no_relevance() -> None:
 
 def test_a_bias_at_one_offset_has_its_relevance_there() -> None:
     """Queries and keys of 0, a bias of 1 at offset 2 and 0 elsewhere: no other offset receives anything."""
-    torch.manual_seed(2)
-    model = shaken(Decoder(decoder_config(**SIZES, encoding="relative-table", readout="mean")))
+    model = shaken("relative-table", readout="mean")
     width = SIZES["d_model"]
     with torch.no_grad():
         for layer in range(LAYERS):
