@@ -78,8 +78,8 @@ def find_rotation(
     both = [(before.double(), after.double()) for before, after in (q, k)]
     rounded = max(tolerance(q[1].dtype), tolerance(rounding))
     found, allowed = None, rounded
-    for layout, read, table in _readings(both, tables, positions, rounded):
-        found = _rotation(both, layout, read, table, positions)
+    for read, table in _readings(both, tables, positions, rounded):
+        found = read.rotation(table, positions)
         allowed = rounded + _ANGLE * float((positions.max() * found.frequencies.abs()).max())
         if found.error <= allowed:
             return found
@@ -93,97 +93,83 @@ def find_rotation(
 
 @dataclass(frozen=True)
 class _Angles:
-    """Frequency, each sequence's start and magnitude of each pair, and which of them can be told from what moved."""
+    """Frequency, each sequence's start and magnitude of each pair."""
 
     frequencies: Float[Tensor, "n"]
     starts: Float[Tensor, "B n"]
     magnitudes: Float[Tensor, "n"]
-    moved: Bool[Tensor, "n"]
+
+    @classmethod
+    def of(cls, factors: Complex[Tensor, "B N n"], positions: Int[Tensor, "B N"]) -> _Angles:
+        """Of what each pair is multiplied by."""
+        frequencies, starts = line(factors, positions)
+        back = turn(-positions.unsqueeze(-1) * frequencies - starts.unsqueeze(1))
+        return cls(frequencies, starts, (factors * back).real.mean((0, 1)))
+
+    def where(self, chosen: Bool[Tensor, "n"], other: _Angles) -> _Angles:
+        """These of the pairs that are chosen, the others' of the rest."""
+        return _Angles(*(torch.where(chosen, a, vars(other)[name]) for name, a in vars(self).items()))
+
+
+class _Reading:
+    """What queries and keys before and after show in a layout: their angles, and which pairs moved."""
+
+    def __init__(self, both: Both, layout: Layout, positions: Int[Tensor, "B N"]) -> None:
+        self.pairing: Pairing = layout[0]
+        _, self.pairs, self.out = layout
+        self.parts = [(as_complex(before, self.pairs), as_complex(after, self.out)) for before, after in both]
+        self.angles = _Angles.of(ratio(self.parts).squeeze(1), positions)
+        self.moved = torch.stack([(x != y).flatten(0, -2).any(0) for x, y in self.parts]).any(0)
+        self.size = max(float(after.abs().max()) for _, after in both)
+
+    def believed(
+        self, table: Complex[Tensor, "_B N n"], positions: Int[Tensor, "B N"], rounded: float
+    ) -> _Angles | None:
+        """What a table says of each pair, if it says what is read off those that moved."""
+        if len(table) not in (1, len(positions)):
+            return None
+        table = table.to(positions.device).expand(len(positions), -1, -1)
+        for found in (_Angles.of(factors, positions) for factors in (table, table.conj())):
+            apart = turn(found.frequencies - self.angles.frequencies).angle().abs()
+            wrong = torch.maximum(apart, (found.magnitudes - self.angles.magnitudes).abs())
+            if bool((wrong <= rounded + _ALIKE * self.angles.frequencies.abs())[self.moved].all()):
+                return found
+        return None
+
+    def rotation(self, table: _Angles | None, positions: Int[Tensor, "B N"]) -> Rotation:
+        """The rotation, its pairs that did not move as the table has them; without one, those that hold something."""
+        nothing = torch.stack([((x == 0) & (y == 0)).flatten(0, -2).all(0) for x, y in self.parts])
+        unseen = torch.zeros_like(self.moved) if table is None else ~self.moved
+        found = self.angles if table is None else table.where(unseen, self.angles)
+        turns = turn(positions.unsqueeze(-1) * found.frequencies + found.starts.unsqueeze(1)).unsqueeze(1)
+        wrong = max(float((found.magnitudes * turns * x - y).abs().max()) for x, y in self.parts)
+        here = ~nothing.all(0) if table is None else torch.ones_like(self.moved)
+        return Rotation(
+            pairing=self.pairing,
+            pairs=self.pairs[here],
+            after=self.out[here],
+            frequencies=found.frequencies[here],
+            magnitudes=found.magnitudes[here],
+            dead=nothing.any(0)[here],
+            tabled=(unseen & (nothing.all(0) | (found.frequencies != self.angles.frequencies)))[here],
+            error=wrong / self.size,
+        )
 
 
 def _readings(
     both: Both, tables: Sequence[Complex[Tensor, "_B N n"]], positions: Int[Tensor, "B N"], rounded: float
-) -> Iterator[tuple[Layout, _Angles, _Angles | None]]:
-    """Layouts, what is read off them, and what a table says that agrees with it; last without one."""
+) -> Iterator[tuple[_Reading, _Angles | None]]:
+    """What is read off the layouts, and what a table says that agrees with it; last without one."""
     for table in tables:
         for layout in layouts_of(both, rounded, table.shape[-1]):
-            read = _read(both, layout, positions)
-            believed = _believed(table, read, positions, rounded)
+            read = _Reading(both, layout, positions)
+            believed = read.believed(table, positions, rounded)
             if believed is not None:
-                yield layout, read, believed
+                yield read, believed
                 break
     for layout in layouts_of(both, rounded):
-        yield layout, _read(both, layout, positions), None
+        yield _Reading(both, layout, positions), None
         break
-
-
-def _read(both: Both, layout: Layout, positions: Int[Tensor, "B N"]) -> _Angles:
-    """What queries and keys before and after show."""
-    _, pairs, out = layout
-    parts = [(as_complex(before, pairs), as_complex(after, out)) for before, after in both]
-    factors = ratio(parts).squeeze(1)
-    frequencies, starts = line(factors, positions)
-    moved = torch.stack([(x != y).flatten(0, -2).any(0) for x, y in parts]).any(0)
-    return _Angles(frequencies, starts, _sizes(factors, frequencies, starts, positions), moved)
-
-
-def _sizes(
-    factors: Complex[Tensor, "B N n"], frequencies: Tensor, starts: Tensor, positions: Int[Tensor, "B N"]
-) -> Float[Tensor, "n"]:
-    return (factors * turn(-positions.unsqueeze(-1) * frequencies - starts.unsqueeze(1))).real.mean((0, 1))
-
-
-def _believed(
-    table: Complex[Tensor, "_B N n"], read: _Angles, positions: Int[Tensor, "B N"], rounded: float
-) -> _Angles | None:
-    """What a table says of each pair, if it says what is read off those that moved."""
-    if len(table) not in (1, len(positions)):
-        return None
-    table = table.to(positions.device).expand(len(positions), -1, -1)
-    for factors in (table, table.conj()):
-        frequencies, starts = line(factors, positions)
-        magnitudes = _sizes(factors, frequencies, starts, positions)
-        apart = turn(frequencies - read.frequencies).angle().abs()
-        wrong = torch.maximum(apart, (magnitudes - read.magnitudes).abs())
-        if bool((wrong <= rounded + _ALIKE * read.frequencies.abs())[read.moved].all()):
-            return _Angles(frequencies, starts, magnitudes, read.moved)
-    return None
-
-
-def _rotation(
-    both: Both,
-    layout: Layout,
-    read: _Angles,
-    table: _Angles | None,
-    positions: Int[Tensor, "B N"],
-) -> Rotation:
-    """The rotation, its pairs that did not move as the table has them; without one, those that hold something."""
-    pairing, pairs, out = layout
-    parts = [(as_complex(before, pairs), as_complex(after, out)) for before, after in both]
-    nothing = torch.stack([(x == 0).flatten(0, -2).all(0) & (y == 0).flatten(0, -2).all(0) for x, y in parts])
-    unseen = ~read.moved if table is not None else torch.zeros_like(read.moved)
-    angles = table or read
-    frequencies, starts, magnitudes = (
-        torch.where(unseen, a, b)
-        for a, b in (
-            (angles.frequencies, read.frequencies),
-            (angles.starts, read.starts),
-            (angles.magnitudes, read.magnitudes),
-        )
-    )
-    turns = turn(positions.unsqueeze(-1) * frequencies + starts.unsqueeze(1)).unsqueeze(1)
-    wrong = max(float((magnitudes * turns * x - y).abs().max()) for x, y in parts)
-    here = torch.ones_like(read.moved) if table is not None else ~nothing.all(0)
-    return Rotation(
-        pairing=pairing,
-        pairs=pairs[here],
-        after=out[here],
-        frequencies=frequencies[here],
-        magnitudes=magnitudes[here],
-        dead=nothing.any(0)[here],
-        tabled=(unseen & (nothing.all(0) | (frequencies != read.frequencies)))[here],
-        error=wrong / max(float(after.abs().max()) for _, after in both),
-    )
 
 
 def tables_of(given: Iterable[Tensor], tokens: int) -> list[Complex[Tensor, "_B N n"]]:

@@ -268,7 +268,7 @@ def _first_order(passes: Passes, places: Sequence[Address], counts: Sequence[int
         upstream = torch.zeros_like(run.states)
         for some in pieces(labels, passes.vocabulary):
             states = run.states.detach()[:, some].requires_grad_()
-            each = cross_entropies(passes.logits(run, states), labels[:, some]).sum(1)
+            each = cross_entropies(run.logits(states), labels[:, some]).sum(1)
             total = (each / predicted.clamp_min(1).to(each.device)).sum()
             upstream[:, some] = torch.autograd.grad(total, states)[0]
         gradients = torch.autograd.grad(run.states, [probe.at for probe in probes], upstream)

@@ -35,7 +35,7 @@ class Address(NamedTuple):
 class Replay(Observer):
     """One pass over some copies of a batch: what it leaves out, what it changes, and what it leaves behind.
 
-    batch    sequences of the batch; the pass has each ``rows`` times, copy after copy
+    rows     copies of the batch in the pass, one after the other
     changes  what is made of the heads' outputs at an address
     start    calls of layers before this one, from 0 in the order of the pass, are not run: they give what is held
     held     by list of layers, what its last layer before ``start`` gave in a pass of as many copies
@@ -46,8 +46,7 @@ class Replay(Observer):
     output   what the model returned; its logits are of the last position alone
     """
 
-    anatomy: Anatomy
-    batch: int
+    passes: Passes
     rows: int = 1
     changes: Mapping[Address, Change] = field(default_factory=dict)
     start: int = 0
@@ -64,13 +63,13 @@ class Replay(Observer):
     _aside: bool = False
     _within: bool = False
 
-    def run(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
+    def run(self) -> None:
         """Run the model, within `observed`. Raises `InputError` where an address of a change was not met."""
         self.kept = dict(self.held) if self.until else {}
         self.held = tree_map(_fresh, dict(self.held))  # layers may change what they are given
-        more = {name: copied(each, self.batch, self.rows) if self.rows > 1 else each for name, each in inputs.items()}
+        inputs = self.passes.outcome.inputs
         try:
-            self.output = self._forward(model, more)
+            self.output = self._forward({name: self._copied(each) for name, each in inputs.items()})
         except _Enough:
             return
         finally:
@@ -83,11 +82,11 @@ class Replay(Observer):
                 f"model: the outputs of the heads of {missing[0]} were not seen, so they were not changed."
             )
 
-    def logits(self, model: nn.Module, inputs: Mapping[str, Any], states: Float[Tensor, "R n d"]) -> Tensor:
-        """The logits [R, n, V] of some of the last hidden states: the model's own head, without what is before it."""
+    def logits(self, states: Float[Tensor, "R n d"]) -> Float[Tensor, "R n V"]:
+        """Those of some of the last hidden states: the model's own head, without what is before it."""
         self._fed = states
         try:
-            return logits_in(self._forward(model, inputs))
+            return logits_in(self._forward(self.passes.outcome.inputs))
         finally:
             self._fed = None
 
@@ -96,20 +95,21 @@ class Replay(Observer):
         found = getattr(self.output, "last_hidden_state", None)
         return _first(next(reversed(self._parts.values()), self.output)) if found is None else found
 
-    def _forward(self, model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+    def _forward(self, inputs: Mapping[str, Any]) -> Any:
         token = OBSERVER.set(self)
         try:
-            return model(**inputs)
+            return self.passes.model(**inputs)
         finally:
             OBSERVER.reset(token)
 
     def visit(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A module of the anatomy is called."""
+        anatomy = self.passes.anatomy
         roles = (
-            (self.anatomy.written, self._attention),
-            (self.anatomy.items, self._item),
-            (self.anatomy.parts, self._part),
-            ((self.anatomy.embedding,), self._embedding),
+            (anatomy.written, self._attention),
+            (anatomy.items, self._item),
+            (anatomy.parts, self._part),
+            ((anatomy.embedding,), self._embedding),
         )
         for modules, role in roles:
             if module in modules:
@@ -128,6 +128,17 @@ class Replay(Observer):
         change = self.changes.get(self._address(module))
         return (heads if change is None else change(heads), *rest)
 
+    def _copied(self, content: Any) -> Any:
+        """Fresh tensors with every sequence ``rows`` times, copy after copy; those without a batch are copied alone."""
+        if self.rows == 1:
+            return content
+
+        def copy(x: Any) -> Any:
+            batched = isinstance(x, Tensor) and x.ndim > 0 and x.shape[0] == self.passes.batch
+            return x.repeat(self.rows, *(1,) * (x.ndim - 1)) if batched else _fresh(x)
+
+        return tree_map(copy, content)
+
     def _address(self, module: nn.Module) -> Address:
         item = self._items if self._inside is None else self._inside
         self.order.append(Address(module, item, self._seen[module, item]))
@@ -139,7 +150,7 @@ class Replay(Observer):
         change = self.changes.get(address)
         if change is None:
             return forward(*args, **kwargs)
-        with _Altered(change, self.batch * self.rows) as products:
+        with _Altered(change, self.passes.batch * self.rows) as products:
             output = forward(*args, **kwargs)
         products.forget()
         if products.count != 1:
@@ -148,7 +159,7 @@ class Replay(Observer):
 
     def _item(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         number, self._items = self._items, self._items + 1
-        where = self.anatomy.items[module]
+        where = self.passes.anatomy.items[module]
         if number < self.start:
             return self.held[where]
         before, self._inside = self._inside, number
@@ -214,16 +225,6 @@ def _laid_out_as(out: Tensor, seen: Tensor, made: Tensor) -> Tensor:
     return made.permute(order)
 
 
-def copied(content: Any, batch: int, rows: int) -> Any:
-    """Fresh tensors with every sequence ``rows`` times, copy after copy; those without a batch are copied alone."""
-
-    def copy(x: Any) -> Any:
-        batched = isinstance(x, Tensor) and x.ndim > 0 and x.shape[0] == batch
-        return x.repeat(rows, *(1,) * (x.ndim - 1)) if batched else _fresh(x)
-
-    return tree_map(copy, content)
-
-
 def _fresh(x: Any) -> Any:
     return x.clone() if isinstance(x, Tensor) else x
 
@@ -242,6 +243,7 @@ class Passes:
     """Passes of one model over one batch; within `observed`.
 
     batch       sequences
+    kind        the model's class
     width       copies of the batch that one pass takes: a few thousand tokens together
     vocabulary  logits of a position, once the intact pass was run
     same        how far apart states may be, relative to their size, that are equal but for the model's rounding
@@ -252,17 +254,13 @@ class Passes:
         self.batch = len(outcome.counted)
         self.width = max(1, _TOKENS // (self.batch * outcome.tokens)) if outcome.copies else 1
         self.vocabulary = 0
+        self.kind = type(model).__name__
         self.same = tolerance(precision(model), "states")
-
-    @property
-    def kind(self) -> str:
-        """The model's class."""
-        return type(self.model).__name__
 
     def run(self, rows: int = 1, **parts: Any) -> Replay:
         """One pass up to the head. Raises `InputError` where its last hidden states are not one for each token."""
-        found = Replay(self.anatomy, self.batch, rows, **parts)
-        found.run(self.model, self.outcome.inputs)
+        found = Replay(self, rows, **parts)
+        found.run()
         wanted = (self.batch * rows, self.outcome.counted.shape[1])
         if found.states.ndim != 3 or found.states.shape[:2] != wanted:
             raise InputError(
@@ -273,8 +271,8 @@ class Passes:
 
     def before(self, item: int, rows: int, **parts: Any) -> dict[str, Any]:
         """What the layers before this call of a layer hand on, in all copies of a pass that ends there."""
-        found = Replay(self.anatomy, self.batch, rows, until=item, **parts)
-        found.run(self.model, self.outcome.inputs)
+        found = Replay(self, rows, until=item, **parts)
+        found.run()
         return found.kept
 
     def intact(self) -> tuple[Replay, Float[Tensor, "B K"] | None]:
@@ -283,7 +281,7 @@ class Passes:
         if self.outcome.labels is None:
             return found, None
         own = logits_in(found.output)[:, -1:]
-        again = self.logits(found, found.states[:, -1:])
+        again = found.logits(found.states[:, -1:])
         self.vocabulary = again.shape[-1]
         far = float((wide(again) - wide(own)).abs().max()) if again.shape == own.shape else torch.inf
         if not far <= self.same * float(wide(own).abs().max().clamp_min(1)):
@@ -293,18 +291,12 @@ class Passes:
             )
         return found, self.losses(found)
 
-    def logits(self, found: Replay, states: Float[Tensor, "R n d"]) -> Float[Tensor, "R n V"]:
-        """The head's logits of some states of a pass."""
-        return found.logits(self.model, self.outcome.inputs, states)
-
     def losses(self, found: Replay) -> Float[Tensor, "R K"]:
         """The loss of each row of a pass, split over the outcome's blocks of tokens."""
         assert self.outcome.labels is not None
         states = found.states
         labels = self.outcome.labels.to(states.device).repeat(found.rows, 1)
-        return losses(
-            labels, lambda places: self.logits(found, states[:, places]), self.vocabulary, self.outcome.blocks
-        )
+        return losses(labels, lambda at: found.logits(states[:, at]), self.vocabulary, self.outcome.blocks)
 
 
 def fits(heads: Tensor, rows: int, count: int) -> None:
