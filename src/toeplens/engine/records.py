@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
-
-from pydantic import BaseModel, Field
+from typing import Any, get_args
 
 from toeplens.engine.examples import DataSplit
 from toeplens.engine.kinds import as_record
-from toeplens.ground import InputError, checked, choose, read_json, write_json
-from toeplens.ground.reading import Count
+from toeplens.ground import InputError, choose, read_json, write_json
+from toeplens.ground.records import AtLeast1, Record
 
 _ASKED = "asked"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Asked(Record):
     """What examples were asked for: how many, and of which split."""
 
-    examples: int
+    examples: AtLeast1
     split: DataSplit = "test"
 
     def __post_init__(self) -> None:
@@ -33,15 +31,9 @@ class Asked:
         choose("split", self.split, get_args(DataSplit))
 
 
-class _Told(BaseModel):
-    """`Asked`, as a record tells it."""
-
-    examples: Annotated[Count, Field(ge=1)]
-    split: DataSplit
-
-
-class _Record(BaseModel):
-    asked: _Told
+@dataclass(frozen=True)
+class _Asking(Record):
+    asked: Asked
 
 
 def read_record(directory: Path, name: str, asked: Asked) -> dict[str, Any] | None:
@@ -67,5 +59,5 @@ def _places(directory: Path, name: str, asked: Asked) -> tuple[Path, Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     content = read_json(path)
-    checked(_Record, content, path)
+    _Asking.from_dict(content, path)
     return content

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from toeplens.ground.reading import Count, Text, Truth, checked
+from toeplens.ground.reading import Count, Text, Truth
+from toeplens.ground.records import Record
 from toeplens.training.environment import Execution, processor
 from toeplens.version import __version__
 
 
 @dataclass(frozen=True)
-class Setup:
+class Setup(Record):
     """What decides the arithmetic of a run beside its spec: with the same, and on a CPU, it is bit-identical.
 
     device, gpu        ``cpu``, ``cuda``, ``cuda:1``; and what GPU that is, None on a CPU
@@ -41,16 +42,12 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Segment:
+class Segment(Record):
     """Steps of a run on one set-up: those after ``start``, up to ``end`` (None: not known yet)."""
 
     start: Count
     end: Count | None
     setup: Setup
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
 
 def setup_of(execution: Execution) -> Setup:
@@ -91,9 +88,11 @@ def read_history(content: Any, path: Path) -> list[Segment]:
 
     Raises `InputError` that names ``path`` where it is damaged.
     """
-    return checked(_Environment, content, path).history
+    return _Environment.from_dict(content, path).history
 
 
 @dataclass(frozen=True)
-class _Environment:
+class _Environment(Record):
+    LATER = ("history",)
+
     history: list[Segment] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
@@ -10,13 +11,15 @@ from torch import Tensor
 
 from toeplens.ground import sentence
 from toeplens.ground.reading import Count, Number, Positive, Share, Text, Truth
+from toeplens.ground.records import AtLeast1, Record
 from toeplens.training.history import Segment
 from toeplens.training.spec import RunSpec
 
 Shapes = dict[str, tuple[torch.Size, torch.dtype]]
 
 
-class Figures(BaseModel):
+@dataclass(frozen=True)
+class Figures(Record):
     """What a run reached: losses in nats, accuracies as shares; None where it diverged or no example counts."""
 
     train_loss: Number | None
@@ -25,15 +28,17 @@ class Figures(BaseModel):
     test_accuracy: Share | None
 
 
+@dataclass(frozen=True)
 class Epoch(Figures):
     """A line of metrics.jsonl: epochs and steps from 1, the learning rate after it, seconds from the beginning."""
 
-    epoch: Annotated[Count, Field(ge=1)]
-    step: Annotated[Count, Field(ge=1)]
+    epoch: AtLeast1
+    step: AtLeast1
     lr: Positive
     seconds: Positive
 
 
+@dataclass(frozen=True)
 class Result(Figures):
     """result.json."""
 
@@ -43,14 +48,16 @@ class Result(Figures):
     tokens_per_second: Positive
 
 
-class Moment(BaseModel):
+@dataclass(frozen=True)
+class Moment(Record):
     """A line of watched.jsonl; what else is in it is the watcher's to say."""
 
     step: Count
     seconds: Positive
 
 
-class Progress(BaseModel):
+@dataclass(frozen=True)
+class Progress(Record):
     """progress.json: the training steps that are safe."""
 
     step: Count

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from toeplens.ground import InputError, checked, read_json, read_record, read_rows, write_bytes, write_json, write_text
+from toeplens.ground import InputError, read_json, read_rows, write_bytes, write_json, write_text
 from toeplens.ground.files import make_directory
 from toeplens.ground.locks import locked, names_in
 from toeplens.model import Decoder
@@ -69,9 +69,9 @@ class Run:
         try:
             if (directory / RESULT).exists():
                 result = read_json(directory / RESULT)
-                checked(Result, result, directory / RESULT)
+                Result.from_dict(result, directory / RESULT)
             metrics = read_rows(directory / METRICS)
-            checked(list[Epoch], metrics, directory / METRICS)
+            Epoch.from_list(metrics, directory / METRICS)
             if result and (not metrics or metrics[-1]["step"] != result["steps"]):
                 raise InputError(f"{directory / METRICS} is damaged: it does not tell all epochs.")
         except InputError as error:
@@ -84,7 +84,7 @@ class Run:
     def watched(self) -> list[dict[str, Any]]:
         """What a `toeplens.training.Watcher` saw during training, a row a moment; empty if none looked."""
         rows = read_rows(self.directory / WATCHED)
-        checked(list[Moment], rows, self.directory / WATCHED)
+        Moment.from_list(rows, self.directory / WATCHED)
         return rows
 
     @property
@@ -99,7 +99,7 @@ class Run:
         if self.result:
             return int(self.result["steps"])
         path = self.directory / PROGRESS
-        step = read_record(path, Progress).step if path.exists() else 0
+        step = Progress.from_dict(read_json(path), path).step if path.exists() else 0
         if step > self.spec.total_steps:
             raise InputError(f"{path} is damaged: step: {step} is more than this run has.")
         return step
