@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.papers.deposit import numbers
+from tests.papers.deposit.numbers import CHANCE, ablated
 
-from toeplens.lens import HeadAblation, over_seeds
+from toeplens.lens import over_seeds
 from toeplens.model import Protocol
 from toeplens.papers.deposit.factors import (
     FactorRow,
@@ -23,27 +25,15 @@ from toeplens.papers.deposit.labels import switches_of
 from toeplens.studies import CellResult, Key, Results
 from toeplens.training.presets import COUNT, DISTANCE
 
-CHANCE, SEEDS = 0.1, (42, 43, 44)
+SEEDS = (42, 43, 44)
 
 
 def made(
     protocol: Protocol, label: str, seed: int, accuracy: float, drop: float = 0.0, task: str = DISTANCE
 ) -> CellResult:
-    """A model with one head of 4 in layer 2 of 2 that is worth ``drop``; the others are worth nothing."""
-    drops = np.zeros((2, 4))
-    drops[1, 2] = drop
-    curves = np.stack([np.full(5, accuracy), accuracy - drop * (np.arange(5) > 0)])
-    return CellResult(
-        key=Key(protocol, task, label, seed),
-        run="run",
-        status="complete",
-        chance=CHANCE,
-        length_chance=0.2,
-        parameters=1,
-        epochs=[],
-        result={"test_accuracy": accuracy},
-        ablation=HeadAblation(drops, drops, drops, accuracy, curves, 100, CHANCE),
-    )
+    """A model with one head in layer 2 of 2 that is worth ``drop``; the others are worth nothing."""
+    ablation = ablated([[0.0, 0.0], [0.0, drop]], [[accuracy] * 3, [accuracy, accuracy - drop, accuracy - drop]])
+    return numbers.made(Key(protocol, task, label, seed), (accuracy,), ablation)
 
 
 def diverged(protocol: Protocol, label: str, seed: int) -> CellResult:
@@ -94,7 +84,7 @@ def test_a_model_without_skill_has_no_share_of_it() -> None:
     able, unable = made("released", "nope", 42, 0.5, 0.3), made("released", "nope", 43, 0.12, 0.02)
     found = concentrated(able)
     assert found is not None
-    assert (found[0], found[1].head) == (1, 2)
+    assert (found[0], found[1].head) == (1, 1)
     assert concentrated(unable) is None
     assert concentrated(diverged("released", "nope", 44)) is None
     assert kinds([able, unable, diverged("released", "nope", 44)]) == {"single-head": 1, "no-skill": 1}
@@ -132,6 +122,26 @@ def test_padding_cannot_be_switched_in_texts_that_have_none() -> None:
     rows = factor_table(Results([]), ("paper", "released"))
     assert "no padding" in row_of(rows, "rope", "padding", "paper").absent
     assert not row_of(rows, "rope", "padding", "released").absent
+
+
+def test_a_switch_that_is_absent_is_no_part_of_the_sum() -> None:
+    """At the paper's end padding cannot be switched, and the other switches add up without it."""
+    ends = [made("released", "nope", 42, 0.2), made("paper", "nope", 42, 0.9)]
+    switches = [row.switch for row in factor_table(Results([]), ("paper",)) if row.base == "nope" and not row.absent]
+    assert "padding" not in switches
+    changed = [made("paper", f"nope/{switch}", 42, 0.9 - 0.01 * n) for n, switch in enumerate(switches, 1)]
+    rows = [row for row in factor_table(Results([*ends, *changed]), ("paper", "released")) if row.base == "nope"]
+    at_the_paper = [row for row in rows if (row.task, row.end) == (DISTANCE, "paper")]
+    assert "padding" in [row.switch for row in at_the_paper]
+    (whole,) = (
+        whole
+        for whole in factor_wholes(Results(ends), ("paper", "released"))
+        if (whole.task, whole.base) == (DISTANCE, "nope")
+    )
+    total, left = left_over(whole, at_the_paper, "accuracy")
+    wanted = 0.01 * sum(range(1, len(switches) + 1))
+    assert total == pytest.approx({42: wanted})
+    assert left == pytest.approx({42: 0.7 - wanted})
 
 
 @pytest.mark.parametrize("together", [0.0, 0.25])

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.papers.deposit.numbers import LENGTH, ablated, behaviour, extrapolated, made, reproduced
+from tests.papers.deposit.numbers import ablated, behaviour, extrapolated, made, reproduced
 
-from toeplens.lens import over_seeds
 from toeplens.papers.deposit import accuracy_table
-from toeplens.papers.deposit.factors import factor_table, factor_wholes, left_over
 from toeplens.studies import CellResult, Key, Results
 from toeplens.studies.grid import grid_spec
 from toeplens.studies.grid import measured as heads
@@ -25,6 +23,7 @@ def test_skill_is_what_is_learned_over_a_guess_from_the_length() -> None:
     assert [cell.skill for cell in (first, second, weak)] == pytest.approx([0.875, 0.625, 0.1])
     assert [cell.skilled for cell in (first, second, weak, gone)] == [True, True, False, False]
     assert np.isnan([gone.accuracy, gone.skill, gone.mean_accuracy(), gone.peak]).all()
+    assert gone.deposits() == []
     assert first.mean_accuracy() == pytest.approx((0.5 + 0.8 + 0.9) / 3)
     assert first.peak == pytest.approx(0.5 / 0.8), "of what is over chance, as the papers count a deposit"
     assert second.peak == pytest.approx(0.3 / 0.6)
@@ -47,47 +46,6 @@ def test_differences_are_paired_by_seed() -> None:
     assert results.difference(DISTANCE, "rope", "alibi", speed) == pytest.approx({43: 1.6 / 3 - 0.5})
     skill = Figure("", lambda cell: cell.skill, lambda cell: cell.skilled)
     assert skill.by_seed(reproduced()) == pytest.approx({42: 0.875, 43: 0.625})
-
-
-# ---- the factor study -----------------------------------------------------------------------------------------------
-
-
-def _factor(end: str, label: str, accuracy: float, drop: float = 0.0, seed: int = 42) -> CellResult:
-    ablation = ablated([[drop, 0.0], [0.0, 0.0]], [[accuracy, accuracy - drop, accuracy - drop], [accuracy] * 3])
-    return made(Key(end, DISTANCE, label, seed), (accuracy,), ablation)
-
-
-def test_a_switch_that_is_absent_is_no_part_of_the_sum() -> None:
-    """At the paper's end padding cannot be switched, and the other switches add up without it."""
-    ends = [_factor("released", "nope", 0.2), _factor("paper", "nope", 0.9)]
-    switches = [row.switch for row in factor_table(Results([]), ("paper",)) if row.base == "nope" and not row.absent]
-    assert "padding" not in switches
-    changed = [_factor("paper", f"nope/{switch}", 0.9 - 0.01 * n) for n, switch in enumerate(switches, 1)]
-    rows = [row for row in factor_table(Results([*ends, *changed]), ("paper", "released")) if row.base == "nope"]
-    at_the_paper = [row for row in rows if (row.task, row.end) == (DISTANCE, "paper")]
-    assert "padding" in [row.switch for row in at_the_paper]
-    (whole,) = (
-        whole
-        for whole in factor_wholes(Results(ends), ("paper", "released"))
-        if (whole.task, whole.base) == (DISTANCE, "nope")
-    )
-    total, left = left_over(whole, at_the_paper, "accuracy")
-    wanted = 0.01 * sum(range(1, len(switches) + 1))
-    assert total == pytest.approx({42: wanted})
-    assert left == pytest.approx({42: 0.7 - wanted})
-
-
-def test_models_that_diverged_have_no_part_in_an_effect() -> None:
-    pairs = [(_factor("released", "nope", 0.5, seed=s), _factor("released", "nope/mask", 0.8, 0.6, s)) for s in (1, 2)]
-    lost = replace(pairs[1][1], status="diverged")
-    cells = [*pairs[0], pairs[1][0], lost]
-    row = next(r for r in factor_table(Results(cells), ("released",)) if (r.base, r.switch) == ("nope", "mask"))
-    assert row.values["accuracy"] == pytest.approx({1: 0.3})
-    assert row.values["drop"] == pytest.approx({1: 0.6})
-    assert row.values["skill"] == pytest.approx({1: 0.3 / (1 - LENGTH)})
-    assert row.values["peak"] == pytest.approx({1: 0.6 / 0.7 - 0.0})
-    assert (row.before, row.after) == ({"redundant": 1}, {"single-head": 1})
-    assert row.effect("accuracy") == over_seeds(np.array(list(row.values["accuracy"].values())))
 
 
 # ---- a grid study ---------------------------------------------------------------------------------------------------

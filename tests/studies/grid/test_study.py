@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from jaxtyping import config
+from tests.studies.here import Here, unchecked
 
-from toeplens.engine import Job, Limits, carry_out
+from toeplens.engine import Limits
 from toeplens.ground import InputError, read_json
 from toeplens.studies import CellResult, grid
 from toeplens.studies.kit import study
@@ -174,29 +174,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path):
 # ---- carried out ----------------------------------------------------------------------------------------------------
 
 
-class Here:
-    """The engine in this process; knows what it trained."""
-
-    def __init__(self) -> None:
-        self.trained: list[str] = []
-
-    def __call__(self, jobs: list[Job], out: Path, limits: Limits, **_: Any) -> None:
-        for job in jobs:
-            if not (out / job.spec.name).exists():
-                self.trained.append(job.spec.name)
-            carry_out(job, out, limits)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished study; not to be changed."""
     out = tmp_path_factory.mktemp("grid") / "study"
-    config.update("jaxtyping_disable", True)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, unchecked():
         patch.setattr(study, "run_local", Here())
         assert grid.study(grid.grid_spec(content(measures=EVERY)), out, limits=Limits(compile="off")).complete
-    yield out
-    config.update("jaxtyping_disable", False)
+        yield out
 
 
 EVERY = ["behaviour", "permutations", "frequency", "bands", "toeplitz", "extrapolation"]
@@ -258,10 +243,10 @@ def test_a_study_grows_and_what_is_done_is_not_done_again(finished: Path, tmp_pa
     weights = {path: path.read_bytes() for path in out.glob("runs/*/model.safetensors")}
     more = {**ENCODINGS, "nope": {"tasks": ["pairs"]}}
     state = grid.study(grid.grid_spec(content(encodings=more, measures=EVERY)), out)
-    assert (state.finished, state.total, len(here.trained)) == (7, 7, 1)
+    assert (state.finished, state.total, len(here.done)) == (7, 7, 1)
     assert {path: path.read_bytes() for path in weights} == weights
     less = grid.study(grid.grid_spec(content(encodings={"rope": None}, measures=["toeplitz"])), out)
-    assert (less.finished, less.total, len(here.trained)) == (2, 2, 1)
+    assert (less.finished, less.total, len(here.done)) == (2, 2, 1)
     assert {tuple(cell.measures) for cell in less.results.cells} == {("toeplitz",)}
 
 

@@ -263,21 +263,6 @@ def test_results_are_found_by_task_label_seed_and_protocol():
     assert len(both.accuracy(COUNT, "unheard of")) == 0
 
 
-def test_skill_is_what_is_known_beyond_the_length():
-    (cell,) = results(distance(rope=0.55), seeds=1, spread=0).cells
-    assert cell.skill == pytest.approx(0.5)
-    assert replace(cell, length_chance=0.55).skill == 0
-    assert replace(cell, result={"test_accuracy": 1.0}).skill == 1
-
-
-def test_a_run_that_diverged_has_no_accuracy_no_skill_no_mean_and_no_deposit():
-    (cell,) = results(distance(rope=Model(0.9, status="diverged")), seeds=1).cells
-    assert math.isnan(cell.accuracy)
-    assert math.isnan(cell.skill)
-    assert math.isnan(cell.mean_accuracy())
-    assert cell.deposits() == []
-
-
 @pytest.mark.parametrize("status", ["complete", "diverged"])
 def test_a_cell_reads_back_as_it_was(status: str):
     for cell in results(distance(rope=Model(0.8, status=status).single(0)), seeds=2).cells:

@@ -1,0 +1,78 @@
+"""The experiments that are tallied: plain records, the same each time, and verdicts that follow the tallies."""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from toeplens.ground import InputError
+from toeplens.papers.mathematics import contraction, phases
+from toeplens.papers.mathematics.records import tally
+from toeplens.studies import Claim, combine
+
+EXPERIMENTS: dict[str, Any] = {"contraction": contraction, "phases": phases}
+EXPECTED = {
+    "contraction": "fails",
+    "contraction-modulus": "holds in part",
+    "contraction-condition": "fails",
+    "contraction-same": "holds",
+    "contraction-free": "holds",
+    "contraction-schur": "holds",
+    "contraction-corrected": "holds",
+    "contraction-strict": "holds in part",
+    "contraction-condition-corrected": "holds",
+    "contraction-against-additive": "holds in part",
+    "lemma-b1-bound": "holds",
+    "lemma-b1-equality": "holds in part",
+    "lemma-b1-equality-corrected": "holds",
+    "lemma-b1-proof": "fails",
+    "lemma-b1-range": "fails",
+    "lemma-b1-range-corrected": "holds",
+    "lemma-b1-szego": "fails",
+}
+CASES = [(name, claim) for name, module in EXPERIMENTS.items() for claim in module.CLAIMS]
+
+
+def made(name: str) -> dict[str, Any]:
+    return getattr(EXPERIMENTS[name], name)(0, tries=20)
+
+
+recorded = cache(made)
+every_experiment = pytest.mark.parametrize("name", EXPERIMENTS)
+
+
+@every_experiment
+def test_the_record_is_plain_and_repeatable(name: str) -> None:
+    assert json.loads(json.dumps(recorded(name), allow_nan=False)) == recorded(name) == made(name)
+    assert recorded(name)["tallies"].keys() == EXPERIMENTS[name].TALLIES.keys()
+    with pytest.raises(InputError, match="tries: 19 was given"):
+        getattr(EXPERIMENTS[name], name)(0, tries=19)
+
+
+def test_verdicts_are_as_the_mathematics_says() -> None:
+    assert {claim.id: combine(claim.check({name: [recorded(name)]})) for name, claim in CASES} == EXPECTED
+    undecided = {claim.id: combine(claim.check({name: []})) for name, claim in CASES}
+    assert undecided == dict.fromkeys(EXPECTED, "undecided")
+    assert all(claim.source and claim.statement and claim.rule for _, claim in CASES)
+
+
+@pytest.mark.parametrize(("name", "claim"), CASES, ids=lambda case: case.id if isinstance(case, Claim) else case)
+def test_every_verdict_follows_its_record(name: str, claim: Claim[Any]) -> None:
+    """With every tally turned round, what held fails and what failed holds, part by part; one bad seed is enough."""
+    doctored = copy.deepcopy(recorded(name))
+    for each in doctored["tallies"].values():
+        each["violations"] = 0 if each["violations"] else 1
+    before, after = (claim.check({name: [each]}) for each in (recorded(name), doctored))
+    swap = {"holds": "fails", "fails": "holds"}
+    assert [part.verdict for part in after] == [swap[part.verdict] for part in before]
+    assert all(part.verdict == "fails" for part in claim.check({name: [recorded(name), doctored]}))
+
+
+def test_a_margin_that_is_no_number_counts_against_the_statement() -> None:
+    assert tally([0.0, float("nan")])["violations"] == 1
+    assert tally([-1e-12], beyond=-1e-9)["violations"] == 1
+    assert tally([-1e-3, 1e-12]) == {"tried": 2, "violations": 0, "worst": 1e-12}

@@ -1,0 +1,41 @@
+"""Runs of a study in the test's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import config
+
+from toeplens.engine import Job, Limits, carry_out
+
+
+class Here:
+    """Stands for `run_local`: one job after another, stopped after some; knows what it trained."""
+
+    def __init__(self) -> None:
+        self.stop_after = 10**6
+        self.done: list[str] = []
+
+    def __call__(self, jobs: Sequence[Job], out: Path, limits: Limits, **_: Any) -> None:
+        for job in jobs:
+            run = out / job.spec.name
+            trained = (run / "ablation.json").exists()
+            if trained and all((run / f"{name}.json").exists() for name in job.measures):
+                continue
+            over = limits if trained else replace(limits, should_stop=lambda: len(self.done) >= self.stop_after)
+            if carry_out(job, out, over).status != "stopped" and not trained:
+                self.done.append(job.spec.name)
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """No shape checks inside: what a study is made of runs checked in its own tests."""
+    config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        config.update("jaxtyping_disable", False)
