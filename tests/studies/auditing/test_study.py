@@ -173,9 +173,15 @@ def test_decays_are_fitted_to_mean_logits_by_distance(kind: str) -> None:
     assert {head.decay for head in found.heads if head.kind == "cross"} <= {None}
 
 
-def test_the_ends_of_known_kernels_are_eigenvalues() -> None:
-    """Of the Hermitian part of the bias as a matrix: T5's of both sides, and of a decoder, which sees one."""
-    model, size = model_of("T5"), TOKENS.shape[1]
+@pytest.mark.parametrize("size", [24, 8])
+def test_the_ends_of_known_kernels_are_eigenvalues(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the Hermitian part of the bias as a matrix of all tokens or of the most that are asked for.
+
+    T5's of both sides, and of a decoder, which sees one.
+    """
+    if size < TOKENS.shape[1]:
+        monkeypatch.setattr(measuring, "ROWS", size)
+    model = model_of("T5")
     found = audit(model, TOKENS, effects="none")
     buckets = {"encoder": model.encoder.block[0].layer[0].SelfAttention, "decoder": model.decoder.block[0].layer[0]}
     buckets["decoder"] = buckets["decoder"].SelfAttention
