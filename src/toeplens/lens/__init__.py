@@ -8,7 +8,6 @@ from toeplens.lens.ablation.attribution import Scalable
 from toeplens.lens.ablation.deposit import THRESHOLDS, LayerDeposit, deposit, gini
 from toeplens.lens.ablation.estimate_check import EstimateCheck, check_estimates, sample_heads
 from toeplens.lens.ablation.head_sets import HeadSets, cumulative_ablation, head_sets, sufficient_set
-from toeplens.lens.ablation.margins import Margins, margins
 from toeplens.lens.following.behaviour import Behaviour, behaviour
 from toeplens.lens.following.patterns import Patterns, PatternSums
 from toeplens.lens.following.permutation import PermutationScores, permutation_scores
@@ -17,7 +16,7 @@ from toeplens.lens.frequency.bands import BandAblation, ablate_bands
 from toeplens.lens.frequency.use import FrequencyRecord, FrequencyUse, frequency_use
 from toeplens.lens.gradients.descent import Differentiable
 from toeplens.lens.gradients.drift import PositionalDrift, positional_drift
-from toeplens.lens.gradients.signal import SeedStrength, seed_strength
+from toeplens.lens.gradients.signal import Margins, SeedStrength, margins, seed_strength
 from toeplens.lens.kit.intervals import Estimate, bootstrap_means, over_seeds
 from toeplens.lens.kit.interventions import Batch, Memory, Replayable
 from toeplens.lens.kit.pieces import NoForm

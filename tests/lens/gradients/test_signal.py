@@ -19,11 +19,10 @@ from torch.nn import functional as F
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace
 from toeplens.lens.ablation.ablate import Batch
-from toeplens.lens.ablation.margins import margins
 from toeplens.lens.following.position_effect import position_effect
 from toeplens.lens.gradients.descent import LayerGradient
 from toeplens.lens.gradients.drift import positional_drift
-from toeplens.lens.gradients.signal import diagonal_means, directions, seed_strength
+from toeplens.lens.gradients.signal import diagonal_means, directions, margins, seed_strength
 from toeplens.lens.gradients.statistics import Pool, Strength, batch_sizes
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource

@@ -213,13 +213,8 @@ def _with_encoding(bare: MovableKeys, given: Given) -> MovableKeys:
 
 
 def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
-    rotation, bias, k_position, window, causal = (
-        given.rotation,
-        given.bias,
-        given.k_position,
-        given.window,
-        given.causal,
-    )
+    rotation, bias, k_position = given.rotation, given.bias, given.k_position
+    causal, window = given.causal, given.window
     assert not isinstance(rotation, PositionalEncoding)
     if window is not None and (window < 1 or not causal):
         raise InputError(f"window: {window} was given; it must be at least 1, of causal attention.")

@@ -66,7 +66,9 @@ class DecoderGradients:
             if projections:
                 wanted += [step.q for step in steps] + [step.k for step in steps]
             found = torch.autograd.grad(losses.sum(), wanted)
-        present = _present(tokens, context.lengths if model.config.pad_mask else None)
+        present = torch.ones_like(tokens, dtype=torch.bool)
+        if context.lengths is not None and model.config.pad_mask:
+            present = torch.arange(tokens.shape[1], device=tokens.device) < context.lengths.unsqueeze(1)
         layers = []
         for layer, step in enumerate(steps):
             at_logits = found[layer]
@@ -247,12 +249,6 @@ def _views(model: Decoder, tokens: Tensor, lengths: Tensor | None) -> list[Layer
         views.append(LayerView(traced(model, layer, x, context), None if step.at is None else step.rows, projections))
         x = model.block(layer).finish(step.residual, step.heads)
     return views
-
-
-def _present(tokens: Int[Tensor, "b N"], lengths: Int[Tensor, "b"] | None) -> Bool[Tensor, "b N"]:
-    if lengths is None:
-        return torch.ones_like(tokens, dtype=torch.bool)
-    return torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
 
 
 def _mean_gradient(model: Decoder, parameters: dict[str, nn.Parameter], batch: Batch) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings import attention_weights
+from toeplens.lens.kit.interventions import Replacement
 from toeplens.model import Attention, Block, Context, Decoder
 
-# For each layer [1 or b, N, H, head_dim]; or each head's own output with its encoding off; or nothing.
-Replacement = list[Tensor] | Literal["position"] | None
 AT_ONCE = {"cpu": 2**19, "cuda": 2**28}  # numbers in the residual stream; on a CPU they then stay in the cache
 AT_ONCE_ELSEWHERE = 2**24  # on devices whose memory is not known
 

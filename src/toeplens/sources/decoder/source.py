@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from toeplens import encodings
 from toeplens.encodings import BandControl, Rotary, controlled
 from toeplens.ground import InputError
+from toeplens.lens.kit.interventions import Replacement
 from toeplens.lens.kit.trace import LayerTrace
 from toeplens.model import Context, Decoder
-from toeplens.sources.decoder.replay import LayerState, Replacement, replaced_heads, replay
+from toeplens.sources.decoder.replay import LayerState, replaced_heads, replay
 
 Module = TypeVar("Module", bound=nn.Module)
 

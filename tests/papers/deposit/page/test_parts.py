@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from toeplens.lens import over_seeds
-from toeplens.lens.ablation.margins import margins
+from toeplens.lens.gradients.signal import margins
 from toeplens.papers.deposit import SCALES, Reproduction
 from toeplens.papers.deposit.factors import concentrated, factor_table
 from toeplens.papers.deposit.labels import Label

@@ -9,8 +9,7 @@ import plotly.graph_objects as go
 
 from toeplens.ground.words import fixed
 from toeplens.lens import SeedStrength
-from toeplens.lens.ablation.margins import margins
-from toeplens.lens.gradients.signal import LEVELS, Level
+from toeplens.lens.gradients.signal import LEVELS, Level, margins
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction
 from toeplens.papers.deposit.factors import Values
