@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.lens.logits.test_decompose import LENGTHS, model_of, trace_of, visible
 
 from toeplens.lens import FrequencyUse, Shares, behaviour, szego, toeplitz_profile
 from toeplens.lens.gradients.statistics import Pool
-from toeplens.lens.kit.pieces import written_out_profile
 
 
 def test_a_variance_below_rounding_is_none() -> None:
@@ -60,15 +58,3 @@ def test_the_ends_of_a_symbol_are_found_between_the_angles_of_the_grid() -> None
     found = szego(np.array([np.exp(-0.3j), 0, np.exp(0.3j)]), [4])
     assert found.symbol_low == pytest.approx(-2, abs=1e-12)
     assert found.symbol_high == pytest.approx(2, abs=1e-12)
-
-
-def test_padding_is_in_no_profile_of_written_out_logits() -> None:
-    """Offset by offset over the visible pairs of all sequences (float64, 1e-9)."""
-    layer = trace_of(model_of("fox"), LENGTHS)[1]
-    found, logits, seen = written_out_profile(layer), layer.logits(), visible(layer)
-    for delta in range(12):
-        there = seen.diagonal(-delta, 1, 2)
-        assert int(found.counts[delta]) == int(there.sum())
-        values = logits.diagonal(-delta, 2, 3)
-        expected = torch.stack([values[:, head][there].mean() for head in range(4)])
-        torch.testing.assert_close(found.diagonal_means[:, delta], expected, rtol=0, atol=1e-9)

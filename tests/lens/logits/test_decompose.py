@@ -20,6 +20,7 @@ from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, decompose
+from toeplens.lens.kit.pieces import written_out_profile
 from toeplens.lens.kit.terms import shares_of
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
@@ -317,15 +318,17 @@ def test_the_kernel_is_the_mean_over_each_diagonal_of_what_mean_contents_give() 
             torch.testing.assert_close(parts.kernel.diagonal_means[:, delta], expected, rtol=0, atol=1e-9)
 
 
-def test_the_profile_is_that_of_all_sequences_together() -> None:
-    trace = trace_of(model_of("t5"))
-    parts, layer = decompose(trace, 0), trace[0]
-    logits, seen = layer.logits(), visible(layer)
-    for delta in range(12):
-        there = seen.diagonal(-delta, 1, 2)
-        values = logits.diagonal(-delta, 2, 3)
-        expected = torch.stack([values[:, head][there].mean() for head in range(4)])
-        torch.testing.assert_close(parts.profile.diagonal_means[:, delta], expected, rtol=0, atol=1e-9)
+def test_profiles_are_of_the_visible_pairs_of_all_sequences_together() -> None:
+    """Offset by offset, with padding in none; of parts, and of logits written out (float64, 1e-9)."""
+    for encoding in ("t5", "fox"):
+        trace = trace_of(model_of(encoding))
+        found = decompose(trace, 0).profile if encoding == "t5" else written_out_profile(trace[0])
+        logits, seen = trace[0].logits(), visible(trace[0])
+        for delta in range(12):
+            there, values = seen.diagonal(-delta, 1, 2), logits.diagonal(-delta, 2, 3)
+            assert int(found.counts[delta]) == int(there.sum())
+            expected = torch.stack([values[:, head][there].mean() for head in range(4)])
+            torch.testing.assert_close(found.diagonal_means[:, delta], expected, rtol=0, atol=1e-9)
 
 
 # ---- planted heads -------------------------------------------------------------------------------------------------

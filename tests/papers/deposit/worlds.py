@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from toeplens.lens import HeadAblation, HeadSets, PositionalDrift, Representation, SeedStrength
-from toeplens.lens.gradients.signal import LevelSeed
+from toeplens.lens.gradients.signal import LevelSignal
 from toeplens.lens.gradients.statistics import Strength
 from toeplens.model import Protocol
 from toeplens.papers.deposit.labels import TITLES
@@ -104,7 +104,7 @@ def signals(leads: tuple[float, ...], leader: int, noise: float) -> np.ndarray:
     return signal
 
 
-def level_seed(exponent: float, signal: np.ndarray) -> LevelSeed:
+def level_seed(exponent: float, signal: np.ndarray) -> LevelSignal:
     """The exponent is that of the first layer and of its best head: others' cancel, and one has none."""
     heads, layers = np.full((LAYERS, HEADS), -0.5), np.full(LAYERS, -0.5)
     heads[0], layers[0] = [np.nan, exponent - 0.01, exponent, exponent - 0.02], exponent
@@ -114,7 +114,7 @@ def level_seed(exponent: float, signal: np.ndarray) -> LevelSeed:
         curve = np.stack((share, share), axis=-1)
         return Strength(curve, exponents, exponents, exponents, share, share, share)
 
-    return LevelSeed(strength(heads), strength(layers), np.stack((signal, 0 * signal), axis=-1))
+    return LevelSignal(strength(heads), strength(layers), np.stack((signal, 0 * signal), axis=-1))
 
 
 @functools.cache

@@ -27,7 +27,7 @@ _NOTHING = 1e-9  # of what a direction could be: below it is rounding
 
 
 @dataclass(frozen=True)
-class LevelSeed(Record):
+class LevelSignal(Record):
     """Seed strength at one level.
 
     heads   [L, H] head by head
@@ -64,7 +64,7 @@ class SeedStrength(Record):
     sizes: tuple[AtLeast1, ...]
     examples: AtLeast1
     loss: float
-    levels: Annotated[dict[str, LevelSeed], Field(min_length=1)]
+    levels: Annotated[dict[str, LevelSignal], Field(min_length=1)]
 
 
 def seed_strength(
@@ -116,7 +116,7 @@ def seed_strength(
     pool = next(iter(pools.values()))
     sizes = batch_sizes(pool.examples)
     measured = {
-        name: LevelSeed(pool.strength(sizes), pool.strength(sizes, together=True), pool.mean)
+        name: LevelSignal(pool.strength(sizes), pool.strength(sizes, together=True), pool.mean)
         for name, pool in pools.items()
     }
     return SeedStrength(tuple(sizes.tolist()), pool.examples, loss / pool.examples, measured)

@@ -11,7 +11,7 @@ import pytest
 
 from toeplens.lens import HeadAblation, PositionalDrift
 from toeplens.lens.ablation.head_sets import HeadSets
-from toeplens.lens.gradients.signal import LevelSeed, SeedStrength
+from toeplens.lens.gradients.signal import LevelSignal, SeedStrength
 from toeplens.lens.gradients.statistics import Strength
 from toeplens.lens.stream.representation import Representation
 from toeplens.model import Protocol
@@ -60,7 +60,7 @@ def seed_strength(rng: np.random.Generator, layers: int, heads: int) -> SeedStre
         return Strength(curve, exponent, exponent - 0.05, exponent + 0.05, share, share - 0.02, share + 0.02)
 
     levels = {
-        name: LevelSeed(strength((layers, heads)), strength((layers,)), rng.normal(size=(layers, heads, 3)))
+        name: LevelSignal(strength((layers, heads)), strength((layers,)), rng.normal(size=(layers, heads, 3)))
         for name in ("logits", "parameters")
     }
     if rng.integers(2):  # as without an encoding that the first layer's weights can move
