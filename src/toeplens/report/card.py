@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -17,14 +16,13 @@ from toeplens.ground import InputError, write_text
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.places import free, write_page
 from toeplens.report.kit.blocks import Block, Panel, View
-from toeplens.report.kit.canvas import Canvas, faded
+from toeplens.report.kit.canvas import Canvas, by_sign, plain
+from toeplens.report.kit.colours import BLUE, spectrum
 from toeplens.report.kit.page import render_page
 from toeplens.studies.card import Card, flat
 
 COMMAND = "card"
 INDEX, PLOTLY = "index.html", "plotly.js"
-_HEADS = ("#2f6fe0", "#0e9bb5", "#1d9a5b", "#9c7430", "#de7a00", "#d2453d", "#c8479f", "#8456d8")
-_MEAN = "#2f6fe0"
 WHERE = {
     "none": "nowhere: order is known from the mask alone",
     "input": "a vector added to the tokens' embeddings",
@@ -112,25 +110,17 @@ def _kernel_words(card: Card) -> str:
     return f"At its starting parameters; {kind}."
 
 
-def _tints(count: int) -> list[str]:
-    if count == 1:
-        return [_MEAN]
-    return [_HEADS[round(i * (len(_HEADS) - 1) / (count - 1))] for i in range(count)]
+def _each_head(rows: np.ndarray) -> Iterator[tuple[np.ndarray, str, str]]:
+    """Values, colour and name of each head, or of all together."""
+    names = [f"head {head}" for head in range(1, len(rows) + 1)] if len(rows) > 1 else ["all heads"]
+    return zip(rows, spectrum(len(rows)), names, strict=True)
 
 
 def _curves(card: Card, xs: np.ndarray, rows: np.ndarray, title: str) -> go.Figure:
     canvas = Canvas(250)
     window = np.abs(xs) <= min(128, card.sizes["max_len"] - 1)
-    for head, (row, tint) in enumerate(zip(rows, _tints(len(rows)), strict=True)):
-        canvas.add(
-            "scatter",
-            x=xs[window].tolist(),
-            y=_round(row[window]),
-            mode="lines",
-            line={"color": tint, "width": 1.4},
-            name=f"head {head + 1}" if len(rows) > 1 else "all heads",
-            hovertemplate="%{x}: %{y:.4g}",
-        )
+    for row, tint, name in _each_head(rows):
+        canvas.lines(xs[window].tolist(), plain(row[window]), tint, "%{x}: %{y:.4g}", width=1.4, name=name)
     canvas.x(title)
     canvas.y("")
     canvas.line_at(0, vertical=True, dash="dot")
@@ -142,17 +132,16 @@ def _bands(card: Card) -> go.Figure:
     canvas = Canvas(250)
     near = (card.offsets >= 0) & (card.offsets <= 128)
     shown = np.real(card.kernel[0][:, near])
-    canvas.add(
-        "heatmap",
-        z=[_round(row) for row in shown],
-        x=card.offsets[near].tolist(),
-        coloraxis="coloraxis",
-        hovertemplate="distance %{x}, frequency %{y}: %{z:.3f}<extra></extra>",
+    canvas.heat(
+        [plain(row) for row in shown],
+        card.offsets[near].tolist(),
+        list(range(len(shown))),
+        max(float(np.abs(shown).max()), 1e-9),
+        "distance %{x}, frequency %{y}: %{z:.3f}<extra></extra>",
     )
     canvas.x("distance i − j")
     canvas.y("frequency", autorange="reversed")
-    limit = max(float(np.abs(shown).max()), 1e-9)
-    return canvas.figure(coloraxis={"cmin": -limit, "cmax": limit, "showscale": False})
+    return canvas.figure()
 
 
 def _attention(card: Card) -> go.Figure:
@@ -163,24 +152,8 @@ def _attention(card: Card) -> go.Figure:
     blocks = [slice(a, b) for a, b in itertools.pairwise(edges)]
     smooth = np.stack([mean[:, block].mean(1) for block in blocks], axis=1)
     xs = [float(distances[block].mean()) for block in blocks]
-    canvas.add(
-        "scatter",
-        x=[*xs, *reversed(xs)],
-        y=_round(np.concatenate((smooth.max(0), smooth.min(0)[::-1]))),
-        mode="lines",
-        fill="toself",
-        fillcolor=faded(_MEAN, 0.15),
-        line={"width": 0},
-        hoverinfo="skip",
-    )
-    canvas.add(
-        "scatter",
-        x=xs,
-        y=_round(smooth.mean(0)),
-        mode="lines",
-        line={"color": _MEAN, "width": 2},
-        hovertemplate="%{x:.0f}: %{y:.3g}<extra></extra>",
-    )
+    canvas.band(xs, plain(smooth.min(0)), plain(smooth.max(0)), BLUE, 0.15, "")
+    canvas.lines(xs, plain(smooth.mean(0)), BLUE, "%{x:.0f}: %{y:.3g}<extra></extra>")
     canvas.x("distance + 1", type="log")
     canvas.y("", rangemode="tozero")
     canvas.line_at(1)
@@ -192,27 +165,13 @@ def _symbol(angles: np.ndarray, rows: np.ndarray) -> go.Figure:
     canvas = Canvas(250)
     half = angles > 0
     floor = 1e-6 * max(float(np.abs(rows).max()), 1e-300)
-    for head, (row, tint) in enumerate(zip(rows, _tints(len(rows)), strict=True)):
-        for sign, dash in ((1, "solid"), (-1, "dot")):
-            values = sign * row[half]
-            if not (values > floor).any():
-                continue
-            canvas.add(
-                "scatter",
-                x=_round(angles[half]),
-                y=[value if value > floor else None for value in _round(values)],
-                mode="lines",
-                line={"color": tint, "width": 1.2, "dash": dash},
-                name=f"head {head + 1}" if len(rows) > 1 else "all heads",
-                hovertemplate=f"%{{x:.3f}}: {'' if sign > 0 else '−'}%{{y:.4g}}",
-            )
+    for row, tint, name in _each_head(rows):
+        for dash, sign, values in by_sign(row[half], floor):
+            hover = f"%{{x:.3f}}: {sign}%{{y:.4g}}"
+            canvas.lines(plain(angles[half]), values, tint, hover, width=1.2, dash=dash, name=name)
     canvas.x("φ (radians a token)", type="log")
     canvas.y("", type="log", exponentformat="power", dtick=1)
     return canvas.figure()
-
-
-def _round(values: Any) -> list[float]:
-    return [float(f"{value:.4g}") for value in np.asarray(values, dtype=float).tolist()]
 
 
 def _little(card: Card) -> Markup:
@@ -226,5 +185,5 @@ def _little(card: Card) -> Markup:
     return Markup(
         '<svg viewBox="0 0 96 28" width="96" height="28" role="img" aria-label="attention by distance">'
         '<path d="M0 14H96" stroke="currentColor" stroke-width=".5" stroke-dasharray="2 2" opacity=".5"/>'
-        f'<path d="{path}" fill="none" stroke="{_MEAN}" stroke-width="1.6"/></svg>'
+        f'<path d="{path}" fill="none" stroke="{BLUE}" stroke-width="1.6"/></svg>'
     )

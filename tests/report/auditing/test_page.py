@@ -19,8 +19,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from plotly.offline import get_plotlyjs
 
 from toeplens.report.auditing.comparison import render_comparison, write_comparison
-from toeplens.report.auditing.distance import bins
-from toeplens.report.auditing.frequencies import alike, frequencies
+from toeplens.report.auditing.maps import alike, bins, frequencies
 from toeplens.report.auditing.page import file_name, render_audit, write_audit
 from toeplens.report.kit.page import inline
 from toeplens.studies.auditing import words

@@ -11,12 +11,12 @@ import numpy as np
 
 from toeplens.papers.mathematics import UNIVERSAL, Record, Theory
 from toeplens.report.kit.blocks import Block, Panel, Sign, View, numbered
-from toeplens.report.kit.canvas import Canvas
+from toeplens.report.kit.canvas import Canvas, plain
+from toeplens.report.kit.colours import BLUE, GREEN, GREY, ORANGE, PINK, RED
 from toeplens.report.kit.ledger import claim_rows
 from toeplens.report.kit.page import render_page, write_report
 from toeplens.studies import RULE
 
-_BLUE, _ORANGE, _GREEN, _PINK, _GREY = "#2f6fe0", "#de7a00", "#1d9a5b", "#c8479f", "#858b95"
 _HEIGHT = 270
 _OCTAVE = float(np.log10(2))  # between ticks of a logarithmic axis
 
@@ -49,15 +49,15 @@ def _sign(title: str, tint: str, dash: str = "solid") -> Sign:
 
 
 def _curve(canvas: Canvas, curve: Sign, xs: Iterable[float], ys: Iterable[Any], *, mode: str = "lines") -> None:
-    canvas.add(
-        "scatter",
-        x=[float(x) for x in xs],
-        y=[float(f"{y:.5g}") for y in ys],
+    canvas.lines(
+        map(float, xs),
+        plain(list(ys), 5),
+        curve.tint,
+        "%{x:.4g}: %{y:.4g}",
+        dash=curve.dash,
         mode=mode,
-        line={"color": curve.tint, "width": 2, "dash": curve.dash},
         marker={"color": curve.tint, "size": 6},
         name=curve.title,
-        hovertemplate="%{x:.4g}: %{y:.4g}",
     )
 
 
@@ -72,7 +72,7 @@ def _means(records: list[Record], pick: Callable[[Mapping[str, Any]], Any]) -> n
 def _contraction(records: list[Record]) -> list[Panel]:
     example = records[0]["sizes"]["example"]
     canvas = Canvas(_HEIGHT)
-    own, mean = _sign("W, and W∘E of one frequency", _GREY), _sign("W∘Ē, the mean over frequencies", _BLUE)
+    own, mean = _sign("W, and W∘E of one frequency", GREY), _sign("W∘Ē, the mean over frequencies", BLUE)
     for curve, values in ((own, example["w"]), (mean, example["mean"])):
         _curve(canvas, curve, range(1, len(values) + 1), sorted(values))
     canvas.x("eigenvalue, in order")
@@ -81,9 +81,9 @@ def _contraction(records: list[Record]) -> list[Panel]:
 
     canvas = Canvas(_HEIGHT)
     free = records[0]["free"]
-    found = _sign("widest found, W positive definite", _PINK)
-    known = _sign("widest found, symbol of W positive too", _ORANGE, "dash")
-    bound = _sign("√(N/2), never passed", _GREY, "dot")
+    found = _sign("widest found, W positive definite", PINK)
+    known = _sign("widest found, symbol of W positive too", ORANGE, "dash")
+    bound = _sign("√(N/2), never passed", GREY, "dot")
     for curve, key in ((found, "ratio_found"), (known, "ratio_known_positive"), (bound, "ratio_bound")):
         rows = _means(records, lambda record, key=key: record["free"][key])
         _curve(canvas, curve, free["searched_sizes"], rows, mode="lines+markers")
@@ -95,7 +95,7 @@ def _contraction(records: list[Record]) -> list[Panel]:
     canvas = Canvas(_HEIGHT)
     sizes = records[0]["sizes"]
     table = _means(records, lambda record: record["sizes"]["width_ratio"])
-    tints = (_GREY, _GREEN, _ORANGE, _PINK, _BLUE)
+    tints = (GREY, GREEN, ORANGE, PINK, BLUE)
     curves = [_sign(f"N = {n}", tint) for n, tint in zip(sizes["lengths"], tints, strict=False)]
     for curve, row in zip(curves, table, strict=True):
         _curve(canvas, curve, sizes["head_dims"], row, mode="lines+markers")
@@ -127,8 +127,8 @@ def _contraction(records: list[Record]) -> list[Panel]:
 def _phases(records: list[Record]) -> list[Panel]:
     ranges = records[0]["ranges"]
     canvas = Canvas(_HEIGHT)
-    program = _sign("widest f found for its g, by search", _PINK)
-    fejer = _sign("widest f known", _ORANGE, "dash")
+    program = _sign("widest f found for its g, by search", PINK)
+    fejer = _sign("widest f known", ORANGE, "dash")
     rows = _means(records, lambda record: record["ranges"]["ratio_program"])
     _curve(canvas, fejer, ranges["fejer_sizes"], ranges["ratio_fejer"], mode="lines+markers")
     _curve(canvas, program, ranges["sizes"], rows, mode="lines+markers")
@@ -140,7 +140,7 @@ def _phases(records: list[Record]) -> list[Panel]:
 
     toeplitz = records[0]["toeplitz"]
     canvas = Canvas(_HEIGHT)
-    own, turned = _sign("W = T(3, 1, 1, 0, ..)", _GREY), _sign("W∘E", _PINK)
+    own, turned = _sign("W = T(3, 1, 1, 0, ..)", GREY), _sign("W∘E", PINK)
     for curve, key in ((own, "w"), (turned, "product")):
         _curve(canvas, curve, toeplitz["angles"], toeplitz[key]["symbol"])
     canvas.x("angle")
@@ -163,7 +163,7 @@ def _phases(records: list[Record]) -> list[Panel]:
 
 def _heads(records: list[Record]) -> list[Panel]:
     plots = []
-    rope, alibi = _sign("RoPE", _BLUE), _sign("ALiBi", "#d2453d")
+    rope, alibi = _sign("RoPE", BLUE), _sign("ALiBi", RED)
     for key, title, words, labels, bar in (
         (
             "width",
@@ -187,14 +187,12 @@ def _heads(records: list[Record]) -> list[Panel]:
                 values = [value for table in tables for row in table for value in row]
                 shift = np.linspace(-0.12, 0.12, max(1, len(values)))
                 at = side + (place - (len(labels) - 1) / 2) * 0.34
-                canvas.add(
-                    "scatter",
-                    x=[float(f"{at + d:.4f}") for d in shift],
-                    y=[float(f"{value:.4g}") for value in values],
-                    mode="markers",
-                    marker={"color": curve.tint, "size": 5, "opacity": 0.65},
+                canvas.marks(
+                    [float(f"{at + d:.4f}") for d in shift],
+                    plain(values),
+                    {"color": curve.tint, "size": 5, "opacity": 0.65},
+                    "%{y:.3g}",
                     name=curve.title,
-                    hovertemplate="%{y:.3g}",
                 )
         canvas.x("", tickvals=[0, 1], ticktext=["untrained", "trained"], range=[-0.5, 1.5])
         canvas.y("", **({"type": "log", "dtick": _OCTAVE} if key == "width" else {"rangemode": "tozero"}))
@@ -205,10 +203,10 @@ def _heads(records: list[Record]) -> list[Panel]:
 
 def _expressiveness(records: list[Record]) -> list[Panel]:
     plots = []
-    bound = _sign("additive, any width: exact", _GREY, "dash")
-    additive = _sign("additive, this width: found", "#d2453d")
-    rotary = _sign("RoPE, this width: found", _BLUE)
-    one = _sign("one angle only: found", _GREEN, "dot")
+    bound = _sign("additive, any width: exact", GREY, "dash")
+    additive = _sign("additive, this width: found", RED)
+    rotary = _sign("RoPE, this width: found", BLUE)
+    one = _sign("one angle only: found", GREEN, "dot")
     curves = ((additive, "additive"), (bound, "bound"), (rotary, "rotary"), (one, "one_angle"))
     widths = sorted({row["width"] for row in records[0]["rows"]})
     for width in [w for w in widths if w >= 4][:3]:
@@ -240,7 +238,7 @@ def _row(record: Record, family: str, size: int, width: int) -> Mapping[str, Any
 
 def _estimators(records: list[Record]) -> list[Panel]:
     plots = []
-    own, shared = _sign("content of their own", _BLUE), _sign("content that query and key share", _PINK)
+    own, shared = _sign("content of their own", BLUE), _sign("content that query and key share", PINK)
     for key, title in (
         ("predictor", "Levinson: the predictor of a planted kernel"),
         ("frequencies", "Levinson: the frequencies of planted sinusoids"),

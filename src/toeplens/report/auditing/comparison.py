@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from toeplens.ground.places import write_page
-from toeplens.report.auditing.frequencies import alike
+from toeplens.report.auditing.maps import alike
+from toeplens.report.auditing.marks import tints
 from toeplens.report.auditing.page import chosen, sees
-from toeplens.report.auditing.plane import tints
-from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View, numbered
-from toeplens.report.kit.canvas import GUESS, Canvas
+from toeplens.report.kit.blocks import Block, Panel, Sign, View, numbered
+from toeplens.report.kit.canvas import Canvas, plain, untagged
+from toeplens.report.kit.colours import BLUE, ORANGE
 from toeplens.report.kit.page import PAGE, render_page
 from toeplens.studies.auditing import words
 from toeplens.studies.auditing.audit import Audit
@@ -35,7 +36,7 @@ from toeplens.studies.auditing.sheets import (
 )
 
 COMMAND = "compare"
-_TINTS = ("#2f6fe0", "#de7a00")
+_TINTS = (BLUE, ORANGE)
 _BINS = 20
 _INPUT = ("text", "sequences", "tokens", "seed")
 _FREQUENCIES = "fastest and slowest frequency"
@@ -131,17 +132,13 @@ def _scatter(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tu
         xs, ys, which = zip(*known, strict=True)
         ends = _ends([*xs, *ys])
         canvas = Canvas(420, left=62)
-        canvas.add(
-            "scatter", x=ends, y=ends, mode="lines", line={"color": GUESS, "width": 1, "dash": "dot"}, hoverinfo="skip"
-        )
-        canvas.add(
-            "scatter",
-            x=[float(f"{x:.5g}") for x in xs],
-            y=[float(f"{y:.5g}") for y in ys],
-            mode="markers",
-            marker={"color": [colours[i] for i in which], "size": 7, "opacity": 0.7},
+        canvas.straight(ends, ends)
+        canvas.marks(
+            plain(xs, 5),
+            plain(ys, 5),
+            {"color": [colours[i] for i in which], "size": 7, "opacity": 0.7},
+            "%{customdata[0]}<br>%{customdata[1]} → %{customdata[2]}<extra></extra>",
             customdata=[[titles[i], words.told(a, digits), words.told(b, digits)] for a, b, i in known],
-            hovertemplate="%{customdata[0]}<br>%{customdata[1]} → %{customdata[2]}<extra></extra>",
         )
         axis = {"range": ends, "exponentformat": "power"}
         canvas.x(across, **axis)
@@ -150,7 +147,7 @@ def _scatter(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: tu
         text = f"{higher} of {len(known)} heads are above the diagonal, {sum(b < a for a, b, _ in known)} below it."
         if (r := _correlation(xs, ys)) is not None:
             text += f" Correlation {words.told(r, 2)}."
-        views.append(View(title(name), [Group("", [Panel(COLUMNS[name].capitalize(), canvas.figure(), text)])]))
+        views.append(View.of([Panel(COLUMNS[name].capitalize(), canvas.figure(), text)], title(name)))
     caption = (
         f"A mark is a head: across in {names[0]}, up in {names[1]}. On the dotted diagonal nothing has changed. "
         "Colours go from the first layer (blue) to the last (orange)."
@@ -170,7 +167,7 @@ def _distributions(pair: tuple[Audit, Audit], values: tuple[Values, Values], nam
             shares = np.histogram(found, edges)[0] / len(found)
             canvas.add(
                 "bar",
-                x=[float(f"{x:.5g}") for x in (edges[:-1] + edges[1:]) / 2],
+                x=plain((edges[:-1] + edges[1:]) / 2, 5),
                 y=[round(float(share), 4) for share in shares],
                 marker={"color": _TINTS[i], "line": {"width": 0}},
                 hovertemplate=f"{_plain(names[i])}, near %{{x:.3g}}: %{{y:.1%}} of heads<extra></extra>",
@@ -181,7 +178,7 @@ def _distributions(pair: tuple[Audit, Audit], values: tuple[Values, Values], nam
         canvas.x(title(name), exponentformat="power")
         canvas.y("share of heads", tickformat=".0%")
         panel = Panel(COLUMNS[name].capitalize(), canvas.figure(barmode="group", bargap=0.15), f"{'; '.join(told)}.")
-        views.append(View(title(name), [Group("", [panel])]))
+        views.append(View.of([panel], title(name)))
     caption = "The two have other layers or heads, so that no head of one is that of the other. Bars: heads by value."
     signs = [Sign(f"side-{i}", name, _TINTS[i], "■") for i, name in enumerate(names)]
     return Block("pairs", "How heads are distributed", caption, views, "full", legend=signs)
@@ -258,4 +255,4 @@ def _correlation(xs: tuple[float, ...], ys: tuple[float, ...]) -> float | None:
 
 def _plain(name: str) -> str:
     """A name in a plot: nothing in it is a tag or a place to be filled in."""
-    return name.replace("&", "&amp;").replace("<", "&lt;").replace("%{", "% {")
+    return untagged(name).replace("%{", "% {")

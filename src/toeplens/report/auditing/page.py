@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toeplens.report.auditing.distance import distances
-from toeplens.report.auditing.effects import deposit_rows, layer_effects
-from toeplens.report.auditing.frequencies import frequencies
-from toeplens.report.auditing.plane import plane
+from toeplens.report.auditing.maps import distances, frequencies
+from toeplens.report.auditing.marks import interval_told, layer_effects, plane
 from toeplens.report.kit.blocks import numbered
 from toeplens.report.kit.page import render_page, write_report
 from toeplens.studies.auditing import words
 from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.record import LayerRecord
-from toeplens.studies.auditing.sheets import columns, content, scales_of, sheet, values_of
+from toeplens.studies.auditing.sheets import columns, content, digits_of, scales_of, sheet, values_of
 from toeplens.studies.auditing.words import model
 
 _MAKERS = (plane, frequencies, distances, layer_effects)
 _FIRST = 2  # number of the first of these figures: the map is the first of all
 _WORDS = 400  # tokens of the first sequence that are shown
 PREFERRED = ("effect", "positional", "distance")  # columns that colour the map at first, if known
-
-
-@dataclass(frozen=True)
-class LayerRow:
-    """An attention call's line in the table of layers, as words."""
-
-    title: str
-    module: str
-    heads: str
-    width: int
-    scale: str
-    sees: str
-    position: str
-    weights: str
-    outputs: str
-    tolerance: str
-    unknown: str
 
 
 def write_audit(audit: Audit, directory: Path, parquet: bytes | None = None) -> Path:
@@ -68,8 +48,10 @@ def render_audit(audit: Audit, parquet: bytes | None = None) -> str:
         sheet=one,
         all_layers=sorted({layer.layer for layer in audit.layers}),
         unknown=words.unknown(audit),
-        deposits=deposit_rows(audit) if audit.effect else [],
-        layers=layer_rows(audit),
+        names=words.Names.of(audit),
+        digits=digits_of("effect", values),
+        interval=interval_told,
+        sees=sees,
         tokens=audit.words[:_WORDS],
         content=content(shown, [one]),
         parquet=None if parquet is None else base64.b64encode(parquet).decode(),
@@ -87,27 +69,6 @@ def file_name(name: str) -> str:
     """A name for downloads: letters, digits, dots and dashes of the model's."""
     kept = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in name)
     return kept.strip("-.")[-80:] or "audit"
-
-
-def layer_rows(audit: Audit) -> list[LayerRow]:
-    """The attention calls in the order of the pass."""
-    names = words.Names.of(audit)
-    return [
-        LayerRow(
-            title=names.short_layer(layer),
-            module=layer.module,
-            heads=str(layer.heads) if layer.key_heads == layer.heads else f"{layer.heads} over {layer.key_heads}",
-            width=layer.head_dim,
-            scale=f"{layer.scale:.4g}" + ("" if layer.softcap is None else f", capped at {layer.softcap:g}"),
-            sees=sees(layer),
-            position=layer.position,
-            weights=words.power(layer.weights),
-            outputs=words.power(layer.outputs),
-            tolerance=words.power(layer.tolerance),
-            unknown=layer.unknown or "",
-        )
-        for layer in audit.layers
-    ]
 
 
 def sees(layer: LayerRecord) -> str:

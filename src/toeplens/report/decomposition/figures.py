@@ -11,11 +11,11 @@ import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Int
 
-from toeplens.ground.words import points
+from toeplens.ground.words import whole
 from toeplens.lens import toeplitz_part
 from toeplens.report.kit.blocks import Sign
-from toeplens.report.kit.canvas import Canvas
-from toeplens.report.kit.heat import plain
+from toeplens.report.kit.canvas import Canvas, by_sign, plain
+from toeplens.report.kit.colours import BLUE, head_look
 
 FEW = 8  # heads (or frequencies) up to which there is room for numbers
 _NUMBER = 10  # pixels
@@ -23,26 +23,6 @@ DEPTH = 1e-3  # of a panel's largest symbol: below it, nothing is drawn
 WITHIN = 0.98  # of the logits of a map: its scale of colours ends there
 _SPACED = {"ticks": "outside", "ticklen": 3, "tickcolor": "rgba(0,0,0,0)"}  # labels a little off a heat map
 _ANGLES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
-
-# colour (readable on white and on near-black), plotly marker, the same marker as a character
-_HEADS = (
-    ("#2f6fe0", "circle", "●"),
-    ("#de7a00", "square", "■"),
-    ("#1d9a5b", "triangle-up", "▲"),
-    ("#c8479f", "diamond", "◆"),
-    ("#0e9bb5", "triangle-down", "▼"),
-    ("#9c7430", "cross", "✚"),
-    ("#8456d8", "x", "✖"),
-    ("#d2453d", "star", "★"),
-    ("#2f6fe0", "circle-open", "○"),
-    ("#de7a00", "square-open", "□"),
-    ("#1d9a5b", "triangle-up-open", "△"),
-    ("#c8479f", "diamond-open", "◇"),
-    ("#0e9bb5", "triangle-down-open", "▽"),
-    ("#9c7430", "cross-open", "✛"),
-    ("#8456d8", "x-open", "✕"),
-    ("#d2453d", "star-open", "☆"),
-)
 
 
 @dataclass(frozen=True)
@@ -59,13 +39,13 @@ class Fill(Sign):
 
 UNTOLD = Fill("untold", "content or coupled, not told apart", "#9aa3b0", shape=".")
 FILLS = {
-    "position": Fill("position", "position", "#2f6fe0", ink="#ffffff"),
+    "position": Fill("position", "position", BLUE, ink="#ffffff"),
     "content": Fill("content", "content", "#e58f24"),
     "coupled": Fill("coupled", "coupled", "#2a9d8f", shape="/"),
     "content-content": Fill("content-content", "content-content", "#e58f24"),
     "content-position": Fill("content-position", "content-position", "#7d55c9", shape="/", ink="#ffffff"),
     "position-content": Fill("position-content", "position-content", "#cc5f9c", shape="\\"),
-    "position-position": Fill("position-position", "position-position", "#2f6fe0", ink="#ffffff"),
+    "position-position": Fill("position-position", "position-position", BLUE, ink="#ffffff"),
     "bias": Fill("bias", "bias", "#808a99", shape="."),
     "content-offset": Fill("content-offset", "content-offset", "#2a9d8f", shape="x"),
     "position-offset": Fill("position-offset", "position-offset", "#a47a34", shape="+"),
@@ -74,7 +54,7 @@ FILLS = {
 
 def head_sign(head: int) -> Sign:
     """A head's colour and marker, counted from 0; named from 1."""
-    tint, _, glyph = _HEADS[head % len(_HEADS)]
+    tint, _, glyph = head_look(head)
     return Sign(f"head-{head + 1}", f"head {head + 1}", tint, glyph)
 
 
@@ -99,7 +79,7 @@ def bars(shares: Float[np.ndarray, "H P"], fills: Sequence[Fill], ends: tuple[fl
             meta=fill.key,
             marker={"color": fill.tint, "line": {"width": 0}, "pattern": _pattern(fill)},
             hovertemplate=f"head %{{x}}<br><b>{fill.title}</b>: %{{y:.1%}}<extra></extra>",
-            **({"text": [_whole(value) for value in column], "textposition": "inside", "textangle": 0} if few else {}),
+            **({"text": [whole(value) for value in column], "textposition": "inside", "textangle": 0} if few else {}),
             insidetextanchor="middle",
             insidetextfont={"size": _NUMBER, "color": fill.ink},
         )
@@ -132,12 +112,9 @@ def symbol(angles: Float[np.ndarray, "A"], rows: Float[np.ndarray, "H A"]) -> go
     half = angles > 0
     floor = DEPTH * max(float(np.nanmax(np.abs(rows[:, half]), initial=0)), 1e-300)
     for head, row in enumerate(rows):
-        for sign, dash in ((1, "solid"), (-1, "dot")):
-            values = np.where(sign * row[half] > floor, sign * row[half], np.nan)
-            if np.isnan(values).all():
-                continue
-            told = f"head {head + 1}, φ = %{{x:.3f}}: {'' if sign > 0 else '−'}%{{y:.3g}}"
-            _curve(canvas, head, plain(angles[half]), plain(values), told, 4, dash)
+        for dash, sign, values in by_sign(row[half], floor):
+            told = f"head {head + 1}, φ = %{{x:.3f}}: {sign}%{{y:.3g}}"
+            _curve(canvas, head, plain(angles[half]), values, told, 4, dash)
     texts = [f"{angle:g}" for angle in _ANGLES] + ["π"]
     canvas.x("φ, in radians a token", type="log", tickvals=[*_ANGLES, float(np.pi)], ticktext=texts)
     canvas.y("", type="log", dtick=1, exponentformat="power")
@@ -147,17 +124,10 @@ def symbol(angles: Float[np.ndarray, "A"], rows: Float[np.ndarray, "H A"]) -> go
 def _curve(
     canvas: Canvas, head: int, xs: list[Any], ys: list[Any], told: str, markers: int, dash: str = "solid"
 ) -> None:
-    tint, marker, _ = _HEADS[head % len(_HEADS)]
-    canvas.add(
-        "scatter",
-        x=xs,
-        y=ys,
-        mode="lines+markers",
-        line={"color": tint, "width": 1.5, "dash": dash},
-        marker={"symbol": marker, "size": 6, "color": tint, "maxdisplayed": markers},
-        meta=head_sign(head).key,
-        hovertemplate=f"{told}<extra></extra>",
-    )
+    tint, marker, _ = head_look(head)
+    marker = {"symbol": marker, "size": 6, "color": tint, "maxdisplayed": markers}
+    key = head_sign(head).key
+    canvas.lines(xs, ys, tint, f"{told}<extra></extra>", width=1.5, dash=dash, marker=marker, meta=key)
 
 
 def diagonals_only(example: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
@@ -188,27 +158,23 @@ def pair(example: Float[np.ndarray, "n n"], part: Float[np.ndarray, "n n"]) -> g
     above: dict[str, Any] = {"xanchor": "center", "yanchor": "bottom", "font": {"size": 12}}
     places = list(range(1, len(example) + 1))
     for which, (values, title) in enumerate(((example, "logits"), (part, "their Toeplitz part"))):
-        canvas.add(
-            "heatmap",
-            z=[plain(row, 3) for row in values],
-            x=places,
-            y=places,
-            coloraxis="coloraxis",
+        canvas.heat(
+            [plain(row, 3) for row in values],
+            places,
+            places,
+            scale_end(example),
+            "query %{y}, key %{x}: %{z:.3g} nats<extra></extra>",
             xaxis=f"x{which + 1}",
             yaxis=f"y{which + 1}",
-            hoverongaps=False,
-            hovertemplate="query %{y}, key %{x}: %{z:.3g} nats<extra></extra>",
         )
         canvas.note(title, xref="paper", yref="paper", x=(0.24, 0.76)[which], y=1, **above)
     canvas.x("key", domain=[0, 0.48], **axis)
     canvas.y("query", autorange="reversed", scaleanchor="x", **axis)
-    limit = scale_end(example)
     key = {"title": {"text": "key", "standoff": 5}}
     return canvas.figure(
         height=None,
         xaxis2={"domain": [0.52, 1], "anchor": "y2", **key, **axis},
         yaxis2={"anchor": "x2", "autorange": "reversed", "scaleanchor": "x2", "showticklabels": False, **axis},
-        coloraxis={"cmin": -limit, "cmax": limit, "showscale": False},
     )
 
 
@@ -217,35 +183,23 @@ def frequencies(shares: Float[np.ndarray, "H n"], columns: Sequence[str], limit:
     heads, count = shares.shape
     few = count <= FEW + 1
     canvas = Canvas(50 + (28 if heads <= FEW else 20) * heads, left=36, right=4, top=4, bottom=46)
-    canvas.add(
-        "heatmap",
-        z=[plain(row) for row in shares],
-        x=list(range(count)),
-        y=list(range(1, heads + 1)),
+    canvas.heat(
+        [plain(row) for row in shares],
+        list(range(count)),
+        list(range(1, heads + 1)),
+        limit,
+        "head %{y}, %{customdata}: %{z:.1%}<extra></extra>",
+        gap=1,
+        numbers=[[whole(value) for value in row] for row in shares] if few else None,
+        size=_NUMBER,
         customdata=[[name if name.startswith("not") else f"frequency {name}" for name in columns]] * heads,
-        coloraxis="coloraxis",
-        hoverongaps=False,
-        hovertemplate="head %{y}, %{customdata}: %{z:.1%}<extra></extra>",
-        xgap=1,
-        ygap=1,
-        **({"text": [[_whole(value) for value in row] for row in shares], "texttemplate": "%{text}"} if few else {}),
-        textfont={"size": _NUMBER},
     )
     step = 1 if few else max(1, count // 6)
     ticks = list(range(0, count, step))
     texts = ["not<br>rotated" if columns[i].startswith("not") else columns[i] for i in ticks]
     canvas.x("frequency", tickvals=ticks, ticktext=texts, tickangle=0, showgrid=False, **_SPACED)
     canvas.y("head", autorange="reversed", showgrid=False, **_SPACED, **_head_ticks(heads))
-    return canvas.figure(coloraxis={"cmin": -limit, "cmax": limit, "showscale": False})
-
-
-def share(value: float) -> str:
-    """A share in per cent, with a true minus sign; a dash if it is not known."""
-    return f"{points(value)}%" if np.isfinite(value) else "–"
-
-
-def _whole(value: float) -> str:
-    return "" if np.isnan(value) else f"{round(100 * value) + 0:d}".replace("-", "−")
+    return canvas.figure()
 
 
 def _head_ticks(count: int) -> dict[str, Any]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from toeplens.report.decomposition.figures import share
+from toeplens.ground.words import percent
 from toeplens.report.kit.blocks import Block, Panel, View
 from toeplens.report.kit.canvas import Canvas
+from toeplens.report.kit.colours import BLUE
 from toeplens.studies.decomposition import LayerStructure, Origins, RunStructure
 
 TITLES = {
     "content": ("content", "#e58f24"),
-    "position_input": ("position, at the input", "#2f6fe0"),
+    "position_input": ("position, at the input", BLUE),
     "position_attention": ("position, in attention", "#7d55c9"),
     "biases": ("biases", "#808a99"),
     "softmax": ("left over by the softmax", "#2a9d8f"),
@@ -49,7 +50,7 @@ def _words(found: Origins) -> str:
     parts = ", ".join(f"{TITLES[name][0]} {value:.3g}" for name, value in found.parts.items())
     return (
         f"Of a mean logit of {found.logit:.3g} over {found.sequences} sequences: {parts}. Position has "
-        f"{share(found.share)} of the parts’ absolute values. They add up to each logit within "
+        f"{percent(found.share)} of the parts’ absolute values. They add up to each logit within "
         f"{found.error:.0e} of these."
     )
 
@@ -60,7 +61,7 @@ def decay_words(layer: LayerStructure) -> str:
     for head, decay in enumerate(layer.decays, start=1):
         if decay is not None and decay.explains:
             half = "" if decay.half_distance is None else f", half at {decay.half_distance:.3g} tokens"
-            told.append(f"head {head} {decay.form} ({share(decay.r2 or 0.0)} explained{half})")
+            told.append(f"head {head} {decay.form} ({percent(decay.r2 or 0.0)} explained{half})")
     return f" Forms of decay that fit: {'; '.join(told)}." if told else ""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,10 @@ from jaxtyping import Float
 from markupsafe import Markup
 
 from toeplens.ground.places import write_page
-from toeplens.ground.words import listed
+from toeplens.ground.words import listed, percent
 from toeplens.lens.logits.decompose import KINDS, PURE
 from toeplens.report.decomposition import figures
-from toeplens.report.decomposition.figures import FILLS, UNTOLD, diagonals_only, head_sign, share, span
+from toeplens.report.decomposition.figures import FILLS, UNTOLD, diagonals_only, head_sign, span
 from toeplens.report.decomposition.origins import decay_words, ends_words, origins
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View, numbered
 from toeplens.report.kit.page import render_page
@@ -41,24 +40,6 @@ NAMED = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """A head's line in the table, shares as words; empty lists and words without parts.
-
-    first  whether it is its layer's first
-    """
-
-    head: str
-    first: bool
-    softmax: list[str]
-    logits: list[str]
-    named: str
-    fixed: str
-    toeplitz: str
-    explained: str
-    strongest: str
-
-
 def write_structure(structure: RunStructure, path: Path) -> Path:
     """Write the decomposition of a run as a self-contained HTML page, over an older one but nothing else."""
     return write_page(path, render_structure(structure), COMMAND)
@@ -77,13 +58,12 @@ def render_structure(structure: RunStructure) -> str:
         top=_most_positional(structure),
         error=_error(structure),
         missing=_missing(structure),
-        rows=_rows(structure),
+        strongest=_strongest,
         rotated=any(parts.branches for _, parts in _with_parts(structure)),
         kinds=KINDS,
         named=NAMED,
         split=SPLITS.get(structure.split, structure.split),
         shown=SHOWN,
-        share=share,
     )
 
 
@@ -131,7 +111,7 @@ def _lead(structure: RunStructure) -> str:
     names = Counter(name for _, parts in _with_parts(structure) for name in parts.named)
     if not names:
         words = "These logits have no form as a sum of content and position parts."
-        told = "" if top is None else f" Distance alone explains most in {top[1]}: {share(top[2])} of their variance."
+        told = "" if top is None else f" Distance alone explains most in {top[1]}: {percent(top[2])} of their variance."
         return words + told
     (name, count), *others = names.most_common()
     heads = (
@@ -141,7 +121,7 @@ def _lead(structure: RunStructure) -> str:
     words = f"{heads} {NAMED[name]}{rest}."
     if top is None:
         return f"{words} No head’s share of position is known."
-    return f"{words} The most positional is {top[1]}: position makes up {share(top[2])} of what its softmax sees."
+    return f"{words} The most positional is {top[1]}: position makes up {percent(top[2])} of what its softmax sees."
 
 
 def _bar_block(
@@ -155,11 +135,11 @@ def _bar_block(
         panels = []
         for layer, table in zip(layers, tables[which], strict=True):
             words = "; ".join(
-                f"head {head}: {', '.join(f'{f.title} {share(v)}' for f, v in zip(fills, row, strict=True))}"
+                f"head {head}: {', '.join(f'{f.title} {percent(v)}' for f, v in zip(fills, row, strict=True))}"
                 for head, row in enumerate(table, start=1)
             )
             panels.append(Panel(_title(layer), figures.bars(table, fills, ends), words))
-        views.append(View(title, [Group("", panels)]))
+        views.append(View.of(panels, title))
     return Block(block.id, block.title, block.caption, views, _width(structure), [*fills])
 
 
@@ -255,7 +235,7 @@ def _symbols(structure: RunStructure) -> Block:
         Panel(_title(layer), figures.symbol(layer.angles, layer.symbol), ends_words(layer))
         for layer in structure.layers
     ]
-    return Block("symbol", title, caption, [View("", [Group("", panels)])], legend=_signs(structure))
+    return Block("symbol", title, caption, [View.of(panels)], legend=_signs(structure))
 
 
 def _examples(structure: RunStructure) -> Block:
@@ -272,7 +252,7 @@ def _examples(structure: RunStructure) -> Block:
             energy = float(np.nansum(example**2))
             here = float(np.nansum(part**2)) / energy if energy else np.nan
             words = (
-                f"Toeplitz share {share(here)} in this sequence, {share(layer.toeplitz[head])} over all. "
+                f"Toeplitz share {percent(here)} in this sequence, {percent(layer.toeplitz[head])} over all. "
                 f"Colours end at ±{figures.scale_end(example):.2g} nats."
             )
             panels.append(Panel(f"Head {head + 1}", figures.pair(example, part), words))
@@ -293,7 +273,7 @@ def _frequencies(structure: RunStructure) -> Block:
             columns = ["not rotated"] * still + [str(i) for i in range(1, branches[which].shape[1])]
             words = "Shares by head and frequency."
             panels.append(Panel(_title(layer), figures.frequencies(table, columns, limit), words))
-        views.append(View(title, [Group("", panels)]))
+        views.append(View.of(panels, title))
     caption = (
         "Each head’s share by frequency of the rotation, in per cent, from the fastest (1) to the slowest"
         f"{', after the dimensions that are not rotated' if still else '; all dimensions are rotated'}. Red is above "
@@ -302,34 +282,14 @@ def _frequencies(structure: RunStructure) -> Block:
     return Block("frequency", "Which frequencies carry the logits", caption, views, _width(structure))
 
 
-def _rows(structure: RunStructure) -> list[Row]:
-    made = []
-    for layer in structure.layers:
-        for head, (toeplitz, explained) in enumerate(zip(layer.toeplitz, layer.explained, strict=True)):
-            parts = layer.parts
-            made.append(
-                Row(
-                    head=f"L{layer.layer + 1} H{head + 1}",
-                    first=head == 0,
-                    softmax=[] if parts is None else [share(value) for value in parts.kinds["softmax"][head]],
-                    logits=[] if parts is None else [share(value) for value in parts.kinds["logits"][head]],
-                    named="" if parts is None else parts.named[head],
-                    fixed="" if parts is None else share(parts.fixed[head]),
-                    toeplitz=share(toeplitz),
-                    explained=share(explained),
-                    strongest="" if parts is None or parts.branches is None else _strongest(parts.branches, head),
-                )
-            )
-    return made
-
-
-def _strongest(branches: dict[str, Float[np.ndarray, "H n1"]], head: int) -> str:
-    row = branches["softmax"][head]
+def _strongest(parts: Parts | None, head: int) -> str:
+    """The frequency with the largest share of what a head's softmax sees, and the share."""
+    row = parts.branches["softmax"][head] if parts and parts.branches else np.array([np.nan])
     if np.isnan(row).all():
         return "–"
     best = int(np.nanargmax(row))
     place = f"{best} of {len(row) - 1}" if best else "not rotated"
-    return f"{place}, {share(row[best])}"
+    return f"{place}, {percent(row[best])}"
 
 
 def _title(layer: LayerStructure) -> str:
@@ -360,5 +320,5 @@ def _range(values: Float[np.ndarray, "H"]) -> str:
         return "not known"
     low, high = int(np.nanargmin(values)), int(np.nanargmax(values))
     if low == high:
-        return f"{share(values[low])} (head {low + 1})"
-    return f"{share(values[low])} (head {low + 1}) to {share(values[high])} (head {high + 1})"
+        return f"{percent(values[low])} (head {low + 1})"
+    return f"{percent(values[low])} (head {low + 1}) to {percent(values[high])} (head {high + 1})"

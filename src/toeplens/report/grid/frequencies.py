@@ -7,9 +7,9 @@ from math import log10
 
 import numpy as np
 
-from toeplens.report.grid.look import Spread, encoding_looks, finished, plain, task_looks
+from toeplens.report.grid.look import encoding_looks, finished, line, spreads, task_looks
 from toeplens.report.kit.blocks import Block, Group, Panel, Sign, View
-from toeplens.report.kit.canvas import Canvas, faded
+from toeplens.report.kit.canvas import Canvas, untagged
 from toeplens.report.kit.plane import Look
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Column, Grid
@@ -65,8 +65,7 @@ def _scan(
     values = sorted((float(column.value or 0), column.label) for column in columns)
     for one in tasks:
         for figure, dash, name in lines:
-            found = [(at, Spread.of(map(figure, finished(state, one.key, label)))) for at, label in values]
-            found = [(at, spread) for at, spread in found if spread.count]
+            found = spreads((at, figure(cell)) for at, label in values for cell in finished(state, one.key, label))
             if not found:
                 continue
             line(canvas, one, found, dash=dash, name=name)
@@ -82,35 +81,6 @@ def _scan(
     canvas.x(f"{option}, {_UNITS[option]}" if option in _UNITS else option, range=[low - room, high + room])
     canvas.y("", range=[-0.02, 1.04], tickformat=".0%")
     return Panel(title, canvas.figure(), "; ".join(told) + ".")
-
-
-def line(
-    canvas: Canvas, one: Look, found: Sequence[tuple[float, Spread]], *, dash: str = "solid", name: str = ""
-) -> None:
-    """Means of values, with their ranges as a band where there are several seeds."""
-    xs = [float(f"{at:.6g}") for at, _ in found]
-    if any(spread.count > 1 for _, spread in found):
-        edge = {"x": xs, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "meta": one.key}
-        canvas.add("scatter", y=[round(spread.low, 5) for _, spread in found], **edge)
-        canvas.add(
-            "scatter",
-            y=[round(spread.high, 5) for _, spread in found],
-            fill="tonexty",
-            fillcolor=faded(one.tint, 0.1),
-            **edge,
-        )
-    canvas.add(
-        "scatter",
-        x=xs,
-        y=[round(spread.mean, 5) for _, spread in found],
-        mode="lines+markers",
-        line={"color": one.tint, "width": 2, "dash": dash},
-        marker={"color": one.tint, "symbol": one.symbol, "size": 7},
-        customdata=[[f"{name}{spread.told()}", f"{at:g}"] for at, spread in found],
-        name=plain(one.title),
-        hovertemplate="%{customdata[1]}: %{customdata[0]}",
-        meta=one.key,
-    )
 
 
 def centres(state: Grid) -> Block:
@@ -132,17 +102,14 @@ def centres(state: Grid) -> Block:
                 continue
             shown.add(one.key)
             x, y, lost, where = zip(*points, strict=True)
-            canvas.add(
-                "scatter",
-                x=x,
-                y=y,
-                mode="markers",
+            one.add(
+                canvas,
+                x,
+                y,
+                "%{customdata[0]}<br>centre %{x:.2f} octaves, positional %{y:.2f}<br>"
+                "%{customdata[1]:.1f} points lost without it",
                 marker=one.heads(lost),
                 customdata=list(zip(where, [round(100 * drop, 1) for drop in lost], strict=True)),
-                name=plain(one.title),
-                hovertemplate="%{customdata[0]}<br>centre %{x:.2f} octaves, positional %{y:.2f}<br>"
-                "%{customdata[1]:.1f} points lost without it",
-                meta=one.key,
             )
             told.append(f"{one.title}: {len(points)} heads, centres {min(x):.1f} to {max(x):.1f}")
         canvas.x("centre of frequency use, octaves")
@@ -172,7 +139,7 @@ def _centred(state: Grid, cell: CellResult) -> list[tuple[float, float, float, s
             round(float(at[head]), 3),
             round(float(shares.positional[head]), 4),
             float(lost[head]),
-            f"{plain(title)}, seed {cell.key.seed}, layer {head[0] + 1}, head {head[1] + 1}",
+            f"{untagged(title)}, seed {cell.key.seed}, layer {head[0] + 1}, head {head[1] + 1}",
         )
         for head in np.ndindex(lost.shape)
         if np.isfinite(at[head]) and np.isfinite(shares.positional[head])
@@ -189,8 +156,7 @@ def bands(state: Grid) -> Block:
             tables = [table for table in tables if table]
             if not tables:
                 continue
-            at = sorted(set().union(*tables))
-            found = [(frequency, Spread.of(table.get(frequency, float("nan")) for table in tables)) for frequency in at]
+            found = spreads(pair for table in tables for pair in table.items())
             line(canvas, one, found)
             shown.add(one.key)
             most = max(found, key=lambda pair: pair[1].mean)

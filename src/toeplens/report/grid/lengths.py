@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from toeplens.ground.words import listed
-from toeplens.report.grid.look import Spread, encoding_looks, finished, plain
+from toeplens.ground.words import listed, signed
+from toeplens.report.grid.look import encoding_looks, finished, spreads
 from toeplens.report.kit.blocks import Block, Group, Panel, View
-from toeplens.report.kit.canvas import Canvas
+from toeplens.report.kit.canvas import Canvas, untagged
 from toeplens.studies import CellResult
 from toeplens.studies.grid import FIGURES, Grid, Relation
 from toeplens.studies.grid import measured as heads
-
-_NONE = "–"
 
 
 def lengths(state: Grid) -> Block:
@@ -25,29 +23,22 @@ def lengths(state: Grid) -> Block:
         canvas, told, cannot = Canvas(220, left=46, bottom=38), [], _cannot(state, task)
         canvas.line_at(0)
         for label, one in looks.items():
-            cells = finished(state, task, label)
-            found: dict[float, list[float]] = {}
-            for cell in cells:
-                for factor, skill in _by_length(cell):
-                    found.setdefault(factor, []).append(skill)
+            found = spreads(pair for cell in finished(state, task, label) for pair in _by_length(cell))
             if not found:
                 continue
             shown.add(label)
-            at = sorted(found)
-            spreads = [Spread.of(found[factor]) for factor in at]
-            canvas.add(
-                "scatter",
-                x=at,
-                y=[round(spread.mean, 4) for spread in spreads],
-                mode="lines+markers",
-                line={"color": one.tint, "width": 1.8},
+            canvas.lines(
+                [factor for factor, _ in found],
+                [round(spread.mean, 4) for _, spread in found],
+                one.tint,
+                "%{x:.3g} times the length<br>skill %{customdata}",
+                width=1.8,
                 marker={"color": one.tint, "symbol": one.symbol, "size": 6},
-                customdata=[spread.told(1, percent=True) for spread in spreads],
-                name=plain(one.title),
-                hovertemplate="%{x:.3g} times the length<br>skill %{customdata}",
+                customdata=[spread.told(1, percent=True) for _, spread in found],
+                name=untagged(one.title),
                 meta=one.key,
             )
-            steps = ", ".join(f"{spread.mean:.0%} at {f:.3g}" for f, spread in zip(at, spreads, strict=True))
+            steps = ", ".join(f"{spread.mean:.0%} at {factor:.3g}" for factor, spread in found)
             told.append(f"{one.title} {steps}")
         canvas.x("times the training length", type="log", tickvals=[1, 1.25, 1.5, 2, 3, 4], range=[-0.04, 0.64])
         canvas.y("", range=[low * 1.05 - 0.02, 1.05], tickformat=".0%")
@@ -98,29 +89,12 @@ def _cannot(state: Grid, task: str) -> str:
 
 
 @dataclass(frozen=True)
-class RelationRow:
-    """A line of correlations, as words."""
-
-    title: str
-    entries: list[RelationEntry]
-
-
-@dataclass(frozen=True)
-class RelationEntry:
-    """A correlation with its interval, and what it was counted on."""
-
-    value: str = _NONE
-    interval: str = ""
-    counted: str = ""
-
-
-@dataclass(frozen=True)
 class RelationTable:
-    """Correlations; ``corner`` says what its rows are."""
+    """Correlations, None where there is none; ``corner`` says what the rows are."""
 
     corner: str
     columns: list[str]
-    rows: list[RelationRow]
+    rows: list[tuple[str, list[Relation | None]]]
 
 
 def by_length(state: Grid) -> RelationTable:
@@ -128,7 +102,7 @@ def by_length(state: Grid) -> RelationTable:
     found = {(each.figure, each.factor): each for each in state.relations if each.task is None}
     factors = sorted({factor for _, factor in found})
     rows = [
-        RelationRow(title, [_entry(found.get((figure, factor))) for factor in factors])
+        (title, [found.get((figure, factor)) for factor in factors])
         for figure, (title, _) in FIGURES.items()
         if any(of == figure for of, _ in found)
     ]
@@ -139,25 +113,11 @@ def by_task(state: Grid) -> RelationTable:
     """Each task by itself, at `heads.LONGER` times the length: a row a task, a column a figure."""
     found = {(each.figure, each.task): each for each in state.relations if each.task is not None}
     rows = [
-        RelationRow(state.spec.title_of(task), [_entry(found.get((figure, task))) for figure in FIGURES])
+        (state.spec.title_of(task), [found.get((figure, task)) for figure in FIGURES])
         for task in state.spec.tasks
         if any(task == of for _, of in found)
     ]
     return RelationTable("Task", [title for title, _ in FIGURES.values()], rows)
-
-
-def _entry(relation: Relation | None) -> RelationEntry:
-    if relation is None:
-        return RelationEntry()
-    interval = "" if relation.low is None else f"{_signed(relation.low)} to {_signed(relation.high)}"
-    counted = f"{len(relation.points)} models, {relation.encodings} encodings"
-    return RelationEntry(_signed(relation.value), interval, counted)
-
-
-def _signed(value: float | None) -> str:
-    if value is None:
-        return _NONE
-    return f"{round(value, 2) + 0.0:+.2f}".replace("-", "−").replace("+0.00", "0.00")
 
 
 def relations(state: Grid) -> Block:
@@ -185,16 +145,13 @@ def _scatter(state: Grid, relation: Relation, title: str) -> Panel:
     for label, one in encoding_looks(state.spec).items():
         points = [point for point in relation.points if point.label == label]
         if points:
-            canvas.add(
-                "scatter",
-                x=[round(point.figure, 4) for point in points],
-                y=[round(point.kept, 4) for point in points],
-                mode="markers",
-                marker={"color": one.tint, "symbol": one.symbol, "size": 7, "opacity": 0.75},
-                customdata=[f"{plain(state.spec.title_of(point.task))}, seed {point.seed}" for point in points],
-                name=plain(one.title),
-                hovertemplate="%{customdata}<br>%{x:.2f}: %{y:.0%} left",
-                meta=one.key,
+            one.add(
+                canvas,
+                [round(point.figure, 4) for point in points],
+                [round(point.kept, 4) for point in points],
+                "%{customdata}<br>%{x:.2f}: %{y:.0%} left",
+                marker={"size": 7, "opacity": 0.75},
+                customdata=[f"{untagged(state.spec.title_of(point.task))}, seed {point.seed}" for point in points],
             )
     canvas.x(title)
     canvas.y("skill left", tickformat=".0%")
@@ -202,7 +159,7 @@ def _scatter(state: Grid, relation: Relation, title: str) -> Panel:
     words = f"{counted}; too few for a correlation, or nothing varies."
     if relation.value is not None:
         words = (
-            f"Spearman’s correlation {_signed(relation.value)}, 95% interval {_signed(relation.low)} to "
-            f"{_signed(relation.high)}; {counted}."
+            f"Spearman’s correlation {signed(relation.value)}, 95% interval {signed(relation.low)} to "
+            f"{signed(relation.high)}; {counted}."
         )
     return Panel(f"At {relation.factor:g} times the length", canvas.figure(), words)

@@ -1,4 +1,4 @@
-"""How a grid study's page tells encodings and tasks apart: a colour, a marker and a glyph each."""
+"""How a grid study's page tells encodings and tasks apart, and what several seeds say together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from math import isfinite
 
 import numpy as np
 
-from toeplens.report.kit.colours import FAMILIES
+from toeplens.ground.words import fixed
+from toeplens.report.kit.canvas import Canvas, untagged
+from toeplens.report.kit.colours import FAMILIES, PALETTE
 from toeplens.report.kit.plane import Look
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid, GridSpec
@@ -26,22 +28,6 @@ _FAMILIES = {
     "random-fixed": "random",
     "nope": "nope",
 }
-_PALETTE = (  # colours readable on white and on near-black
-    ("#2f6fe0", "circle", "●"),
-    ("#de7a00", "square", "■"),
-    ("#1d9a5b", "diamond", "◆"),
-    ("#c8479f", "triangle-up", "▲"),
-    ("#8456d8", "triangle-down", "▼"),
-    ("#d2453d", "x", "✖"),
-    ("#0e9bb5", "cross", "✚"),
-    ("#9c7430", "star", "★"),
-    ("#6a9a1d", "pentagon", "⬟"),
-    ("#858b95", "star-diamond", "✦"),
-    ("#b9770e", "triangle-right", "▶"),
-    ("#5d7fb8", "triangle-left", "◀"),
-    ("#b05c7d", "hexagon", "⬢"),
-    ("#4c8f8a", "hourglass", "⧗"),
-)
 
 
 def encoding_looks(spec: GridSpec) -> dict[str, Look]:
@@ -59,7 +45,7 @@ def encoding_looks(spec: GridSpec) -> dict[str, Look]:
         if family is not None
     }
     taken = {tint for tint, _, _ in known.values()}
-    spare = [one for one in _PALETTE if one[0] not in taken] or list(_PALETTE)
+    spare = [one for one in PALETTE if one[0] not in taken] or list(PALETTE)
     others = [column.label for column in columns if column.label not in known]
     known |= {label: spare[i % len(spare)] for i, label in enumerate(others)}
     titles = {column.label: column.title for column in columns}
@@ -68,19 +54,12 @@ def encoding_looks(spec: GridSpec) -> dict[str, Look]:
 
 def task_looks(spec: GridSpec) -> dict[str, Look]:
     """The tasks in the study's order, by label."""
-    return {
-        label: Look(label, spec.title_of(label), *_PALETTE[i % len(_PALETTE)]) for i, label in enumerate(spec.tasks)
-    }
+    return {label: Look(label, spec.title_of(label), *PALETTE[i % len(PALETTE)]) for i, label in enumerate(spec.tasks)}
 
 
 def finished(state: Grid, task: str, label: str) -> list[CellResult]:
     """The models of a cell of the matrix, by seed, without those that diverged."""
     return [cell for cell in state.results.of(task, label) if cell.status == "complete"]
-
-
-def plain(text: str) -> str:
-    """A text as plotly shows it: nothing in it is a tag."""
-    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 @dataclass(frozen=True)
@@ -102,11 +81,37 @@ class Spread:
 
     def told(self, digits: int = 2, *, percent: bool = False) -> str:
         """In words, with the range where there are several seeds; a dash where there are none."""
-        if not self.count:
-            return "–"
-        mean, low, high = (
-            f"{100 * value:.{digits}f}" if percent else f"{value:.{digits}f}"
-            for value in (self.mean, self.low, self.high)
-        )
-        unit = "%" if percent else ""
-        return (f"{mean}{unit} ({low} to {high})" if self.count > 1 else f"{mean}{unit}").replace("-", "−")
+        scale, unit = (100, "%") if percent else (1, "")
+        mean, low, high = (fixed(scale * value, digits) for value in (self.mean, self.low, self.high))
+        return f"{mean}{unit} ({low} to {high})" if self.count > 1 else f"{mean}{unit}" if self.count else mean
+
+
+Spreads = list[tuple[float, Spread]]  # by what stands below
+
+
+def spreads(pairs: Iterable[tuple[float, float]]) -> Spreads:
+    """The values of each place together, in order, without places that have none."""
+    found: dict[float, list[float]] = {}
+    for at, value in pairs:
+        found.setdefault(at, []).append(value)
+    made = [(at, Spread.of(found[at])) for at in sorted(found)]
+    return [(at, spread) for at, spread in made if spread.count]
+
+
+def line(canvas: Canvas, one: Look, found: Spreads, *, dash: str = "solid", name: str = "") -> None:
+    """Means of values, with their ranges as a band where there are several seeds."""
+    xs = [float(f"{at:.6g}") for at, _ in found]
+    if any(spread.count > 1 for _, spread in found):
+        low, high = [round(spread.low, 5) for _, spread in found], [round(spread.high, 5) for _, spread in found]
+        canvas.band(xs, low, high, one.tint, 0.1, one.key)
+    canvas.lines(
+        xs,
+        [round(spread.mean, 5) for _, spread in found],
+        one.tint,
+        "%{customdata[1]}: %{customdata[0]}",
+        dash=dash,
+        marker={"color": one.tint, "symbol": one.symbol, "size": 7},
+        customdata=[[f"{name}{spread.told()}", f"{at:g}"] for at, spread in found],
+        name=untagged(one.title),
+        meta=one.key,
+    )

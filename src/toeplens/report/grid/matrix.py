@@ -10,9 +10,9 @@ import numpy as np
 from toeplens.ground.words import percent
 from toeplens.report.grid.look import Spread, encoding_looks
 from toeplens.report.kit.plane import Look
+from toeplens.studies import Cell, CellResult
 from toeplens.studies.grid import Grid, Row, cells
 from toeplens.studies.grid import measured as heads
-from toeplens.studies.kit.results import Key
 
 _DEEPEST = 55  # per cent of the tint under a full cell: letters stay readable on it in either scheme
 _NONE = "–"
@@ -143,37 +143,23 @@ def costs(state: Grid) -> list[CostRow]:
     return made
 
 
-@dataclass(frozen=True)
-class ModelRow:
-    """A model of the grid, finished or not; figures as words."""
+def models(state: Grid) -> list[tuple[Cell, str, CellResult | None, dict[str, float]]]:
+    """Every model of the grid, scans too: its place, its encoding's title, its result if it is finished, its figures.
 
-    key: Key
-    task: str
-    title: str
-    run: str
-    status: str
-    accuracy: str
-    skill: str
-    positional: str
-    symbolic: str
-
-
-def models(state: Grid) -> list[ModelRow]:
-    """Every model of the grid, scans too."""
+    The figures, where there are any: accuracy, skill, and the shares of what the skill rests on.
+    """
     done = {cell.key: cell for cell in state.results.cells}
     titles = {column.label: column.title for column in state.spec.columns()}
-    rows = []
-    for place in cells(state.spec):
-        key, cell = place.key, done.get(place.key)
-        words = (state.spec.title_of(key.task), titles[key.label], place.job.spec.name)
-        if cell is None:
-            rows.append(ModelRow(key, *words, "not finished", *[_NONE] * 4))
-            continue
-        shares = [heads.carried(cell, share) if cell.skilled else float("nan") for share in _CARRIED]
-        rows.append(
-            ModelRow(key, *words, cell.status, *(percent(v, sign=False) for v in (cell.accuracy, cell.skill, *shares)))
-        )
-    return rows
+    return [
+        (place, titles[place.key.label], found := done.get(place.key), _figures(found)) for place in cells(state.spec)
+    ]
+
+
+def _figures(cell: CellResult | None) -> dict[str, float]:
+    if cell is None:
+        return {}
+    carried = {share: heads.carried(cell, share) for share in _CARRIED} if cell.skilled else {}
+    return {"accuracy": cell.accuracy, "skill": cell.skill} | carried
 
 
 _CARRIED = ("positional", "symbolic")

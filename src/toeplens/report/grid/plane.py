@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from toeplens.report.grid.look import Spread, encoding_looks, finished, plain
+from toeplens.report.grid.look import Spread, encoding_looks, finished
 from toeplens.report.kit.blocks import Block, Group, Panel, View
-from toeplens.report.kit.canvas import Canvas
+from toeplens.report.kit.canvas import Canvas, untagged
 from toeplens.report.kit.plane import Look, triangle
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
@@ -63,22 +63,19 @@ def _heads(
             for (task, of), found in models.items()
             if of == label
             for cell in found
-            for point in _points(cell, plain(state.spec.title_of(task)))
+            for point in _points(cell, untagged(state.spec.title_of(task)))
         ]
         if not points:
             continue
         x, y, between, lost, where = zip(*points, strict=True)
-        canvas.add(
-            "scatter",
-            x=x,
-            y=y,
-            mode="markers",
+        one.add(
+            canvas,
+            x,
+            y,
+            "%{customdata[0]}<br>positional %{x:.2f}, symbolic %{y:.2f}, "
+            "interaction %{customdata[1]:.2f}<br>%{customdata[2]:.1f} points lost without it",
             marker=one.heads(lost),
             customdata=list(zip(where, between, [round(100 * drop, 1) for drop in lost], strict=True)),
-            name=plain(one.title),
-            hovertemplate="%{customdata[0]}<br>positional %{x:.2f}, symbolic %{y:.2f}, "
-            "interaction %{customdata[1]:.2f}<br>%{customdata[2]:.1f} points lost without it",
-            meta=one.key,
         )
         told.append(f"{one.title}: {_counted(points)}")
     return (canvas, "; ".join(told) + ".") if told else (None, "")
@@ -131,28 +128,23 @@ def _models(
         means = [np.mean(each, axis=0) for _, each in rows]
         if one_task and len(rows[0][1]) > 1:
             x, y = zip(*rows[0][1], strict=True)
-            canvas.add(
-                "scatter",
-                x=_rounded(x),
-                y=_rounded(y),
-                mode="markers",
-                marker={"color": one.tint, "symbol": "circle-open", "size": 6},
+            canvas.marks(
+                _rounded(x),
+                _rounded(y),
+                {"color": one.tint, "symbol": "circle-open", "size": 6},
                 hoverinfo="skip",
                 meta=one.key,
             )
-        canvas.add(
-            "scatter",
-            x=_rounded(mean[0] for mean in means),
-            y=_rounded(mean[1] for mean in means),
-            mode="markers",
-            marker={"color": one.tint, "symbol": one.symbol, "size": 10, "opacity": 0.85},
+        one.add(
+            canvas,
+            _rounded(mean[0] for mean in means),
+            _rounded(mean[1] for mean in means),
+            "%{customdata[0]}<br>positional %{customdata[1]}<br>symbolic %{customdata[2]}",
+            marker={"size": 10, "opacity": 0.85},
             customdata=[
-                [plain(title), *(Spread.of(values).told() for values in zip(*each, strict=True))]
+                [untagged(title), *(Spread.of(values).told() for values in zip(*each, strict=True))]
                 for title, each in rows
             ],
-            name=plain(one.title),
-            hovertemplate="%{customdata[0]}<br>positional %{customdata[1]}<br>symbolic %{customdata[2]}",
-            meta=one.key,
         )
         pairs = ", ".join(
             f"{title} {mean[0]:.2f} and {mean[1]:.2f}" for (title, _), mean in zip(rows, means, strict=True)

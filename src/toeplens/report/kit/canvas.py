@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -209,6 +209,14 @@ def guesses_down(canvas: Canvas, levels: dict[str, float]) -> None:
 def plain(values: Any, digits: int = 4) -> list[float | None]:
     """Numbers as JSON can hold them, with a few significant digits; None for what is not known."""
     return [or_none(float(f"{value:.{digits}g}")) for value in np.asarray(values, dtype=float).tolist()]
+
+
+def by_sign(values: np.ndarray, floor: float) -> Iterator[tuple[str, str, list[float | None]]]:
+    """What is over ``floor`` in size, for a logarithmic axis: dash, sign and numbers, first above 0, then below it."""
+    for dash, sign, part in (("solid", "", values), ("dot", "−", -values)):
+        shown = np.where(part > floor, part, np.nan)
+        if np.isfinite(shown).any():
+            yield dash, sign, plain(shown)
 
 
 def untagged(text: str) -> str:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from toeplens.ground import write_text
-from toeplens.ground.words import duration, percent, points
+from toeplens.ground.words import duration, fixed, percent, points, signed
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.colours import HEAT
 
@@ -52,7 +52,7 @@ def environment() -> Environment:
     loader = PackageLoader("toeplens", "")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.globals |= {"heat": HEAT, "asset": _asset}
-    made.filters |= {"percent": percent, "points": points, "duration": duration}
+    made.filters |= {filter.__name__: filter for filter in (duration, fixed, percent, points, signed)}
     return made
 
 

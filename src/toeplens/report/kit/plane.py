@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toeplens.report.kit.blocks import Sign
-from toeplens.report.kit.canvas import GUESS, Canvas
+from toeplens.report.kit.canvas import Canvas, untagged
 
 _SMALLEST, _LARGEST = 5.0, 20.0  # pixels across: of a head without which nothing is lost, and everything
 
@@ -17,14 +17,7 @@ def triangle() -> Canvas:
     axis = {"range": [-0.1, 1.06], "tickvals": [0, 0.25, 0.5, 0.75, 1], "constrain": "domain"}
     canvas.x("positional share", **axis)
     canvas.y("symbolic share", scaleanchor="x", **axis)
-    canvas.add(
-        "scatter",
-        x=[0, 1, 0, 0],
-        y=[0, 0, 1, 0],
-        mode="lines",
-        line={"color": GUESS, "width": 1},
-        hoverinfo="skip",
-    )
+    canvas.straight([0, 1, 0, 0], [0, 0, 1, 0], dash="solid")
     canvas.note("<b>positional</b>", x=1.03, y=-0.06, xanchor="right")
     canvas.note("<b>symbolic</b>", x=0.08, y=1.02, xanchor="left")
     canvas.note("<b>interaction</b>", x=0, y=-0.06, xanchor="left")
@@ -45,6 +38,11 @@ class Look:
     tint: str
     symbol: str
     glyph: str
+
+    def add(self, canvas: Canvas, xs: Iterable[float], ys: Iterable[float], hover: str, **trace: Any) -> None:
+        """Marks on a canvas that its entry in the legend switches; ``marker`` says how they differ from its own."""
+        marker = {"color": self.tint, "symbol": self.symbol} | trace.pop("marker")
+        canvas.marks(xs, ys, marker, hover, name=untagged(self.title), meta=self.key, **trace)
 
     def heads(self, lost: Iterable[float]) -> dict[str, Any]:
         """Markers of heads, the larger the more accuracy is lost without the head."""

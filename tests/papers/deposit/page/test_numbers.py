@@ -20,10 +20,9 @@ from toeplens.papers.deposit.page.deposits import peaks_by_layer, violins
 from toeplens.papers.deposit.page.heads import accuracy_and_drop, drops_by_layer, heatmap, silencing_curves
 from toeplens.papers.deposit.page.look import drop_limit
 from toeplens.papers.deposit.page.page import blocks
-from toeplens.papers.deposit.page.tables import deposit_tables
 from toeplens.report.grid.lengths import lengths
 from toeplens.report.grid.lengths import relations as relations_block
-from toeplens.report.grid.matrix import costs, models
+from toeplens.report.grid.matrix import costs
 from toeplens.report.grid.matrix import matrix as matrix_rows
 from toeplens.report.grid.page import render_grid
 from toeplens.report.grid.plane import plane
@@ -69,24 +68,15 @@ def test_table_1(page: Text) -> None:
     assert [row[-1] for row in guesses] == ["10.0", "20.0"]
 
 
-def test_the_deposits_of_each_model_stand_by_its_own_seed(state: Reproduction, page: Text) -> None:
-    (table,) = deposit_tables(state)
-    found = {(row.title, row.seed, row.layer): (row.deposit.kind, row.deposit.head + 1) for row in table.rows}
-    assert found == {
-        ("RoPE", 42, 1): ("single-head", 1),
-        ("RoPE", 42, 2): ("redundant", 1),
-        ("RoPE", 43, 1): ("few-head", 1),
-        ("RoPE", 43, 2): ("single-head", 2),
-        ("NoPE", 42, 1): ("redundant", 1),
-        ("NoPE", 42, 2): ("redundant", 1),
-    }
+def test_the_deposits_of_each_model_stand_by_its_own_seed(page: Text) -> None:
     printed = page.tables["Deposit figures, Task 1 (distance), paper protocol"][1:]
-    assert [row[-9:] for row in printed[:4]] == [
-        ["1", "single-head", "1", "0.62", "0.12", "0.83", "1.4", "0.33", "1"],
+    assert printed[:4] == [
+        ["RoPEseed 42", "1", "single-head", "1", "0.62", "0.12", "0.83", "1.4", "0.33", "1"],
         ["2", "redundant", "1", "0.06", "0.00", "1.00", "1.0", "0.50", "never"],
-        ["1", "few-head", "1", "0.33", "0.17", "0.67", "1.8", "0.17", "2"],
+        ["RoPEseed 43", "1", "few-head", "1", "0.33", "0.17", "0.67", "1.8", "0.17", "2"],
         ["2", "single-head", "2", "0.50", "0.00", "1.00", "1.0", "0.50", "never"],
     ]
+    assert [row[:-6] for row in printed[4:]] == [["NoPEseed 42", "1", "redundant", "1"], ["2", "redundant", "1"]]
     kinds = page.tables["Kinds of layers, Task 1 (distance), paper protocol"][1]
     assert " ".join(" ".join(kinds).split()) == "● RoPE single-head 1/2 few-head 1/2 redundant 1/2 single-head 1/2"
 
@@ -237,11 +227,12 @@ def test_the_matrix_and_its_colours(grid: Grid) -> None:
 
 
 def test_every_model_of_a_grid_has_its_skill(grid: Grid) -> None:
-    told = {(row.key.label, row.key.seed): row for row in models(grid)}
-    first, weak, gone = told["rope", 42], told["nope", 42], told["nope", 43]
-    assert (first.accuracy, first.skill, first.positional, first.symbolic) == ("90.0", "87.5", "32.0", "50.0")
-    assert (weak.accuracy, weak.skill, weak.positional) == ("25.0", "6.2", "–")
-    assert (gone.status, gone.accuracy, gone.skill) == ("diverged", "–", "–")
+    rows = Text(without_plotly(render_grid(grid))).tables["Models"]
+    told = {(row[0], row[2]): row[3:-1] for row in rows[1:]}
+    assert told["rope", "42"] == ["complete", "90.0", "87.5", "32.0", "50.0"]
+    assert told["nope", "42"] == ["complete", "25.0", "6.2", "–", "–"]
+    assert told["nope", "43"] == ["diverged", "–", "–", "–", "–"]
+    assert told["alibi", "43"] == ["not finished", "–", "–", "–", "–"]
     (rope, *_) = costs(grid)
     assert (rope.models, rope.parameters, rope.seconds, rope.relative) == (2, "1,000", "2.0", "1.00")
     assert rope.toeplitz == "90.0%"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from toeplens.lens import THRESHOLDS
-from toeplens.papers.deposit import SCALES, Reproduction
+from toeplens.papers.deposit import SCALES, Reproduction, title
 from toeplens.papers.deposit.page import (
     accuracy,
     deposits,
@@ -79,7 +79,7 @@ def write_page(state: Reproduction) -> Path:
 
 def render(state: Reproduction) -> str:
     """The report as one self-contained HTML document; the same state gives the same document."""
-    shown, encodings = blocks(state), look.plain(state)
+    shown, encodings, settings = blocks(state), look.plain(state), tables.settings(state)
     return render_page(
         "papers/deposit/page/page.html.j2",
         shown,
@@ -102,7 +102,10 @@ def render(state: Reproduction) -> str:
         effects=factors.tables(state),
         strongest=factors.sentences(state),
         variants=mla.tables(state),
-        settings=tables.settings(state),
+        settings=settings,
+        differing=sum(paper != ours for _, paper, ours in settings),
+        shown=tables.shown,
+        title=title,
         models=tables.model_rows(state),
         thresholds=THRESHOLDS.split("; "),
         rule=f"{RULE} {COUNTED}",

@@ -1,0 +1,239 @@
+"""The maps of an audit: how far heads look, and which frequencies of the rotation they use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import pi
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+
+from toeplens.ground.words import whole
+from toeplens.report.kit.blocks import Block, Group, Panel, Ramp, View
+from toeplens.report.kit.canvas import Canvas, plain
+from toeplens.studies.auditing.audit import Audit
+from toeplens.studies.auditing.record import HeadRecord, LayerRecord
+from toeplens.studies.auditing.words import Names, layer_spans, place_title, told
+
+FEW = 16  # rows and columns up to which cells have numbers and all rows have labels
+_TALL = 720  # pixels that rows take at most
+
+
+def heat(
+    shares: Float[np.ndarray, "R C"],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    limit: float,
+    *,
+    ticks: tuple[Sequence[int], Sequence[str]],
+    title: str,
+    right: int = 6,
+) -> go.Figure:
+    """Shares by row and column; what is not known is left empty.
+
+    columns  what a cell's column is called when it is pointed at, each another
+    limit    the share at the end of the colours
+    ticks    which columns have a label below, and the labels
+    """
+    count = len(rows)
+    size = 22 if count <= FEW else max(4, min(14, _TALL // count))
+    few = count <= FEW and len(columns) <= FEW
+    longest = max((len(row) for row in rows), default=0)
+    below = 34 + 15 * (1 + max((text.count("<br>") for text in ticks[1]), default=0))
+    canvas = Canvas(min(size * count, _TALL) + below, left=14 + 7 * longest, right=right, top=4, bottom=below - 4)
+    step = max(1, -(-count * 14 // min(size * count, _TALL)))
+    canvas.heat(
+        [plain(row, 3) for row in shares],
+        list(columns),
+        list(rows),
+        limit,
+        "%{y}, %{x}: %{z:.1%}<extra></extra>",
+        gap=(int(len(columns) <= 2 * FEW), int(count <= 2 * FEW)),  # none where cells are small
+        numbers=[[whole(value) for value in row] for row in shares] if few else None,
+        size=10,
+    )
+    axis: dict[str, Any] = {"showgrid": False, "type": "category", "ticks": "", "tickangle": 0}
+    canvas.x(title, tickvals=list(ticks[0]), ticktext=list(ticks[1]), **axis)
+    shown = list(range(0, count, step))
+    canvas.y("", autorange="reversed", tickvals=shown, ticktext=[rows[i] for i in shown], **axis)
+    return canvas.figure()
+
+
+def limit_of(tables: Sequence[Float[np.ndarray, "R C"]]) -> float:
+    """The end of the colours of several tables: the largest share, rounded up to five hundredths."""
+    top = max((float(np.nanmax(np.abs(table), initial=0.0)) for table in tables), default=0.0)
+    return max(0.05, float(np.ceil(round(20 * top, 9)) / 20))
+
+
+# ---- by distance ----------------------------------------------------------------------------------------------------
+
+_DISTANCES = 10  # distances up to which all have labels
+_BY_DISTANCE = (
+    "The share of each head’s attention, in per cent, at the query’s own token (0) and at distances that double in "
+    "width, on either side together; what a sink takes is left out. Attention that is spread evenly puts most of "
+    "itself in the wide bins on the right. All heads are ordered by their mean distance, the nearest first."
+)
+
+
+def distances(audit: Audit) -> Block:
+    """A view of all heads, a map for each side and kind, and a view of each layer; none without profiles."""
+    names = Names.of(audit)
+    found = {
+        place: [one for one in audit.heads if one.profile and (one.side, one.kind) == place] for place in names.places
+    }
+    found = {place: heads for place, heads in found.items() if heads}
+    tables = [_profiles(heads) for heads in found.values()]
+    limit = limit_of(tables)
+    groups = [
+        Group(place_title(place) if len(found) > 1 else "", [_by_distance(names, _ordered(heads), limit, "All heads")])
+        for place, heads in found.items()
+    ]
+    views = [View("all heads", groups)] if groups else []
+    for layer in audit.layers:
+        if heads := [head for head in audit.of(layer) if head.profile]:
+            title = names.layer(layer)
+            views.append(View.of([_by_distance(names, heads, limit, _sentence(layer, title))], title))
+    ramp = Ramp("0%", f"{limit:.0%} of a head’s attention", half=True)
+    return Block("distance", "Attention by distance", _BY_DISTANCE, views, "full", ramp=ramp)
+
+
+def bins(count: int) -> list[str]:
+    """The names of distances: 0, 1, 2–3, 4–7, ..."""
+    starts = [0, *(2**power for power in range(count - 1))]
+    return [str(a) if a < 2 else f"{a}–{2 * a - 1}" for a in starts]
+
+
+def _profiles(heads: Sequence[HeadRecord]) -> Float[np.ndarray, "H B"]:
+    width = max(len(head.profile) for head in heads)
+    return np.array([[*head.profile, *[np.nan] * (width - len(head.profile))] for head in heads], dtype=float)
+
+
+def _ordered(heads: Sequence[HeadRecord]) -> list[HeadRecord]:
+    return sorted(heads, key=lambda head: np.inf if head.distance is None else head.distance)
+
+
+def _sentence(layer: LayerRecord, title: str) -> str:
+    text = f"{title[:1].upper()}{title[1:]}"
+    return text if layer.window is None else f"{text}, which sees {layer.window} keys at most"
+
+
+def _by_distance(names: Names, heads: Sequence[HeadRecord], limit: float, title: str) -> Panel:
+    table = _profiles(heads)
+    labels = bins(table.shape[1])
+    known = [head for head in _ordered(heads) if head.distance is not None]
+    words = f"{len(heads)} heads by {len(labels)} distances." + (
+        f" Mean distance from {told(known[0].distance, 1)} tokens ({names.short(known[0])}) to "
+        f"{told(known[-1].distance, 1)} ({names.short(known[-1])})."
+        if known
+        else ""
+    )
+    marked = range(0, len(labels), 1 if len(labels) <= _DISTANCES else 2)
+    ticks = (marked, [labels[i].partition("–")[0] for i in marked])
+    rows = [names.short(head) for head in heads]
+    return Panel(title, heat(table, rows, labels, limit, ticks=ticks, title="distance in tokens, from"), words)
+
+
+# ---- by frequency ---------------------------------------------------------------------------------------------------
+
+_USES = {"norm_use": "By size: share of ‖q‖ ‖k‖", "variance_use": "By effect: share of the logits’ variance"}
+_STILL, _BIAS = "not turned", "bias"
+_TICKS = 6  # of frequencies below a map
+_BY_FREQUENCY = (
+    "The frequencies of the rotation, radians a position, and below each its wavelength in tokens. Left: how much of "
+    "queries’ and keys’ norms is in it. Right: how much of the variance of the logits is, which is below zero (blue) "
+    "where a frequency works against the rest; “not turned” are dimensions without rotation, “bias” is what is "
+    "added to the logits. The menu has the mean over the heads of every layer, and each layer’s heads."
+)
+Table = Float[np.ndarray, "R C"]
+
+
+def frequencies(audit: Audit) -> Block:
+    """A view of all layers, a map for each set of frequencies, and a view of each layer; none without rotation."""
+    names = Names.of(audit)
+    rotary = [one for one in audit.layers if one.frequencies and any(_uses(head, one) for head in audit.of(one))]
+    tables = {(i, use): _table(list(audit.of(one)), one, use) for i, one in enumerate(rotary) for use in _USES}
+    means = {place: _mean(table) for place, table in tables.items()}
+    groups, limit = [], limit_of([mean[None] for mean in means.values()])
+    for i, turned in enumerate(one.frequencies for one in rotary):
+        same = [j for j, one in enumerate(rotary) if alike(one.frequencies, turned)]
+        if same[0] != i:
+            continue
+        rows = [names.short_layer(rotary[i]) for i in same]
+        panels = [_use_panel(np.array([means[i, use] for i in same]), rows, turned, use, limit) for use in _USES]
+        title = layer_spans(names, [rotary[i] for i in same])
+        groups.append(Group(f"{title[:1].upper()}{title[1:]}, mean over heads", _shown(panels)))
+    views = [View("all layers, mean over heads", groups)] if groups else []
+    for i, one in enumerate(rotary):
+        rows = [f"H{head.head + 1}" for head in audit.of(one)]
+        limit = limit_of([tables[i, use] for use in _USES])
+        panels = [_use_panel(tables[i, use], rows, one.frequencies, use, limit) for use in _USES]
+        views.append(View.of(_shown(panels), names.layer(one)))
+    ramp = Ramp("against the rest", "used most")
+    return Block("frequencies", "Frequencies of the rotation", _BY_FREQUENCY, views, ramp=ramp)
+
+
+def alike(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether two rotations have the same frequencies, up to the rounding with which they were read off a model."""
+    return len(one) == len(other) and np.allclose(one, other, rtol=1e-3, atol=1e-9)
+
+
+def _shown(panels: list[Panel | None]) -> list[Panel]:
+    return [panel for panel in panels if panel is not None]
+
+
+def _uses(head: HeadRecord, layer: LayerRecord) -> bool:
+    return any(len(getattr(head, use)) == _width(layer, use) for use in _USES)
+
+
+def _width(layer: LayerRecord, use: str) -> int:
+    return len(layer.frequencies) + (1 if use == "norm_use" else 2)
+
+
+def _table(heads: Sequence[HeadRecord], layer: LayerRecord, use: str) -> Table:
+    """A row a head; NaN where its use is not known."""
+    width = _width(layer, use)
+    rows = (getattr(head, use) for head in heads)
+    return np.array([row if len(row) == width else [np.nan] * width for row in rows], dtype=float)
+
+
+def _mean(table: Table) -> Float[np.ndarray, "C"]:
+    known = table[~np.isnan(table).all(1)]
+    return known.mean(0) if len(known) else np.full(table.shape[1], np.nan)
+
+
+def _use_panel(table: Table, rows: list[str], turned: Sequence[float], use: str, limit: float) -> Panel | None:
+    """A map without the columns of dimensions that are not turned, and of a bias, where there are none."""
+    if np.isnan(table).all():
+        return None
+    columns = [_STILL, *(_told(pair, one) for pair, one in enumerate(turned)), _BIAS][: table.shape[1]]
+    labels = ["not<br>turned", *(f"{one:.2g}<br>{_wave(one)}" for one in turned), _BIAS][: table.shape[1]]
+    used = set(np.flatnonzero(np.nan_to_num(table).any(axis=0)).tolist())
+    kept = [i for i, name in enumerate(columns) if name not in (_STILL, _BIAS) or i in used]
+    table, columns, labels = table[:, kept], [columns[i] for i in kept], [labels[i] for i in kept]
+    pairs = [i for i, name in enumerate(columns) if name not in (_STILL, _BIAS)]
+    step = max(1, round((len(pairs) - 1) / (_TICKS - 1)))
+    ticks = sorted({*pairs[::step], *(set(range(len(columns))) - set(pairs))} - _crowded(columns, step))
+    row, column = np.unravel_index(int(np.nanargmax(table)), table.shape)
+    words = f"Most is {table[row, column]:.1%}: {rows[row]}, {columns[column]}. Colours end at ±{limit:.0%}."
+    title = "radians a position; wavelength in tokens"
+    shown = heat(table, rows, columns, limit, ticks=(ticks, [labels[i] for i in ticks]), title=title, right=14)
+    return Panel(_USES[use], shown, words)
+
+
+def _crowded(columns: Sequence[str], step: int) -> set[int]:
+    """The place of the last pairs where the label of a bias would run into theirs."""
+    last = len(columns) - 1
+    return set(range(max(0, last - step // 2), last)) if columns[last] == _BIAS and step > 1 else set()
+
+
+def _wave(turn: float) -> str:
+    if not turn:
+        return "∞"
+    length = 2 * pi / abs(turn)
+    return f"{length:.2g}" if length < 10 else f"{length:,.0f}" if length < 10_000 else f"{length / 1000:,.0f}k"
+
+
+def _told(pair: int, turn: float) -> str:
+    return f"pair {pair}: {turn:.3g} rad a position, {_wave(turn)} tokens"
