@@ -15,7 +15,6 @@ from toeplens.ground import (
     parse_json,
     plain,
     read_json,
-    read_record,
     read_rows,
     reading,
     shown,
@@ -41,7 +40,7 @@ class Record(BaseModel):
 def refusal(path: Path, content: str | bytes, kind: Any = None) -> str:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError) as caught:
-        read_json(path) if kind is None else read_record(path, kind)
+        read_json(path) if kind is None else checked(kind, read_json(path), path)
     message = str(caught.value)
     assert message.startswith(f"{path} is damaged: ")
     assert "\n" not in message
@@ -123,7 +122,9 @@ def test_a_field_that_a_record_cannot_have_is_named(tmp_path: Path, content: Any
 
 def test_a_record_is_read_whatever_else_a_later_version_wrote(tmp_path: Path):
     (tmp_path / "a.json").write_text('{"name": "a", "share": 1, "rows": [{"epoch": 1, "loss": 2}], "later": 1}')
-    assert read_record(tmp_path / "a.json", Record) == Record(name="a", share=1.0, rows=[Row(epoch=1, loss=2.0)])
+    assert checked(Record, read_json(tmp_path / "a.json"), "a") == Record(
+        name="a", share=1.0, rows=[Row(epoch=1, loss=2.0)]
+    )
     assert checked(Record, {"name": "a", "share": 0}, "here").share == 0
 
 

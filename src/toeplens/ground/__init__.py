@@ -5,7 +5,7 @@ Here goes what knows nothing of attention and is used on more than one floor.
 
 from toeplens.ground.errors import EnvironmentFailure, InputError, ToeplensError, choose, sentence, shown
 from toeplens.ground.files import plain, rounded, write_bytes, write_json, write_text
-from toeplens.ground.reading import checked, parse_json, read_json, read_record, read_rows
+from toeplens.ground.reading import checked, parse_json, read_json, read_rows
 
 __all__ = [
     "EnvironmentFailure",
@@ -16,7 +16,6 @@ __all__ = [
     "parse_json",
     "plain",
     "read_json",
-    "read_record",
     "read_rows",
     "rounded",
     "sentence",

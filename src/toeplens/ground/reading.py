@@ -1,8 +1,7 @@
 """JSON read back: of limited size and depth, its numbers finite, and what a record may hold; a fault is one sentence.
 
-A record's fields are stated once, as a pydantic model (or another type that pydantic knows) made of the numbers
-below; `read_record` reads a file by it and `checked` looks at what was read already. They are strict: true is
-no number, "3" is none, and 1e999 is none either.
+Files that are no records are stated once, as a type that pydantic knows made of the numbers below; `checked` looks at
+what was read by it. They are strict: true is no number, "3" is none, and 1e999 is none either.
 """
 
 from __future__ import annotations
@@ -116,11 +115,6 @@ def _text(path: Path | str) -> str:
     if text is None:
         raise InputError(f"{path} is damaged: it has more than {_BYTES} bytes.")
     return text
-
-
-def read_record(path: Path, kind: type[T]) -> T:
-    """The record of this kind at ``path``; what is none raises an `InputError` that names the file and the field."""
-    return checked(kind, read_json(path), path)
 
 
 def checked(kind: type[T], content: Any, where: Path | str) -> T:

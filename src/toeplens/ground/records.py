@@ -45,6 +45,13 @@ class Each:
         self.kind = kind
 
 
+class Like:
+    """That plain content is to be kept as it is, and is to be like this annotation."""
+
+    def __init__(self, hint: Any) -> None:
+        self.hint = hint
+
+
 class _Fault(ValueError):
     """What is wrong with a record, and where in it."""
 
@@ -126,6 +133,9 @@ Reader = Callable[[Any], Any]  # of JSON's content; raises `_Fault`
 def _reader(hint: Any) -> Reader:
     """What reads content as the annotation says; made once."""
     kind, *about = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if like := next((each.hint for each in about if isinstance(each, Like)), None):
+        of, whole = _reader(like), _plain_reader(kind)
+        return lambda content: whole(content if of(content) is not None else None)
     if _is_table(kind):
         return _table_reader(kind, about)
     if isinstance(kind, type) and issubclass(kind, Record):
@@ -220,7 +230,7 @@ def _strict(hint: Any) -> Any:
 def _with(hint: Any, about: Iterable[Any]) -> Any:
     """The annotation with pydantic's metadata; without what this module reads itself."""
     for each in about:
-        hint = hint if isinstance(each, (Each, Dims)) else Annotated[hint, each]
+        hint = hint if isinstance(each, (Each, Dims, Like)) else Annotated[hint, each]
     return hint
 
 

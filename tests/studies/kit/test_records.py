@@ -11,10 +11,13 @@ import pytest
 from tests.papers.deposit.numbers import reproduced
 
 from toeplens.ground import InputError
+from toeplens.papers.deposit.study import KIND as REPRODUCTION
 from toeplens.papers.mathematics.statements import read_records
+from toeplens.papers.mathematics.study import KIND as MATHEMATICS
 from toeplens.studies import CellResult, grid
 from toeplens.studies.auditing.survey.record import Survey
 from toeplens.studies.grid.spec import spec_from_yaml
+from toeplens.studies.grid.study import KIND as GRID
 from toeplens.studies.kit.study import read_study
 
 ABOUT = {"torch": "2.13", "cores": 2, "gpu": None}
@@ -42,7 +45,9 @@ def refused(call: Any, *names: str) -> None:
 @pytest.mark.parametrize("kind", STUDIES)
 def test_a_study_says_what_it_is_in_plain_fields(kind: str, tmp_path: Path) -> None:
     good = {"study": kind, "environment": ABOUT} | STUDIES[kind]
+    read = {"reproduce": REPRODUCTION, "grid": GRID, "theory": MATHEMATICS}[kind].plan_of
     assert read_study(written(tmp_path, good)) == good
+    read(tmp_path)
     wrong: dict[str, tuple[Any, ...]] = {
         "environment": (None, [], 3, {"torch": [2]}, {"torch": {}}),
         "scale": (None, 3, ["smoke"]),
@@ -54,13 +59,13 @@ def test_a_study_says_what_it_is_in_plain_fields(kind: str, tmp_path: Path) -> N
     }
     for field, values in wrong.items():
         for value in values if field in good else ():
-            refused(lambda v=value, f=field: read_study(written(tmp_path, good | {f: v})), "study.json", field)
+            refused(lambda v=value, f=field: read(written(tmp_path, good | {f: v})), "study.json", field)
     for field in (STUDIES[kind].keys() | {"environment"}) - {"parts"}:
         without = {name: value for name, value in good.items() if name != field}
-        refused(lambda c=without: read_study(written(tmp_path, c)), "study.json", field)
+        refused(lambda c=without: read(written(tmp_path, c)), "study.json", field)
 
 
-@pytest.mark.parametrize("content", [None, 3, [], {"study": 3}, {"study": "thesis"}, {"study": None}])
+@pytest.mark.parametrize("content", [None, 3, [], {"study": 3}, {"study": None}])
 def test_what_is_no_study_is_said(content: Any, tmp_path: Path) -> None:
     refused(lambda: read_study(written(tmp_path, content)), "study.json")
 

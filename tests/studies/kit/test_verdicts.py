@@ -297,5 +297,5 @@ def test_a_figure_is_paired_by_seed(first: dict[int, float], second: dict[int, f
 def test_a_damaged_cell_is_one_sentence(damage: Any):
     content = results(distance(rope=0.9), seeds=1).cells[0].to_dict()
     damage(content)
-    with pytest.raises(InputError, match=r"^results is damaged: "):
+    with pytest.raises(InputError, match=r"^results: the record is damaged: "):
         CellResult.from_dict(content)

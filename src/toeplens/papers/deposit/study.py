@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from toeplens.engine import Job, Limits
 from toeplens.engine.local import OnEvent
@@ -18,8 +20,8 @@ from toeplens.papers.deposit.questions import CORE, SCALES, Scale, chosen_parts,
 from toeplens.papers.deposit.tables import Row, accuracy_table
 from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of
 from toeplens.studies.kit.claims import judge
-from toeplens.studies.kit.results import Key
-from toeplens.studies.kit.study import Kind
+from toeplens.studies.kit.results import Key, Seeds
+from toeplens.studies.kit.study import Begun, Kind
 from toeplens.training import RunSpec, run_spec
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS, starting_spec
 
@@ -108,13 +110,20 @@ class Reproduction(Gathered):
         return {"table": [row.to_dict() for row in self.table], **super().found()}
 
 
-def _plan(content: dict[str, Any]) -> Plan:
-    return Plan(
-        choose("scale", content["scale"], SCALES),
-        tuple(content["protocols"]),
-        content["seeds"],
-        chosen_parts(content.get("parts", [CORE])),
-    )
+@dataclass(frozen=True, kw_only=True)
+class Asked(Begun):
+    """study.json; earlier versions had no parts."""
+
+    LATER = ("study", "parts")
+
+    scale: str
+    protocols: Annotated[tuple[Protocol, ...], Field(min_length=1)]
+    seeds: Seeds
+    parts: tuple[str, ...] = (CORE,)
+
+
+def _plan(asked: Asked) -> Plan:
+    return Plan(choose("scale", asked.scale, SCALES), asked.protocols, asked.seeds, chosen_parts(asked.parts))
 
 
 def _read(directory: Path, plan: Plan, environment: dict[str, Any]) -> Reproduction:
@@ -125,7 +134,7 @@ def _read(directory: Path, plan: Plan, environment: dict[str, Any]) -> Reproduct
     return Reproduction(**judged, plan=plan, table=table)
 
 
-KIND = Kind("reproduce", "reproduce", _plan, _read)
+KIND = Kind("reproduce", "reproduce", Asked, _plan, _read)
 gather = KIND.gather
 
 

@@ -18,7 +18,8 @@ from toeplens.papers.mathematics import contraction, estimators, expressiveness,
 from toeplens.papers.mathematics.records import Record, Records
 from toeplens.papers.mathematics.statements import read_records
 from toeplens.studies.kit.claims import Claim, judge_all
-from toeplens.studies.kit.study import RUNS, Kind, State
+from toeplens.studies.kit.results import Seeds
+from toeplens.studies.kit.study import RUNS, Begun, Kind, State
 from toeplens.training import Run, plan_execution, run_spec
 from toeplens.training.presets import DISTANCE, PRESETS, starting_spec
 
@@ -61,8 +62,18 @@ class Theory(State):
         return {"records": self.records}
 
 
-def _plan(content: dict[str, Any]) -> tuple[str, int]:
-    return choose("scale", content["scale"], PRESETS), content["seeds"]
+@dataclass(frozen=True, kw_only=True)
+class Asked(Begun):
+    """study.json; earlier versions did not keep their time."""
+
+    LATER = ("seconds",)
+
+    scale: str
+    seeds: Seeds
+
+
+def _plan(asked: Asked) -> tuple[str, int]:
+    return choose("scale", asked.scale, PRESETS), asked.seeds
 
 
 def _read(directory: Path, plan: tuple[str, int], environment: dict[str, Any]) -> Theory:
@@ -83,7 +94,7 @@ def _read(directory: Path, plan: tuple[str, int], environment: dict[str, Any]) -
     )
 
 
-KIND = Kind("theory", "theory", _plan, _read)
+KIND = Kind("theory", "theory", Asked, _plan, _read)
 gather, is_theory = KIND.gather, KIND.holds
 
 

@@ -18,7 +18,7 @@ from toeplens.engine import MEASURES
 from toeplens.ground import InputError, choose, plain, sentence
 from toeplens.ground.reading import Count, Number
 from toeplens.model import DecoderConfig
-from toeplens.studies.kit.records import Seeds
+from toeplens.studies.kit.results import Seeds
 from toeplens.training import RunSpec
 
 _BYTES = 2**20  # of a file

@@ -20,7 +20,7 @@ from toeplens.studies.grid.spec import Column, GridSpec, spec_from_yaml
 from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of
 from toeplens.studies.kit.claims import Claim, Entry, judge_all
 from toeplens.studies.kit.results import CellResult, Key, Results
-from toeplens.studies.kit.study import Kind
+from toeplens.studies.kit.study import Begun, Kind
 from toeplens.training import run_spec
 
 _MOST = 10_000  # models: listing and reading more would take minutes
@@ -119,12 +119,21 @@ def _read(directory: Path, plan: tuple[GridSpec, list[Cell]], environment: dict[
     return Grid(**with_claims, spec=spec, relations=related)
 
 
-def _plan(content: dict[str, Any]) -> tuple[GridSpec, list[Cell]]:
-    spec = spec_from_yaml(content["spec"])
+@dataclass(frozen=True, kw_only=True)
+class Asked(Begun):
+    """study.json."""
+
+    LATER = ()
+
+    spec: str
+
+
+def _plan(asked: Asked) -> tuple[GridSpec, list[Cell]]:
+    spec = spec_from_yaml(asked.spec)
     return spec, cells(spec)
 
 
-KIND = Kind("grid", "study", _plan, _read)
+KIND = Kind("grid", "study", Asked, _plan, _read)
 gather, is_grid = KIND.gather, KIND.holds
 
 

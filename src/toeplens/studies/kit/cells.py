@@ -9,15 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from toeplens.engine import Asked, Job, Watched, read_ablation, read_measures
-from toeplens.ground import rounded
-from toeplens.ground.reading import read_record
+from toeplens.ground import read_json, rounded
+from toeplens.ground.records import Record
 from toeplens.lens import HeadAblation
 from toeplens.model import Decoder
-from toeplens.studies.kit.records import Executed
 from toeplens.studies.kit.results import CellResult, Key, Results
 from toeplens.studies.kit.study import RUNS, State
 from toeplens.training import Run, Segment
 from toeplens.training.run import ENVIRONMENT, WATCHED
+
+
+@dataclass(frozen=True)
+class Executed(Record):
+    """environment.json of a run, as far as a study tells it; its history is `toeplens.training.history`'s."""
+
+    LATER = ("execution",)
+
+    execution: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, 
         if run.status == "diverged" or (run.status == "complete" and measured):
             histories.append(run.history)
             if (run_directory / ENVIRONMENT).exists():
-                runs["execution"] = read_record(run_directory / ENVIRONMENT, Executed).execution
+                runs["execution"] = Executed.from_dict(read_json(path := run_directory / ENVIRONMENT), path).execution
             found.append(_result(cell, run, ablation, measures))
     return Gathered(
         directory=directory,
@@ -95,7 +103,7 @@ def _result(cell: Cell, run: Run, ablation: HeadAblation | None, measures: dict[
     return CellResult(
         key=cell.key,
         run=cell.job.spec.name,
-        status=run.status,
+        status="diverged" if run.status == "diverged" else "complete",
         chance=cell.job.spec.chance,
         length_chance=max(task.length_chance(cell.job.spec.ignore_label), cell.job.spec.chance),
         parameters=sum(parameter.numel() for parameter in model.parameters()),

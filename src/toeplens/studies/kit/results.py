@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from toeplens.engine.kinds import KINDS, WHY
-from toeplens.ground.reading import checked
+from toeplens.ground.machine import MOST_SEEDS
+from toeplens.ground.reading import Count, Positive, Share
+from toeplens.ground.records import Like, Record
 from toeplens.lens import (
     Estimate,
     HeadAblation,
@@ -19,7 +22,6 @@ from toeplens.lens import (
     over_seeds,
 )
 from toeplens.model import Protocol
-from toeplens.studies.kit.records import Finished
 
 SKILLED = 0.25  # of what there is to learn: below it a model's heads say nothing about the task
 ONLY_SKILLED = f"Only models with skill of at least {SKILLED:g} count."
@@ -28,8 +30,23 @@ ONLY_SKILLED = f"Only models with skill of at least {SKILLED:g} count."
 _RECORDS = ("position", "sets", "representation", "seed")
 
 
+Seeds = Annotated[int, Field(strict=True, ge=1, le=MOST_SEEDS)]
+
+
+@dataclass(frozen=True)
+class _Epoch(Record):
+    train_accuracy: Share | None
+    test_accuracy: Share | None
+
+
+@dataclass(frozen=True)
+class _Result(Record):
+    test_accuracy: Share | None
+    seconds: Positive
+
+
 @dataclass(frozen=True, order=True)
-class Key:
+class Key(Record):
     """Where a cell stands in a study's grid.
 
     protocol  ``paper`` or ``released``
@@ -41,27 +58,30 @@ class Key:
     protocol: Protocol
     task: str
     label: str
-    seed: int
+    seed: Count
 
 
 @dataclass(frozen=True)
-class CellResult:
+class CellResult(Record):
     """A finished cell: its place, its run's figures, its ablation.
 
     measures  what else was measured of the trained model, by the name of the measure (`toeplens.engine.measures`)
     watched   what was seen during training, a row a moment (`toeplens.training.watcher`); empty if it was not watched
     """
 
+    WORDS = "results"
+    LATER = ("measures", "watched")
+
     key: Key
     run: str
-    status: str
-    chance: float
-    length_chance: float
-    parameters: int
-    epochs: list[dict[str, Any]]
-    result: dict[str, Any]
+    status: Literal["complete", "diverged"]
+    chance: Share
+    length_chance: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, lt=1)]
+    parameters: Count
+    epochs: Annotated[list[dict[str, Any]], Like(list[_Epoch])]
+    result: Annotated[dict[str, Any], Like(_Result)]
     ablation: HeadAblation | None
-    measures: dict[str, Any] = field(default_factory=dict)
+    measures: dict[str, dict[str, Any]] = field(default_factory=dict)
     watched: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -115,23 +135,7 @@ class CellResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON; the deposits are written out for readers, not read back."""
-        content = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        content |= {
-            "key": asdict(self.key),
-            "ablation": self.ablation.to_dict() if self.ablation else None,
-            "deposits": [asdict(layer) for layer in self.deposits()],
-        }
-        return content
-
-    @classmethod
-    def from_dict(cls, content: Any, where: str = "results") -> CellResult:
-        """The inverse of `to_dict`; what is no such record raises `InputError` that names ``where`` and the field."""
-        checked(Finished, content, where)
-        later = {"measures": {}, "watched": []}  # records of earlier versions have none
-        fields = {name: (later | content)[name] for name in cls.__dataclass_fields__}
-        fields["key"] = Key(**content["key"])
-        fields["ablation"] = HeadAblation.from_dict(fields["ablation"]) if fields["ablation"] else None
-        return cls(**fields)
+        return super().to_dict() | {"deposits": [asdict(layer) for layer in self.deposits()]}
 
 
 class BySeed(dict[int, float]):

@@ -15,15 +15,26 @@ from toeplens.engine.local import OnEvent
 from toeplens.ground import InputError, read_json, write_json
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.locks import LOCK, Busy, locked
-from toeplens.ground.reading import checked
+from toeplens.ground.reading import Number, Positive, Text, Truth
+from toeplens.ground.records import Record
 from toeplens.studies.kit.claims import Entry
-from toeplens.studies.kit.records import KINDS
 from toeplens.training import environment
 
 STUDY, RESULTS, CLAIMS_FILE, RUNS = "study.json", "results.json", "claims.json", "runs"
 _SECONDS, _ENVIRONMENT = "seconds", "environment"
 
 Plan = TypeVar("Plan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun(Record):
+    """study.json: which study it is, what it was carried out with and for how long; each kind adds what is asked."""
+
+    LATER = ("study", "seconds")
+
+    study: str = "reproduce"  # the first to be had no name
+    environment: dict[str, Text | Number | Truth | None]  # versions, machine and command
+    seconds: Positive = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +75,15 @@ class Kind(Generic[Plan, Found]):
 
     name     its name in study.json
     command  the word after ``toeplens`` that carries it out
-    plan     what study.json asks for; bad values raise `InputError`
+    record   its study.json
+    plan     what that asks for; bad values raise `InputError`
     read     what of a plan is there in a directory, given what the study was carried out with
     """
 
     name: str
     command: str
-    plan: Callable[[dict[str, Any]], Plan]
+    record: type[Begun]
+    plan: Callable[[Any], Plan]
     read: Callable[[Path, Plan, dict[str, Any]], Found]
 
     def holds(self, directory: Path | str) -> bool:
@@ -84,9 +97,9 @@ class Kind(Generic[Plan, Found]):
         if content is None or content["study"] != self.name:
             what = f"is not a study's directory (no {STUDY})" if content is None else "holds another study"
             raise InputError(f"study: {directory} {what}; give one that 'toeplens {self.command}' wrote.")
-        about = {**content[_ENVIRONMENT], _SECONDS: float(content.get(_SECONDS, 0.0))}
+        begun = self.record.from_dict(content, f"study: {directory / STUDY}")
         try:
-            return self.plan(content), about
+            return self.plan(begun), {**begun.environment, _SECONDS: float(begun.seconds)}
         except InputError as error:
             raise InputError(f"study: {directory / STUDY} is damaged: {error}") from None
 
@@ -150,16 +163,13 @@ class Kind(Generic[Plan, Found]):
 
 
 def read_study(directory: Path) -> dict[str, Any] | None:
-    """What ``directory`` says its study is (`toeplens.studies.kit.records`); None where it is no study's."""
+    """The study.json of ``directory``, as far as all kinds have it the same; None where it is no study's."""
     path = directory / STUDY
     if not path.exists():
         return None
     content = read_json(path)
-    kind = content.get("study", "reproduce") if isinstance(content, dict) else None  # the first to be had no name
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise InputError(f"study: {path} is damaged: it does not say which study it is ({', '.join(KINDS)}).")
-    checked(KINDS[kind], content, f"study: {path}")
-    return {"study": kind, **content}
+    study = Begun.from_dict(content, f"study: {path}").study
+    return {**content, "study": study}
 
 
 def _open_directory(directory: Path) -> dict[str, Any] | None:
