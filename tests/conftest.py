@@ -15,6 +15,8 @@ from jaxtyping import config, install_import_hook
 from tests.cli.command import TINY, Answer, Toeplens
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
     from toeplens.training import Run
 
 # Every annotation of these packages is checked in every call (an int passes for a float, as in PEP 484). Constructors
@@ -40,6 +42,15 @@ def unchecked() -> Iterator[None]:
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A real browser, opened once."""
+    from tests.report.browsing import chromium
+
+    with chromium() as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from typing import Any
@@ -54,6 +55,18 @@ def without_plotly(page: str) -> str:
     script = get_plotlyjs().replace("</script", "<\\/script").replace("<!--", "<\\!--")
     assert page.count(script) == 1, "plotly.js is there, once"
     return page.replace(script, "")
+
+
+def figures(page: str) -> dict[str, Any]:
+    """The page's plots by their places."""
+    (found,) = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
+    return json.loads(found)
+
+
+def stands_alone(page: str) -> bool:
+    """Whether the page, without plotly, tells the browser to ask for nothing, and has nothing to ask for."""
+    own = without_plotly(page) if get_plotlyjs()[:200] in page else page
+    return "default-src 'none'" in own and not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)|url\(""", own)
 
 
 def hovers(trace: Any) -> list[str]:

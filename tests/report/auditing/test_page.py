@@ -6,8 +6,6 @@ import base64
 import csv
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from math import pi
 from pathlib import Path
@@ -15,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from plotly.offline import get_plotlyjs
+from tests.report.browsing import Visit
+from tests.report.reading import figures, stands_alone, without_plotly
 
 from toeplens.report.auditing.comparison import render_comparison, write_comparison
 from toeplens.report.auditing.maps import alike, bins, frequencies
@@ -144,16 +144,11 @@ def _sheets(page: str) -> dict[str, Any]:
 
 
 def _traces(page: str, place: str) -> list[dict[str, Any]]:
-    return json.loads(_script(page, "figures"))[place]["data"]
+    return figures(page)[place]["data"]
 
 
 def _blocks(page: str) -> set[str]:
-    return {place.split("-")[0] for place in json.loads(_script(page, "figures"))}
-
-
-def _own(page: str) -> str:
-    """A page without plotly."""
-    return re.sub(r"<script>.*?</script>", "", page, flags=re.S)
+    return {place.split("-")[0] for place in figures(page)}
 
 
 @pytest.mark.parametrize(("name", "audit"), [("bert", BERT), ("rotary", ROTARY), ("both", BOTH), ("untold", UNTOLD)])
@@ -204,7 +199,7 @@ def test_figures_show_the_record(pages: dict[str, str]) -> None:
 
 
 def test_sentences_and_tables_say_what_the_record_says(pages: dict[str, str]) -> None:
-    own = _own(pages["bert"])
+    own = without_plotly(pages["bert"])
     top = max(BERT.heads, key=lambda head: head.effect or 0)
     named = f"layer {top.layer + 1} head {top.head + 1}"
     assert f"matters most is {named}: silencing it adds {words.significant(top.effect)} nats" in own
@@ -219,7 +214,7 @@ def test_sentences_and_tables_say_what_the_record_says(pages: dict[str, str]) ->
     largest = max(value for one in BERT.layers for value in (one.weights, one.outputs) if value is not None)
     assert words.power(largest) in own
     assert "5 calls that form any" in own
-    windowed = _own(pages["rotary"])
+    windowed = without_plotly(pages["rotary"])
     assert all(text in windowed for text in ("itself and 63 before", "16 over 4", "0.125, capped at 50"))
 
 
@@ -251,13 +246,12 @@ def test_hostile_names_are_text() -> None:
     layers = tuple(replace(one, module=NASTY, position=NASTY, unknown=f"{NASTY}: {NASTY}") for one in BERT.layers)
     nasty = replace(BERT, about=dict.fromkeys(ABOUT, NASTY), layers=layers, words=(NASTY,))
     assert words.unknown(nasty) == [("layers 1–6", NASTY)]
-    own = _own(render_audit(nasty)), _own(render_comparison(nasty, BARE, (NASTY, "b"))), notebook_html(nasty)
+    whole = render_audit(nasty), render_comparison(nasty, BARE, (NASTY, "b"))
+    own = *map(without_plotly, whole), notebook_html(nasty)
     for text in own:
         assert "<script>alert" not in text
         assert "&lt;script&gt;alert" in text
-    for page in own[:2]:
-        assert "default-src 'none'" in page
-        assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)""", page)
+    assert all(map(stands_alone, whole))
     assert "alert(1)</script>" not in own[1]
     assert "<script" not in notebook_html(BERT), "a notebook runs none"
     assert re.fullmatch(r"[\w.-]+", file_name(NASTY))
@@ -283,7 +277,7 @@ def test_two_audits_side_by_side(tmp_path: Path) -> None:
     assert f"Positional: most changed is layer {top.layer + 1} head {top.head + 1}, " in page
     assert "<b>Audited on other input</b> (tokens)" in page
     assert f"0.25 and {1e4 ** (-31 / 32) / 4:.3g} rad a position" in page
-    assert "seconds" not in _own(page).partition('id="settings"')[2]
+    assert "seconds" not in without_plotly(page).partition('id="settings"')[2]
     page = render_comparison(BERT, BOTH, ("a", "b"))
     assert len(_sheets(page)["sheets"]) == 2
     bars = _traces(page, "pairs-0-0-0")
@@ -322,15 +316,6 @@ def test_colours_and_numbers() -> None:
     assert (words.count(22713216), words.count(7e9), words.count(None)) == ("22.7 M", "7 B", "–")
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = shutil.which("chromium") or "/usr/bin/chromium"
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        yield chromium
-        chromium.close()
-
-
 def _saved(view: Page, button: str) -> bytes:
     with view.expect_download() as found:
         view.locator(button).click()
@@ -340,12 +325,8 @@ def _saved(view: Page, button: str) -> bytes:
 def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(pages["bert"])
-    view = browser.new_page(viewport={"width": 390, "height": 900}, color_scheme="light")
-    complaints, requests = [], []
-    view.on("console", lambda message: complaints.append(message.text))
-    view.on("pageerror", lambda error: complaints.append(str(error)))
-    view.on("request", lambda request: requests.append(request.url))
-    view.goto(path.as_uri())
+    visit = Visit(browser, path, 390)
+    view = visit.page
     rows, status = view.locator("#table tbody tr"), view.locator("#shown")
     expect(status).to_have_text("All 72 heads, the first 25 shown.")
     view.locator("#table th[data-name=positional] button").click()
@@ -382,17 +363,13 @@ def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[s
     assert f"{BERT.heads[17].entropy:.3f}" in (view.locator(".tip").text_content() or "")
     view.locator("#silenced").scroll_into_view_if_needed()
     expect(view.locator("#effects-0-0-0 .main-svg").first).to_be_visible()
-    for width in (390, 1280):
-        view.set_viewport_size({"width": width, "height": 900})
-        assert view.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
-        view.emulate_media(color_scheme="dark")
+    assert visit.fits_any_window()
     other = tmp_path / "pair.html"
     pair = render_comparison(BERT, made_up(seed=9), ("one", "other"))
     other.write_text(pair.replace(inline(get_plotlyjs()), "window.Plotly = { newPlot() {} }"))
-    view.goto(other.as_uri())
+    visit.open(other)
     view.locator("#column").select_option("distance")
     moved = [abs((b.distance or 0) - (a.distance or 0)) for a, b in zip(BERT.heads, made_up(seed=9).heads, strict=True)]
     top = BERT.heads[int(np.argmax(moved))]
     expect(view.locator("#changes tbody th").first).to_have_text(f"L{top.layer + 1} H{top.head + 1}")
-    assert complaints == []
-    assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [path.as_uri(), other.as_uri()]
+    visit.end()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
-from plotly.offline import get_plotlyjs
+from playwright.sync_api import Browser, expect
+from tests.report.browsing import Visit
+from tests.report.reading import figures, stands_alone, without_plotly
 
 from toeplens.lens import KINDS
 from toeplens.report.decomposition.figures import diagonals_only, pair, span, symbol
@@ -88,19 +85,6 @@ def page(planted: RunStructure) -> str:
     return render_structure(planted)
 
 
-def _figures(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
-
-
-def _own(page: str) -> str:
-    """The page without plotly's own program."""
-    script = get_plotlyjs().replace("</script", "<\\/script").replace("<!--", "<\\!--")
-    assert page.count(script) == 1
-    return page.replace(script, "")
-
-
 def _rows(page: str) -> dict[str, list[str]]:
     """The cells of the table of all heads, without their marks, by head."""
     found = re.findall(r'<th scope="row">(L\d+ H\d+)</th>(.*?)</tr>', page, re.DOTALL)
@@ -110,10 +94,10 @@ def _rows(page: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(("view", "look"), [(0, "softmax"), (1, "logits")])
 def test_the_bars_are_the_shares(planted: RunStructure, page: str, view: int, look: str) -> None:
-    figures = _figures(page)
+    plots = figures(page)
     for panel, layer in enumerate(planted.layers[:2]):
         assert layer.parts is not None
-        figure = figures[f"kinds-{view}-0-{panel}"]
+        figure = plots[f"kinds-{view}-0-{panel}"]
         assert figure["layout"]["barmode"] == "relative"
         bars = {trace["meta"]: trace["y"] for trace in figure["data"]}
         assert list(bars) == [*KINDS, "untold"]
@@ -129,11 +113,11 @@ def test_the_bars_are_the_shares(planted: RunStructure, page: str, view: int, lo
         heights = [[row[head] or 0 for row in bars.values()] for head in range(HEADS)]
         assert min(sum(min(x, 0) for x in bar) for bar in heights) > low
         assert max(sum(max(x, 0) for x in bar) for bar in heights) < high
-    assert "kinds-0-0-2" not in figures, "the third layer has no parts"
+    assert "kinds-0-0-2" not in plots, "the third layer has no parts"
 
 
 def test_parts_that_are_next_to_nothing_are_named_and_not_drawn(page: str) -> None:
-    drawn = [trace["meta"] for trace in _figures(page)["parts-0-0-0"]["data"]]
+    drawn = [trace["meta"] for trace in figures(page)["parts-0-0-0"]["data"]]
     assert drawn == [name for name in NAMES if name != "position-position"]
     assert "Nowhere over 0.5%, and not drawn: position-position." in page
 
@@ -146,9 +130,9 @@ def test_an_axis_reaches_below_zero_only_where_shares_do() -> None:
 
 
 def test_curves_have_a_point_an_offset_and_none_where_no_pair_is(planted: RunStructure, page: str) -> None:
-    figures = _figures(page)
+    plots = figures(page)
     for group, layer in enumerate(planted.layers):
-        curves = figures[f"distance-0-{group}-{0 if layer.parts is None else 1}"]["data"]
+        curves = plots[f"distance-0-{group}-{0 if layer.parts is None else 1}"]["data"]
         assert [curve["meta"] for curve in curves] == [f"head-{head}" for head in range(1, HEADS + 1)]
         assert len({(curve["line"]["color"], curve["marker"]["symbol"]) for curve in curves}) == HEADS
         assert curves[4]["x"] == layer.offsets.tolist()
@@ -223,7 +207,7 @@ def test_the_summary_is_computed_from_the_data(planted: RunStructure, page: str)
 def test_without_parts_it_says_why_and_shows_what_it_can(planted: RunStructure) -> None:
     bare = replace(planted, accuracy=None, layers=planted.layers[2:])
     page = render_structure(bare)
-    assert {place.rsplit("-", 3)[0] for place in _figures(page)} == {"distance", "symbol", "logits"}
+    assert {place.rsplit("-", 3)[0] for place in figures(page)} == {"distance", "symbol", "logits"}
     assert "The position part of &lt;script&gt;" in page, "the reason, as a sentence of its own"
     assert "no test accuracy recorded" in page
     assert "Distance alone explains most in layer 3, head 16: 80.0% of their variance." in page
@@ -236,7 +220,7 @@ def test_what_logits_go_back_to_is_drawn_or_it_is_said_why_not(planted: RunStruc
     parts = dict(zip(ORIGINS, (1.25, 0.0, -0.5, 0.25, 3.0), strict=True))
     found = Origins(77, 4.0, parts, 0.125, np.zeros((3, HEADS)), 3e-16)
     drawn = render_structure(replace(planted, origins=found))
-    (bars,) = _figures(drawn)["origins-0-0-0"]["data"]
+    (bars,) = figures(drawn)["origins-0-0-0"]["data"]
     assert bars["x"] == list(parts.values())
     assert bars["y"][:3] == ["content", "position, at the input", "position, in attention"]
     for words in ("Of a mean logit of 4 over 77 sequences", "Position has 12.5%", "within 3e-16 of these"):
@@ -264,12 +248,10 @@ def test_forms_of_decay_and_ends_of_spectra_are_told(planted: RunStructure, page
 
 
 def test_names_are_escaped_and_nothing_is_loaded(page: str) -> None:
-    own = _own(page)
+    own = without_plotly(page)
     assert "<script>alert" not in own
     assert own.count("&lt;script&gt;alert") >= 4, "the run, the encoding, the task and the reason"
-    assert "default-src 'none'" in own
-    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)""", own)
-    assert "url(" not in own
+    assert stands_alone(page)
 
 
 def test_the_same_structure_gives_the_same_page(planted: RunStructure, page: str, tmp_path: Path) -> None:
@@ -280,43 +262,16 @@ def test_the_same_structure_gives_the_same_page(planted: RunStructure, page: str
     assert render_structure(moved) != page
 
 
-_SIZES = """[...document.querySelectorAll(".plot")].filter((plot) => plot.offsetParent).map((plot) => {
-    const box = plot.querySelector(".main-svg").getBoundingClientRect();
-    return [box.width, box.height];
-})"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = shutil.which("chromium") or "/usr/bin/chromium"
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        yield chromium
-        chromium.close()
-
-
 def test_it_draws_every_plot_without_a_word_and_fits_any_window(
     browser: Browser, planted: RunStructure, tmp_path: Path
 ) -> None:
     path = write_structure(replace(planted, layers=planted.layers[::2]), tmp_path / "page.html")
-    page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    complaints, requests = [], []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: requests.append(request.url))
-    page.goto(path.as_uri())
+    visit = Visit(browser, path)
+    page = visit.page
     for menu in page.locator("select[data-views]").all():
         menu.select_option("1")
-    page.evaluate(
-        """async () => {
-            for (let y = 0; y < document.documentElement.scrollHeight; y += 1500) {
-                scrollTo({ top: y, behavior: "instant" });
-                await new Promise((done) => setTimeout(done, 20));
-            }
-        }"""
-    )
+    visit.read_to_the_end()
     expect(page.locator(".plot:visible")).to_have_count(12)
-    expect(page.locator(".plot:visible:not(:has(.main-svg))")).to_have_count(0)
     bars = page.locator("#kinds-1-0-0 .barlayer .trace")
     expect(bars).to_have_count(4)
     page.locator("#figure-kinds .legend button").nth(1).click()
@@ -324,13 +279,10 @@ def test_it_draws_every_plot_without_a_word_and_fits_any_window(
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 900})
         for _ in range(200):
-            sizes = page.evaluate(_SIZES)
-            if all(across <= width for across, _ in sizes):
+            sizes = visit.sizes()
+            if all(across <= width for _, across, _ in sizes):
                 break
             page.wait_for_timeout(50)
-        assert all(100 < across <= width and down > 100 for across, down in sizes), sizes
-        assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
-        page.emulate_media(color_scheme="dark")
-    assert complaints == []
-    assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
-    page.close()
+        assert all(100 < across <= width and down > 100 for _, across, down in sizes), sizes
+    assert visit.fits_any_window()
+    visit.end()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
-from plotly.offline import get_plotlyjs
+from playwright.sync_api import Browser, expect
+from tests.report.browsing import Visit
 from tests.report.grid.state import (
     FACTORS,
     GUESS,
@@ -25,6 +22,7 @@ from tests.report.grid.state import (
     made_up_grid,
     made_up_spec,
 )
+from tests.report.reading import figures, stands_alone, without_plotly
 
 from toeplens.report.grid.frequencies import worth
 from toeplens.report.grid.look import Spread, encoding_looks
@@ -44,21 +42,9 @@ def page(state: Grid) -> str:
     return render_grid(state)
 
 
-def _figures(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
-
-
 def _traces(page: str, place: str) -> dict[str, dict[str, Any]]:
     """The last trace of each legend entry: bands and rings come before what they belong to."""
-    return {trace["meta"]: trace for trace in _figures(page)[place]["data"] if "meta" in trace}
-
-
-def _own(page: str) -> str:
-    script = get_plotlyjs().replace("</script", "<\\/script").replace("<!--", "<\\!--")
-    assert page.count(script) == 1
-    return page.replace(script, "")
+    return {trace["meta"]: trace for trace in figures(page)[place]["data"] if "meta" in trace}
 
 
 def _table(page: str, label: str) -> dict[str, list[str]]:
@@ -151,7 +137,7 @@ def test_what_the_skill_rests_on_is_weighed_by_what_is_lost(state: Grid, page: s
 
 
 def test_a_scan_is_drawn_by_its_values(state: Grid, page: str) -> None:
-    figure = _figures(page)["scan-0-0-0"]
+    figure = figures(page)["scan-0-0-0"]
     assert figure["layout"]["xaxis"]["type"] == "log"
     trace = _traces(page, "scan-0-0-0")["index"]
     assert trace["x"] == [0.001, 3]
@@ -244,13 +230,13 @@ def test_a_part_of_a_study_and_none_of_it(state: Grid, tmp_path: Path) -> None:
     assert "1/2 seeds" in partial
     assert "it needs models of a scan" in partial
     empty = render_grid(made_up_grid(tmp_path, finished=0))
-    assert _figures(empty) == {}
+    assert figures(empty) == {}
     assert "0 of 26 models" in empty
     assert "it needs tasks with watch: true" in empty
     assert set(_table(empty, "Test accuracy by task and encoding")["index"]) == {"–"}
     bare = Results(replace(cell, measures={}, watched=[]) for cell in state.results.cells)
     unmeasured = render_grid(replace(state, results=bare, relations=[]))
-    assert {place.split("-")[0] for place in _figures(unmeasured)} == {"scan"}
+    assert {place.split("-")[0] for place in figures(unmeasured)} == {"scan"}
     assert "it needs the measure extrapolation" in unmeasured
 
 
@@ -264,13 +250,13 @@ def test_titles_are_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
             'a"b': {"title": "%{x}", "encoding": "rope-bands", "scan": {"frequencies": [1.0]}},
         },
     )
-    own = _own(render_grid(made_up_grid(tmp_path, spec)))
+    page = render_grid(made_up_grid(tmp_path, spec))
+    own = without_plotly(page)
     assert "<script>alert" not in own
     assert own.count("&lt;script&gt;alert") > 10
-    names = {trace.get("name", "") for figure in _figures(own).values() for trace in figure["data"]}
+    names = {trace.get("name", "") for figure in figures(own).values() for trace in figure["data"]}
     assert not any("<" in name for name in names), "nor as plotly's own marks"
-    assert "default-src 'none'" in own
-    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)""", own)
+    assert stands_alone(page)
 
 
 def test_a_spread_leaves_out_what_is_no_number() -> None:
@@ -280,51 +266,18 @@ def test_a_spread_leaves_out_what_is_no_number() -> None:
     assert Spread.of([float("nan")]).told() == "–"
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = shutil.which("chromium") or "/usr/bin/chromium"
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        yield chromium
-        chromium.close()
-
-
-_SIZES = """[...document.querySelectorAll(".plot")].filter((plot) => plot.offsetParent).map((plot) => {
-    const box = plot.querySelector(".main-svg").getBoundingClientRect();
-    return [box.width, box.height];
-})"""
-
-
 def test_it_draws_every_plot_without_a_word_and_fits_any_window(browser: Browser, page: str, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(page)
-    view = browser.new_page(viewport={"width": 390, "height": 900}, color_scheme="light")
-    complaints, requests = [], []
-    view.on("console", lambda message: complaints.append(message.text))
-    view.on("pageerror", lambda error: complaints.append(str(error)))
-    view.on("request", lambda request: requests.append(request.url))
-    view.goto(path.as_uri())
-    view.evaluate(
-        """async () => {
-            for (let y = 0; y < document.documentElement.scrollHeight; y += 1500) {
-                scrollTo({ top: y, behavior: "instant" });
-                await new Promise((done) => setTimeout(done, 20));
-            }
-        }"""
-    )
-    expect(view.locator(".plot:visible:not(:has(.main-svg))")).to_have_count(0)
-    lines = view.locator("#lengths-0-0-0 .scatterlayer .trace")
+    visit = Visit(browser, path, 390)
+    visit.read_to_the_end()
+    lines = visit.page.locator("#lengths-0-0-0 .scatterlayer .trace")
     expect(lines).to_have_count(5)
-    view.locator("#figure-lengths .legend button").first.click()
+    visit.page.locator("#figure-lengths .legend button").first.click()
     expect(lines).to_have_count(4)
-    view.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
-    sizes = view.evaluate(_SIZES)
+    visit.unfold()
+    sizes = visit.sizes()
     assert len(sizes) > 10
-    assert all(100 < across <= 390 and down > 100 for across, down in sizes), sizes
-    for width in (390, 1280):
-        view.set_viewport_size({"width": width, "height": 900})
-        assert view.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
-        view.emulate_media(color_scheme="dark")
-    assert complaints == []
-    assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
-    view.close()
+    assert all(100 < across <= 390 and down > 100 for _, across, down in sizes), sizes
+    assert visit.fits_any_window()
+    visit.end()

@@ -101,7 +101,9 @@ def test_a_study_of_several_set_ups_says_so(state: Reproduction, grid: Grid, pag
 
 
 def test_a_heat_map_says_what_a_head_costs() -> None:
-    (trace,) = heatmap(FIRST, 0.5).data
+    figure = heatmap(FIRST, 0.5)
+    (trace,) = figure.data
+    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (-0.5, 0.5)
     assert [list(row) for row in trace.z] == [[0.5, 0.1], [0.05, -0.02]]
     assert [list(row) for row in trace.text] == [["50", "10"], ["5", "−2"]]
     assert hovers(trace) == [
@@ -188,6 +190,7 @@ def test_a_deposit_by_encoding_and_by_layer() -> None:
     ]
     (heat,) = peaks_by_layer(encodings).data
     assert list(heat.z[1]) == pytest.approx([0.2 / 0.6, 0.5])
+    assert set(heat.z[2]) == {None}, "a gap before the next encoding"
     assert hovers(heat)[2].startswith("RoPE, seed 43, layer 1 | head 1: 33% of the skill, 20.0 points | few-head")
 
 

@@ -6,11 +6,9 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from markupsafe import escape
 from tests.report.reading import Text, without_plotly
@@ -19,13 +17,12 @@ from toeplens.ground.words import percent, points
 from toeplens.papers.deposit import PAPER_TABLE_1, Reproduction, claims_of
 from toeplens.papers.deposit.page import render, write_page
 from toeplens.papers.deposit.page.accuracy import convergence
-from toeplens.papers.deposit.page.heads import drops_by_layer, heatmap, silencing_curves
 from toeplens.papers.deposit.page.look import TASKS, name
 from toeplens.papers.deposit.page.page import blocks
 from toeplens.papers.deposit.page.partial import partial_rope, rotated_heads
 from toeplens.papers.deposit.page.words import headline, largest_drop
 from toeplens.studies import COUNTED, RULE, Key
-from toeplens.training.presets import COUNT, DISTANCE
+from toeplens.training.presets import DISTANCE
 
 Make = Callable[..., Reproduction]
 CLAIMS = claims_of(["core"])
@@ -173,26 +170,10 @@ def test_a_diverged_run_is_shown_as_such(make_study: Make, tmp_path: Path) -> No
     assert models[0][6:8] == ["–", "–"], "no accuracy is claimed for it"
 
 
-def test_a_diverged_seed_is_left_out_of_the_mean_curve(make_study: Make, tmp_path: Path) -> None:
-    gone = Key("paper", DISTANCE, "rope", 43)
-    state = make_study(tmp_path, protocols=("paper",), seeds=2, diverged={gone})
-    figure = convergence(state.results, "paper", DISTANCE, "test")
-    (line,) = (trace for trace in figure.data if trace.meta == "rope")
-    (kept,) = (cell for cell in state.results.of(DISTANCE, "rope") if cell.status == "complete")
-    assert list(line.y) == [row["test_accuracy"] for row in kept.epochs]
-
-
 def test_only_diverged_runs_render(make_study: Make, tmp_path: Path) -> None:
     keys = {cell.key for cell in make_study(tmp_path).plan.cells()}
     state = make_study(tmp_path, diverged=keys)
     assert f"{state.total} runs diverged" in Text(render(state)).text
-
-
-def test_several_seeds_give_ranges(make_study: Make, tmp_path: Path) -> None:
-    state = make_study(tmp_path, protocols=("paper",), seeds=3)
-    row = next(row for row in state.table if (row.task, row.label) == (DISTANCE, "rope"))
-    printed = Text(without_plotly(render(state))).tables["Accuracy, Task 1 (distance)"]
-    assert f"{100 * (row.lowest or 0):.1f}–{100 * (row.highest or 0):.1f} 3 seeds" in printed[2]
 
 
 HOSTILE = "<script>alert(1)<&\"'><img src=x onerror=alert(2)>"
@@ -228,29 +209,11 @@ def test_every_plot_has_its_words(page: str) -> None:
     assert len(places_with_words) >= len(plots)
 
 
-def test_what_the_page_is_made_of_is_in_the_package() -> None:
-    for file in ("papers/deposit/page/page.html.j2", "report/kit/page.js", "report/kit/style.css"):
-        assert files("toeplens").joinpath(file).is_file()
-
-
 # --- the figures ---
 
 
 def _traces(figure: Any, kind: str) -> list[Any]:
     return [trace for trace in figure.data if trace.type == kind]
-
-
-def test_a_heat_map_holds_the_drops_and_tells_their_intervals(study: Reproduction) -> None:
-    cell = next(cell for cell in study.results.cells if cell.ablation)
-    assert cell.ablation is not None
-    figure = heatmap(cell, 0.6)
-    (trace,) = _traces(figure, "heatmap")
-    np.testing.assert_array_equal(np.array(trace.z), cell.ablation.drops)
-    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (-0.6, 0.6)
-    told = trace.customdata[1][2]
-    assert "layer 2, head 3" in told
-    ends = (cell.ablation.low[1, 2], cell.ablation.high[1, 2])
-    assert f"[{points(ends[0])}, {points(ends[1])}]" in told
 
 
 def test_all_heat_maps_share_one_scale(study: Reproduction) -> None:
@@ -261,38 +224,12 @@ def test_all_heat_maps_share_one_scale(study: Reproduction) -> None:
     assert limits.pop() >= max(float(abs(c.ablation.drops).max()) for c in study.results.cells if c.ablation)
 
 
-def test_curves_have_a_line_an_encoding_and_a_band_with_several_seeds(make_study: Make, tmp_path: Path) -> None:
-    for seeds, traces in ((1, 1), (3, 3)):
-        state = make_study(tmp_path, protocols=("paper",), seeds=seeds)
-        figure = convergence(state.results, "paper", COUNT, "test")
-        assert len(figure.data) == traces * len(state.results.labels(COUNT))
-        line = next(trace for trace in figure.data if trace.meta == "rope" and trace.mode != "lines")
-        first = [cell.epochs[0]["test_accuracy"] for cell in state.results.of(COUNT, "rope")]
-        assert line.y[0] == pytest.approx(np.mean(first))
-        assert figure.layout.annotations[0].text == "chance"
-
-
-def test_a_violin_has_every_head_of_every_seed(make_study: Make, tmp_path: Path) -> None:
-    state = make_study(tmp_path, protocols=("paper",), seeds=2)
-    cells = state.results.of(DISTANCE, "rope")
-    violins = _traces(drops_by_layer(cells, -0.1, 1), "violin")
-    expected = np.concatenate([cell.ablation.drops[1] for cell in cells if cell.ablation])
-    np.testing.assert_allclose(violins[1].y, 100 * expected)
-
-
 def test_partial_rope_ends_in_nope_and_in_rope_without_sinusoid(study: Reproduction) -> None:
     ends = {p: rotated_heads(study.results, p, DISTANCE, 4) for p in study.plan.protocols}
     assert ends["paper"] == [(0, "nope"), (1, "partial-1"), (4, "rope")]
     assert ends["released"] == [(0, "nope"), (1, "partial-1"), (4, "rope-alone")]
     line = partial_rope(study.results, "released", DISTANCE, 4).data[0]
     assert line.y[-1] == study.results.under("released").accuracy(DISTANCE, "rope-alone")[0]
-
-
-def test_silencing_curves_are_the_ablations(study: Reproduction) -> None:
-    cell = study.results.under("paper").of(DISTANCE, "nope")[0]
-    assert cell.ablation is not None
-    figure = silencing_curves([cell])
-    np.testing.assert_allclose([trace.y for trace in figure.data], cell.ablation.cumulative)
 
 
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])

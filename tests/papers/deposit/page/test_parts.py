@@ -138,14 +138,6 @@ def test_a_violin_has_the_peak_of_every_seed(whole: Reproduction, shown: dict[st
     assert len([trace for trace in spread.data if trace.type == "violin"]) == len(violins)
 
 
-def test_the_heat_map_has_a_row_a_seed_and_says_which_head(whole: Reproduction, shown: dict[str, Block]) -> None:
-    (trace,) = panels(shown["deposit-layers"])[0].data
-    cell = whole.results.under("paper").of(DISTANCE, "rope")[1]
-    assert list(trace.z[1]) == [layer.peak for layer in cell.deposits()]
-    assert set(trace.z[2]) == {None}, "a gap before the next encoding"
-    assert f"seed {cell.key.seed}, layer 2<br>head {cell.deposits()[1].head + 1}" in trace.customdata[1][1]
-
-
 def test_models_without_skill_are_told_and_not_drawn(whole: Reproduction) -> None:
     cells = [cell for cell in whole.results.under("paper").cells if cell.key.label in ("rope", "nope")]
     flat = Results(_without_skill(cell) if cell.key.label == "nope" else cell for cell in cells)
