@@ -1,6 +1,6 @@
 """Synthetic tasks: `names()`, `build(name, **options)`; deterministic, streamed, train and test disjoint.
 
-A new task is a class in its family's file and a line in `_FAMILIES`.
+A new task is a class in its family's file and a line in `_KINDS`.
 """
 
 from __future__ import annotations
