@@ -13,8 +13,7 @@ from toeplens.papers.mathematics import UNIVERSAL, Record, Theory
 from toeplens.report.kit.blocks import Block, Panel, Sign, View, numbered
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import BLUE, GREEN, GREY, ORANGE, PINK, RED
-from toeplens.report.kit.ledger import claim_rows
-from toeplens.report.kit.page import render_page, write_report
+from toeplens.report.kit.page import ledger, render_page, write_report
 from toeplens.studies import RULE
 
 _HEIGHT = 270
@@ -35,7 +34,7 @@ def render_theory(theory: Theory) -> str:
         numbered(made),
         theory=theory,
         short=[(name, short) for name, _, short, _ in found],
-        claims=claim_rows(theory.entries),
+        claims=ledger(theory.entries),
         tally=Counter(entry.verdict for entry in theory.entries),
         rules=(UNIVERSAL, RULE),
     )

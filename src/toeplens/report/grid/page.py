@@ -13,8 +13,7 @@ from toeplens.report.grid import plane as grid_plane
 from toeplens.report.grid import training as grid_training
 from toeplens.report.grid.look import encoding_looks
 from toeplens.report.kit.blocks import Block, numbered
-from toeplens.report.kit.ledger import claim_rows
-from toeplens.report.kit.page import render_page, write_report
+from toeplens.report.kit.page import ledger, render_page, write_report
 from toeplens.studies import COUNTED, RULE
 from toeplens.studies.grid import Grid
 from toeplens.studies.grid import measured as heads
@@ -44,7 +43,7 @@ def render_grid(state: Grid) -> str:
         "report/grid/page.html.j2",
         found,
         state=state,
-        claims=claim_rows(state.entries),
+        claims=ledger(state.entries),
         tally=Counter(entry.verdict for entry in state.entries),
         rule=f"{RULE} {COUNTED}",
         encodings=list(encoding_looks(state.spec).values()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +18,7 @@ from toeplens.ground import write_text
 from toeplens.ground.words import duration, fixed, percent, points, signed
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.colours import HEAT
+from toeplens.studies import Entry
 
 PAGE = "report.html"
 
@@ -44,6 +45,14 @@ def write_report(directory: Path, page: str) -> Path:
     path = Path(directory) / PAGE
     write_text(path, page)
     return path
+
+
+def ledger(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """The entries of each claim, one a protocol, in the study's order."""
+    by_claim: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_claim.setdefault(entry.claim.id, []).append(entry)
+    return list(by_claim.values())
 
 
 @cache

@@ -211,8 +211,7 @@ def test_the_map_of_partial_ropes_peaks_is_the_mean_over_seeds(whole: Reproducti
 
 
 def test_mlas_table_has_each_variant_and_rope_in_its_program(whole: Reproduction) -> None:
-    (released,) = (table for table in variant_tables(whole) if table.title.startswith("released"))
-    rows = {row.title: row for row in released.rows}
+    rows = {row.title: row for row in dict(variant_tables(whole))["released protocol"]}
     assert len(rows) == 10
     accuracy = whole.results.under("released").accuracy(DISTANCE, "rope/mla-program")
     assert rows["RoPE in MLA’s program"].accuracy == interval(over_seeds(accuracy), sign=False)

@@ -16,7 +16,6 @@ from toeplens.papers.deposit.page.look import (
     accuracy_top,
     beside,
     colour,
-    glyph,
     interval,
     name,
     protocol_title,
@@ -76,23 +75,14 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class VariantRow:
-    """A line of the table."""
+    """A line of the table: figures in words, and kinds with how many seeds have each."""
 
+    label: str
     title: str
-    colour: str
-    glyph: str
     accuracy: str
     peak: str
     heads: str
     kinds: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class VariantTable:
-    """A protocol's variants of MLA."""
-
-    title: str
-    rows: list[VariantRow]
 
 
 def figure(state: Reproduction) -> Block:
@@ -121,10 +111,10 @@ def figure(state: Reproduction) -> Block:
     return Block("mla", "MLA, and RoPE in MLA’s program", caption, views)
 
 
-def tables(state: Reproduction) -> list[VariantTable]:
+def tables(state: Reproduction) -> list[tuple[str, list[VariantRow]]]:
     """Accuracy and deposit of each variant, a table a protocol."""
     found = [(PROTOCOL_NAMES[protocol], _models(state, protocol)) for protocol in state.plan.protocols]
-    return [VariantTable(name_, [_row(*model) for model in models]) for name_, models in found if models]
+    return [(name_, [_row(*model) for model in models]) for name_, models in found if models]
 
 
 def _row(label: str, text: str, cells: list[CellResult]) -> VariantRow:
@@ -132,7 +122,7 @@ def _row(label: str, text: str, cells: list[CellResult]) -> VariantRow:
     many = fixed(heads.value if heads else None, 1)
     counted = [(kind, f"{n}/{len(cells)}" if len(cells) > 1 else "") for kind, n in kinds(cells).items()]
     shown = (interval(accuracy, sign=False), interval(peak, sign=False), many)
-    return VariantRow(text, colour(label), glyph(label), *shown, counted)
+    return VariantRow(label, text, *shown, counted)
 
 
 def _models(state: Reproduction, protocol: Protocol) -> list[tuple[str, str, list[CellResult]]]:

@@ -23,8 +23,7 @@ from toeplens.papers.deposit.page import (
     words,
 )
 from toeplens.report.kit.blocks import Block, numbered
-from toeplens.report.kit.ledger import claim_rows
-from toeplens.report.kit.page import render_page, write_report
+from toeplens.report.kit.page import ledger, render_page, write_report
 from toeplens.studies import COUNTED, RULE
 
 _Maker = Callable[[Reproduction], Block]
@@ -96,7 +95,7 @@ def render(state: Reproduction) -> str:
         gone=words.diverged(state),
         protocols={p: look.PROTOCOL_NAMES[p] for p in state.plan.protocols},
         glossary=words.terms(state),
-        claims=claim_rows(state.entries),
+        claims=ledger(state.entries),
         accuracy=tables.accuracy_tables(encodings),
         deposits=tables.deposit_tables(encodings),
         effects=factors.tables(state),

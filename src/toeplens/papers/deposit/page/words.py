@@ -19,8 +19,6 @@ from toeplens.papers.deposit.page import mla as mla_blocks
 from toeplens.papers.deposit.page.look import (
     PROTOCOL_NAMES,
     TASKS,
-    colour,
-    glyph,
     interval,
     name,
     ordered,
@@ -285,9 +283,8 @@ _MEANT: dict[str, tuple[str, str, str]] = {
 class Term:
     """An encoding's line: what it does, and what it is under each of the study's protocols."""
 
+    label: str
     title: str
-    colour: str
-    glyph: str
     what: str
     meant: list[str]
 
@@ -314,6 +311,4 @@ def _term(
         {"paper": paper, "released": released}[p] if (p, family) in places or family in swapped else _ABSENT
         for p in protocols
     ]
-    return Term(
-        "RoPE on some heads" if family == "partial" else title(family), colour(label), glyph(label), what, meant
-    )
+    return Term(label, "RoPE on some heads" if family == "partial" else title(family), what, meant)
