@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from toeplens.ground.records import Record
 from toeplens.studies.grid.spec import Column, GridSpec
 from toeplens.studies.kit.results import CellResult, Results
 
@@ -94,7 +93,7 @@ def kept(cell: CellResult, factor: float = LONGER) -> float:
 
 
 @dataclass(frozen=True)
-class Row(Record):
+class Row:
     """An encoding on a task. Figures are means over the seeds that have one; None where none has.
 
     accuracy, lowest, highest  test accuracy, and its range over seeds
@@ -128,6 +127,10 @@ class Row(Record):
     diverged: int
     parameters: int
     train_seconds: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
 
 
 def matrix(spec: GridSpec, results: Results) -> list[Row]:
