@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isfinite
 
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
 
 def fixed(value: float | None, digits: int = 2) -> str:
     """A number with so many decimals and a true minus sign, none before zeros; a dash where there is none."""
@@ -12,6 +14,21 @@ def fixed(value: float | None, digits: int = 2) -> str:
         return "–"
     text = f"{value:.{digits}f}"
     return (text.removeprefix("-") if float(text) == 0 else text).replace("-", "−")
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits; a dash where there is none."""
+    return "–" if value is None or not isfinite(value) else f"{value:#.{digits}g}".rstrip(".").replace("-", "−")
+
+
+def power(value: float | None) -> str:
+    """A small number as a power of ten; a dash where there is none."""
+    if value is None:
+        return "–"
+    if value == 0 or not isfinite(value):
+        return f"{value:g}"
+    digits, _, exponent = f"{value:.1e}".partition("e")
+    return f"{digits}\u00a0×\u00a010{str(int(exponent)).translate(_RAISED)}"
 
 
 def percent(value: float | None, *, sign: bool = True) -> str:

@@ -200,7 +200,7 @@ def test_the_summary_is_computed_from_the_data(planted: RunStructure, page: str)
     assert "; the others are content (14), flat (2) and unknown (2)." in page
     assert f"The most positional is layer {layer + 1}, head {head + 1}: position makes up {100 * value:.1f}% of" in page
     assert f">L{layer + 1} H{head + 1}</p>" in page
-    for fact in ("1,234", "test accuracy 50.0%", "2.3 × 10<sup>−7</sup>", "Layer 3: no parts."):
+    for fact in ("1,234", "test accuracy 50.0%", "2.3\u00a0×\u00a010⁻⁷", "Layer 3: no parts."):
         assert fact in page
 
 

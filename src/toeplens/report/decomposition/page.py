@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
-from markupsafe import Markup
 
 from toeplens.ground.places import write_page
-from toeplens.ground.words import listed, percent
+from toeplens.ground.words import listed, percent, power
 from toeplens.lens.logits.decompose import KINDS, PURE
 from toeplens.report.decomposition import figures
 from toeplens.report.decomposition.figures import FILLS, UNTOLD, diagonals_only, head_sign, span
@@ -80,13 +79,10 @@ def _missing(structure: RunStructure) -> list[tuple[str, str]]:
     return [(f"Layer{'s' if len(which) > 1 else ''} {listed(which)}", why) for why, which in reasons.items()]
 
 
-def _error(structure: RunStructure) -> Markup | None:
+def _error(structure: RunStructure) -> str | None:
     """The largest error of the sum of the parts, as a power of ten; None without parts."""
     error = max((parts.error for _, parts in _with_parts(structure)), default=None)
-    if error is None:
-        return None
-    digits, _, power = f"{error:.1e}".partition("e")
-    return Markup(f"{digits} × 10<sup>{str(int(power)).replace('-', '−')}</sup>") if error else Markup("0")
+    return None if error is None else power(error)
 
 
 def _most_positional(structure: RunStructure) -> tuple[str, str, float] | None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import isfinite
 from statistics import median
 from typing import Any
 
-from toeplens.ground.words import listed
+from toeplens.ground.words import fixed, listed, power, significant
 from toeplens.studies.auditing.record import AuditRecord, HeadRecord, LayerRecord, Number
 
 PATTERN = 0.5  # attention from which on a head counts as one of a pattern
@@ -22,7 +21,6 @@ UNITS = {
     "loss": "loss, in nats a token, that silencing the head adds",
     "states": "squared distance of the last states from the intact ones, relative to their variance over tokens",
 }
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _TAIL = 0.025  # of an interval of 95 %, at either end
 _RUNS = 8  # of numbers that are listed in full
 Place = tuple[str, str]  # side and kind
@@ -70,25 +68,7 @@ def place_title(place: Place) -> str:
 
 def told(value: Number, digits: int = 3) -> str:
     """A number with so many decimals and a true minus sign; a dash where it is not known."""
-    if value is None or not isfinite(value):
-        return "–"
-    text = f"{value:.{digits}f}"
-    return (text.removeprefix("-") if float(text) == 0 else text).replace("-", "−")
-
-
-def significant(value: Number) -> str:
-    """A number with three significant digits."""
-    return "–" if value is None or not isfinite(value) else f"{value:#.3g}".rstrip(".").replace("-", "−")
-
-
-def power(value: Number) -> str:
-    """A small number as a power of ten; a dash where there is none."""
-    if value is None:
-        return "–"
-    if value == 0 or not isfinite(value):
-        return f"{value:g}"
-    digits, _, exponent = f"{value:.1e}".partition("e")
-    return f"{digits}\u00a0×\u00a010{str(int(exponent)).translate(_RAISED)}"
+    return fixed(value, digits)
 
 
 def spans(numbers: Iterable[int]) -> str:
