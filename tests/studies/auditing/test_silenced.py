@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.report.reading import Text
 
 from toeplens.report import render_audit
-from toeplens.report.auditing.effects import deposit_rows, layer_effects
+from toeplens.report.auditing.marks import layer_effects
 from toeplens.sources.huggingface import head_effects
 from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, audit, words
 from toeplens.studies.auditing.effects import concentration
@@ -114,8 +115,9 @@ def test_what_harms_is_said_beside_what_helps() -> None:
     assert "Without the 2 heads whose interval is below zero the model does better" in (
         layer_effects(_made([0.02, -0.03, -0.01, -0.001], 0.002)).caption
     )
-    (row,) = deposit_rows(lost)
-    assert (row.helps, row.harms, row.top, row.share) == ("0.0200", "−0.0410", "–", "–")
+    (_, row) = Text(render_audit(lost)).tables["Deposit by layer"]
+    _, helps, harms, top, _, _, share, *_ = row
+    assert (helps, harms, top, share) == ("0.0200", "−0.0410", "–", "–")
 
 
 def test_a_page_does_not_speak_of_estimates_that_do_not_hold() -> None:
