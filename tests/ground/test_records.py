@@ -18,11 +18,24 @@ from jaxtyping import AbstractArray, Float, Int
 
 import toeplens.engine
 import toeplens.lens
+import toeplens.papers.deposit
+import toeplens.papers.mathematics
+import toeplens.studies.auditing
+import toeplens.studies.decomposition
+import toeplens.studies.grid
 from toeplens.ground import InputError
 from toeplens.ground.reading import Count, Share
 from toeplens.ground.records import Dims, Each, MaybeNaN, Record
 
-MODULES = (toeplens.engine, toeplens.lens)  # imported for the records in them
+MODULES = (  # imported for the records in them
+    toeplens.engine,
+    toeplens.lens,
+    toeplens.papers.deposit,
+    toeplens.papers.mathematics,
+    toeplens.studies.auditing,
+    toeplens.studies.decomposition,
+    toeplens.studies.grid,
+)
 Sizes = dict[str, Any]
 
 
@@ -32,7 +45,14 @@ def all_of(kind: type[Record]) -> Iterator[type[Record]]:
         yield from all_of(inner)
 
 
-KINDS = sorted((kind for kind in all_of(Record) if kind.__module__.startswith("toeplens.")), key=lambda k: k.__name__)
+# whose fields hang together in ways of their own: tried on recorded studies and real audits, with their rooms
+ELSEWHERE = {"Audit", "AuditRecord", "CellResult"}
+FOUND = {kind for kind in all_of(Record) if kind.__module__.startswith("toeplens.")}
+STATED = {kind for kind in FOUND if kind.__module__ == "toeplens.papers.mathematics.statements"}
+KINDS = sorted(
+    (kind for kind in FOUND - STATED if kind.__name__ not in ELSEWHERE),
+    key=lambda kind: kind.__qualname__ + kind.__module__,
+)
 
 
 # ---- records made up from what their fields say ---------------------------------------------------------------------
