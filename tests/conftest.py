@@ -31,6 +31,7 @@ assert not any(name.startswith(_CHECKED) for name in sys.modules), "the hook mus
 install_import_hook(_CHECKED, _CHECKER)
 
 torch.set_num_threads(1)
+os.environ["COLUMNS"] = "200"  # xdist gives its workers another width, which rich would keep from its import on
 
 settings.register_profile("toeplens", deadline=None, derandomize=True, max_examples=25, database=None)
 settings.load_profile("toeplens")
@@ -79,8 +80,6 @@ def checked_in_ci(request: pytest.FixtureRequest) -> Iterator[None]:
 def toeplens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Toeplens]:
     """The command in this process. No shape checks: what it calls runs checked in its own tests."""
     from toeplens import cli
-
-    monkeypatch.setenv("COLUMNS", "200")
 
     def call(*arguments: str | Path) -> Answer:
         monkeypatch.setattr(sys, "argv", ["toeplens", *map(str, arguments)])

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from toeplens.cli.console import err, say, table
-from toeplens.ground.words import duration
+from toeplens.ground.words import duration, fixed
 from toeplens.studies.auditing import Audit, LayerRecord
 from toeplens.studies.auditing.words import Names, spans
 
@@ -100,8 +100,8 @@ def _deposits(found: Audit) -> Table:
             names.short_layer(layer),
             *(_short(layer.deposit.get(name), "effect") for name in ("helps", "harms")),
             "–" if top is None or share is None else f"H{top.head + 1}",
-            "–" if share is None else f"{100 * share:.0f} %",
-            "–" if share is None else f"{layer.deposit.get('effective_heads') or 0:.1f}",
+            "–" if share is None else f"{fixed(100 * share, 0)} %",
+            "–" if share is None else fixed(layer.deposit.get("effective_heads") or 0, 1),
         )
     return made
 
@@ -142,8 +142,6 @@ def _position(layer: LayerRecord) -> str:
 
 
 def _short(value: float | None, name: str) -> str:
-    if value is None:
-        return "–"
-    if name != "effect":
-        return f"{value:.2f}"
-    return f"{value:.3f}" if value == 0 or abs(value) >= 0.0005 else f"{value:.0e}"
+    if value is None or name != "effect" or value == 0 or abs(value) >= 0.0005:
+        return fixed(value, 3 if name == "effect" else 2)
+    return f"{value:.0e}"

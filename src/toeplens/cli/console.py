@@ -18,7 +18,7 @@ from rich.table import Table
 
 from toeplens.engine import Extrapolation
 from toeplens.ground.files import finite
-from toeplens.ground.words import percent
+from toeplens.ground.words import fixed, percent, significant
 from toeplens.lens import HeadAblation, HeadSets, deposit
 from toeplens.lens.ablation.estimate_check import UNCHECKED
 from toeplens.papers.deposit import Reproduction, Row
@@ -186,7 +186,7 @@ def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
             )
         tables[place].add_row(
             row.title,
-            "–" if row.paper is None else f"{row.paper:.1f}",
+            fixed(row.paper, 1),
             per_cent(row.accuracy) + (f" ({row.diverged} diverged)" if row.diverged else ""),
             f"{per_cent(row.lowest)}–{per_cent(row.highest)}" if row.seeds > 1 else "one seed",
             per_cent(row.largest_drop),
@@ -219,7 +219,7 @@ def ablation_tables(ablation: HeadAblation) -> list[Table]:
         title += ", first order" if check and check.holds else ": first-order estimates, no effects"
     lines = []
     for layer, rows in enumerate(zip(ablation.drops, ablation.low, ablation.high, strict=True), start=1):
-        cells = [[f"{factor * x:.{digits}f}" for x in row] for row in rows]
+        cells = [[fixed(factor * x, digits) for x in row] for row in rows]
         lines.append([str(layer), *(f"{x} [dim]{low}..{high}[/]" for x, low, high in zip(*cells, strict=True))])
     drops = fitted(title, ["layer", *(f"head {h + 1}" for h in range(heads))], lines)
     if ablation.method == "attribution":
@@ -229,7 +229,7 @@ def ablation_tables(ablation: HeadAblation) -> list[Table]:
     kinds = []
     for layer, row in enumerate(deposit(ablation), start=1):
         figures = (row.peak, row.second, row.top_share, row.effective_heads, row.gini)
-        kinds.append([str(layer), row.kind, *(f"{x:.2f}" for x in figures)])
+        kinds.append([str(layer), row.kind, *map(fixed, figures)])
     columns = ("layer", "kind", "peak", "second", "top share", "effective heads", "Gini")
     return [*drops, table("Deposit", *columns, rows=kinds)]
 
@@ -267,8 +267,8 @@ def structure_table(structure: RunStructure) -> Table:
             kinds = ["–"] * 4
             if layer.parts is not None:
                 shares = layer.parts.kinds["softmax"][head]
-                kinds = [layer.parts.named[head], *(f"{x:.2f}" for x in shares)]
-            made.add_row(f"L{layer.layer + 1} H{head + 1}", *kinds, f"{share:.2f}", f"{explained:.2f}")
+                kinds = [layer.parts.named[head], *map(fixed, shares)]
+            made.add_row(f"L{layer.layer + 1} H{head + 1}", *kinds, fixed(share), fixed(explained))
     return made
 
 
@@ -280,26 +280,24 @@ def decay_table(structure: RunStructure) -> Table:
         for head, decay in enumerate(layer.decays):
             told = ["–"] * 6
             if decay is not None:
-                figures = [f"{name} {_figure(value)}" for name, value in decay.parameters.items()]
-                told[:4] = [decay.form, _figure(decay.r2), _figure(decay.half_distance), ", ".join(figures)]
+                figures = [f"{name} {significant(value)}" for name, value in decay.parameters.items()]
+                told[:4] = [decay.form, significant(decay.r2), significant(decay.half_distance), ", ".join(figures)]
             if layer.ends:
                 ends = layer.ends[head]
-                told[4] = f"{_figure(ends.symbol_low)} to {_figure(ends.symbol_high)}"
-                told[5] = f"{_figure(ends.lowest)} to {_figure(ends.highest)}"
+                told[4] = f"{significant(ends.symbol_low)} to {significant(ends.symbol_high)}"
+                told[5] = f"{significant(ends.lowest)} to {significant(ends.highest)}"
             made.add_row(f"L{layer.layer + 1} H{head + 1}", *told)
     return made
 
 
 def origins_table(found: Origins) -> Table:
     """What the predicted classes' logits go back to, mean over the sequences, and in per cent of the mean logit."""
-    made = table(f"Where predicted logits ({found.logit:.3g}) come from", "part", "logit", "share (%)")
+    made = table(f"Where predicted logits ({significant(found.logit)}) come from", "part", "logit", "share (%)")
     for name, value in found.parts.items():
-        made.add_row(name.replace("_", ", "), f"{value:.3g}", per_cent(value / found.logit) if found.logit else "–")
+        made.add_row(
+            name.replace("_", ", "), significant(value), per_cent(value / found.logit if found.logit else None)
+        )
     return made
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
 
 
 def survey_tables(found: Survey) -> list[Table]:
