@@ -12,6 +12,7 @@ from scipy.stats import spearmanr
 from tests.lens.models import decoder, examples, split
 from torch.nn import functional as F
 
+from toeplens.cli import console
 from toeplens.cli.console import ablation_tables
 from toeplens.ground import InputError
 from toeplens.lens.ablation.ablate import HeadAblation, ablate_heads, rank_correlation
@@ -110,7 +111,8 @@ def test_a_sample_of_heads_is_silenced_exactly_to_check_it(intervention: Interve
     assert ablate_heads(given, [batch()], metric="loss").check is None
 
 
-def test_estimates_where_the_loss_is_flat_are_called_no_effects() -> None:
+def test_estimates_where_the_loss_is_flat_are_called_no_effects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console.out, "_width", 80)  # eight heads have no room beside each other
     """A model that is sure of its answers: the slope of its loss is nearly 0, what a head is worth is not."""
     given, (tokens, _, lengths) = source(num_layers=6, num_heads=8), batch()
     with torch.no_grad():
@@ -122,7 +124,7 @@ def test_estimates_where_the_loss_is_flat_are_called_no_effects() -> None:
     assert sum(found.check.exact) > 100 * abs(sum(found.check.estimates))
     assert not found.check.holds
     assert found.check.words.endswith("below a rank correlation of 0.9 these estimates are no effects.")
-    first, *_, last = ablation_tables(found)  # eight heads have no room beside each other
+    first, *_, last = ablation_tables(found)
     assert last.caption == found.check.words
     assert first.title == "Loss gained (nats) without the head: first-order estimates, no effects"
     *_, older = ablation_tables(replace(found, check=None))
@@ -130,7 +132,8 @@ def test_estimates_where_the_loss_is_flat_are_called_no_effects() -> None:
     assert HeadAblation.from_dict({k: v for k, v in found.to_dict().items() if k != "check"}).check is None
 
 
-def test_estimates_that_hold_are_shown_as_such() -> None:
+def test_estimates_that_hold_are_shown_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console.out, "_width", 80)
     given = source()
     with torch.no_grad():
         for layer in range(LAYERS):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from tests.studies import measures
 
 from toeplens.lens import HeadAblation
 from toeplens.model import Protocol
@@ -52,21 +53,14 @@ def reproduced(protocol: Protocol = "paper") -> list[CellResult]:
 def extrapolated(*accuracies: float | None) -> dict[str, Any]:
     """Longer texts, on which chance is 4 % and a guess from the length 10 %: at 1, 1.25, 1.5, 2 times the length."""
     factors = (1.0, 1.25, 1.5, 2.0)
-    rows = [
-        {
-            "factor": factor,
-            "accuracy": accuracy,
-            "chance": 0.04 if factor > 1 else CHANCE,
-            "length_chance": 0.1 if factor > 1 else LENGTH,
-            "baselines": {"bag": 0.3, "last": 0.26} if factor == 1 else {},
-            "why": "" if accuracy is not None else "there are none.",
-        }
+    same = {"chance": CHANCE, "length_chance": LENGTH, "baselines": {"bag": 0.3, "last": 0.26}}
+    more, none = {"chance": 0.04, "length_chance": 0.1}, {"why": "there are none."}
+    return measures.extrapolation(
+        measures.longer(factor, accuracy, **(none if accuracy is None else more if factor > 1 else same))
         for factor, accuracy in zip(factors, accuracies, strict=True)
-    ]
-    return {"rows": rows}
+    )
 
 
 def behaviour(positional: Rows, symbolic: Rows) -> dict[str, Any]:
     """Shares of the heads; interaction is the rest."""
-    rest = (1 - np.array(positional) - np.array(symbolic)).tolist()
-    return {"positional": positional, "symbolic": symbolic, "interaction": rest}
+    return measures.behaviour(positional, symbolic, 1 - np.array(positional) - np.array(symbolic))

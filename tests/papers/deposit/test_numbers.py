@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.papers.deposit.numbers import ablated, behaviour, extrapolated, made, reproduced
+from tests.studies import measures
 
 from toeplens.papers.deposit import accuracy_table
 from toeplens.studies import CellResult, Key, Results
@@ -69,7 +70,7 @@ def grid_cell(label: str, seed: int, accuracy: float, *longer: float | None) -> 
         ablated([[0.1, half]], [[accuracy, accuracy - half, 0.1]]),
         measures={
             "behaviour": behaviour([[0.8, 0.2]], [[0.1, 0.6]]),
-            "toeplitz": {"share": [[0.9, None]]},
+            "toeplitz": measures.toeplitz([[0.9, None]]),
             "extrapolation": extrapolated(accuracy, *longer),
         },
     )

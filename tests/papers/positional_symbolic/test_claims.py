@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
+from tests.studies import measures
 
+from toeplens.engine import LengthResult
 from toeplens.lens import HeadAblation
 from toeplens.papers.positional_symbolic.claims import CLAIMS, Evidence
 from toeplens.studies import CellResult, Entry, Key, Results, Verdict, grid, judge_all
@@ -73,19 +75,19 @@ def cell(task: str, label: str, seed: int, model: Model) -> CellResult:
         {"step": 9, "positional": positional, "symbolic": symbolic, "drops": [[drop, 0.0]]},
     ]
 
-    def row(factor: float, kept: float) -> dict[str, Any]:
+    def row(factor: float, kept: float) -> LengthResult:
         accuracy = CHANCE + (1 - CHANCE) * kept * (model.accuracy - CHANCE) / (1 - CHANCE)
-        return {"factor": factor, "accuracy": accuracy, "chance": CHANCE, "length_chance": CHANCE, "baselines": {}}
+        return measures.longer(factor, accuracy, chance=CHANCE, length_chance=CHANCE)
 
     sides = model.scores if model.positional > model.symbolic else model.scores[::-1]
-    measures: dict[str, Any] = {
-        "behaviour": {"positional": positional, "symbolic": symbolic, "interaction": interaction},
-        "permutations": {"logits": {"positional": [[sides[0], 0.1]], "symbolic": [[sides[1], None]]}},
-        "frequency": {"centre": centres} if turning else {"why": "no rotation"},
-        "bands": {"drops": [[[model.bands[0], model.bands[1]], [None, None]]]} if turning else {"why": "no rotation"},
-        "extrapolation": {
-            "rows": [row(1.0, 1.0), row(1.25, model.kept**0.5), row(1.5, model.kept), row(2.0, model.kept**2)]
-        },
+    found: dict[str, Any] = {
+        "behaviour": measures.behaviour(positional, symbolic, interaction),
+        "permutations": measures.permutations([[sides[0], 0.1]], [[sides[1], None]]),
+        "frequency": measures.frequency([[[1.0, 0.1]] * 2], centres) if turning else {"why": "no rotation"},
+        "bands": measures.bands([[model.bands, [None, None]]]) if turning else {"why": "no rotation"},
+        "extrapolation": measures.extrapolation(
+            [row(1.0, 1.0), row(1.25, model.kept**0.5), row(1.5, model.kept), row(2.0, model.kept**2)]
+        ),
     }
     curve = np.array([[model.accuracy, model.accuracy - drop, CHANCE]])
     ablation = HeadAblation(drops, drops, drops, model.accuracy, curve, 1000, CHANCE, intervention="zero")
@@ -99,7 +101,7 @@ def cell(task: str, label: str, seed: int, model: Model) -> CellResult:
         epochs=[{"test_accuracy": model.accuracy, "seconds": 1.0}],
         result={"test_accuracy": model.accuracy, "seconds": 1.0},
         ablation=ablation,
-        measures=measures,
+        measures=found,
         watched=watched,
     )
 
@@ -116,10 +118,10 @@ def papers() -> World:
             step = 0.02 * rank  # the more positional, deposited and coupled, the less is kept
             world[task, label] = replace(
                 model,
-                kept=model.kept + 3 * step,
+                kept=model.kept + step,
                 peak=model.peak - step,
                 positional=model.positional - step if task != "retrieval" else 0.05 - step / 10,
-                symbolic=model.symbolic + 2 * step if task != "retrieval" else 0.9 + step / 5,
+                symbolic=model.symbolic + 1.5 * step if task != "retrieval" else 0.9 + step / 5,
             )
         for value in SCAN:
             middle = value == 0.3
@@ -257,10 +259,8 @@ def test_figures_of_a_model_by_hand():
     assert np.isnan(heads.kept(one, 4.0))
     assert np.isnan(heads.kept(replace(one, result={"test_accuracy": 0.2})))
     assert np.isnan(heads.carried(replace(one, measures={}), "positional"))
-    assert heads.centres(cell("index", "nope", 0, Model())) is None
-    flat = replace(
-        one, measures={"behaviour": {name: [[None, 0.4]] for name in ("positional", "symbolic", "interaction")}}
-    )
+    assert cell("index", "nope", 0, Model()).measure("frequency") is None
+    flat = replace(one, measures={"behaviour": measures.behaviour(*[[[None, 0.4]]] * 3)})
     assert np.isnan(heads.carried(flat, "positional"))  # the head that matters has no share
     drops = np.array([[0.2, 0.6]])
     half = HeadAblation(drops, drops, drops, 0.8, np.ones((1, 3)), 10, CHANCE, intervention="zero")

@@ -13,7 +13,6 @@ import pytest
 from toeplens.ground import read_json
 from toeplens.papers.positional_symbolic.claims import CLAIMS, Evidence
 from toeplens.studies import CellResult, Results, grid, judge_all
-from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.measured import matrix
 from toeplens.studies.grid.relations import relations
 from toeplens.studies.grid.spec import spec_from_yaml
@@ -66,7 +65,7 @@ def test_shares_add_up_in_every_head_that_has_them(results: Results) -> None:
     """To the six digits of a record."""
     count = 0
     for cell in results.cells:
-        found = heads.behaviours(cell)
+        found = cell.measure("behaviour")
         if found is not None:
             total = found.positional + found.symbolic + found.interaction
             assert np.nanmax(abs(total - 1), initial=0) < 1e-5

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.studies import measures
 
 from toeplens.lens import HeadAblation
 from toeplens.studies import CellResult, Claim, Entry, Key, Results
@@ -54,18 +55,17 @@ def _shares(rng: np.random.Generator) -> dict[str, Any]:
 
 def _extrapolation(rng: np.random.Generator, accuracy: float) -> dict[str, Any]:
     rows = [
-        {
-            "factor": factor,
-            "accuracy": accuracy * float(rng.uniform(0.4, 1)) if factor > 1 else accuracy,
-            "chance": CHANCE,
-            "length_chance": GUESS,
-            "baselines": {"bag": 0.3, "last": 0.1} if factor == 1 else {},
-            "why": "",
-        }
-        for factor in FACTORS
+        measures.longer(
+            factor,
+            accuracy * float(rng.uniform(0.4, 1)) if factor > 1 else accuracy,
+            chance=CHANCE,
+            length_chance=GUESS,
+            baselines={"bag": 0.3, "last": 0.1} if factor == 1 else {},
+        )
+        for factor in FACTORS[:-1]
     ]
-    rows[-1] |= {"accuracy": None, "chance": None, "length_chance": None, "why": WHY}
-    return {"rows": rows}
+    rng.uniform()
+    return measures.extrapolation([*rows, measures.longer(FACTORS[-1], None, why=WHY)])
 
 
 def _cell(key: Key, *, accuracy: float, rotates: bool, watched: bool) -> CellResult:
@@ -75,10 +75,7 @@ def _cell(key: Key, *, accuracy: float, rotates: bool, watched: bool) -> CellRes
     shares = _shares(rng)
     shares["positional"][0][0] = shares["symbolic"][0][0] = shares["interaction"][0][0] = None  # a flat head
     why = {"why": "encoding: it does not turn."}
-    use = {
-        "frequencies": [[list(TURNS)] * HEADS] * LAYERS,
-        "centre": rng.uniform(-8, 0, (LAYERS, HEADS)).tolist(),
-    }
+    use = measures.frequency([[list(TURNS)] * HEADS] * LAYERS, rng.uniform(-8, 0, (LAYERS, HEADS)))
     return CellResult(
         key=key,
         run="0" * 16,
@@ -90,10 +87,10 @@ def _cell(key: Key, *, accuracy: float, rotates: bool, watched: bool) -> CellRes
         result={"test_accuracy": accuracy, "seconds": took},
         ablation=HeadAblation(drops, drops, drops, accuracy, curves, 64, CHANCE),
         measures={
-            "behaviour": shares,
+            "behaviour": measures.behaviour(**shares),
             "frequency": use if rotates else why,
-            "bands": {"drops": rng.uniform(0, 1, (LAYERS, HEADS, len(TURNS))).tolist()} if rotates else why,
-            "toeplitz": {"share": rng.uniform(0, 1, (LAYERS, HEADS)).tolist()},
+            "bands": measures.bands(rng.uniform(0, 1, (LAYERS, HEADS, len(TURNS)))) if rotates else why,
+            "toeplitz": measures.toeplitz(rng.uniform(0, 1, (LAYERS, HEADS))),
             "extrapolation": _extrapolation(rng, accuracy),
         },
         watched=[{"step": step, "accuracy": step / 20, **_shares(rng)} for step in (0, 4, 12)] if watched else [],

@@ -234,4 +234,4 @@ def rank_correlation(exact: HeadAblation, attributed: HeadAblation, *, samples: 
     drawn = spearman(both[:, rng.integers(count, size=(samples, count))])
     known = drawn[~np.isnan(drawn)]
     low, high = np.quantile(known, TAILS) if len(known) else (np.nan, np.nan)
-    return Estimate(float(spearman(both[:, None])[0]), float(low), float(high), count)
+    return Estimate(float(spearman(both)), float(low), float(high), count)

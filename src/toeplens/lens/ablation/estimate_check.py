@@ -122,7 +122,7 @@ def check_estimates(
         tuple(x.tolist()),
         tuple(y.tolist()),
         int(sum((~np.isnan(values)).sum() for values in estimates)),
-        float(spearman(np.stack((x, y))[:, None])[0]),
+        float(spearman(np.stack((x, y)))),
         float((x * y).sum() / square) if square > 0 else float("nan"),
     )
 

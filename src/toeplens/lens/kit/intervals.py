@@ -68,9 +68,9 @@ def over_seeds(values: Float[np.ndarray, "s"]) -> Estimate:
     return Estimate(mean, mean - half, mean + half, len(values))
 
 
-def spearman(values: Float[np.ndarray, "2 samples n"]) -> Float[np.ndarray, "samples"]:
-    """Spearman's correlation of many samples at once, ties at their mean rank; nan where all of one side are equal."""
+def spearman(values: Float[np.ndarray, "2 *samples n"]) -> Float[np.ndarray, "*samples"]:
+    """Spearman's correlation of one or many samples, ties at their mean rank; nan where all of one side are equal."""
     ranks = rankdata(values, axis=-1)
     x, y = ranks - ranks.mean(-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return (x * y).sum(-1) / np.sqrt((x**2).sum(-1) * (y**2).sum(-1))
+        return np.asarray((x * y).sum(-1) / np.sqrt((x**2).sum(-1) * (y**2).sum(-1)))

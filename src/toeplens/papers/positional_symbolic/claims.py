@@ -7,12 +7,12 @@ under another seed (7), which set the sizes of the tasks and the range of the sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import rankdata
 
+from toeplens.lens.kit.intervals import spearman
 from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.study import Evidence
 from toeplens.studies.kit.claims import Claim, every
@@ -45,8 +45,7 @@ def _exclusion(data: Evidence) -> list[Finding]:
     for cell in data.results.cells:
         scores = cell.measure("permutations")
         if scores is not None:
-            logits = scores["logits"]
-            smaller = np.fmin(heads.array(logits["positional"]), heads.array(logits["symbolic"]))
+            smaller = np.fmin(scores.logits.positional, scores.logits.symbolic)
             count += int(np.isfinite(smaller).sum())
             worst = float(np.nanmax(smaller)) if np.isfinite(smaller).any() else 0.0
             largest = max(largest, worst)
@@ -62,23 +61,19 @@ def _correspondence(data: Evidence) -> list[Finding]:
     for task in data.spec.tasks:
         for cell in data.skilled(task, ROPE):
             by_seed.setdefault(cell.key.seed, []).extend(_frequency_and_behaviour(cell))
-    values = [_rank_correlation(pairs) for _, pairs in sorted(by_seed.items())]
+    values = [
+        float(spearman(np.array(pairs).T)) if len(pairs) > 2 else float("nan") for _, pairs in sorted(by_seed.items())
+    ]
     what = "rank correlation over heads of the frequencies' centre with positional less symbolic share"
     return [above(what, values, 0.0), above(f"{what}, strong", values, 0.5)]
 
 
 def _frequency_and_behaviour(cell: CellResult) -> Iterator[tuple[float, float]]:
-    centres, found = heads.centres(cell), heads.behaviours(cell)
-    if centres is not None and found is not None:
-        for pair in zip(centres.ravel(), (found.positional - found.symbolic).ravel(), strict=True):
+    use, found = cell.measure("frequency"), cell.measure("behaviour")
+    if use is not None and found is not None:
+        for pair in zip(use.centre.ravel(), (found.positional - found.symbolic).ravel(), strict=True):
             if np.isfinite(pair).all():
                 yield pair
-
-
-def _rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
-    x, y = np.array(pairs, dtype=float).reshape(-1, 2).T
-    varies = len(x) > 2 and np.ptp(x) > 0 and np.ptp(y) > 0
-    return float(np.corrcoef(rankdata(x), rankdata(y))[0, 1]) if varies else float("nan")
 
 
 def _better(task: str, first: str, second: str, bar: float = 0.0) -> Check:
@@ -138,7 +133,7 @@ def _turning(data: Evidence) -> list[Finding]:
     for cell in data.skilled(INDEX, ROPE):
         bands = cell.measure("bands")
         if bands is not None:
-            lost = np.nansum(heads.array(bands["drops"]), axis=(0, 1))
+            lost = np.nansum(bands.drops, axis=(0, 1))
             half = len(lost) // 2
             gaps.append(float(lost[:half].sum() - lost[half:].sum()))
     what = "loss on index gained without the faster half of the frequencies, less that without the slower half"

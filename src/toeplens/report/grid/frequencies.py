@@ -130,19 +130,19 @@ def centres(state: Grid) -> Block:
 
 def _centred(state: Grid, cell: CellResult) -> list[tuple[float, float, float, str]]:
     """Centre, positional share, accuracy lost and place of each head that has them."""
-    at, shares, lost = heads.centres(cell), heads.behaviours(cell), heads.drops(cell)
-    if at is None or shares is None or lost is None:
+    use, shares, lost = cell.measure("frequency"), cell.measure("behaviour"), heads.drops(cell)
+    if use is None or shares is None or lost is None:
         return []
     title = next(column.title for column in state.spec.columns() if column.label == cell.key.label)
     return [
         (
-            round(float(at[head]), 3),
+            round(float(use.centre[head]), 3),
             round(float(shares.positional[head]), 4),
             float(lost[head]),
             f"{untagged(title)}, seed {cell.key.seed}, layer {head[0] + 1}, head {head[1] + 1}",
         )
         for head in np.ndindex(lost.shape)
-        if np.isfinite(at[head]) and np.isfinite(shares.positional[head])
+        if np.isfinite(use.centre[head]) and np.isfinite(shares.positional[head])
     ]
 
 
@@ -181,9 +181,9 @@ def worth(cell: CellResult) -> dict[float, float]:
     total: dict[float, float] = {}
     if lost is None or use is None:
         return total
-    for drops, frequencies in zip(lost["drops"], use["frequencies"], strict=True):
+    for drops, frequencies in zip(lost.drops, use.frequencies, strict=True):
         for head, turning in zip(drops, frequencies, strict=True):
             for drop, frequency in zip(head, turning, strict=True):
-                if frequency > 0 and drop is not None:
+                if frequency > 0 and np.isfinite(drop):
                     total[frequency] = total.get(frequency, 0.0) + drop
     return total

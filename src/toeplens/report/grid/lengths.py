@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from toeplens.engine import LengthResult
 from toeplens.ground.words import listed, signed
 from toeplens.report.grid.look import encoding_looks, finished, spreads
 from toeplens.report.kit.blocks import Block, Group, Panel, View
@@ -57,18 +57,14 @@ def lengths(state: Grid) -> Block:
     return Block("lengths", "Texts longer than those of training", caption, [View("", [group])], "medium", signs)
 
 
-def _rows(cell: CellResult) -> list[dict[str, Any]]:
+def _rows(cell: CellResult) -> tuple[LengthResult, ...]:
     found = cell.measure("extrapolation")
-    return [] if found is None or cell.status != "complete" else found["rows"]
+    return () if found is None or cell.status != "complete" else found.rows
 
 
 def _by_length(cell: CellResult) -> list[tuple[float, float]]:
     """Factor and skill of each length that counts."""
-    return [
-        (round(row["factor"], 4), heads.skill_at(cell, row["factor"]))
-        for row in _rows(cell)
-        if row["accuracy"] is not None
-    ]
+    return [(round(row.factor, 4), heads.skill_at(cell, row.factor)) for row in _rows(cell) if row.accuracy is not None]
 
 
 def _cannot(state: Grid, task: str) -> str:
@@ -77,8 +73,8 @@ def _cannot(state: Grid, task: str) -> str:
     for label, one in encoding_looks(state.spec).items():
         for cell in state.results.of(task, label):
             for row in _rows(cell):
-                if row["accuracy"] is None:
-                    names = reasons.setdefault((row["factor"], row["why"] or "it is not known why."), [])
+                if row.accuracy is None:
+                    names = reasons.setdefault((row.factor, row.why or "it is not known why."), [])
                     names += [one.title] if one.title not in names else []
     every = [one.title for label, one in encoding_looks(state.spec).items() if state.results.of(task, label)]
     told = [

@@ -86,7 +86,7 @@ Point = tuple[float, float, float, float, str]  # positional, symbolic, interact
 
 def _points(cell: CellResult, task: str) -> list[Point]:
     """The heads of a model whose logits vary."""
-    shares, lost = heads.behaviours(cell), heads.drops(cell)
+    shares, lost = cell.measure("behaviour"), heads.drops(cell)
     if shares is None or lost is None:
         return []
     return [

@@ -9,34 +9,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from toeplens.engine import LengthResult
 from toeplens.studies.grid.spec import Column, GridSpec
 from toeplens.studies.kit.results import CellResult, Results
 
 LONGER = 1.5  # times the training length: where extrapolation is compared
 _NEAR = 0.1  # a length is a whole number of tokens, so not always the factor that was asked for
-_SHARES = ("positional", "symbolic", "interaction")
 
 Heads = Float[np.ndarray, "L H"]
-
-
-@dataclass(frozen=True)
-class Behaviours:
-    """Each head's shares, [L, H]; NaN for a head whose logits do not vary."""
-
-    positional: Heads
-    symbolic: Heads
-    interaction: Heads
 
 
 def array(values: Any) -> np.ndarray:
     """Nested lists as numbers, NaN for None."""
     return np.array(values, dtype=float)
-
-
-def behaviours(cell: CellResult) -> Behaviours | None:
-    """The shares of a cell's heads; None where there are none."""
-    found = cell.measure("behaviour")
-    return None if found is None else Behaviours(*(array(found[name]) for name in _SHARES))
 
 
 def drops(cell: CellResult) -> Heads | None:
@@ -49,7 +34,7 @@ def carried(cell: CellResult, share: str) -> float:
 
     So this is how positional (symbolic) the part of the model is that its skill depends on; NaN where no head matters.
     """
-    found, lost = behaviours(cell), drops(cell)
+    found, lost = cell.measure("behaviour"), drops(cell)
     if found is None or lost is None:
         return float("nan")
     values = getattr(found, share)
@@ -60,31 +45,24 @@ def carried(cell: CellResult, share: str) -> float:
 def toeplitz(cell: CellResult) -> float:
     """The mean Toeplitz share of a cell's heads; NaN where it was not measured."""
     found = cell.measure("toeplitz")
-    shares = np.empty(0) if found is None else array(found["share"])
-    return float(np.nanmean(shares)) if np.isfinite(shares).any() else float("nan")
+    return float("nan") if found is None or np.isnan(found.share).all() else float(np.nanmean(found.share))
 
 
-def centres(cell: CellResult) -> Heads | None:
-    """Each head's mean log2 frequency, weighed by what makes its logits vary; None without a rotation."""
-    found = cell.measure("frequency")
-    return None if found is None else array(found["centre"])
-
-
-def at_length(cell: CellResult, factor: float) -> dict[str, Any] | None:
+def at_length(cell: CellResult, factor: float) -> LengthResult | None:
     """The row of the test texts of so many times the training length; None where there is none that counts."""
     found = cell.measure("extrapolation")
-    rows = [] if found is None else found["rows"]
-    near = [row for row in rows if row["accuracy"] is not None and abs(row["factor"] - factor) < _NEAR]
-    return min(near, key=lambda row: abs(row["factor"] - factor), default=None)
+    rows = [] if found is None else found.rows
+    near = [row for row in rows if row.accuracy is not None and abs(row.factor - factor) < _NEAR]
+    return min(near, key=lambda row: abs(row.factor - factor), default=None)
 
 
 def skill_at(cell: CellResult, factor: float) -> float:
     """Skill on texts of that length: accuracy over the best guess from the length alone, as a share of the rest."""
     row = at_length(cell, factor)
-    if row is None:
+    if row is None or row.accuracy is None:
         return float("nan")
-    guess = max(row["chance"], row["length_chance"])
-    return (row["accuracy"] - guess) / (1 - guess)
+    guess = max(row.chance or 0.0, row.length_chance or 0.0)
+    return (row.accuracy - guess) / (1 - guess)
 
 
 def kept(cell: CellResult, factor: float = LONGER) -> float:
@@ -175,7 +153,7 @@ def _row(task: str, column: Column, cells: Sequence[CellResult]) -> Row:
 
 def _best_rule(cells: Sequence[CellResult]) -> tuple[str | None, float | None]:
     """The rule without a model that scores most, on average over the seeds."""
-    tables = [row["baselines"] for cell in cells if (row := at_length(cell, 1.0)) is not None]
+    tables = [row.baselines for cell in cells if (row := at_length(cell, 1.0)) is not None]
     if not tables:
         return None, None
     scores = {name: float(np.mean([table[name] for table in tables])) for name in tables[0]}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from toeplens.engine.kinds import KINDS, WHY
+from toeplens.engine.kinds import as_record
 from toeplens.ground.machine import MOST_SEEDS
 from toeplens.ground.reading import Count, Positive, Share
 from toeplens.ground.records import Like, Record
@@ -25,9 +25,6 @@ from toeplens.model import Protocol
 
 SKILLED = 0.25  # of what there is to learn: below it a model's heads say nothing about the task
 ONLY_SKILLED = f"Only models with skill of at least {SKILLED:g} count."
-
-
-_RECORDS = ("position", "sets", "representation", "seed")
 
 
 Seeds = Annotated[int, Field(strict=True, ge=1, le=MOST_SEEDS)]
@@ -119,14 +116,11 @@ class CellResult(Record):
         return deposit(self.ablation) if self.ablation else []
 
     def measure(self, name: str) -> Any:
-        """A measure, read back once; None where it was not made, or the encoding has no such thing.
-
-        Those of `_RECORDS` are records, others the plain tables that were written.
-        """
+        """A measure's record, read back once; None where it was not made, or the encoding has no such thing."""
         if name not in self._measured:
-            found = self.measures.get(name)
-            found = None if found is None or WHY in found else found
-            self._measured[name] = KINDS[name].from_dict(found) if found and name in _RECORDS else found
+            content = self.measures.get(name)
+            record = None if content is None else as_record(name, content, self.WORDS)
+            self._measured[name] = None if isinstance(record, str) else record
         return self._measured[name]
 
     @cached_property

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from toeplens.lens import margins
+from toeplens.lens.kit.intervals import spearman
 from toeplens.papers.deposit.claims.common import (
     FINAL,
     V1,
@@ -92,9 +92,7 @@ def _margin_grows(results: Results) -> list[Finding]:
 def _rank(cell: CellResult) -> float:
     """Correlation over the first layer's heads of the first signal and the final drop."""
     assert cell.ablation is not None
-    signal, drops = _signal(cell)[0], cell.ablation.drops[0]
-    ranked = np.ptp(signal) > 0 and np.ptp(drops) > 0
-    return float(np.asarray(spearmanr(signal, drops))[0]) if ranked else np.nan
+    return float(spearman(np.stack((_signal(cell)[0], cell.ablation.drops[0]))))
 
 
 def _stays(cell: CellResult) -> bool:
