@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import threading
 from dataclasses import replace
@@ -52,8 +53,11 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     assert told["about"] == record["about"]
     assert "words" not in told
     assert [head["effect"] for head in told["heads"]] == [head["effect"] for head in record["heads"]]
-    assert told["about"]["model"].endswith("/tiny")
-    assert told["about"]["text"] == "ids.npy"
+    named = f"{model.parent.name}/tiny"  # a directory by its last two folders, wherever it lies
+    assert (told["about"]["model"], told["about"]["text"]) == (named, "ids.npy")
+    written = [(tmp_path / "a" / name).read_text() for name in ("audit.json", "heads.csv", "report.html")]
+    assert named in re.findall("<title>(.*?)</title>", written[-1], re.DOTALL)[0]
+    assert not [text for text in written if str(model.parent) in text or str(tmp_path) in text]
     assert (told["about"]["sequences"], told["about"]["tokens"]) == (9, 20)
     assert {each.name for each in (tmp_path / "a").iterdir()} == {
         ".lock",

@@ -13,8 +13,10 @@ import torch
 from tests.builders import files
 from tests.cli.command import TINY, TOEPLENS, Answer, Toeplens, in_a_process
 
+LONG = {"train": [*TINY], "reproduce": ["--scale", "smoke"], "theory": ["--scale", "smoke", "--seeds", 1]}
 
-@pytest.mark.parametrize("command", [["train", *TINY], ["reproduce", "--scale", "smoke"]], ids=["train", "reproduce"])
+
+@pytest.mark.parametrize("command", [[name, *options] for name, options in LONG.items()], ids=list(LONG))
 def test_a_gpu_that_is_not_there(
     toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ):

@@ -54,6 +54,8 @@ REFUSED = {  # TINY stands for the options of a tiny run; fields of a spec are w
     "train TINY --device cuda:x": "device: 'cuda:x' was given",
     "train TINY --compile yes": "compile: there is no 'yes'",
     "reproduce --device tpu": "device: ",
+    "theory --device x": "device: 'x' was given; it must be auto, cpu, cuda or cuda:N",
+    "theory --scale smoke --device mps": "device: there is no 'mps'; known: cpu, cuda",
     # counts and times
     "reproduce --scale smoke --seeds 0": "seeds: 0 was given",
     "reproduce --seeds 99999999": "seeds: 99999999 was given; it must be from 1 to 100",

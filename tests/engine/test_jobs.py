@@ -229,6 +229,20 @@ def test_an_ablation_keeps_its_deadline(
     assert now[0] == sum(took[: 2 * BATCHES])  # no batch twice
 
 
+def test_no_measure_is_begun_once_it_is_time_to_stop(run: Run, monkeypatch: pytest.MonkeyPatch):
+    wanted, begun = Job(tiny(), "a job", TEST, "test", ("toeplitz", "representation")), []
+
+    def measured(run: Run, name: str, **options: Any) -> Any:
+        begun.append(name)
+        return measure_run(run, name, **options)
+
+    monkeypatch.setattr(jobs, "measure_run", measured)
+    stopped = carry_out(wanted, run.directory.parent, Limits(should_stop=lambda: bool(begun)))
+    assert (stopped.status, begun) == ("stopped", ["toeplitz"])
+    assert carry_out(wanted, run.directory.parent, Limits()).status == "complete"
+    assert {f"{name}.json" for name in wanted.measures} <= {path.name for path in run.directory.iterdir()}
+
+
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY garbage", b"not an array"])
 def test_a_damaged_part_is_worked_out_again(run: Run, damage: bytes):
     with pytest.raises(jobs.Stopped):

@@ -118,6 +118,16 @@ def test_permissions_follow_the_umask(tmp_path: Path, mask: int, mode: int):
     assert left == mask
 
 
+def test_no_write_sets_the_umask_that_all_threads_have_in_common(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nor to read it, as there is no other way to: two threads that set it back would leave the other's."""
+    asked: list[int] = []
+    monkeypatch.setattr(os, "umask", lambda mask: asked.append(mask) or 0o022)
+    write_bytes(tmp_path / "file", b"")
+    write_json(tmp_path / "record", {})
+    make_directory(tmp_path / "directory")
+    assert asked == []
+
+
 # ---- a machine that refuses ---------------------------------------------------------------------------------------
 
 REASONS = {

@@ -386,6 +386,18 @@ def test_the_environment_says_what_a_run_was_carried_out_with(tmp_path: Path):
     assert (run.directory / "environment.json").is_file()
 
 
+def test_the_environment_names_the_gpu_that_is_worked_on(monkeypatch: pytest.MonkeyPatch):
+    """And not the one that is the current one, which is the first unless somebody set it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"GPU {getattr(device, 'index', 0) or 0}")
+    named = {name: environment(plan_execution(name, "off", "auto"))["gpu"] for name in ("cuda", "cuda:1", "cpu")}
+    assert named == {"cuda": "GPU 0", "cuda:1": "GPU 1", "cpu": None}
+    assert environment()["gpu"] == "GPU 0"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert environment()["gpu"] is None
+
+
 def test_bfloat16_products_change_the_numbers_a_little(tmp_path: Path):
     exact, rough = (train(tiny(precision=p, lr=1e-20), tmp_path).result["test_loss"] for p in ("float32", "bf16"))
     assert exact != rough

@@ -163,6 +163,8 @@ def test_what_a_killed_process_left_is_no_strangers_file(tmp_path: Path) -> None
 def test_bad_input_is_one_sentence(theory: Theory, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="scale: there is no 'tiny'"):
         check_theory(tmp_path / "new", scale="tiny")
+    with pytest.raises(InputError, match="device: 'x' was given"):
+        check_theory(tmp_path / "new", scale="smoke", seeds=1, limits=Limits(device="x", deadline=0.0))
     assert not (tmp_path / "new").exists()
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(InputError, match="holds files that are not a study's"):

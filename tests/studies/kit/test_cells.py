@@ -1,0 +1,32 @@
+"""What a study reads of a cell is about the labels that its run counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.builders import tiny
+
+from toeplens.engine import Job, Limits, carry_out
+from toeplens.studies.kit.cells import Cell, gather_cells
+from toeplens.studies.kit.results import Key
+from toeplens.studies.kit.study import RUNS
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+RELEASED = {"form": "released", "length": 8, "vocab_size": 12, "max_between": 3, "max_side": 2}
+
+
+@pytest.mark.parametrize(
+    ("ignored", "chance", "by_length"),
+    [(None, 1 / 3, 8 / 12), (3, 1 / 2, 7 / 8)],  # 1, 2 or 3 words between, 1 or 2 on either side, cut at 8 tokens
+    ids=["all labels count", "one is ignored"],
+)
+def test_the_guess_from_the_length_is_of_the_labels_that_count(
+    tmp_path: Path, ignored: int | None, chance: float, by_length: float
+):
+    job = Job(tiny(task_options=RELEASED, epochs=1, ignore_label=ignored), "a cell", 20)
+    run = carry_out(job, tmp_path / RUNS, Limits(device="cpu"))
+    cell = Cell(Key("released", "trigger-distance", "rope", 42), job)
+    (found,) = gather_cells(tmp_path, [cell], {}).results.cells
+    assert (found.chance, found.length_chance) == (pytest.approx(chance), pytest.approx(by_length))
+    assert found.skill == pytest.approx((run.result["test_accuracy"] - by_length) / (1 - by_length))
