@@ -24,18 +24,7 @@ from toeplens.ground.records import Record
 from toeplens.lens.kit.movable import Given, MovableKeys, movable_from, rates_of, turned_pairs
 from toeplens.lens.kit.pieces import NoForm, Pieces, checked, where_present
 from toeplens.lens.kit.sums import over_keys
-from toeplens.lens.kit.terms import (
-    CovarianceSums,
-    Fixed,
-    Offsets,
-    Shares,
-    Whole,
-    by_column,
-    grouped,
-    shares_of,
-    spread,
-    sum_of,
-)
+from toeplens.lens.kit.terms import Offsets, Shares, Whole, by_column, grouped, shares_of, spread
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
 
 _AT_ONCE = 1 << 23  # numbers of a tensor [sequences, heads, positions, dimensions] worked at once
@@ -239,14 +228,12 @@ def _shares_by_group(
     whole, parts, biases, energies = [], [], [], []
     for one in wholes:
         part = one.products(one.q, one.k)
-        bias = CovarianceSums(*(torch.zeros_like(x.sum(-1)) for x in vars(part).values()))
-        for fixed in one.fixed:
-            bias = bias + one.known(fixed)
-        energies.append(part.inner.abs().sum(-1) + bias.inner.abs())
+        bias = torch.zeros_like(part[..., 0]) + sum(map(one.known, one.fixed))
+        energies.append(part[1].abs().sum(-1) + bias[1].abs())
         parts.append(grouped(part, groups, count))
         biases.append(bias)
-        whole.append(part.summed() + bias)
-    total, part, bias = (sum_of(found) for found in (whole, parts, biases))
+        whole.append(part.sum(-1) + bias)
+    total, part, bias = (torch.stack(found).sum(0) for found in (whole, parts, biases))
     variances = spread(total, total, pairs)
     terms = [*by_column(spread(part, total, pairs)), spread(bias, total, pairs)]
     return shares_of(terms, variances, torch.stack(energies).sum(0)), (variances[0] / pairs).clamp(min=0)
@@ -254,7 +241,7 @@ def _shares_by_group(
 
 def _by_group(x: Float[Tensor, "B H N d"], groups: Int[Tensor, "d"], count: int) -> Float[Tensor, "B H N g"]:
     """The norm of each group of dimensions."""
-    return x.new_zeros(*x.shape[:-1], count).index_add_(-1, groups, x.square()).sqrt()
+    return grouped(x.square(), groups, count).sqrt()
 
 
 def _energy_shares(x: Float[Tensor, "B H N d"]) -> Float[Tensor, "H d"]:
@@ -295,7 +282,7 @@ def _wholes(keys: MovableKeys, heads: slice, present: Bool[Tensor, "B N"], at_on
     """The logits of some heads, of ``at_once`` sequences at a time."""
     own = keys.key_heads(heads)
     turns = keys.turns if len(keys.turns) == 1 else keys.turns[heads]
-    fixed: list[Fixed] = [] if keys.bias is None else [_fixed(keys, keys.bias, heads, len(own))]
+    fixed = [] if keys.bias is None else [_fixed(keys, keys.bias, heads, len(own))]
     for start in range(0, len(present), at_once):
         some = slice(start, start + at_once)
         there = present[some]

@@ -185,7 +185,7 @@ def _profile(layer: LayerTrace, q: Tensor, k: Tensor) -> ToeplitzProfile:
         if isinstance(fixed, Offsets):
             length = len(layer.rows)
             bias = fixed.kernel[:, length - 1 :] if layer.causal else fixed.kernel
-        elif isinstance(fixed, Written):
+        else:
             bias = fixed.matrix
     lengths = layer.kept_lengths
     turned = layer.turn(q, k)

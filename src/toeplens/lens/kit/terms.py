@@ -6,8 +6,8 @@ covariance with the whole, over the variance of the whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,31 +19,20 @@ from toeplens.lens.kit.sums import inner_within, over_keys
 _NOTHING = 1e-12  # of the energy before any mean is taken off: a variance below it is rounding
 
 
-@runtime_checkable
-class Fixed(Protocol):
-    """A matrix of logits that is known by itself; invisible pairs count as 0."""
-
-    def apply(self, x: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H N d"]:
-        """The matrix times ``x``, summed over the visible keys."""
-        ...
-
-    def times(self, other: Fixed) -> Fixed:
-        """The Hadamard product with another matrix of the same kind."""
-        ...
-
-    def at(self, queries: Int[Tensor, "Q"], sequence: int) -> Float[Tensor, "H Q N"]:
-        """Some queries' rows for one sequence of the batch."""
-        ...
+# What a term has in common with the whole, over the sequences of a batch: the sum over the visible pairs of the term, and
+# of it times the whole; that over queries of (row sum of the term) (row sum of the whole) / (keys that the query sees)
+CovarianceSums = Float[Tensor, "3 H *_columns"]
 
 
 @dataclass(frozen=True)
 class Offsets:
-    """A Toeplitz matrix by its kernel, [H, 2N - 1] at offsets i - j = -(N - 1) .. N - 1."""
+    """A Toeplitz matrix by its kernel, [H, 2N - 1] at offsets i - j = -(N - 1) .. N - 1; invisible pairs count as 0."""
 
     kernel: Float[Tensor, "H D"]
     causal: bool
 
     def apply(self, x: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H N d"]:
+        """The matrix times ``x``, summed over the visible keys."""
         length = x.shape[-2]
         kernel = self.kernel[:, length - 1 :] if self.causal else self.kernel
         size = next_fast_len(kernel.shape[1] + length - 1, real=True)
@@ -52,10 +41,12 @@ class Offsets:
         return torch.fft.irfft(wave, size, dim=-2)[..., first : first + length, :]
 
     def times(self, other: Fixed) -> Offsets:
+        """The Hadamard product with another matrix of the same kind."""
         assert isinstance(other, Offsets)
         return Offsets(self.kernel * other.kernel, self.causal)
 
     def at(self, queries: Int[Tensor, "Q"], sequence: int) -> Float[Tensor, "H Q N"]:
+        """Some queries' rows for one sequence of the batch."""
         length = (self.kernel.shape[1] + 1) // 2
         offsets = queries.unsqueeze(1) - torch.arange(length, device=self.kernel.device)
         rows = self.kernel[:, offsets + length - 1]
@@ -64,7 +55,7 @@ class Offsets:
 
 @dataclass(frozen=True)
 class Written:
-    """A matrix written out, [B or 1, H, N, N], 0 where a pair is not visible."""
+    """A matrix written out, [B or 1, H, N, N], 0 where a pair is not visible; does what `Offsets` does."""
 
     matrix: Float[Tensor, "_ H N N"]
 
@@ -79,33 +70,7 @@ class Written:
         return self.matrix[sequence if len(self.matrix) > 1 else 0][:, queries]
 
 
-@dataclass(frozen=True)
-class CovarianceSums:
-    """What a term has in common with the whole, summed over the sequences of a batch; adds up over batches.
-
-    total   [H, ...] sum of the term over the visible pairs
-    inner   [H, ...] sum of the term times the whole
-    rows    [H, ...] sum over queries of (row sum of the term) (row sum of the whole) / (keys that the query sees)
-    """
-
-    total: Tensor
-    inner: Tensor
-    rows: Tensor
-
-    def __add__(self, other: CovarianceSums) -> CovarianceSums:
-        return CovarianceSums(self.total + other.total, self.inner + other.inner, self.rows + other.rows)
-
-    def summed(self) -> CovarianceSums:
-        """Summed over the last dimension."""
-        return CovarianceSums(self.total.sum(-1), self.inner.sum(-1), self.rows.sum(-1))
-
-
-def sum_of(found: list[CovarianceSums]) -> CovarianceSums:
-    """The sum over batches."""
-    total = found[0]
-    for one in found[1:]:
-        total = total + one
-    return total
+Fixed = Offsets | Written  # a matrix of logits that is known by itself
 
 
 class Whole:
@@ -124,7 +89,7 @@ class Whole:
         self,
         q: Float[Tensor, "B H N d"],
         k: Float[Tensor, "B H N d"],
-        fixed: list[Fixed],
+        fixed: Sequence[Fixed],
         present: Bool[Tensor, "B N"],
         causal: bool,
         asked: Bool[Tensor, "B N"],
@@ -139,23 +104,22 @@ class Whole:
         self.row_sums = self._rows(q, k).sum(-1) + sum(self._fixed_rows(term) for term in fixed)
 
     def products(self, q: Float[Tensor, "B H N e"], k: Float[Tensor, "B H N e"]) -> CovarianceSums:
-        """The term q_i . k_j, dimension by dimension: [H, e]."""
+        """The term q_i . k_j, dimension by dimension: [3, H, e]."""
         if not (q.any() and k.any()):
-            nothing = q.new_zeros(q.shape[1], q.shape[-1])
-            return CovarianceSums(nothing, nothing, nothing)
+            return q.new_zeros(3, q.shape[1], q.shape[-1])
         raw = inner_within(self.window, q, k, self.q, self.k, causal=self.causal).sum(0)
         for term in self.fixed:
             raw = raw + (q * term.apply(k)).sum((0, 2))
         rows = self._rows(q, k)
-        return CovarianceSums(rows.sum((0, 2)), raw, (rows * (self.row_sums / self.seen).unsqueeze(-1)).sum((0, 2)))
+        return torch.stack((rows.sum((0, 2)), raw, (rows * (self.row_sums / self.seen).unsqueeze(-1)).sum((0, 2))))
 
     def known(self, term: Fixed) -> CovarianceSums:
-        """A fixed term: [H]."""
+        """A fixed term: [3, H]."""
         raw = (self.q * term.apply(self.k)).sum((0, 2, 3))
         for other in self.fixed:
             raw = raw + self._fixed_rows(term.times(other)).sum((0, 2))
         rows = self._fixed_rows(term)
-        return CovarianceSums(rows.sum((0, 2)), raw, (rows * self.row_sums / self.seen).sum((0, 2)))
+        return torch.stack((rows.sum((0, 2)), raw, (rows * self.row_sums / self.seen).sum((0, 2))))
 
     def _rows(self, q: Tensor, k: Tensor) -> Float[Tensor, "B H N e"]:
         return q * over_keys(k, self.causal, self.window)
@@ -178,8 +142,9 @@ class Shares:
 
 def spread(term: CovarianceSums, whole: CovarianceSums, pairs: float) -> tuple[Tensor, Tensor]:
     """Sums of products with the whole, less the means: over all pairs, and with each row's mean removed."""
-    total = whole.total if term.total.ndim == whole.total.ndim else whole.total.unsqueeze(-1)
-    return term.inner - term.total * total / pairs, term.inner - term.rows
+    total, inner, rows = term
+    of_whole = whole[0] if term.ndim == whole.ndim else whole[0].unsqueeze(-1)
+    return inner - total * of_whole / pairs, inner - rows
 
 
 def shares_of(
@@ -199,14 +164,10 @@ def shares_of(
     return Shares(*made)
 
 
-def grouped(part: CovarianceSums, groups: Int[Tensor, "d"], count: int | None = None) -> CovarianceSums:
-    """A product's dimensions summed by group: [H, groups]; ``count`` groups, or as many as occur."""
+def grouped(x: Float[Tensor, "*B d"], groups: Int[Tensor, "d"], count: int | None = None) -> Float[Tensor, "*B g"]:
+    """Dimensions summed by group; ``count`` groups, or as many as occur."""
     count = int(groups.max()) + 1 if count is None else count
-
-    def gather(x: Tensor) -> Tensor:
-        return torch.zeros(x.shape[0], count, dtype=x.dtype, device=x.device).index_add_(1, groups, x)
-
-    return CovarianceSums(gather(part.total), gather(part.inner), gather(part.rows))
+    return x.new_zeros(*x.shape[:-1], count).index_add_(-1, groups, x)
 
 
 def by_column(found: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:

@@ -17,17 +17,7 @@ from toeplens.encodings import PositionalEncoding
 from toeplens.ground import InputError
 from toeplens.lens.kit.pieces import BIAS, PRODUCTS, Batch, NoForm, Pieces, checked, rest
 from toeplens.lens.kit.splits import Split, position_parts
-from toeplens.lens.kit.terms import (
-    CovarianceSums,
-    Shares,
-    Whole,
-    Written,
-    by_column,
-    grouped,
-    shares_of,
-    spread,
-    sum_of,
-)
+from toeplens.lens.kit.terms import CovarianceSums, Shares, Whole, Written, by_column, grouped, shares_of, spread
 from toeplens.lens.kit.toeplitz import ToeplitzProfile
 from toeplens.lens.kit.trace import AttentionTrace
 
@@ -140,8 +130,9 @@ def decompose(trace: AttentionTrace, layer: int, *, split: Split = "mean") -> Lo
     pieces = Pieces(found, *position_parts(trace, found, split))
     error = checked(pieces)
     parts = _commons(pieces)
-    whole = sum_of([part.summed() for part in parts.values()])
-    energy = torch.stack([part.inner.abs().sum(-1) for part in parts.values()]).sum(0)
+    sums = torch.stack([part.sum(-1) for part in parts.values()])
+    whole = sums.sum(0)
+    energy = torch.stack([part[1].abs().sum(-1) for part in parts.values()]).sum(0)
     variances = spread(whole, whole, pieces.pairs)
     rotation = pieces.rotation
     by_group = None if rotation is None else [grouped(parts[name], rotation.groups) for name in PRODUCTS]
@@ -150,7 +141,7 @@ def decompose(trace: AttentionTrace, layer: int, *, split: Split = "mean") -> Lo
         split=split,
         sequences=len(found.q),
         names=tuple(parts),
-        shares=shares_of([spread(part.summed(), whole, pieces.pairs) for part in parts.values()], variances, energy),
+        shares=shares_of([spread(part, whole, pieces.pairs) for part in sums], variances, energy),
         frequencies=None if rotation is None else rotation.frequencies,
         frequency_shares=None if by_group is None else _by_frequency(by_group, whole, pieces.pairs, variances, energy),
         kinds=kinds_of(pieces),
@@ -183,9 +174,8 @@ def _commons(pieces: Pieces) -> dict[str, CovarianceSums]:
         for name, (q, k) in batch.products.items():
             parts.setdefault(name, []).append(whole.products(q, k))
         for name, fixed in batch.fixed.items():
-            common = whole.known(fixed)
-            parts.setdefault(name, []).append(CovarianceSums(*(x.unsqueeze(-1) for x in vars(common).values())))
-    return {name: sum_of(found) for name, found in parts.items()}
+            parts.setdefault(name, []).append(whole.known(fixed).unsqueeze(-1))
+    return {name: torch.stack(found).sum(0) for name, found in parts.items()}
 
 
 def _by_frequency(
@@ -222,16 +212,16 @@ def kinds_of(pieces: Pieces) -> Shares:
         whole = batch.whole()
         own = whole.products(whole.q, whole.k)
         fixed = [whole.known(term) for term in whole.fixed]
-        energy = energy + own.inner.abs().sum(-1) + sum(term.inner.abs() for term in fixed)
-        every.append(sum_of([own.summed(), *fixed]))
+        energy = energy + own[1].abs().sum(-1) + sum(term[1].abs() for term in fixed)
+        every.append(own.sum(-1) + sum(fixed))
         q, k, position_q, position_k = _split(pieces, sequences, whole)
         positions.append(_position(batch, whole, position_q, position_k))
         if (rotation := pieces.rotation) is not None:
             q = rotation.turn_by_mean(q, pieces.layer)
-        contents.append(whole.products(q * pieces.layer.scale, k).summed())
-    total = sum_of(every)
+        contents.append(whole.products(q * pieces.layer.scale, k).sum(-1))
+    total, position, content = (torch.stack(found).sum(0) for found in (every, positions, contents))
     variances = spread(total, total, pieces.pairs)
-    position, content = (spread(sum_of(found), total, pieces.pairs) for found in (positions, contents))
+    position, content = (spread(term, total, pieces.pairs) for term in (position, content))
     if pieces.rotation is None and pieces.layer.encoding.overrides("rotate"):
         content = content[0] * torch.nan, content[1] * torch.nan
     coupled = variances[0] - position[0] - content[0], variances[1] - position[1] - content[1]
@@ -267,7 +257,7 @@ def _position(
     batch: Batch, whole: Whole, mean_q: Float[Tensor, "B H N d"], mean_k: Float[Tensor, "B H N d"]
 ) -> CovarianceSums:
     q, k = batch.layer.turn(mean_q, mean_k)
-    found = whole.products(q * batch.layer.scale, k).summed()
+    found = whole.products(q * batch.layer.scale, k).sum(-1)
     if batch.layer.encoding.overrides("transform_logits"):
         return found + whole.known(Written(rest(batch.layer, mean_q, mean_k)))
     return found + whole.known(batch.fixed[BIAS]) if BIAS in batch.fixed else found
