@@ -19,8 +19,8 @@ from toeplens.lens.kit.sums import inner_within, over_keys
 _NOTHING = 1e-12  # of the energy before any mean is taken off: a variance below it is rounding
 
 
-# What a term has in common with the whole, over the sequences of a batch: the sum over the visible pairs of the term, and
-# of it times the whole; that over queries of (row sum of the term) (row sum of the whole) / (keys that the query sees)
+# What a term has in common with the whole, over the sequences of a batch: the sum over the visible pairs of the term,
+# and of it times the whole; over queries that of (row sum of the term) (row sum of the whole) / (keys that are seen)
 CovarianceSums = Float[Tensor, "3 H *_columns"]
 
 
