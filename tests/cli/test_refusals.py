@@ -36,6 +36,7 @@ REFUSED = {  # TINY stands for the options of a tiny run; fields of a spec are w
     "train TINY --set task_options.vocab_size=4 --set task_options.length=3": "train_examples: 32 was given, but trigg",
     # fields
     "train TINY --set epoch=3": "epoch: no such field",
+    "train TINY --set task_options.ordered=x": "ordered: 'x' was given; it must be true or false.",
     "train TINY --set epochs": "'epochs' was given; it must be of the form field=value",
     "train TINY --set =3": "'=3' was given",
     "train TINY --set epochs.x=3": "epochs has no fields",
@@ -45,7 +46,8 @@ REFUSED = {  # TINY stands for the options of a tiny run; fields of a spec are w
     "train TINY --set model.encoding=[1]": "model.encoding: ",
     "train TINY --protocol released --set model.encoding=[1]": "model.encoding: ",
     "train TINY --set task_options=3": "task_options: ",
-    "train TINY --set model.encoding_options.base=big": "base",
+    "train TINY --set model.encoding_options.base=big": "base: 'big' was given; it must be a number.",
+    "card rope --set base=x": "base: 'x' was given; it must be a number.",
     "card --set base=3": "set: an option was given, but no encoding",
     "card rope --set base=-3": "base: -3 was given",
     "card rope --length 3": "length: 3 was given",

@@ -158,9 +158,9 @@ def test_an_encoding_states_its_published_scale() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("rope", {"base": "large"}), ("partial-rope", {"heads": "first"}), ("learned", {"init_std": "small"})],
+    [("rope", {"base": 10**400}), ("learned", {"init_std": 10**400})],
 )
-def test_an_option_of_the_wrong_kind_is_an_input_error(name: str, options: dict) -> None:
+def test_a_number_that_none_can_take_is_an_input_error(name: str, options: dict) -> None:
     with pytest.raises(InputError, match=f"^encoding '{name}' cannot be built from "):
         build(name, options)
 

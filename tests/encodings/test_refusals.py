@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from tests.encodings.samples import SIZES
 
 from toeplens import encodings
@@ -257,3 +258,47 @@ def test_what_makes_no_sense_is_refused(name: str, given: dict[str, Any], field:
     assert message.endswith(".")
     assert "\n" not in message
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", encodings.names())
+def test_values_of_a_wrong_kind_are_told_what_is_allowed(name: str) -> None:
+    """Of every option, its name; what Python or torch make of such a value says neither."""
+    for option in encodings.options(name):
+        for value in (object(), {"a": 1}, [object()], b"x"):
+            with pytest.raises(InputError, match=rf"^{option}: .* was given; it must be .+\.$"):
+                encodings.build(name, **SIZES, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("rope", {"base": "x"}, "base: 'x' was given; it must be a number."),
+        ("tupe", {"relative": 1}, "relative: 1 was given; it must be true or false."),
+        ("rope-yarn", {"truncate": "x"}, "truncate: 'x' was given; it must be true, false or None."),
+        (
+            "scaled-rope",
+            {"layer_types": ["a"], "a": {"rope_theta": "x"}},
+            "a.rope_theta: 'x' was given; it must be a number or None.",
+        ),
+        ("scaled-rope", {"layer_types": 3}, "layer_types: 3 was given; it must be a list of words or None."),
+    ],
+)
+def test_kinds_are_said_in_words(name: str, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        encodings.build(name, **SIZES, **given)
+    assert str(caught.value) == said
+
+
+def test_heads_of_a_size_that_cannot_be_turned_are_one_sentence() -> None:
+    """As those of somebody's own attention, which does not add the rotary part of latent attention."""
+    positions = torch.arange(4)
+    places = {"q_positions": positions, "k_positions": positions}
+    for name, few, said in (
+        ("mla", 8, "heads of 8 dimensions were given; MLA takes 12 (8 before the 4 that are turned)."),
+        ("mla", 16, "heads of 16 dimensions were given; MLA takes 12 (8 before the 4 that are turned)."),
+        ("rope", 6, "heads of 6 dimensions were given; RoPE takes 8."),
+    ):
+        x, encoding = torch.zeros(1, 3, 4, few), encodings.build(name, **SIZES)
+        with pytest.raises(InputError) as caught:
+            encodings.attend(x, x, x, encoding=encoding, **places, scale=1.0)
+        assert str(caught.value) == f"head_dim: {said}"

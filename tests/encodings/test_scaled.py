@@ -565,11 +565,6 @@ def test_what_cannot_be_built_is_refused_in_one_sentence(name: str, options: dic
     assert "\n" not in str(caught.value)
 
 
-def test_an_option_of_the_wrong_kind_is_an_input_error() -> None:
-    with pytest.raises(InputError, match=r"^encoding 'rope-dynamic' cannot be built from "):
-        build("rope-dynamic", factor="two")
-
-
 @pytest.mark.parametrize("name", list(ENCODINGS))
 def test_a_shortest_text_is_enough_for_the_defaults(name: str) -> None:
     encoding = build(name, max_len=1)

@@ -83,6 +83,37 @@ def test_a_sentence_names_the_field_and_what_is_wrong_with_it(fields: dict[str, 
     assert refusal(**fields) == says
 
 
+class Other(BaseModel, extra="forbid"):
+    height: int = 1
+
+
+class Many(BaseModel, extra="forbid"):
+    outers: dict[str, list[Outer] | None] = {}
+    two: Other | Inner | None = None
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"outer": 1}, "outer: no such field; did you mean 'outers'? Known: outers, two"),
+        ({"zzz": 1}, "zzz: no such field; known: outers, two"),
+        (
+            {"outers": {"a": [{"needed": 2, "rat": 1}]}},
+            "outers.a.0.rat: no such field; did you mean 'rate'? Known: inner, needed, rate",
+        ),
+        (
+            {"outers": {"a": [{"needed": 2, "inner": {"with": 1}}]}},
+            "outers.a.0.inner.with: no such field; did you mean 'width'? Known: width",
+        ),
+        ({"two": {"x": 1}}, "two.Other.x: no such field"),
+    ],
+)
+def test_a_field_that_does_not_exist_is_answered_with_those_that_do(fields: dict[str, Any], says: str):
+    with pytest.raises(ValidationError) as caught:
+        Many(**fields)
+    assert sentence(caught.value, Many) == says
+
+
 def test_a_sentence_names_a_value_of_a_wrong_type_and_one_problem_of_many():
     assert refusal(needed="many").startswith("needed: input should be a valid integer")
     assert refusal(needed="many").endswith("(given: 'many')")

@@ -15,6 +15,7 @@ from toeplens.encodings.kit import require_count, require_whole
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
 from toeplens.ground import InputError
+from toeplens.ground.options import parameters
 
 Coupling = Literal["none", "input", "bias", "rotation", "concatenation", "logits", "weights", "accumulated"]
 
@@ -93,10 +94,10 @@ class PositionalEncoding(nn.Module):
         """The options that are taken beside the sizes, with their defaults."""
         found: dict[str, inspect.Parameter] = {}
         for kind in (kind for kind in cls.__mro__ if "__init__" in vars(kind)):
-            parameters = inspect.signature(kind.__init__).parameters
-            own = {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY and name not in SIZES}
+            taken = parameters(kind.__init__)
+            own = {name: p for name, p in taken.items() if p.kind is p.KEYWORD_ONLY and name not in SIZES}
             found |= {name: p for name, p in own.items() if name not in found}
-            if "inherited" not in parameters:
+            if "inherited" not in taken:
                 break
         return found
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.ground import InputError, choose, shown
+from toeplens.ground.options import must_be
 
 FAMILIES = (
     "absolute",
@@ -72,11 +73,17 @@ def build(
     """
     kind = get(name)
     known = options(name)
+    for option, value in options_given.items():
+        if option in known:
+            must_be(option, value, known[option].annotation)
     types = options_given.get("layer_types") or ()  # each names a further option, and there may be parameters of more
     for option, value in options_given.items():
         nested = isinstance(value, dict) and "layer_types" in known
         if nested and not types:
             raise InputError(f"layer_types: none was given; parameters by layer type, as {option!r}, need it.")
+        if nested:
+            for inner in filter(known.__contains__, value):
+                must_be(f"{option}.{inner}", value[inner], known[inner].annotation)
         if not nested and option not in types:
             choose(f"option of encoding {name!r}", option, known)
     try:

@@ -92,6 +92,12 @@ class Rotary(PositionalEncoding):
             tables = self.control.tables(*tables, self.num_heads)
         if width == x.shape[-1]:
             return turn(x, *tables, self.pairing)
+        if x.shape[-1] < self.first + width or (self.first and x.shape[-1] > self.first + width):
+            parts = f" ({self.first} before the {width} that are turned)" if self.first else ""
+            raise InputError(
+                f"head_dim: heads of {x.shape[-1]} dimensions were given; {type(self).__name__} takes "
+                f"{self.first + width}{parts}."
+            )
         before, middle, after = x.split((self.first, width, x.shape[-1] - self.first - width), dim=-1)
         return torch.cat((before, turn(middle, *tables, self.pairing), after), dim=-1)
 

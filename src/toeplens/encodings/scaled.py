@@ -17,7 +17,18 @@ from torch.nn import functional as F
 
 from toeplens.encodings.kit import require_count, require_even, require_whole
 from toeplens.encodings.rotary import Pairing, RoPE, Rotary
-from toeplens.encodings.scaling import COMMON, RULES, Start, apply, check, every_keyword, keywords, length_of, slowed
+from toeplens.encodings.scaling import (
+    COMMON,
+    RULES,
+    Start,
+    apply,
+    check,
+    every_keyword,
+    keywords,
+    kind_of,
+    length_of,
+    slowed,
+)
 from toeplens.encodings.shapes import Frequencies, Positions
 from toeplens.ground import InputError, choose
 
@@ -97,7 +108,9 @@ class ScaledRoPE(Rotary):
         kind = inspect.Parameter.KEYWORD_ONLY
         first, last = list(COMMON)[:-1], list(COMMON)[-1]
         names = (*first, *(keywords(cls.only) if cls.only else every_keyword()), last)
-        rope = {name: inspect.Parameter(name, kind, default=defaults.get(name)) for name in names}
+        rope = {
+            name: inspect.Parameter(name, kind, default=defaults.get(name), annotation=kind_of(name)) for name in names
+        }
         return rope | {name: own for name, own in super().options().items() if name not in rope}
 
     def complete(self, options: dict[str, Any], start: Start) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from toeplens.encodings.kit import require_even, require_number, rotary_frequencies
 from toeplens.encodings.shapes import Positions
 from toeplens.ground import InputError
+from toeplens.ground.options import parameters
 
 # what every type takes, with its defaults
 COMMON: dict[str, Any] = {
@@ -29,6 +30,7 @@ COMMON: dict[str, Any] = {
     "max_position_embeddings": None,
     "pairing": "half",
 }
+_KINDS: dict[str, Any] = dict.fromkeys(COMMON, float) | dict.fromkeys(("rope_type", "type", "pairing"), str)
 # what each number may be; see `require_number`
 RANGES: dict[str, dict[str, float]] = {
     "rope_theta": {"over": 0},
@@ -202,6 +204,12 @@ def keywords(rope_type: str) -> dict[str, bool]:
 def every_keyword() -> list[str]:
     """The keywords of all types' own."""
     return list(dict.fromkeys(name for rope_type in RULES for name in keywords(rope_type)))
+
+
+def kind_of(name: str) -> Any:
+    """The annotation of a keyword, of a type's own or of all; None is the same as not given."""
+    own = (rules[name].annotation for rule in RULES.values() if name in (rules := parameters(rule)))
+    return (_KINDS.get(name) or next(own)) | None
 
 
 def check(rope_type: str, options: dict[str, Any], start: Start) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 
 class ToeplensError(Exception):
@@ -35,9 +35,15 @@ def choose(field: str, name: str, allowed: Iterable[Name]) -> Name:
     for known in allowed:
         if known == name:
             return known
+    raise InputError(f"{field}: there is no {shown(name)}; {_offered(name, allowed)}.")
+
+
+def _offered(name: Any, allowed: Iterable[str]) -> str:
+    """What there is instead of ``name``, the nearest first."""
+    allowed = sorted(allowed)
     near = difflib.get_close_matches(str(name), allowed, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}? Known" if near else "known"
-    raise InputError(f"{field}: there is no {shown(name)}; {hint}: {', '.join(sorted(allowed))}.")
+    return f"{hint}: {', '.join(allowed)}"
 
 
 def shown(value: Any) -> str:
@@ -49,13 +55,17 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 4]} ..."
 
 
-def sentence(error: ValidationError) -> str:
-    """The first problem of a pydantic `ValidationError` as one sentence that names the field."""
+def sentence(error: ValidationError, of: type[BaseModel] | None = None) -> str:
+    """The first problem of a pydantic `ValidationError` as one sentence that names the field.
+
+    ``of`` is what was to be made; with it, a field that does not exist is answered with those that do.
+    """
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        message = "no such field"
+        there = None if of is None else _fields(of, first["loc"][:-1])
+        message = "no such field" if there is None else f"no such field; {_offered(first['loc'][-1], there)}"
     elif first["type"] == "missing":
         message = "it is missing"
     elif first["type"] == "model_type":
@@ -65,3 +75,21 @@ def sentence(error: ValidationError) -> str:
     elif not field or message.startswith(field):
         return message
     return f"{field}: {message}" if field else message
+
+
+def _fields(kind: type[BaseModel], place: Iterable[int | str]) -> list[str] | None:
+    """The fields at this place; None where they are not of one kind."""
+    for part in place:
+        if part in kind.model_fields:  # else the name or place of one of many of this kind
+            inner = _models(kind.model_fields[str(part)].annotation)
+            if len(inner) != 1:
+                return None
+            (kind,) = inner
+    return list(kind.model_fields)
+
+
+def _models(hint: Any) -> set[type[BaseModel]]:
+    """The models in an annotation."""
+    if isinstance(hint, type) and not get_args(hint):
+        return {hint} if issubclass(hint, BaseModel) else set()
+    return {model for each in get_args(hint) for model in _models(each)}

@@ -252,4 +252,4 @@ def decoder_config(**fields: Any) -> DecoderConfig:
     try:
         return DecoderConfig(**fields)
     except ValidationError as error:
-        raise InputError(sentence(error)) from None
+        raise InputError(sentence(error, DecoderConfig)) from None

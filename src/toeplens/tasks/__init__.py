@@ -9,6 +9,7 @@ import inspect
 from typing import Any
 
 from toeplens.ground import InputError, choose, shown
+from toeplens.ground.options import must_be, parameters
 from toeplens.tasks.addition import Addition
 from toeplens.tasks.base import PAD, TEST_SHARE, Examples, Split, Task, fingerprint, in_test
 from toeplens.tasks.baselines import trivial_baselines
@@ -48,13 +49,14 @@ def get(name: str) -> type[Task]:
 
 def options(name: str) -> dict[str, inspect.Parameter]:
     """The options of ``build(name, ...)`` with their defaults."""
-    return {n: p for n, p in inspect.signature(get(name).__init__).parameters.items() if n != "self"}
+    return {n: p for n, p in parameters(get(name).__init__).items() if n != "self"}
 
 
 def build(name: str, **options_given: Any) -> Task:
     """Build the task ``name``; raises `InputError` for an unknown name or option, or options that don't fit."""
-    for option in options_given:
-        choose(f"option of task {name!r}", option, options(name))
+    known = options(name)
+    for option, value in options_given.items():
+        must_be(choose(f"option of task {name!r}", option, known), value, known[option].annotation)
     try:
         return get(name)(**options_given)
     except InputError:

@@ -242,6 +242,6 @@ def grid_spec(content: Any) -> GridSpec:
     try:
         return GridSpec(**content)
     except ValidationError as error:
-        raise InputError(sentence(error)) from None
+        raise InputError(sentence(error, GridSpec)) from None
     except TypeError as error:
         raise InputError(f"spec: {error}.") from None

@@ -1,0 +1,90 @@
+"""A value that is nothing of the kind that a signature states is refused in words; what kind it is in detail is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pytest
+from tests.builders import refusal
+
+from toeplens.ground.options import must_be, parameters
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Word = Literal["a", "b"]
+
+
+def taking(
+    *,
+    whole: int = 1,
+    number: float = 1.0,
+    yes: bool = True,
+    word: str = "",
+    one: Word = "a",
+    some: int | Word | None = None,
+    numbers: Sequence[float] = (),
+    deep: Sequence[float] | Sequence[Sequence[int]] | None = None,
+    flags: list[bool] | None = None,
+    other: dict[str, int] | None = None,
+    **rest: Any,
+) -> None:
+    """Some options."""
+
+
+KINDS = {name: parameter.annotation for name, parameter in parameters(taking).items()}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("whole", "x", "a whole number"),
+        ("whole", 3.5, "a whole number"),
+        ("whole", True, "a whole number"),
+        ("number", "1", "a number"),
+        ("number", None, "a number"),
+        ("number", False, "a number"),
+        ("yes", 1, "true or false"),
+        ("word", 3, "a word"),
+        ("one", [1], "'a' or 'b'"),
+        ("some", 1.5, "a whole number, 'a', 'b' or None"),
+        ("numbers", 3, "a list of numbers"),
+        ("numbers", "123", "a list of numbers"),
+        ("numbers", [1, "2"], "a list of numbers"),
+        ("numbers", {"a": 1}, "a list of numbers"),
+        ("deep", [[1], [2.5]], "a list of numbers, a list of lists of whole numbers or None"),
+        ("flags", ["x"], "a list of true and false or None"),
+    ],
+)
+def test_what_is_given_and_what_is_allowed_are_named(option: str, value: Any, allowed: str):
+    assert refusal(lambda: must_be(option, value, KINDS[option])) == (
+        f"{option}: {value!r} was given; it must be {allowed}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("whole", (3, np.int64(3), -1)),
+        ("number", (3, 0.5, float("nan"), np.float32(1))),
+        ("one", ("a", "no such word")),  # the constructor names the nearest
+        ("some", (None, 3, "a")),
+        ("numbers", ((), [1, 2.5], np.ones(3))),
+        ("deep", ([1.5], [[1], [2]], None)),
+        ("other", (3, "x", None)),
+        ("rest", (3, "x", None)),
+    ],
+)
+def test_what_may_be_is_left_to_the_constructor(option: str, values: tuple[Any, ...]):
+    for value in values:
+        must_be(option, value, KINDS[option])
+
+
+def test_an_annotation_that_cannot_be_told_allows_anything():
+    def strange(*, place: Path, whole: NoSuchThing = 1) -> None:  # pyright: ignore
+        """Takes what only a type checker knows."""
+
+    for name, parameter in parameters(strange).items():
+        must_be(name, object(), parameter.annotation)
