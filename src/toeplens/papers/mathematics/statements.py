@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,71 +20,14 @@ _T = Annotated[_Some, Dims("T")]
 _Table = Annotated[list[_Some], Field(min_length=1), Dims("_ _")]
 
 
-@dataclass(frozen=True)
-class _Tally(Record):
-    tried: Count
-    violations: Count
-    worst: Number
+def _of(**fields: Any) -> Any:
+    """A record of these fields."""
+    return make_dataclass("_Part", fields.items(), bases=(Record,), frozen=True)
 
 
-@dataclass(frozen=True)
-class _Example(Record):
-    w: _Some
-    mean: _Some
-
-
-@dataclass(frozen=True)
-class _Sizes(Record):
-    example: _Example
-    head_dims: _Some
-    lengths: _S
-    width_ratio: Annotated[list[_Some], Field(min_length=1), Dims("S _")]
-
-
-@dataclass(frozen=True)
-class _Free(Record):
-    searched_sizes: _S
-    ratio_bound: _S
-    ratio_found: _S
-    ratio_known_positive: _S
-
-
-@dataclass(frozen=True)
-class _Contraction(Record):
-    seed: Count
-    free: _Free
-    sizes: _Sizes
-    tallies: dict[Text, _Tally]
-
-
-@dataclass(frozen=True)
-class _Ranges(Record):
-    fejer_sizes: _S
-    ratio_fejer: _S
-    sizes: _T
-    ratio_program: _T
-
-
-@dataclass(frozen=True)
-class _Symbol(Record):
-    symbol: _Some
-
-
-@dataclass(frozen=True)
-class _Toeplitz(Record):
-    angles: _Some
-    w: _Symbol
-    product: _Symbol
-
-
-@dataclass(frozen=True)
-class _Phases(Record):
-    seed: Count
-    ranges: _Ranges
-    toeplitz: _Toeplitz
-    tallies: dict[Text, _Tally]
-
-
+_Tally = _of(tried=Count, violations=Count, worst=Number)
+_Symbol = _of(symbol=_Some)
+_Head = _of(stay=Number, move=Number, position_share=Number)
 _Difference = Annotated[float, Field(strict=True, ge=-1, le=1)]
 _Mean = Annotated[list[_Difference], Field(min_length=3, max_length=3)]  # of shares, with the ends of its interval
 
@@ -118,37 +61,6 @@ class _Instances(Record):
 
 
 @dataclass(frozen=True)
-class _Stated(Record):
-    test: Text
-    size: Count
-    rotary: Number
-    relative: Number
-
-
-@dataclass(frozen=True)
-class _Expressiveness(Record):
-    seed: Count
-    instances: Count
-    widths: list[Count]
-    rows: list[_Instances]
-    stated: list[_Stated]
-
-
-@dataclass(frozen=True)
-class _Span(Record):
-    encoding: Text
-    vocabulary: Count
-    width: Count
-    least_angle: Number
-    overlap: Number
-    chance: Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0)]
-    separable: Truth
-    linear_error: Positive
-    oblique_error: Positive | None  # None where it is infinite
-    lookup: Share
-
-
-@dataclass(frozen=True)
 class _Errors(Record):
     predictor: _Some
     frequencies: _Some
@@ -167,70 +79,70 @@ class _Levinson(Record):
                 raise ValueError("own, shared: these are not errors of each of the sizes.")
 
 
-@dataclass(frozen=True)
-class _Head(Record):
-    stay: Number
-    move: Number
-    position_share: Number
-
-
-@dataclass(frozen=True)
-class _Pair(Record):
-    positional: _Head
-    content: _Head
-    single_gap: Positive
-    means_gap: Positive
-    extraction_gap: Positive
-
-
-@dataclass(frozen=True)
-class _Estimators(Record):
-    definite: Share
-    levinson: _Levinson
-    pair: _Pair
-    spans: list[_Span]
-
-
-@dataclass(frozen=True)
-class _Angles(Record):
-    least_angle: Number
-
-
-@dataclass(frozen=True)
-class _Model(Record):
-    """Tables of a model's heads, [layers, heads]; a layer's is left out where it is not finite."""
-
-    LATER = (
-        "width",
-        "norm",
-        "gram",
-        "bound",
-        "phase_error",
-        "coherence",
-        "concentration",
-        "modulus",
-        "position_toeplitz",
-        "spans",
-    )
-
-    width: _Table | None = None
-    norm: _Table | None = None
-    gram: _Table | None = None
-    bound: _Table | None = None
-    phase_error: _Table | None = None
-    coherence: _Table | None = None
-    concentration: _Table | None = None
-    modulus: _Table | None = None
-    position_toeplitz: _Table | None = None
-    spans: _Angles | None = None
-
-
 KINDS: dict[str, type[Record]] = {
-    "contraction": _Contraction,
-    "phases": _Phases,
-    "expressiveness": _Expressiveness,
-    "estimators": _Estimators,
+    "contraction": _of(
+        seed=Count,
+        free=_of(searched_sizes=_S, ratio_bound=_S, ratio_found=_S, ratio_known_positive=_S),
+        sizes=_of(
+            example=_of(w=_Some, mean=_Some),
+            head_dims=_Some,
+            lengths=_S,
+            width_ratio=Annotated[list[_Some], Field(min_length=1), Dims("S _")],
+        ),
+        tallies=dict[Text, _Tally],
+    ),
+    "phases": _of(
+        seed=Count,
+        ranges=_of(fejer_sizes=_S, ratio_fejer=_S, sizes=_T, ratio_program=_T),
+        toeplitz=_of(angles=_Some, w=_Symbol, product=_Symbol),
+        tallies=dict[Text, _Tally],
+    ),
+    "expressiveness": _of(
+        seed=Count,
+        instances=Count,
+        widths=list[Count],
+        rows=list[_Instances],
+        stated=list[_of(test=Text, size=Count, rotary=Number, relative=Number)],
+    ),
+    "estimators": _of(
+        definite=Share,
+        levinson=_Levinson,
+        pair=_of(positional=_Head, content=_Head, single_gap=Positive, means_gap=Positive, extraction_gap=Positive),
+        spans=list[
+            _of(
+                encoding=Text,
+                vocabulary=Count,
+                width=Count,
+                least_angle=Number,
+                overlap=Number,
+                chance=Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0)],
+                separable=Truth,
+                linear_error=Positive,
+                oblique_error=Positive | None,  # None where it is infinite
+                lookup=Share,
+            )
+        ],
+    ),
 }
+# tables of a model's heads, [layers, heads]; a layer's is left out where it is not finite
+_TABLES = (
+    "width",
+    "norm",
+    "gram",
+    "bound",
+    "phase_error",
+    "coherence",
+    "concentration",
+    "modulus",
+    "position_toeplitz",
+)
+_Model = make_dataclass(
+    "_Model",
+    [*((name, _Table | None, None) for name in _TABLES), ("spans", _of(least_angle=Number) | None, None)],
+    bases=(Record,),
+    frozen=True,
+    namespace={"LATER": (*_TABLES, "spans")},
+)
 _BY_MODEL = "heads"  # a record of each model; one may have diverged, and then there is none of it
 
 
