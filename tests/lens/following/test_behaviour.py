@@ -444,5 +444,10 @@ def test_a_trace_takes_no_tensors() -> None:
         behaviour(trace_of("rope"), window=3)
     with pytest.raises(InputError, match=r"^split: "):
         behaviour(trace_of("rope")[0], split="mean")
-    with pytest.raises(InputError, match=r"^split: "):
-        behaviour(trace_of("sinusoidal", "released")[1])
+
+
+def test_a_layer_by_itself_knows_the_vectors_that_its_keys_carry() -> None:
+    trace = trace_of("sinusoidal", "released")
+    alone = behaviour(trace[1])
+    assert alone.splits == ("input",)
+    np.testing.assert_array_equal(shares(alone), shares(behaviour(trace))[:, 1])

@@ -49,7 +49,7 @@ class Planted:
                 layer=layer,
                 inputs=x,
                 key_inputs=x,
-                vectors=None if layer or self.vectors is None else self.vectors[..., rows, :],
+                added=None if self.vectors is None else self.vectors[..., rows, :],
                 q=nothing,
                 k=nothing,
                 v=nothing,

@@ -70,11 +70,10 @@ def position_effect(
         queries  for some layers the queries that count, [B, Q] places of each sequence (one that is read out, say); all
                  unless given
     """
-    effects, totals, exact, conditional, vectors, count = [], [], [], [], None, 0
+    effects, totals, exact, conditional, count = [], [], [], [], 0
     for layer in layers:
-        vectors = vectors if layer.vectors is None else layer.vectors
         wide = in_float64(layer)
-        part = known_key_part(wide, vectors)
+        part = known_key_part(wide)
         rows = None if queries is None else queries.get(layer.layer)
         effects.append(effect_variance(wide, wide.q, wide.k, part, rows))
         totals.append(_own_variance(wide, rows))

@@ -77,9 +77,8 @@ def positional_drift(source: Differentiable, batch: Batch, *, probe: Batch | Non
 
 def variances(layers: Sequence[LayerView]) -> Float[Tensor, "L H"]:
     """Var(P_h) of every layer and head, at the queries that the model computes, as a function of what it is made of."""
-    vectors = layers[0].trace.vectors
     found = []
     for view in layers:
         trace = view.trace
-        found.append(effect_variance(trace, trace.q, trace.k, known_key_part(trace, vectors), view.rows))
+        found.append(effect_variance(trace, trace.q, trace.k, known_key_part(trace), view.rows))
     return torch.stack(found)

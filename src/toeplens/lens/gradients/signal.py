@@ -172,8 +172,7 @@ def directions(source: Differentiable, reference: Batch) -> list[Direction]:
     """Each layer's `Direction`, from 3 examples or more; their labels are not looked at."""
     with torch.no_grad():
         views = source.layers(reference[0], reference[2])
-        vectors = views[0].trace.vectors
-        return [_direction(view, known_key_part(view.trace, vectors)) for view in views]
+        return [_direction(view, known_key_part(view.trace)) for view in views]
 
 
 @torch.enable_grad()

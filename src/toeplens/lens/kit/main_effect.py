@@ -18,15 +18,11 @@ FOLDS = 3  # a query's own, and one for each of two mean keys
 AT_ONCE = 1 << 19  # logits formed at once, but for one query of one sequence
 
 
-def known_key_part(layer: LayerTrace, vectors: Tensor | None) -> Float[Tensor, "B G R d"] | None:
-    """What the vectors added at the input give to the keys; None where keys carry more position than that.
-
-    Arguments
-        vectors  [R, D] or [B, R, D] what is added at the input
-    """
-    if vectors is None or (layer.vectors is None and layer.key_inputs is layer.inputs):
+def known_key_part(layer: LayerTrace) -> Float[Tensor, "B G R d"] | None:
+    """What the vectors added at the input give to the keys; None where keys carry more position than that."""
+    if layer.added is None or (layer.vectors is None and layer.key_inputs is layer.inputs):
         return None
-    p = vectors.to(layer.key_inputs.dtype).expand_as(layer.key_inputs)
+    p = layer.added.to(layer.key_inputs.dtype).expand_as(layer.key_inputs)
     return layer.part(p, p)[1]
 
 

@@ -196,7 +196,7 @@ def _with_encoding(bare: MovableKeys, given: Given) -> MovableKeys:
         layer=-1,
         inputs=inputs,
         key_inputs=inputs,
-        vectors=None,
+        added=None,
         q=bare.q,
         k=keys,
         v=keys,
@@ -275,16 +275,7 @@ def _key_part(
         if isinstance(trace, LayerTrace):
             raise InputError(f"split: {split!r} was given; one layer by itself takes 'known' or 'none'.")
         return layer.part(*position_parts(trace, layer, split))[1], split
-    vectors = layer.vectors
-    if vectors is None and layer.key_inputs is not layer.inputs:
-        if isinstance(trace, LayerTrace):
-            raise InputError(
-                f"split: 'known' was given; layer {layer.layer} makes its keys of the input embeddings, whose position "
-                "vectors the whole trace knows, which is needed in its place."
-            )
-        first = trace.source.attention(trace.tokens, trace.lengths, layers=(0,), positions=trace.positions)
-        vectors = next(first).vectors
-    part = known_key_part(layer, vectors)
+    part = known_key_part(layer)
     return (None, "none") if part is None or not part.any() else (part, "input")
 
 

@@ -26,7 +26,7 @@ class LayerTrace:
     layer       from 0
     inputs      [B, R, D] the residual stream that queries are made from, before its norm
     key_inputs  [B, R, D] what keys are made from; the same, but for protocols that take the raw embeddings
-    vectors     [R, D] or [B, R, D] the position vectors added at the input, where ``inputs`` is that input; else None
+    added       [R, D] or [B, R, D] the position vectors added at the input of the model; None if not known
     q, k, v     [B, H, R, d], [B, G, R, d], [B, G, R, dv] as projected, before the encoding acts; query head h reads
                 key head h // (H / G)
     encoding    what position does to this layer
@@ -45,7 +45,7 @@ class LayerTrace:
     layer: int
     inputs: Float[Tensor, "B R D"]
     key_inputs: Float[Tensor, "B R D"]
-    vectors: Tensor | None
+    added: Tensor | None
     q: Float[Tensor, "B H R d"]
     k: Float[Tensor, "B G R d"]
     v: Float[Tensor, "B G R dv"]
@@ -59,6 +59,11 @@ class LayerTrace:
     notes: Tensor | None = None
     whole: bool = True
     read: Int[Tensor, "B"] | None = None
+
+    @property
+    def vectors(self) -> Tensor | None:
+        """The position vectors added at the input, where ``inputs`` is that input; else None."""
+        return None if self.layer else self.added
 
     @cached_property
     def turned(self) -> tuple[Float[Tensor, "B H R e"], Float[Tensor, "B G R e"]]:

@@ -246,7 +246,8 @@ def _views(model: Decoder, tokens: Tensor, lengths: Tensor | None) -> list[Layer
         step = _step(model, layer, x, context)
         known = layer == 0 or context.embeddings is not None
         projections = _inputs(model, layer, step, added if known else None)
-        views.append(LayerView(traced(model, layer, x, context), None if step.at is None else step.rows, projections))
+        trace = traced(model, layer, x, context, added)
+        views.append(LayerView(trace, None if step.at is None else step.rows, projections))
         x = model.block(layer).finish(step.residual, step.heads)
     return views
 

@@ -135,15 +135,18 @@ class DecoderSource:
         """
         model = self.model if positional else _without_position(self.model)
         x, context = model.begin(tokens, lengths)
+        added = position_vectors(model, x, context)
         for layer in range(layers[-1] + 1):
             if layer in layers:
-                trace = traced(model, layer, x, context, positions)
+                trace = traced(model, layer, x, context, added, positions)
                 yield replace(trace, part=torch.no_grad()(trace.part))
             if layer < layers[-1]:
                 x = model.block(layer).finish(*model.layer_heads(layer, x, context))
 
 
-def traced(model: Decoder, layer: int, x: Tensor, context: Context, kept: Tensor | None = None) -> LayerTrace:
+def traced(
+    model: Decoder, layer: int, x: Tensor, context: Context, added: Tensor, kept: Tensor | None = None
+) -> LayerTrace:
     """A layer's trace from its input, at the places that are kept, through which gradients can pass."""
     block, attention = model.block(layer), model.block(layer).attention
     rows = torch.arange(x.shape[1], device=x.device) if kept is None else kept
@@ -164,7 +167,7 @@ def traced(model: Decoder, layer: int, x: Tensor, context: Context, kept: Tensor
         layer=layer,
         inputs=inputs,
         key_inputs=inputs if embeddings is None else embeddings,
-        vectors=here(position_vectors(model, x, context), -2) if layer == 0 else None,
+        added=here(added, -2),
         q=q,
         k=k,
         v=v,
