@@ -109,6 +109,48 @@ def test_odd_configurations_are_one_sentence(tmp_path: Path, changes: dict[str, 
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 10**6},
+        {"num_hidden_layers": 10**30},
+        {"text_config": {"decoder_layers": 1001}},
+        {"n_layer": 1e300},
+    ],
+)
+def test_more_layers_than_a_model_has_are_refused_before_anything_is_made_of_them(
+    tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = changed(saved(built("LlamaForCausalLM", **LLAMA), tmp_path), **changes)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("it was taken"))
+    with pytest.raises(
+        InputError, match=r"^model: the configuration of .* has 1\S+ as \w+; it must be at most 1000\.$"
+    ):
+        audited(place)
+
+
+def test_so_are_those_of_a_model_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = transformers.LlamaConfig(**LLAMA | {"num_hidden_layers": 1001})
+    monkeypatch.setattr(loading, "hub_options", lambda name: {})
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: many)
+    with pytest.raises(InputError, match="has 1001 as num_hidden_layers"):
+        loading.load_model("some/model", device="cpu")
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "intermediate_size", "head_dim"])
+def test_sizes_beyond_the_memory_are_refused_before_anything_is_filled(
+    tmp_path: Path, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that a system promises and does not have would end the process."""
+    whole = saved(built("LlamaForCausalLM", **LLAMA), tmp_path)
+    assert loading.load_model(str(whole), device="cpu").missing == ()
+    place = changed(whole, **{field: 10**4})
+    monkeypatch.setattr(loading, "memory", lambda: 10**6)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("it was built"))
+    with pytest.raises(EnvironmentFailure, match="does not fit into the memory of cpu"):
+        audited(place)
+
+
 @pytest.mark.parametrize("content", ["null", "3", "", "{", "[" * 100_000, '{"a": %s}' % ("9" * 5000)])
 def test_damaged_configurations_are_one_sentence(tmp_path: Path, content: str) -> None:
     saved(built("LlamaForCausalLM", **LLAMA), tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import logging
@@ -17,8 +18,8 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from toeplens.ground import EnvironmentFailure, InputError, choose
-from toeplens.ground.machine import out_of_memory
+from toeplens.ground import EnvironmentFailure, InputError, choose, shown
+from toeplens.ground.machine import memory, out_of_memory
 from toeplens.sources.huggingface.failures import words
 from toeplens.sources.huggingface.model import attention_modules, checked_model, input_embedding, library
 
@@ -27,6 +28,8 @@ LIMIT = 5  # seconds that the hub has to answer
 _NAMED = 100  # characters of what is no name that are told
 _CONFIG = "config.json"
 _TABLE = re.compile(r"^wpe$|^(?!.*rel).*(pos.*emb|emb.*pos)")
+_LAYERS = re.compile("^(?!max_).*(layers?|blocks)$")  # fields that say how many there are
+_MOST_LAYERS = 1000  # as of a decoder of ours
 _TOLD = 3  # names of weights that are told
 _ATTENTION = re.compile("(Attention|Attn|MLA)$")  # a class that is an attention and not a layer around one
 
@@ -134,9 +137,9 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
     Whether what is missing or left over is of the attention is seen when it runs
     (`Loaded.check_attention`).
 
-    Raises `InputError` for a model that is not there, is no text model of transformers, whose configuration or weights
-    cannot be read or are not of one another, or whose weights are none but pickled ones; `EnvironmentFailure` where
-    transformers is missing or memory runs out.
+    Raises `InputError` for a model that is not there, is no text model of transformers, has more than 1000 layers,
+    whose configuration or weights cannot be read or are not of one another, or whose weights are none but pickled ones;
+    `EnvironmentFailure` where transformers is missing or there is not the memory.
     """
     choose("dtype", dtype, get_args(Dtype))
     transformers = library()
@@ -160,14 +163,17 @@ def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool)
     options |= {"dtype": chosen, "use_safetensors": None if pickled else True, "ignore_mismatched_sizes": True}
     if place == "auto":
         options["device_map"] = "auto"
+    full = EnvironmentFailure(
+        f"model: {name} does not fit into the memory of {place}; a smaller dtype or another device is needed."
+    )
+    if place == "cpu" and _least(cls, config, chosen) > memory():
+        raise full
     try:
         model, info = cls.from_pretrained(name, config=config, output_loading_info=True, **options)
         model = model if place == "auto" else model.to(place)
     except Exception as error:  # whatever a library of hundreds of models may raise over any file
         if out_of_memory(error):
-            raise EnvironmentFailure(
-                f"model: {name} does not fit into the memory of {place}; a smaller dtype or another device is needed."
-            ) from None
+            raise full from None
         raise InputError(f"model: {name} could not be loaded: {_why(error, pickled)}") from None
     unlike = sorted(info["mismatched_keys"])
     if unlike:
@@ -180,6 +186,17 @@ def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool)
     own = {key for key, _ in model.named_buffers()}  # of old checkpoints, which kept masks with the weights
     left_over = tuple(sorted(key for key in info["unexpected_keys"] if key not in own))
     return Loaded(model.eval(), name, tuple(sorted(info["missing_keys"])), left_over)
+
+
+def _least(cls: Any, config: Any, dtype: torch.dtype) -> int:
+    """Bytes of a configuration's weights, from a model without numbers; 0 where that does not tell."""
+    if getattr(config, "quantization_config", None) is not None:
+        return 0
+    try:
+        with torch.device("meta"):
+            return sum(weight.numel() for weight in cls(copy.deepcopy(config)).parameters()) * dtype.itemsize
+    except Exception as error:  # which is said when the model is loaded
+        return memory() + 1 if out_of_memory(error) else 0
 
 
 def load_tokenizer(name: str) -> Any:
@@ -237,17 +254,33 @@ def _config(transformers: Any, name: str, options: dict[str, Any]) -> Any:
             raise InputError(
                 f"model: {name} holds no config.json; it must be a run's directory or a transformers model's."
             )
-        _looked_at(path)
+        _few_layers(name, _looked_at(path))
     try:
-        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # whatever its numbers make of the class of a model
         own_code = "trust_remote_code" in str(error)
         why = "it brings code of its own, which is never run" if own_code else words(error)
         raise InputError(f"model: {name} could not be loaded: {why}.") from None
+    _few_layers(name, config.to_dict())
+    return config
 
 
-def _looked_at(path: Path) -> None:
-    """Refuse what is no JSON object; it may hold numbers that are not finite."""
+def _few_layers(name: str, content: dict[str, Any]) -> None:
+    """Refuse numbers of layers that no model has: they would be built one by one before anything is compared."""
+    left = [content]
+    while left:
+        for field, value in left.pop().items():
+            if isinstance(value, dict):
+                left.append(value)
+            elif isinstance(value, (int, float)) and _LAYERS.match(str(field)) and value > _MOST_LAYERS:
+                raise InputError(
+                    f"model: the configuration of {name} has {shown(value)} as {field}; it must be at most "
+                    f"{_MOST_LAYERS}."
+                )
+
+
+def _looked_at(path: Path) -> dict[str, Any]:
+    """A configuration as it stands; what is no JSON object is refused. It may hold numbers that are not finite."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -256,6 +289,7 @@ def _looked_at(path: Path) -> None:
         raise InputError(f"model: {path} is damaged: it is not JSON ({words(error)}).") from None
     if not isinstance(content, dict):
         raise InputError(f"model: {path} is damaged: it is not a configuration.")
+    return content
 
 
 def _class(transformers: Any, config: Any, name: str) -> Any:
