@@ -300,7 +300,7 @@ def total(layers: list[LayerView]) -> Tensor:
 def test_the_slope_is_that_of_a_small_step_against_the_gradient(encoding: str, protocol: str) -> None:
     """Central difference in float64 (1e-6 of the largest)."""
     model, batch = model_of(encoding, protocol), examples()
-    found = DecoderGradients(model).descend(total, batch, batch)
+    value, found, gradient_norm, parameter_norm = DecoderGradients(model).descend(total, batch, batch)
     parameters = list(model.parameters())
     loss = losses_of(model, batch).sum() / (COUNT - 1)
     made = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -313,10 +313,10 @@ def test_the_slope_is_that_of_a_small_step_against_the_gradient(encoding: str, p
                 parameter.add_(step * along)
             values.append(total(DecoderGradients(twin).layers(batch[0], batch[2])))
     slope = (values[2] - values[0]) / 2e-6
-    torch.testing.assert_close(found.value, values[1])
-    torch.testing.assert_close(found.slope, slope, rtol=0, atol=1e-6 * float(slope.abs().max()))
-    assert found.gradient_norm == pytest.approx(float(torch.cat([d.flatten() for d in direction]).norm()))
-    assert found.parameter_norm == pytest.approx(float(torch.cat([p.detach().flatten() for p in parameters]).norm()))
+    torch.testing.assert_close(value, values[1])
+    torch.testing.assert_close(found, slope, rtol=0, atol=1e-6 * float(slope.abs().max()))
+    assert gradient_norm == pytest.approx(float(torch.cat([d.flatten() for d in direction]).norm()))
+    assert parameter_norm == pytest.approx(float(torch.cat([p.detach().flatten() for p in parameters]).norm()))
 
 
 def test_without_an_example_that_counts_there_is_no_direction() -> None:

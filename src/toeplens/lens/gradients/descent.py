@@ -71,22 +71,6 @@ class LayerGradient:
 Measure = Callable[[Sequence[LayerView]], Tensor]
 
 
-@dataclass(frozen=True)
-class Descent:
-    """How a measure of the layers changes when all parameters take a step against the mean gradient.
-
-    value           the measure
-    slope           its derivative by the step size, at a step size of 0
-    gradient_norm   Euclidean norm of the mean gradient over all parameters
-    parameter_norm  Euclidean norm of all parameters
-    """
-
-    value: Tensor
-    slope: Tensor
-    gradient_norm: float
-    parameter_norm: float
-
-
 @runtime_checkable
 class Differentiable(Protocol):
     """What gradient measures need of a source (`toeplens.sources.decoder.gradients`)."""
@@ -104,6 +88,10 @@ class Differentiable(Protocol):
         """Every layer's attention."""
         ...
 
-    def descend(self, measure: Measure, batch: Batch, probe: Batch) -> Descent:
-        """The change of ``measure`` on ``probe`` along plain gradient descent on ``batch``, to first order."""
+    def descend(self, measure: Measure, batch: Batch, probe: Batch) -> tuple[Tensor, Tensor, float, float]:
+        """How ``measure`` on ``probe`` changes when all parameters step against their mean gradient over ``batch``.
+
+        Returns the measure, its derivative by the step size at a step size of 0, and the Euclidean norms of the mean
+        gradient and of all parameters.
+        """
         ...

@@ -65,14 +65,9 @@ def positional_drift(source: Differentiable, batch: Batch, *, probe: Batch | Non
     tokens, labels, lengths = batch
     if probe is None:
         probe = (tokens[:256], labels[:256], None if lengths is None else lengths[:256])
-    found = source.descend(variances, batch, probe)
-    return PositionalDrift(
-        effect=found.value.double().cpu().numpy(),
-        drift=found.slope.double().cpu().numpy(),
-        gradient_norm=found.gradient_norm,
-        parameter_norm=found.parameter_norm,
-        examples=int((labels >= 0).sum()),
-    )
+    *found, gradient_norm, parameter_norm = source.descend(variances, batch, probe)
+    effect, drift = (x.double().cpu().numpy() for x in found)
+    return PositionalDrift(effect, drift, gradient_norm, parameter_norm, examples=int((labels >= 0).sum()))
 
 
 def variances(layers: Sequence[LayerView]) -> Float[Tensor, "L H"]:

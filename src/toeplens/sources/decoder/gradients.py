@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from toeplens.encodings import PositionalEncoding, attend
 from toeplens.ground import InputError
 from toeplens.lens.ablation.ablate import Batch
-from toeplens.lens.gradients.descent import Descent, LayerGradient, LayerView, Measure, ProjectionInputs
+from toeplens.lens.gradients.descent import LayerGradient, LayerView, Measure, ProjectionInputs
 from toeplens.model import Context, Decoder, LatentAttention
 from toeplens.model.norms import frozen
 from toeplens.sources.decoder.source import position_vectors, traced
@@ -86,10 +86,10 @@ class DecoderGradients:
         with _evaluating(self.model):
             return _views(self.model, tokens, lengths)
 
-    def descend(self, measure: Measure, batch: Batch, probe: Batch) -> Descent:
-        """The change of ``measure`` on ``probe`` when all parameters step against their mean gradient over ``batch``.
+    def descend(self, measure: Measure, batch: Batch, probe: Batch) -> tuple[Tensor, Tensor, float, float]:
+        """See `toeplens.lens.gradients.descent.Differentiable`.
 
-        The derivative at a step size of 0, by forward-mode differentiation in float64: no step size is to be chosen.
+        The derivative is taken by forward-mode differentiation in float64: no step size is to be chosen.
         Raises `InputError` where ``batch`` has no example that counts.
         """
         model = copy.deepcopy(self.model).double().eval().requires_grad_()
@@ -105,7 +105,7 @@ class DecoderGradients:
         with torch.no_grad():
             primals = {name: parameter.detach() for name, parameter in parameters.items()}
             found = torch.func.jvp(value, (primals,), (direction,))
-        return Descent(found[0].detach(), found[1].detach(), _norm(direction), _norm(primals))
+        return found[0].detach(), found[1].detach(), _norm(direction), _norm(primals)
 
 
 class _Tap(PositionalEncoding):
