@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -38,18 +39,26 @@ class Context:
 
     def repeat(self, times: int) -> Context:
         """The context of the batch repeated ``times`` times, copy after copy."""
+        return self._each(lambda x: x.repeat(times, *[1] * (x.ndim - 1)))
 
-        def again(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.repeat(times, *[1] * (x.ndim - 1))
+    def part(self, some: slice) -> Context:
+        """The context of some of the sequences."""
+        return self._each(lambda x: x[some])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Context:
+        """With what has a row a sequence changed."""
+
+        def changed(x: Tensor | None) -> Tensor | None:
+            return None if x is None else change(x)
 
         added = self.added
         return replace(
             self,
-            positions=again(self.positions) if self.by_sequence else self.positions,
-            added=added if added is None or len(added) == 1 else again(added),
-            lengths=again(self.lengths),
-            embeddings=again(self.embeddings),
-            key_mask=again(self.key_mask),
+            positions=change(self.positions) if self.by_sequence else self.positions,
+            added=added if added is None or len(added) == 1 else change(added),
+            lengths=changed(self.lengths),
+            embeddings=changed(self.embeddings),
+            key_mask=changed(self.key_mask),
         )
 
 

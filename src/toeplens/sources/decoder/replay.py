@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -65,7 +65,7 @@ def replay(
         there = replacement
         if isinstance(there, list):
             there = [outputs if len(outputs) == 1 else outputs[some] for outputs in there]
-        tree = _Tree(model, bare, gains, there, state.layer, _part(state.context, some), some.stop - start, size)
+        tree = _Tree(model, bare, gains, there, state.layer, state.context.part(some), some.stop - start, size)
         parts.append(tree.run(state.inputs[some], state.residual[some], state.heads[some]))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
@@ -257,20 +257,3 @@ def _layer_heads(model: Decoder, layer: int, x: Tensor, context: Context) -> tup
     ).squeeze(2)
     z = torch.einsum("bhm,hdm->bhd", weights @ keys, to_v) + weights.sum(-1, keepdim=True) * b_v
     return x[batch, read].unsqueeze(1), z.unsqueeze(1)
-
-
-def _part(context: Context, some: slice) -> Context:
-    """The context of some of the sequences."""
-
-    def cut(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x[some]
-
-    added = context.added
-    return replace(
-        context,
-        positions=context.positions[some] if context.by_sequence else context.positions,
-        added=added if added is None or len(added) == 1 else added[some],
-        lengths=cut(context.lengths),
-        embeddings=cut(context.embeddings),
-        key_mask=cut(context.key_mask),
-    )
