@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from toeplens.engine import examples_of
 from toeplens.ground import InputError
+from toeplens.ground.records import MaybeNaN, Record
 from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, Split, ToeplitzProfile, decompose, symbol
 from toeplens.lens.kit.pieces import written_out_profile
 from toeplens.sources import DecoderSource, relevance
@@ -24,7 +24,7 @@ ORIGINS = ("content", "position_input", "position_attention", "biases", "softmax
 
 
 @dataclass(frozen=True)
-class Parts:
+class Parts(Record):
     """A layer's shares, by what is looked at: the logits themselves, or what a softmax sees of them.
 
     names      of the parts
@@ -49,7 +49,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class LayerStructure:
+class LayerStructure(Record):
     """One layer.
 
     layer      from 0
@@ -86,7 +86,7 @@ class LayerStructure:
 
 
 @dataclass(frozen=True)
-class Origins:
+class Origins(Record):
     """What the logits of the predicted classes go back to (`toeplens.sources.relevance`), means over the sequences.
 
     sequences  how many
@@ -101,13 +101,13 @@ class Origins:
     sequences: int
     logit: float
     parts: dict[str, float]
-    share: float
+    share: MaybeNaN
     by_head: Float[np.ndarray, "L H"]
     error: float
 
 
 @dataclass(frozen=True)
-class RunStructure:
+class RunStructure(Record):
     """A run's layers, how they were looked at, and what was looked at.
 
     origins     what class logits go back to; None where the rules do not go through the encoding
@@ -124,10 +124,6 @@ class RunStructure:
     layers: list[LayerStructure]
     origins: Origins | None = None
     no_origins: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON."""
-        return _plain(asdict(self))
 
 
 def decompose_run(
@@ -262,13 +258,3 @@ def _example(layer: LayerTrace, heads: Tensor) -> np.ndarray:
     kept = torch.arange(max(0, size - SHOWN), size, device=layer.q.device)
     logits = layer.logits(sequences=slice(longest, longest + 1), queries=kept)[0, heads][..., kept]
     return logits.masked_fill(~logits.isfinite(), torch.nan).cpu().numpy()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value
