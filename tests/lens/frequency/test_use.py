@@ -143,6 +143,7 @@ def test_use_of_the_query_that_is_read_alone(encoding: str) -> None:
     trace = trace_of(model_of(encoding))
     every, used = frequency_use(trace), frequency_use(trace, counted="used")
     torch.testing.assert_close(used.norms[0], every.norms[0], rtol=1e-12, atol=0)
+    assert torch.equal(frequency_use(trace[1], counted="used").norms, used.norms[1])
     norms, logits, softmax = by_hand(trace[1], used.frequencies.shape[-1], "used")
     torch.testing.assert_close(used.norms[1], norms, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(used.shares.logits[1], logits, rtol=0, atol=1e-9)

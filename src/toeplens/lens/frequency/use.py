@@ -55,9 +55,9 @@ class FrequencyUse:
 
     Columns are groups of dimensions: first those that are not turned, then the pairs t = 0 .. n - 1, in the order of
     the rotation (of a trace the highest frequency first). In a layer without a rotation all is in the first column.
-    Arrays are as given for a trace; without their L for tensors; without L and H for q [N, d].
+    Arrays are as given for a trace; without their L for one layer and for tensors; without L and H for q [N, d].
 
-    layers       from 0; empty for tensors
+    layers       from 0; empty for one layer and for tensors
     frequencies  [L, H, n] radians a position; 0 where a head's pair does not turn, NaN in a layer without a rotation
     norms        [L, H, 1 + n] mean over the visible pairs of ||q_i^(t)|| ||k_j^(t)||, without the scale
     shares       of the variance of the logits, Cov(L_t, L) / Var(L): [L, H, 1 + n + 1], the last for what an encoding
@@ -116,7 +116,7 @@ class FrequencyUse:
 
 @torch.no_grad()
 def frequency_use(
-    q: Float[Tensor, "*_B _N _d"] | AttentionTrace,
+    q: Float[Tensor, "*_B _N _d"] | AttentionTrace | LayerTrace,
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
     *,
     rotation: Float[Tensor, "*_H _n"] | PositionalEncoding | None = None,
@@ -133,7 +133,8 @@ def frequency_use(
     Exact, in O(N d^2) time a head, in float64; of sequences together, over all of their visible pairs.
 
     Arguments
-        q        [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace`, where the rest is read
+        q        [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace`, or one layer
+                 of it, where the rest is read
         k        [..., G, N, d] keys; head h reads key head h // (H / G). Or [N, d]
         rotation, pairing, bias, causal, scale, lengths, window  as in `toeplens.lens.following.behaviour.behaviour`
         counted  of a trace, which queries count: ``all``, or those ``used``: of a layer that is read out in one place,
@@ -143,8 +144,10 @@ def frequency_use(
     encoding's logits are no sum over pairs of dimensions and a bias.
     """
     given = Given(rotation, pairing, bias, None, causal, scale, lengths, counted=counted, window=window)
-    if isinstance(q, AttentionTrace):
+    if not isinstance(q, Tensor):
         given.require_trace_alone(k)
+        if isinstance(q, LayerTrace):
+            return layer_use(q, counted)
         found = [layer_use(layer, counted) for layer in q]
         most = max(one.frequencies.shape[-1] for one in found)
         return _together(tuple(q.layers), [_with_columns(one, most) for one in found])

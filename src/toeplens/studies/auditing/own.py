@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from toeplens.lens import (
     FrequencyUse,
     LayerTrace,
     PatternSums,
-    Shares,
     ablate_heads,
     behaviour,
     frequency_use,
@@ -133,11 +132,10 @@ def _measured(
     if len(done) == len(chosen):
         return done
     trace = AttentionTrace(source, data.tokens, data.lengths, layers=list(chosen))
-    shares: list[Behaviour | None] = [None] * len(chosen)
-    uses: list[FrequencyUse | None] = [None] * len(chosen)
+    of_logits: list[tuple[Behaviour | None, FrequencyUse | None]] = [(None, None)] * len(chosen)
     unknown = None
     try:
-        shares, uses = [behaviour(layer, counted="used") for layer in trace], _frequency_uses(trace)
+        of_logits = [(behaviour(layer, counted="used"), _frequency_use(layer)) for layer in trace]
     except InputError as error:
         unknown = str(error)
     measured: list[Measured] = []
@@ -145,7 +143,7 @@ def _measured(
         place = len(measured)
         if number in chosen:
             on_progress("layers", place, len(chosen))
-            found = _layer(trace[number], data.tokens, heads, shares[place], uses[place], unknown)
+            found = _layer(trace[number], data.tokens, heads, *of_logits[place], unknown)
             kept.put_layer(number, found)
             measured.append(found)
     on_progress("layers", len(chosen), len(chosen))
@@ -185,16 +183,10 @@ def _layer(
     return Measured(record, head_records(place, sums, shares, use, _bias(layer)))
 
 
-def _frequency_uses(trace: AttentionTrace) -> list[FrequencyUse | None]:
-    """Each layer's, without the layer's dimension; None where nothing is turned. Heads may turn or not."""
-    found, each = frequency_use(trace, counted="used"), []
-    tensors = {one.name: getattr(found, one.name) for one in fields(found) if one.name not in ("layers", "shares")}
-    for place, turns in enumerate(found.frequencies):
-        shares = Shares(found.shares.logits[place], found.shares.softmax[place])
-        turned = turns.shape[-1] > 0 and bool(turns.isfinite().all())
-        own = {name: x[place] for name, x in tensors.items()}
-        each.append(FrequencyUse(layers=(), shares=shares, **own) if turned else None)
-    return each
+def _frequency_use(layer: LayerTrace) -> FrequencyUse | None:
+    """None where nothing is turned. Heads may turn or not."""
+    found = frequency_use(layer, counted="used")
+    return found if found.frequencies.shape[-1] else None
 
 
 def _bias(layer: LayerTrace) -> Float[np.ndarray, "_H _D"] | None:
