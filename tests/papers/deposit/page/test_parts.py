@@ -294,7 +294,7 @@ def test_every_plot_of_every_part_has_words(shown: dict[str, Block]) -> None:
 
 
 def test_the_summary_answers_what_the_parts_ask(whole: Reproduction) -> None:
-    found = {answer.question: answer.findings for answer in answers(whole)}
+    found = answers(whole)
     assert len(found) == 7
     (nope,) = (findings for question, findings in found.items() if "NoPE" in question)
     assert any("not decided" in text or "leaves 0 out" in text for text in nope)

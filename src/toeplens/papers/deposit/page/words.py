@@ -34,15 +34,6 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
 @dataclass(frozen=True)
-class Tally:
-    """How many claims got which verdict under a protocol."""
-
-    protocol: Protocol
-    counts: dict[Verdict, int]
-    total: int
-
-
-@dataclass(frozen=True)
 class Drop:
     """The largest loss by silencing one head."""
 
@@ -62,12 +53,12 @@ class Drop:
         )
 
 
-def tallies(state: Reproduction) -> list[Tally]:
+def tallies(state: Reproduction) -> dict[Protocol, Counter[Verdict]]:
     """The verdicts under each protocol, counted."""
-    found = []
+    found: dict[Protocol, Counter[Verdict]] = {}
     for protocol in state.plan.protocols:
-        counted = Counter(entry.verdict for entry in state.entries if entry.protocol == protocol)
-        found.append(Tally(protocol, {verdict: counted[verdict] for verdict in VERDICTS}, counted.total()))
+        found[protocol] = Counter(dict.fromkeys(VERDICTS, 0))
+        found[protocol].update(entry.verdict for entry in state.entries if entry.protocol == protocol)
     return found
 
 
@@ -75,16 +66,17 @@ def headline(state: Reproduction) -> str:
     """The answer in one sentence."""
     if not state.finished:
         return "No model is finished yet, so nothing has come out so far."
+    counted = tallies(state)
     parts = [
-        f"under the {PROTOCOL_NAMES[tally.protocol]} {_count(tally, 'holds')} and {_count(tally, 'fails')}"
-        for tally in tallies(state)
+        f"under the {PROTOCOL_NAMES[protocol]} {_count(counts, 'holds')} and {_count(counts, 'fails')}"
+        for protocol, counts in counted.items()
     ]
-    total = max(tally.total for tally in tallies(state))
+    total = max(counts.total() for counts in counted.values())
     return f"Of the {total} claims checked, {'; '.join(parts)}. The others hold in part or are undecided."
 
 
-def _count(tally: Tally, verdict: Verdict) -> str:
-    count = tally.counts[verdict]
+def _count(counts: Counter[Verdict], verdict: Verdict) -> str:
+    count = counts[verdict]
     return f"{count or 'none'} {verdict if count in (0, 1) else verdict.removesuffix('s')}"
 
 
@@ -136,33 +128,27 @@ def describe_rows(rows: Sequence[Row]) -> str:
 # ---- what was asked ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A thing that was asked, and what came out, a sentence a protocol."""
+def answers(state: Reproduction) -> dict[str, list[str]]:
+    """What was asked, and what came out of it, a sentence a protocol.
 
-    question: str
-    findings: list[str]
-
-
-def answers(state: Reproduction) -> list[Answer]:
-    """What came out on each task, where a single head carries the skill, and what makes the difference."""
+    Of each task, of where a single head carries the skill, and of what makes the difference.
+    """
     if not state.finished:
-        return []
+        return {}
     encodings = plain(state)
-    found = [Answer(f"Which encoding came first on {TASKS[task]}?", _winners(encodings, task)) for task in TASKS]
-    found.append(Answer("Where was the largest loss by silencing one head?", _losses(encodings)))
-    which = f"Which models of {TASKS[DISTANCE]} have a layer carried by a single head?"
-    found.append(Answer(which, _deposits(encodings)))
+    found = {f"Which encoding came first on {TASKS[task]}?": _winners(encodings, task) for task in TASKS}
+    found["Where was the largest loss by silencing one head?"] = _losses(encodings)
+    found[f"Which models of {TASKS[DISTANCE]} have a layer carried by a single head?"] = _deposits(encodings)
     if state.plan.seeds > 1:
         more = f"On {TASKS[DISTANCE]}, does one head carry more of the skill under RoPE than under other encodings?"
-        found.append(Answer(more, _rope_against_others(encodings)))
+        found[more] = _rope_against_others(encodings)
     if "factors" in state.plan.parts:
-        question = f"Which difference between the protocols matters most for NoPE on {TASKS[DISTANCE]}?"
-        found.append(Answer(question, factor_blocks.for_nope(state)))
+        matters = f"Which difference between the protocols matters most for NoPE on {TASKS[DISTANCE]}?"
+        found[matters] = factor_blocks.for_nope(state)
     if "mla" in state.plan.parts:
-        question = "Does MLA’s diffuse pattern come from its latent attention or from its program?"
-        found.append(Answer(question, mla_blocks.whose(state)))
-    return [answer for answer in found if answer.findings]
+        whose = "Does MLA’s diffuse pattern come from its latent attention or from its program?"
+        found[whose] = mla_blocks.whose(state)
+    return {question: findings for question, findings in found.items() if findings}
 
 
 def _winners(state: Reproduction, task: str) -> list[str]:
