@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
+from toeplens.ground.records import Record
 from toeplens.model import Protocol
 from toeplens.papers.deposit.labels import Label, title
 from toeplens.studies.kit.results import Results
@@ -22,7 +22,7 @@ PAPER_TABLE_1 = {(DISTANCE, "mla"): 88.34, (DISTANCE, "rope"): 92.64, (DISTANCE,
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Record):
     """One encoding's line: test accuracy (mean and range over seeds), the paper's, and its heads."""
 
     protocol: Protocol
@@ -41,10 +41,6 @@ class Row:
     largest_drop: float | None
     where: str | None
     kinds: list[str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
 
 def accuracy_table(results: Results, protocols: Sequence[Protocol]) -> list[Row]:

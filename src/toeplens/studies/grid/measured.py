@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from toeplens.engine import LengthResult
+from toeplens.ground.records import Record
 from toeplens.studies.grid.spec import Column, GridSpec
 from toeplens.studies.kit.results import CellResult, Results
 
@@ -71,7 +72,7 @@ def kept(cell: CellResult, factor: float = LONGER) -> float:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Record):
     """An encoding on a task. Figures are means over the seeds that have one; None where none has.
 
     accuracy, lowest, highest  test accuracy, and its range over seeds
@@ -105,10 +106,6 @@ class Row:
     diverged: int
     parameters: int
     train_seconds: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
 
 def matrix(spec: GridSpec, results: Results) -> list[Row]:
