@@ -13,7 +13,7 @@ import torch
 
 from toeplens.ground import InputError
 from toeplens.ground.stops import Interrupted
-from toeplens.sources.huggingface.effects import head_effects as silencing
+from toeplens.sources.huggingface.effects.replays import Passes
 from toeplens.studies import auditing
 from toeplens.studies.auditing import Audit, audit, measuring
 from toeplens.studies.auditing.kept import PARTS
@@ -62,7 +62,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     monkeypatch.setattr(measuring, "_seconds", lambda *_: 0.0)
     monkeypatch.setattr(measuring, "measure_call", count("measured", measuring.measure_call))
-    monkeypatch.setattr(silencing, "_values", count("passes", silencing._values))
+    monkeypatch.setattr(Passes, "effects", count("passes", Passes.effects))
     return counts
 
 

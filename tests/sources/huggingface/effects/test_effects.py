@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface.effects import head_effects as silencing
 from toeplens.sources.huggingface.effects import outcome, replays
 from toeplens.sources.huggingface.effects.head_effects import HeadEffects, head_effects
 from toeplens.studies.auditing.survey.models import small_inputs, small_model
@@ -377,7 +376,7 @@ def test_model_and_tables_stay_as_they_were(name: str, monkeypatch: pytest.Monke
     def full(*args: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(silencing, "apart", full)
+    monkeypatch.setattr(replays, "apart", full)
     model.eval()
     with pytest.raises(torch.OutOfMemoryError):
         head_effects(model, inputs, calls)

@@ -15,16 +15,7 @@ from torch import Tensor, nn
 from toeplens.ground import InputError, choose
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.effects.anatomy import anatomy_of, observed
-from toeplens.sources.huggingface.effects.outcome import (
-    Effect,
-    apart,
-    cross_entropies,
-    in_blocks,
-    moved,
-    outcome_of,
-    pieces,
-    wide,
-)
+from toeplens.sources.huggingface.effects.outcome import Effect, cross_entropies, in_blocks, outcome_of, pieces, wide
 from toeplens.sources.huggingface.effects.replays import Address, Passes, Replay, fits
 
 _NOTHING = -1  # in place of a head
@@ -120,19 +111,18 @@ def head_effects(
         )
     report = on_progress or (lambda done, total: None)
     counts = [heads for *_, heads in calls]
-    passes = Passes(model, anatomy_of(model), outcome)
-    with observed(model, passes.anatomy):
-        with torch.no_grad():
-            intact, baseline = passes.intact()
-        places = [_place(model, call, intact.order) for call in calls]
+    anatomy = anatomy_of(model)
+    with observed(model, anatomy):
+        passes = Passes(model, anatomy, outcome)
+        places = [_place(model, call, passes.order) for call in calls]
         if method == "exact":
             wanted = [range(count) for count in counts] if chosen is None else chosen
             tell = on_call or (lambda index, parts: None)
-            effects, replayed = _exact(passes, intact, baseline, places, counts, wanted, tell, report)
+            effects, replayed = _exact(passes, places, counts, wanted, tell, report)
         else:
             effects, replayed = _first_order(passes, places, counts) if calls else [], 0
             report(sum(counts), sum(counts))
-    kept = None if baseline is None else baseline.mean(1).cpu().numpy()
+    kept = None if passes.baseline is None else passes.baseline.mean(1).cpu().numpy()
     return HeadEffects(tuple(effects), kept, outcome.effect, method, replayed)
 
 
@@ -152,8 +142,6 @@ def _place(model: nn.Module, call: Silenced, order: Sequence[Address]) -> Addres
 @torch.no_grad()
 def _exact(
     passes: Passes,
-    intact: Replay,
-    baseline: Float[Tensor, "B K"] | None,
     places: Sequence[Address],
     counts: Sequence[int],
     chosen: Sequence[Sequence[int]],
@@ -173,7 +161,7 @@ def _exact(
     total = sum(map(len, chosen))
     if not total:
         return effects, 0
-    width = _width(passes, intact, max(map(len, chosen)))
+    width = passes.copies(max(map(len, chosen)))
     ways = [(True, width), (False, width), *([(False, 1)] if width > 1 else [])]
     held: dict[str, Any] = {}
     reached = done = replayed = 0
@@ -200,56 +188,24 @@ def _exact(
                     held, reached = passes.before(begin, width, start=reached, held=held), begin
                 parts = {"start": begin, "held": held} if replays else {}
                 found = run(index, [*heads[:first], *[_NOTHING] * (width - first)], **parts)
-                _nothing_changed(passes, found, intact, first)
+                passes.require_same(found, first)
                 break
             except Exception as error:
                 if len(ways) == 1 or out_of_memory(error):
                     raise
             ways.pop(0)
         replayed += replays and begin > 0
-        values = [_values(passes, found, intact, baseline)[: first * passes.batch]] if first else []
+        values = [passes.effects(found)[: first * passes.batch]] if first else []
         on_progress(done + first, total)
         for start in range(first, len(heads), width):
             found = run(index, heads[start : start + width], **parts)
-            values.append(_values(passes, found, intact, baseline))
+            values.append(passes.effects(found))
             on_progress(done + start + width, total)
         split = torch.cat(values).unflatten(0, (-1, passes.batch))
         effects[index][:, :, heads] = split.permute(1, 2, 0).cpu().numpy()
         on_call(index, effects[index])
         done += len(heads)
     return effects, replayed
-
-
-def _width(passes: Passes, intact: Replay, most: int) -> int:
-    """Copies of a pass: those of ``most`` heads, and one more, in as few passes as can be; 1 if they are not alike."""
-    copies = most + 1
-    width = -(-copies // -(-copies // passes.width))
-    try:
-        if width > 1:
-            _nothing_changed(passes, passes.run(width), intact)
-    except Exception as error:
-        if out_of_memory(error):
-            raise
-        return 1
-    return width
-
-
-def _nothing_changed(passes: Passes, found: Replay, intact: Replay, first: int = 0) -> None:
-    """Refuse a pass in which the copies of the batch from ``first`` on are not as they were."""
-    copies = found.states[first * passes.batch :].split(passes.batch)
-    far = max(apart(states, intact.states, passes.outcome.counted) for states in copies)
-    if not far <= passes.same:
-        raise InputError(
-            f"model: {passes.kind} was run again with nothing silenced, and its last hidden states are {far:.1e} apart."
-        )
-
-
-def _values(
-    passes: Passes, found: Replay, intact: Replay, baseline: Float[Tensor, "B K"] | None
-) -> Float[Tensor, "R K"]:
-    if baseline is None:
-        return moved(found.states, intact.states, passes.outcome.counted, passes.outcome.blocks)
-    return passes.losses(found) - baseline.repeat(found.rows, 1)
 
 
 def _first_order(passes: Passes, places: Sequence[Address], counts: Sequence[int]) -> list[Float[np.ndarray, "B K _H"]]:

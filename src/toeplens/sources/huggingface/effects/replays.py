@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from toeplens.ground import InputError
+from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.capture.products import Followed, Products, four
 from toeplens.sources.huggingface.effects.anatomy import Anatomy
-from toeplens.sources.huggingface.effects.outcome import Outcome, losses, wide
+from toeplens.sources.huggingface.effects.outcome import Outcome, apart, losses, moved, wide
 from toeplens.sources.huggingface.interface import OBSERVER, Observer
 from toeplens.sources.huggingface.model import precision, tolerance
 
@@ -240,22 +242,40 @@ def _first(output: Any) -> Tensor:
 
 
 class Passes:
-    """Passes of one model over one batch; within `observed`.
+    """Passes of one model over one batch, beginning with the intact one; within `observed`.
 
     batch       sequences
     kind        the model's class
     width       copies of the batch that one pass takes: a few thousand tokens together
-    vocabulary  logits of a position, once the intact pass was run
     same        how far apart states may be, relative to their size, that are equal but for the model's rounding
+    states      [B, N, d] of the intact pass
+    order       the addresses that it met
+    baseline    [B, K] its losses; None without a loss
+    vocabulary  logits of a position; 0 without a loss
+
+    Raises `InputError` for a head that is not understood.
     """
 
+    @torch.no_grad()
     def __init__(self, model: Any, anatomy: Anatomy, outcome: Outcome) -> None:
         self.model, self.anatomy, self.outcome = model, anatomy, outcome
         self.batch = len(outcome.counted)
         self.width = max(1, _TOKENS // (self.batch * outcome.tokens)) if outcome.copies else 1
-        self.vocabulary = 0
         self.kind = type(model).__name__
         self.same = tolerance(precision(model), "states")
+        intact = self.run()
+        self.states, self.order, self.baseline, self.vocabulary = intact.states, intact.order, None, 0
+        if outcome.labels is not None:
+            own = logits_in(intact.output)[:, -1:]
+            again = intact.logits(self.states[:, -1:])
+            self.vocabulary = again.shape[-1]
+            far = float((wide(again) - wide(own)).abs().max()) if again.shape == own.shape else torch.inf
+            if not far <= self.same * float(wide(own).abs().max().clamp_min(1)):
+                raise InputError(
+                    f"model: the head of {self.kind} was not understood: its logits at a position are not made of the "
+                    "last hidden state there alone."
+                )
+            self.baseline = self.losses(intact)
 
     def run(self, rows: int = 1, **parts: Any) -> Replay:
         """One pass up to the head. Raises `InputError` where its last hidden states are not one for each token."""
@@ -275,21 +295,34 @@ class Passes:
         found.run()
         return found.kept
 
-    def intact(self) -> tuple[Replay, Float[Tensor, "B K"] | None]:
-        """The intact pass and its losses, None without one. Raises `InputError` for a head that is not understood."""
-        found = self.run()
-        if self.outcome.labels is None:
-            return found, None
-        own = logits_in(found.output)[:, -1:]
-        again = found.logits(found.states[:, -1:])
-        self.vocabulary = again.shape[-1]
-        far = float((wide(again) - wide(own)).abs().max()) if again.shape == own.shape else torch.inf
-        if not far <= self.same * float(wide(own).abs().max().clamp_min(1)):
+    def copies(self, most: int) -> int:
+        """Of a pass: those of ``most`` heads, and one more, in as few passes as can be; 1 if they are not alike."""
+        copies = most + 1
+        width = -(-copies // -(-copies // self.width))
+        try:
+            if width > 1:
+                self.require_same(self.run(width))
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            return 1
+        return width
+
+    def require_same(self, found: Replay, first: int = 0) -> None:
+        """Refuse a pass in which the copies of the batch from ``first`` on are not as they were."""
+        copies = found.states[first * self.batch :].split(self.batch)
+        far = max(apart(states, self.states, self.outcome.counted) for states in copies)
+        if not far <= self.same:
             raise InputError(
-                f"model: the head of {self.kind} was not understood: its logits at a position are not made of the last "
-                "hidden state there alone."
+                f"model: {self.kind} was run again with nothing silenced, and its last hidden states are {far:.1e} "
+                "apart."
             )
-        return found, self.losses(found)
+
+    def effects(self, found: Replay) -> Float[Tensor, "R K"]:
+        """How far each row of a pass is from the intact one, split over the outcome's blocks of tokens."""
+        if self.baseline is None:
+            return moved(found.states, self.states, self.outcome.counted, self.outcome.blocks)
+        return self.losses(found) - self.baseline.repeat(found.rows, 1)
 
     def losses(self, found: Replay) -> Float[Tensor, "R K"]:
         """The loss of each row of a pass, split over the outcome's blocks of tokens."""
