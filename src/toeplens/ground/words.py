@@ -69,5 +69,5 @@ def listed(items: Iterable[str]) -> str:
 
 
 def or_none(value: float) -> float | None:
-    """A figure as JSON can hold it."""
-    return value if isfinite(value) else None
+    """The number, as JSON can hold it; None where it is none (NaN, infinite)."""
+    return float(value) if isfinite(value) else None

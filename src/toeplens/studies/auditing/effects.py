@@ -11,11 +11,12 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
+from toeplens.ground.words import or_none
 from toeplens.lens import EstimateCheck, bootstrap_means, check_estimates, gini, sample_heads
 from toeplens.sources.huggingface import HeadEffects, head_effects
 from toeplens.sources.huggingface.effects.outcome import ENOUGH
 from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.record import Effect, HeadRecord, LayerRecord, Measured, Method, Number, known
+from toeplens.studies.auditing.record import Effect, HeadRecord, LayerRecord, Measured, Method, Number
 
 # of a layer's heads: effects, and the ends of their intervals
 Columns = tuple[Float[np.ndarray, "H"], Float[np.ndarray, "H"], Float[np.ndarray, "H"]]
@@ -92,7 +93,7 @@ def silence(
         check = check_estimates(estimates, alone, sample)
         if not check.holds:
             return replace(not_silenced(measured, check.words), check=check)
-    baseline = None if found.baseline is None else known(float(np.mean(found.baseline)))
+    baseline = None if found.baseline is None else or_none(float(np.mean(found.baseline)))
     columns = (interval_of(own, seed) for own in parts)
     way = way_of(parts[0], inputs["input_ids"].shape[1]) if parts else None
     told = {"effect": found.outcome, "method": found.method, "baseline": baseline}
@@ -108,7 +109,7 @@ def silenced(measured: Sequence[Measured], columns: Iterable[Columns], **told: A
     found = []
     for each, (effects, low, high) in zip(measured, columns, strict=True):
         heads = tuple(
-            replace(head, effect=known(a), effect_low=known(b), effect_high=known(c))
+            replace(head, effect=or_none(a), effect_low=or_none(b), effect_high=or_none(c))
             for head, a, b, c in zip(each.heads, effects, low, high, strict=True)
         )
         found.append(Measured(replace(each.layer, deposit=concentration(effects, low, high)), heads))
@@ -131,9 +132,9 @@ def concentration(
     clipped = np.clip(effects, 0, None)
     total, order = clipped.sum(), np.sort(clipped)[::-1]
     found: dict[str, Number] = {
-        "helps": known(total),
-        "harms": known(np.clip(effects, None, 0).sum()),
-        "lead": known(order[0] - order[1]) if len(order) > 1 else known(order[0]),
+        "helps": or_none(total),
+        "harms": or_none(np.clip(effects, None, 0).sum()),
+        "lead": or_none(order[0] - order[1]) if len(order) > 1 else or_none(order[0]),
     }
     sigma = (high - low) / (2 * _SIGMAS)
     noise = _MEAN * sigma.sum() + _ONE_SIDED * _SPREAD * np.sqrt((sigma**2).sum())

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from toeplens.ground.words import or_none
 from toeplens.lens import (
     Behaviour,
     FrequencyUse,
@@ -24,7 +25,7 @@ from toeplens.lens import (
 from toeplens.sources.huggingface import AttentionCall, compared
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NoSuchLayer, known
+from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NoSuchLayer
 from toeplens.studies.kit.kernels import ROWS, KernelEnds, decay_of, kernel_ends
 
 MEANS = 8  # sequences that a mean over them needs, to tell position from content
@@ -200,7 +201,7 @@ def head_records(
     kernels = [None] * sums.heads if bias is None else [_kernel(row, sums.keys) for row in bias]
     made = []
     for head in range(sums.heads):
-        found: dict[str, Any] = {name: known(values[head]) for name, values in columns.items()}
+        found: dict[str, Any] = {name: or_none(values[head]) for name, values in columns.items()}
         found |= {name: _row(values[head]) for name, values in lists.items()}
         found |= {"decay": decays[head], "kernel": kernels[head if len(kernels) > 1 else 0]}
         made.append(HeadRecord(place.side, place.kind, place.layer, head, **found))

@@ -16,6 +16,7 @@ from torch import Tensor
 from toeplens.engine import examples_of
 from toeplens.engine.examples import replayed_at_once
 from toeplens.ground import InputError
+from toeplens.ground.words import or_none
 from toeplens.lens import (
     AttentionTrace,
     Behaviour,
@@ -31,7 +32,7 @@ from toeplens.studies.auditing.audit import Audit, finished
 from toeplens.studies.auditing.effects import not_silenced, silenced
 from toeplens.studies.auditing.kept import Kept, files_of
 from toeplens.studies.auditing.measuring import head_records
-from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, Method, NoSuchLayer, known
+from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, Method, NoSuchLayer
 from toeplens.training import Batches, Run, plan_execution
 
 _AT_ONCE = 1 << 24  # logits that are held at once
@@ -87,7 +88,7 @@ def audit_run(
             changed = replace(changed, unknown=found.check.words, check=found.check)
         else:
             columns = [(found.drops[layer], found.low[layer], found.high[layer]) for layer in chosen]
-            told = {"effect": "loss", "method": method, "baseline": known(found.baseline), "check": found.check}
+            told = {"effect": "loss", "method": method, "baseline": or_none(found.baseline), "check": found.check}
             changed = silenced(measured, columns, intervals="over examples", **told)
     with torch.no_grad():
         logits = [decoder(data.tokens, data.lengths, fused=fused) for fused in (True, False)]

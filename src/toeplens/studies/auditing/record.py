@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -260,8 +259,3 @@ class AuditRecord(Record):
             layer.check(list(self.of(layer)))
         if sum(layer.heads for layer in self.layers) != len(self.heads):
             raise ValueError("it has heads of no layer.")
-
-
-def known(value: float) -> Number:
-    """The number, or None where it is none (NaN, infinite)."""
-    return float(value) if math.isfinite(value) else None

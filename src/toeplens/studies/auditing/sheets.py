@@ -78,7 +78,7 @@ def title(column: str) -> str:
 def values_of(audit: AuditRecord) -> Values:
     """The columns of numbers of which any is known."""
     table = audit.table()
-    found = {name: [None if v is None else or_none(float(v)) for v in table[name]] for name in NUMBERS}
+    found = {name: [None if v is None else or_none(v) for v in table[name]] for name in NUMBERS}
     return {name: column for name, column in found.items() if any(value is not None for value in column)}
 
 

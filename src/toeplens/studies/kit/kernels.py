@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 
 from toeplens.ground import reading
 from toeplens.ground.records import Record
+from toeplens.ground.words import or_none
 from toeplens.lens import fit_decay, hermitian_part, szego
 from toeplens.lens.toeplitz.decay import Form
 
@@ -64,8 +65,8 @@ def decay_of(
     if (pairs > 0).sum() < _FEWEST:
         return None
     best = fit_decay(np.arange(len(pairs)), sums / np.maximum(pairs, 1), counts=pairs)[0]
-    parameters = {name: _known(value) for name, value in best.parameters.items()}
-    return Decay(best.form, parameters, _known(best.r2), _known(best.half_distance))
+    parameters = {name: or_none(value) for name, value in best.parameters.items()}
+    return Decay(best.form, parameters, or_none(best.r2), or_none(best.half_distance))
 
 
 def kernel_ends(kernel: Float[np.ndarray, "D"]) -> KernelEnds:
@@ -80,7 +81,3 @@ def _ends(kernel: bytes) -> KernelEnds:
     size = len(values) // 2 + 1
     found = szego(values, [size])
     return KernelEnds(size, found.symbol_low, found.symbol_high, float(found.lowest[0]), float(found.highest[0]))
-
-
-def _known(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
