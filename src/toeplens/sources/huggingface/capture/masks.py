@@ -58,7 +58,8 @@ def bias_and_mask(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The sum of what is added where keys are visible, and where they are; None for what does nothing.
 
-    What is added hides a key by making its weight 0: by nothing less is it told from a bias (see `hides_from`).
+    What is added hides a key by making its weight 0: by nothing less is it told from a bias (see `hides_from`). That is
+    looked at in the queries with known weights that see any key.
 
     Arguments
         terms    what is added to the logits
@@ -66,11 +67,14 @@ def bias_and_mask(
         rows     queries whose weights are known
         weights  gives those, or forms them with a bias and a mask where they are not
     """
-    levels = [hides_from(term) for term in terms]
+    levels, lowest = [hides_from(term) for term in terms], [low(term.dtype) for term in terms]
     for place, term in enumerate(terms):
-        lowest = low(term.dtype)
-        if levels[place] > lowest and not _hidden(terms, hidden, keys, levels, place, rows, weights):
-            levels[place] = lowest
+        if levels[place] > lowest[place]:
+            own = weights(*_split(terms, hidden, keys, lowest))
+            visible = _split(terms, hidden, keys, levels)[1]
+            if visible is not None:
+                hides = (at_rows(term, rows) <= levels[place]) & at_rows(visible, rows).any(-1, keepdim=True)
+                levels[place] = lowest[place] if bool((own * hides).any()) else levels[place]
     return _split(terms, hidden, keys, levels)
 
 
@@ -91,26 +95,6 @@ def _split(
         bias = bias.expand(*bias.shape[:-1], keys)
         bias = bias if covered is None else bias.masked_fill(covered, 0)
     return bias, ~covered if covered is not None and bool(covered.any()) else None
-
-
-def _hidden(
-    terms: Sequence[Tensor],
-    hidden: Sequence[Tensor],
-    keys: int,
-    levels: Sequence[float],
-    place: int,
-    rows: Int[Tensor, "R"],
-    weights: Callable[[Tensor | None, Tensor | None], Tensor],
-) -> bool:
-    """Whether all keys that one term hides have weight 0, of the queries with known weights that see any key."""
-    lowest = [low(term.dtype) for term in terms]
-    own = weights(*_split(terms, hidden, keys, lowest))
-    visible = _split(terms, hidden, keys, levels)[1]
-    places = terms[place] <= levels[place]
-    if visible is None:
-        return True
-    seen = at_rows(visible, rows).any(-1, keepdim=True)
-    return not bool((own * (at_rows(places, rows) & seen)).any())
 
 
 def at_rows(x: Float[Tensor, "_B _H _Nq _Nk"] | Bool[Tensor, "_B _H _Nq _Nk"], rows: Int[Tensor, "R"]) -> Tensor:
