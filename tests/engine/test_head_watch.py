@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from tests.builders import COUNTING, refusal
 from torch import Tensor
 from torch.nn import functional as F
 
-from toeplens.engine import HeadWatch, examples_of
+from toeplens.engine import Asked, HeadWatch, Job, Limits, Watched, carry_out, examples_of, read_ablation
 from toeplens.engine import examples as looked_at
 from toeplens.lens import AttentionTrace, behaviour
+from toeplens.lens.kit.interventions import Metric
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.training import RunSpec, Watcher
@@ -232,3 +234,41 @@ def test_examples_of_which_none_counts_are_refused():
     first = int(examples_of(tiny(), 1).labels[0])
     message = refusal(lambda: watcher(tiny(ignore_label=first), ablated=1))
     assert message == "ablated: 1 was given; none of these 1 examples counts."
+
+
+# ---- moments that follow from the metrics ---------------------------------------------------------------------------
+
+
+def evaluated(*accuracies: float, loss: float = 1.0) -> list[dict[str, Any]]:
+    return [{"step": 10 * n, "test_loss": loss, "test_accuracy": each} for n, each in enumerate(accuracies, 1)]
+
+
+def test_each_moment_comes_once_and_in_order() -> None:
+    watch = HeadWatch(tiny(epochs=99, plateau={"patience": 1}), whole=8)
+    metrics = evaluated(0.5, 0.8, 0.95, 0.99, *[1.0] * 14)
+    found = {row["step"]: watch.events(metrics[:n]) for n, row in enumerate(metrics, 1)}
+    assert {step: names for step, names in found.items() if names} == {
+        20: ["plateau"],
+        30: ["able"],
+        40: ["twice"],
+        80: ["four times"],
+        160: ["eight times"],
+    }
+    assert HeadWatch(tiny(epochs=99)).events(metrics[:2]) == [], "without examples for such looks there are none"
+
+
+def test_heads_are_silenced_at_such_a_moment_as_in_the_finished_model(tmp_path: Path) -> None:
+    rule = {"gain": 10.0, "patience": 1, "skill": 0.0}
+    spec = tiny(epochs=9, schedule="constant", plateau=rule | {"beyond": 2.0})
+    run = carry_out(Job(spec, "", examples=12, watch=True), tmp_path, Limits())
+    rows = {name: row for row in run.watched for name in row.get("events", ())}
+    assert [(name, row["step"]) for name, row in rows.items()] == [("plateau", 6), ("twice", 12)]
+    Watched.from_list(run.watched)
+    assert "ablation" not in rows["twice"], "the finished model's own ablation follows"
+    again = carry_out(Job(tiny(epochs=9, schedule="constant", plateau=rule), "", 12), tmp_path, Limits())
+    metrics: dict[str, Metric] = {"ablation": "accuracy", "by_loss": "loss"}
+    for name, metric in metrics.items():
+        then, alone = rows["plateau"][name], read_ablation(again.directory, Asked(12), metric)
+        assert alone is not None
+        for field in ("drops", "low", "high", "baseline"):
+            np.testing.assert_allclose(np.array(then[field]), getattr(alone, field), atol=1e-6)

@@ -57,7 +57,7 @@ def run(trained: Run, tmp_path: Path) -> Run:
 
 
 def parts(run: Run) -> list[Path]:
-    return [path for path in run.directory.iterdir() if path.name.startswith("ablation-parts")]
+    return [path for path in run.directory.iterdir() if path.name.startswith("ablation-passes")]
 
 
 def by_hand(run: Run, examples: Examples) -> dict[str, Any]:
@@ -270,7 +270,8 @@ def test_a_record_of_other_examples_is_neither_taken_nor_replaced(tmp_path: Path
     for asked, wanted in (((7,), few), ((TEST,), every), ((TEST, "train+test"), both)):
         assert recorded(run, *asked).to_dict() == wanted.to_dict()
     names = {path.name for path in run.directory.glob("ablation*.json")}
-    assert names == {"ablation.json", f"ablation-test-{TEST}.json", f"ablation-train+test-{TEST}.json"}
+    whose = ("", f"-test-{TEST}", f"-train+test-{TEST}")
+    assert names == {f"ablation{by}{examples}.json" for by in ("", "-loss") for examples in whose}
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------

@@ -125,6 +125,13 @@ def stated(kind: type[Record]) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(kind)}  # type: ignore[arg-type]
 
 
+def told(content: Any) -> Any:
+    """A record in a record may leave out what it has none of."""
+    if isinstance(content, dict):
+        return {name: told(value) for name, value in content.items() if value is not None}
+    return [told(value) for value in content] if isinstance(content, list) else content
+
+
 # what no single field can tell
 FITTED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "Behaviour": lambda content: {"queries": 3, "layers": [0, 1], "splits": ["none", "mean"]},
@@ -150,7 +157,7 @@ def test_a_record_is_read_back_as_it_was_written(kind: type[Record], data: st.Da
     content = made_up(kind, data.draw)
     found = kind.from_dict(json.loads(json.dumps(content, allow_nan=False)))
     written = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert content == {**content, **{name: written[name] for name in content if name in written}}
+    assert told(content) == told({**content, **{name: written[name] for name in content if name in written}})
     assert {name for name in content if name not in written} <= set(kind.LATER)
     assert kind.from_dict(written | {"of_a_later_version": 1}).to_dict() == found.to_dict()
 

@@ -38,7 +38,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     out = tmp_path_factory.mktemp("runs")
-    stopped = train(tiny(), out / "stopped", should_stop=After(6))
+    stopped = train(tiny(), out / "stopped", should_stop=After(8))
     return {"finished": train(tiny(), out / "finished"), "stopped": stopped}
 
 

@@ -32,7 +32,7 @@ from toeplens.training import Run, RunSpec, loop, train
 from toeplens.training import run as store
 
 LAST_STEP = 9  # 3 epochs of 3 steps, the third one partial
-UNITS = 15  # and of 2 batches of evaluation, the second one partial: a run can be stopped between any two of them
+UNITS = 21  # and of 4 batches of evaluation, every second one partial: a run can be stopped between any two of them
 ENCODINGS = ["rope", "relative-table", "mla"]
 each_encoding = pytest.mark.parametrize("encoding", ENCODINGS)
 pytestmark = pytest.mark.usefixtures("unchecked")  # the same training runs checked in test_training.py
@@ -73,14 +73,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
 
 
 STOPS = [("rope", units) for units in range(UNITS)]
-STOPS += [(encoding, units) for encoding in ENCODINGS[1:] for units in (2, 4, 5, 8, 10, 14)]
+STOPS += [(encoding, units) for encoding in ENCODINGS[1:] for units in (2, 4, 6, 8, 11, 20)]
 
 
 @pytest.mark.parametrize(("encoding", "units"), STOPS)
 def test_stopped_anywhere_it_ends_as_if_it_had_not(tmp_path: Path, whole: Any, encoding: str, units: int):
     spec = tiny(encoding)
     first = stopped(tmp_path, spec, units)
-    epochs, place = divmod(units, 5)
+    epochs, place = divmod(units, 7)
     assert saved_step(first) == first.step == 3 * epochs + min(place, 3)
     assert len(first.metrics) == epochs
     assert outcome(train(spec, tmp_path)) == outcome(whole(spec))
@@ -287,7 +287,7 @@ def writes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_a_run_writes_its_spec_first_and_its_result_last(writes: list[str]):
     assert writes[:2] == ["spec.json", "environment.json"]
     assert writes[-4:] == ["model.safetensors", "metrics.jsonl", "environment.json", "result.json"]
-    assert writes.count("checkpoint.pt") == 3  # after every unit but the last
+    assert writes.count("checkpoint.pt") == 5  # after every unit but the last
 
 
 @pytest.mark.parametrize("fault", ["before", "after", "full"])

@@ -53,6 +53,9 @@ OTHER_FIELDS: dict[str, Any] = {
     "seed": 43,
     "data_seed": 43,
     "precision": "float32",
+    "schedule": "constant",
+    "evaluations": 2,
+    "plateau": {"gain": 0.02},
 }
 OTHER_MODEL: dict[str, Any] = {
     "protocol": "released",

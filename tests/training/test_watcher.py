@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures(
 )  # tested elsewhere, and most of the time of such small runs
 LAST_STEP = 6  # 2 epochs of 3 steps, the third one partial
 MOMENTS = (0, 2, 3, 6)  # the initialisation, inside an epoch, between two, the end
-UNITS = LAST_STEP + len(MOMENTS) + 2 * 2  # with 2 batches of evaluation an epoch
+UNITS = LAST_STEP + len(MOMENTS) + 2 * 4  # with 4 batches of evaluation an epoch
 
 
 def tiny(protocol: str = "paper", encoding: str = "rope", **changes: Any) -> RunSpec:
@@ -164,7 +164,7 @@ def test_rows_are_of_the_model_after_so_many_steps(tmp_path: Path, watched: Run)
     assert [row["step"] for row in watched.watched] == list(MOMENTS)
     for units, step in enumerate(MOMENTS[:3]):
         out = tmp_path / str(step)
-        train(tiny(), out, should_stop=After(step + (2 if step > 3 else 0)))  # evaluation comes after the third step
+        train(tiny(), out, should_stop=After(step + (4 if step > 3 else 0)))  # evaluation comes after the third step
         state = store.load_checkpoint(out / tiny().name, tiny())
         assert state is not None
         assert state["step"] == step
@@ -173,9 +173,9 @@ def test_rows_are_of_the_model_after_so_many_steps(tmp_path: Path, watched: Run)
 
 
 def test_rows_are_written_each_epoch(tmp_path: Path, watched: Run):
-    run = train(tiny(), tmp_path, watcher=Digests(), should_stop=After(8))  # 3 looks, 3 steps, 2 batches of evaluation
+    run = train(tiny(), tmp_path, watcher=Digests(), should_stop=After(9))  # 2 looks, 3 steps, 4 batches of evaluation
     assert (run.status, len(run.metrics)) == ("stopped", 1)
-    assert timeless(run.watched) == timeless(watched.watched)[:3]
+    assert timeless(run.watched) == timeless(watched.watched)[:2]
 
 
 def test_a_run_that_was_not_watched_has_no_rows_and_no_file(plain: Run):
@@ -194,16 +194,10 @@ def test_what_is_no_finite_number_is_null(tmp_path: Path):
 
 
 def test_a_run_that_diverges_has_the_rows_up_to_there(tmp_path: Path):
-    class Nans(Digests):
-        def look(self, model: Decoder, step: int) -> dict[str, Any]:
-            return {"sums": list(digest(store.own_state(model)).values())}
-
-    run = train(tiny(lr=1e38, epochs=50), tmp_path, watcher=Nans(range(151)))
+    run = train(tiny(lr=1e38, epochs=50), tmp_path, watcher=Digests(range(151)))
     assert run.status == "diverged"
-    assert [row["step"] for row in run.watched] == list(range(run.step + 1))
+    assert [row["step"] for row in run.watched] == list(range(run.step))
     assert run.step < 150
-    assert None in run.watched[-1]["sums"]
-    assert None not in run.watched[0]["sums"]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +220,9 @@ def test_what_cannot_be_a_row_is_refused(tmp_path: Path, seen: dict[str, Any], m
 # ---- stopped and started again --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("units", [0, 1, 3, 4, 5, 6, 7, 11, 12])  # before and after each look, and in an evaluation
+@pytest.mark.parametrize(
+    "units", [0, 1, 3, 4, 5, 6, 8, 9, 10, 16, 17]
+)  # before and after each look, and in an evaluation
 def test_stopped_anywhere_the_rows_are_the_same(tmp_path: Path, plain: Run, watched: Run, units: int):
     assert train(tiny(), tmp_path, watcher=Digests(), should_stop=After(units)).status == "stopped"
     run = train(tiny(), tmp_path, watcher=Digests())
@@ -284,13 +280,13 @@ def test_rows_ahead_of_the_checkpoint_are_not_kept(tmp_path: Path):
     asked = After()
 
     def crash() -> bool:
-        if asked() or asked.asked > 9:
+        if asked() or asked.asked > 10:
             raise Crash
         return False
 
     with pytest.raises(Crash):
         train(tiny(), tmp_path, watcher=Digests(), should_stop=crash)
-    assert len(Run.open(tmp_path / tiny().name).watched) == 3
+    assert len(Run.open(tmp_path / tiny().name).watched) == 2
     assert train(tiny(), tmp_path).watched == []
 
 

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
 from toeplens.ground import InputError, choose
 from toeplens.lens import behaviour
-from toeplens.lens.ablation.ablate import ablate_heads
+from toeplens.lens.ablation.ablate import ablate_by, ablate_heads
 from toeplens.lens.gradients.signal import seed_strength
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.sources.decoder.gradients import DecoderGradients
 from toeplens.training import Batches, RunSpec
+from toeplens.training.plateau import Plateau
 from toeplens.training.watcher import moments
 
+ABLE = 0.9  # test accuracy over which a model is first called able
+MOMENTS: dict[str, float | None] = {  # at which deposits are judged: times the plateau's steps
+    "able": None,
+    "plateau": 1.0,
+    "twice": 2.0,
+    "four times": 4.0,
+    "eight times": 8.0,
+}
 _SHARES = ("positional", "symbolic", "interaction", "variance")
 
 
 class HeadWatch:
-    """A `toeplens.training.watcher.Watcher`: heads and gradient seeds at ten moments, always on the same examples.
+    """A `toeplens.training.watcher.EventWatcher`: heads and gradient seeds at ten moments, always on the same examples.
 
     With it the moments at which the deposit forms (theory, sections 7 and 8) and at which heads become positional or
     symbolic can be seen. Each row has
@@ -32,6 +42,12 @@ class HeadWatch:
         positional, symbolic, interaction, variance  [layers][heads] see `toeplens.lens.behaviour`, of the queries that
                   the model uses, on the examples of the ablation; None where the encoding has no such table
 
+    and at the moments of `MOMENTS`
+
+        events    which of them it is
+        ablation, by_loss  `ablate_heads` by accuracy and by loss on ``whole`` examples, with intervals; missing where
+                  training ends there, since the finished model's own ablation follows
+
     The ablation is most of the cost, so it has fewer examples: a drop's standard error is at most 1 / sqrt(ablated).
     docs/training.md has the share of the training time that was measured.
 
@@ -39,19 +55,24 @@ class HeadWatch:
         spec      the run that is watched
         examples  how many of its examples are looked at; fewer where it has fewer
         ablated   on how many heads are silenced; no more than ``examples``
+        whole     on how many heads are silenced at `MOMENTS`; 0 for no such looks
         split     which: ``test``, or ``train+test`` (70:30)
     """
 
-    def __init__(self, spec: RunSpec, *, examples: int = 256, ablated: int = 64, split: DataSplit = "test") -> None:
+    def __init__(
+        self, spec: RunSpec, *, examples: int = 256, ablated: int = 64, whole: int = 0, split: DataSplit = "test"
+    ) -> None:
         for name, value in (("examples", examples), ("ablated", ablated)):
             if value < 1:
                 raise InputError(f"{name}: {value} was given; it must be at least 1.")
         choose("split", split, get_args(DataSplit))
-        self.spec = spec
+        self.spec, self.whole = spec, whole
+        self.split: DataSplit = split
         self.examples = examples_of(spec, examples, split)
         self.ablated = examples_of(spec, min(ablated, len(self.examples)), split)
         if (self.ablated.labels == spec.ignore_label).all():
             raise InputError(f"ablated: {ablated} was given; none of these {len(self.ablated)} examples counts.")
+        self.rule = spec.plateau or Plateau()
         self.name = (
             f"heads and what they follow on {len(self.ablated)} and gradients on {len(self.examples)} {split} examples"
         )
@@ -59,6 +80,31 @@ class HeadWatch:
     def moments(self, total_steps: int) -> list[int]:
         """The initialisation, the end, and eight moments between, more of them early."""
         return moments(total_steps)
+
+    def events(self, metrics: Sequence[dict[str, Any]]) -> list[str]:
+        """Those of `MOMENTS` that the last evaluation is the first to be at or past."""
+        return (
+            [name for name in self._reached(metrics) if name not in self._reached(metrics[:-1])] if self.whole else []
+        )
+
+    def _reached(self, metrics: Sequence[dict[str, Any]]) -> list[str]:
+        if not metrics:
+            return []
+        plateau = self.rule.reached(metrics, self.spec.guess, self.spec.total_evaluations)
+        able = any((row["test_accuracy"] or 0) > ABLE for row in metrics)
+        past = 0.0 if plateau is None else metrics[-1]["step"] / plateau
+        return [name for name, times in MOMENTS.items() if (able if times is None else past >= times)]
+
+    def look_at(self, model: Decoder, events: Sequence[str], metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The ablations of ``model``, unless it is the finished one."""
+        ended = self.spec.plateau is not None and self.rule.ends(metrics, self.spec.guess, self.spec.total_evaluations)
+        if ended or len(metrics) == self.spec.total_evaluations:
+            return {}
+        batches = batches_of(self.spec, examples_of(self.spec, self.whole, self.split), model.readout.weight.device)
+        found = ablate_by(
+            ("accuracy", "loss"), DecoderSource(model), batches, chance=self.spec.chance, cumulative=False
+        )
+        return {"ablation": found["accuracy"].to_dict(), "by_loss": found["loss"].to_dict()}
 
     def look(self, model: Decoder, step: int) -> dict[str, Any]:
         """A row's content for ``model``, which is in evaluation mode."""

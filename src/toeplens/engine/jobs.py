@@ -21,14 +21,15 @@ from toeplens.engine.records import Asked, read_record, write_record
 from toeplens.ground import choose, write_bytes
 from toeplens.ground.files import make_directory
 from toeplens.ground.locks import Busy, locked
-from toeplens.lens import HeadAblation, ablate_heads
-from toeplens.lens.ablation.ablate import Method
+from toeplens.lens import HeadAblation
+from toeplens.lens.ablation.ablate import Method, ablate_by
 from toeplens.lens.kit.interventions import Intervention, Metric
 from toeplens.training import Run, RunSpec, plan_execution, train
 from toeplens.training.loop import Progress
 from toeplens.training.run import entered
 
 _ABLATION = "ablation"
+_TOGETHER: tuple[Metric, ...] = ("accuracy", "loss")
 
 
 class Stopped(Exception):
@@ -82,12 +83,12 @@ def _carried_out(job: Job, out: Path, limits: Limits, on_progress: Progress | No
             deadline=limits.deadline_now(),
             should_stop=limits.should_stop,
             on_progress=on_progress,
-            watcher=HeadWatch(job.spec, split=job.split) if job.watch else None,
+            watcher=HeadWatch(job.spec, whole=job.examples, split=job.split) if job.watch else None,
         )
     if run.status != "complete" or not job.examples:
         return run
     asked = Asked(job.examples, job.split)
-    if read_ablation(run.directory, asked) is None:
+    if any(read_ablation(run.directory, asked, metric) is None for metric in _TOGETHER):
         ablate_run(run, examples=job.examples, split=job.split, limits=limits)
     _forget_parts(run.directory, asked)
     for measure in job.measures:
@@ -97,9 +98,9 @@ def _carried_out(job: Job, out: Path, limits: Limits, on_progress: Progress | No
     return run
 
 
-def read_ablation(directory: Path, asked: Asked) -> HeadAblation | None:
-    """A run's recorded ablation on these examples, or None."""
-    record = read_record(directory, _ABLATION, asked)
+def read_ablation(directory: Path, asked: Asked, metric: Metric = "accuracy") -> HeadAblation | None:
+    """A run's recorded ablation to silence on these examples by this metric, or None."""
+    record = read_record(directory, _name(metric), asked)
     return None if record is None else HeadAblation.from_dict(record)
 
 
@@ -115,9 +116,10 @@ def ablate_run(
 ) -> HeadAblation:
     """Ablate each head of a finished run's model and record the result in its directory.
 
-    The record is ``ablation.json`` for accuracy lost to silence, which is what studies read; any other choice has a
-    file of its own, named after what differs: ``ablation-mean.json``, ``ablation-position-loss-attribution.json``; for
-    other examples than those of the first record see `toeplens.engine.records`.
+    The record is ``ablation.json`` for accuracy lost to silence; any other choice has a file of its own, named after
+    what differs: ``ablation-mean.json``, ``ablation-position-loss-attribution.json``. Of accuracies lost to silence
+    and of losses, which studies read, the same passes make both records. For other examples than those of the first
+    record see `toeplens.engine.records`.
     """
     asked = Asked(examples, split)
     choose("metric", metric, get_args(Metric))
@@ -134,25 +136,29 @@ def _ablate(
     subject = Subject(run, asked.examples, asked.split, device)
     batches = subject.batches()
     parts = run.directory / f"{_parts(asked, intervention, metric)}{len(batches[0][0])}"
-    ablation = ablate_heads(
+    found = ablate_by(
+        _TOGETHER if (metric, intervention, method) == (_TOGETHER[0], "zero", "exact") else (metric,),
         subject.source(),
         batches,
         chance=run.spec.chance,
-        metric=metric,
         intervention=intervention,
         method=method,
         memory=_Parts(parts, limits) if method == "exact" else None,
     )
-    usual = (("zero", intervention), ("accuracy", metric), ("exact", method))
-    name = "-".join((_ABLATION, *(given for default, given in usual if given != default)))
-    write_record(run.directory, name, asked, ablation.to_dict())
+    for each, ablation in reversed(found.items()):  # the one that was asked for says that all are there
+        write_record(run.directory, _name(each, intervention, method), asked, ablation.to_dict())
     _forget_parts(run.directory, asked, intervention, metric)
-    return ablation
+    return found[metric]
+
+
+def _name(metric: Metric, intervention: Intervention = "zero", method: Method = "exact") -> str:
+    usual = (("zero", intervention), ("accuracy", metric), ("exact", method))
+    return "-".join((_ABLATION, *(given for default, given in usual if given != default)))
 
 
 def _parts(asked: Asked, intervention: Intervention = "zero", metric: Metric = "accuracy") -> str:
     """How the names of directories begin that hold parts of an ablation; the size of a batch follows."""
-    return f"{_ABLATION}-parts-{intervention}-{metric}-{asked.split}-{asked.examples}-by-"
+    return f"{_ABLATION}-passes-{intervention}-{metric}-{asked.split}-{asked.examples}-by-"
 
 
 def _forget_parts(directory: Path, asked: Asked, *kind: Any) -> None:

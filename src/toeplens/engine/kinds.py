@@ -51,7 +51,7 @@ class Seed(Record):
 class Watched(Record):
     """A row of `toeplens.engine.HeadWatch`; its shares are None where an encoding has none."""
 
-    LATER = ("positional", "symbolic", "interaction", "variance")
+    LATER = ("positional", "symbolic", "interaction", "variance", "events", "ablation", "by_loss")
 
     step: Count
     seconds: Positive
@@ -64,10 +64,14 @@ class Watched(Record):
     symbolic: _Shares | None = None
     interaction: _Shares | None = None
     variance: _Heads | None = None
+    events: tuple[str, ...] = ()
+    ablation: HeadAblation | None = None
+    by_loss: HeadAblation | None = None
 
 
 KINDS: dict[str, type[Record]] = {
     "ablation": HeadAblation,
+    "ablation-loss": HeadAblation,
     "position": HeadAblation,
     "sets": HeadSets,
     "representation": Representation,

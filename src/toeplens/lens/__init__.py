@@ -3,7 +3,7 @@
 A new measure is a file in the room of the question it answers and a line here; what two rooms share is in ``kit``.
 """
 
-from toeplens.lens.ablation.ablate import HeadAblation, ablate_heads, rank_correlation
+from toeplens.lens.ablation.ablate import HeadAblation, ablate_by, ablate_heads, rank_correlation
 from toeplens.lens.ablation.attribution import Scalable
 from toeplens.lens.ablation.deposit import THRESHOLDS, LayerDeposit, deposit, gini
 from toeplens.lens.ablation.estimate_check import EstimateCheck, check_estimates, sample_heads
@@ -76,6 +76,7 @@ __all__ = [
     "ToeplitzProfile",
     "Traceable",
     "ablate_bands",
+    "ablate_by",
     "ablate_heads",
     "behaviour",
     "bootstrap_means",

@@ -6,6 +6,7 @@ Here goes what one run needs from its spec to its weights; sizes that studies sh
 from toeplens.training.environment import Execution, environment, plan_execution
 from toeplens.training.history import Segment, Setup, told
 from toeplens.training.loop import Batches, answer, correct, cosine_with_warmup, evaluate, initial_model, train
+from toeplens.training.plateau import Plateau
 from toeplens.training.presets import PRESETS, Preset, starting_spec
 from toeplens.training.run import Run
 from toeplens.training.spec import RunSpec, run_spec
@@ -15,6 +16,7 @@ __all__ = [
     "PRESETS",
     "Batches",
     "Execution",
+    "Plateau",
     "Preset",
     "Run",
     "RunSpec",

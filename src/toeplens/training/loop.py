@@ -1,4 +1,4 @@
-"""Fit one run: AdamW, warm-up and cosine, metrics an epoch, checkpoints, exact resume."""
+"""Fit one run: AdamW, warm-up, cosine or constant, evaluations, checkpoints, exact resume."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ def cosine_with_warmup(warmup_steps: int, total_steps: int) -> Callable[[int], f
         return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, total_steps - warmup_steps)))
 
     return factor
+
+
+def constant_with_warmup(warmup_steps: int) -> Callable[[int], float]:
+    """Learning-rate factor by step: linear from 0 over the warm-up, then 1."""
+    return lambda step: step / warmup_steps if step < warmup_steps else 1.0
 
 
 @dataclass(frozen=True)
@@ -164,16 +169,19 @@ class _Session:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=True
         )
-        schedule = cosine_with_warmup(int(spec.warmup * spec.total_steps), spec.total_steps)
+        warmup = int(spec.warmup * spec.total_steps)
+        constant = spec.schedule == "constant"
+        schedule = constant_with_warmup(warmup) if constant else cosine_with_warmup(warmup, spec.total_steps)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, schedule)
         self.loss = torch.compile(self._loss, dynamic=False) if execution.compiled else self._loss
+        self.guess = spec.guess
         self.step = 0
         self.seconds = 0.0
         self.rows: list[dict[str, Any]] = []
         self.order: tuple[int, Tensor] | None = None
         self.tested = 0
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self.test_sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self.test_sums, self.fit_sums = torch.zeros_like(self.sums), torch.zeros_like(self.sums)
         self.diverged = self.worked = self.stepped = False
         self.history = gone_on([], 0, setup_of(execution))
         self.cuda_rng: Tensor | None = None  # a run that goes on on a CPU keeps it for when it is back on a GPU
@@ -194,8 +202,15 @@ class _Session:
 
     @property
     def owes_evaluation(self) -> bool:
-        """Whether an epoch's training is done but its row is not written yet."""
-        return len(self.rows) < self.step // self.spec.steps_per_epoch
+        """Whether an evaluation is due whose row is not written yet."""
+        return len(self.rows) < self.spec.evaluations_by(self.step)
+
+    @property
+    def done(self) -> bool:
+        """Whether training is over: all epochs are done, or the plateau was reached and what was to follow it."""
+        spec, rows = self.spec, self.rows
+        over = spec.plateau is not None and spec.plateau.ends(rows, self.guess, spec.total_evaluations)
+        return len(rows) == spec.total_evaluations or over
 
     def fit(
         self,
@@ -204,16 +219,16 @@ class _Session:
         should_stop: Callable[[], bool],
         on_progress: Progress | None,
     ) -> Status:
-        """Work in units (a training step, a batch of the epoch's evaluation, a look) until done or told to stop."""
+        """Work in units (a training step, a batch of an evaluation, a look) until done or told to stop."""
         saved = shown = begun = time.monotonic()
         ends = None if deadline is None else begun + deadline - time.time()  # whatever the clock is set to later
         slowest = 0.0
-        while len(self.rows) < self.spec.epochs:
+        while not self.done or self.watch.owed(self.step, self.rows):
             if should_stop() or (ends is not None and self.worked and time.monotonic() + slowest >= ends):
                 self._save()
                 return "stopped"
             compiling, looked = False, 0.0
-            if self.watch.owed(self.step):
+            if not self.owes_evaluation and self.watch.owed(self.step, self.rows):
                 looked = self._look()
             elif self.owes_evaluation:
                 self._evaluate_batch()
@@ -232,7 +247,7 @@ class _Session:
             if on_progress and now - shown > 0.2:
                 on_progress(self.step, self.spec.total_steps, self.rows[-1] if self.rows else None)
                 shown = now
-            if now - saved >= checkpoint_seconds and len(self.rows) < self.spec.epochs:
+            if now - saved >= checkpoint_seconds and not self.done:
                 self._save()
                 saved = begun = time.monotonic()
         return "complete"
@@ -268,35 +283,46 @@ class _Session:
 
     def _look(self) -> float:
         try:
-            return self.watch.look(self.model, self.step)
+            return self.watch.look(self.model, self.step, self.rows)
         except Exception:
             self._save()
             raise
 
     def _evaluate_batch(self) -> None:
-        size = self.spec.batch_size
-        self.test_sums += answer(self.model, self.test.take(slice(self.tested, self.tested + size)), self.amp)
-        self.tested += size
-        if self.tested >= len(self.test):
-            self._end_epoch()
+        """A batch of the test set; after it, of the training set."""
+        place = self.tested - len(self.test)
+        data, sums, start, end = (
+            (self.test, self.test_sums, self.tested, len(self.test))
+            if place < 0
+            else (self.train, self.fit_sums, place, self.spec.fit_examples)
+        )
+        stop = min(start + self.spec.batch_size, end)
+        sums += answer(self.model, data.take(slice(start, stop)), self.amp)
+        self.tested += stop - start
+        if self.tested == len(self.test) + self.spec.fit_examples:
+            self._end_evaluation()
 
-    def _end_epoch(self) -> None:
-        train, test = self.sums.tolist(), self.test_sums.tolist()
-        self.sums.zero_()
-        self.test_sums.zero_()
+    def _end_evaluation(self) -> None:
+        train, test, fit = (sums.tolist() for sums in (self.sums, self.test_sums, self.fit_sums))
+        for sums in (self.sums, self.test_sums, self.fit_sums):
+            sums.zero_()
         self.tested = 0
         self.diverged = not (math.isfinite(train[0]) and math.isfinite(test[0]))
         self.rows.append(
             {
-                "epoch": len(self.rows) + 1,
+                "epoch": self._epochs(len(self.rows) + 1),
                 "step": self.step,
                 **_figures("train", *train),
                 **_figures("test", *test),
+                **_figures("fit", *fit),
                 "lr": self.scheduler.get_last_lr()[0],
                 "seconds": round(self.seconds, 3),
             }
         )
         self._write_rows()
+
+    def _epochs(self, count: int) -> int | float:
+        return count if self.spec.evaluations == 1 else count / self.spec.evaluations
 
     def _write_rows(self) -> None:
         store.write_rows(self.directory / store.METRICS, self.rows)
@@ -323,6 +349,7 @@ class _Session:
             "sums": self.sums,
             "tested": self.tested,
             "test_sums": self.test_sums,
+            "fit_sums": self.fit_sums,
             "watched": self.watch.state(),
             "rng": torch.get_rng_state(),
             "cuda_rng": self.cuda_rng,
@@ -346,6 +373,8 @@ class _Session:
         self.tested = state["tested"]
         self.sums.copy_(state["sums"])
         self.test_sums.copy_(state["test_sums"])
+        if state.get("fit_sums") is not None:  # older checkpoints know of no look back at the training set
+            self.fit_sums.copy_(state["fit_sums"])
         torch.set_rng_state(state["rng"])
         self.cuda_rng = state["cuda_rng"]
         if self.cuda_rng is not None and self.execution.device.type == "cuda":
@@ -357,14 +386,17 @@ class _Session:
         """Write the weights, then the result; the checkpoint is not needed any more."""
         store.save_weights(self.directory, self.model)
         self._write_rows()
-        last = self.rows[-1]
-        tokens = len(self.rows) * self.train.tokens.numel()
+        last, spec = self.rows[-1], self.spec
+        tokens = self.train.tokens.numel() * len(self.rows) // spec.evaluations
+        told = {key: last[key] for key in last if key.endswith(("_loss", "_accuracy"))}
+        if spec.plateau is not None:
+            told["plateau"] = spec.plateau.reached(self.rows, self.guess, spec.total_evaluations)
         result = {
             "status": status,
             "steps": self.step,
             "seconds": round(self.seconds, 3),
             "tokens_per_second": round(tokens / max(self.seconds, 1e-9)),
-            **{key: last[key] for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")},
+            **told,
         }
         self._write_environment(ended(self.history, self.step))
         write_json(self.directory / store.RESULT, result)

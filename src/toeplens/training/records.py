@@ -18,34 +18,50 @@ from toeplens.training.spec import RunSpec
 Shapes = dict[str, tuple[torch.Size, torch.dtype]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Figures(Record):
-    """What a run reached: losses in nats, accuracies as shares; None where it diverged or no example counts."""
+    """What a run reached: losses in nats, accuracies as shares; None where it diverged or no example counts.
+
+    train  mean over the steps since the last evaluation, each before its update and with dropout
+    fit    of training examples after the evaluation's step, without dropout, as many as the test set has; missing in
+           what earlier versions wrote
+    """
+
+    LATER = ("fit_loss", "fit_accuracy")
 
     train_loss: Number | None
     train_accuracy: Share | None
     test_loss: Number | None
     test_accuracy: Share | None
+    fit_loss: Number | None = None
+    fit_accuracy: Share | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Epoch(Figures):
-    """A line of metrics.jsonl: epochs and steps from 1, the learning rate after it, seconds from the beginning."""
+    """A line of metrics.jsonl: the epochs and steps done, the learning rate after them, seconds from the beginning."""
 
-    epoch: AtLeast1
+    epoch: Positive
     step: AtLeast1
     lr: Positive
     seconds: Positive
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Result(Figures):
-    """result.json."""
+    """result.json.
+
+    plateau  the step at which the model stopped learning, by the spec's rule; None where it was still learning when
+             training ended, or the spec has no rule
+    """
+
+    LATER = (*Figures.LATER, "plateau")
 
     status: Literal["complete", "diverged"]
     steps: Count
     seconds: Positive
     tokens_per_second: Positive
+    plateau: AtLeast1 | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +113,7 @@ class _Scheduler(BaseModel):
 
 
 class _Checkpoint(BaseModel):
-    """checkpoint.pt; older ones know of no watching and of no history."""
+    """checkpoint.pt; older ones know of no watching, of no history and of no look back at the training set."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -110,6 +126,7 @@ class _Checkpoint(BaseModel):
     sums: Tensor
     tested: Count
     test_sums: Tensor
+    fit_sums: Tensor | None = None
     watched: _Watched | None = None
     rng: Tensor
     cuda_rng: Tensor | None
@@ -127,19 +144,22 @@ def checkpoint_fault(state: dict[str, Any], spec: RunSpec, own: Shapes, paramete
         found = _Checkpoint.model_validate(state)
     except ValidationError as error:
         return sentence(error)
-    epochs, place = divmod(found.step, spec.steps_per_epoch)
-    owed = epochs - len(found.rows)  # an epoch that is trained and not yet evaluated
-    if found.step > spec.total_steps or owed not in ((0, 1) if place == 0 else (0,)):
+    due = spec.evaluations_by(found.step)
+    owed = due - len(found.rows)  # an evaluation that is due and not yet done
+    if found.step > spec.total_steps or owed not in ((0, 1) if found.step == spec.evaluated_at(due) else (0,)):
         return f"step: {found.step} and {len(found.rows)} rows do not go together"
-    if [row.epoch for row in found.rows] != list(range(1, len(found.rows) + 1)):
-        return "rows: their epochs are not 1, 2, ..."
-    if found.tested and (not owed or found.tested % spec.batch_size or found.tested >= spec.test_examples):
+    if [row.step for row in found.rows] != [spec.evaluated_at(count) for count in range(1, len(found.rows) + 1)]:
+        return "rows: their steps are not those of the evaluations"
+    tests, batch = spec.test_examples, spec.batch_size
+    whole = found.tested == tests or (found.tested - tests * (found.tested > tests)) % batch == 0
+    if found.tested and (not owed or not whole or found.tested >= tests + spec.fit_examples):
         return f"tested: {found.tested} examples cannot be tested by then"
     if found.scheduler.last_epoch != found.step:
         return f"scheduler: {found.scheduler.last_epoch} is not the step"
     if {name: (tensor.shape, tensor.dtype) for name, tensor in found.model.items()} != own:
         return "model: these are not the weights of this spec"
-    if any(sums.shape != (3,) or sums.dtype != torch.float64 for sums in (found.sums, found.test_sums)):
+    counted = [sums for sums in (found.sums, found.test_sums, found.fit_sums) if sums is not None]
+    if any(sums.shape != (3,) or sums.dtype != torch.float64 for sums in counted):
         return "sums: three numbers are needed"
     return _optimizer_fault(found.optimizer, found.step, parameters) or _random_fault(found.rng, found.cuda_rng)
 

@@ -38,7 +38,7 @@ class Run:
 
     status   ``complete``; ``diverged`` (the loss became NaN or infinite: recorded, and not continued); or
              ``stopped`` (a checkpoint is there, and `train` goes on from it)
-    metrics  one row an epoch: losses, accuracies, learning rate, seconds
+    metrics  one row an evaluation: losses, accuracies, learning rate, seconds
     result   the final figures; empty while stopped
     """
 
@@ -73,7 +73,7 @@ class Run:
             metrics = read_rows(directory / METRICS)
             Epoch.from_list(metrics, directory / METRICS)
             if result and (not metrics or metrics[-1]["step"] != result["steps"]):
-                raise InputError(f"{directory / METRICS} is damaged: it does not tell all epochs.")
+                raise InputError(f"{directory / METRICS} is damaged: it does not tell all evaluations.")
         except InputError as error:
             there = " and ".join(str(directory / name) for name in (RESULT, METRICS) if (directory / name).exists())
             again = f"delete {there} and train with the same spec and directory to make them again"
@@ -165,7 +165,7 @@ def entered(directory: Path, spec: RunSpec, until: Callable[[], bool] | None = N
     _is_the_runs(directory, spec)  # no lock is put among other people's files
     with locked(directory, "run", until=until):
         if not _is_the_runs(directory, spec):
-            write_json(directory / SPEC, spec.model_dump(mode="json"), record=False)
+            write_json(directory / SPEC, spec.content, record=False)
         yield
 
 
@@ -176,7 +176,7 @@ def _is_the_runs(directory: Path, spec: RunSpec) -> bool:
             had = read_json(directory / SPEC)
         except InputError as error:
             raise InputError(f"{str(error).rstrip('.')}; delete {directory} to start this run over.") from None
-        if had != spec.model_dump(mode="json"):
+        if had != spec.content:
             raise InputError(f"run: {directory} holds another run; give another directory.")
         return True
     if names_in(directory):

@@ -12,10 +12,13 @@ from toeplens import tasks
 from toeplens.ground import InputError, plain, sentence, shown
 from toeplens.ground.machine import must_fit
 from toeplens.model import DecoderConfig
+from toeplens.training.plateau import Plateau
 
 Precision = Literal["auto", "float32", "bf16"]
+Schedule = Literal["cosine", "constant"]
 _SEEDS = 2**64 - 1  # torch takes no others
 _SIZES = 10**9
+_LATER = ("schedule", "evaluations", "plateau")
 
 
 class RunSpec(BaseModel):
@@ -27,7 +30,10 @@ class RunSpec(BaseModel):
         train_examples, test_examples  sizes of the two disjoint sets
         epochs, batch_size  these and the sizes from 1 to 10^9
         lr, betas, weight_decay  of AdamW (the betas in the papers' odd order)
-        warmup              share of the steps with a linearly rising learning rate; then a cosine to 0
+        warmup              share of the steps with a linearly rising learning rate
+        schedule            what follows: ``cosine``, to 0 at the last step, or ``constant``
+        evaluations         of an epoch: how often the test loss is looked at (a row of the metrics each)
+        plateau             stop when the model has stopped learning (`Plateau`), ``epochs`` being the most; None: never
         ignore_label        a label that neither loss nor accuracy count (the released program's Task 2: 0)
         seed                of the weights, the dropout and the order of the examples, from 0 to 2^64 - 1
         data_seed           of the examples, likewise
@@ -51,6 +57,9 @@ class RunSpec(BaseModel):
     seed: int = 42
     data_seed: int = 42
     precision: Precision = "auto"
+    schedule: Schedule = "cosine"
+    evaluations: int = Field(1, ge=1, le=_SIZES)
+    plateau: Plateau | None = None
 
     @field_validator("seed", "data_seed", mode="after")
     @classmethod
@@ -83,6 +92,11 @@ class RunSpec(BaseModel):
         if set(task.labels) == {self.ignore_label}:
             raise ValueError(f"ignore_label: {self.ignore_label} was given; it is the task's only label.")
         must_fit("its model and its examples need", self.memory_at_least)
+        if self.evaluations > self.steps_per_epoch:
+            raise ValueError(
+                f"evaluations: {self.evaluations} was given; an epoch has {self.steps_per_epoch} steps, and an "
+                f"evaluation comes after a step."
+            )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas: {self.betas} was given; both must be from 0 to under 1.")
         return self
@@ -95,6 +109,11 @@ class RunSpec(BaseModel):
     def chance(self) -> float:
         """Accuracy of the best constant guess."""
         return self.build_task().chance(self.ignore_label)
+
+    @property
+    def guess(self) -> float:
+        """Accuracy of the best guess from a text's length alone; what a model learns is over it."""
+        return max(self.build_task().length_chance(self.ignore_label), self.chance)
 
     @property
     def memory_at_least(self) -> int:
@@ -116,9 +135,35 @@ class RunSpec(BaseModel):
         return self.epochs * self.steps_per_epoch
 
     @property
+    def fit_examples(self) -> int:
+        """How many of the training examples an evaluation looks at again."""
+        return min(self.train_examples, self.test_examples)
+
+    @property
+    def total_evaluations(self) -> int:
+        return self.epochs * self.evaluations
+
+    def evaluated_at(self, count: int) -> int:
+        """The step after which the evaluation of this number comes, counted from 1."""
+        epochs, parts = divmod(count, self.evaluations)
+        return epochs * self.steps_per_epoch - (-parts * self.steps_per_epoch // self.evaluations)
+
+    def evaluations_by(self, step: int) -> int:
+        """How many evaluations are due after so many steps."""
+        epochs, steps = divmod(step, self.steps_per_epoch)
+        return epochs * self.evaluations + steps * self.evaluations // self.steps_per_epoch
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """All fields, for JSON; those that earlier versions did not have are left out where they change nothing."""
+        content = self.model_dump(mode="json")
+        unused = {name for name in _LATER if content[name] == type(self).model_fields[name].default}
+        return {name: value for name, value in content.items() if name not in unused}
+
+    @property
     def name(self) -> str:
         """The run's name: the first 16 hexadecimal digits of the SHA-256 of its content."""
-        content = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        content = json.dumps(self.content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

@@ -39,6 +39,19 @@ class Watcher(Protocol):
         ...
 
 
+@runtime_checkable
+class EventWatcher(Watcher, Protocol):
+    """A watcher that also looks where training has got to something: these moments follow from the metrics so far."""
+
+    def events(self, metrics: Sequence[dict[str, Any]]) -> Sequence[str]:
+        """The names of the moments that the last of these evaluations is; it is then looked at."""
+        ...
+
+    def look_at(self, model: Decoder, events: Sequence[str], metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """What is seen there beside what `look` sees."""
+        ...
+
+
 def moments(total_steps: int) -> list[int]:
     """Ten moments (fewer in a run of under 32 steps): the initialisation, the end, and more of them early than late."""
     return sorted({round(total_steps * share / _SHARES[-1]) for share in _SHARES})
@@ -55,11 +68,17 @@ class Watch:
         if wrong := sorted(step for step in self.moments if step not in range(total_steps + 1)):
             raise InputError(f"moments: {wrong[0]} was given; each must be a step from 0 to {total_steps}.")
 
-    def owed(self, step: int) -> bool:
-        """Whether the model after ``step`` steps is to be looked at and was not yet."""
-        return step in self.moments and not (self.rows and self.rows[-1]["step"] == step)
+    def owed(self, step: int, metrics: Sequence[dict[str, Any]]) -> bool:
+        """Whether the model after ``step`` steps, with these metrics so far, is to be looked at and was not yet."""
+        if self.rows and self.rows[-1]["step"] == step:
+            return False
+        return step in self.moments or bool(self._events(step, metrics))
 
-    def look(self, model: Decoder, step: int) -> float:
+    def _events(self, step: int, metrics: Sequence[dict[str, Any]]) -> Sequence[str]:
+        evaluated = bool(metrics) and metrics[-1]["step"] == step
+        return self.watcher.events(metrics) if evaluated and isinstance(self.watcher, EventWatcher) else ()
+
+    def look(self, model: Decoder, step: int, metrics: Sequence[dict[str, Any]]) -> float:
         """Look at a copy of ``model`` and keep the row; returns the seconds it took.
 
         Neither the model nor torch's random states can be changed by it.
@@ -70,7 +89,12 @@ class Watch:
             torch.cuda.synchronize(device)  # steps still under way are not the look's cost
         begun = time.monotonic()
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            seen = self._plain(self.watcher.look(copy.deepcopy(model).eval(), step))
+            mine = copy.deepcopy(model).eval()
+            seen = self.watcher.look(mine, step)
+            if events := self._events(step, metrics):
+                assert isinstance(self.watcher, EventWatcher)
+                seen = seen | {"events": list(events)} | self.watcher.look_at(mine, events, metrics)
+            seen = self._plain(seen)
         seconds = time.monotonic() - begun
         self.rows.append({"step": step, "seconds": round(seconds, 4), **seen})
         return seconds

@@ -126,45 +126,84 @@ def ablate_heads(
     Raises `InputError` for an unknown choice, for no example that counts, for an attribution of another metric than
     the loss, and where ``resample`` has one example or sequences of several widths.
     """
-    choose("metric", metric, get_args(Metric))
-    choose("intervention", intervention, get_args(Intervention))
-    choose("method", method, get_args(Method))
+    _known([metric], intervention, method)
+    found = ablate_by(
+        [metric],
+        source,
+        batches,
+        chance=chance,
+        intervention=intervention,
+        method=method,
+        cumulative=cumulative,
+        bootstrap=bootstrap,
+        seed=seed,
+        memory=memory,
+    )
+    return found[metric]
+
+
+def ablate_by(
+    metrics: Sequence[Metric],
+    source: Replayable,
+    batches: Iterable[Batch],
+    *,
+    chance: float = 0.0,
+    intervention: Intervention = "zero",
+    method: Method = "exact",
+    cumulative: bool = True,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    memory: Memory | None = None,
+) -> dict[Metric, HeadAblation]:
+    """`ablate_heads` by several metrics from the same passes; the first alone has a cumulative curve, in its order."""
+    _known(metrics, intervention, method)
     kept = counted_batches(batches)
     layers, heads = source.num_layers, source.num_heads
     replacing = replacements(source, kept, intervention, seed)
     curve = np.full((layers, heads + 1), np.nan)
     check = None
     if method == "attribution":
-        intact, harms = first_order(source, kept, metric, replacing)
-        check = check_estimates(harms.mean(-1), lambda sample: _sampled(source, kept, sample, metric, replacing))
+        if len(metrics) > 1:
+            raise InputError(f"metrics: {len(metrics)} were given; an attribution estimates the loss alone.")
+        intact, harms = first_order(source, kept, metrics[0], replacing)
+        check = check_estimates(harms.mean(-1), lambda sample: _sampled(source, kept, sample, metrics[0], replacing))
+        intacts, effects = intact[None], [harms]
     else:
         single = [1 - torch.eye(heads)] * layers
-        intact, alone = _answers(source, kept, single, metric, replacing, memory, "single")
-        harms = harm(metric, intact, alone).reshape(layers, heads, -1)
-    drops = harms.mean(-1)
-    low, high = bootstrap_means(harms.reshape(layers * heads, -1).T, samples=bootstrap)
-    if cumulative and method == "exact":
-        orders = np.argsort(-drops, axis=1, kind="stable")
-        curve[:, 0] = intact.mean()
-        curve[:, 1] = np.take_along_axis(alone.mean(-1).reshape(layers, heads), orders, 1)[:, 0]
-        if heads > 1:
-            growing = [_silenced_in(order) for order in orders]
-            together = _answers(source, kept, growing, metric, replacing, memory, "together")[1]
-            curve[:, 2:] = together.mean(-1).reshape(layers, heads - 1)
-    shape = (layers, heads)
-    return HeadAblation(
-        drops,
-        low.reshape(shape),
-        high.reshape(shape),
-        float(intact.mean()),
-        curve,
-        len(intact),
-        chance,
-        metric,
-        intervention,
-        method,
-        check,
-    )
+        intacts, alone = _answers(source, kept, single, metrics, replacing, memory, "single")
+        effects = [harm(*each).reshape(layers, heads, -1) for each in zip(metrics, intacts, alone, strict=True)]
+        if cumulative:
+            orders = np.argsort(-effects[0].mean(-1), axis=1, kind="stable")
+            curve[:, 0] = intacts[0].mean()
+            curve[:, 1] = np.take_along_axis(alone[0].mean(-1).reshape(layers, heads), orders, 1)[:, 0]
+            if heads > 1:
+                growing = [_silenced_in(order) for order in orders]
+                together = _answers(source, kept, growing, metrics[:1], replacing, memory, "together")[1]
+                curve[:, 2:] = together.mean(-1).reshape(layers, heads - 1)
+    found: dict[Metric, HeadAblation] = {}
+    for metric, intact, harms in zip(metrics, intacts, effects, strict=True):
+        low, high = bootstrap_means(harms.reshape(layers * heads, -1).T, samples=bootstrap)
+        found[metric] = HeadAblation(
+            harms.mean(-1),
+            low.reshape(layers, heads),
+            high.reshape(layers, heads),
+            float(intact.mean()),
+            np.full_like(curve, np.nan) if found else curve,
+            intacts.shape[-1],
+            chance,
+            metric,
+            intervention,
+            method,
+            check,
+        )
+    return found
+
+
+def _known(metrics: Sequence[str], intervention: str, method: str) -> None:
+    for metric in metrics:
+        choose("metric", metric, get_args(Metric))
+    choose("intervention", intervention, get_args(Intervention))
+    choose("method", method, get_args(Method))
 
 
 def _sampled(
@@ -176,7 +215,7 @@ def _sampled(
 ) -> list[Float[np.ndarray, "_k"]]:
     """What is lost without each head of a sample, layer by layer."""
     gains = [(1 - torch.eye(source.num_heads))[heads] for heads in sample]
-    intact, alone = _answers(source, batches, gains, metric, replacing, None, "sample")
+    (intact,), (alone,) = _answers(source, batches, gains, [metric], replacing, None, "sample")
     return np.split(harm(metric, intact, alone).mean(-1), np.cumsum([len(heads) for heads in sample])[:-1])
 
 
@@ -189,12 +228,12 @@ def _answers(
     source: Replayable,
     batches: Sequence[Batch],
     gains: Sequence[Float[Tensor, "V H"]],
-    metric: Metric,
+    metrics: Sequence[Metric],
     replacing: Callable[[int], Replacement],
     memory: Memory | None,
     phase: str,
-) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "LV n"]]:
-    """The metric of each example that counts: intact, and for each row of each layer's gains, layer after layer."""
+) -> tuple[Float[np.ndarray, "M n"], Float[np.ndarray, "M LV n"]]:
+    """Each metric of each example that counts: intact, and for each row of each layer's gains, layer after layer."""
     last = source.num_layers - 1
 
     def answers(index: int) -> Tensor:
@@ -208,7 +247,7 @@ def _answers(
         changed, intact = torch.cat(logits).split((sum(map(len, gains)), 1))
         return torch.cat((intact, changed))
 
-    return examples_answers(metric, batches, answers, memory, phase)
+    return examples_answers(metrics, batches, answers, memory, phase)
 
 
 def rank_correlation(exact: HeadAblation, attributed: HeadAblation, *, samples: int = 1000, seed: int = 0) -> Estimate:

@@ -99,7 +99,7 @@ def ablate_bands(
                 found.append(source.replay(state, one_by_one, [source.outputs_under(state, control)]))
         return torch.cat(found)
 
-    before, after = examples_answers(metric, kept, answers)
+    (before,), (after,) = examples_answers([metric], kept, answers)
     harms = harm(metric, before, after)
     low, high = bootstrap_means(harms.T, samples=bootstrap)
     shape = (source.num_layers, source.num_heads, most)

@@ -160,22 +160,22 @@ def harm(metric: Metric, intact: Float[np.ndarray, "*#V n"], changed: Float[np.n
 class Memory(Protocol):
     """Where an ablation keeps what it has answered; `get` may raise to stop it between two batches.
 
-    One memory serves one ablation: the keys do not name metric, intervention or method.
+    One memory serves one ablation: the keys do not name metrics, intervention or method.
     """
 
-    def get(self, key: str) -> Bool[np.ndarray, "V n"] | Float[np.ndarray, "V n"] | None: ...
+    def get(self, key: str) -> Bool[np.ndarray, "M V n"] | Float[np.ndarray, "M V n"] | None: ...
 
-    def put(self, key: str, answers: Bool[np.ndarray, "V n"] | Float[np.ndarray, "V n"]) -> None: ...
+    def put(self, key: str, answers: Bool[np.ndarray, "M V n"] | Float[np.ndarray, "M V n"]) -> None: ...
 
 
 def examples_answers(
-    metric: Metric,
+    metrics: Sequence[Metric],
     batches: Sequence[Batch],
     logits_of: Callable[[int], Float[Tensor, "V1 b C"]],
     memory: Memory | None = None,
     phase: str = "",
-) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "V n"]]:
-    """The metric of each example that counts: of the intact model, and of each of V changed ones.
+) -> tuple[Float[np.ndarray, "M n"], Float[np.ndarray, "M V n"]]:
+    """Each metric of each example that counts: of the intact model, and of each of V changed ones, from one pass.
 
     Arguments
         logits_of  for the number of a batch the class logits, the intact model's first
@@ -187,9 +187,9 @@ def examples_answers(
         answers = memory.get(key) if memory else None
         if answers is None:
             logits = logits_of(index)
-            answers = outcomes(metric, logits, logits[0], labels).cpu().numpy()
+            answers = np.stack([outcomes(each, logits, logits[0], labels).cpu().numpy() for each in metrics])
             if memory:
                 memory.put(key, answers)
         parts.append(answers)
-    together = np.concatenate(parts, axis=1).astype(float)
-    return together[0], together[1:]
+    together = np.concatenate(parts, axis=-1).astype(float)
+    return together[:, 0], together[:, 1:]

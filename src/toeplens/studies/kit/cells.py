@@ -76,7 +76,7 @@ def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, 
             continue
         run = Run.open(run_directory)
         asked = Asked(cell.job.examples, cell.job.split)
-        ablation = read_ablation(run_directory, asked)
+        ablation, by_loss = (read_ablation(run_directory, asked, metric) for metric in ("accuracy", "loss"))
         measures = read_measures(run_directory, cell.job.measures, asked)
         measured = ablation is not None and len(measures) == len(cell.job.measures)
         done += run.step if run.status == "stopped" else cell.job.spec.total_steps
@@ -84,7 +84,7 @@ def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, 
             histories.append(run.history)
             if (run_directory / ENVIRONMENT).exists():
                 runs["execution"] = Executed.from_dict(read_json(path := run_directory / ENVIRONMENT), path).execution
-            found.append(_result(cell, run, ablation, measures))
+            found.append(_result(cell, run, ablation, by_loss, measures))
     return Gathered(
         directory=directory,
         finished=len(found),
@@ -95,8 +95,9 @@ def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, 
     )
 
 
-def _result(cell: Cell, run: Run, ablation: HeadAblation | None, measures: dict[str, Any]) -> CellResult:
-    task = cell.job.spec.build_task()
+def _result(
+    cell: Cell, run: Run, ablation: HeadAblation | None, by_loss: HeadAblation | None, measures: dict[str, Any]
+) -> CellResult:
     model = Decoder(cell.job.spec.model)
     watched = run.watched
     Watched.from_list(watched, run.directory / WATCHED)
@@ -105,13 +106,14 @@ def _result(cell: Cell, run: Run, ablation: HeadAblation | None, measures: dict[
         run=cell.job.spec.name,
         status="diverged" if run.status == "diverged" else "complete",
         chance=cell.job.spec.chance,
-        length_chance=max(task.length_chance(cell.job.spec.ignore_label), cell.job.spec.chance),
+        length_chance=cell.job.spec.guess,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         epochs=run.metrics,
         result=run.result,
         ablation=ablation,
         measures=rounded(measures),
         watched=rounded(watched),
+        by_loss=by_loss,
     )
 
 

@@ -63,11 +63,12 @@ class CellResult(Record):
     """A finished cell: its place, its run's figures, its ablation.
 
     measures  what else was measured of the trained model, by the name of the measure (`toeplens.engine.measures`)
+    ablation  by accuracy; ``by_loss`` the same by loss
     watched   what was seen during training, a row a moment (`toeplens.training.watcher`); empty if it was not watched
     """
 
     WORDS = "results"
-    LATER = ("measures", "watched")
+    LATER = ("measures", "watched", "by_loss")
 
     key: Key
     run: str
@@ -80,6 +81,7 @@ class CellResult(Record):
     ablation: HeadAblation | None
     measures: dict[str, dict[str, Any]] = field(default_factory=dict)
     watched: list[dict[str, Any]] = field(default_factory=list)
+    by_loss: HeadAblation | None = None
 
     @property
     def accuracy(self) -> float:

@@ -1,0 +1,141 @@
+"""Training ends where the model has stopped learning, by the stated rule, and goes on past it as far as is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.builders import After, outcome, refusal, tiny
+
+from toeplens.training import Run, train
+from toeplens.training.loop import constant_with_warmup
+from toeplens.training.plateau import Plateau
+
+pytestmark = pytest.mark.usefixtures("unchecked", "no_disk")
+SHORT = {"gain": 10.0, "patience": 1, "skill": 0.0}  # reached at the second evaluation, whatever is learned
+
+
+def rows(*losses: float | None, accuracy: float = 1.0) -> list[dict[str, Any]]:
+    return [{"step": 10 * n, "test_loss": loss, "test_accuracy": accuracy} for n, loss in enumerate(losses, 1)]
+
+
+def by_hand(losses: list[float], gain: float, patience: int) -> int | None:
+    for last in range(patience, len(losses)):
+        recent, before = losses[last - patience + 1 : last + 1], losses[: last - patience + 1]
+        if min(before) - min(recent) < gain:
+            return 10 * (last + 1)
+    return None
+
+
+@given(st.lists(st.floats(0, 4), max_size=12), st.floats(0.001, 1), st.integers(1, 4))
+def test_the_rule_is_what_it_says(losses: list[float], gain: float, patience: int) -> None:
+    rule = Plateau(gain=gain, patience=patience)
+    assert rule.reached(rows(*losses), 0.1, 99) == by_hand(losses, gain, patience)
+
+
+@given(st.lists(st.floats(0, 4), min_size=1, max_size=12))
+def test_once_reached_it_stays_where_it_was(losses: list[float]) -> None:
+    found = [Plateau(patience=2).reached(rows(*losses[:n]), 0.1, 99) for n in range(len(losses) + 1)]
+    first = next((step for step in found if step is not None), None)
+    assert [step for step in found if step is not None] == [first] * sum(step is not None for step in found)
+
+
+def test_a_model_that_guesses_has_only_not_begun_unless_it_is_the_end() -> None:
+    flat = rows(3.0, 3.0, 3.0, 3.0, accuracy=0.15)
+    rule = Plateau(patience=2)
+    assert rule.reached(flat, 0.1, 9) is None  # a skill of 0.06
+    assert rule.reached(flat, 0.1, 4) == 40
+    assert rule.reached(flat, 0.05, 9) == 30  # of 0.105
+    assert rule.reached(rows(3.0, 2.0, 1.0, 0.5, accuracy=0.15), 0.1, 4) is None, "still learning at the end"
+    assert rule.reached(rows(3.0, None, 3.0, 3.0), 0.1, 9) is None, "nothing is known of a run that diverged"
+
+
+def test_training_ends_beyond_times_the_plateaus_steps() -> None:
+    rule = Plateau(patience=1, beyond=2.0)
+    found = [rule.ends(rows(*[1.0] * n), 0.1, 99) for n in range(6)]
+    assert found == [False, False, False, False, True, True]
+
+
+# ---- runs -----------------------------------------------------------------------------------------------------------
+
+
+def steps(run: Run) -> list[int]:
+    return [row["step"] for row in run.metrics]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"), [({}, [3, 6]), ({"evaluations": 2}, [2, 3]), ({"evaluations": 3}, [1, 2])]
+)
+def test_a_run_ends_at_its_plateau(tmp_path: Path, changes: dict[str, Any], expected: list[int]) -> None:
+    run = train(tiny(epochs=9, plateau=SHORT, **changes), tmp_path)
+    assert (run.status, steps(run)) == ("complete", expected)
+    assert (run.result["plateau"], run.result["steps"]) == (expected[-1], expected[-1])
+    assert [row["epoch"] for row in run.metrics] == pytest.approx([step / 3 for step in expected], abs=0.34)
+    run.model()
+
+
+def test_it_goes_on_beyond_and_no_further_than_its_epochs(tmp_path: Path) -> None:
+    beyond = train(tiny(epochs=9, plateau=SHORT | {"beyond": 2.0}), tmp_path)
+    assert (steps(beyond), beyond.result["plateau"]) == ([3, 6, 9, 12], 6)
+    short = train(tiny(epochs=3, plateau=SHORT | {"beyond": 2.0}), tmp_path)
+    assert (steps(short), short.result["plateau"]) == ([3, 6, 9], 6)
+
+
+def test_one_that_is_still_learning_at_the_end_says_so(tmp_path: Path) -> None:
+    run = train(tiny(epochs=2, plateau={"patience": 5}), tmp_path)
+    assert (run.status, steps(run), run.result["plateau"]) == ("complete", [3, 6], None)
+    assert "plateau" not in train(tiny(epochs=2), tmp_path).result
+
+
+def test_what_comes_before_the_plateau_is_that_of_a_run_without_a_rule(tmp_path: Path) -> None:
+    """With a constant rate; a cosine knows the most epochs alone."""
+    plain = train(tiny(epochs=4, schedule="constant", warmup=0.0), tmp_path)
+    ended = train(tiny(epochs=9, schedule="constant", warmup=0.0, plateau=SHORT | {"beyond": 2.0}), tmp_path)
+    assert [row["test_loss"] for row in ended.metrics] == [row["test_loss"] for row in plain.metrics]
+    assert all((a == b).all() for a, b in zip(ended.model().parameters(), plain.model().parameters(), strict=True))
+
+
+@pytest.mark.parametrize("units", range(18))
+def test_stopped_anywhere_it_ends_as_if_it_had_not(tmp_path: Path, units: int) -> None:
+    spec = tiny(epochs=9, evaluations=2, schedule="constant", plateau=SHORT | {"beyond": 2.0})
+    whole = train(spec, tmp_path / "whole")
+    assert train(spec, tmp_path / "stopped", should_stop=After(units)).status == "stopped"
+    assert outcome(train(spec, tmp_path / "stopped")) == outcome(whole)
+
+
+def test_an_evaluation_looks_at_the_training_set_again(tmp_path: Path) -> None:
+    """With dropout off, after the step: a model of rate 0 that never changes has the same figures each time."""
+    run = train(tiny(lr=1e-30, model={"dropout": 0.5}), tmp_path)
+    assert len({row["fit_loss"] for row in run.metrics}) == 1
+    assert len({row["train_loss"] for row in run.metrics}) > 1
+    assert run.result["fit_accuracy"] == run.metrics[-1]["fit_accuracy"]
+
+
+def test_a_constant_rate_follows_its_warm_up(tmp_path: Path) -> None:
+    factor = constant_with_warmup(4)
+    assert [factor(step) for step in range(7)] == [0, 0.25, 0.5, 0.75, 1, 1, 1]
+    assert constant_with_warmup(0)(0) == 1.0
+    run = train(tiny(schedule="constant", warmup=0.0, lr=0.01), tmp_path)
+    assert {row["lr"] for row in run.metrics} == {0.01}
+
+
+def test_an_epoch_has_no_more_evaluations_than_steps() -> None:
+    assert refusal(lambda: tiny(evaluations=4)) == (
+        "evaluations: 4 was given; an epoch has 3 steps, and an evaluation comes after a step."
+    )
+
+
+@pytest.mark.parametrize(("field", "value"), [("gain", 0), ("patience", 0), ("skill", 1.5), ("beyond", 0.5), ("x", 1)])
+def test_a_rule_that_cannot_be_names_its_field(field: str, value: float) -> None:
+    assert refusal(lambda: tiny(plateau={field: value})).startswith(f"plateau.{field}: ")
+
+
+def test_fields_that_came_later_leave_older_names_alone() -> None:
+    """Written out at their defaults they are no other run, and no older spec has them."""
+    assert tiny().name == tiny(schedule="cosine", evaluations=1, plateau=None).name
+    assert not {"schedule", "evaluations", "plateau"} & tiny().content.keys()
+    assert tiny(plateau={}).content["plateau"] == {"gain": 0.01, "patience": 4, "skill": 0.1, "beyond": 1.0}
+    assert len({tiny().name, tiny(schedule="constant").name, tiny(evaluations=2).name, tiny(plateau={}).name}) == 4
