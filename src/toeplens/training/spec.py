@@ -172,4 +172,4 @@ def run_spec(**fields: Any) -> RunSpec:
     try:
         return RunSpec(**fields)
     except ValidationError as error:
-        raise InputError(sentence(error)) from None
+        raise InputError(sentence(error, RunSpec)) from None
