@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toeplens.ground import InputError, choose, shown
+from toeplens.ground import InputError, shown
 
 _DIGITS = 300  # of an integer that a spec's file can be read back with
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255  # bytes, as Linux has them
@@ -37,11 +37,6 @@ StudyOut = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes; one a core unless given.")]
 Budget = Annotated[str | None, typer.Option(help="Stop within this time, e.g. 90s, 9m, 2h; the same command goes on.")]
-
-
-def compile_mode(mode: str) -> Any:
-    """``auto``, ``on`` or ``off``."""
-    return choose("compile", mode, ("auto", "on", "off"))
 
 
 def seconds(text: str | None) -> float | None:

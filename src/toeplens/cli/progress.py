@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from toeplens.cli.console import err, say
-from toeplens.cli.options import compile_mode, seconds
+from toeplens.cli.options import seconds
 from toeplens.engine import Event, Job, Limits, stop_on_signals
 from toeplens.ground.machine import size
 from toeplens.ground.stops import EXIT_CODE
@@ -31,7 +31,7 @@ State = TypeVar("State")
 
 def limits_of(time_budget: str | None, device: str, compile: str) -> Limits:
     """The limits that these options set; time runs from now on."""
-    return limits_for(seconds(time_budget), Limits(device=device, compile=compile_mode(compile)))
+    return limits_for(seconds(time_budget), Limits(device=device, compile=compile))  # type: ignore[arg-type]
 
 
 class _Opening:

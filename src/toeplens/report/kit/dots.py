@@ -40,7 +40,6 @@ def dots(
     digits: int = 1,
     span: tuple[float, float] | None = None,
     marks: Sequence[float] = (),
-    notes: Mapping[int, str] | None = None,
 ) -> go.Figure:
     """Lines from top to bottom, numbers to the right: each seed a small ring, the mean a marker with its interval.
 
@@ -52,7 +51,6 @@ def dots(
         digits  after the point, where one is told
         span    ends of the axis, in its own unit; what the numbers need, unless given
         marks   where thin lines go, in the axis's unit
-        notes   words instead of numbers, by line
     """
     wrapped = ["<br>".join(textwrap.wrap(line, 24)) or " " for line in lines]
     heights = [max(15 * (1 + text.count("<br>")), 13 * len(series)) + 8 for text in wrapped]
@@ -63,8 +61,6 @@ def dots(
         _add(canvas, lines, one, [centre + offset for centre in centres], scale, digits)
     for mark in marks:
         canvas.line_at(mark, vertical=True)
-    for line, words in (notes or {}).items():
-        canvas.note(words, xref="paper", x=0.02, y=centres[line], xanchor="left")
     canvas.y(tickvals=centres, ticktext=wrapped, range=[sum(heights), 0], automargin=True, showgrid=False)
     canvas.x(title, **({} if span is None else {"range": list(span)}), nticks=7)
     return canvas.figure()
