@@ -30,16 +30,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from jaxtyping import Complex, Float, Int
-from scipy.fft import next_fast_len
 from torch import Tensor
 
 from toeplens.lens.following.two_way_sums import Met, Moments, Sums, both, both_summed, from_each, running, with_far
 from toeplens.lens.kit import sums as moments
 from toeplens.lens.kit.movable import MovableKeys, complex_pairs, joined, turned_by
+from toeplens.lens.kit.terms import Offsets
 
 CHUNK = 128  # queries at once; in their own chunk they meet the keys one by one
 BLOCK = 2**19  # numbers (float64) of one working array, as far as one head and a chunk allow
@@ -310,11 +309,9 @@ class _Bias:
         self.mean = self._windows(bias) / seen
         self.variance = self._windows(bias**2) / seen - self.mean**2
         positions = tile.at(rows) - tile.first
-        self._common = (
-            self._convolved(bias[:, : self.reach] if self.causal else bias, positions)
-            if positions.shape[-1]
-            else positions
-        )
+        kernel = Offsets.of(bias, self.length, self.causal, self.reach)
+        made = [kernel.apply(some) for some in positions.split(_COLUMNS, dim=-1) if some.shape[-1]]
+        self._common = torch.cat(made, dim=-1) if made else positions
 
     def common(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "_b _h C F"]:
         """The sum of bias times what positions are made of (less the first position's), over the keys seen."""
@@ -327,18 +324,6 @@ class _Bias:
             sums[:, self.reach :] = sums[:, self.reach - 1, None]
             return sums
         return sums[:, self.length - 1 :] - sums[:, : self.length] + values[:, : self.length]
-
-    def _convolved(
-        self, bias: Float[Tensor, "_h D"], positions: Float[Tensor, "_b _h2 L F"]
-    ) -> Float[Tensor, "_b _h3 L F"]:
-        points = cast(int, next_fast_len(2 * self.length - 1, real=True))
-        spectrum = torch.fft.rfft(bias, n=points).unsqueeze(-1)
-        first = 0 if self.causal else self.length - 1
-        made = [
-            torch.fft.irfft(torch.fft.rfft(columns, n=points, dim=-2) * spectrum, n=points, dim=-2)
-            for columns in positions.split(_COLUMNS, dim=-1)
-        ]
-        return torch.cat([part[..., first : first + self.length, :] for part in made], dim=-1)
 
 
 def _by_head(x: Tensor, heads: slice) -> Tensor:

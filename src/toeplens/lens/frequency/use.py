@@ -297,12 +297,8 @@ def _wholes(keys: MovableKeys, heads: slice, present: Bool[Tensor, "B N"], at_on
 
 def _fixed(keys: MovableKeys, bias: Float[Tensor, "_H D"], heads: slice, count: int) -> Offsets:
     """The bias of some heads at all offsets, 0 where no key is seen."""
-    length = keys.q.shape[2]
-    kernel = bias.double() if len(bias) == 1 else bias[heads].double()
-    if keys.causal:
-        kernel = F.pad(kernel[:, : keys.window], (length - 1, 0))
-        kernel = F.pad(kernel, (0, 2 * length - 1 - kernel.shape[-1]))
-    return Offsets(kernel.expand(count, -1), keys.causal)
+    own = (bias if len(bias) == 1 else bias[heads]).double().expand(count, -1)
+    return Offsets.of(own, keys.q.shape[2], keys.causal, keys.window)
 
 
 def _norms(

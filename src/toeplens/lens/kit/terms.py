@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from scipy.fft import next_fast_len
 from torch import Tensor
+from torch.nn import functional as F
 
 from toeplens.lens.kit.sums import inner_within, over_keys
 
@@ -31,11 +32,17 @@ class Offsets:
     kernel: Float[Tensor, "H D"]
     causal: bool
 
-    def apply(self, x: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H N d"]:
+    @classmethod
+    def of(cls, bias: Float[Tensor, "H _"], length: int, causal: bool, window: int | None) -> Offsets:
+        """Of a bias at the offsets 0 .. N-1 if ``causal``, 0 from ``window`` on; else at all of them."""
+        reach = length if window is None else min(length, window)
+        return cls(F.pad(bias[:, :reach], (length - 1, length - reach)) if causal else bias, causal)
+
+    def apply(self, x: Float[Tensor, "B _H N d"]) -> Float[Tensor, "B _H2 N d"]:
         """The matrix times ``x``, summed over the visible keys."""
         length = x.shape[-2]
         kernel = self.kernel[:, length - 1 :] if self.causal else self.kernel
-        size = next_fast_len(kernel.shape[1] + length - 1, real=True)
+        size = next_fast_len(2 * length - 1, real=True)  # what wraps around is not kept
         wave = torch.fft.rfft(kernel, size).unsqueeze(-1) * torch.fft.rfft(x, size, dim=-2)
         first = 0 if self.causal else length - 1
         return torch.fft.irfft(wave, size, dim=-2)[..., first : first + length, :]
