@@ -3,9 +3,10 @@
 Here goes what one run needs from its spec to its weights; sizes that studies share are in ``presets``.
 """
 
+from toeplens.training.batches import Batches, answer, correct, evaluate
 from toeplens.training.environment import Execution, environment, plan_execution
 from toeplens.training.history import Segment, Setup, told
-from toeplens.training.loop import Batches, answer, correct, cosine_with_warmup, evaluate, initial_model, train
+from toeplens.training.loop import cosine_with_warmup, initial_model, train
 from toeplens.training.plateau import Plateau
 from toeplens.training.presets import PRESETS, Preset, starting_spec
 from toeplens.training.run import Run

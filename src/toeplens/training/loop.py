@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import write_json
 from toeplens.model import Decoder
-from toeplens.tasks import Examples
 from toeplens.training import run as store
+from toeplens.training.batches import IGNORED, Batches, answer, correct
 from toeplens.training.environment import CompileMode, Execution, environment, plan_execution
 from toeplens.training.history import Segment, ended, gone_on, read_history, setup_of
 from toeplens.training.run import Run, Status
 from toeplens.training.spec import RunSpec
 from toeplens.training.watcher import Watch, Watcher
 
-_IGNORED = -100
 _TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**20}  # what attention with dropout needs grows with it: 13 GB at 2**16
 Progress = Callable[[int, int, dict[str, Any] | None], None]
 
@@ -45,61 +42,6 @@ def cosine_with_warmup(warmup_steps: int, total_steps: int) -> Callable[[int], f
 def constant_with_warmup(warmup_steps: int) -> Callable[[int], float]:
     """Learning-rate factor by step: linear from 0 over the warm-up, then 1."""
     return lambda step: step / warmup_steps if step < warmup_steps else 1.0
-
-
-@dataclass(frozen=True)
-class Batches:
-    """A data set on a device; ``lengths`` is None where nothing is padded."""
-
-    tokens: Int[Tensor, "n length"]
-    labels: Int[Tensor, "n"]
-    lengths: Int[Tensor, "n"] | None
-
-    @classmethod
-    def of(cls, examples: Examples, device: torch.device, ignore_label: int | None = None) -> Batches:
-        """Tensors of ``examples``; labels equal to ``ignore_label`` become the ignored class."""
-        labels = torch.from_numpy(examples.labels)
-        if ignore_label is not None:
-            labels = labels.masked_fill(labels == ignore_label, _IGNORED)
-        padded = bool((examples.lengths < examples.tokens.shape[1]).any())
-        lengths = torch.from_numpy(examples.lengths).to(device) if padded else None
-        return cls(torch.from_numpy(examples.tokens).to(device), labels.to(device), lengths)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, rows: Int[Tensor, "b"] | slice) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Tokens, labels and lengths of ``rows``."""
-        return self.tokens[rows], self.labels[rows], None if self.lengths is None else self.lengths[rows]
-
-    def split(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """All examples in order, ``size`` at a time."""
-        for start in range(0, len(self), size):
-            yield self.take(slice(start, start + size))
-
-
-def correct(logits: Float[Tensor, "b C"], labels: Int[Tensor, "b"]) -> Bool[Tensor, "b"]:
-    """Which examples are answered right (False for ignored ones)."""
-    return logits.argmax(-1) == labels
-
-
-@torch.no_grad()
-def answer(
-    model: Decoder, batch: tuple[Tensor, Tensor, Tensor | None], amp: Callable[[], Any] = nullcontext
-) -> Float[Tensor, "3"]:
-    """Sum of losses, right answers, and examples that count, of one batch, with dropout off."""
-    tokens, labels, lengths = batch
-    model.eval()
-    with amp():
-        logits = model(tokens, lengths).float()
-    loss = F.cross_entropy(logits, labels, ignore_index=_IGNORED, reduction="sum")
-    return torch.stack((loss, correct(logits, labels).sum(), (labels != _IGNORED).sum())).double()
-
-
-def evaluate(model: Decoder, data: Batches, batch_size: int) -> tuple[float, float]:
-    """Mean loss and accuracy over the examples that count."""
-    loss, right, count = torch.stack([answer(model, batch) for batch in data.split(batch_size)]).sum(0).tolist()
-    return loss / max(count, 1), right / max(count, 1)
 
 
 def train(
@@ -197,7 +139,7 @@ class _Session:
         with self.amp():
             logits = self.model(tokens, lengths)
         logits = logits.float()
-        loss = F.cross_entropy(logits, labels, ignore_index=_IGNORED, reduction="sum")
+        loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
         return loss, correct(logits.detach(), labels).sum()
 
     @property
@@ -267,10 +209,10 @@ class _Session:
         missing = self.spec.batch_size - len(rows)
         if missing and self.execution.compiled:  # one shape for the compiler; the added rows count nowhere
             tokens, lengths = _pad_rows(tokens, missing), None if lengths is None else _pad_rows(lengths, missing)
-            labels = F.pad(labels, (0, missing), value=_IGNORED)
+            labels = F.pad(labels, (0, missing), value=IGNORED)
         self.model.train()
         self.optimizer.zero_grad()
-        counted = (labels != _IGNORED).sum()
+        counted = (labels != IGNORED).sum()
         size = max(1, _TOKENS_AT_ONCE[self.execution.device.type] // tokens.shape[1])
         for part in Batches(tokens, labels, lengths).split(size):  # gradients add up to those of the whole batch
             loss, right = self.loss(*part)

@@ -1,0 +1,73 @@
+"""Examples on a device, and what a model answers on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from toeplens.model import Decoder
+from toeplens.tasks import Examples
+
+IGNORED = -100  # the class that neither loss nor accuracy count
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A data set on a device; ``lengths`` is None where nothing is padded."""
+
+    tokens: Int[Tensor, "n length"]
+    labels: Int[Tensor, "n"]
+    lengths: Int[Tensor, "n"] | None
+
+    @classmethod
+    def of(cls, examples: Examples, device: torch.device, ignore_label: int | None = None) -> Batches:
+        """Tensors of ``examples``; labels equal to ``ignore_label`` become the ignored class."""
+        labels = torch.from_numpy(examples.labels)
+        if ignore_label is not None:
+            labels = labels.masked_fill(labels == ignore_label, IGNORED)
+        padded = bool((examples.lengths < examples.tokens.shape[1]).any())
+        lengths = torch.from_numpy(examples.lengths).to(device) if padded else None
+        return cls(torch.from_numpy(examples.tokens).to(device), labels.to(device), lengths)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Int[Tensor, "b"] | slice) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Tokens, labels and lengths of ``rows``."""
+        return self.tokens[rows], self.labels[rows], None if self.lengths is None else self.lengths[rows]
+
+    def split(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """All examples in order, ``size`` at a time."""
+        for start in range(0, len(self), size):
+            yield self.take(slice(start, start + size))
+
+
+def correct(logits: Float[Tensor, "b C"], labels: Int[Tensor, "b"]) -> Bool[Tensor, "b"]:
+    """Which examples are answered right (False for ignored ones)."""
+    return logits.argmax(-1) == labels
+
+
+@torch.no_grad()
+def answer(
+    model: Decoder, batch: tuple[Tensor, Tensor, Tensor | None], amp: Callable[[], Any] = nullcontext
+) -> Float[Tensor, "3"]:
+    """Sum of losses, right answers, and examples that count, of one batch, with dropout off."""
+    tokens, labels, lengths = batch
+    model.eval()
+    with amp():
+        logits = model(tokens, lengths).float()
+    loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    return torch.stack((loss, correct(logits, labels).sum(), (labels != IGNORED).sum())).double()
+
+
+def evaluate(model: Decoder, data: Batches, batch_size: int) -> tuple[float, float]:
+    """Mean loss and accuracy over the examples that count."""
+    loss, right, count = torch.stack([answer(model, batch) for batch in data.split(batch_size)]).sum(0).tolist()
+    return loss / max(count, 1), right / max(count, 1)
