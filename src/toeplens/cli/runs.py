@@ -28,7 +28,7 @@ def train_run(
     protocol: Annotated[str | None, typer.Option(help="paper or released; paper unless given.")] = None,
     task: Annotated[str | None, typer.Option(help="See 'toeplens tasks'; trigger-distance unless given.")] = None,
     scale: Annotated[
-        str | None, typer.Option(help="Sizes to start from: smoke, laptop or paper; laptop unless given.")
+        str | None, typer.Option(help="Sizes to start from: smoke, laptop, desk or paper; laptop unless given.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, order, dropout and data; 42 unless given.")] = None,
     set_: Annotated[

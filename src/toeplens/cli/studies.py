@@ -20,7 +20,10 @@ OURS = ("canonical", "canonical-smoke")
 def reproduce(
     out: StudyOut,
     scale: Annotated[
-        str, typer.Option(help="smoke (a minute), laptop (under 10 minutes) or paper (a GPU, hours).")
+        str,
+        typer.Option(
+            help="smoke (a minute), laptop (under 10 minutes), desk (minutes a model) or paper (a GPU, hours)."
+        ),
     ] = "laptop",
     protocol: Annotated[str, typer.Option(help="paper, released, or both.")] = "both",
     seeds: Annotated[int, typer.Option(help="Trained models a cell; 3 or more give intervals over seeds.")] = 1,
@@ -104,7 +107,7 @@ def study(
 def theory(
     out: StudyOut,
     scale: Annotated[
-        str, typer.Option(help="Of the models whose heads are measured: smoke, laptop or paper.")
+        str, typer.Option(help="Of the models whose heads are measured: smoke, laptop, desk or paper.")
     ] = "laptop",
     seeds: Annotated[int, typer.Option(help="Of every experiment and model; 3 or more give intervals.")] = 3,
     time_budget: Budget = None,

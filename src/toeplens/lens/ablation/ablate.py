@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 import torch
@@ -83,18 +83,20 @@ class HeadAblation(Record):
         return {name: value for name, value in content.items() if name != "check" or value is not None}
 
 
+class Choices(TypedDict, total=False):
+    """What an ablation may be told; see `ablate_heads`."""
+
+    chance: float
+    intervention: Intervention
+    method: Method
+    cumulative: bool
+    bootstrap: int
+    seed: int
+    memory: Memory | None
+
+
 def ablate_heads(
-    source: Replayable,
-    batches: Iterable[Batch],
-    *,
-    chance: float = 0.0,
-    metric: Metric = "accuracy",
-    intervention: Intervention = "zero",
-    method: Method = "exact",
-    cumulative: bool = True,
-    bootstrap: int = 1000,
-    seed: int = 0,
-    memory: Memory | None = None,
+    source: Replayable, batches: Iterable[Batch], *, metric: Metric = "accuracy", **choices: Unpack[Choices]
 ) -> HeadAblation:
     """Ablate each head of each layer and measure what the model loses (arXiv 2505.13027, section 5.1).
 
@@ -105,7 +107,7 @@ def ablate_heads(
     Arguments
         source        a model that can replay from a layer (`toeplens.sources`)
         batches       (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
-        chance        accuracy of the best constant guess, kept for `deposit`
+        chance        accuracy of the best constant guess, kept for `deposit`; 0 unless given
         metric        ``accuracy``, ``loss`` (cross-entropy) or ``kl``: KL(intact || ablated) of the output
                       distribution, 0 for the intact model; drops are positive for harm with each
         intervention  the replacement: ``zero``; ``mean``, the head's mean at the position over the examples that count
@@ -118,28 +120,16 @@ def ablate_heads(
                       from one backward pass, for the loss alone; needs a `Scalable` source, runs nothing cumulative. A
                       sample of the heads is ablated exactly as well, and the result's ``check`` says whether the
                       estimates may be read as effects
-        cumulative    also ablate each layer's heads together, in order of importance
-        bootstrap     resamples for the intervals; none with 0
+        cumulative    also ablate each layer's heads together, in order of importance; True unless given
+        bootstrap     resamples for the intervals; none with 0; 1,000 unless given
         seed          of the examples that ``resample`` puts in each other's places
         memory        keeps each batch's answers, so that a long exact ablation can be stopped and gone on with
 
     Raises `InputError` for an unknown choice, for no example that counts, for an attribution of another metric than
     the loss, and where ``resample`` has one example or sequences of several widths.
     """
-    _known([metric], intervention, method)
-    found = ablate_by(
-        [metric],
-        source,
-        batches,
-        chance=chance,
-        intervention=intervention,
-        method=method,
-        cumulative=cumulative,
-        bootstrap=bootstrap,
-        seed=seed,
-        memory=memory,
-    )
-    return found[metric]
+    _known((metric,), **choices)
+    return ablate_by((metric,), source, batches, **choices)[metric]
 
 
 def ablate_by(
@@ -156,7 +146,7 @@ def ablate_by(
     memory: Memory | None = None,
 ) -> dict[Metric, HeadAblation]:
     """`ablate_heads` by several metrics from the same passes; the first alone has a cumulative curve, in its order."""
-    _known(metrics, intervention, method)
+    _known(metrics, intervention=intervention, method=method)
     kept = counted_batches(batches)
     layers, heads = source.num_layers, source.num_heads
     replacing = replacements(source, kept, intervention, seed)
@@ -199,7 +189,7 @@ def ablate_by(
     return found
 
 
-def _known(metrics: Sequence[str], intervention: str, method: str) -> None:
+def _known(metrics: Sequence[str], *, intervention: str = "zero", method: str = "exact", **others: Any) -> None:
     for metric in metrics:
         choose("metric", metric, get_args(Metric))
     choose("intervention", intervention, get_args(Intervention))

@@ -70,7 +70,7 @@ def grid(scale_name: str, protocols: Sequence[Protocol], seeds: int, parts: Sequ
         measures = [measures_of(scale, protocol, parts, (task, label)) for protocol, task, label in places]
         cells += [
             cell(scale, *place, seed, measured)
-            for seed in range(42, 42 + seeds)
+            for seed in range(scale.first_seed, scale.first_seed + seeds)
             for place, measured in zip(places, measures, strict=True)
         ]
     return cells
@@ -152,7 +152,7 @@ def reproduce(
     """Carry out the papers' central experiment in ``out``, or go on with it; returns what is finished so far.
 
     Arguments
-        scale      ``smoke``, ``laptop`` or ``paper``
+        scale      ``smoke``, ``laptop``, ``desk`` or ``paper``
         protocols  ``paper``, ``released``, or both
         seeds      trained models a cell
         parts      which questions to ask, see `PARTS`; those that the study in ``out`` already asks stay in it

@@ -111,7 +111,7 @@ def check_theory(
     """Carry out the experiments on the papers' mathematics in ``out``, or go on with them.
 
     Arguments
-        scale      of the models whose heads are measured: ``smoke``, ``laptop`` or ``paper``
+        scale      of the models whose heads are measured: ``smoke``, ``laptop``, ``desk`` or ``paper``
         seeds      of every experiment, and of the models
         limits     device, deadline, compilation
         workers    processes; one a core unless given
