@@ -24,45 +24,57 @@ SMALLEST_HEAD = 16  # dimensions that flex attention's kernels take
 PRECISE = (torch.float32, torch.float64)  # dtypes in which such a product is as good as the bias itself
 
 
+class Places(TypedDict):
+    """Where queries and keys stand, and which keys may be seen."""
+
+    q_positions: Positions
+    k_positions: Positions
+    rows: NotRequired[Int[Tensor, "*B Nq"] | None]
+    mask: NotRequired[Bool[Tensor, "*_B _H _Nq Nk"] | None]
+
+
+class Told(Places):
+    """What attention is told beside queries, keys and values; see `attend`."""
+
+    encoding: PositionalEncoding
+    scale: float
+    notes: NotRequired[Notes | None]
+    causal: NotRequired[bool]
+
+
 def attend(
     q: Queries,
     k: Keys,
     v: Float[Tensor, "B H Nk dv"],
     *,
-    encoding: PositionalEncoding,
-    q_positions: Positions,
-    k_positions: Positions,
-    scale: float,
-    rows: Int[Tensor, "*B Nq"] | None = None,
-    notes: Notes | None = None,
-    mask: Bool[Tensor, "*_B _H _Nq Nk"] | None = None,
-    causal: bool = True,
     added: Float[Tensor, "*_B H Nq Nk"] | None = None,
     dropout: float = 0.0,
     fused: bool = True,
     at_once: int = AT_ONCE,
+    **told: Unpack[Told],
 ) -> Float[Tensor, "B H Nq dv"]:
     """Each head's output, for queries and keys as they were projected: the encoding does all of its work in here.
 
     A query that sees no key (padding before a text) has an output of 0, whatever the encoding and the path.
 
     Arguments
+        encoding  of H heads
+        q_positions, k_positions  where the queries and keys stand
         scale     factor of q . k
         rows      which key is each query's own token; the last Nq keys unless given (so, decoding with a key cache)
         notes     the encoding's notes of the keys' tokens (see `PositionalEncoding.note`)
         mask      True where a key may be seen; all unless given
-        causal    hide the keys after each query's own
+        causal    hide the keys after each query's own; unless given, they are
         added     the encoding's fixed bias with the mask in it, from `fixed_bias`, where layers share it
         dropout   rate, on the attention weights
         fused     use torch's fused attention (on a GPU, flex attention for biases that depend on content) where the
                   encoding leaves logits and weights alone; else form the weights. Both give the same numbers.
         at_once   query-key pairs worked at once where they must be formed: memory is linear in the number of keys
     """
-    in_order = rows is None  # then the queries are the last tokens of the keys
-    places = {"q_positions": q_positions, "k_positions": k_positions}
-    whole = _rotated(q, k, encoding=encoding, **places, rows=rows, notes=notes, mask=mask, causal=causal, scale=scale)
-    seen = whole.seen
-    q, k = seen.q, seen.k
+    whole = _rotated(q, k, **told)
+    encoding, q_positions, k_positions, seen = whole.encoding, whole.q_positions, whole.k_positions, whole.seen
+    q, k, mask, causal, scale = seen.q, seen.k, seen.mask, seen.causal, seen.scale
+    in_order = told.get("rows") is None  # then the queries are the last tokens of the keys
     fused = fused and encoding.fusable
     square = in_order and mask is None and q.shape[-2] == k.shape[-2]
     if fused and added is None and not encoding.overrides("bias"):
@@ -94,19 +106,6 @@ def attend(
         else:
             parts.append(work.attend())
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
-
-
-class Told(TypedDict):
-    """What the explicit forms take beside queries and keys, as `attend` does."""
-
-    encoding: PositionalEncoding
-    q_positions: Positions
-    k_positions: Positions
-    scale: float
-    rows: NotRequired[Int[Tensor, "*B Nq"] | None]
-    notes: NotRequired[Notes | None]
-    mask: NotRequired[Bool[Tensor, "*_B _H _Nq Nk"] | None]
-    causal: NotRequired[bool]
 
 
 def attention_logits(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
@@ -223,10 +222,17 @@ class _Queries:
 
 
 def _rotated(
-    q: Tensor, k: Tensor, *, encoding: PositionalEncoding, q_positions: Positions, k_positions: Positions, **more: Any
+    q: Tensor,
+    k: Tensor,
+    *,
+    encoding: PositionalEncoding,
+    q_positions: Positions,
+    k_positions: Positions,
+    scale: float,
+    **more: Any,
 ) -> _Queries:
     """All queries, and what the hooks after `rotate` see of them."""
-    seen = Seen.of(q, k, **more)
+    seen = Seen.of(q, k, scale=scale, **more)
     q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
     return _Queries(encoding, q_positions, k_positions, replace(seen, q=q, k=k))
 

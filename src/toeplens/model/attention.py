@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings import MLA, PositionalEncoding, Positions, attend
+from toeplens.encodings import MLA, PositionalEncoding, attend
+from toeplens.encodings.attention import Places
 from toeplens.encodings.shapes import Keys, Queries
 from toeplens.model.config import DecoderConfig
 from toeplens.model.norms import frozen
@@ -33,12 +36,9 @@ class _Heads(nn.Module):
         queries: Asking,
         context: Asked,
         *,
-        q_positions: Positions,
-        k_positions: Positions,
-        rows: Int[Tensor, "*B Nq"] | None = None,
-        mask: Tensor | None = None,
         added: Tensor | None = None,
         fused: bool = True,
+        **places: Unpack[Places],
     ) -> Float[Tensor, "B Nq H head_dim"]:
         """Each head's output, before the output projection.
 
@@ -51,16 +51,13 @@ class _Heads(nn.Module):
             k,
             v,
             encoding=self.encoding,
-            q_positions=q_positions,
-            k_positions=k_positions,
             scale=self.scale,
-            rows=rows,
             notes=self.encoding.note(context),
-            mask=mask,
             causal=self.causal,
             added=added,
             dropout=self.dropout if self.training else 0.0,
             fused=fused,
+            **places,
         )
         return z.transpose(1, 2)
 

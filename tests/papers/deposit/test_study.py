@@ -36,6 +36,7 @@ from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS, starting_spec
 
 PAPER, RELEASED = PROTOCOLS
 every_scale = pytest.mark.parametrize("scale", SCALES)
+counting = pytest.mark.parametrize("scale", [scale for scale in SCALES if SCALES[scale].labels[COUNT]])
 
 # ---- the grid -------------------------------------------------------------------------------------------------------
 
@@ -82,7 +83,7 @@ def test_the_smoke_scale_does_everything_once(protocol: str):
     assert any(label.startswith("partial-") for label in cells("smoke", protocol, DISTANCE))
 
 
-@every_scale
+@counting
 def test_table_1_comes_first_and_all_of_a_seed_before_the_next(scale: str):
     found = grid(scale, PROTOCOLS, 2)
     assert [cell.key.seed for cell in found] == sorted(cell.key.seed for cell in found)
@@ -100,7 +101,7 @@ def test_more_seeds_add_cells_and_change_none(scale: str):
     assert three[: len(one)] == one
     assert len(three) == 3 * len(one)
     assert [cell.key for cell in three[len(one) :]] == [
-        replace(cell.key, seed=seed) for seed in (43, 44) for cell in one
+        replace(cell.key, seed=SCALES[scale].first_seed + more) for more in (1, 2) for cell in one
     ]
     for cell in three:
         assert cell.job.spec.seed == cell.job.spec.data_seed == cell.key.seed
@@ -111,7 +112,8 @@ def test_more_seeds_add_cells_and_change_none(scale: str):
 def test_encodings_of_a_seed_are_trained_on_the_same_examples(scale: str, protocol: str):
     for task in (DISTANCE, COUNT):
         specs = [cell.job.spec for cell in cells(scale, protocol, task).values()]
-        assert len({json.dumps([s.task, s.task_options, s.train_examples, s.test_examples]) for s in specs}) == 1
+        assert len({json.dumps([s.task, s.task_options, s.train_examples, s.test_examples]) for s in specs}) <= 1
+        assert specs or not SCALES[scale].labels[task]
 
 
 @every_scale
@@ -190,7 +192,7 @@ def test_in_the_released_protocol_the_switches_are_the_programs(scale: str):
             assert cell.job.spec.ignore_label == (0 if task == COUNT else None)
 
 
-@every_scale
+@counting
 def test_the_programs_rope_has_a_sinusoid_and_the_one_on_few_heads_has_none(scale: str):
     found = cells(scale, RELEASED, DISTANCE)
     rope = found["rope"].job.spec.model
@@ -203,7 +205,7 @@ def test_the_programs_rope_has_a_sinusoid_and_the_one_on_few_heads_has_none(scal
     assert partial.input_encoding is None
 
 
-@every_scale
+@counting
 def test_the_programs_mla_is_another_program(scale: str):
     run = spec(scale, RELEASED, COUNT, "mla")
     model, encoding = run.model, run.model.build_encoding()
