@@ -73,7 +73,7 @@ _DESK = Preset(
         "batch_size": 32,
         "warmup": 0.03,
         "schedule": "constant",
-        "evaluations": 6,
+        "evaluations": 5,
         "plateau": {"gain": 0.02, "patience": 4},
     },
     tasks={
