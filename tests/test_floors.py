@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import inspect
 import sys
@@ -167,6 +168,19 @@ def test_a_room_is_seen_at_a_glance(folder: Path):
 def test_imports_are_absolute_and_name_what_they_take(path: Path):
     names = [name for _, name in imports(parsed(path))]
     assert [name for name in names if name.startswith(".") or name.endswith(".*")] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_every_name_comes_from_somewhere(path: Path):
+    """Those of annotations too, which nothing evaluates: linters are told to pass over shapes, and with them over all."""
+    nodes = list(ast.walk(parsed(path)))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    made = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler)}
+    made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    taken = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    made |= {(alias.asname or alias.name).split(".")[0] for alias in taken}
+    assert names - made - {*dir(builtins), "__file__"} == set()
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "encodings").glob("*.py")), ids=module_of)

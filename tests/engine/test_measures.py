@@ -26,7 +26,7 @@ from toeplens.engine import (
     read_ablation,
     read_measures,
 )
-from toeplens.engine.kinds import Watched
+from toeplens.engine.head_watch import Watched
 from toeplens.ground import InputError, plain
 from toeplens.ground.files import finite
 from toeplens.lens import (

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from toeplens.engine import Extrapolation, LengthResult
-from toeplens.engine.kinds import ToeplitzShares
 from toeplens.lens import BandAblation, Behaviour, FrequencyRecord, PermutationScores
 from toeplens.lens.following.permutation import Scores
+from toeplens.lens.kit.toeplitz import ToeplitzShares
 
 
 def behaviour(positional: Any, symbolic: Any, interaction: Any) -> dict[str, Any]:

@@ -5,9 +5,9 @@ Here goes how work is carried out and kept beside a run; what is measured is the
 
 from toeplens.engine.examples import DataSplit, examples_of
 from toeplens.engine.extrapolation import FACTORS, Extrapolation, LengthResult, extrapolate
-from toeplens.engine.head_watch import HeadWatch
+from toeplens.engine.head_watch import HeadWatch, Watched
 from toeplens.engine.jobs import Job, ablate_run, carry_out, read_ablation
-from toeplens.engine.kinds import Watched, as_record
+from toeplens.engine.kinds import as_record
 from toeplens.engine.limits import Limits
 from toeplens.engine.local import Event, plan_workers, run_local
 from toeplens.engine.measures import MEASURES, measure_run, read_measures

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args
+
+import numpy as np
+from jaxtyping import Float
 
 from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
 from toeplens.ground import InputError, choose
-from toeplens.lens import behaviour
+from toeplens.ground.reading import Count, Number, Positive, Share
+from toeplens.ground.records import Each, NearlyShare, Record
+from toeplens.lens import HeadAblation, behaviour
 from toeplens.lens.ablation.ablate import ablate_by, ablate_heads
 from toeplens.lens.gradients.signal import seed_strength
 from toeplens.model import Decoder
@@ -25,7 +31,31 @@ MOMENTS: dict[str, float | None] = {  # at which deposits are judged: times the 
     "four times": 4.0,
     "eight times": 8.0,
 }
+_Heads = Float[np.ndarray, "L H"]
+_Shares = Annotated[_Heads, Each(NearlyShare)]
 _SHARES = ("positional", "symbolic", "interaction", "variance")
+
+
+@dataclass(frozen=True)
+class Watched(Record):
+    """A row of `HeadWatch`; its shares are None where an encoding has none."""
+
+    LATER = ("positional", "symbolic", "interaction", "variance", "events", "ablation", "by_loss")
+
+    step: Count
+    seconds: Positive
+    accuracy: Share
+    loss: Number | None
+    drops: _Heads
+    signal: _Heads
+    exponent: _Heads
+    positional: _Shares | None = None
+    symbolic: _Shares | None = None
+    interaction: _Shares | None = None
+    variance: _Heads | None = None
+    events: tuple[str, ...] = ()
+    ablation: HeadAblation | None = None
+    by_loss: HeadAblation | None = None
 
 
 class HeadWatch:

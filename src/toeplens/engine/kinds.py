@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import numpy as np
-from jaxtyping import Float
+from typing import Any
 
 from toeplens.engine.extrapolation import Extrapolation
 from toeplens.ground import checked
-from toeplens.ground.reading import Count, Number, Positive, Share
-from toeplens.ground.records import Each, NearlyShare, Record
+from toeplens.ground.records import Record
 from toeplens.lens import (
     BandAblation,
     Behaviour,
@@ -24,19 +20,9 @@ from toeplens.lens import (
     Representation,
     SeedStrength,
 )
+from toeplens.lens.kit.toeplitz import ToeplitzShares
 
 WHY = "why"  # the field of a record that has no other, and says why an encoding has no such measure
-
-_Heads = Float[np.ndarray, "L H"]
-_Shares = Annotated[_Heads, Each(NearlyShare)]
-
-
-@dataclass(frozen=True)
-class ToeplitzShares(Record):
-    """Toeplitz shares of each head's logits (`toeplens.lens.ToeplitzProfile`)."""
-
-    share: _Heads
-    variance_explained: _Heads
 
 
 @dataclass(frozen=True)
@@ -45,28 +31,6 @@ class Seed(Record):
 
     strength: SeedStrength
     drift: PositionalDrift
-
-
-@dataclass(frozen=True)
-class Watched(Record):
-    """A row of `toeplens.engine.HeadWatch`; its shares are None where an encoding has none."""
-
-    LATER = ("positional", "symbolic", "interaction", "variance", "events", "ablation", "by_loss")
-
-    step: Count
-    seconds: Positive
-    accuracy: Share
-    loss: Number | None
-    drops: _Heads
-    signal: _Heads
-    exponent: _Heads
-    positional: _Shares | None = None
-    symbolic: _Shares | None = None
-    interaction: _Shares | None = None
-    variance: _Heads | None = None
-    events: tuple[str, ...] = ()
-    ablation: HeadAblation | None = None
-    by_loss: HeadAblation | None = None
 
 
 KINDS: dict[str, type[Record]] = {

@@ -41,26 +41,27 @@ def _decoder(vocab_size: int, d_model: int, num_layers: int, num_heads: int, len
     return sizes | {"num_heads": num_heads, "max_len": length, "dropout": dropout}
 
 
+def _tasks(length: int, between: int, side: int, triggers: int, *, distance: Any, count: Any) -> dict[str, TaskSize]:
+    """Both tasks on texts of a length; ``distance`` and ``count``: train examples, test examples, epochs."""
+    counted = {"length": length, "num_triggers": triggers}
+    spread = {"length": length, "max_between": between, "max_side": side}
+    return {DISTANCE: TaskSize({"length": length}, spread, *distance), COUNT: TaskSize(counted, counted, *count)}
+
+
 _QUICK = {"lr": 3e-3, "betas": (0.9, 0.98), "batch_size": 128}
 _SMOKE = Preset(
     name="smoke",
     about="does everything once at toy size, in about a minute on 2 cores; its verdicts mean nothing",
     model=_decoder(32, 32, num_layers=2, num_heads=4, length=12),
     optimiser=_QUICK,
-    tasks={
-        DISTANCE: TaskSize({"length": 12}, {"length": 12, "max_between": 5, "max_side": 3}, 2048, 512, epochs=3),
-        COUNT: TaskSize({"length": 12, "num_triggers": 8}, {"length": 12, "num_triggers": 8}, 2048, 512, epochs=2),
-    },
+    tasks=_tasks(12, 5, 3, 8, distance=(2048, 512, 3), count=(2048, 512, 2)),
 )
 _LAPTOP = Preset(
     name="laptop",
     about="small models and short texts that still show the differences, in under 10 minutes on 2 cores",
     model=_decoder(64, 64, num_layers=3, num_heads=4, length=24),
     optimiser=_QUICK,
-    tasks={
-        DISTANCE: TaskSize({"length": 24}, {"length": 24, "max_between": 14, "max_side": 4}, 12288, 2048, epochs=5),
-        COUNT: TaskSize({"length": 24, "num_triggers": 10}, {"length": 24, "num_triggers": 10}, 8192, 2048, epochs=4),
-    },
+    tasks=_tasks(24, 14, 4, 10, distance=(12288, 2048, 5), count=(8192, 2048, 4)),
 )
 _DESK = Preset(
     name="desk",
@@ -76,10 +77,7 @@ _DESK = Preset(
         "evaluations": 5,
         "plateau": {"gain": 0.02, "patience": 4},
     },
-    tasks={
-        DISTANCE: TaskSize({"length": 48}, {"length": 48, "max_between": 30, "max_side": 8}, 30_000, 1024, epochs=3),
-        COUNT: TaskSize({"length": 48, "num_triggers": 16}, {"length": 48, "num_triggers": 16}, 30_000, 1024, epochs=3),
-    },
+    tasks=_tasks(48, 30, 8, 16, distance=(30_000, 1024, 3), count=(30_000, 1024, 3)),
 )
 _PAPER = Preset(
     name="paper",

@@ -22,7 +22,8 @@ from toeplens.lens.following import two_way
 from toeplens.lens.following.behaviour import Behaviour, behaviour
 from toeplens.lens.following.permutation import permutation_scores
 from toeplens.lens.kit import movable
-from toeplens.lens.kit.movable import Given, KeySplit, MovableKeys, movable_from
+from toeplens.lens.kit.given import Given, KeySplit
+from toeplens.lens.kit.movable import MovableKeys, movable_from
 from toeplens.lens.kit.splits import position_parts
 from toeplens.lens.kit.trace import Counted
 from toeplens.model import Decoder

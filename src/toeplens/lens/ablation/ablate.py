@@ -21,6 +21,7 @@ from toeplens.lens.kit.intervals import TAILS, Estimate, bootstrap_means, spearm
 from toeplens.lens.kit.interventions import (
     Batch,
     Intervention,
+    Memory,
     Metric,
     Replacement,
     Replayable,

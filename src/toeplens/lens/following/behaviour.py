@@ -16,20 +16,19 @@ a rotation multiplies, and the interaction is what that gives. How M's variances
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from toeplens.encodings import PositionalEncoding
-from toeplens.encodings.rotary import Pairing
 from toeplens.ground.reading import Count, Positive
 from toeplens.ground.records import Each, NearlyShare, Record
 from toeplens.lens.following.two_way import two_way
-from toeplens.lens.kit.movable import Given, KeySplit, MovableKeys, by_layer, looked_at, movable_from
-from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
+from toeplens.lens.kit.given import Around, Given
+from toeplens.lens.kit.movable import MovableKeys, by_layer, looked_at, movable_from
+from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 
 _NOTHING = 1e-12  # of what products and bias could add up to: a variance below it is rounding
 _SHARES = ("positional", "symbolic", "interaction", "variance")
@@ -71,17 +70,7 @@ class Behaviour(Record):
 def behaviour(
     q: Float[Tensor, "*_B _N _d"] | AttentionTrace | LayerTrace,
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
-    *,
-    rotation: Float[Tensor, "*_H _n"] | PositionalEncoding | None = None,
-    pairing: Pairing = "interleaved",
-    bias: Float[Tensor, "*_H2 _D"] | None = None,
-    k_position: Float[Tensor, "*_B3 _N _d"] | None = None,
-    causal: bool = True,
-    scale: float = 1.0,
-    lengths: Int[Tensor, "_B"] | None = None,
-    split: KeySplit = "known",
-    counted: Counted = "all",
-    window: int | None = None,
+    **around: Unpack[Around],
 ) -> Behaviour:
     """The positional, symbolic and interaction share of every head, exact: no sampling, no table of N x N.
 
@@ -94,26 +83,27 @@ def behaviour(
         rotation    [n] or [H, n] frequencies, radians a position, of the first 2 n dimensions; the others stay. Or an
                     encoding of H heads of d dimensions, whose rotation, pairing and bias are taken (not its scale, and
                     what it adds at the input is in q and k already)
-        pairing     which dimensions make a pair: ``interleaved`` 2t and 2t + 1, ``half`` t and t + n
+        pairing     which dimensions make a pair: ``interleaved`` 2t and 2t + 1, as unless given; ``half`` t and t + n
         bias        [D] or [H, D] by offset, for the offsets 0 .. N-1 if causal, else -(N-1) .. N-1
         k_position  [..., N, d] the part of k that belongs to the place, of a shape that broadcasts to k's: it stays
                     where it is, and the rest is the content; none unless given
-        causal      key j is visible to query i if j <= i; otherwise every key is
-        scale       of the products, usually 1 / sqrt(d); not of the bias
+        causal      key j is visible to query i if j <= i, as unless given; otherwise every key is
+        scale       of the products, usually 1 / sqrt(d); not of the bias; 1 unless given
         lengths     [B] for q [B, H, N, d]: positions from lengths[b] on are not there, as queries or as keys
-        split       of a trace, what of a key belongs to the place: ``known``, the vectors added at the input where
-                    keys are made from it, elsewhere nothing, so that what earlier layers wrote into the keys is
-                    content; ``none``, nothing, as in the paper, which moves whole keys; ``input``, ``mean`` or
+        split       of a trace, what of a key belongs to the place: ``known`` (unless given), the vectors added at
+                    the input where keys are made from it, elsewhere nothing, so that what earlier layers wrote into the
+                    keys is content; ``none``, nothing, as in the paper, which moves whole keys; ``input``, ``mean`` or
                     ``ablate`` as in `toeplens.lens.decompose`. ``mean`` leaves content of about 1 / sequences of its
                     variance in the position part
-        counted     of a trace, which queries count: ``all``, or those ``used``: of a layer whose output is read in one
-                    place, the query there. What its other queries would do is nothing that the model was trained for
+        counted     of a trace, which queries count: ``all`` (unless given), or those ``used``: of a layer whose output
+                    is read in one place, the query there. What its other queries would do is nothing that the model was
+                    trained for
         window      if causal: key j is visible to query i only for i - window < j <= i, in a layer with a sliding
                     window; every j <= i unless given
 
     Raises `InputError` for shapes that do not fit, numbers that are not finite, and encodings of another form.
     """
-    given = Given(rotation, pairing, bias, k_position, causal, scale, lengths, split, counted, window)
+    given = Given(**around)
     found = [(layer, name, *_heads(keys)) for layer, name, keys in movable_from(q, k, given)]
     layers, splits, heads, queries = zip(*found, strict=True)
     arrays = {key: by_layer(q, [each[key] for each in heads]) for key in heads[0]}

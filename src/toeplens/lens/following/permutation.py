@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from toeplens.encodings import PositionalEncoding
-from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
 from toeplens.ground.reading import Count
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.following.behaviour import one_a_layer
-from toeplens.lens.kit.movable import Given, KeySplit, MovableKeys, by_layer, looked_at, movable_from
-from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
+from toeplens.lens.kit.given import Around, Given
+from toeplens.lens.kit.movable import MovableKeys, by_layer, looked_at, movable_from
+from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 
 _NOTHING = 1e-12  # of the mean square of the sequences: a variance below it is rounding
 _ARRAYS = ("positional", "symbolic", "positional_error", "symbolic_error")
@@ -74,19 +74,10 @@ def permutation_scores(
     q: Float[Tensor, "*_B _N _d"] | AttentionTrace | LayerTrace,
     k: Float[Tensor, "*_B2 _N _d"] | None = None,
     *,
-    rotation: Float[Tensor, "*_H _n"] | PositionalEncoding | None = None,
-    pairing: Pairing = "interleaved",
-    bias: Float[Tensor, "*_H2 _D"] | None = None,
-    k_position: Float[Tensor, "*_B3 _N _d"] | None = None,
-    causal: bool = True,
-    scale: float = 1.0,
-    lengths: Int[Tensor, "_B"] | None = None,
-    split: KeySplit = "known",
-    counted: Counted = "all",
-    window: int | None = None,
     queries: int = 64,
     permutations: int = 32,
     seed: int = 0,
+    **around: Unpack[Around],
 ) -> PermutationScores:
     """Monte Carlo scores of invariance (positional) and equivariance (symbolic) under permutations of the keys.
 
@@ -117,7 +108,7 @@ def permutation_scores(
     for name, count in (("queries", queries), ("permutations", permutations)):
         if count < 1:
             raise InputError(f"{name}: {count} was given; it must be at least 1.")
-    given = Given(rotation, pairing, bias, k_position, causal, scale, lengths, split, counted, window)
+    given = Given(**around)
     layers, splits, terms = zip(
         *((layer, name, _terms(keys, queries, permutations, seed)) for layer, name, keys in movable_from(q, k, given)),
         strict=True,

@@ -21,7 +21,8 @@ from toeplens.encodings.rotary import Pairing
 from toeplens.ground import InputError
 from toeplens.ground.reading import Count
 from toeplens.ground.records import Record
-from toeplens.lens.kit.movable import Given, MovableKeys, movable_from, rates_of, turned_pairs
+from toeplens.lens.kit.given import Given
+from toeplens.lens.kit.movable import MovableKeys, movable_from, rates_of, turned_pairs
 from toeplens.lens.kit.pieces import NoForm, Pieces, checked, where_present
 from toeplens.lens.kit.sums import over_keys
 from toeplens.lens.kit.terms import Offsets, Shares, Whole, by_column, grouped, shares_of, spread

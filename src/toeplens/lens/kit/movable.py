@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.rotary import Pairing, Rotary
 from toeplens.ground import InputError, choose
+from toeplens.lens.kit.given import Given, KeySplit
 from toeplens.lens.kit.main_effect import known_key_part
 from toeplens.lens.kit.pieces import bias_by_offset
 from toeplens.lens.kit.rotation import groups_of, pair_numbers
@@ -22,7 +23,6 @@ from toeplens.lens.kit.splits import position_parts
 from toeplens.lens.kit.toeplitz import broadcasts, ends_of, heads_of
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
 
-KeySplit = Literal["known", "none", "input", "mean", "ablate"]
 # a process's first cosines in several threads were met up to 7e-9 off the later ones, which 1e-9 would refuse at random
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4}
 _CHECKED = 4  # queries of a sequence whose logits are formed again
@@ -104,28 +104,6 @@ class MovableKeys:
             first = 0 if self.causal else self.q.shape[2] - 1
             made = made + self.bias.double()[:, first + query - rows].unsqueeze(1)
         return made.unflatten(1, contents.shape[:-1]) if contents.ndim > 1 else made[:, 0]
-
-
-@dataclass(frozen=True)
-class Given:
-    """What is given beside queries and keys; each is told of at `toeplens.lens.following.behaviour.behaviour`."""
-
-    rotation: Tensor | PositionalEncoding | None = None
-    pairing: Pairing = "interleaved"
-    bias: Tensor | None = None
-    k_position: Tensor | None = None
-    causal: bool = True
-    scale: float = 1.0
-    lengths: Tensor | None = None
-    split: KeySplit = "known"
-    counted: Counted = "all"
-    window: int | None = None
-
-    def require_trace_alone(self, k: Tensor | None) -> None:
-        """Refuse what a trace has of its own."""
-        for name, value in {"k": k, **vars(self)}.items():
-            if name in ("k", "rotation", "bias", "k_position", "lengths", "window") and value is not None:
-                raise InputError(f"{name}: it was given beside a trace; a trace has its own.")
 
 
 def movable_from(

@@ -14,10 +14,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
+from toeplens.ground.records import Record
 from toeplens.lens.kit import sums as moments
 
 WORK = 2**22  # numbers, at most, in one working array (float64) of the transforms and of rows of a full bias
 ROUNDING = 1e-12  # of the energies that are added up: what is less than this cannot be told from nothing
+
+
+@dataclass(frozen=True)
+class ToeplitzShares(Record):
+    """What is kept of the profiles of a model's heads; see `ToeplitzProfile`."""
+
+    share: Float[np.ndarray, "L H"]
+    variance_explained: Float[np.ndarray, "L H"]
 
 
 @dataclass(frozen=True)
