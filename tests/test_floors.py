@@ -172,7 +172,7 @@ def test_imports_are_absolute_and_name_what_they_take(path: Path):
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_every_name_comes_from_somewhere(path: Path):
-    """Those of annotations too, which nothing evaluates: linters are told to pass over shapes, and with them over all."""
+    """Those of annotations too, which nothing evaluates; linters are told to pass over shapes, so over all of them."""
     nodes = list(ast.walk(parsed(path)))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     made = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
