@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 import pytest
-from tests.papers.deposit.numbers import reproduced
+from tests.papers.deposit.numbers import made, reproduced
 from tests.papers.deposit.page.conftest import ENVIRONMENT
 from tests.papers.deposit.test_numbers import GRID, SPEC, grid_cell
 from tests.report.reading import Text, hovers, without_plotly
@@ -27,7 +27,7 @@ from toeplens.report.grid.matrix import matrix as matrix_rows
 from toeplens.report.grid.page import render_grid
 from toeplens.report.grid.plane import plane
 from toeplens.report.kit.blocks import Block
-from toeplens.studies import Results, judge
+from toeplens.studies import Key, Results, judge
 from toeplens.studies.grid import Grid
 from toeplens.studies.grid.relations import relations
 from toeplens.training.presets import DISTANCE
@@ -276,3 +276,14 @@ def test_a_grids_page_is_of_these_numbers(grid: Grid) -> None:
     text = Text(without_plotly(render_grid(grid))).text
     assert "80.0 70.0–90.0" in text
     assert re.search(r"5 of 8 models are finished \(60", text)
+
+
+def test_a_model_that_stopped_learning_keeps_its_last_value_in_the_mean() -> None:
+    key = Key("paper", DISTANCE, "rope", 42)
+    short, long = made(key, (0.2, 0.4), None), made(replace(key, seed=43), (0.1, 0.3, 0.6), None)
+    epochs = [[{**row, "epoch": row["epoch"] / 2} for row in cell.epochs] for cell in (short, long)]
+    cells = [replace(cell, epochs=rows) for cell, rows in zip((short, long), epochs, strict=True)]
+    figure = convergence(Results(cells), "paper", DISTANCE, "test")
+    (line,) = [trace for trace in figure.data if trace.mode == "lines+markers"]
+    assert list(line.x) == [0.5, 1.0, 1.5]
+    assert list(line.y) == pytest.approx([0.15, 0.35, 0.5])

@@ -14,12 +14,13 @@ from markupsafe import escape
 from tests.report.reading import Text, without_plotly
 
 from toeplens.ground.words import percent, points
-from toeplens.papers.deposit import PAPER_TABLE_1, Reproduction, claims_of
+from toeplens.papers.deposit import PAPER_TABLE_1, SCALES, Reproduction, claims_of
 from toeplens.papers.deposit.page import render, write_page
 from toeplens.papers.deposit.page.accuracy import convergence
 from toeplens.papers.deposit.page.look import TASKS, name
 from toeplens.papers.deposit.page.page import blocks
 from toeplens.papers.deposit.page.partial import partial_rope, rotated_heads
+from toeplens.papers.deposit.page.tables import settings
 from toeplens.papers.deposit.page.words import headline, largest_drop
 from toeplens.studies import COUNTED, RULE, Key
 from toeplens.training.presets import DISTANCE
@@ -232,7 +233,7 @@ def test_partial_rope_ends_in_nope_and_in_rope_without_sinusoid(study: Reproduct
     assert line.y[-1] == study.results.under("released").accuracy(DISTANCE, "rope-alone")[0]
 
 
-@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
+@pytest.mark.parametrize("scale", SCALES)
 def test_labels_of_guesses_do_not_run_into_each_other(make_study: Make, tmp_path: Path, scale: str) -> None:
     state = make_study(tmp_path, scale=scale, protocols=("released",), finished=3)
     figure = convergence(state.results, "released", DISTANCE, "test")
@@ -240,3 +241,12 @@ def test_labels_of_guesses_do_not_run_into_each_other(make_study: Make, tmp_path
     pixels = figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
     low, high = (note.y * pixels / 1.05 + note.yshift for note in (chance, length))
     assert high - low >= 12
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_settings_of_every_scale_are_told_beside_the_papers(make_study: Make, tmp_path: Path, scale: str) -> None:
+    told = {text: (paper, ours) for text, paper, ours in settings(make_study(tmp_path, scale=scale, finished=3))}
+    assert told["learning rate after the warm-up"][0] == "cosine"
+    assert all(paper == ours for paper, ours in told.values()) == (scale == "paper")
+    plateau = told["training ends at the plateau"]
+    assert plateau == ("–", "gain 0.02, patience 4" if scale == "desk" else "–")

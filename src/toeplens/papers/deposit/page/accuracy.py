@@ -91,9 +91,9 @@ def _convergence(state: Reproduction, task: str, paper: int) -> Block:
     labels = {cell.key.label for cell in state.results.cells if cell.key.task == task}
     signs = legend(state, (label for label in labels if Label.parse(label).heads is None))
     caption = (
-        f"Accuracy after each epoch (the paper’s Fig. {paper}); with several seeds the mean, and the range as a "
-        "band. Train accuracy is counted during the epoch, so it trails. Press an encoding to hide or show its "
-        "lines."
+        f"Accuracy along training (the paper’s Fig. {paper}); with several seeds the mean, and the range as a "
+        "band; a model that had stopped learning before others keeps its last value. Train accuracy is counted during "
+        "the epoch, so it trails. Press an encoding to hide or show its lines."
     )
     title = f"How fast each encoding learns {TASKS[task]}"
     return Block(f"convergence-{task}", title, caption, [under_headings(state, draw)], legend=signs)
@@ -133,18 +133,26 @@ def convergence(results: Results, protocol: Protocol, task: str, split: Split, t
         whole = [cell for cell in cells if cell.status == "complete"]
         text = name(protocol, label) if whole else f"{name(protocol, label)} (diverged)"
         curves = [_curve(cell, split) for cell in whole or cells]
-        longest = max(longest, _add_curve(canvas, curves, label, text))
+        epochs = max(([round(row["epoch"], 2) for row in cell.epochs] for cell in whole or cells), key=len, default=[])
+        if whole:
+            curves = [curve + curve[-1:] * (len(epochs) - len(curve)) for curve in curves]
+        _add_curve(canvas, epochs, curves, label, text)
+        longest = max([longest, *epochs])
     guesses_across(canvas, guess_levels(under, task), top)
     room = max(0.25, 0.02 * longest)
-    canvas.x("epoch", tickformat="d", range=[1 - room, longest + room], **({"dtick": 1} if longest <= 12 else {}))
+    canvas.x(
+        "epoch",
+        tickformat="d",
+        range=[min(1, longest / 20) - room, longest + room],
+        **({"dtick": 1} if longest <= 12 else {}),
+    )
     canvas.percent(top, f"{split} accuracy")
     return canvas.figure()
 
 
-def _add_curve(canvas: Canvas, curves: list[list[float]], label: str, text: str) -> int:
-    """Add the seeds' mean curve and range; returns how long the curve is."""
-    length = max((len(curve) for curve in curves), default=0)
-    epochs = list(range(1, length + 1))
+def _add_curve(canvas: Canvas, epochs: list[float], curves: list[list[float]], label: str, text: str) -> None:
+    """Add the seeds' mean curve and range."""
+    length = len(epochs)
     columns = [[c[i] for c in curves if i < len(c) and isfinite(c[i])] for i in range(length)]
     if len(curves) > 1:
         low, high = ([end(column, default=None) for column in columns] for end in (min, max))
@@ -162,7 +170,6 @@ def _add_curve(canvas: Canvas, curves: list[list[float]], label: str, text: str)
         ],
         name=text,
     )
-    return length
 
 
 def accuracies(rows: Sequence[Row], results: Results, top: float = 1.0) -> go.Figure:

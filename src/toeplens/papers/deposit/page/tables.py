@@ -13,6 +13,7 @@ from toeplens.papers.deposit import SCALES, Reproduction, Row, Scale
 from toeplens.papers.deposit.page.look import PROTOCOL_NAMES, TASKS, models, ordered, plain_keys, planned_cells
 from toeplens.papers.deposit.tables import PAPER_TABLE_1
 from toeplens.studies import Cell, CellResult, Key
+from toeplens.training import RunSpec
 from toeplens.training.presets import COUNT
 
 
@@ -100,6 +101,11 @@ _SETTING_NAMES = {
     "lr": "learning rate (lr)",
     "batch_size": "examples a step (batch size)",
     "betas": "AdamW's betas",
+    "weight_decay": "weight decay",
+    "warmup": "share of steps that warm up",
+    "schedule": "learning rate after the warm-up",
+    "evaluations": "evaluations an epoch",
+    "plateau": "training ends at the plateau",
     "length": "tokens of a text, padding included",
     "max_distance": "greatest distance",
     "max_between": "most words between the triggers",
@@ -108,8 +114,11 @@ _SETTING_NAMES = {
     "max_count": "greatest count",
     "train_examples": "training examples",
     "test_examples": "test examples",
-    "epochs": "epochs",
+    "epochs": "epochs, at the most",
 }
+
+
+_TRAINING = ("weight_decay", "warmup", "schedule", "evaluations", "plateau")
 
 
 def settings(state: Reproduction) -> list[tuple[str, str, str]]:
@@ -119,14 +128,14 @@ def settings(state: Reproduction) -> list[tuple[str, str, str]]:
 
 
 def _settings(scale: Scale, state: Reproduction) -> dict[str, Any]:
-    found = {_SETTING_NAMES.get(field, field): value for field, value in {**scale.model, **scale.optimiser}.items()}
-    spec = planned_cells(state.plan)[0].job.spec  # what no scale changes
-    found |= {"weight decay": spec.weight_decay, "share of steps that warm up": spec.warmup}
+    usual = {field: RunSpec.model_fields[field].default for field in _TRAINING}
+    given = {**scale.model, **usual, **scale.optimiser}
+    found = {_SETTING_NAMES.get(field, field): value for field, value in given.items()}
     options = ("length", "num_triggers", "max_count")
     for task, size in scale.tasks.items():
         for protocol in state.plan.protocols:
-            given = size.paper if protocol == "paper" else size.released
-            made = tasks.build(task, form=protocol, vocab_size=scale.model["vocab_size"], **given)
+            sizes = size.paper if protocol == "paper" else size.released
+            made = tasks.build(task, form=protocol, vocab_size=scale.model["vocab_size"], **sizes)
             distance = ("length", "max_distance") if protocol == "paper" else ("length", "max_between", "max_side")
             for option in options if task == COUNT else distance:
                 found[f"{TASKS[task]}, {PROTOCOL_NAMES[protocol]}: {_SETTING_NAMES[option]}"] = getattr(made, option)
@@ -138,9 +147,13 @@ def _settings(scale: Scale, state: Reproduction) -> dict[str, Any]:
 
 def shown(value: Any) -> str:
     """A setting's value; a dash where there is none."""
+    if value is None or isinstance(value, str):
+        return value or "–"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {shown(each)}" for name, each in value.items())
     if isinstance(value, int):
         return f"{value:,}"
-    return "–" if value is None else ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
 
 
 def model_rows(state: Reproduction) -> list[tuple[Cell, CellResult | None]]:
