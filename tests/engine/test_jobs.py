@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests import builders
@@ -272,6 +273,16 @@ def test_a_record_of_other_examples_is_neither_taken_nor_replaced(tmp_path: Path
     names = {path.name for path in run.directory.glob("ablation*.json")}
     whose = ("", f"-test-{TEST}", f"-train+test-{TEST}")
     assert names == {f"ablation{by}{examples}.json" for by in ("", "-loss") for examples in whose}
+
+
+def test_a_loss_record_of_its_own_keeps_its_curve(run: Run):
+    """Accuracy and loss come from the same passes, and the loss then has no curve: it replaces none that has."""
+    alone = ablate_run(run, examples=TEST, metric="loss")
+    ablate_run(run, examples=TEST)
+    again = read_ablation(run.directory, Asked(TEST), "loss")
+    assert again is not None
+    assert np.isfinite(alone.cumulative).all()
+    np.testing.assert_allclose(again.cumulative, alone.cumulative, rtol=1e-5)
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def test_it_goes_on_beyond_and_no_further_than_its_epochs(tmp_path: Path) -> Non
 
 
 def test_one_that_is_still_learning_at_the_end_says_so(tmp_path: Path) -> None:
-    run = train(tiny(epochs=2, plateau={"patience": 5}), tmp_path)
+    run = train(tiny(epochs=2, plateau={"patience": 1, "gain": 1e-12, "skill": 1.0}), tmp_path)
     assert (run.status, steps(run), run.result["plateau"]) == ("complete", [3, 6], None)
     assert "plateau" not in train(tiny(epochs=2), tmp_path).result
 
@@ -130,12 +130,55 @@ def test_an_epoch_has_no_more_evaluations_than_steps() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("gain", 0), ("patience", 0), ("skill", 1.5), ("beyond", 0.5), ("x", 1)])
 def test_a_rule_that_cannot_be_names_its_field(field: str, value: float) -> None:
-    assert refusal(lambda: tiny(plateau={field: value})).startswith(f"plateau.{field}: ")
+    assert refusal(lambda: tiny(epochs=9, plateau={field: value})).startswith(f"plateau.{field}: ")
 
 
 def test_fields_that_came_later_leave_older_names_alone() -> None:
     """Written out at their defaults they are no other run, and no older spec has them."""
     assert tiny().name == tiny(schedule="cosine", evaluations=1, plateau=None).name
     assert not {"schedule", "evaluations", "plateau"} & tiny().content.keys()
-    assert tiny(plateau={}).content["plateau"] == {"gain": 0.01, "patience": 4, "skill": 0.1, "beyond": 1.0}
-    assert len({tiny().name, tiny(schedule="constant").name, tiny(evaluations=2).name, tiny(plateau={}).name}) == 4
+    assert tiny(epochs=9, plateau={}).content["plateau"] == {"gain": 0.01, "patience": 4, "skill": 0.1, "beyond": 1.0}
+    others = ({}, {"schedule": "constant"}, {"evaluations": 2}, {"plateau": {"patience": 1}})
+    assert len({tiny(**changes).name for changes in others}) == 4
+
+
+def test_a_rule_needs_an_evaluation_before_the_last_ones() -> None:
+    assert refusal(lambda: tiny(epochs=2, plateau={"patience": 2})) == (
+        "plateau.patience: 2 was given; the run has 2 evaluations, and the rule compares the last ones with one before "
+        "them."
+    )
+
+
+def test_where_the_length_alone_tells_the_label_nothing_is_learned_beyond_it() -> None:
+    assert Plateau(patience=1).reached(rows(1.0, 1.0), 1.0, 9) == 20
+    assert Plateau(patience=1).reached(rows(1.0, 1.0, accuracy=0.9), 1.0, 9) is None
+
+
+def test_the_epoch_and_the_tokens_are_those_of_the_steps(tmp_path: Path) -> None:
+    """3 steps an epoch of 16, 16 and 8 examples; an evaluation after two of them and after all."""
+    run = train(tiny(epochs=9, evaluations=2, plateau=SHORT | {"skill": 0.0}), tmp_path)
+    assert [(row["step"], row["epoch"]) for row in run.metrics] == [(2, pytest.approx(2 / 3)), (3, 1.0)]
+    tokens = run.result["tokens_per_second"] * run.result["seconds"]
+    assert tokens == pytest.approx(40 * 8, rel=0.02)
+
+
+class Ends:
+    """Wants the initialisation and the last step."""
+
+    name = "ends"
+
+    def moments(self, total_steps: int) -> list[int]:
+        return [0, total_steps]
+
+    def look(self, model: Any, step: int) -> dict[str, Any]:
+        return {}
+
+
+def test_a_watcher_of_the_last_step_sees_the_one_where_training_ended(tmp_path: Path) -> None:
+    spec = tiny(epochs=9, plateau=SHORT)
+    run = train(spec, tmp_path / "whole", watcher=Ends())
+    assert [row["step"] for row in run.watched] == [0, 6]
+    for units in range(12):
+        out = tmp_path / str(units)
+        train(spec, out, watcher=Ends(), should_stop=After(units))
+        assert [row["step"] for row in train(spec, out, watcher=Ends()).watched] == [0, 6]

@@ -55,7 +55,7 @@ OTHER_FIELDS: dict[str, Any] = {
     "precision": "float32",
     "schedule": "constant",
     "evaluations": 2,
-    "plateau": {"gain": 0.02},
+    "plateau": {"gain": 0.02, "patience": 1},
 }
 OTHER_MODEL: dict[str, Any] = {
     "protocol": "released",

@@ -137,7 +137,7 @@ def print_study(
     unit = "records are there"
     if not isinstance(state, Theory):
         about |= {"share": state.share, "table": [row.to_dict() for row in rows]}
-        unit = f"cells are finished ({100 * state.share:.3g} % of all training steps)"
+        unit = f"cells are finished ({100 * state.share:.3g} % of the most training steps)"
     if not as_json:
         for each in tables:
             out.print(each)

@@ -76,7 +76,7 @@ class HeadWatch:
 
         events    which of them it is
         ablation, by_loss  `ablate_heads` by accuracy and by loss on ``whole`` examples, with intervals; missing where
-                  training ends there, since the finished model's own ablation follows
+                  training ends there, since in a study the finished model's own ablation follows
 
     The ablation is most of the cost, so it has fewer examples: a drop's standard error is at most 1 / sqrt(ablated).
     docs/training.md has the share of the training time that was measured.
@@ -92,9 +92,9 @@ class HeadWatch:
     def __init__(
         self, spec: RunSpec, *, examples: int = 256, ablated: int = 64, whole: int = 0, split: DataSplit = "test"
     ) -> None:
-        for name, value in (("examples", examples), ("ablated", ablated)):
-            if value < 1:
-                raise InputError(f"{name}: {value} was given; it must be at least 1.")
+        for name, value, least in (("examples", examples, 1), ("ablated", ablated, 1), ("whole", whole, 0)):
+            if value < least:
+                raise InputError(f"{name}: {value} was given; it must be at least {least}.")
         choose("split", split, get_args(DataSplit))
         self.spec, self.whole = spec, whole
         self.split: DataSplit = split
@@ -106,6 +106,8 @@ class HeadWatch:
         self.name = (
             f"heads and what they follow on {len(self.ablated)} and gradients on {len(self.examples)} {split} examples"
         )
+        if whole:
+            self.name += f", and at moments on {whole}"
 
     def moments(self, total_steps: int) -> list[int]:
         """The initialisation, the end, and eight moments between, more of them early."""

@@ -88,7 +88,7 @@ def _carried_out(job: Job, out: Path, limits: Limits, on_progress: Progress | No
     if run.status != "complete" or not job.examples:
         return run
     asked = Asked(job.examples, job.split)
-    if any(read_ablation(run.directory, asked, metric) is None for metric in _TOGETHER):
+    if read_ablation(run.directory, asked) is None:
         ablate_run(run, examples=job.examples, split=job.split, limits=limits)
     _forget_parts(run.directory, asked)
     for measure in job.measures:
@@ -146,7 +146,9 @@ def _ablate(
         memory=_Parts(parts, limits) if method == "exact" else None,
     )
     for each, ablation in reversed(found.items()):  # the one that was asked for says that all are there
-        write_record(run.directory, _name(each, intervention, method), asked, ablation.to_dict())
+        name = _name(each, intervention, method)
+        if each == metric or read_record(run.directory, name, asked) is None:  # one of its own has a curve too
+            write_record(run.directory, name, asked, ablation.to_dict())
     _forget_parts(run.directory, asked, intervention, metric)
     return found[metric]
 
@@ -163,8 +165,9 @@ def _parts(asked: Asked, intervention: Intervention = "zero", metric: Metric = "
 
 def _forget_parts(directory: Path, asked: Asked, *kind: Any) -> None:
     """Remove the parts of an ablation that is recorded: it may have been killed in between."""
-    for parts in directory.glob(f"{_parts(asked, *kind)}*"):
-        shutil.rmtree(parts, ignore_errors=True)
+    for name in (_parts(asked, *kind), _parts(asked, *kind).replace("-passes-", "-parts-")):  # the latter of old
+        for parts in directory.glob(f"{name}*"):
+            shutil.rmtree(parts, ignore_errors=True)
 
 
 class _Parts:

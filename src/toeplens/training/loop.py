@@ -116,7 +116,7 @@ class _Session:
         schedule = constant_with_warmup(warmup) if constant else cosine_with_warmup(warmup, spec.total_steps)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, schedule)
         self.loss = torch.compile(self._loss, dynamic=False) if execution.compiled else self._loss
-        self.guess = spec.guess
+        self.guess, self.stopped_learning = spec.guess, False
         self.step = 0
         self.seconds = 0.0
         self.rows: list[dict[str, Any]] = []
@@ -150,9 +150,20 @@ class _Session:
     @property
     def done(self) -> bool:
         """Whether training is over: all epochs are done, or the plateau was reached and what was to follow it."""
-        spec, rows = self.spec, self.rows
-        over = spec.plateau is not None and spec.plateau.ends(rows, self.guess, spec.total_evaluations)
-        return len(rows) == spec.total_evaluations or over
+        return len(self.rows) == self.spec.total_evaluations or self.stopped_learning
+
+    def _ends(self) -> bool:
+        rule = self.spec.plateau
+        return rule is not None and rule.ends(self.rows, self.guess, self.spec.total_evaluations)
+
+    def _owes_look(self) -> bool:
+        if self.owes_evaluation:
+            return False
+        try:
+            return self.watch.owed(self.step, self.rows, ended=self.done)
+        except Exception:
+            self._save()
+            raise
 
     def fit(
         self,
@@ -165,12 +176,12 @@ class _Session:
         saved = shown = begun = time.monotonic()
         ends = None if deadline is None else begun + deadline - time.time()  # whatever the clock is set to later
         slowest = 0.0
-        while not self.done or self.watch.owed(self.step, self.rows):
+        while (owes_look := self._owes_look()) or not self.done:
             if should_stop() or (ends is not None and self.worked and time.monotonic() + slowest >= ends):
                 self._save()
                 return "stopped"
             compiling, looked = False, 0.0
-            if not self.owes_evaluation and self.watch.owed(self.step, self.rows):
+            if owes_look:
                 looked = self._look()
             elif self.owes_evaluation:
                 self._evaluate_batch()
@@ -249,10 +260,11 @@ class _Session:
         for sums in (self.sums, self.test_sums, self.fit_sums):
             sums.zero_()
         self.tested = 0
+        evaluations = self.spec.evaluations
         self.diverged = not (math.isfinite(train[0]) and math.isfinite(test[0]))
         self.rows.append(
             {
-                "epoch": self._epochs(len(self.rows) + 1),
+                "epoch": len(self.rows) + 1 if evaluations == 1 else self.step / self.spec.steps_per_epoch,
                 "step": self.step,
                 **_figures("train", *train),
                 **_figures("test", *test),
@@ -261,10 +273,8 @@ class _Session:
                 "seconds": round(self.seconds, 3),
             }
         )
+        self.stopped_learning = self._ends()
         self._write_rows()
-
-    def _epochs(self, count: int) -> int | float:
-        return count if self.spec.evaluations == 1 else count / self.spec.evaluations
 
     def _write_rows(self) -> None:
         store.write_rows(self.directory / store.METRICS, self.rows)
@@ -312,7 +322,7 @@ class _Session:
         self.scheduler.last_epoch = state["scheduler"]["last_epoch"]
         self.scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
         self.step, self.seconds, self.rows = state["step"], state["seconds"], state["rows"]
-        self.tested = state["tested"]
+        self.tested, self.stopped_learning = state["tested"], self._ends()
         self.sums.copy_(state["sums"])
         self.test_sums.copy_(state["test_sums"])
         if state.get("fit_sums") is not None:  # older checkpoints know of no look back at the training set
@@ -329,7 +339,8 @@ class _Session:
         store.save_weights(self.directory, self.model)
         self._write_rows()
         last, spec = self.rows[-1], self.spec
-        tokens = self.train.tokens.numel() * len(self.rows) // spec.evaluations
+        epochs, steps = divmod(self.step, spec.steps_per_epoch)
+        tokens = (epochs * spec.train_examples + steps * spec.batch_size) * self.train.tokens.shape[1]
         told = {key: last[key] for key in last if key.endswith(("_loss", "_accuracy"))}
         if spec.plateau is not None:
             told["plateau"] = spec.plateau.reached(self.rows, self.guess, spec.total_evaluations)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -38,12 +39,13 @@ class Plateau(BaseModel):
             evaluations  how many the run has at the most
         """
         losses = [row["test_loss"] for row in rows]
+        if None in losses:
+            return None
+        least = list(accumulate(losses, min))
         for count in range(self.patience + 1, len(rows) + 1):
             now, row = count - self.patience, rows[count - 1]
-            if None in losses[:count]:
-                return None
-            able = (row["test_accuracy"] - guess) / (1 - guess) >= self.skill
-            if min(losses[:now]) - min(losses[now:count]) < self.gain and (able or count == evaluations):
+            able = row["test_accuracy"] - guess >= self.skill * (1 - guess)
+            if least[now - 1] - min(losses[now:count]) < self.gain and (able or count == evaluations):
                 return int(row["step"])
         return None
 

@@ -23,8 +23,8 @@ class Figures(Record):
     """What a run reached: losses in nats, accuracies as shares; None where it diverged or no example counts.
 
     train  mean over the steps since the last evaluation, each before its update and with dropout
-    fit    of training examples after the evaluation's step, without dropout, as many as the test set has; missing in
-           what earlier versions wrote
+    fit    of training examples after the evaluation's step, without dropout, as many as the test set has or fewer where
+           there are fewer; missing in what earlier versions wrote
     """
 
     LATER = ("fit_loss", "fit_accuracy")

@@ -97,6 +97,11 @@ class RunSpec(BaseModel):
                 f"evaluations: {self.evaluations} was given; an epoch has {self.steps_per_epoch} steps, and an "
                 f"evaluation comes after a step."
             )
+        if self.plateau is not None and self.plateau.patience >= self.total_evaluations:
+            raise ValueError(
+                f"plateau.patience: {self.plateau.patience} was given; the run has {self.total_evaluations} "
+                f"evaluations, and the rule compares the last ones with one before them."
+            )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas: {self.betas} was given; both must be from 0 to under 1.")
         return self

@@ -64,19 +64,26 @@ class Watch:
         self.watcher = watcher
         self.by = None if watcher is None else watcher.name
         self.rows: list[dict[str, Any]] = []
+        self.total_steps = total_steps
         self.moments = frozenset(() if watcher is None else watcher.moments(total_steps))
         if wrong := sorted(step for step in self.moments if step not in range(total_steps + 1)):
             raise InputError(f"moments: {wrong[0]} was given; each must be a step from 0 to {total_steps}.")
 
-    def owed(self, step: int, metrics: Sequence[dict[str, Any]]) -> bool:
-        """Whether the model after ``step`` steps, with these metrics so far, is to be looked at and was not yet."""
+    def owed(self, step: int, metrics: Sequence[dict[str, Any]], *, ended: bool) -> bool:
+        """Whether the model after ``step`` steps, with these metrics so far, is to be looked at and was not yet.
+
+        Where training ended before its most steps, a watcher that wants the last of them wants this one.
+        """
         if self.rows and self.rows[-1]["step"] == step:
             return False
-        return step in self.moments or bool(self._events(step, metrics))
+        last = ended and self.total_steps in self.moments
+        return step in self.moments or last or bool(self._events(step, metrics))
 
     def _events(self, step: int, metrics: Sequence[dict[str, Any]]) -> Sequence[str]:
         evaluated = bool(metrics) and metrics[-1]["step"] == step
-        return self.watcher.events(metrics) if evaluated and isinstance(self.watcher, EventWatcher) else ()
+        return (
+            self.watcher.events(copy.deepcopy(metrics)) if evaluated and isinstance(self.watcher, EventWatcher) else ()
+        )
 
     def look(self, model: Decoder, step: int, metrics: Sequence[dict[str, Any]]) -> float:
         """Look at a copy of ``model`` and keep the row; returns the seconds it took.
@@ -93,7 +100,9 @@ class Watch:
             seen = self.watcher.look(mine, step)
             if events := self._events(step, metrics):
                 assert isinstance(self.watcher, EventWatcher)
-                seen = seen | {"events": list(events)} | self.watcher.look_at(mine, events, metrics)
+                if "events" in seen:
+                    raise InputError(f"watcher: {self.by!r} gives 'events', which such a row has already.")
+                seen = seen | {"events": list(events)} | self.watcher.look_at(mine, events, copy.deepcopy(metrics))
             seen = self._plain(seen)
         seconds = time.monotonic() - begun
         self.rows.append({"step": step, "seconds": round(seconds, 4), **seen})

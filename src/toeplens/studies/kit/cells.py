@@ -49,7 +49,7 @@ class Gathered(State):
     """What of a grid is there.
 
     results  the cells that are trained and measured, or have diverged
-    share    share of all training steps that is done
+    share    share of the most training steps that is done; a run that ended early counts whole
     """
 
     results: Results
