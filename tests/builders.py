@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jaxtyping import config
 
 from toeplens.ground import InputError
 from toeplens.ground.locks import LOCK
@@ -83,6 +84,16 @@ def refusal(call: Callable[[], object], code: int = 2) -> str:
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == code
     return str(caught.value)
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """No shape checks inside: what runs there runs checked elsewhere, and is slow a hundred times over."""
+    config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        config.update("jaxtyping_disable", False)
 
 
 @contextmanager

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from jaxtyping import config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -75,16 +73,6 @@ def logits_without(model: Decoder, batch: Batch, silent: Iterable[tuple[int, int
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """No shape checks inside: what runs there runs checked elsewhere, and is slow a hundred times over."""
-    config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        config.update("jaxtyping_disable", False)
 
 
 class largest(TorchDispatchMode):  # noqa: N801

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from jaxtyping import config
 
 from toeplens.engine import Job, Limits, carry_out
 
@@ -29,13 +26,3 @@ class Here:
             over = limits if trained else replace(limits, should_stop=lambda: len(self.done) >= self.stop_after)
             if carry_out(job, out, over).status != "stopped" and not trained:
                 self.done.append(job.spec.name)
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """No shape checks inside: what a study is made of runs checked in its own tests."""
-    config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        config.update("jaxtyping_disable", False)

@@ -16,6 +16,7 @@ from toeplens.ground.records import Each, NearlyShare, Record
 from toeplens.lens import HeadAblation, behaviour
 from toeplens.lens.ablation.ablate import ablate_by, ablate_heads
 from toeplens.lens.gradients.signal import seed_strength
+from toeplens.lens.kit.interventions import Metric
 from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.sources.decoder.gradients import DecoderGradients
@@ -23,6 +24,7 @@ from toeplens.training import Batches, RunSpec
 from toeplens.training.plateau import Plateau
 from toeplens.training.watcher import moments
 
+TOGETHER: tuple[Metric, ...] = ("accuracy", "loss")  # what the same passes of a study are counted by
 ABLE = 0.9  # test accuracy over which a model is first called able
 MOMENTS: dict[str, float | None] = {  # at which deposits are judged: times the plateau's steps
     "able": None,
@@ -115,9 +117,10 @@ class HeadWatch:
 
     def events(self, metrics: Sequence[dict[str, Any]]) -> list[str]:
         """Those of `MOMENTS` that the last evaluation is the first to be at or past."""
-        return (
-            [name for name in self._reached(metrics) if name not in self._reached(metrics[:-1])] if self.whole else []
-        )
+        if not self.whole:
+            return []
+        before = self._reached(metrics[:-1])
+        return [name for name in self._reached(metrics) if name not in before]
 
     def _reached(self, metrics: Sequence[dict[str, Any]]) -> list[str]:
         if not metrics:
@@ -129,13 +132,10 @@ class HeadWatch:
 
     def look_at(self, model: Decoder, events: Sequence[str], metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The ablations of ``model``, unless it is the finished one."""
-        ended = self.spec.plateau is not None and self.rule.ends(metrics, self.spec.guess, self.spec.total_evaluations)
-        if ended or len(metrics) == self.spec.total_evaluations:
+        if self.spec.is_over(metrics):
             return {}
         batches = batches_of(self.spec, examples_of(self.spec, self.whole, self.split), model.readout.weight.device)
-        found = ablate_by(
-            ("accuracy", "loss"), DecoderSource(model), batches, chance=self.spec.chance, cumulative=False
-        )
+        found = ablate_by(TOGETHER, DecoderSource(model), batches, chance=self.spec.chance, cumulative=False)
         return {"ablation": found["accuracy"].to_dict(), "by_loss": found["loss"].to_dict()}
 
     def look(self, model: Decoder, step: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 
 from toeplens.engine.examples import DataSplit
-from toeplens.engine.head_watch import HeadWatch
+from toeplens.engine.head_watch import TOGETHER, HeadWatch
 from toeplens.engine.limits import Limits
 from toeplens.engine.measures import Subject, measure_run
 from toeplens.engine.pool import keeping_time
@@ -29,7 +29,6 @@ from toeplens.training.loop import Progress
 from toeplens.training.run import entered
 
 _ABLATION = "ablation"
-_TOGETHER: tuple[Metric, ...] = ("accuracy", "loss")
 
 
 class Stopped(Exception):
@@ -137,7 +136,7 @@ def _ablate(
     batches = subject.batches()
     parts = run.directory / f"{_parts(asked, intervention, metric)}{len(batches[0][0])}"
     found = ablate_by(
-        _TOGETHER if (metric, intervention, method) == (_TOGETHER[0], "zero", "exact") else (metric,),
+        TOGETHER if (metric, intervention, method) == (TOGETHER[0], "zero", "exact") else (metric,),
         subject.source(),
         batches,
         chance=run.spec.chance,

@@ -116,7 +116,7 @@ class _Session:
         schedule = constant_with_warmup(warmup) if constant else cosine_with_warmup(warmup, spec.total_steps)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, schedule)
         self.loss = torch.compile(self._loss, dynamic=False) if execution.compiled else self._loss
-        self.guess, self.stopped_learning = spec.guess, False
+        self.done = False
         self.step = 0
         self.seconds = 0.0
         self.rows: list[dict[str, Any]] = []
@@ -146,15 +146,6 @@ class _Session:
     def owes_evaluation(self) -> bool:
         """Whether an evaluation is due whose row is not written yet."""
         return len(self.rows) < self.spec.evaluations_by(self.step)
-
-    @property
-    def done(self) -> bool:
-        """Whether training is over: all epochs are done, or the plateau was reached and what was to follow it."""
-        return len(self.rows) == self.spec.total_evaluations or self.stopped_learning
-
-    def _ends(self) -> bool:
-        rule = self.spec.plateau
-        return rule is not None and rule.ends(self.rows, self.guess, self.spec.total_evaluations)
 
     def _owes_look(self) -> bool:
         if self.owes_evaluation:
@@ -273,7 +264,7 @@ class _Session:
                 "seconds": round(self.seconds, 3),
             }
         )
-        self.stopped_learning = self._ends()
+        self.done = self.spec.is_over(self.rows)
         self._write_rows()
 
     def _write_rows(self) -> None:
@@ -322,7 +313,7 @@ class _Session:
         self.scheduler.last_epoch = state["scheduler"]["last_epoch"]
         self.scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
         self.step, self.seconds, self.rows = state["step"], state["seconds"], state["rows"]
-        self.tested, self.stopped_learning = state["tested"], self._ends()
+        self.tested, self.done = state["tested"], self.spec.is_over(self.rows)
         self.sums.copy_(state["sums"])
         self.test_sums.copy_(state["test_sums"])
         if state.get("fit_sums") is not None:  # older checkpoints know of no look back at the training set
@@ -343,7 +334,7 @@ class _Session:
         tokens = (epochs * spec.train_examples + steps * spec.batch_size) * self.train.tokens.shape[1]
         told = {key: last[key] for key in last if key.endswith(("_loss", "_accuracy"))}
         if spec.plateau is not None:
-            told["plateau"] = spec.plateau.reached(self.rows, self.guess, spec.total_evaluations)
+            told["plateau"] = spec.plateau.reached(self.rows, spec.guess, spec.total_evaluations)
         result = {
             "status": status,
             "steps": self.step,

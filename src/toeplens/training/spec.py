@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -147,6 +148,12 @@ class RunSpec(BaseModel):
     @property
     def total_evaluations(self) -> int:
         return self.epochs * self.evaluations
+
+    def is_over(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether training ends after these evaluations: all epochs are done, or the plateau and what is to follow."""
+        if len(rows) == self.total_evaluations:
+            return True
+        return self.plateau is not None and self.plateau.ends(rows, self.guess, self.total_evaluations)
 
     def evaluated_at(self, count: int) -> int:
         """The step after which the evaluation of this number comes, counted from 1."""

@@ -13,7 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.lens.models import logits_without, loud_decoder, split, unchecked
+from tests.builders import unchecked
+from tests.lens.models import logits_without, loud_decoder, split
 from torch import Tensor
 
 from toeplens.ground import InputError

@@ -14,7 +14,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.lens.models import decoder, unchecked
+from tests.builders import unchecked
+from tests.lens.models import decoder
 from torch import Tensor
 
 from toeplens import encodings

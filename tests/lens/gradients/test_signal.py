@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.lens.models import decoder, split, unchecked
+from tests.builders import unchecked
+from tests.lens.models import decoder, split
 from torch import Tensor
 from torch.nn import functional as F
 

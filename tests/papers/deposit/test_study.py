@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.studies.here import Here, unchecked
+from tests.builders import unchecked
+from tests.studies.here import Here
 
 from toeplens.engine import Limits, local, run_local
 from toeplens.ground import InputError, read_json

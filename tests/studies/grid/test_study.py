@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.studies.here import Here, unchecked
+from tests.builders import unchecked
+from tests.studies.here import Here
 
 from toeplens.engine import Limits
 from toeplens.ground import InputError, read_json
