@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from toeplens.ground import write_json
 from toeplens.model import Decoder
 from toeplens.training import run as store
+from toeplens.training.average import Average
 from toeplens.training.batches import IGNORED, Batches, answer, correct
 from toeplens.training.environment import CompileMode, Execution, environment, plan_execution
 from toeplens.training.history import Segment, ended, gone_on, read_history, setup_of
@@ -108,6 +109,7 @@ class _Session:
         self.train = Batches.of(task.dataset("train", spec.train_examples, spec.data_seed), device, spec.ignore_label)
         self.test = Batches.of(task.dataset("test", spec.test_examples, spec.data_seed), device, spec.ignore_label)
         self.model = initial_model(spec).to(device)
+        self.average = None if spec.average is None else Average(self.model, spec.average)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=True
         )
@@ -129,6 +131,11 @@ class _Session:
         self.cuda_rng: Tensor | None = None  # a run that goes on on a CPU keeps it for when it is back on a GPU
         self._resume()
         self._write_environment(self.history)
+
+    @property
+    def told(self) -> Decoder:
+        """The model that is tested, looked at and kept."""
+        return self.model if self.average is None else self.average.model
 
     def amp(self) -> Any:
         """bfloat16 matrix products where the run asks for them."""
@@ -224,10 +231,12 @@ class _Session:
         self.optimizer.step()
         self.scheduler.step()
         self.step += 1
+        if self.average is not None:
+            self.average.follow(self.model, self.step)
 
     def _look(self) -> float:
         try:
-            return self.watch.look(self.model, self.step, self.rows)
+            return self.watch.look(self.told, self.step, self.rows)
         except Exception:
             self._save()
             raise
@@ -241,7 +250,7 @@ class _Session:
             else (self.train, self.fit_sums, place, self.spec.fit_examples)
         )
         stop = min(start + self.spec.batch_size, end)
-        sums += answer(self.model, data.take(slice(start, stop)), self.amp)
+        sums += answer(self.told, data.take(slice(start, stop)), self.amp)
         self.tested += stop - start
         if self.tested == len(self.test) + self.spec.fit_examples:
             self._end_evaluation()
@@ -284,6 +293,7 @@ class _Session:
             "run": self.spec.name,
             "history": [segment.to_dict() for segment in ended(self.history, self.step)],
             "model": store.own_state(self.model),
+            "average": None if self.average is None else store.own_state(self.average.model),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": {"last_epoch": self.scheduler.last_epoch},
             "step": self.step,
@@ -309,6 +319,9 @@ class _Session:
         with torch.no_grad():
             for name, tensor in store.own_state(self.model).items():
                 tensor.copy_(state["model"][name])
+            if self.average is not None:
+                for name, tensor in store.own_state(self.average.model).items():
+                    tensor.copy_(state["average"][name])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.last_epoch = state["scheduler"]["last_epoch"]
         self.scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
@@ -327,7 +340,7 @@ class _Session:
 
     def finish(self, status: Status) -> None:
         """Write the weights, then the result; the checkpoint is not needed any more."""
-        store.save_weights(self.directory, self.model)
+        store.save_weights(self.directory, self.told)
         self._write_rows()
         last, spec = self.rows[-1], self.spec
         epochs, steps = divmod(self.step, spec.steps_per_epoch)

@@ -19,7 +19,7 @@ Precision = Literal["auto", "float32", "bf16"]
 Schedule = Literal["cosine", "constant"]
 _SEEDS = 2**64 - 1  # torch takes no others
 _SIZES = 10**9
-_LATER = ("schedule", "evaluations", "plateau")
+_LATER = ("schedule", "average", "evaluations", "plateau")
 
 
 class RunSpec(BaseModel):
@@ -33,6 +33,8 @@ class RunSpec(BaseModel):
         lr, betas, weight_decay  of AdamW (the betas in the papers' odd order)
         warmup              share of the steps with a linearly rising learning rate
         schedule            what follows: ``cosine``, to 0 at the last step, or ``constant``
+        average             decay a step of the running mean of the weights, which is then the model that is tested,
+                            looked at and kept (what a falling learning rate would settle to); None: the weights
         evaluations         of an epoch: how often the test loss is looked at (a row of the metrics each)
         plateau             stop when the model has stopped learning (`Plateau`), ``epochs`` being the most; None: never
         ignore_label        a label that neither loss nor accuracy count (the released program's Task 2: 0)
@@ -59,6 +61,7 @@ class RunSpec(BaseModel):
     data_seed: int = 42
     precision: Precision = "auto"
     schedule: Schedule = "cosine"
+    average: float | None = Field(None, gt=0, lt=1)
     evaluations: int = Field(1, ge=1, le=_SIZES)
     plateau: Plateau | None = None
 
