@@ -46,7 +46,14 @@ _WAYS = {
     "position": "with position taken from the head",
 }
 _ROOM = 30  # columns that are worth beginning a statement in
-_COLOURS = {"holds": "green", "holds in part": "yellow", "fails": "red", "undecided": "dim"}
+_COLOURS = {
+    "holds": "green",
+    "holds in part": "yellow",
+    "fails": "red",
+    "leans to hold": "dim green",
+    "leans to fail": "dim red",
+    "undecided": "dim",
+}
 
 
 def print_json(content: Any) -> None:

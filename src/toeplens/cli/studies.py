@@ -146,13 +146,13 @@ def _kind(directory: Path) -> tuple[Any, Callable[[Any], Path], str]:
     from toeplens.papers import deposit, mathematics
     from toeplens.papers.deposit.page import write_page
     from toeplens.papers.mathematics.page import write_theory
-    from toeplens.studies import COUNTED, RULE, grid
+    from toeplens.studies import RULE, grid
 
     if mathematics.is_theory(directory):
         return mathematics, write_theory, RULE
     if grid.is_grid(directory):
-        return grid, report.write_grid, f"{RULE} {COUNTED}"
-    return deposit, write_page, f"{RULE} {COUNTED}"
+        return grid, report.write_grid, RULE
+    return deposit, write_page, RULE
 
 
 def report_page(directory: StudyDirectory, as_json: Json = False) -> None:

@@ -135,7 +135,7 @@ class HeadWatch:
         if self.spec.is_over(metrics):
             return {}
         batches = batches_of(self.spec, examples_of(self.spec, self.whole, self.split), model.readout.weight.device)
-        found = ablate_by(TOGETHER, DecoderSource(model), batches, chance=self.spec.chance, cumulative=False)
+        found = ablate_by(TOGETHER, DecoderSource(model), batches, chance=self.spec.guess, cumulative=False)
         return {"ablation": found["accuracy"].to_dict(), "by_loss": found["loss"].to_dict()}
 
     def look(self, model: Decoder, step: int) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def _ablate(
         TOGETHER if (metric, intervention, method) == (TOGETHER[0], "zero", "exact") else (metric,),
         subject.source(),
         batches,
-        chance=run.spec.chance,
+        chance=run.spec.guess,
         intervention=intervention,
         method=method,
         memory=_Parts(parts, limits) if method == "exact" else None,

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
+
 from toeplens.engine.extrapolation import Extrapolation
 from toeplens.ground import checked
 from toeplens.ground.records import Record
@@ -21,6 +24,7 @@ from toeplens.lens import (
     SeedStrength,
 )
 from toeplens.lens.kit.toeplitz import ToeplitzShares
+from toeplens.lens.toeplitz.bias_spread import BiasSpread
 
 WHY = "why"  # the field of a record that has no other, and says why an encoding has no such measure
 
@@ -33,11 +37,22 @@ class Seed(Record):
     drift: PositionalDrift
 
 
+@dataclass(frozen=True)
+class Spectra(Record):
+    """At initialisation: each head's spectrum with position over that without it, see `toeplens.lens.Contraction`."""
+
+    width: Float[np.ndarray, "L H"]
+    norm: Float[np.ndarray, "L H"]
+
+
 KINDS: dict[str, type[Record]] = {
     "ablation": HeadAblation,
     "ablation-loss": HeadAblation,
     "position": HeadAblation,
     "sets": HeadSets,
+    "position-sets": HeadSets,
+    "bias": BiasSpread,
+    "contraction": Spectra,
     "representation": Representation,
     "seed": Seed,
     "extrapolation": Extrapolation,

@@ -11,7 +11,7 @@ import torch
 
 from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
 from toeplens.engine.extrapolation import extrapolate
-from toeplens.engine.kinds import WHY
+from toeplens.engine.kinds import WHY, Spectra
 from toeplens.engine.records import Asked, read_record, write_record
 from toeplens.ground import InputError, choose
 from toeplens.ground.locks import locked
@@ -29,12 +29,14 @@ from toeplens.lens import (
     seed_strength,
 )
 from toeplens.lens.kit.pieces import written_out_profile
+from toeplens.lens.toeplitz.bias_spread import bias_spread
+from toeplens.lens.toeplitz.contraction import contraction
 from toeplens.model import Decoder
 from toeplens.sources import DecoderGradients, DecoderSource
 from toeplens.tasks import Examples
 from toeplens.training import Batches, Run, initial_model, plan_execution
 
-_SETS, _STREAM, _TRACED = 512, 512, 256  # examples that single measures look at, at most
+_SETS, _STREAM, _TRACED, _SPECTRA = 512, 512, 256, 16  # examples that single measures look at, at most
 _POOL = 4096  # examples of the gradients' statistics, which need as many whatever else is looked at
 
 Found = dict[str, Any]
@@ -98,13 +100,41 @@ def read_measures(directory: Path, names: Sequence[str], asked: Asked) -> dict[s
 
 def _position(subject: Subject) -> Found:
     """What is lost when position alone is taken from a head."""
-    choices: dict[str, Any] = {"chance": subject.run.spec.chance, "cumulative": False}
+    choices: dict[str, Any] = {"chance": subject.run.spec.guess, "cumulative": False}
     return ablate_heads(subject.source(), subject.batches(), intervention="position", **choices).to_dict()
 
 
 def _sets(subject: Subject) -> Found:
     """Accuracy against heads removed in the whole model, and a set that suffices."""
-    return head_sets(subject.source(), subject.batches(_SETS), chance=subject.run.spec.chance).to_dict()
+    return head_sets(subject.source(), subject.batches(_SETS), chance=subject.run.spec.guess).to_dict()
+
+
+def _position_sets(subject: Subject) -> Found:
+    """A set of heads that suffices when position is taken from all others, which keep their content."""
+    choices: dict[str, Any] = {"chance": subject.run.spec.guess, "intervention": "position"}
+    return _or_why(lambda: head_sets(subject.source(), subject.batches(_SETS), **choices))
+
+
+def _bias(subject: Subject) -> Found:
+    """How much a bias on the distance weighs in each head."""
+    model, task = subject.model(), subject.run.spec.build_task()
+    layers = [model.encoding.for_layer(layer) for layer in range(len(model.blocks))]
+    return _or_why(lambda: bias_spread(layers, task.length, causal=subject.run.spec.model.causal))
+
+
+def _contraction(subject: Subject) -> Found:
+    """At initialisation: the spectra of the logits with position over those without it."""
+    spec = subject.run.spec
+    with torch.random.fork_rng(devices=[]):
+        model = initial_model(spec).to(subject.device)
+
+    def spectra() -> Spectra:
+        found = [contraction(layer) for layer in trace_of(model, subject.chosen(_SPECTRA))]
+        return Spectra(
+            *(torch.stack([getattr(each, name) for each in found]).cpu().numpy() for name in ("width", "norm"))
+        )
+
+    return _or_why(spectra)
 
 
 def _representation(subject: Subject) -> Found:
@@ -168,6 +198,9 @@ def _or_why(measure: Callable[[], Any]) -> Found:
 MEASURES: dict[str, Callable[[Subject], Found]] = {
     "position": _position,
     "sets": _sets,
+    "position-sets": _position_sets,
+    "bias": _bias,
+    "contraction": _contraction,
     "representation": _representation,
     "seed": _seed,
     "extrapolation": _extrapolation,

@@ -9,24 +9,21 @@ from toeplens.studies.kit.claims import Claim, Entry, judge, judge_all
 from toeplens.studies.kit.results import CellResult, Key, Results
 from toeplens.studies.kit.study import limits_for
 from toeplens.studies.kit.verdicts import (
-    COUNTED,
-    MIN_SEEDS,
+    ENOUGH,
     RULE,
     Finding,
     Verdict,
     above,
     below,
     combine,
-    found,
     interval_above,
     opposite,
-    seen,
+    supporting,
     within,
 )
 
 __all__ = [
-    "COUNTED",
-    "MIN_SEEDS",
+    "ENOUGH",
     "RULE",
     "Audit",
     "Cell",
@@ -41,12 +38,11 @@ __all__ = [
     "audit",
     "below",
     "combine",
-    "found",
     "interval_above",
     "judge",
     "judge_all",
     "limits_for",
     "opposite",
-    "seen",
+    "supporting",
     "within",
 ]

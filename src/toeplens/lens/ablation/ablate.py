@@ -47,7 +47,7 @@ class HeadAblation(Record):
     cumulative    [layers, heads + 1] metric with a layer's 0, 1, 2, ... heads ablated together, most important first;
                   nan where that was not run
     examples      how many examples were counted
-    chance        the accuracy of the best constant guess
+    chance        the accuracy of a guess without any skill, as it was given
     metric        ``accuracy`` (a share), ``loss`` (nats) or ``kl`` (nats)
     intervention  ``zero``, ``mean``, ``resample`` or ``position``
     method        ``exact`` or ``attribution``
@@ -108,7 +108,7 @@ def ablate_heads(
     Arguments
         source        a model that can replay from a layer (`toeplens.sources`)
         batches       (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
-        chance        accuracy of the best constant guess, kept for `deposit`; 0 unless given
+        chance        accuracy of a guess without any skill, kept for `deposit`; 0 unless given
         metric        ``accuracy``, ``loss`` (cross-entropy) or ``kl``: KL(intact || ablated) of the output
                       distribution, 0 for the intact model; drops are positive for harm with each
         intervention  the replacement: ``zero``; ``mean``, the head's mean at the position over the examples that count

@@ -21,17 +21,17 @@ THRESHOLDS = (
     f"single-head: the largest drop is at least {PEAK:g} of the skill and the second at most {SECOND:g} of it; "
     f"few-head: silencing some number of the heads, most important first, up to max(2, a quarter) of them, costs at "
     f"least {LOST:g} of the skill; distributed: only a larger number does; redundant: no number does; "
-    f"no-skill: accuracy less than {SKILL:g} over chance"
+    f"no-skill: accuracy less than {SKILL:g} over the guess"
 )
 
 
 @dataclass(frozen=True)
 class LayerDeposit:
-    """One layer's deposit, from the clipped drops d_h = max(drop, 0).
+    """One layer's deposit, from the drops d_h that count.
 
-    peak             max d_h / (accuracy - chance): how much of the skill one head carries
+    peak             max d_h / (accuracy - guess): how much of the skill one head carries
     head             which head that is
-    second           the second largest d_h / (accuracy - chance)
+    second           the second largest d_h / (accuracy - guess)
     top_share        max d_h / sum d_h
     effective_heads  (sum d_h)^2 / sum d_h^2
     gini             Gini coefficient of d_h
@@ -51,8 +51,20 @@ class LayerDeposit:
     kind: Kind
 
 
-def deposit(ablation: HeadAblation) -> list[LayerDeposit]:
+def counted_drops(ablation: HeadAblation) -> Float[np.ndarray, "L H"]:
+    """What each head costs, 0 for a head whose loss is not told from none: whose interval does not lie above 0.
+
+    Without intervals every loss counts.
+    """
+    sure = np.isnan(ablation.low) | (ablation.low > 0)
+    return np.where(sure, np.clip(ablation.drops, 0, None), 0.0)
+
+
+def deposit(ablation: HeadAblation, guess: float | None = None) -> list[LayerDeposit]:
     """The deposit of each layer; its kind needs the ablation's cumulative part, its shares the accuracy.
+
+    Arguments
+        guess  accuracy without any skill; the ablation's own ``chance`` unless given
 
     Raises `InputError` for an ablation without one of them.
     """
@@ -60,17 +72,17 @@ def deposit(ablation: HeadAblation) -> list[LayerDeposit]:
         raise InputError(f"ablation: metric {ablation.metric!r} was given; a deposit is a share of the 'accuracy'.")
     if np.isnan(ablation.cumulative).any():
         raise InputError("ablation: one without its cumulative part was given; a deposit's kind is read off that part.")
+    without = ablation.chance if guess is None else guess
     return [
-        _layer(drops, curve, ablation.baseline, ablation.chance)
-        for drops, curve in zip(ablation.drops, ablation.cumulative, strict=True)
+        _layer(drops, curve, ablation.baseline, without)
+        for drops, curve in zip(counted_drops(ablation), ablation.cumulative, strict=True)
     ]
 
 
 def _layer(
-    drops: Float[np.ndarray, "H"], curve: Float[np.ndarray, "H1"], accuracy: float, chance: float
+    clipped: Float[np.ndarray, "H"], curve: Float[np.ndarray, "H1"], accuracy: float, guess: float
 ) -> LayerDeposit:
-    skill = accuracy - chance
-    clipped = np.clip(drops, 0, None)
+    skill = accuracy - guess
     order = np.argsort(-clipped, kind="stable")
     total = float(clipped.sum())
     share = clipped / skill if skill > 0 else np.zeros_like(clipped)
@@ -78,7 +90,7 @@ def _layer(
     second = float(share[order[1]]) if len(order) > 1 else 0.0
     lost = np.flatnonzero(curve[0] - curve >= LOST * skill) if skill > 0 else np.empty(0, int)
     half_at = int(lost[0]) if len(lost) else None
-    few = max(2, len(drops) // 4)
+    few = max(2, len(clipped) // 4)
     kind: Kind
     if skill < SKILL:
         kind = "no-skill"

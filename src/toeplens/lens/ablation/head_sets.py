@@ -37,7 +37,7 @@ class HeadSets(Record):
     """Which heads carry a model's skill together.
 
     baseline    the intact model's accuracy
-    chance      the accuracy of the best constant guess
+    chance      the accuracy of a guess without any skill, as it was given
     examples    how many examples were counted
     greedy      [L H + 1] accuracy with 0, 1, 2, ... heads ablated, the most harmful next; nan where not run
     importance  [L H + 1] the same in the order of the drops of single heads

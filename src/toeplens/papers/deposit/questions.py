@@ -97,8 +97,7 @@ def _core(scale: Scale, protocol: Protocol) -> list[Place]:
 def _others(scale: Scale, protocol: Protocol) -> list[Place]:
     every = ("rope", "nope", "mla", "alibi", "relative", "absolute", "random")
     return [
-        (DISTANCE, "random"),
-        (DISTANCE, "rope/dropout"),
+        *((DISTANCE, label) for label in ("random", "rope/dropout", "relative")),
         *((COUNT, label) for label in every),
     ]
 
@@ -150,7 +149,7 @@ PARTS: dict[str, Part] = {
     part.name: part
     for part in (
         Part(CORE, "Table 1, the learning curves, and every head silenced", _core),
-        Part("others", "the other encodings on counting, a random table, and dropout", _others),
+        Part("others", "the other encodings on counting, a random table, and dropout", _others, ("bias",)),
         Part("partial", "RoPE on some heads, on heads drawn at random, on one layer", _partial),
         Part("mla", "what in MLA's program spreads its heads' work", _mla),
         Part("factors", "from the released program towards the paper, one switch at a time", _factors),
@@ -159,7 +158,16 @@ PARTS: dict[str, Part] = {
             "mechanism",
             "where the deposit comes from: gradient seeds, positional directions, position taken from single heads",
             _mechanism,
-            ("position", "sets", "representation", "seed"),
+            (
+                "position",
+                "sets",
+                "position-sets",
+                "representation",
+                "seed",
+                "contraction",
+                "frequency",
+                "extrapolation",
+            ),
         ),
     )
 }

@@ -14,7 +14,7 @@ from toeplens.report.grid import training as grid_training
 from toeplens.report.grid.look import encoding_looks
 from toeplens.report.kit.blocks import Block, numbered
 from toeplens.report.kit.page import ledger, render_page, write_report
-from toeplens.studies import COUNTED, RULE
+from toeplens.studies import RULE
 from toeplens.studies.grid import Grid
 from toeplens.studies.grid import measured as heads
 from toeplens.studies.kit.results import SKILLED
@@ -45,7 +45,7 @@ def render_grid(state: Grid) -> str:
         state=state,
         claims=ledger(state.entries),
         tally=Counter(entry.verdict for entry in state.entries),
-        rule=f"{RULE} {COUNTED}",
+        rule=RULE,
         encodings=list(encoding_looks(state.spec).values()),
         titles=titles,
         matrix=grid_matrix.matrix(state),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
 from toeplens.model import Protocol
 from toeplens.studies.kit.results import Results
-from toeplens.studies.kit.verdicts import Finding, Verdict, combine
+from toeplens.studies.kit.verdicts import LEVEL, OPEN, Finding, Verdict, chance, combine, holm, supporting
 
 Data = TypeVar("Data")
 
@@ -23,6 +23,7 @@ class Claim(Generic[Data]):
     rule       what would decide it, fixed before the data
     check      the findings on its parts, from a study's data (of one protocol, where there are protocols)
     part       which part of the study it needs, where a study has parts
+    elsewhere  the same asked in other ways, by their names: shown beside the verdict, which does not depend on them
     """
 
     id: str
@@ -31,19 +32,61 @@ class Claim(Generic[Data]):
     rule: str
     check: Callable[[Data], Sequence[Finding]]
     part: str = ""
+    elsewhere: Mapping[str, Callable[[Data], Sequence[Finding]]] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Aside:
+    """What another way of asking gives.
+
+    verdict  corrected for all the ways in which the claim was asked beside its own
+    """
+
+    name: str
+    verdict: Verdict
+    evidence: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A claim's verdict with its evidence, under one protocol, or None where protocols play no part."""
+    """A claim's verdict with its evidence, under one protocol, or None where protocols play no part.
+
+    verdict   corrected for all comparisons of the ledger
+    plain     without that correction
+    findings  the parts
+    error     the two-sided error that the correction leaves to the claim
+    asides    what other ways of asking give, of those that there is something to see in
+    """
 
     claim: Claim
     protocol: Protocol | None
     verdict: Verdict
-    evidence: list[str]
+    plain: Verdict
+    findings: tuple[Finding, ...]
+    error: float = LEVEL
+    asides: tuple[Aside, ...] = ()
+
+    @property
+    def evidence(self) -> list[str]:
+        """A sentence a part; supporting parts say so."""
+        return [f"{'' if part.essential else 'supporting: '}{part.evidence}" for part in self.findings]
+
+    @property
+    def wanting(self) -> list[str]:
+        """What would decide an open claim, part by part; empty for a decided one."""
+        if self.verdict not in OPEN:
+            return []
+        if self.plain not in OPEN:
+            return [f"more seeds: decided alone ({self.plain}), but not with the correction for the whole ledger"]
+        open_parts = [part for part in self.findings if part.essential and part.verdict in OPEN and part.wanting]
+        return list(dict.fromkeys(part.wanting for part in open_parts))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain text, for JSON."""
+        told = [
+            {"verdict": part.at(self.error), "essential": part.essential, "evidence": part.evidence}
+            for part in self.findings
+        ]
         return {
             "id": self.claim.id,
             "source": self.claim.source,
@@ -51,7 +94,11 @@ class Entry:
             "rule": self.claim.rule,
             "protocol": self.protocol,
             "verdict": self.verdict,
+            "plain": self.plain,
             "evidence": self.evidence,
+            "parts": told,
+            "wanting": self.wanting,
+            "elsewhere": [asdict(aside) for aside in self.asides],
         }
 
 
@@ -60,16 +107,36 @@ def every(*checks: Callable[[Data], Sequence[Finding]]) -> Callable[[Data], list
     return lambda data: [finding for check in checks for finding in check(data)]
 
 
+def as_support(check: Callable[[Data], Sequence[Finding]]) -> Callable[[Data], list[Finding]]:
+    """The same check as supporting parts."""
+    return lambda data: [supporting(finding) for finding in check(data)]
+
+
 def judge(claims: Sequence[Claim[Results]], results: Results, protocols: Sequence[Protocol]) -> list[Entry]:
-    """Every claim under every protocol."""
-    return [_entry(claim, results.under(protocol), protocol) for claim in claims for protocol in protocols]
+    """Every claim under every protocol, as one ledger."""
+    under = {protocol: results.under(protocol) for protocol in protocols}
+    return _ledger([(claim, each, under[each]) for claim in claims for each in protocols])
 
 
 def judge_all(claims: Sequence[Claim[Data]], data: Data) -> list[Entry]:
-    """Every claim, where there are no protocols."""
-    return [_entry(claim, data, None) for claim in claims]
+    """Every claim, where there are no protocols, as one ledger."""
+    return _ledger([(claim, None, data) for claim in claims])
 
 
-def _entry(claim: Claim[Data], data: Data, protocol: Protocol | None) -> Entry:
-    findings = list(claim.check(data))
-    return Entry(claim, protocol, combine(findings), [finding.evidence for finding in findings])
+def _ledger(asked: Sequence[tuple[Claim[Data], Protocol | None, Data]]) -> list[Entry]:
+    found = [tuple(claim.check(data)) for claim, _, data in asked]
+    errors = holm([chance(findings) for findings in found])
+    return [
+        Entry(claim, protocol, combine(findings, error), combine(findings), findings, error, _asides(claim, data))
+        for (claim, protocol, data), findings, error in zip(asked, found, errors, strict=True)
+    ]
+
+
+def _asides(claim: Claim[Data], data: Data) -> tuple[Aside, ...]:
+    found = {name: list(check(data)) for name, check in claim.elsewhere.items()}
+    seen = {name: findings for name, findings in found.items() if any(part.known for part in findings)}
+    errors = holm([chance(findings) for findings in seen.values()])
+    return tuple(
+        Aside(name, combine(findings, error), tuple(part.evidence for part in findings))
+        for (name, findings), error in zip(seen.items(), errors, strict=True)
+    )

@@ -22,9 +22,12 @@ from toeplens.lens import (
     over_seeds,
 )
 from toeplens.model import Protocol
+from toeplens.studies.kit.contrasts import GRAIN, Contrast, difference
 
 SKILLED = 0.25  # of what there is to learn: below it a model's heads say nothing about the task
 ONLY_SKILLED = f"Only models with skill of at least {SKILLED:g} count."
+STILL = 0.02
+UNRULED = f"a run without a rule has stopped learning if its last epoch gained less than {100 * STILL:g} points"
 
 
 Seeds = Annotated[int, Field(strict=True, ge=1, le=MOST_SEEDS)]
@@ -88,11 +91,53 @@ class CellResult(Record):
         """Final test accuracy; NaN for a run that diverged."""
         return float("nan") if self.status == "diverged" else float(self.result["test_accuracy"])
 
-    def mean_accuracy(self) -> float:
-        """Mean test accuracy over the epochs, the area under the learning curve; NaN for a run that diverged."""
-        return (
-            float("nan") if self.status == "diverged" else float(np.mean([row["test_accuracy"] for row in self.epochs]))
-        )
+    @property
+    def settled(self) -> bool:
+        """Whether the model has stopped learning, so that its final accuracy says something of its encoding.
+
+        By its run's own rule (`toeplens.training.plateau`); a run without one by `UNRULED`.
+        """
+        if self.status == "diverged":
+            return False
+        if "plateau" in self.result:
+            return self.result["plateau"] is not None
+        last = [float(row["test_accuracy"]) for row in self.epochs[-2:]]
+        return len(last) > 1 and last[-1] - last[0] < STILL
+
+    @property
+    def fit(self) -> float:
+        """Accuracy on training examples after the last epoch, without dropout; NaN where it was not measured."""
+        value = self.result.get("fit_accuracy")
+        return float("nan") if value is None or self.status == "diverged" else float(value)
+
+    @property
+    def half_learned(self) -> float:
+        """Doublings of an epoch until half of what there is to learn of the training examples is learned.
+
+        Between two evaluations the accuracy is taken to rise in a straight line, from the guess at the beginning; in
+        a model that never learns half, all its epochs count, which makes it look faster than it is. Accuracy on
+        training examples after the evaluation where it was measured, else the running one of the epoch. NaN for a run
+        that diverged.
+        """
+        if self.status == "diverged" or not self.epochs:
+            return float("nan")
+        before, learned = 0.0, 0.0
+        for row in self.epochs:
+            accuracy = row.get("fit_accuracy", row["train_accuracy"])
+            skill = (float(accuracy) - self.length_chance) / (1 - self.length_chance)
+            if skill >= 0.5:
+                part = (0.5 - learned) / (skill - learned)
+                return float(np.log2(before + part * (float(row["epoch"]) - before)))
+            before, learned = float(row["epoch"]), max(0.0, skill)
+        return float(np.log2(before))
+
+    @property
+    def setbacks(self) -> float:
+        """How much test accuracy was lost on the way, all falls between evaluations together; NaN if it diverged."""
+        if self.status == "diverged":
+            return float("nan")
+        steps = np.diff([float(row["test_accuracy"]) for row in self.epochs])
+        return float(-np.clip(steps, None, 0).sum())
 
     @property
     def skill(self) -> float:
@@ -106,7 +151,7 @@ class CellResult(Record):
 
     @property
     def peak(self) -> float:
-        """The largest loss by one head, as a share of the accuracy over chance; NaN without an ablation."""
+        """The largest loss by one head, as a share of the skill; NaN without an ablation."""
         return max((layer.peak for layer in self.deposits()), default=float("nan"))
 
     def deposits(self) -> list[LayerDeposit]:
@@ -115,7 +160,7 @@ class CellResult(Record):
 
     @cached_property
     def _deposits(self) -> list[LayerDeposit]:
-        return deposit(self.ablation) if self.ablation else []
+        return deposit(self.ablation, self.length_chance) if self.ablation else []
 
     def measure(self, name: str) -> Any:
         """A measure's record, read back once; None where it was not made, or the encoding has no such thing."""
@@ -149,18 +194,24 @@ class Figure:
     words   what it is, before the models' names; nothing for the test accuracy
     of      the number
     counts  whether a model has one
+    without why a model has none, in a few words
+    grain   how exactly a model's number is known, see `toeplens.studies.kit.contrasts.Contrast`
     """
 
     words: str
     of: Callable[[CellResult], float]
     counts: Callable[[CellResult], bool] = lambda cell: True
+    without: str = "no skill, or not measured"
+    grain: float = GRAIN
 
     def by_seed(self, cells: Iterable[CellResult]) -> BySeed:
         """Of the cells that count, of which a seed has one at most."""
         return BySeed({cell.key.seed: self.of(cell) for cell in cells if self.counts(cell)})
 
 
-ACCURACY = Figure("", lambda cell: cell.accuracy)
+ACCURACY = Figure(
+    "", lambda cell: cell.accuracy, lambda cell: cell.settled or cell.status == "diverged", "still learning"
+)
 
 
 class Results:
@@ -185,10 +236,9 @@ class Results:
         """Final test accuracies, one a seed."""
         return np.array([cell.accuracy for cell in self.of(task, label)])
 
-    def difference(self, task: str, first: str, second: str, figure: Figure | None = None) -> BySeed:
-        """A figure, the test accuracy unless given, of ``first`` less that of ``second`` (same data, same order)."""
-        first_by_seed, second_by_seed = ((figure or ACCURACY).by_seed(self.of(task, one)) for one in (first, second))
-        return first_by_seed - second_by_seed
+    def difference(self, task: str, first: str, second: str, figure: Figure = ACCURACY) -> Contrast:
+        """A figure's mean over the models of ``first`` less that over the models of ``second``."""
+        return difference(*(figure.by_seed(self.of(task, one)) for one in (first, second)), grain=figure.grain)
 
 
 def estimated(values: Mapping[int, float]) -> Estimate | None:

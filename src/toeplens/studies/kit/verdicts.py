@@ -1,123 +1,220 @@
-"""Verdicts: how comparisons over seeds become holds, holds in part, fails, or undecided."""
+"""Verdicts: how comparisons over trained models become holds, holds in part, fails, or stay open, and by how much."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from toeplens.lens import over_seeds
+from toeplens.studies.kit.contrasts import GRAIN, Contrast, Values, of_one
 
-Verdict = Literal["holds", "holds in part", "fails", "undecided"]
-Values = Sequence[float] | Mapping[int, float] | np.ndarray  # one a seed, or by seed
+Verdict = Literal["holds", "holds in part", "fails", "leans to hold", "leans to fail", "undecided"]
+OPEN: tuple[Verdict, ...] = ("leans to hold", "leans to fail", "undecided")
 
-MIN_SEEDS = 3
-DECISIVE = 0.10
+ENOUGH = 5
+LEVEL = 0.05
 RULE = (
-    f"A comparison over {MIN_SEEDS} or more seeds is decided by the 95% Student interval of its mean: it holds if the "
-    f"interval lies above the bar, fails if below, and is undecided else. With fewer seeds the spread between seeds is "
-    f"unknown, and a comparison is decided only if every seed lies more than {DECISIVE:g} above or below the bar. "
-    f"A claim of several parts holds if all hold, fails if all fail, holds in part if some hold and some fail, "
-    f"and is undecided else."
-)
-COUNTED = (
-    f"That a figure lies between two bars holds if both comparisons do, and fails if one fails. A yes-or-no property "
-    f"of a model, whose threshold is in the claim's rule, is counted over the seeds: in all of them it holds, in none "
-    f"it fails, in some it holds in part. That something occurs at all holds if one model shows it, and fails if none "
-    f"of {MIN_SEEDS} or more does."
+    f"A comparison over {ENOUGH} or more seeds is decided by the 95% interval of its mean (Student's; Welch's where "
+    f"two encodings are compared, whose models are not paired): it holds if the interval lies above the bar, fails if "
+    f"below, and is undecided else. With fewer seeds nothing holds or fails: it leans to the side of the bar on which "
+    f"the mean lies, and stays open. A claim's parts are essential or supporting: it fails if an essential part "
+    f"fails, holds if all essential parts hold (in part, if a supporting one fails), and is open else. The verdict "
+    f"shown is corrected for all of the ledger's comparisons together (Holm): over the whole ledger, at most 5% for a "
+    f"wrong one where nothing is there. The plain one is kept beside it."
 )
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """A contrast and the bars between which it is to lie; one of them may be infinite."""
+
+    seen: Contrast
+    low: float
+    high: float
+
+    def chances(self) -> tuple[float, float]:
+        """P-values against its lying outside (it holds), and against its lying between (it fails).
+
+        It lies outside on one side only, so outside of two bars both sides share the error.
+        """
+        outside = [self.seen.below(self.low)] if np.isfinite(self.low) else []
+        outside += [self.seen.above(self.high)] if np.isfinite(self.high) else []
+        return max(self.seen.above(self.low), self.seen.below(self.high)), min(1.0, len(outside) * min(outside))
+
+    def leaning(self) -> Verdict:
+        """On which side of the bar the mean is, where there are too few seeds to decide."""
+        lead = min(self.seen.value - self.low, self.high - self.seen.value)
+        return "leans to hold" if lead > 0 else "leans to fail" if lead < 0 else "undecided"
+
+    def wanting(self) -> str:
+        """What would decide it."""
+        bar = min((self.low, self.high), key=lambda each: abs(self.seen.value - each))
+        count = self.seen.seeds_to_decide(bar, LEVEL)
+        if count is not None:
+            return f"about {count} seeds, if means and spreads stay ({self.seen.seeds} now)"
+        distance, error = abs(self.seen.value - bar), self.seen.error
+        return f"nothing soon: it lies at the bar, {distance:.3f} from it with a standard error of {error:.3f}"
+
+
+@dataclass(frozen=True)
 class Finding:
-    """One part of a claim: its verdict, and the sentence that says why."""
+    """One part of a claim: what was seen, and how it is decided.
+
+    verdict    without correction
+    evidence   the sentence that says why
+    holds      p-value against the part being wrong; None where nothing is left to chance, or nothing is known
+    fails      likewise against its being right
+    essential  whether the claim falls with it; else it only supports it
+    wanting    what would decide it, where it is open
+    known      whether there was anything to see
+    comparison  what was compared, where it was a mean over models
+    """
 
     verdict: Verdict
     evidence: str
+    holds: float | None = None
+    fails: float | None = None
+    essential: bool = True
+    wanting: str = ""
+    known: bool = True
+    comparison: Comparison | None = None
+
+    def at(self, level: float) -> Verdict:
+        """The verdict with a two-sided error of ``level``, where it was left to chance at all."""
+        if self.holds is None or self.fails is None:
+            return self.verdict
+        if self.holds <= level / 2:
+            return "holds"
+        return "fails" if self.fails <= level / 2 else "undecided"
 
 
-def _listed(values: Values) -> np.ndarray:
-    return np.array([*values.values()] if isinstance(values, Mapping) else values, dtype=float)
+# ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-def above(what: str, values: Values, bar: float, *, unit: str = "") -> Finding:
-    """Is ``values`` (one a seed) above ``bar``? Decided by `RULE`."""
-    values = _listed(values)
-    if len(values) == 0:
-        return Finding("undecided", f"{what}: no finished run that counts")
-    if not np.isfinite(values).all():
-        return Finding("undecided", f"{what}: a run diverged or has no value")
-    estimate = over_seeds(values)
-    if len(values) >= MIN_SEEDS:
-        low, high = estimate.low, estimate.high
-        text = f"{what}: {estimate.value:.3f}{unit} [{low:.3f}, {high:.3f}] over {len(values)} seeds, bar {bar:.3g}"
-        if low == high == bar:
-            return Finding("undecided", text)
-        return Finding("holds" if low > bar else "fails" if high < bar else "undecided", text)
-    seeds = f"{len(values)} seed{'s' if len(values) > 1 else ''}"
-    text = f"{what}: {', '.join(f'{v:.3f}{unit}' for v in values)} ({seeds}), bar {bar:.3g}"
-    if (values > bar + DECISIVE).all():
-        return Finding("holds", text)
-    return Finding("fails" if (values < bar - DECISIVE).all() else "undecided", text)
+def above(what: str, values: Values | Contrast, bar: float, *, unit: str = "", grain: float = GRAIN) -> Finding:
+    """Is the mean of ``values`` (one a seed), or a `Contrast`, above ``bar``? Decided by `RULE`."""
+    return within(what, values, bar, np.inf, unit=unit, grain=grain)
 
 
-def below(what: str, values: Values, bar: float, *, unit: str = "") -> Finding:
-    """Is ``values`` (one a seed) below ``bar``? Decided by `RULE`."""
-    return opposite(above(what, values, bar, unit=unit))
+def below(what: str, values: Values | Contrast, bar: float, *, unit: str = "", grain: float = GRAIN) -> Finding:
+    """Is the mean of ``values`` (one a seed), or a `Contrast`, below ``bar``? Decided by `RULE`."""
+    return within(what, values, -np.inf, bar, unit=unit, grain=grain)
 
 
-def within(what: str, values: Values, low: float, high: float) -> Finding:
-    """Are ``values`` (one a seed) between two bars? Both decided by `RULE`; outside either, the statement fails."""
-    values = _listed(values)
-    parts = above(what, values, low), below(what, values, high)
-    verdicts = {part.verdict for part in parts}
-    text = parts[0].evidence + (f" to {high:.3g}" if np.size(values) and np.isfinite(values).all() else "")
-    return Finding("fails" if "fails" in verdicts else "holds" if verdicts == {"holds"} else "undecided", text)
+def within(
+    what: str, values: Values | Contrast, low: float, high: float, *, unit: str = "", grain: float = GRAIN
+) -> Finding:
+    """Is the mean of ``values``, or a `Contrast`, between two bars? Decided by `RULE`; outside of one, it fails."""
+    seen = values if isinstance(values, Contrast) else of_one(values, grain)
+    if seen.seeds == 0:
+        return unknown(what, "no finished run that counts")
+    if not seen.known:
+        return unknown(what, "a run diverged or has no value")
+    comparison = Comparison(seen, low, high)
+    finite = [bar for bar in (low, high) if np.isfinite(bar)]
+    bars = f"bar{'s' if len(finite) > 1 else ''} {' to '.join(f'{bar:.3g}' for bar in finite)}"
+    if seen.seeds < ENOUGH:
+        many = f"{seen.seeds} seed{'s' if seen.seeds > 1 else ''}"
+        text = f"{what}: {seen.value:.3f}{unit} ({many}), {bars}"
+        wanting = f"{ENOUGH} seeds; there {'are' if seen.seeds > 1 else 'is'} {seen.seeds}"
+        return Finding(comparison.leaning(), text, wanting=wanting, comparison=comparison)
+    ends = seen.interval(LEVEL)
+    counts = dict.fromkeys(str(len(each)) for _, each in seen.terms)
+    text = f"{what}: {seen.value:.3f}{unit} [{ends[0]:.3f}, {ends[1]:.3f}] over {' and '.join(counts)} seeds, {bars}"
+    finding = Finding("undecided", text, *comparison.chances(), wanting=comparison.wanting(), comparison=comparison)
+    return replace(finding, verdict=finding.at(LEVEL))
 
 
 def interval_above(what: str, value: float, low: float, high: float, bar: float) -> Finding:
-    """Is a figure above ``bar``, by its own 95% interval? It holds if the interval lies above, fails if below."""
+    """Is a figure above ``bar``, by its own 95% interval? It holds if the interval lies above, fails if below.
+
+    It has no p-value, so that a ledger's correction passes over it: for what is no mean over seeds.
+    """
     text = f"{what}: {value:.3f} [{low:.3f}, {high:.3f}], bar {bar:.3g}"
     return Finding("holds" if low > bar else "fails" if high < bar else "undecided", text)
 
 
 def opposite(finding: Finding) -> Finding:
     """The finding on the opposite statement, on the same evidence."""
-    swapped: dict[Verdict, Verdict] = {"holds": "fails", "fails": "holds"}
-    return Finding(swapped.get(finding.verdict, finding.verdict), finding.evidence)
+    turned: dict[Verdict, Verdict] = {
+        "holds": "fails",
+        "fails": "holds",
+        "leans to hold": "leans to fail",
+        "leans to fail": "leans to hold",
+    }
+    verdict = turned.get(finding.verdict, finding.verdict)
+    return replace(finding, verdict=verdict, holds=finding.fails, fails=finding.holds)
 
 
-def seen(what: str, yes: Sequence[bool]) -> Finding:
-    """Does a yes-or-no property hold for the model? In all seeds: holds; in none: fails; in some: holds in part.
+def supporting(finding: Finding) -> Finding:
+    """The same as a part with which the claim does not fall."""
+    return replace(finding, essential=False)
 
-    A property with a threshold of its own can be decided by one trained model, so one seed is enough here; how many
-    there were is part of the evidence.
+
+def unknown(what: str, why: str, wanting: str = "") -> Finding:
+    """A part of which nothing can be said yet."""
+    return Finding("undecided", f"{what}: {why}", wanting=wanting or why, known=False)
+
+
+# ---- a claim ---------------------------------------------------------------------------------------------------------
+
+
+def combine(findings: Sequence[Finding], level: float | None = None) -> Verdict:
+    """One verdict from the parts of a claim, by `RULE`.
+
+    Arguments
+        level  the two-sided error that the claim as a whole may have; None: the plain verdict, each part at 5%
     """
-    if len(yes) == 0:
-        return Finding("undecided", f"{what}: no finished run that counts")
-    count = sum(bool(y) for y in yes)
-    text = f"{what}: in {count} of {len(yes)} seed{'s' if len(yes) > 1 else ''}"
-    return Finding("holds" if count == len(yes) else "fails" if count == 0 else "holds in part", text)
-
-
-def found(what: str, yes: Sequence[bool]) -> Finding:
-    """Does a yes-or-no property ever occur? In one model: holds; in none of `MIN_SEEDS` or more: fails."""
-    if len(yes) == 0:
-        return Finding("undecided", f"{what}: no finished run that counts")
-    count = sum(bool(y) for y in yes)
-    text = f"{what}: in {count} of {len(yes)} model{'s' if len(yes) > 1 else ''}"
-    return Finding("holds" if count else "fails" if len(yes) >= MIN_SEEDS else "undecided", text)
-
-
-def combine(findings: Sequence[Finding]) -> Verdict:
-    """One verdict from the parts of a claim, by `RULE`."""
-    kinds: set[Verdict] = {finding.verdict for finding in findings}
-    if not kinds:
+    essential = [finding for finding in findings if finding.essential]
+    if not essential:
         return "undecided"
-    if len(kinds) == 1:
-        return next(iter(kinds))
-    if "holds in part" in kinds or {"holds", "fails"} <= kinds:
-        return "holds in part"
-    return "undecided"
+    kinds = [finding.verdict if level is None else finding.at(level) for finding in essential]
+    refuted = kinds if level is None else [finding.at(level / _chances(essential)) for finding in essential]
+    if "fails" in refuted:
+        return "fails"
+    if set(kinds) == {"holds"}:
+        rest = [finding for finding in findings if not finding.essential]
+        weak = [finding.verdict if level is None else finding.at(level / _chances(rest)) for finding in rest]
+        return "holds in part" if "fails" in weak else "holds"
+    if "undecided" in kinds or "fails" in kinds:
+        return "undecided"
+    return "leans to fail" if "leans to fail" in kinds else "leans to hold"
+
+
+def chance(findings: Sequence[Finding]) -> float | None:
+    """P-value of a claim, two-sided: that all its essential parts seem to hold, or one to fail, by chance alone.
+
+    To hold, all have to, so the largest counts; to fail, one is enough, so the least counts times their number
+    (Bonferroni). None where nothing is left to chance, or no essential part has enough seeds.
+    """
+    essential = [finding for finding in findings if finding.essential]
+    left = [(finding.holds, finding.fails) for finding in essential if None not in (finding.holds, finding.fails)]
+    if not left:
+        return None
+    sure = all(finding.verdict == "holds" for finding in essential if finding.holds is None)
+    holds = max(holds or 0.0 for holds, _ in left) if sure else 1.0
+    return min(1.0, 2 * min(holds, len(left) * min(fails or 0.0 for _, fails in left)))
+
+
+def _chances(findings: Sequence[Finding]) -> int:
+    """How many comparisons share an error; one at least."""
+    return max(1, sum(finding.holds is not None for finding in findings))
+
+
+def holm(chances: Sequence[float | None], level: float = LEVEL) -> list[float]:
+    """The error that each claim may have so that all together have ``level`` (Holm 1979); `chance` of each is given.
+
+    A claim that is decided at its error here is one that Holm's procedure rejects.
+    """
+    counted = sorted(value for value in chances if value is not None)
+    errors, stop = [], len(counted)
+    for place, value in enumerate(counted):
+        errors.append(level / (len(counted) - place))
+        if value > errors[-1]:
+            stop = place
+            break
+    last = errors[-1] if errors else level
+    by_value = dict(zip(counted[:stop], errors[:stop], strict=False))
+    return [by_value.get(value, last) if value is not None else level for value in chances]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from toeplens.papers.deposit.claims import accuracy, deposit, mechanism
+from toeplens.papers.deposit.claims import accuracy, deposit, mechanism, partial, positional_heads, spectra
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.results import Results
 
-CLAIMS: tuple[Claim[Results], ...] = (*accuracy.CLAIMS, *deposit.CLAIMS, *mechanism.CLAIMS)
+_ROOMS = (accuracy, deposit, partial, mechanism, positional_heads, spectra)
+CLAIMS: tuple[Claim[Results], ...] = tuple(claim for room in _ROOMS for claim in room.CLAIMS)
 
 
 def claims_of(parts: Sequence[str]) -> tuple[Claim[Results], ...]:

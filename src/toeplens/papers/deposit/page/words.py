@@ -26,7 +26,7 @@ from toeplens.papers.deposit.page.look import (
     planned,
     protocol_title,
 )
-from toeplens.studies import MIN_SEEDS, CellResult, Verdict
+from toeplens.studies import ENOUGH, CellResult, Verdict
 from toeplens.studies.kit.results import estimated
 from toeplens.training.presets import DISTANCE
 
@@ -72,7 +72,8 @@ def headline(state: Reproduction) -> str:
         for protocol, counts in counted.items()
     ]
     total = max(counts.total() for counts in counted.values())
-    return f"Of the {total} claims checked, {'; '.join(parts)}. The others hold in part or are undecided."
+    rest = "The others hold in part, only lean to a side, or are undecided."
+    return f"Of the {total} claims checked, {'; '.join(parts)}. {rest}"
 
 
 def _count(counts: Counter[Verdict], verdict: Verdict) -> str:
@@ -102,9 +103,9 @@ def diverged(state: Reproduction) -> list[str]:
 def seeds_note(state: Reproduction) -> str:
     """How far the number of seeds carries."""
     count = state.plan.seeds
-    if count < MIN_SEEDS:
+    if count < ENOUGH:
         many = "one model" if count == 1 else f"{count} models"
-        return f"Each encoding was trained as {many}: small differences may be luck, and are left undecided."
+        return f"Each encoding was trained as {many}: what comes out only leans: {ENOUGH} decide."
     return f"Each encoding was trained as {count} models with different seeds."
 
 

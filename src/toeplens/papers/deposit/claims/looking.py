@@ -1,0 +1,121 @@
+"""How claims about heads look: at which moment of training, by which measure, and what counts as much there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from toeplens.papers.deposit.claims.common import (
+    Check,
+    full_rope,
+    learned,
+    models,
+    over,
+    under,
+)
+from toeplens.studies.kit.claims import Claim, every
+from toeplens.studies.kit.looks import LOOKS, Look, Measure, look_at
+from toeplens.studies.kit.results import ONLY_SKILLED, CellResult, Figure, Results
+from toeplens.studies.kit.verdicts import Finding
+from toeplens.training.presets import DISTANCE
+
+_WITHOUT = "too little skill, or not looked at"
+_TITLES = {"accuracy": "by accuracy", "loss": "by loss"}
+
+
+@dataclass(frozen=True)
+class Bars:
+    """How much one head costs, in a measure's own unit."""
+
+    most: float  # the bulk of it
+    some: float  # pronounced
+    little: float  # does not affect the whole
+    unit: str
+
+
+BARS: dict[Measure, Bars] = {
+    "accuracy": Bars(0.5, 0.25, 0.1, " of the skill"),
+    "loss": Bars(0.7, 0.35, 0.1, " nats"),
+}
+_WHY = (
+    "Bars: half of the skill (0.7 nats: the answer's probability halves) is the bulk of it, since the source has 60 of "
+    "93 points; a quarter (0.35 nats) is what it calls pronounced; under a tenth (0.1 nats) does not affect the whole. "
+    f"A head counts if its interval leaves 0. {ONLY_SKILLED}"
+)
+
+
+@dataclass(frozen=True)
+class At:
+    """How one looks: at which moment, and by which measure."""
+
+    moment: str
+    measure: Measure
+
+    @property
+    def bars(self) -> Bars:
+        """In the measure's unit."""
+        return BARS[self.measure]
+
+    def figure(self, words: str, of: Callable[[Look], float], grain: float = 0.002) -> Figure:
+        """A number of what is seen."""
+
+        def number(cell: CellResult) -> float:
+            look = look_at(cell, self.moment, self.measure)
+            assert look is not None
+            return of(look)
+
+        return Figure(words, number, lambda cell: look_at(cell, self.moment, self.measure) is not None, _WITHOUT, grain)
+
+    def largest(self, layers: slice = slice(None), where: str = "any layer") -> Figure:
+        """The largest cost of a head."""
+        return self.figure(f"largest cost of a head of {where}, ", lambda look: look.largest(layers))
+
+    def over(self, bar: float) -> Callable[..., Finding]:
+        """Is it above a bar?"""
+        return over(bar, self.bars.unit)
+
+    def under(self, bar: float) -> Callable[..., Finding]:
+        """Is it below a bar?"""
+        return under(bar, self.bars.unit)
+
+
+Way = Callable[[At], Check]
+_PRIMARY = At(*LOOKS[0])
+
+
+def _seen(way: Way) -> tuple[Check, Mapping[str, Check]]:
+    """The check as the papers looked, and those of all other ways of looking, by their names."""
+    rest = {f"{_moment(moment)}, {_TITLES[measure]}": way(At(moment, measure)) for moment, measure in LOOKS[1:]}
+    return way(_PRIMARY), rest
+
+
+def _moment(moment: str) -> str:
+    names = {"end": "at the end", "able": "when over 90% right", "plateau": "at the plateau"}
+    return names.get(moment, f"at {moment} the plateau's steps")
+
+
+# ---- ways of looking -------------------------------------------------------------------------------------------------
+
+
+def of_rope(*parts: Callable[[At], tuple[Figure, Callable[..., Finding]]], task: str = DISTANCE) -> Way:
+    """Parts that are asked of RoPE alone, on all heads."""
+    return lambda at: (
+        lambda results: models(
+            full_rope(results) if task == DISTANCE else "rope", *(part(at) for part in parts), task=task
+        )(results)
+    )
+
+
+def of_each(labels: Iterable[str], *parts: Callable[[At], tuple[Figure, Callable[..., Finding]]], task: str) -> Way:
+    """Parts that are asked of each of these encodings."""
+    return lambda at: every(
+        *(learned(label, models(label, *(part(at) for part in parts), task=task), task) for label in labels)
+    )
+
+
+def watched_claim(
+    make: Callable[..., Claim[Results]], name: str, source: str, statement: str, rule: str, way: Way
+) -> Claim[Results]:
+    """A claim about heads, judged as the papers looked and beside that in all other ways of looking."""
+    check, elsewhere = _seen(way)
+    return make(name, source, statement, f"{rule} {_WHY}", check, elsewhere=elsewhere)

@@ -1,0 +1,94 @@
+"""Claims about RoPE on some of the heads: what is learned with few, and where the work goes."""
+
+from __future__ import annotations
+
+from toeplens.papers.deposit.claims.common import (
+    FINAL,
+    V1,
+    Check,
+    against,
+    between,
+    compare,
+    core,
+    full_rope,
+    over,
+    partially,
+)
+from toeplens.papers.deposit.claims.looking import At, watched_claim
+from toeplens.papers.deposit.labels import Label
+from toeplens.studies.kit.claims import Claim
+from toeplens.studies.kit.contrasts import contrast
+from toeplens.studies.kit.results import Results
+from toeplens.studies.kit.verdicts import Finding, above, unknown
+from toeplens.training.presets import COUNT, DISTANCE
+
+
+def _few_heads_suffice(results: Results) -> list[Finding]:
+    # the partial-RoPE program has no sinusoid, so it is compared with RoPE alone
+    pairs = [(label, full_rope(results)) for label in ("partial-1", "partial-2")]
+    return compare(DISTANCE, pairs, test=over(-0.05))(results)
+
+
+def _partial_below(results: Results) -> list[Finding]:
+    pairs = against(full_rope(results), "partial-1", "partial-2", "partial-3")
+    return compare(DISTANCE, pairs, test=between(0.02, 0.1))(results)
+
+
+def _partial_moves(at: At) -> Check:
+    """Over the models of each number of rotating heads, and those of RoPE on all."""
+    first = at.figure("", lambda look: look.largest(slice(0, 1)))
+    layer = at.figure("", lambda look: look.layer, grain=0.05)
+
+    def check(results: Results) -> list[Finding]:
+        labels = [label for label in results.labels(DISTANCE) if (at_ := Label.parse(label)).heads and not at_.variant]
+        some = [results.of(DISTANCE, label) for label in labels]
+        if not some:
+            return [unknown("RoPE on some heads", "no finished run that counts")]
+        whole = results.of(DISTANCE, full_rope(results))
+        weight = 1 / len(some)
+        layers = [(weight, layer.by_seed(cells)) for cells in some]
+        firsts = [(weight, first.by_seed(cells)) for cells in some]
+        moved = contrast(*layers, (-1, layer.by_seed(whole)), grain=0.05)
+        left = contrast(*((-share, values) for share, values in firsts), (1, first.by_seed(whole)))
+        return [
+            above("layer of the costliest head, mean of RoPE on some heads - RoPE on all", moved, 0.5),
+            above("largest cost in the first layer, RoPE on all - mean of RoPE on some heads", left, at.bars.little),
+        ]
+
+    return check
+
+
+CLAIMS: tuple[Claim[Results], ...] = (
+    core(
+        "one-or-two-heads-suffice",
+        f"{FINAL}: table of RoPE heads",
+        "RoPE on one or two heads does about as well on Task 1 as RoPE on all.",
+        "Accuracy of RoPE on 1 head, and on 2 heads, less full RoPE: above -0.05, twice what the source's numbers "
+        "differ by.",
+        _few_heads_suffice,
+    ),
+    partially(
+        "partial-below-full",
+        f"{V1}, 5.1, Fig. 5",
+        "With only a handful of rotating heads, Task 1 stays a little below what full RoPE reaches.",
+        "Accuracy of full RoPE less RoPE on 1, 2 and 3 heads: over 0.02, or it is not below, and under 0.1, or it is "
+        "not a little; each.",
+        _partial_below,
+    ),
+    partially(
+        "partial-hurts-count",
+        f"{V1}, 5.1, Fig. 5",
+        "Partial RoPE harms generalisation on Task 2.",
+        "Accuracy of NoPE less RoPE on 1 and on 2 heads on Task 2: over 0.02, each, less than which would be no harm.",
+        compare(COUNT, against("nope", "partial-1", "partial-2")),
+    ),
+    watched_claim(
+        partially,
+        "partial-moves-deposit",
+        f"{V1}, C.3",
+        "Under partial RoPE the largest deposit may lie in the second or third layer, and the first may have none.",
+        "Over all numbers of rotating heads: the costliest head lies deeper than in RoPE on all heads by half a "
+        "layer in the mean, and the first layer's largest cost is lower by a tenth of the skill.",
+        _partial_moves,
+    ),
+)

@@ -1,0 +1,88 @@
+"""What silencing heads costs a trained model: at a moment of its training, by accuracy or by loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from toeplens.engine.head_watch import MOMENTS, Watched
+from toeplens.lens import HeadAblation
+from toeplens.lens.ablation.deposit import counted_drops
+from toeplens.studies.kit.results import SKILLED, CellResult
+
+Measure = Literal["accuracy", "loss"]
+END = "end"
+LOOKS: tuple[tuple[str, Measure], ...] = (
+    (END, "accuracy"),
+    (END, "loss"),
+    *((moment, measure) for moment in MOMENTS for measure in ("accuracy", "loss")),
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """Every head silenced, one at a time.
+
+    costs  [layers, heads] by accuracy as a share of the skill, by loss in nats; 0 for a head whose cost is not told
+           from none
+    """
+
+    costs: Float[np.ndarray, "L H"]
+
+    def largest(self, layers: slice = slice(None)) -> float:
+        """The largest cost of a head, of all layers or of some; 0 where there are none of these."""
+        return float(self.costs[layers].max(initial=0.0))
+
+    def smallest(self, layers: slice) -> float:
+        """The smallest cost of a head of these layers."""
+        return float(self.costs[layers].min())
+
+    @property
+    def second(self) -> float:
+        """The second largest cost of any head of the model."""
+        return float(np.sort(self.costs, axis=None)[-2]) if self.costs.size > 1 else 0.0
+
+    @property
+    def layer(self) -> float:
+        """The layer, counted from 1, of the head that costs most; NaN where none costs anything."""
+        return float(np.argmax(self.costs.max(axis=1)) + 1) if self.costs.any() else float("nan")
+
+    @property
+    def effective_heads(self) -> float:
+        """(sum of costs)^2 over the sum of their squares, of the whole model; NaN where no head costs anything."""
+        total = float(self.costs.sum())
+        return total**2 / float((self.costs**2).sum()) if total > 0 else float("nan")
+
+    @property
+    def matter(self) -> int:
+        """How many heads cost anything."""
+        return int((self.costs > 0).sum())
+
+
+def look_at(cell: CellResult, moment: str = END, measure: Measure = "accuracy") -> Look | None:
+    """What silencing heads cost a cell's model; None where that was not seen, or the model had too little skill.
+
+    Arguments
+        moment  `END`, or one of `toeplens.engine.head_watch.MOMENTS` that is not the end of training too
+    """
+    if moment == END:
+        found = cell.ablation, cell.by_loss
+    else:
+        row = next((row for row in cell.watched if moment in row.get("events", ())), None)
+        if row is None:
+            return None
+        seen = Watched.from_dict(row, "watched")
+        found = seen.ablation, seen.by_loss
+    by_accuracy, by_loss = found
+    if by_accuracy is None or not _skilled(by_accuracy, cell.length_chance):
+        return None
+    if measure == "loss":
+        return None if by_loss is None else Look(counted_drops(by_loss))
+    return Look(counted_drops(by_accuracy) / (by_accuracy.baseline - cell.length_chance))
+
+
+def _skilled(ablation: HeadAblation, guess: float) -> bool:
+    return (ablation.baseline - guess) / (1 - guess) >= SKILLED
