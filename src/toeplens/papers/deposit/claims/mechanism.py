@@ -76,7 +76,7 @@ _LEAD_BEFORE = Figure(
 _LEAD_AFTER = Figure(
     "after training, doublings of the best head's lead from the last layer to the first, ",
     lambda cell: _lead(np.asarray(cell.watched[-1]["signal"], dtype=float)),
-    lambda cell: bool(cell.watched) and cell.status != "diverged",
+    lambda cell: bool(cell.watched) and "signal" in cell.watched[-1] and cell.status != "diverged",
     grain=0.01,
 )
 
