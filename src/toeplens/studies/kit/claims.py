@@ -125,18 +125,23 @@ def judge_all(claims: Sequence[Claim[Data]], data: Data) -> list[Entry]:
 
 def _ledger(asked: Sequence[tuple[Claim[Data], Protocol | None, Data]]) -> list[Entry]:
     found = [tuple(claim.check(data)) for claim, _, data in asked]
-    errors = holm([chance(findings) for findings in found])
     return [
-        Entry(claim, protocol, combine(findings, error), combine(findings), findings, error, _asides(claim, data))
-        for (claim, protocol, data), findings, error in zip(asked, found, errors, strict=True)
+        Entry(claim, protocol, verdict, plain, findings, error, _asides(claim, data))
+        for (claim, protocol, data), findings, (verdict, plain, error) in zip(asked, found, settle(found), strict=True)
     ]
+
+
+def settle(found: Sequence[Sequence[Finding]]) -> list[tuple[Verdict, Verdict, float]]:
+    """Of each claim of a ledger, from its parts: the corrected verdict, the plain one, and the error left to it."""
+    errors = holm([chance(findings) for findings in found])
+    return [(combine(parts, error), combine(parts), error) for parts, error in zip(found, errors, strict=True)]
 
 
 def _asides(claim: Claim[Data], data: Data) -> tuple[Aside, ...]:
     found = {name: list(check(data)) for name, check in claim.elsewhere.items()}
     seen = {name: findings for name, findings in found.items() if any(part.known for part in findings)}
-    errors = holm([chance(findings) for findings in seen.values()])
+    verdicts = [verdict for verdict, _, _ in settle(list(seen.values()))]
     return tuple(
-        Aside(name, combine(findings, error), tuple(part.evidence for part in findings))
-        for (name, findings), error in zip(seen.items(), errors, strict=True)
+        Aside(name, verdict, tuple(part.evidence for part in findings))
+        for (name, findings), verdict in zip(seen.items(), verdicts, strict=True)
     )

@@ -1,0 +1,136 @@
+"""How often a ledger says something wrong: its own comparisons, drawn anew in worlds whose truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from toeplens.studies.kit.claims import Entry, settle
+from toeplens.studies.kit.contrasts import Contrast
+from toeplens.studies.kit.verdicts import ENOUGH, OPEN, Comparison, Finding, Verdict, within
+
+Shape = Literal["normal", "two-valued", "skewed"]
+EFFECTS: dict[str, float] = {"nothing there": 0.0, "at the bar": 1.0, "twice the bar": 2.0}
+_SPREAD = 0.05  # of a term with too few models to tell
+_UNSCALED = 0.1  # what stands for a bar that is 0, where an effect has to have a size
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of one claim under one protocol in all worlds of an effect.
+
+    wrong_holds  share of worlds in which it is said to hold (or in part) and does not
+    wrong_fails  share of worlds in which it is said to fail and does not
+    right        share of worlds in which it is decided as it is
+    """
+
+    claim: str
+    protocol: str | None
+    wrong_holds: float
+    wrong_fails: float
+    right: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A ledger in the worlds of one effect and one shape of the noise.
+
+    any_wrong  share of worlds in which the ledger as a whole, corrected, has a wrong verdict
+    plain_any_wrong  the same without correction
+    """
+
+    effect: str
+    shape: Shape
+    worlds: int
+    any_wrong: float
+    plain_any_wrong: float
+    errors: tuple[Errors, ...]
+
+
+def simulate(
+    entries: Sequence[Entry],
+    *,
+    worlds: int = 200,
+    effect: str = "nothing there",
+    shape: Shape = "normal",
+    seed: int = 0,
+) -> Simulation:
+    """Judge a ledger in worlds in which every comparison's mean is a stated multiple of its bar.
+
+    The mean is 0, the bar, or twice the bar; of two bars the one farther from 0 counts, and a bar at 0 is where
+    "nothing there" and "at the bar" are the same. Spreads and numbers of models are those of the ledger's own data, at
+    least `ENOUGH` models a term. A comparison at its bar is neither true nor false, so that whatever is said of it is
+    wrong. Comparisons are drawn independently of each other; the correction does not rely on that (Holm).
+
+    Arguments
+        entries  judged claims; those without any comparison of means are left out
+        worlds   how many
+        effect   a key of `EFFECTS`
+        shape    of the noise: normal; two values, as of models that learn or do not; skewed as an exponential
+    """
+    asked = [entry for entry in entries if any(part.comparison is not None for part in entry.findings)]
+    size = EFFECTS[effect]
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, get_args(Shape).index(shape)))))
+    truths = [_truth([_part_truth(part, size) for part in entry.findings if part.essential]) for entry in asked]
+    counts = np.zeros((len(asked), 3))
+    wrong = np.zeros((worlds, 2), dtype=bool)
+    for world in range(worlds):
+        drawn = [tuple(_drawn(part, size, shape, rng) for part in entry.findings) for entry in asked]
+        for place, (corrected, plain, _) in enumerate(settle(drawn)):
+            said, truth = _said(corrected), truths[place]
+            counts[place] += (said == "holds" != truth, said == "fails" != truth, said == truth)
+            wrong[world] |= (said not in ("open", truth), _said(plain) not in ("open", truth))
+    rates = counts / worlds
+    return Simulation(
+        effect,
+        shape,
+        worlds,
+        *(float(share) for share in wrong.mean(0)),
+        tuple(Errors(entry.claim.id, entry.protocol, *row) for entry, row in zip(asked, rates.tolist(), strict=True)),
+    )
+
+
+def _said(verdict: Verdict) -> str:
+    return "open" if verdict in OPEN else "holds" if verdict.startswith("holds") else verdict
+
+
+def _truth(parts: Sequence[str]) -> str:
+    """Of a claim: "fails" if an essential part is false, "holds" if all are true, else "at the bar"."""
+    return "fails" if "fails" in parts else "holds" if set(parts) == {"holds"} else "at the bar"
+
+
+def _part_truth(part: Finding, size: float) -> str:
+    if part.comparison is None:
+        return part.verdict
+    low, high, mean = part.comparison.low, part.comparison.high, _mean(part.comparison, size)
+    if np.isclose(mean, low) or np.isclose(mean, high):
+        return "at the bar"
+    return "holds" if low < mean < high else "fails"
+
+
+def _mean(comparison: Comparison, size: float) -> float:
+    bar = max((end for end in (comparison.low, comparison.high) if np.isfinite(end)), key=abs)
+    return size * bar if bar or size < 2 else _UNSCALED * (1 if np.isfinite(comparison.low) else -1)
+
+
+def _drawn(part: Finding, size: float, shape: Shape, rng: np.random.Generator) -> Finding:
+    if part.comparison is None:
+        return part
+    seen, mean = part.comparison.seen, _mean(part.comparison, size)
+    terms = []
+    for place, (weight, values) in enumerate(seen.terms):
+        spread = float(np.std(values, ddof=1)) if len(values) > 1 else _SPREAD
+        noise = _NOISE[shape](rng, max(len(values), ENOUGH)) * max(spread, seen.grain)
+        terms.append((weight, tuple((noise + (mean / weight if place == 0 else 0.0)).tolist())))
+    found = within("", Contrast(tuple(terms), seen.grain), part.comparison.low, part.comparison.high)
+    return replace(found, essential=part.essential)
+
+
+_NOISE: dict[Shape, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "normal": lambda rng, count: rng.standard_normal(count),
+    "two-valued": lambda rng, count: rng.choice([-1.0, 1.0], count),
+    "skewed": lambda rng, count: rng.standard_exponential(count) - 1,
+}
