@@ -24,7 +24,7 @@ from toeplens.papers.deposit.page import (
 )
 from toeplens.report.kit.blocks import Block, numbered
 from toeplens.report.kit.page import ledger, render_page, write_report
-from toeplens.studies import RULE
+from toeplens.studies import ENOUGH, RULE
 
 _Maker = Callable[[Reproduction], Block]
 # in the page's order; those that show encodings as their protocol has them come with True: variants and the models of
@@ -108,4 +108,5 @@ def render(state: Reproduction) -> str:
         models=tables.model_rows(state),
         thresholds=THRESHOLDS.split("; "),
         rule=RULE,
+        recorded=recorded() if state.plan.seeds < ENOUGH else {},
     )

@@ -1,0 +1,210 @@
+"""Write docs/claims.md and what the package knows of the records, from results/*/claims.json.
+
+    python tools/claims.py                 the page and the package's file
+    python tools/claims.py --judge         first judge the reproduction's records again, from their results
+    python tools/claims.py --simulate 200  first judge the largest recorded ledger in so many simulated worlds
+
+`tests/test_claims_page.py` holds that both are up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "claims.md"
+KNOWN = ROOT / "src" / "toeplens" / "papers" / "deposit" / "recorded.json"
+SIMULATED = RESULTS / "false-verdicts.json"
+SCALES = ("desk", "laptop")  # the reproduction's records, the more telling first
+STUDIES = {
+    "arXiv 2505.13027 and its final version: models (`toeplens reproduce`)": SCALES,
+    "Positional and symbolic heads (`toeplens study canonical`)": ("canonical",),
+    "The papers' mathematics (`toeplens theory`)": ("theory",),
+}
+
+
+def record_of(name: str) -> dict[str, Any] | None:
+    """A record's ledger; None where there is none yet."""
+    path = RESULTS / name / "claims.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def known() -> str:
+    """What the package says beside a small study's leanings: the verdicts of the records."""
+    records = {name: record for name in SCALES if (record := record_of(name))}
+    content = {
+        name: {
+            "seeds": record["seeds"],
+            "verdicts": [[entry["id"], entry["protocol"], entry["verdict"]] for entry in record["claims"]],
+        }
+        for name, record in records.items()
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def page() -> str:
+    """docs/claims.md."""
+    return "\n".join(
+        [*_head(), *_errors(), *(line for title, names in STUDIES.items() for line in _study(title, names))]
+    )
+
+
+def _head() -> Iterator[str]:
+    from toeplens.studies import RULE
+
+    text = (ROOT / "tools" / "claims.md").read_text()
+    yield text.replace("{{ rule }}", RULE)
+
+
+def _study(title: str, names: tuple[str, ...]) -> Iterator[str]:
+    records = {name: record for name in names if (record := record_of(name))}
+    claims: dict[str, dict[str, Any]] = {}
+    for name, record in records.items():
+        for entry in record["claims"]:
+            claim = claims.setdefault(entry["id"], {**entry, "found": []})
+            claim["found"].append((name, record.get("seeds"), entry))
+    yield f"\n## {title}\n"
+    yield _summary(records)
+    for name, claim in claims.items():
+        yield f"\n### `{name}`\n"
+        yield f"{claim['statement']} *({claim['source']})*\n"
+        yield f"**Rule.** {claim['rule']}\n"
+        yield "| record | protocol | verdict | essential parts | supporting parts | what would decide it |"
+        yield "|---|---|---|---|---|---|"
+        for scale, seeds, entry in claim["found"]:
+            verdict = entry["verdict"]
+            if entry["plain"] != verdict:
+                verdict += f" (without correction: {entry['plain']})"
+            parts = [
+                "<br>".join(
+                    _cell(f"{part['evidence']}: *{part['verdict']}*")
+                    for part in entry["parts"]
+                    if part["essential"] is kind
+                )
+                for kind in (True, False)
+            ]
+            where = f"{scale}, {seeds} seeds"
+            row = where, entry["protocol"], verdict, *parts, _cell("; ".join(entry["wanting"]))
+            yield f"| {' | '.join(cell or '–' for cell in row)} |"
+        for scale, _, entry in claim["found"]:
+            if entry["elsewhere"]:
+                told = "; ".join(f"{aside['name']}: {aside['verdict']}" for aside in entry["elsewhere"])
+                yield f"\nLooked at otherwise ({scale}, {entry['protocol']}): {told}."
+
+
+def _summary(records: dict[str, Any]) -> str:
+    rows = [
+        "| record | protocol | claims | hold | in part | fail | lean | undecided | decided only without correction |",
+        "|---|" + "---|" * 8,
+    ]
+    for name, record in records.items():
+        for protocol in dict.fromkeys(entry["protocol"] for entry in record["claims"]):
+            found = [entry for entry in record["claims"] if entry["protocol"] == protocol]
+            verdicts = [entry["verdict"] for entry in found]
+            counts = [verdicts.count(kind) for kind in ("holds", "holds in part", "fails")]
+            leaning, lost = sum(v.startswith("leans") for v in verdicts), sum(e["plain"] != e["verdict"] for e in found)
+            numbers = [len(found), *counts, leaning, verdicts.count("undecided"), lost]
+            rows.append(f"| {name} | {protocol or '–'} | {' | '.join(map(str, numbers))} |")
+    return "\n".join(rows)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _errors() -> Iterator[str]:
+    if not SIMULATED.exists():
+        return
+    content = json.loads(SIMULATED.read_text())
+    yield "\n## How often a verdict is wrong\n"
+    yield (
+        f"The whole ledger of `results/{content['record']}` was judged in {content['worlds']} worlds whose truth is "
+        "known: every comparison keeps its number of models and its spread, and its mean is 0, its bar, or twice its "
+        "bar. At the bar any decision is wrong. A ledger is wrong if any of its claims is.\n"
+    )
+    yield "| noise | truth | ledgers with a wrong verdict | without correction | claims decided as they are |"
+    yield "|---|---|---|---|---|"
+    for row in content["ledgers"]:
+        wrong, plain, right = (f"{100 * row[key]:.1f} %" for key in ("any_wrong", "plain_any_wrong", "right"))
+        yield f"| {row['shape']} | {row['effect']} | {wrong} | {plain} | {right} |"
+    yield "\nPer rule, normal noise, share of worlds in which it wrongly holds / wrongly fails:\n"
+    effects = content["effects"]
+    yield f"| rule | protocol | {' | '.join(effects)} |"
+    yield "|---|---|" + "---|" * len(effects)
+    for row in content["rules"]:
+        told = [f"{100 * holds:.1f} / {100 * fails:.1f} %" for holds, fails in row["wrong"]]
+        yield f"| `{row['id']}` | {row['protocol']} | {' | '.join(told)} |"
+
+
+def judged(name: str) -> tuple[dict[str, Any], list[Any]]:
+    """A record of the reproduction without its cells, and its ledger by the rules as they are now."""
+    from toeplens.papers.deposit import claims_of
+    from toeplens.studies import CellResult, Results, judge
+
+    content = json.loads(gzip.decompress((RESULTS / name / "results.json.gz").read_bytes()))
+    results = Results(CellResult.from_dict(cell) for cell in content.pop("cells"))
+    return content, judge(claims_of(content["parts"]), results, content["protocols"])
+
+
+def judge_again(name: str) -> None:
+    """Write a record's claims.json, if there is such a record."""
+    from toeplens.ground import write_json
+
+    if record_of(name):
+        content, entries = judged(name)
+        head = {key: value for key, value in content.items() if key != "table"}
+        write_json(RESULTS / name / "claims.json", {**head, "claims": [entry.to_dict() for entry in entries]})
+
+
+def simulated(worlds: int) -> dict[str, Any]:
+    """What results/false-verdicts.json holds."""
+    from toeplens.studies.kit.simulated import EFFECTS, Shape, simulate
+
+    name = next(name for name in SCALES if record_of(name))
+    _, entries = judged(name)
+    found = {
+        (shape, effect): simulate(entries, worlds=worlds, effect=effect, shape=shape)
+        for shape in get_args(Shape)
+        for effect in EFFECTS
+    }
+    ledgers = [
+        {
+            "shape": shape,
+            "effect": effect,
+            "any_wrong": each.any_wrong,
+            "plain_any_wrong": each.plain_any_wrong,
+            "right": round(sum(error.right for error in each.errors) / len(each.errors), 4),
+        }
+        for (shape, effect), each in found.items()
+    ]
+    normal = [found["normal", effect].errors for effect in EFFECTS]
+    rules = [
+        {"id": row[0].claim, "protocol": row[0].protocol, "wrong": [[e.wrong_holds, e.wrong_fails] for e in row]}
+        for row in zip(*normal, strict=True)
+    ]
+    return {"record": name, "worlds": worlds, "effects": list(EFFECTS), "ledgers": ledgers, "rules": rules}
+
+
+def main() -> None:
+    """Write what the options ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--simulate", type=int, metavar="WORLDS", help="judge the ledger in so many simulated worlds first"
+    )
+    parser.add_argument("--judge", action="store_true", help="judge the reproduction's records again first")
+    asked = parser.parse_args()
+    for name in SCALES if asked.judge else ():
+        judge_again(name)
+    if asked.simulate:
+        SIMULATED.write_text(json.dumps(simulated(asked.simulate), indent=1) + "\n")
+    KNOWN.write_text(known())
+    PAGE.write_text(page() + "\n")
+
+
+if __name__ == "__main__":
+    main()
