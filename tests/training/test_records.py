@@ -164,6 +164,7 @@ def test_a_checkpoint_with_a_field_missing_or_of_another_type_is_refused(tmp_pat
         ("watched",),
         ("cuda_rng",),
         ("fit_sums",),
+        ("average",),
         ("optimizer", "param_groups", 0, "decoupled_weight_decay"),
     }
     free |= {("watched", "rows", 0), ("watched", "rows", 0, "twice")}

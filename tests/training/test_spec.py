@@ -54,6 +54,7 @@ OTHER_FIELDS: dict[str, Any] = {
     "data_seed": 43,
     "precision": "float32",
     "schedule": "constant",
+    "average": 0.9,
     "evaluations": 2,
     "plateau": {"gain": 0.02, "patience": 1},
 }

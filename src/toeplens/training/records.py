@@ -113,11 +113,12 @@ class _Scheduler(BaseModel):
 
 
 class _Checkpoint(BaseModel):
-    """checkpoint.pt; older ones know of no watching, of no history and of no look back at the training set."""
+    """checkpoint.pt; older ones know of no watching, history, look back at the training set or mean of weights."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     model: dict[str, Tensor]
+    average: dict[str, Tensor] | None = None
     optimizer: _Optimizer
     scheduler: _Scheduler
     step: Count
@@ -156,12 +157,20 @@ def checkpoint_fault(state: dict[str, Any], spec: RunSpec, own: Shapes, paramete
         return f"tested: {found.tested} examples cannot be tested by then"
     if found.scheduler.last_epoch != found.step:
         return f"scheduler: {found.scheduler.last_epoch} is not the step"
-    if {name: (tensor.shape, tensor.dtype) for name, tensor in found.model.items()} != own:
+    if _shapes(found.model) != own:
         return "model: these are not the weights of this spec"
+    if (found.average is None) != (spec.average is None) or (
+        found.average is not None and _shapes(found.average) != own
+    ):
+        return "average: this is not the mean of the weights of this spec"
     counted = [sums for sums in (found.sums, found.test_sums, found.fit_sums) if sums is not None]
     if any(sums.shape != (3,) or sums.dtype != torch.float64 for sums in counted):
         return "sums: three numbers are needed"
     return _optimizer_fault(found.optimizer, found.step, parameters) or _random_fault(found.rng, found.cuda_rng)
+
+
+def _shapes(state: dict[str, Tensor]) -> Shapes:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
 
 
 def _optimizer_fault(found: _Optimizer, step: int, parameters: list[torch.Size]) -> str | None:

@@ -128,7 +128,8 @@ class RunSpec(BaseModel):
     def memory_at_least(self) -> int:
         """Bytes that training takes at least: examples, weights, gradients and the optimiser's two moments."""
         examples = self.train_examples + self.test_examples
-        return 8 * examples * (self.build_task().length + 1) + 16 * self.model.weights_at_least
+        copies = 16 if self.average is None else 20
+        return 8 * examples * (self.build_task().length + 1) + copies * self.model.weights_at_least
 
     @property
     def tokens(self) -> int:

@@ -22,6 +22,7 @@ from toeplens.papers.deposit.page import (
     training,
     words,
 )
+from toeplens.papers.deposit.recorded import recorded
 from toeplens.report.kit.blocks import Block, numbered
 from toeplens.report.kit.page import ledger, render_page, write_report
 from toeplens.studies import ENOUGH, RULE
