@@ -29,9 +29,9 @@ from toeplens.ground import InputError
 from toeplens.lens.kit.splits import position_means
 from toeplens.lens.stream.subspace import linear_error, position_subspace
 from toeplens.lens.toeplitz.levinson import frequencies, predictor
-from toeplens.papers.mathematics.records import UNIVERSAL, Record, Records, universal
+from toeplens.papers.mathematics.records import UNIVERSAL, Record, Records, in_all, universal
 from toeplens.studies.kit.claims import Claim
-from toeplens.studies.kit.verdicts import Finding, opposite, seen
+from toeplens.studies.kit.verdicts import Finding, opposite
 
 ENCODINGS = ("sinusoidal", "learned", "random-fixed")
 WIDTHS, VOCABULARIES = (64, 256), (8, 64, 574)
@@ -235,7 +235,9 @@ def _rows(records: Records) -> list[Record]:
 
 def _judged(*parts: tuple[str, Callable[[Record], bool]]) -> Callable[[Records], list[Finding]]:
     """A check of what each seed's record is to show."""
-    return lambda records: [seen(what, [shows(run) for run in records.get("estimators", ())]) for what, shows in parts]
+    return lambda records: [
+        in_all(what, [shows(run) for run in records.get("estimators", ())]) for what, shows in parts
+    ]
 
 
 def _under(error: float | None, bar: float) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from toeplens.ground import InputError
 from toeplens.studies.kit.claims import Claim
-from toeplens.studies.kit.verdicts import Finding
+from toeplens.studies.kit.verdicts import Finding, unknown
 
 Record = Mapping[str, Any]  # one experiment under one seed: plain numbers, strings and lists, so that JSON can hold it
 Records = Mapping[str, Sequence[Record]]  # by experiment's name, one record a seed
@@ -57,6 +57,14 @@ def tally(margins: Sequence[float] | np.ndarray, *, beyond: float = ROUNDING) ->
     """
     margins = np.asarray(margins, dtype=float).ravel()
     return {"tried": len(margins), "violations": int((~(margins <= beyond)).sum()), "worst": short(margins.max())}
+
+
+def in_all(what: str, yes: Sequence[bool]) -> Finding:
+    """A property that nothing is left to chance in: it holds if every seed's record shows it."""
+    if not yes:
+        return unknown(what, "no record that counts")
+    count = sum(map(bool, yes))
+    return Finding("holds" if count == len(yes) else "fails", f"{what}: in {count} of {len(yes)} seeds")
 
 
 def pooled(what: str, runs: Sequence[Record], name: str, words: str) -> Finding:
