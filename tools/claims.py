@@ -141,23 +141,30 @@ def _errors() -> Iterator[str]:
         yield f"| `{row['id']}` | {row['protocol']} | {' | '.join(told)} |"
 
 
-def judged(name: str) -> tuple[dict[str, Any], list[Any]]:
-    """A record of the reproduction without its cells, and its ledger by the rules as they are now."""
+def judged(name: str) -> tuple[dict[str, Any], Any, list[Any]]:
+    """A record of the reproduction, its cells, and its ledger by the rules as they are now."""
     from toeplens.papers.deposit import claims_of
     from toeplens.studies import CellResult, Results, judge
 
     content = json.loads(gzip.decompress((RESULTS / name / "results.json.gz").read_bytes()))
-    results = Results(CellResult.from_dict(cell) for cell in content.pop("cells"))
-    return content, judge(claims_of(content["parts"]), results, content["protocols"])
+    results = Results(CellResult.from_dict(cell) for cell in content["cells"])
+    return content, results, judge(claims_of(content["parts"]), results, content["protocols"])
 
 
 def judge_again(name: str) -> None:
-    """Write a record's claims.json, if there is such a record."""
+    """Write a record's claims.json and what its results.json says of its cells, if there is such a record."""
     from toeplens.ground import write_json
+    from toeplens.papers.deposit import accuracy_table
 
     if record_of(name):
-        content, entries = judged(name)
-        head = {key: value for key, value in content.items() if key != "table"}
+        content, results, entries = judged(name)
+        table = [row.to_dict() for row in accuracy_table(results, content["protocols"])]
+        told = {**content, "table": table, "cells": [cell.to_dict() for cell in results.cells]}
+        path = RESULTS / name / "results.json"
+        write_json(path, told, rows="cells")
+        (RESULTS / name / "results.json.gz").write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
+        path.unlink()
+        head = {key: value for key, value in content.items() if key not in ("table", "cells")}
         write_json(RESULTS / name / "claims.json", {**head, "claims": [entry.to_dict() for entry in entries]})
 
 
@@ -166,7 +173,7 @@ def simulated(worlds: int) -> dict[str, Any]:
     from toeplens.studies.kit.simulated import EFFECTS, Shape, simulate
 
     name = next(name for name in SCALES if record_of(name))
-    _, entries = judged(name)
+    _, _, entries = judged(name)
     found = {
         (shape, effect): simulate(entries, worlds=worlds, effect=effect, shape=shape)
         for shape in get_args(Shape)

@@ -64,7 +64,7 @@ def parts(run: Run) -> list[Path]:
 def by_hand(run: Run, examples: Examples) -> dict[str, Any]:
     """The ablation as a plain call of the measure, in one batch."""
     batch = Batches.of(examples, torch.device("cpu"), run.spec.ignore_label)
-    return ablate_heads(DecoderSource(run.model()), [batch.take(slice(None))], chance=run.spec.chance).to_dict()
+    return ablate_heads(DecoderSource(run.model()), [batch.take(slice(None))], chance=run.spec.guess).to_dict()
 
 
 def recorded(run: Run, examples: int = TEST, split: Any = "test") -> HeadAblation:
@@ -90,7 +90,7 @@ def test_a_job_trains_then_silences_each_head(tmp_path: Path, trained: Run):
     assert content == by_hand(run, held_out(run)) == recorded(run).to_dict()
     assert content["baseline"] == pytest.approx(run.result["test_accuracy"])
     assert content["examples"] == TEST
-    assert content["chance"] == run.spec.chance
+    assert content["chance"] == run.spec.guess
     assert parts(run) == []
     assert recorded(run).drops.shape == (2, HEADS)
 
@@ -137,7 +137,7 @@ def test_a_label_that_training_ignores_counts_nowhere_and_texts_keep_their_lengt
     assert found.examples == (test.labels != run.spec.ignore_label).sum()
     assert (found.examples < TEST) == (fields is COUNTING)
     assert found.baseline == pytest.approx(run.result["test_accuracy"])
-    assert found.chance == run.spec.chance
+    assert found.chance == run.spec.guess
 
 
 def test_a_run_that_diverged_is_not_ablated(tmp_path: Path):

@@ -200,8 +200,12 @@ def test_without_weights_nothing_is_recorded(own: Run, content: bytes | None):
     weights.unlink()
     if content is not None:
         weights.write_bytes(content)
-    without_seed = [call for name, call in zip([*MEASURES, 1, 2], everything(own), strict=True) if name != "seed"]
-    refused_without_a_record(own, without_seed, r"model.safetensors is (missing|damaged).*; delete .* and train")
+    trained = [
+        call
+        for name, call in zip([*MEASURES, 1, 2], everything(own), strict=True)
+        if name not in ("seed", "contraction")
+    ]
+    refused_without_a_record(own, trained, r"model.safetensors is (missing|damaged).*; delete .* and train")
 
 
 def test_an_encoding_without_such_a_measure_is_said_to_have_none(tmp_path: Path):

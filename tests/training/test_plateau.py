@@ -159,7 +159,7 @@ def test_the_epoch_and_the_tokens_are_those_of_the_steps(tmp_path: Path) -> None
     run = train(tiny(epochs=9, evaluations=2, plateau=SHORT | {"skill": 0.0}), tmp_path)
     assert [(row["step"], row["epoch"]) for row in run.metrics] == [(2, pytest.approx(2 / 3)), (3, 1.0)]
     tokens = run.result["tokens_per_second"] * run.result["seconds"]
-    assert tokens == pytest.approx(40 * 8, rel=0.02)
+    assert tokens == pytest.approx(40 * 8, rel=0.1)  # seconds are told in thousandths
 
 
 class Ends:

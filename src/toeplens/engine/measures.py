@@ -111,8 +111,8 @@ def _sets(subject: Subject) -> Found:
 
 def _position_sets(subject: Subject) -> Found:
     """A set of heads that suffices when position is taken from all others, which keep their content."""
-    choices: dict[str, Any] = {"chance": subject.run.spec.guess, "intervention": "position"}
-    return _or_why(lambda: head_sets(subject.source(), subject.batches(_SETS), **choices))
+    source, batches = subject.source(), subject.batches(_SETS)
+    return _or_why(lambda: head_sets(source, batches, chance=subject.run.spec.guess, intervention="position"))
 
 
 def _bias(subject: Subject) -> Found:

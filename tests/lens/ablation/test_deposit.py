@@ -184,7 +184,7 @@ def test_the_thresholds_are_printed_as_they_are_applied():
     for kind in ("single-head", "few-head", "distributed", "redundant", "no-skill"):
         assert f"{kind}:" in THRESHOLDS
     assert "at least 0.5 of the skill" in THRESHOLDS
-    assert "less than 0.05 over chance" in THRESHOLDS
+    assert "less than 0.05 over the guess" in THRESHOLDS
 
 
 @pytest.mark.parametrize("metric", ["loss", "kl"])

@@ -23,11 +23,30 @@ def test_skill_is_what_is_learned_over_a_guess_from_the_length() -> None:
     first, second, weak, gone = reproduced()
     assert [cell.skill for cell in (first, second, weak)] == pytest.approx([0.875, 0.625, 0.1])
     assert [cell.skilled for cell in (first, second, weak, gone)] == [True, True, False, False]
-    assert np.isnan([gone.accuracy, gone.skill, gone.mean_accuracy(), gone.peak]).all()
+    assert np.isnan([gone.accuracy, gone.skill, gone.half_learned, gone.setbacks, gone.fit, gone.peak]).all()
     assert gone.deposits() == []
-    assert first.mean_accuracy() == pytest.approx((0.5 + 0.8 + 0.9) / 3)
-    assert first.peak == pytest.approx(0.5 / 0.8), "of what is over chance, as the papers count a deposit"
-    assert second.peak == pytest.approx(0.3 / 0.6)
+    assert first.peak == pytest.approx(0.5 / 0.7), "of what is over the guess from the length, as everywhere"
+    assert second.peak == pytest.approx(0.3 / 0.5)
+
+
+def test_how_fast_how_steadily_and_whether_it_has_stopped() -> None:
+    first, second, weak, gone = reproduced()
+    # running train accuracies 0.55, 0.85, 0.95 are skills 0.4375, 0.8125, 0.9375: half lies in the second epoch
+    assert first.half_learned == pytest.approx(np.log2(1 + (0.5 - 0.4375) / (0.8125 - 0.4375)))
+    assert weak.half_learned == pytest.approx(np.log2(3)), "never: all its epochs count"
+    assert weak.setbacks == 0
+    assert replace(gone, status="complete").setbacks == pytest.approx(0.15)
+    assert [cell.settled for cell in (first, second, weak, gone)] == [False, False, False, False]
+    assert made(weak.key, (0.2, 0.27, 0.28), None).settled
+    assert np.isnan(first.fit), "nobody looked at training examples after the epoch"
+    looked = replace(first, result=first.result | {"fit_accuracy": 0.97})
+    assert looked.fit == 0.97
+    ruled = [replace(first, result=first.result | {"plateau": step}).settled for step in (None, 30)]
+    assert ruled == [False, True], "the run's own rule goes before"
+    quicker = replace(first, epochs=[row | {"fit_accuracy": 0.84} for row in first.epochs])
+    assert quicker.half_learned == pytest.approx(np.log2(0.5 / 0.8)), (
+        "of the accuracy after the epoch, where it is known"
+    )
 
 
 def test_a_row_of_table_1() -> None:
@@ -40,11 +59,12 @@ def test_a_row_of_table_1() -> None:
     assert (nope.label, nope.accuracy, nope.seeds, nope.diverged) == ("nope", 0.28, 2, 1)
 
 
-def test_differences_are_paired_by_seed() -> None:
-    results = Results([*reproduced(), made(Key("paper", DISTANCE, "alibi", 43), (0.4, 0.6), None)])
-    assert results.difference(DISTANCE, "rope", "alibi") == pytest.approx({43: 0.7 - 0.6})
-    speed = Figure("", CellResult.mean_accuracy)
-    assert results.difference(DISTANCE, "rope", "alibi", speed) == pytest.approx({43: 1.6 / 3 - 0.5})
+def test_differences_are_of_means_over_the_models_that_count() -> None:
+    results = Results([*reproduced(), made(Key("paper", DISTANCE, "alibi", 43), (0.59, 0.6), None)])
+    still = results.difference(DISTANCE, "rope", "alibi")
+    assert still.terms == ((1.0, ()), (-1.0, (0.6,))), "RoPE's two models are still learning"
+    accuracy = Figure("", lambda cell: cell.accuracy)
+    assert results.difference(DISTANCE, "rope", "alibi", accuracy).value == pytest.approx(0.8 - 0.6)
     skill = Figure("", lambda cell: cell.skill, lambda cell: cell.skilled)
     assert skill.by_seed(reproduced()) == pytest.approx({42: 0.875, 43: 0.625})
 
@@ -106,7 +126,7 @@ def test_a_row_of_the_matrix() -> None:
     assert rope.positional == pytest.approx(np.mean(shares[::2]))
     assert rope.symbolic == pytest.approx(np.mean(shares[1::2]))
     assert rope.toeplitz == pytest.approx(0.9)
-    assert rope.peak == pytest.approx(0.5)
+    assert rope.peak == pytest.approx((0.4 / 0.7 + 0.3 / 0.5) / 2)
     assert (rope.rule, rope.rule_accuracy, rope.train_seconds) == ("bag", 0.3, 2.0)
     assert (nope.accuracy, nope.seeds, nope.diverged, nope.kept) == (0.25, 2, 1, None)
 
@@ -120,7 +140,7 @@ def test_the_points_of_a_relation_are_the_models_with_skill() -> None:
         ("rope", 43, "index"),
         ("t5", 42, "index"),
     ]
-    assert [p.figure for p in one.points] == pytest.approx([0.5] * 3)
+    assert [p.figure for p in one.points] == pytest.approx([0.4 / 0.7, 0.3 / 0.5, 0.25 / 0.4])
     assert [p.kept for p in one.points] == pytest.approx([0.5 / 0.875, 0.25 / 0.625, (0.3 / 0.9) / (0.4 / 0.8)])
     assert (one.encodings, one.value) == (2, None), "four encodings at least say anything"
     assert [p.seed for p in at["deposit", None, 2.0].points] == [43, 42], "the first has no texts of that length"

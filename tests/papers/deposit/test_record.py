@@ -35,7 +35,7 @@ def test_the_record_holds_every_cell_of_the_grid_as_it_is_now(about: dict[str, A
     found = {cell.key: cell for cell in results.cells}
     watched = {cell.job.spec.name for cell in cells if cell.job.watch}  # two places may stand for the same run
     for cell in cells:
-        assert found[cell.key].measures.keys() == set(cell.job.measures)
+        assert found[cell.key].measures.keys() <= set(cell.job.measures)
         assert [row["step"] for row in found[cell.key].watched] == (
             moments(cell.job.spec.total_steps) if cell.job.spec.name in watched else []
         )

@@ -21,6 +21,7 @@ from toeplens.engine import Limits, local, run_local
 from toeplens.ground import InputError, read_json
 from toeplens.papers.deposit import (
     PAPER_TABLE_1,
+    PARTS,
     SCALES,
     Reproduction,
     accuracy_table,
@@ -379,7 +380,8 @@ def test_each_cell_is_its_run(copy: Path):
         assert cell.parameters == sum(p.numel() for p in run.model().parameters())
         assert cell.ablation is not None
         assert cell.ablation.examples <= 12
-        assert cell.chance == job.spec.chance == cell.ablation.chance
+        assert cell.chance == job.spec.chance
+        assert cell.length_chance == job.spec.guess == cell.ablation.chance
         padded = (cell.key.protocol, cell.key.task) == (RELEASED, DISTANCE)
         assert (cell.length_chance > cell.chance) == padded
 
@@ -403,7 +405,7 @@ def test_a_part_that_is_asked_for_later_joins_the_study(copy: Path, here: Here):
     assert state.complete
     assert here.done == []  # no model is trained for it
     for cell in state.results.cells:
-        wanted = {"position", "sets", "representation", "seed"} if cell.key.task == DISTANCE else set()
+        wanted = {*PARTS["mechanism"].measures} if cell.key.task == DISTANCE else set()
         assert cell.measures.keys() == wanted
         assert files(copy / "runs" / cell.run)["model.safetensors"] == done[cell.run]
         assert [row["step"] for row in cell.watched] == ([0, 1, 2, 3, 4] if cell.key.task == DISTANCE else [])
