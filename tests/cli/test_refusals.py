@@ -35,8 +35,8 @@ REFUSED = {  # TINY stands for the options of a tiny run; fields of a spec are w
     "train TINY --task trigger-count --set task_options.max_count=13": "max_count: 13 was given",
     "train TINY --set task_options.vocab_size=4 --set task_options.length=3": "train_examples: 32 was given, but trigg",
     # fields
-    "train TINY --set epoch=3": "epoch: no such field; did you mean 'epochs'? Known: batch_size, betas, ",
-    "train TINY --set x=3": "x: no such field; known: batch_size, betas, ",
+    "train TINY --set epoch=3": "epoch: no such field; did you mean 'epochs'? Known: average, batch_size, ",
+    "train TINY --set x=3": "x: no such field; known: average, batch_size, ",
     "train TINY --set model.num_layer=3": "model.num_layer: no such field; did you mean 'num_layers'",
     "train TINY --set task_options.ordered=x": "ordered: 'x' was given; it must be true or false.",
     "train TINY --set epochs": "'epochs' was given; it must be of the form field=value",

@@ -39,7 +39,7 @@ def test_what_there_is_has_a_line_each_and_all_in_full(toeplens: Toeplens, comma
 
 
 def ledger() -> list[Entry]:
-    return [Entry(claim, None, "undecided", []) for claim in CLAIMS]
+    return [Entry(claim, None, "undecided", "undecided", ()) for claim in CLAIMS]
 
 
 @pytest.mark.usefixtures("narrow")

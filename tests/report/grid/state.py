@@ -10,7 +10,7 @@ import numpy as np
 from tests.studies import measures
 
 from toeplens.lens import HeadAblation
-from toeplens.studies import CellResult, Claim, Entry, Key, Results
+from toeplens.studies import CellResult, Claim, Entry, Finding, Key, Results
 from toeplens.studies.grid import Grid, GridSpec, cells, grid_spec
 from toeplens.studies.grid.relations import relations
 
@@ -125,7 +125,9 @@ def made_up_grid(directory: Path, spec: GridSpec | None = None, finished: int | 
         directory=directory,
         spec=spec,
         results=results,
-        entries=[Entry(claim, None, "holds in part", ["evidence <1>"])] if found else [],
+        entries=[Entry(claim, None, "holds in part", "holds in part", (Finding("holds", "evidence <1>"),))]
+        if found
+        else [],
         relations=relations(spec, results),
         finished=len(found),
         total=len(places),

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import t as student
 
+from toeplens.lens import Estimate
+
 Values = Sequence[float] | Mapping[int, float] | np.ndarray  # one a seed, or by seed
 GRAIN = 0.005
 MOST_SEEDS_ASKED = 40
@@ -65,6 +67,11 @@ class Contrast:
         """Of coverage 1 - ``level``."""
         half = float(student.ppf(1 - level / 2, self.freedom)) * self.error
         return self.value - half, self.value + half
+
+    def estimate(self, level: float = 0.05) -> Estimate:
+        """The sum with its interval, which is unbounded where a term has one model."""
+        low, high = self.interval(level) if self.seeds > 1 else (-np.inf, np.inf)
+        return Estimate(self.value, low, high, self.seeds)
 
     def above(self, bar: float) -> float:
         """P-value against the sum being at ``bar`` or below."""

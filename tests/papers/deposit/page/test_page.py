@@ -22,7 +22,8 @@ from toeplens.papers.deposit.page.page import blocks
 from toeplens.papers.deposit.page.partial import partial_rope, rotated_heads
 from toeplens.papers.deposit.page.tables import settings
 from toeplens.papers.deposit.page.words import headline, largest_drop
-from toeplens.studies import COUNTED, RULE, Key
+from toeplens.papers.deposit.recorded import recorded
+from toeplens.studies import RULE, Finding, Key
 from toeplens.training.presets import DISTANCE
 
 Make = Callable[..., Reproduction]
@@ -69,8 +70,12 @@ def test_every_claim_is_there_with_rule_verdicts_and_evidence(study: Reproductio
     assert len(rows) == len(CLAIMS)
     for claim, row in zip(CLAIMS, rows, strict=True):
         verdicts = [entry.verdict for entry in study.entries if entry.claim.id == claim.id]
-        assert [cell.strip() for cell in row[-2:]] == verdicts
-    assert f"{RULE} {COUNTED}" in text
+        places = [(claim.id, protocol) for protocol in study.plan.protocols]
+        told = [[f"{found[0]}, {found[1]} seeds: {found[2]}" for found in recorded().get(at, ())[:1]] for at in places]
+        assert [cell.strip() for cell in row[-2:]] == [
+            "".join([v, *more]) for v, more in zip(verdicts, told, strict=True)
+        ]
+    assert RULE in text
 
 
 def test_the_headline_counts_the_verdicts(study: Reproduction) -> None:
@@ -182,7 +187,7 @@ HOSTILE = "<script>alert(1)<&\"'><img src=x onerror=alert(2)>"
 
 def test_hostile_text_is_escaped_everywhere(make_study: Make, tmp_path: Path) -> None:
     state = make_study(tmp_path / HOSTILE.replace("/", ""), finished=3)
-    entries = [replace(entry, evidence=[HOSTILE]) for entry in state.entries]
+    entries = [replace(entry, findings=(Finding("holds", HOSTILE),)) for entry in state.entries]
     environment = dict.fromkeys(state.environment, HOSTILE + "</script>") | {"seconds": 1.0}
     page = without_plotly(render(replace(state, entries=entries, environment=environment)))
     assert HOSTILE not in page
@@ -249,4 +254,4 @@ def test_the_settings_of_every_scale_are_told_beside_the_papers(make_study: Make
     assert told["learning rate after the warm-up"][0] == "cosine"
     assert all(paper == ours for paper, ours in told.values()) == (scale == "paper")
     plateau = told["training ends at the plateau"]
-    assert plateau == ("–", "gain 0.02, patience 4" if scale == "desk" else "–")
+    assert plateau == ("–", "gain 0.05, patience 3" if scale == "desk" else "–")

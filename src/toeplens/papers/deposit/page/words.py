@@ -27,6 +27,7 @@ from toeplens.papers.deposit.page.look import (
     protocol_title,
 )
 from toeplens.studies import ENOUGH, CellResult, Verdict
+from toeplens.studies.kit.contrasts import difference
 from toeplens.studies.kit.results import estimated
 from toeplens.training.presets import DISTANCE
 
@@ -190,7 +191,7 @@ def _deposits(state: Reproduction) -> list[str]:
 
 
 def _rope_against_others(state: Reproduction) -> list[str]:
-    """Paired differences of the largest share of the skill that one head carries, sorted by what they decide."""
+    """Differences of the largest share of the skill that one head carries, sorted by what they decide."""
 
     def say(protocol: Protocol) -> str:
         under = state.results.under(protocol)
@@ -199,8 +200,8 @@ def _rope_against_others(state: Reproduction) -> list[str]:
         rope = peaks.pop("rope", {})
         sorts: dict[str, list[str]] = {"more than under": [], "less than under": [], "not decided against": []}
         for label in ordered(peaks):
-            change = estimated({seed: rope[seed] - peaks[label][seed] for seed in rope.keys() & peaks[label].keys()})
-            if change:
+            if rope and peaks[label]:
+                change = difference(rope, peaks[label]).estimate()
                 less = "less than under" if change.value < 0 else "more than under"
                 sorts[less if decided(change) else "not decided against"].append(
                     f"{name(protocol, label)} ({interval(change)})"
