@@ -76,7 +76,7 @@ def test_the_deposits_of_each_model_stand_by_its_own_seed(page: Text) -> None:
         ["RoPEseed 43", "1", "few-head", "1", "0.40", "0.20", "0.67", "1.8", "0.17", "2"],
         ["2", "single-head", "2", "0.60", "0.00", "1.00", "1.0", "0.50", "1"],
     ]
-    assert [row[:-6] for row in printed[4:]] == [["NoPEseed 42", "1", "redundant", "1"], ["2", "redundant", "1"]]
+    assert [row[:-6] for row in printed[4:]] == [["NoPEseed 42", "1", "few-head", "1"], ["2", "redundant", "1"]]
     kinds = page.tables["Kinds of layers, Task 1 (distance), paper protocol"][1]
     assert " ".join(" ".join(kinds).split()) == "● RoPE single-head 1/2 few-head 1/2 redundant 1/2 single-head 1/2"
 
