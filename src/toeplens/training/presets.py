@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from toeplens import tasks
@@ -46,6 +46,22 @@ def _tasks(length: int, between: int, side: int, triggers: int, *, distance: Any
     counted = {"length": length, "num_triggers": triggers}
     spread = {"length": length, "max_between": between, "max_side": side}
     return {DISTANCE: TaskSize({"length": length}, spread, *distance), COUNT: TaskSize(counted, counted, *count)}
+
+
+def task_sizes(sizes: dict[str, TaskSize], length: int) -> dict[str, TaskSize]:
+    """The same tasks on texts of another length, the triggers' distances growing with it."""
+    spread = sizes[DISTANCE].released
+    between = length - sizes[DISTANCE].paper["length"] + spread["max_between"]
+    return {
+        DISTANCE: replace(
+            sizes[DISTANCE], paper={"length": length}, released={**spread, "length": length, "max_between": between}
+        ),
+        COUNT: replace(
+            sizes[COUNT],
+            paper={**sizes[COUNT].paper, "length": length},
+            released={**sizes[COUNT].released, "length": length},
+        ),
+    }
 
 
 _QUICK = {"lr": 3e-3, "betas": (0.9, 0.98), "batch_size": 128}

@@ -1,7 +1,8 @@
 """What a label of the grid stands for: the fields of its model, under either protocol, and what people call it.
 
 ``rope`` is an encoding. ``rope/readout`` is that encoding's model with one switch set as the other protocol has it.
-Other words after the slash are variants of their own (`VARIANTS`). ``partial-2`` is RoPE on the first two heads,
+Other words after the slash are variants of their own (`VARIANTS`), or rungs of the ladder (`RUNGS`), which change the
+scale. ``partial-2`` is RoPE on the first two heads,
 ``partial-2/random`` on two heads drawn from the seed, ``rope/layer-1`` on the first layer alone.
 """
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from toeplens.ground import InputError, choose
 from toeplens.model import Protocol, protocol_switches
+from toeplens.papers.deposit.rungs import RUNGS
 from toeplens.training.presets import PROTOCOLS
 
 Fields = dict[str, Any]
@@ -127,7 +129,7 @@ def variant_title(variant: str, protocol: Protocol | None = None) -> str:
     if variant in SWITCHES:
         paper, released = SWITCH_TITLES[variant]
         return f"{paper} / {released}" if protocol is None else released if protocol == "paper" else paper
-    return VARIANTS[variant][0]
+    return RUNGS[variant].title if variant in RUNGS else VARIANTS[variant][0]
 
 
 def encoding_of(protocol: Protocol, label: str) -> Fields:
@@ -171,7 +173,7 @@ def model_fields(protocol: Protocol, label: str, sizes: Fields, seed: int) -> Fi
         fields["encoding_options"] = fields["encoding_options"] | {"rotary_dim": head_dim}
     if at.variant in VARIANTS:
         return fields | VARIANTS[at.variant][1]
-    if at.variant:
+    if at.variant and at.variant not in RUNGS:  # a rung's fields are those of its scale
         choose("variant", at.variant, SWITCHES)
         other = _written_out(model_fields(other_protocol(protocol), at.base, sizes, seed))
         fields = _written_out(fields) | {name: other[name] for name in SWITCHES[at.variant]}

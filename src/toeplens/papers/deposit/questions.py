@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from toeplens.ground import InputError, choose
 from toeplens.model import Protocol
 from toeplens.papers.deposit.labels import PARTIAL, Label, switches_of
+from toeplens.papers.deposit.rungs import BASES, RUNGS
+from toeplens.papers.deposit.rungs import TASK as LADDER_TASK
 from toeplens.training.presets import COUNT, DISTANCE, PRESETS, Preset
 
 _CURVES = ("rope", "mla", "nope", "alibi", "relative", "absolute", "rope-absolute")
@@ -20,6 +22,7 @@ class Scale(Preset):
     labels         the encodings of each task
     partial_heads  the numbers of RoPE heads of Fig. 5
     first_seed     seeds of weights, order and data are this one and those after it
+    rungs      of the ladder
     watched        whether heads are watched in training: at the paper's size a look takes minutes on a CPU, more than a
                    short time budget allows
     """
@@ -28,6 +31,7 @@ class Scale(Preset):
     partial_heads: dict[str, tuple[int, ...]]
     ablation_examples: int
     first_seed: int = 42
+    rungs: tuple[str, ...] = ()
     watched: bool = True
 
 
@@ -50,6 +54,7 @@ DESK = Scale(
     labels={DISTANCE: _CURVES, COUNT: ()},
     partial_heads={DISTANCE: (), COUNT: ()},
     ablation_examples=384,
+    rungs=tuple(RUNGS),
     first_seed=100,  # 3, 7 and 42 chose its sizes, and what to ask at it
 )
 
@@ -143,6 +148,12 @@ def _mechanism(scale: Scale, protocol: Protocol) -> list[Place]:
     return [(task, label) for task, label in _core(scale, protocol) if task == DISTANCE and Label.parse(label).plain]
 
 
+def _ladder(scale: Scale, protocol: Protocol) -> list[Place]:
+    """Some encodings as the scale has them, and with one thing changed at a time."""
+    rungs = ["", *(f"/{rung}" for rung in scale.rungs)] if scale.rungs else []
+    return [(LADDER_TASK, f"{base}{rung}") for rung in rungs for base in BASES[protocol]]
+
+
 FACTOR_BASES = ("nope", "relative", "rope", "mla")
 CORE = "core"
 PARTS: dict[str, Part] = {
@@ -154,6 +165,7 @@ PARTS: dict[str, Part] = {
         Part("mla", "what in MLA's program spreads its heads' work", _mla),
         Part("factors", "from the released program towards the paper, one switch at a time", _factors),
         Part("factors-back", "from the paper back towards the program, one switch at a time", _factors_back),
+        Part("ladder", "what a deposit comes with: length, size, learning rate, how long is trained", _ladder),
         Part(
             "mechanism",
             "where the deposit comes from: gradient seeds, positional directions, position taken from single heads",

@@ -17,6 +17,7 @@ from toeplens.model import Protocol, decoder_config
 from toeplens.papers.deposit.claims import claims_of
 from toeplens.papers.deposit.labels import TITLES, Label, model_fields, other_protocol, title
 from toeplens.papers.deposit.questions import CORE, SCALES, Scale, chosen_parts, measures_of, places_of
+from toeplens.papers.deposit.rungs import RUNGS
 from toeplens.papers.deposit.tables import Row, accuracy_table
 from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of
 from toeplens.studies.kit.claims import judge
@@ -29,6 +30,8 @@ from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS, starting_spec
 def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int, measures: tuple[str, ...] = ()) -> Cell:
     """The run of one place in the grid, and what is measured of it; plain encodings on Task 1 may be watched."""
     at = Label.parse(label)
+    if at.variant in RUNGS:
+        scale = RUNGS[at.variant].applied(scale)
     data = other_protocol(protocol) if at.variant == "data" else protocol
     start = starting_spec(scale, data, task, at.base, seed)
     sizes = dict(scale.model)
@@ -46,7 +49,7 @@ def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int, mea
     split = "test" if protocol == "paper" else "train+test"
     what = "distance" if task == DISTANCE else "count"
     name = f"{protocol} · {what} · {title(label, protocol)} · seed {seed}"
-    watch = scale.watched and task == DISTANCE and label in TITLES
+    watch = scale.watched and task == DISTANCE and (label in TITLES or at.variant in RUNGS)
     return Cell(Key(protocol, task, label, seed), Job(spec, name, scale.ablation_examples, split, measures, watch))
 
 

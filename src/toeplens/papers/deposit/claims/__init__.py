@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from toeplens.papers.deposit.claims import accuracy, deposit, mechanism, partial, positional_heads, spectra
+from toeplens.papers.deposit.claims import accuracy, deposit, ladder, mechanism, partial, positional_heads, spectra
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.results import Results
 
-_ROOMS = (accuracy, deposit, partial, mechanism, positional_heads, spectra)
+_ROOMS = (accuracy, deposit, partial, mechanism, positional_heads, spectra, ladder)
 CLAIMS: tuple[Claim[Results], ...] = tuple(claim for room in _ROOMS for claim in room.CLAIMS)
 
 

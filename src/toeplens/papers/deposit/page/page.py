@@ -12,6 +12,7 @@ from toeplens.papers.deposit.page import (
     deposits,
     factors,
     heads,
+    ladder,
     look,
     mla,
     partial,
@@ -50,6 +51,8 @@ _MAKERS: tuple[tuple[_Maker, bool], ...] = (
     (sinusoid.sinusoid, True),
     (sinusoid.representation, False),
     (mla.figure, False),
+    (ladder.by_rung, False),
+    (ladder.by_moment, False),
     (seeds.strength, False),
     (seeds.exponent, False),
     (seeds.lead, False),
@@ -62,6 +65,8 @@ _PART: dict[_Maker, str] = {
     partial.layers: "partial",
     partial.peaks: "partial",
     mla.figure: "mla",
+    ladder.by_rung: "ladder",
+    ladder.by_moment: "ladder",
 }
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from toeplens.ground.words import percent, points
 from toeplens.model import Protocol
 from toeplens.papers.deposit import Reproduction, title
+from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.page.look import (
     TASKS,
     colour,
@@ -22,6 +23,7 @@ from toeplens.papers.deposit.page.look import (
     ordered,
     under_headings,
 )
+from toeplens.papers.deposit.rungs import RUNGS
 from toeplens.report.kit.blocks import Block, Panel, Sign
 from toeplens.report.kit.canvas import Canvas
 from toeplens.report.kit.colours import GUESS, layer_look
@@ -32,7 +34,8 @@ _FIELD = "exponent"
 
 def training(state: Reproduction) -> Block:
     """Each head's drop against the training step, a panel a seed."""
-    watched = {cell.key: rows for cell in state.results.cells if (rows := moments(cell))}
+    cells = [cell for cell in state.results.cells if Label.parse(cell.key.label).variant not in RUNGS]
+    watched = {cell.key: rows for cell in cells if (rows := moments(cell))}
     seen = [row for rows in watched.values() for row in rows]
     drops_seen = [drop for row in seen for layer in row["drops"] for drop in layer]
     top = max([0.1, *drops_seen, *(row["accuracy"] for row in seen)])

@@ -1,0 +1,150 @@
+"""Our own hypotheses about what a deposit comes with, from pilots whose seeds no record has: the ladder's claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import log2
+
+from toeplens.papers.deposit.claims.common import Check, full_rope, left_out
+from toeplens.papers.deposit.claims.looking import At, Way, watched_claim
+from toeplens.papers.deposit.labels import title
+from toeplens.studies.kit.claims import Claim
+from toeplens.studies.kit.contrasts import contrast, difference
+from toeplens.studies.kit.looks import END, Look
+from toeplens.studies.kit.results import Figure, Results
+from toeplens.studies.kit.verdicts import Finding, above
+from toeplens.training.presets import DISTANCE
+
+_OURS = "ours, from pilots (seeds 3, 7, 42)"
+_HALF = 0.5
+_TOKENS = ("tokens-24", "tokens-32", "", "tokens-48", "tokens-64", "tokens-96")
+_claim = partial(Claim[Results], part="ladder")
+
+
+def _at_rung(base: str, rung: str) -> str:
+    return f"{base}/{rung}" if rung else base
+
+
+def _doublings(look: Look) -> float:
+    return log2(look.effective_heads)
+
+
+def _rungs(
+    first: str, second: str, figure: Callable[[At], Figure], bar: Callable[[At], float]
+) -> Callable[[At], Check]:
+    """RoPE's figure on one rung less that on another, over a bar; an empty rung is the scale itself."""
+
+    def at(way: At) -> Check:
+        def check(results: Results) -> list[Finding]:
+            rope, seen = full_rope(results), figure(way)
+            one, other = (_at_rung(rope, rung) for rung in (first, second))
+            what = f"{seen.words}{title(one)} - {title(other)}{left_out(results, seen, DISTANCE, one, other)}"
+            return [above(what, results.difference(DISTANCE, one, other, seen), bar(way))]
+
+        return check
+
+    return at
+
+
+def _largest(at: At) -> Figure:
+    return at.largest()
+
+
+def _heads(at: At) -> Figure:
+    return at.figure("doublings of the effective heads, ", _doublings, grain=0.05)
+
+
+def _little(at: At) -> float:
+    return at.bars.little
+
+
+def _half(at: At) -> float:
+    return _HALF
+
+
+def _of_encoding(at: At) -> Check:
+    """RoPE less absolute and less NoPE, over all lengths together."""
+
+    def check(results: Results) -> list[Finding]:
+        rope, figure = full_rope(results), at.largest()
+        findings = []
+        for rival in ("absolute", "nope") if rope == "rope" else ("rope",):
+            pairs: Sequence[tuple[str, str]] = [(_at_rung(rope, rung), _at_rung(rival, rung)) for rung in _TOKENS]
+            terms = [
+                (weight / len(pairs), figure.by_seed(results.of(DISTANCE, label)))
+                for pair in pairs
+                for weight, label in zip((1.0, -1.0), pair, strict=True)
+            ]
+            what = f"{figure.words}{title(rope)} - {title(rival)}, mean over lengths"
+            findings.append(above(what, contrast(*terms, grain=figure.grain), at.bars.little))
+        return findings
+
+    return check
+
+
+def _unfinished(results: Results) -> list[Finding]:
+    """The first look with over 90 % right against the end, eight plateaus on, in the same models."""
+    cells = results.of(DISTANCE, _at_rung(full_rope(results), "longer"))
+    early, late = (At(moment, "accuracy").largest().by_seed(cells) for moment in ("able", END))
+    return [above("largest cost of a head, when over 90% right - at 8 times the plateau", difference(early, late), 0.1)]
+
+
+def _ours(name: str, statement: str, rule: str, way: Way) -> Claim[Results]:
+    return watched_claim(_claim, name, _OURS, statement, rule, way)
+
+
+CLAIMS: tuple[Claim[Results], ...] = (
+    _ours(
+        "ladder-length",
+        "A deposit comes with the task's difficulty: the longer the texts, the more hangs on one head.",
+        "RoPE: the largest cost of a head with 96 tokens less that with 24: over a tenth of the skill.",
+        _rungs("tokens-96", "tokens-24", _largest, _little),
+    ),
+    _claim(
+        "ladder-unfinished",
+        _OURS,
+        "A deposit comes with unfinished learning: trained on, single heads matter less.",
+        "RoPE: the largest cost of a head, as a share of the skill, at the first look with over 90% right less that "
+        "at 8 times the plateau's steps: over a tenth.",
+        _unfinished,
+    ),
+    _ours(
+        "ladder-encoding",
+        "A deposit comes with the encoding: at every length more hangs on one head under RoPE.",
+        "The largest cost of a head, mean over lengths from 24 to 96 tokens: RoPE over absolute and NoPE (in the "
+        "released protocol: over RoPE with its sinusoid) by a tenth of the skill.",
+        _of_encoding,
+    ),
+    _ours(
+        "ladder-heads",
+        "With fewer heads to share the work more hangs on one.",
+        "RoPE: the largest cost of a head with 4 heads less that with 16: over a tenth of the skill.",
+        _rungs("heads-4", "", _largest, _little),
+    ),
+    _ours(
+        "ladder-layers",
+        "With fewer layers more hangs on one head.",
+        "RoPE: the largest cost of a head with 2 layers less that with 6: over a tenth of the skill.",
+        _rungs("layers-2", "", _largest, _little),
+    ),
+    _ours(
+        "ladder-rate",
+        "The papers' low learning rate makes deposits larger.",
+        "RoPE: the largest cost of a head at the papers' 1e-4 with their betas less that at 1e-3: over a tenth of the "
+        "skill.",
+        _rungs("rate-paper", "", _largest, _little),
+    ),
+    _ours(
+        "ladder-dropout-spreads",
+        "Dropout spreads the work over more heads.",
+        "RoPE: effective heads of the whole model with dropout 0.1 less without: over half a doubling.",
+        _rungs("drop", "", _heads, _half),
+    ),
+    _ours(
+        "ladder-decay-gathers",
+        "Weight decay gathers the work in fewer heads.",
+        "RoPE: effective heads of the whole model without weight decay less with 0.1: over half a doubling.",
+        _rungs("", "decay", _heads, _half),
+    ),
+)
