@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import log2
 
-from toeplens.papers.deposit.claims.common import Check, full_rope, left_out
+from toeplens.papers.deposit.claims.common import Check, Test, full_rope, left_out, over
 from toeplens.papers.deposit.claims.looking import At, Way, watched_claim
 from toeplens.papers.deposit.labels import title
 from toeplens.studies.kit.claims import Claim
@@ -31,16 +31,16 @@ def _doublings(look: Look) -> float:
 
 
 def _rungs(
-    first: str, second: str, figure: Callable[[At], Figure], bar: Callable[[At], float]
+    first: str, second: str, figure: Callable[[At], Figure], test: Callable[[At], Test]
 ) -> Callable[[At], Check]:
-    """RoPE's figure on one rung less that on another, over a bar; an empty rung is the scale itself."""
+    """RoPE's figure on one rung less that on another, and how it is judged; an empty rung is the scale itself."""
 
     def at(way: At) -> Check:
         def check(results: Results) -> list[Finding]:
             rope, seen = full_rope(results), figure(way)
             one, other = (_at_rung(rope, rung) for rung in (first, second))
             what = f"{seen.words}{title(one)} - {title(other)}{left_out(results, seen, DISTANCE, one, other)}"
-            return [above(what, results.difference(DISTANCE, one, other, seen), bar(way))]
+            return [test(way)(what, results.difference(DISTANCE, one, other, seen))]
 
         return check
 
@@ -55,12 +55,12 @@ def _heads(at: At) -> Figure:
     return at.figure("doublings of the effective heads, ", _doublings, grain=0.05)
 
 
-def _little(at: At) -> float:
-    return at.bars.little
+def _little(at: At) -> Test:
+    return at.over(at.bars.little)
 
 
-def _half(at: At) -> float:
-    return _HALF
+def _half(at: At) -> Test:
+    return over(_HALF)
 
 
 def _of_encoding(at: At) -> Check:
@@ -77,7 +77,7 @@ def _of_encoding(at: At) -> Check:
                 for weight, label in zip((1.0, -1.0), pair, strict=True)
             ]
             what = f"{figure.words}{title(rope)} - {title(rival)}, mean over lengths"
-            findings.append(above(what, contrast(*terms, grain=figure.grain), at.bars.little))
+            findings.append(above(what, contrast(*terms, grain=figure.grain), at.bars.little, unit=at.bars.unit))
         return findings
 
     return check

@@ -1,0 +1,82 @@
+"""A ledger in worlds whose truth is known: what is true, what is drawn, and what is counted as wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from toeplens.studies import Claim, Finding, above, below, judge_all, supporting, within
+from toeplens.studies.kit import simulated
+from toeplens.studies.kit.contrasts import difference
+from toeplens.studies.kit.simulated import EFFECTS, Shape, simulate
+
+SEEN = [0.4, 0.6, 0.5, 0.55, 0.45]
+Part = Callable[[], Finding]
+
+
+def entries(*parts: Part) -> list[Any]:
+    return judge_all([Claim("it", "a source", "It is so.", "A rule.", lambda _: [part() for part in parts])], None)
+
+
+def over() -> Finding:
+    return above("it", SEEN, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("parts", "truths"),
+    [
+        ((over,), ("fails", "at the bar", "holds")),
+        ((lambda: below("it", SEEN, 0.5),), ("holds", "at the bar", "fails")),
+        ((lambda: within("it", SEEN, -0.1, 0.5),), ("holds", "at the bar", "fails")),
+        ((lambda: above("it", SEEN, 0.0),), ("at the bar", "at the bar", "holds")),
+        ((over, lambda: Finding("fails", "exactly")), ("fails", "fails", "fails")),
+        ((over, lambda: Finding("holds", "exactly")), ("fails", "at the bar", "holds")),
+        ((over, lambda: supporting(below("it", SEEN, 0.5))), ("fails", "at the bar", "holds")),
+    ],
+)
+def test_the_truth_of_a_world_follows_from_its_means(parts: tuple[Part, ...], truths: tuple[str, ...]) -> None:
+    (entry,) = entries(*parts)
+    for size, truth in zip(EFFECTS.values(), truths, strict=True):
+        found = [simulated._part_truth(part, size) for part in entry.findings if part.essential]
+        assert simulated._truth(found) == truth
+
+
+@pytest.mark.parametrize("shape", get_args(Shape))
+def test_what_is_drawn_has_the_mean_the_spread_and_the_models_of_the_data(shape: Shape) -> None:
+    part = above("it", difference(SEEN, [0.2, 0.3, 0.1, 0.25, 0.2, 0.21]), 0.3)
+    assert part.comparison is not None
+    rng = np.random.default_rng(0)
+    drawn = [simulated._drawn(part, 2.0, shape, rng).comparison for _ in range(4000)]
+    terms = [[np.array(each.seen.terms[place][1]) for each in drawn if each] for place in (0, 1)]
+    assert [len(values[0]) for values in terms] == [5, 6]
+    means = [float(np.mean(values)) for values in terms]
+    assert means[0] - means[1] == pytest.approx(0.6, abs=0.01)
+    for values, (_, own) in zip(terms, part.comparison.seen.terms, strict=True):
+        assert float(np.std(values)) == pytest.approx(float(np.std(own, ddof=1)), rel=0.05)
+
+
+def test_wrong_verdicts_are_counted_and_at_most_one_in_twenty_ledgers_at_the_bar_is_wrong() -> None:
+    rng = np.random.default_rng(1)
+    figures = [rng.normal(0.5, 0.1, 6) for _ in range(30)]
+    claims = [
+        Claim(f"claim-{n}", "a source", "It is so.", "A rule.", lambda _, values=values: [above("it", values, 0.5)])
+        for n, values in enumerate(figures)
+    ]
+    ledger = judge_all(claims, None)
+    found = simulate(ledger, worlds=300, effect="at the bar")
+    assert found.any_wrong <= 0.05 + 3 * (0.05 * 0.95 / 300) ** 0.5
+    assert found.plain_any_wrong > 0.5, "without correction most ledgers are wrong somewhere"
+    assert all(error.right == 0 for error in found.errors), "at the bar nothing is right"
+    assert found == simulate(ledger, worlds=300, effect="at the bar")
+    assert found != simulate(ledger, worlds=300, effect="at the bar", seed=1)
+    nothing = simulate(ledger, worlds=50, effect="nothing there")
+    assert nothing.any_wrong == 0
+    assert np.mean([error.right for error in nothing.errors]) > 0.9, "far below the bar it is seen to fail"
+
+
+def test_what_no_mean_decides_is_left_out() -> None:
+    (only,) = entries(lambda: Finding("holds", "exactly"))
+    assert simulate([only], worlds=3).errors == ()
