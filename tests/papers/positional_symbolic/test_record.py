@@ -16,6 +16,7 @@ from toeplens.studies import CellResult, Results, grid, judge_all
 from toeplens.studies.grid.measured import matrix
 from toeplens.studies.grid.relations import relations
 from toeplens.studies.grid.spec import spec_from_yaml
+from toeplens.studies.kit.verdicts import ENOUGH, OPEN
 from toeplens.training.watcher import moments
 
 RECORD = Path(__file__).parents[3] / "results" / "canonical"
@@ -59,6 +60,8 @@ def test_the_ledger_the_table_and_the_relations_follow_from_the_cells(about: dic
         (each["id"], each["verdict"]) for each in recorded
     ]
     assert [entry.evidence for entry in entries] == [each["evidence"] for each in recorded]
+    assert [entry.plain for entry in entries] == [each["plain"] for each in recorded]
+    assert spec.seeds >= ENOUGH or {entry.verdict for entry in entries} <= set(OPEN), "few seeds only lean"
 
 
 def test_shares_add_up_in_every_head_that_has_them(results: Results) -> None:

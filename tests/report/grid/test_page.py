@@ -209,6 +209,10 @@ def test_the_head_that_matters_in_the_end_is_followed(state: Grid, page: str) ->
     unskilled = _of(state, "index", "nope")[0]
     assert followed(unskilled, "symbolic") == []
     assert followed(unskilled, "accuracy") == [(0, 0.0), (4, 0.2), (12, 0.6)]
+    ablation = found[0].ablation
+    assert ablation is not None
+    none_counts = replace(found[0], ablation=replace(ablation, low=np.zeros_like(ablation.drops)))
+    assert followed(none_counts, "symbolic") == [], "a tie decides nothing"
 
 
 def test_costs_compare_models_of_one_task(state: Grid, page: str) -> None:

@@ -151,11 +151,12 @@ def _scatter(state: Grid, relation: Relation, title: str) -> Panel:
             )
     canvas.x(title)
     canvas.y("skill left", tickformat=".0%")
-    counted = f"{len(relation.points)} models of {relation.encodings} encodings"
+    families = f"{len(relation.families)} {'family' if len(relation.families) == 1 else 'families'}"
+    counted = f"{len(relation.points)} models of {relation.encodings} encodings in {families}"
     words = f"{counted}; too few for a correlation, or nothing varies."
     if relation.value is not None:
-        words = (
-            f"Spearman’s correlation {signed(relation.value)}, 95% interval {signed(relation.low)} to "
-            f"{signed(relation.high)}; {counted}."
-        )
+        ends = "no interval"
+        if relation.low is not None:
+            ends = f"95% interval {signed(relation.low)} to {signed(relation.high)}"
+        words = f"Spearman’s correlation {signed(relation.value)}, {ends}; {counted}."
     return Panel(f"At {relation.factor:g} times the length", canvas.figure(), words)

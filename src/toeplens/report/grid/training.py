@@ -57,13 +57,13 @@ def _panel(title: str, cells: Sequence[CellResult]) -> Panel:
 def followed(cell: CellResult, name: str) -> list[tuple[int, float]]:
     """Step and value: the accuracy, or a share of the head without which most is lost in the end.
 
-    Empty for a share of a model without skill, or where the encoding has no such shares.
+    Empty for a share of a model without skill or in which no head counts, or where the encoding has no such shares.
     """
     rows = [row for row in cell.watched if row.get("accuracy") is not None]
     if name == "accuracy":
         return [(int(row["step"]), float(row["accuracy"])) for row in rows]
     lost = heads.drops(cell)
-    if lost is None or not cell.skilled:
+    if lost is None or not cell.skilled or not lost.any():
         return []
     at = np.unravel_index(int(lost.argmax()), lost.shape)
     return [(int(row["step"]), float(heads.array(row[name])[at])) for row in rows if row.get(name) is not None]

@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from toeplens.engine import LengthResult
 from toeplens.ground.records import Record
+from toeplens.lens.ablation.deposit import counted_drops
 from toeplens.studies.grid.spec import Column, GridSpec
 from toeplens.studies.kit.results import CellResult, Results
 
@@ -26,19 +27,27 @@ def array(values: Any) -> np.ndarray:
 
 
 def drops(cell: CellResult) -> Heads | None:
-    """Accuracy lost without each head, no less than 0; None without an ablation."""
-    return None if cell.ablation is None else np.clip(cell.ablation.drops, 0, None)
+    """Accuracy lost without each head, 0 for a head whose loss is not told from none; None without an ablation."""
+    return None if cell.ablation is None else counted_drops(cell.ablation)
 
 
 def carried(cell: CellResult, share: str) -> float:
-    """A share's mean over the heads, each weighed by what is lost without it.
+    """A share's mean over the heads, each weighed by what is lost without it (`weighed`).
 
-    So this is how positional (symbolic) the part of the model is that its skill depends on; NaN where no head matters.
+    So this is how positional (symbolic) the part of the model is that its skill depends on.
     """
-    found, lost = cell.measure("behaviour"), drops(cell)
-    if found is None or lost is None:
+    found = cell.measure("behaviour")
+    return float("nan") if found is None else weighed(cell, getattr(found, share))
+
+
+def weighed(cell: CellResult, values: Heads) -> float:
+    """Mean of a figure of the heads, each weighed by what is lost without it in the trained model (`drops`).
+
+    Heads that have no figure are passed over; NaN where no head counts.
+    """
+    lost = drops(cell)
+    if lost is None:
         return float("nan")
-    values = getattr(found, share)
     weights = np.where(np.isnan(values), 0, lost)
     return float((weights * np.nan_to_num(values)).sum() / weights.sum()) if weights.sum() > 0 else float("nan")
 

@@ -9,6 +9,7 @@ from toeplens.papers.deposit.claims.common import (
     BETTER,
     FINAL,
     MARGIN,
+    STOPPED,
     V1,
     WHY_MARGIN,
     Check,
@@ -24,11 +25,10 @@ from toeplens.papers.deposit.claims.common import (
 from toeplens.papers.deposit.labels import Label
 from toeplens.studies.kit.claims import Claim, as_support, every
 from toeplens.studies.kit.contrasts import contrast
-from toeplens.studies.kit.results import ACCURACY, UNRULED, CellResult, Figure, Results
+from toeplens.studies.kit.results import ACCURACY, CellResult, Figure, Results
 from toeplens.studies.kit.verdicts import Finding, above, below
 from toeplens.training.presets import COUNT, DISTANCE
 
-STOPPED = f"Only models that have stopped learning count ({UNRULED})."
 _trained = ACCURACY.counts
 _SKILL = Figure("skill of ", lambda cell: cell.skill, _trained, "still learning")
 _FIT = Figure("accuracy on training examples, ", lambda cell: cell.fit, lambda cell: _trained(cell) and cell.fit >= 0)

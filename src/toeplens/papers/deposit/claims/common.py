@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from toeplens.papers.deposit.labels import title
 from toeplens.papers.deposit.questions import CORE
+from toeplens.studies.kit.asking import BETTER as BETTER
+from toeplens.studies.kit.asking import MARGIN as MARGIN
+from toeplens.studies.kit.asking import STOPPED as STOPPED
+from toeplens.studies.kit.asking import WHY_MARGIN as WHY_MARGIN
+from toeplens.studies.kit.asking import Test, ask, ask_difference
+from toeplens.studies.kit.asking import between as between
+from toeplens.studies.kit.asking import left_out as left_out
+from toeplens.studies.kit.asking import over as over
+from toeplens.studies.kit.asking import under as under
 from toeplens.studies.kit.claims import Claim
-from toeplens.studies.kit.contrasts import of_one
 from toeplens.studies.kit.results import ACCURACY, SKILLED, CellResult, Figure, Results
-from toeplens.studies.kit.verdicts import Finding, above, below, unknown, within
+from toeplens.studies.kit.verdicts import Finding, unknown
 from toeplens.training.presets import DISTANCE
 
 V1 = "arXiv 2505.13027 v1"
 FINAL = "ICLR 2026 version (summary)"
-MARGIN = 0.02
-WHY_MARGIN = "less than two points could not be seen in the source's figures, and five seeds tell them apart"
-BETTER = f"mean final test accuracy higher by more than {100 * MARGIN:g} points ({WHY_MARGIN})"
 
 Check = Callable[[Results], list[Finding]]
-Test = Callable[[str, Any], Finding]
 Counts = Callable[[CellResult], bool]
 Pairs = Iterable[tuple[str, str]]
 Asked = tuple[Figure, Test]  # of each model; how all together are judged
@@ -30,24 +33,6 @@ core = partial(Claim[Results], part=CORE)
 others = partial(Claim[Results], part="others")
 partially = partial(Claim[Results], part="partial")
 mechanism = partial(Claim[Results], part="mechanism")
-
-
-# ---- how figures are judged ------------------------------------------------------------------------------------------
-
-
-def over(bar: float, unit: str = "") -> Test:
-    """Are the values above a bar?"""
-    return partial(above, bar=bar, unit=unit)
-
-
-def under(bar: float, unit: str = "") -> Test:
-    """Are the values below a bar?"""
-    return partial(below, bar=bar, unit=unit)
-
-
-def between(low: float, high: float, unit: str = "") -> Test:
-    """Are the values between two bars?"""
-    return partial(within, low=low, high=high, unit=unit)
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -65,23 +50,12 @@ def compare(task: str, pairs: Pairs, figure: Figure = ACCURACY, test: Test | Non
 
     def check(results: Results) -> list[Finding]:
         return [
-            (test or over(MARGIN))(
-                (what or f"{figure.words}{title(first)} - {title(second)}")
-                + left_out(results, figure, task, first, second),
-                results.difference(task, first, second, figure),
-            )
+            ask_difference(results, task, first, second, title, figure=figure, test=test, what=what)
             for first, second in pairs
             if second != "random" or results.of(task, second)
         ]
 
     return check
-
-
-def left_out(results: Results, figure: Figure, task: str, *labels: str) -> str:
-    """How many of the models that are compared do not count, as a remark; nothing if all do."""
-    cells = [cell for label in dict.fromkeys(labels) for cell in results.of(task, label)]
-    away = sum(not figure.counts(cell) for cell in cells)
-    return f" ({away} of {len(cells)} models left out: {figure.without})" if away else ""
 
 
 def against(first: str, *rivals: str) -> list[tuple[str, str]]:
@@ -102,17 +76,7 @@ def has(measure: str, *, skill: bool = True) -> Counts:
 def models(label: str, *parts: Asked, task: str = DISTANCE) -> Check:
     """Of the models of a label that count, part by part: the figure, and how its mean is judged."""
 
-    def check(results: Results) -> list[Finding]:
-        cells = results.of(task, label)
-        return [
-            test(
-                f"{figure.words}{title(label)}{left_out(results, figure, task, label)}",
-                of_one(figure.by_seed(cells), figure.grain),
-            )
-            for figure, test in parts
-        ]
-
-    return check
+    return lambda results: [ask(results, task, label, figure, test, title) for figure, test in parts]
 
 
 def learned(label: str, check: Check, task: str = DISTANCE) -> Check:

@@ -1,0 +1,69 @@
+"""How a paper's claims ask figures of trained models: one margin, one wording, and what is left out is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from toeplens.studies.kit.contrasts import of_one
+from toeplens.studies.kit.results import ACCURACY, UNRULED, Figure, Results
+from toeplens.studies.kit.verdicts import Finding, above, below, within
+
+MARGIN = 0.02
+WHY_MARGIN = "less than two points could not be seen in the source's figures, and five seeds tell them apart"
+BETTER = f"mean final test accuracy higher by more than {100 * MARGIN:g} points ({WHY_MARGIN})"
+STOPPED = f"Only models that have stopped learning count ({UNRULED})."
+
+Test = Callable[[str, Any], Finding]
+Title = Callable[[str], str]  # of a label
+
+
+def over(bar: float, unit: str = "") -> Test:
+    """Are the values above a bar?"""
+    return partial(above, bar=bar, unit=unit)
+
+
+def under(bar: float, unit: str = "") -> Test:
+    """Are the values below a bar?"""
+    return partial(below, bar=bar, unit=unit)
+
+
+def between(low: float, high: float, unit: str = "") -> Test:
+    """Are the values between two bars?"""
+    return partial(within, low=low, high=high, unit=unit)
+
+
+def ask(results: Results, task: str, label: str, figure: Figure, test: Test, title: Title) -> Finding:
+    """A figure's mean over the models of an encoding that count, put to a test."""
+    what = f"{figure.words}{title(label)}{left_out(results, figure, task, label)}"
+    return test(what, of_one(figure.by_seed(results.of(task, label)), figure.grain))
+
+
+def ask_difference(
+    results: Results,
+    task: str,
+    first: str,
+    second: str,
+    title: Title,
+    *,
+    figure: Figure = ACCURACY,
+    test: Test | None = None,
+    what: str = "",
+) -> Finding:
+    """A figure's mean over the models of ``first`` less that of ``second``, put to a test.
+
+    Arguments
+        test  what it is to be; more than `MARGIN` unless given
+        what  begins the evidence in place of the figure's words and the two titles
+    """
+    words = what or f"{figure.words}{title(first)} - {title(second)}"
+    missing = left_out(results, figure, task, first, second)
+    return (test or over(MARGIN))(words + missing, results.difference(task, first, second, figure))
+
+
+def left_out(results: Results, figure: Figure, task: str, *labels: str) -> str:
+    """How many of the models that are compared do not count, as a remark; nothing if all do."""
+    cells = [cell for label in dict.fromkeys(labels) for cell in results.of(task, label)]
+    away = sum(not figure.counts(cell) for cell in cells)
+    return f" ({away} of {len(cells)} models left out: {figure.without})" if away else ""
