@@ -19,8 +19,8 @@ _FAMILIES = (
     f"at {heads.LONGER:g} times the length below 0 (the statement has a direction and no strength), by an interval "
     "over families of encodings: those are of one family in which position enters in the same way (nowhere, at the "
     "input, as a bias, by turning, ...), and the interval is that of leaving out one family at a time (Student's, on "
-    f"Fisher's scale). With fewer than {ENOUGH} families or seeds it only leans. Supporting: the other lengths, of the same "
-    f"models. {ONLY_SKILLED}"
+    f"Fisher's scale). With fewer than {ENOUGH} families or seeds it only leans. Supporting: the other lengths, of the "
+    f"same models. {ONLY_SKILLED}"
 )
 
 
