@@ -140,7 +140,7 @@ def settle(found: Sequence[Sequence[Finding]]) -> list[tuple[Verdict, Verdict, f
 def _asides(claim: Claim[Data], data: Data) -> tuple[Aside, ...]:
     found = {name: list(check(data)) for name, check in claim.elsewhere.items()}
     seen = {name: findings for name, findings in found.items() if any(part.known for part in findings)}
-    verdicts = [verdict for verdict, _, _ in settle(list(seen.values()))]
+    verdicts: list[Verdict] = [verdict for verdict, _, _ in settle(list(seen.values()))]
     return tuple(
         Aside(name, verdict, tuple(part.evidence for part in findings))
         for (name, findings), verdict in zip(seen.items(), verdicts, strict=True)

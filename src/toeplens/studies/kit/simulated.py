@@ -88,7 +88,8 @@ def simulate(
         effect,
         shape,
         worlds,
-        *(float(share) for share in wrong.mean(0)),
+        float(wrong[:, 0].mean()),
+        float(wrong[:, 1].mean()),
         tuple(Errors(entry.claim.id, entry.protocol, *row) for entry, row in zip(asked, rates.tolist(), strict=True)),
     )
 

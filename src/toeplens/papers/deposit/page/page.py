@@ -12,7 +12,6 @@ from toeplens.papers.deposit.page import (
     deposits,
     factors,
     heads,
-    ladder,
     look,
     mla,
     partial,
@@ -51,8 +50,8 @@ _MAKERS: tuple[tuple[_Maker, bool], ...] = (
     (sinusoid.sinusoid, True),
     (sinusoid.representation, False),
     (mla.figure, False),
-    (ladder.by_rung, False),
-    (ladder.by_moment, False),
+    (deposits.by_rung, False),
+    (deposits.by_moment, False),
     (seeds.strength, False),
     (seeds.exponent, False),
     (seeds.lead, False),
@@ -65,8 +64,8 @@ _PART: dict[_Maker, str] = {
     partial.layers: "partial",
     partial.peaks: "partial",
     mla.figure: "mla",
-    ladder.by_rung: "ladder",
-    ladder.by_moment: "ladder",
+    deposits.by_rung: "ladder",
+    deposits.by_moment: "ladder",
 }
 
 
