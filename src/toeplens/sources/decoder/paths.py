@@ -1,0 +1,127 @@
+"""What later parts of a decoder read from one head: paths from its output that are cut, one at a time or together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from toeplens.encodings import attend
+from toeplens.model import Block, Context, Decoder
+
+Reader = Literal["queries", "keys", "values", "ffn", "readout"]
+
+
+class Path(NamedTuple):
+    """From a head straight to what reads it: queries, keys or values of a layer, its FFN, or the readout.
+
+    The readout's layer is the number of layers.
+    """
+
+    layer: int
+    reader: Reader
+
+
+def paths_from(model: Decoder, layer: int) -> list[Path]:
+    """All paths from a head of ``layer``, in the order in which they are read.
+
+    Where keys and values are made from the input embeddings, no head is read by them.
+    """
+    attended: tuple[Reader, ...] = ("queries", "keys", "values")
+    if model.config.key_value_source == "embeddings":
+        attended = ("queries",)
+    found = [Path(layer, "ffn")]
+    for later in range(layer + 1, model.config.num_layers):
+        found += [*(Path(later, reader) for reader in attended), Path(later, "ffn")]
+    return [*found, Path(model.config.num_layers, "readout")]
+
+
+@torch.no_grad()
+def cut_paths(
+    model: Decoder,
+    tokens: Int[Tensor, "b N"],
+    lengths: Int[Tensor, "b"] | None,
+    head: tuple[int, int],
+    cuts: Collection[Path],
+) -> Float[Tensor, "b C"]:
+    """Class logits of a pass in which these readers do not see what a head adds to the residual stream.
+
+    A cut reader reads the stream without the head's own contribution, its output through W_O; what others have made of
+    it stays. Everything after a cut goes on from what then is. With no path cut this is the plain pass, with all of
+    them the head is silent (path patching with zero, after Goldowsky-Dill et al. 2023).
+
+    Arguments
+        head  layer and head, from 0
+        cuts  of `paths_from` the head's layer
+    """
+    first, index = head
+    x, context = model.begin(tokens, lengths)
+    for layer in range(first):
+        x = model.block(layer).finish(x, model.block(layer).heads(x, context, read=None, fused=True)[1])
+    block = model.block(first)
+    z = block.heads(x, context, read=None, fused=True)[1]
+    size = z.shape[-1]
+    own = F.linear(z[:, :, index], block.attention.out.weight[:, index * size : (index + 1) * size])
+    x = _fed(block, x + block.attention.merge(z), own, Path(first, "ffn") in cuts)
+    for layer in range(first + 1, model.config.num_layers):
+        block = model.block(layer)
+        missed = {reader: own if Path(layer, reader) in cuts else None for reader in ("queries", "keys", "values")}
+        x = x + block.attention.merge(_attended(block, x, context, missed))
+        x = _fed(block, x, own, Path(layer, "ffn") in cuts)
+    if Path(model.config.num_layers, "readout") in cuts:
+        x = x - own
+    return model.end(_read(model, x, context), context)
+
+
+def each_path(
+    model: Decoder, tokens: Int[Tensor, "b N"], lengths: Int[Tensor, "b"] | None, head: tuple[int, int]
+) -> Iterator[Float[Tensor, "b C"]]:
+    """Class logits with nothing cut, then with each of `paths_from` the head's layer cut, then with all of them."""
+    every = paths_from(model, head[0])
+    for cuts in ([], *([path] for path in every), every):
+        yield cut_paths(model, tokens, lengths, head, cuts)
+
+
+def _fed(block: Block, x: Tensor, own: Tensor, cut: bool) -> Float[Tensor, "b N d_model"]:
+    return x + block.ffn(block.norm_ffn(x - own if cut else x))
+
+
+def _attended(block: Block, x: Tensor, context: Context, missed: dict[str, Tensor | None]) -> Tensor:
+    """Head outputs at all positions, [b, N, H, head_dim], each projection of what it may read."""
+    attention = block.attention
+
+    def normed(reader: str) -> Tensor:
+        away = missed[reader]
+        return block.norm_attention(x if away is None else x - away)
+
+    def asked(reader: str) -> Tensor:
+        return normed(reader) if context.embeddings is None else context.embeddings
+
+    queries, keys = normed("queries"), asked("keys")
+    q, k, v = attention.project(queries, keys)
+    if missed["keys"] is not missed["values"]:
+        v = attention.project(queries, asked("values"))[2]
+    z = attend(
+        q,
+        k,
+        v,
+        encoding=attention.encoding,
+        scale=attention.scale,
+        notes=attention.encoding.note(keys),
+        causal=attention.causal,
+        q_positions=context.positions,
+        k_positions=context.positions,
+        mask=context.key_mask,
+        added=context.added if block.shares_bias else None,
+    )
+    return z.transpose(1, 2)
+
+
+def _read(model: Decoder, x: Tensor, context: Context) -> Tensor:
+    """Of the last layer's output, what the readout sees."""
+    read = model.read_position(model.config.num_layers - 1, x.shape[:2], context)
+    return x if read is None else x[torch.arange(len(x), device=x.device), read].unsqueeze(1)
