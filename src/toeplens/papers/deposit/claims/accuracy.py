@@ -31,8 +31,13 @@ from toeplens.training.presets import COUNT, DISTANCE
 
 _trained = ACCURACY.counts
 _SKILL = Figure("skill of ", lambda cell: cell.skill, _trained, "still learning")
-_FIT = Figure("accuracy on training examples, ", lambda cell: cell.fit, lambda cell: _trained(cell) and cell.fit >= 0)
-_GAP = Figure("train - test gap, ", lambda cell: cell.fit - cell.accuracy, _FIT.counts)
+_FIT = Figure(
+    "accuracy on training examples, ",
+    lambda cell: cell.fit,
+    lambda cell: cell.status == "diverged" or (cell.settled and cell.fit >= 0),
+    "still learning, or not measured",
+)
+_GAP = Figure("train - test gap, ", lambda cell: cell.fit - cell.accuracy, _FIT.counts, _FIT.without)
 _SPEED = Figure("doublings of an epoch until half is learned, ", lambda cell: cell.half_learned, grain=0.05)
 _SETBACKS = Figure("test accuracy lost on the way, ", lambda cell: cell.setbacks)
 _FASTER = 0.25
