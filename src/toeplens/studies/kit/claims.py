@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from toeplens.model import Protocol
 from toeplens.studies.kit.results import Results
-from toeplens.studies.kit.verdicts import LEVEL, OPEN, Finding, Verdict, chance, combine, holm, supporting
+from toeplens.studies.kit.verdicts import LEVEL, OPEN, Finding, Verdict, chance, combine, holm, supporting, told_of
 
 Data = TypeVar("Data")
 
@@ -84,8 +84,8 @@ class Entry:
     def to_dict(self) -> dict[str, Any]:
         """Plain text, for JSON."""
         told = [
-            {"verdict": part.at(self.error), "essential": part.essential, "evidence": part.evidence}
-            for part in self.findings
+            {"verdict": verdict, "essential": part.essential, "evidence": part.evidence}
+            for part, verdict in zip(self.findings, told_of(self.findings, self.error), strict=True)
         ]
         return {
             "id": self.claim.id,

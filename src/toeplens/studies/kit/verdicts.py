@@ -167,20 +167,31 @@ def combine(findings: Sequence[Finding], level: float | None = None) -> Verdict:
     Arguments
         level  the two-sided error that the claim as a whole may have; None: the plain verdict, each part at 5%
     """
-    essential = [finding for finding in findings if finding.essential]
-    if not essential:
-        return "undecided"
-    kinds = [finding.verdict if level is None else finding.at(level) for finding in essential]
-    refuted = kinds if level is None else [finding.at(level / _chances(essential)) for finding in essential]
-    if "fails" in refuted:
+    told = list(zip(findings, told_of(findings, level), strict=True))
+    kinds = [verdict for finding, verdict in told if finding.essential]
+    if "fails" in kinds:
         return "fails"
-    if set(kinds) == {"holds"}:
-        rest = [finding for finding in findings if not finding.essential]
-        weak = [finding.verdict if level is None else finding.at(level / _chances(rest)) for finding in rest]
-        return "holds in part" if "fails" in weak else "holds"
-    if "undecided" in kinds or "fails" in kinds:
+    if kinds and set(kinds) == {"holds"}:
+        return "holds in part" if any(verdict == "fails" for _, verdict in told) else "holds"
+    if not kinds or "undecided" in kinds:
         return "undecided"
     return "leans to fail" if "leans to fail" in kinds else "leans to hold"
+
+
+def told_of(findings: Sequence[Finding], level: float | None = None) -> list[Verdict]:
+    """The verdict on each part of a claim, with the error ``level`` of the claim as a whole; None: the plain ones.
+
+    To hold, all essential parts have to, so each may have the whole error; to fail, one part is enough, so that the
+    essential ones share it, and so do the supporting ones.
+    """
+    if level is None:
+        return [finding.verdict for finding in findings]
+    shares = {kind: level / _chances([each for each in findings if each.essential is kind]) for kind in (True, False)}
+    told: list[Verdict] = []
+    for finding in findings:
+        verdict = finding.at(level)
+        told.append(verdict if verdict != "fails" else finding.at(shares[finding.essential]))
+    return told
 
 
 def chance(findings: Sequence[Finding]) -> float | None:
