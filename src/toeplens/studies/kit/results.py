@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -115,21 +115,30 @@ class CellResult(Record):
         """Doublings of an epoch until half of what there is to learn of the training examples is learned.
 
         Between two evaluations the accuracy is taken to rise in a straight line, from the guess at the beginning; in
-        a model that never learns half, all its epochs count, which makes it look faster than it is. Accuracy on
-        training examples after the evaluation where it was measured, else the running one of the epoch. NaN for a run
-        that diverged.
+        a model that never learns half (`learned_half`), all its epochs count, which makes it look faster than it is.
+        NaN for a run that diverged.
         """
         if self.status == "diverged" or not self.epochs:
             return float("nan")
         before, learned = 0.0, 0.0
-        for row in self.epochs:
-            accuracy = row.get("fit_accuracy", row["train_accuracy"])
-            skill = (float(accuracy) - self.length_chance) / (1 - self.length_chance)
+        for epoch, skill in self._learning():
             if skill >= 0.5:
                 part = (0.5 - learned) / (skill - learned)
-                return float(np.log2(before + part * (float(row["epoch"]) - before)))
-            before, learned = float(row["epoch"]), max(0.0, skill)
+                return float(np.log2(before + part * (epoch - before)))
+            before, learned = epoch, max(0.0, skill)
         return float(np.log2(before))
+
+    @property
+    def learned_half(self) -> bool:
+        """Whether half of what there is to learn of the training examples was learned at any evaluation."""
+        return self.status != "diverged" and any(skill >= 0.5 for _, skill in self._learning())
+
+    def _learning(self) -> Iterator[tuple[float, float]]:
+        """Epochs done, and skill on training examples: after the evaluation where that was measured, else running."""
+        for row in self.epochs:
+            fit = row.get("fit_accuracy")
+            accuracy = float(row["train_accuracy"] if fit is None else fit)
+            yield float(row["epoch"]), (accuracy - self.length_chance) / (1 - self.length_chance)
 
     @property
     def setbacks(self) -> float:
