@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from tests.papers.deposit.insides import CHANCE, HEADS, LAYERS, Inside, ablation, bias, measured, signals
 
-from toeplens.lens import HeadAblation, HeadSets, PositionalDrift, Representation, SeedStrength
-from toeplens.lens.gradients.signal import LevelSignal
-from toeplens.lens.gradients.statistics import Strength
+from toeplens.engine.head_watch import Watched
 from toeplens.model import Protocol
 from toeplens.papers.deposit.labels import TITLES
 from toeplens.studies import CellResult, Key, Results
 from toeplens.training.presets import COUNT, DISTANCE
 
-LAYERS, HEADS, CHANCE = 4, 4, 0.1
 Heads = tuple[float, ...]
+Layers = tuple[Heads, ...]
 SINGLE: Heads = (0.6, 0.02, 0.0, 0.01)  # of a skill of at most 0.9
 SPREAD: Heads = (0.02, 0.02, 0.02, 0.02)
-RISING, FALLING = (1.5, 2.0, 3.0, 4.0), (4.0, 3.0, 2.0, 1.5)
-
-
-@dataclass(frozen=True)
-class Inside:
-    """What is measured inside a made-up model; unless told otherwise, what the papers say of RoPE.
-
-    logits, parameters  exponents of SNR_n in the first layer
-    drift               the relative drift of Var(P) there of the head whose Var(P) moves most
-    first, last         how far each layer's best head leads, at initialisation and after training
-    leader              which head leads
-    alignment           of the stream's position part with the input's, after layer 2
-    coefficient         of the same on the input's vectors
-    positions           drops by taking position from one head: the largest and the second
-    needed              how many heads suffice
-    """
-
-    logits: float = -0.05
-    parameters: float = -0.05
-    drift: float = 1.0
-    first: tuple[float, ...] = FALLING
-    last: tuple[float, ...] = FALLING
-    leader: int = 0
-    alignment: float = 0.1
-    coefficient: float = 0.1
-    positions: tuple[float, float] = (0.5, 0.02)
-    needed: int = 2
+NATS = 2.0  # what a head costs by loss, for what it costs in accuracy
+TOLD_OF_ROPE = Inside()
 
 
 @dataclass(frozen=True)
@@ -54,19 +29,25 @@ class Model:
     """A made-up cell.
 
     accuracy  in the end, on the test set
-    way       the same after the first of its two epochs; half of it unless given
-    gap       train less test accuracy
+    gap       accuracy on training examples less that
+    half      epochs until half is learned of the training examples; None: never, in eight
+    falls     how much test accuracy is lost on the way
+    settled   whether it has stopped learning
     drops     what its heads drop, layer by layer
+    looks     the same at moments of training
     inside    what is measured of it beside the ablation; None where nothing is
     status    ``complete`` or ``diverged``
     """
 
     accuracy: float
-    way: float | None = None
     gap: float = 0.1
-    drops: tuple[Heads, ...] = (SPREAD,) * LAYERS
-    inside: Inside | None = Inside()
-    status: str = "complete"
+    half: float | None = 2.0
+    falls: float = 0.05
+    settled: bool = True
+    drops: Layers = (SPREAD,) * LAYERS
+    looks: tuple[tuple[str, Layers], ...] = ()
+    inside: Inside | None = TOLD_OF_ROPE
+    status: Any = "complete"
 
     def single(self, *layers: int) -> Model:
         """With one head that carries each of these layers, and none elsewhere."""
@@ -78,96 +59,47 @@ class Model:
 
     def within(self, **inside: Any) -> Model:
         """With this changed inside."""
-        return replace(self, inside=replace(Inside(), **inside))
+        return replace(self, inside=replace(self.inside or Inside(), **inside))
+
+    def seen(self, *moments: str) -> Model:
+        """With the same seen at these moments of training."""
+        return replace(self, looks=tuple((moment, self.drops) for moment in moments))
 
 
 World = dict[tuple[str, str], Model]
 
-# ---- records of measures --------------------------------------------------------------------------------------------
+
+def _rows(model: Model, noise: float) -> list[dict[str, Any]]:
+    """Three evaluations: a quarter learned, half of it, and the end; test accuracy falls from the first to the next."""
+    half = 4.0 if model.half is None else model.half * 2**noise
+    fits = (0.25, 0.3, 0.35) if model.half is None else (0.1 + 0.9 / 4, 0.1 + 0.9 / 2, model.accuracy + model.gap)
+    low = model.accuracy / 2
+    tests = low + model.falls + noise, low, model.accuracy + noise
+    return [
+        {"epoch": epoch, "step": n, "train_accuracy": _share(fit), "fit_accuracy": _share(fit), "test_accuracy": test}
+        for n, (epoch, fit, test) in enumerate(zip((half / 2, half, 2 * half), fits, tests, strict=True), start=1)
+    ]
 
 
-def ablation(drops: Any, accuracy: float, intervention: str = "zero") -> HeadAblation:
-    """Heads whose harm adds up within a layer; without any head a layer carries nothing."""
-    drops = np.asarray(drops, dtype=float)
-    lost = np.cumsum(-np.sort(-drops, axis=1), axis=1)
-    curve = np.clip(np.concatenate((np.zeros((LAYERS, 1)), lost), axis=1), 0, None)
-    curve[:, -1] = accuracy - CHANCE
-    return HeadAblation(
-        drops, drops, drops, accuracy, np.clip(accuracy - curve, 0, None), 1000, CHANCE, intervention=intervention
-    )
+def _share(value: float) -> float:
+    return min(1.0, max(0.0, value))
 
 
-def signals(leads: tuple[float, ...], leader: int, noise: float) -> np.ndarray:
-    """[L, H] all heads alike but one, which leads by these factors; the noise is of another size in each layer."""
-    signal = np.ones((LAYERS, HEADS))
-    signal[:, leader] = np.array(leads) * (1 + noise * np.arange(1, LAYERS + 1))
-    return signal
-
-
-def level_seed(exponent: float, signal: np.ndarray) -> LevelSignal:
-    """The exponent is that of the first layer and of its best head: others' cancel, and one has none."""
-    heads, layers = np.full((LAYERS, HEADS), -0.5), np.full(LAYERS, -0.5)
-    heads[0], layers[0] = [np.nan, exponent - 0.01, exponent, exponent - 0.02], exponent
-
-    def strength(exponents: np.ndarray) -> Strength:
-        share = np.full_like(exponents, 0.5)
-        curve = np.stack((share, share), axis=-1)
-        return Strength(curve, exponents, exponents, exponents, share, share, share)
-
-    return LevelSignal(strength(heads), strength(layers), np.stack((signal, 0 * signal), axis=-1))
-
-
-@functools.cache
-def seed(inside: Inside, noise: float) -> dict[str, Any]:
-    signal = signals(inside.first, inside.leader, noise)
-    levels = {name: level_seed(getattr(inside, name) + noise, signal) for name in ("logits", "parameters")}
-    drift = np.full((LAYERS, HEADS), 99.0)
-    drift[0] = np.array([0.3, 0.5, 1.0, 0.7]) * (inside.drift + noise) / 2
-    return {
-        "strength": SeedStrength((8, 16), 16, 1.0, levels).to_dict(),
-        "drift": PositionalDrift(np.ones_like(drift), drift, 1.0, 2.0, 16).to_dict(),
-    }
-
-
-@functools.cache
-def representation(inside: Inside, noise: float) -> dict[str, Any]:
-    """Of 10 directions in 100: a tenth of what is known is chance. Before layers 0 and 1 all is as at the input."""
-    one = np.ones(LAYERS)
-    alignment, coefficient = (
-        np.array([1.0, 1.0, value + noise, 0.0]) for value in (inside.alignment, inside.coefficient)
-    )
-    rest = ("variance", "variance_share", "low", "high", "alignment_low", "alignment_high", "displaced")
-    return Representation(
-        layers=np.arange(LAYERS),
-        sequences=64,
-        positions=np.arange(8),
-        energy=0.99,
-        reference_rank=10,
-        chance=0.1,
-        rank=np.full(LAYERS, 1),
-        angles=(np.array([0.0]),) * LAYERS,
-        alignment=alignment,
-        coefficient=coefficient,
-        **dict.fromkeys((*rest, "mean_cosine", "cosine", "decodability"), one),
-    ).to_dict()
-
-
-def head_sets(inside: Inside, accuracy: float) -> HeadSets:
-    order = [[layer, head] for layer in range(LAYERS) for head in range(HEADS)]
-    curve = np.linspace(accuracy, CHANCE, len(order) + 1)
-    return HeadSets(accuracy, CHANCE, 512, curve, curve, curve[None], order, order[: inside.needed], 0.9, accuracy)
-
-
-def measured(inside: Inside, accuracy: float, noise: float) -> dict[str, Any]:
-    """The four measures, as a run directory holds them; each number is a little off, by the seed's noise."""
-    positions = np.zeros((LAYERS, HEADS))
-    positions[1, 3], positions[3, 0] = np.array(inside.positions) + noise
-    return {
-        "seed": seed(inside, noise),
-        "representation": representation(inside, noise),
-        "position": ablation(positions, accuracy, "position").to_dict(),
-        "sets": head_sets(inside, accuracy).to_dict(),
-    }
+def _watched(model: Model, inside: Inside, accuracy: float, noise: float) -> list[dict[str, Any]]:
+    """What was seen at initialisation, at the moments of the model's looks, and at the end."""
+    signal = signals(inside, inside.last, 0, noise)
+    row = Watched(0, 1.0, CHANCE, 3.0, 0 * signal, signal, 0 * signal)
+    looks = [
+        replace(
+            row,
+            step=step,
+            events=(moment,),
+            ablation=ablation(drops, accuracy),
+            by_loss=ablation(NATS * np.array(drops), 0.5, "loss"),
+        )
+        for step, (moment, drops) in enumerate(model.looks, start=1)
+    ]
+    return [each.to_dict() for each in (row, *looks, replace(row, step=99))]
 
 
 @functools.cache
@@ -176,11 +108,12 @@ def made_up(key: Key, model: Model, noise: float = 0.0) -> CellResult:
 
     As in the study, plain encodings on Task 1 are watched and measured, and of a run that diverged nothing is measured.
     """
-    accuracy, gap = model.accuracy + noise, model.gap + noise
+    accuracy = model.accuracy + noise
     inside = model.inside if key.task == DISTANCE and key.label in TITLES else None
-    way = accuracy / 2 if model.way is None else model.way + noise
     complete = model.status == "complete"
-    rows = [] if inside is None else [{"step": n, "signal": signals(inside.last, 0, noise).tolist()} for n in (0, 9)]
+    found = measured(inside, accuracy, noise) if inside else {}
+    if key.label == "relative" and model.inside:
+        found = found | {"bias": bias(model.inside, noise)}
     return CellResult(
         key=key,
         run=f"{key}",
@@ -188,18 +121,21 @@ def made_up(key: Key, model: Model, noise: float = 0.0) -> CellResult:
         chance=CHANCE,
         length_chance=CHANCE,
         parameters=1000,
-        epochs=[
-            {"epoch": n, "step": n, "train_accuracy": test + gap, "test_accuracy": test}
-            for n, test in enumerate((way, accuracy), start=1)
-        ],
-        result={"test_accuracy": accuracy, "seconds": 1.0},
+        epochs=_rows(model, noise),
+        result={
+            "test_accuracy": accuracy,
+            "fit_accuracy": _share(accuracy + model.gap),
+            "plateau": 2 if model.settled else None,
+            "seconds": 1.0,
+        },
         ablation=ablation(model.drops, accuracy) if complete else None,
-        measures=measured(inside, accuracy, noise) if complete and inside else {},
-        watched=rows,
+        by_loss=ablation(NATS * np.array(model.drops), 0.5, "loss") if complete else None,
+        measures=found if complete else {},
+        watched=_watched(model, inside or Inside(), accuracy, noise) if inside or model.looks else [],
     )
 
 
-def results(world: World, seeds: int = 3, spread: float = 0.002, protocol: Protocol = "paper") -> Results:
+def results(world: World, seeds: int = 5, spread: float = 0.002, protocol: Protocol = "paper") -> Results:
     """Each model of the world once a seed; the seeds differ a little around it, each encoding's in its own way."""
     rng = np.random.default_rng(0)
     cells = []
@@ -208,6 +144,11 @@ def results(world: World, seeds: int = 3, spread: float = 0.002, protocol: Proto
         for number, shift in enumerate(noise - noise.mean()):
             cells.append(made_up(Key(protocol, task, label, number), model, float(shift)))
     return Results(cells)
+
+
+def changed(found: Results, change: Callable[[CellResult], CellResult]) -> Results:
+    """The same results with every cell changed."""
+    return Results(change(cell) for cell in found.cells)
 
 
 # ---- worlds ---------------------------------------------------------------------------------------------------------
@@ -228,3 +169,18 @@ def _world(task: str, models: dict[str, float | Model]) -> World:
         (task, name.replace("__", "/").replace("_", "-")): model if isinstance(model, Model) else Model(model)
         for name, model in models.items()
     }
+
+
+__all__ = [
+    "HEADS",
+    "LAYERS",
+    "SINGLE",
+    "SPREAD",
+    "Model",
+    "World",
+    "changed",
+    "count",
+    "distance",
+    "made_up",
+    "results",
+]

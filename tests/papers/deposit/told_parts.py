@@ -1,0 +1,134 @@
+"""What to change in the world in which a claim holds, so that one part of it alone fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tests.papers.deposit.insides import RISING
+from tests.papers.deposit.told import ABSOLUTE, ALIBI, ROPE, SKILLED, WITH_SINUSOID, rope
+from tests.papers.deposit.worlds import Model, World, count, distance
+
+
+def _each(
+    others: str, model: float | Model, worlds: Callable[..., World] = distance, start: int = 0
+) -> dict[int, World]:
+    """A world for each of these encodings, in which that one is ``model``; their parts follow each other."""
+    return {part: worlds(**{name: model}) for part, name in enumerate(others.split(), start)}
+
+
+def _peak(label: str, drop: float) -> World:
+    return distance(**{label: replace(SKILLED[label], drops=((drop, 0.0, 0.0, 0.0),) * 4)})
+
+
+# of an essential part: the claim fails
+ESSENTIAL: dict[str, dict[int, World]] = {
+    "task1-rope-best": _each("absolute relative alibi nope random", 0.99),
+    "task1-rope-fastest": _each("absolute relative alibi nope random", Model(0.5, half=0.5)),
+    "task1-rope-stable": _each("absolute relative alibi nope", Model(0.5, falls=0.0)),
+    "task1-absolute-second": {0: distance(rope=0.5), **_each("relative alibi nope random", 0.7, start=1)},
+    "task1-nope-relative-fail": _each("nope relative", 0.9),
+    "task1-alibi-poor": _each("alibi", 0.7),
+    "table1-task1-order": {0: distance(mla=0.95), 1: distance(nope=0.9)},
+    "table1-task2-order": {0: count(mla=0.75), 1: count(rope=0.8)},
+    "table1-levels": _each("mla rope nope", 0.5) | _each("mla rope nope", 0.5, count, 3),
+    "task2-rope-superior": _each("absolute", 0.9, count),
+    "task1-convergence-order": {0: distance(absolute=Model(0.6, half=0.5)), 1: distance(alibi=Model(0.3, half=2.0))},
+    "task1-rope-smallest-gap": _each("rope", Model(0.6, gap=0.3)),
+    "mla-near-best": {
+        **_each("absolute alibi nope random relative rope rope_absolute", 0.997),
+        **{
+            part: count(mla=0.8) | world
+            for part, world in _each("absolute alibi nope random relative rope", 0.95, count, 7).items()
+        },
+    },
+    "mla-small-cost": _each("mla", 0.7),
+    "task1-random-overfits": {0: distance(random=Model(0.3, gap=0.0)), 1: distance(random=Model(0.65, gap=0.05))},
+    "task2-positions-cost": _each("nope", 0.5, count),
+    "task2-absolute-mild": _each("absolute", 0.9, count),
+    "task2-relative-like-nope": _each("relative", 0.9, count),
+    "task2-relative-bias-attenuates": _each("relative", 0.77, count),
+    "task2-random-perfect-fit": _each("random", Model(0.6, gap=0.1), count),
+    "task2-random-largest-gap": _each("rope absolute relative alibi nope", Model(0.4, gap=0.6), count),
+    "task2-alibi-worst": _each("nope rope absolute relative random mla", 0.3, count),
+    "deposit-first-layer": {
+        0: distance(rope=Model(0.93).first_layer(0.35, 0.02, 0.02, 0.02)),
+        1: distance(rope=Model(0.93).single(0, 1)),
+    },
+    "deposit-shallow": {
+        0: distance(rope=Model(0.93).first_layer(0.1, 0.02, 0.02, 0.02)),
+        1: distance(rope=Model(0.93, drops=((0.3, 0, 0, 0),) * 2 + ((0.4, 0, 0, 0),) * 2)),
+    },
+    "deposit-only-rope": _each("nope alibi relative absolute", Model(0.6).single(1)),
+    "deposit-not-task2": _each("rope", Model(0.69).single(3), count),
+    "mla-removes-deposit": _each("mla", Model(0.88).single(3)),
+    "rope-absolute-moves-deposit": {
+        0: distance(rope_absolute=Model(0.8).single(0, 2)),
+        1: distance(rope_absolute=0.8),
+    },
+    "one-or-two-heads-suffice": _each("partial_1 partial_2", 0.5),
+    "deposit-more-under-rope": _each("nope alibi relative absolute", Model(0.6).single(1)),
+    "absolute-uneven": {
+        0: distance(absolute=Model(0.6).first_layer(0.06, 0.06, 0.01, 0.01)),
+        1: distance(absolute=Model(0.6).first_layer(0.3, 0.2, 0.2, 0.2)),
+    },
+    "relative-alibi-scattered": _each("relative alibi", Model(0.6, drops=((0.2,) * 4,) * 4)),
+    # of three that differ, the one between them is as near to both as may be
+    "nope-relative-alibi-alike": {
+        0: _peak("nope", 0.0) | _peak("relative", 0.08) | _peak("alibi", 0.04),
+        1: _peak("nope", 0.0) | _peak("relative", 0.04) | _peak("alibi", 0.08),
+        2: _peak("nope", 0.04) | _peak("relative", 0.0) | _peak("alibi", 0.08),
+    },
+    "mla-average-deposit": {
+        0: distance(mla=Model(0.88, drops=((0.3, 0.0, 0.0, 0.0),) + ((0.0,) * 4,) * 3)),
+        1: distance(mla=Model(0.88, drops=((0.7,) * 4,) * 4)),
+    },
+    "nonrope-diffuse-task2": _each("nope alibi relative absolute", Model(0.6).single(2), count),
+    "dropout-keeps-deposit": {
+        0: distance(rope=ROPE.first_layer(0.1, 0, 0, 0), rope__dropout=Model(0.9).first_layer(0.1, 0, 0, 0)),
+        1: distance(rope__dropout=Model(0.9).first_layer(0.3, 0.02, 0.02, 0.02)),
+    },
+    "partial-below-full": _each("partial_1 partial_2 partial_3", 0.5),
+    "partial-hurts-count": _each("partial_1 partial_2", 0.9, count),
+    "partial-moves-deposit": {
+        0: distance(**{f"partial_{heads}": Model(0.89).first_layer(0.1, 0, 0, 0) for heads in (1, 2, 3)}),
+        1: distance(
+            **{
+                f"partial_{heads}": Model(0.89, drops=((0.6, 0, 0, 0),) * 2 + ((0.7, 0, 0, 0),) * 2)
+                for heads in (1, 2, 3)
+            }
+        ),
+    },
+    "rope-gradient-seed": {0: rope(logits=1e-4), 1: rope(parameters=1e-4)},
+    "alibi-seed-cancels": {0: distance(alibi=ALIBI.within(logits=0.1))},
+    "margin-grows": {0: rope(first=RISING), 1: rope(last=RISING)},
+    "early-leader-deposits": {0: distance(rope=ROPE.first_layer(0.6, 0.6, 0.6, 0.02))},
+    "additive-directions-displaced": {
+        0: distance(rope_absolute=WITH_SINUSOID.within(alignment=0.5)),
+        1: distance(rope_absolute=WITH_SINUSOID.within(coefficient=0.9)),
+    },
+    "rope-suppresses-implicit-position": {0: rope(readable=0.75)},
+    "one-head-knows-position": {0: rope(positions=(0.5, 0.4))},
+    "rope-needs-fewer-heads": _each("nope relative", Model(0.6).within(needed=1)),
+    "two-heads-do-it": {0: rope(positional=3)},
+    "significant-angle-massive": {0: rope(norm=0.4)},
+    "few-bands-trained": {0: rope(bands=(3, 4)), 1: rope(bands=(1, 1))},
+    "mla-keeps-length": {0: rope(kept=0.8)},
+    "contraction-speeds-learning": {0: rope(width=9.0)},
+    "contraction-brings-deposit": {0: rope(width=9.0) | distance(rope_absolute=WITH_SINUSOID.within(width=8.0))},
+}
+# of a supporting part: the claim holds in part
+SUPPORTING: dict[str, dict[int, World]] = {
+    "task2-rope-superior": {1: count(rope=0.75, absolute=0.5, nope=0.9)},
+    "relative-alibi-scattered": {
+        2: distance(relative=Model(0.6, drops=((0.1, 0, 0, 0),) + ((0.0,) * 4,) * 3)),
+        3: distance(alibi=Model(0.6, drops=((0.1, 0, 0, 0),) + ((0.0,) * 4,) * 3)),
+    },
+    "rope-gradient-seed": {2: rope(drift=-1.0)},
+    "alibi-seed-cancels": {1: distance(alibi=ALIBI.within(parameters=0.5))},
+    # one of the others costs as much, and has the least signal
+    "early-leader-deposits": {1: distance(rope=ROPE.first_layer(0.6, 0.0, 0.02, 0.6).within(rest=(1.0, 0.9, 0.8)))},
+    "additive-directions-displaced": {2: distance(absolute=ABSOLUTE.within(alignment=0.1))},
+    "one-head-knows-position": {1: rope(positions=(0.1, 0.02))},
+    "significant-angle-massive": {1: rope(massive=0.25)},
+}

@@ -1,0 +1,155 @@
+"""What is compared: Welch's and Student's intervals as scipy has them, and how many seeds would do."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from toeplens.studies.kit.contrasts import GRAIN, MOST_SEEDS_ASKED, Contrast, contrast, difference, of_one
+
+NONE = 1e-12  # a grain that plays no part
+value = st.integers(-100, 100).map(lambda n: n / 100)
+several = st.lists(value, min_size=2, max_size=9)
+
+
+def varied(*terms: list[float]) -> None:
+    """Only where no term's spread is 0, which scipy leaves undefined."""
+    assume(all(np.ptp(term) > 0 for term in terms))
+
+
+@given(several, value)
+def test_one_mean_is_compared_as_students_t_has_it(values: list[float], bar: float) -> None:
+    varied(values)
+    seen = of_one(values, NONE)
+    test: Any = stats.ttest_1samp(values, bar, alternative="greater")
+    assert seen.above(bar) == pytest.approx(float(test.pvalue), abs=1e-12)
+    assert seen.below(bar) == pytest.approx(1 - float(test.pvalue), abs=1e-12)
+    ends = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert seen.interval(0.05) == pytest.approx((ends.low, ends.high))
+    assert seen.freedom == pytest.approx(len(values) - 1)
+
+
+@given(several, several, st.sampled_from([0.01, 0.05, 0.3]))
+def test_a_difference_is_compared_as_welchs_t_has_it(first: list[float], second: list[float], level: float) -> None:
+    varied(first, second)
+    seen = difference(first, second, NONE)
+    test: Any = stats.ttest_ind(first, second, equal_var=False, alternative="greater")
+    assert seen.above(0) == pytest.approx(float(test.pvalue), abs=1e-12)
+    assert seen.below(0) == pytest.approx(1 - float(test.pvalue), abs=1e-12)
+    assert seen.freedom == pytest.approx(float(test.df))
+    ends = stats.ttest_ind(first, second, equal_var=False).confidence_interval(1 - level)
+    assert seen.interval(level) == pytest.approx((ends.low, ends.high))
+
+
+@given(several, several, value)
+def test_a_weight_is_a_unit_of_the_figures(first: list[float], second: list[float], bar: float) -> None:
+    weighed = contrast((1, first), (-0.5, second), grain=NONE)
+    scaled = difference(first, [each / 2 for each in second], NONE)
+    assert weighed.value == pytest.approx(scaled.value)
+    varied(first, second)
+    assert weighed.above(bar) == pytest.approx(scaled.above(bar))
+    assert weighed.freedom == pytest.approx(scaled.freedom)
+
+
+@given(several, several, value, st.sampled_from([0.25, 3.0, 100.0]))
+def test_another_unit_changes_nothing(first: list[float], second: list[float], bar: float, unit: float) -> None:
+    """Grain and bar are in the unit of the figures, and go with it."""
+    seen = difference(first, second, 0.01)
+    other = difference([unit * each for each in first], [unit * each for each in second], unit * 0.01)
+    assert other.above(unit * bar) == pytest.approx(seen.above(bar), abs=1e-9)
+    assert np.array(other.interval(0.05)) == pytest.approx(unit * np.array(seen.interval(0.05)))
+    distance = abs(seen.value - bar) / seen.error
+    assume(all(abs(distance - _needed(seen, count)) > 1e-6 for count in range(seen.seeds + 1, MOST_SEEDS_ASKED + 1)))
+    assert other.seeds_to_decide(unit * bar, 0.05) == seen.seeds_to_decide(bar, 0.05)
+
+
+def _needed(seen: Contrast, count: int) -> float:
+    """How many standard errors of now the mean must be from a bar so that so many seeds decide."""
+    freedom = seen.freedom * (count - 1) / (seen.seeds - 1)
+    return float(stats.t.ppf(0.975, freedom)) / math.sqrt(count / seen.seeds)
+
+
+@given(several, value, value)
+def test_moving_figures_and_bar_together_changes_nothing(values: list[float], bar: float, far: float) -> None:
+    moved = of_one([each + far for each in values], 0.01)
+    assert moved.above(bar + far) == pytest.approx(of_one(values, 0.01).above(bar), abs=1e-9)
+
+
+def test_models_are_no_more_alike_than_their_grain() -> None:
+    """Five models with one figure have a spread of the grain, not none."""
+    alike = of_one([0.9] * 5)
+    assert alike.error == pytest.approx(GRAIN / math.sqrt(5))
+    assert alike.error == of_one([0.9, 0.9, 0.9, 0.9, 0.9001]).error, "that agree more closely too"
+    assert of_one([0.8, 0.85, 0.9, 0.95, 1.0]).error == pytest.approx(np.std([0, 1, 2, 3, 4], ddof=1) / 20 / 5**0.5)
+    assert difference([0.9] * 5, [0.5] * 4).error == pytest.approx(GRAIN * math.sqrt(1 / 5 + 1 / 4))
+
+
+def test_without_a_grain_equal_figures_are_sure_of_all_but_their_own_value() -> None:
+    seen = of_one([0.5] * 5, 0.0)
+    assert (seen.above(0.4), seen.below(0.4)) == (0, 1)
+    assert (seen.above(0.6), seen.below(0.6)) == (1, 0)
+    assert (seen.above(0.5), seen.below(0.5)) == (1, 1), "at the bar nothing is decided"
+    assert seen.interval(0.05) == (0.5, 0.5)
+    assert seen.freedom == 4
+
+
+@given(several)
+def test_every_number_is_above_minus_infinity(values: list[float]) -> None:
+    seen = of_one(values)
+    assert (seen.above(-np.inf), seen.below(-np.inf)) == (0, 1)
+    assert (seen.above(np.inf), seen.below(np.inf)) == (1, 0)
+
+
+@pytest.mark.parametrize("terms", [*itertools.permutations([(1.0, (0.1, 0.2)), (-1.0, (0.3, 0.5, 0.9))])])
+def test_the_term_with_the_fewest_models_counts(terms: Any) -> None:
+    assert contrast(*terms).seeds == 2
+    assert contrast(*terms, (0.5, [])).seeds == 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_model_without_a_figure_is_known_to_have_none(bad: float) -> None:
+    assert of_one([0.1, 0.2]).known
+    assert not of_one([0.1, bad]).known
+    assert not difference([0.1, 0.2], {3: bad}).known
+
+
+def test_figures_may_be_given_by_seed_or_in_a_row() -> None:
+    assert difference({7: 0.5, 3: 0.25}, np.array([0.1, 0.2])) == difference([0.5, 0.25], [0.1, 0.2])
+
+
+@given(several, value, st.sampled_from([0.05, 0.2]))
+def test_so_many_seeds_decide_and_one_less_does_not(values: list[float], bar: float, level: float) -> None:
+    """Against the interval of so many models with the same mean and spread, written out."""
+    seen = of_one(values, 0.01)
+    spread = max(float(np.std(values, ddof=1)), 0.01)
+
+    def decides(count: int) -> bool:
+        half = float(stats.t.ppf(1 - level / 2, count - 1)) * spread / math.sqrt(count)
+        return half < abs(float(np.mean(values)) - bar)
+
+    more = range(len(values) + 1, MOST_SEEDS_ASKED + 1)
+    assert seen.seeds_to_decide(bar, level) == next((count for count in more if decides(count)), None)
+
+
+@given(st.lists(value, min_size=5, max_size=5), st.lists(value, min_size=5, max_size=5), value)
+def test_of_two_encodings_both_get_the_seeds(first: list[float], second: list[float], bar: float) -> None:
+    seen = difference(first, second, 0.01)
+    spreads = [max(float(np.var(each, ddof=1)), 0.01**2) for each in (first, second)]
+
+    def decides(count: int) -> bool:
+        parts = np.array(spreads) / count
+        freedom = parts.sum() ** 2 / (parts**2 / (count - 1)).sum()
+        return float(stats.t.ppf(0.975, freedom)) * math.sqrt(parts.sum()) < abs(seen.value - bar)
+
+    assert seen.seeds_to_decide(bar, 0.05) == next((n for n in range(6, MOST_SEEDS_ASKED + 1) if decides(n)), None)
+
+
+def test_at_the_bar_no_number_of_seeds_decides() -> None:
+    assert of_one([0.1, 0.3]).seeds_to_decide(0.2, 0.05) is None

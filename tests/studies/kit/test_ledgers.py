@@ -1,0 +1,184 @@
+"""A ledger: one correction for all its comparisons, asides that decide nothing, and what would decide the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toeplens.studies import Claim, Finding, Verdict, above, judge_all, supporting
+from toeplens.studies.kit.claims import as_support, every, settle
+from toeplens.studies.kit.verdicts import LEVEL, OPEN, chance, combine, holm, unknown
+
+NEAR = [0.2, 0.201, 0.199, 0.2, 0.2]
+WEAK = [0.2, 0.1, 0.3, 0.45, 0.05]  # above 0 alone (p = 0.04), but not among three
+p_value = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.001, 0.01, 0.0125, 0.025, 0.05, 1.0]))
+levels = st.sampled_from([0.01, 0.05, 0.2])
+
+
+def procedure(chances: Sequence[float], level: float) -> list[bool]:
+    """Holm's procedure as it is written down (1979).
+
+    The least of m p-values is compared with level / m, the next with level / (m - 1), and so on; at the first that is
+    larger than what it is compared with, it and all that follow stay undecided.
+    """
+    rejected = [False] * len(chances)
+    order = sorted(range(len(chances)), key=lambda place: chances[place])
+    for step, place in enumerate(order):
+        if chances[place] > level / (len(chances) - step):
+            break
+        rejected[place] = True
+    return rejected
+
+
+def told(p: float) -> Finding:
+    """A part with this two-sided p-value on the side of holding."""
+    finding = Finding("undecided", "", p / 2, 1 - p / 2)
+    return replace(finding, verdict=finding.at(LEVEL))
+
+
+# ---- Holm ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(p_value, max_size=8), levels)
+def test_what_is_decided_at_its_error_is_what_holm_rejects(chances: list[float], level: float) -> None:
+    errors = holm(chances, level)
+    assert [p <= error for p, error in zip(chances, errors, strict=True)] == procedure(chances, level)
+
+
+@given(st.lists(st.one_of(st.none(), p_value), max_size=8), levels)
+def test_where_nothing_is_left_to_chance_there_is_nothing_to_correct(chances: list[float | None], level: float) -> None:
+    errors = holm(chances, level)
+    known = [p for p in chances if p is not None]
+    of_known = iter(holm(known, level))
+    assert errors == [level if p is None else next(of_known) for p in chances]
+
+
+@given(st.lists(p_value, min_size=1, max_size=8), levels, st.randoms())
+def test_the_order_of_the_claims_does_not_matter(chances: list[float], level: float, random: object) -> None:
+    errors = dict(zip(chances, holm(chances, level), strict=True))
+    turned = chances[::-1]
+    assert holm(turned, level) == [errors[p] for p in turned], "equal ones have equal errors"
+
+
+@given(st.lists(p_value, min_size=1, max_size=8), p_value, levels)
+def test_another_claim_never_decides_more(chances: list[float], more: float, level: float) -> None:
+    alone, beside = procedure(chances, level), holm([*chances, more], level)[:-1]
+    assert all(was or p > error for was, p, error in zip(alone, chances, beside, strict=True))
+
+
+def test_four_claims_by_hand() -> None:
+    """0.01 <= 0.05 / 4; 0.02 > 0.05 / 3, so that 0.02, 0.03 and 0.04 stay undecided, though each is under 0.05."""
+    assert holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.05 / 3, 0.05 / 4, 0.05 / 3, 0.05 / 3])
+    assert holm([0.01, 0.01]) == pytest.approx([0.05, 0.05])
+    assert holm([]) == []
+    assert holm([0.04, None]) == [0.05, 0.05]
+
+
+@given(st.lists(p_value, min_size=1, max_size=6))
+def test_a_ledger_says_what_holm_rejects(chances: list[float]) -> None:
+    settled = settle([[told(p)] for p in chances])
+    rejected = procedure([chance([told(p)]) or 0.0 for p in chances], LEVEL)
+    assert [verdict not in OPEN for verdict, _, _ in settled] == rejected
+    assert [plain for _, plain, _ in settled] == [combine([told(p)]) for p in chances]
+    assert all(plain == verdict or verdict == "undecided" for verdict, plain, _ in settled)
+
+
+def test_the_parts_of_all_protocols_share_one_error() -> None:
+    sure = [told(0.03)]
+    assert settle([sure])[0][:2] == ("holds", "holds")
+    assert [row[:2] for row in settle([sure, sure])] == [("undecided", "holds")] * 2
+    leaning = [above("it", [0.2], 0.0)]
+    assert [row[0] for row in settle([sure, leaning, [unknown("it", "why")]])] == [
+        "holds",
+        "leans to hold",
+        "undecided",
+    ]
+
+
+# ---- entries ---------------------------------------------------------------------------------------------------------
+
+
+def part(values: Sequence[float], bar: float = 0.0) -> Finding:
+    return above("it", values, bar)
+
+
+def claim(*parts: Finding, name: str = "it", **elsewhere: list[Finding]) -> Claim[None]:
+    ways = {way: (lambda data, found=found: found) for way, found in elsewhere.items()}
+    return Claim(name, "source", "statement", "rule", lambda data: parts, elsewhere=ways)
+
+
+def judged(*claims: Claim[None]) -> list[tuple[Verdict, Verdict]]:
+    return [(entry.verdict, entry.plain) for entry in judge_all(claims, None)]
+
+
+def test_a_ledger_corrects_for_all_its_claims() -> None:
+    weak, strong = part(WEAK), part(NEAR)
+    assert judged(claim(weak)) == [("holds", "holds")]
+    assert judged(claim(weak), claim(strong)) == [("holds", "holds")] * 2
+    assert judged(*[claim(weak)] * 3) == [("undecided", "holds")] * 3
+    assert judged(claim(weak), claim(part([0.2]))) == [("holds", "holds"), ("leans to hold", "leans to hold")]
+
+
+def test_every_joins_checks_and_support_does_not_carry() -> None:
+    good, bad = (lambda data: [part(NEAR)]), (lambda data: [part(NEAR, 0.5)])
+    assert [found.essential for found in every(good, as_support(bad))(None)] == [True, False]
+    (entry,) = judge_all([Claim("it", "", "", "", every(good, as_support(bad)))], None)
+    assert entry.verdict == "holds in part"
+    assert entry.evidence[1] == f"supporting: {entry.findings[1].evidence}"
+
+
+def test_other_ways_of_asking_are_told_beside_the_verdict_and_never_change_it() -> None:
+    against, nothing = [part(NEAR, 0.5)], [unknown("it", "not looked at")]
+    (plain,), (entry,) = (
+        judge_all([claim(part(NEAR))], None),
+        judge_all([claim(part(NEAR), early=against, late=nothing, later=[*nothing, part([0.2])])], None),
+    )
+    assert (
+        (entry.verdict, entry.plain, entry.error)
+        == (plain.verdict, plain.plain, plain.error)
+        == ("holds", "holds", LEVEL)
+    )
+    assert [(aside.name, aside.verdict) for aside in entry.asides] == [("early", "fails"), ("later", "undecided")]
+    assert entry.asides[0].evidence == (against[0].evidence,)
+    assert entry.to_dict()["elsewhere"][0]["verdict"] == "fails"
+
+
+def test_asides_share_an_error_of_their_own() -> None:
+    weak = [part(WEAK)]
+    (one,) = judge_all([claim(part(NEAR), a=weak)], None)
+    (three,) = judge_all([claim(part(NEAR), a=weak, b=weak, c=weak)], None)
+    assert [aside.verdict for aside in one.asides] == ["holds"]
+    assert [aside.verdict for aside in three.asides] == ["undecided"] * 3
+    assert three.verdict == "holds"
+
+
+def test_an_open_claim_says_what_would_decide_it() -> None:
+    weak = part(WEAK)
+    (decided,) = judge_all([claim(weak)], None)
+    assert decided.wanting == []
+    corrected = judge_all([claim(weak)] * 3, None)[0]
+    assert corrected.wanting == ["more seeds: decided alone (holds), but not with the correction for the whole ledger"]
+    wide, one = part([0.9, 0.1, 0.5, 0.4, 0.6], 0.25), part([0.2])
+    (open_,) = judge_all([claim(wide, one, one, part(NEAR), supporting(part(NEAR, 0.2)))], None)
+    assert open_.wanting == [wide.wanting, one.wanting], "each once; of essential parts that are open alone"
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.004, 0.02, 0.3]), st.booleans(), st.booleans()), max_size=4), levels)
+def test_what_is_told_of_the_parts_agrees_with_the_verdict(drawn: list[tuple[float, bool, bool]], error: float) -> None:
+    """A part is not told to fail where the claim does not, nor to hold where the claim says otherwise."""
+    parts = [
+        replace(told(p) if good else replace(told(p), holds=1 - p / 2, fails=p / 2), essential=essential)
+        for p, good, essential in drawn
+    ]
+    (entry,) = judge_all([claim(*parts)], None)
+    entry = replace(entry, verdict=combine(parts, error), error=error)
+    essential = [row["verdict"] for row in entry.to_dict()["parts"] if row["essential"]]
+    support = [row["verdict"] for row in entry.to_dict()["parts"] if not row["essential"]]
+    assert ("fails" in essential) == (entry.verdict == "fails")
+    assert (bool(essential) and set(essential) == {"holds"}) == entry.verdict.startswith("holds")
+    if entry.verdict.startswith("holds"):
+        assert ("fails" in support) == (entry.verdict == "holds in part")

@@ -1,0 +1,205 @@
+"""Results are found and kept, and what is read off a learning curve is what a hand reckons."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.papers.deposit.told import TOLD
+from tests.papers.deposit.worlds import Model, distance, made_up, results
+
+from toeplens.ground import InputError
+from toeplens.studies import CellResult, Key, Results
+from toeplens.studies.kit.results import ACCURACY, BySeed, estimated
+from toeplens.training.presets import COUNT, DISTANCE
+
+value = st.integers(-100, 100).map(lambda n: n / 100)
+KEY = Key("paper", DISTANCE, "rope", 0)
+
+
+def curve(*rows: tuple[float, float], result: dict[str, Any] | None = None, **columns: Sequence[float]) -> CellResult:
+    """A model whose guess from the length is 20 %, by train and test accuracy after each epoch."""
+    told = [
+        {
+            "epoch": n,
+            "train_accuracy": train,
+            "test_accuracy": test,
+            **{name: more[n - 1] for name, more in columns.items()},
+        }
+        for n, (train, test) in enumerate(rows, start=1)
+    ]
+    last = {"test_accuracy": rows[-1][1], "seconds": 1.0, **(result or {})}
+    return replace(made_up(KEY, Model(0.5)), length_chance=0.2, epochs=told, result=last)
+
+
+# ---- learning curves -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        ([0.6 + 1e-9], 1.0),  # half of what is over 20 % is learned at 60 %
+        ([1.0], 0.5),  # in a straight line from the guess
+        ([0.4, 0.8], 1.5),  # skill 0.25, then 0.75
+        ([0.2, 0.2, 1.0], 2.5),
+        ([0.1, 0.2, 1.0], 2.5),  # what is under the guess is no skill either
+        ([0.5, 0.3, 0.9], 2 + (0.5 - 0.125) / (0.875 - 0.125)),  # from where it fell to
+        ([0.9, 0.1, 0.1], 0.5 / 0.875),  # the first time
+        ([0.2, 0.3, 0.4, 0.5], 4.0),  # never: all its epochs
+    ],
+)
+def test_half_is_learned_where_a_straight_line_crosses_it(train: list[float], expected: float) -> None:
+    cell = curve(*((each, 0.5) for each in train))
+    assert cell.half_learned == pytest.approx(math.log2(expected), abs=1e-8)
+    assert cell.learned_half == (max(train) > 0.59)
+
+
+def test_half_is_learned_of_what_was_measured_after_the_epoch_where_it_was() -> None:
+    rows = ((0.4, 0.5), (0.5, 0.6))
+    assert curve(*rows, fit_accuracy=[0.6, 0.9]).half_learned == pytest.approx(0.0)
+    partly = curve(*rows, fit_accuracy=[None, 0.8])  # type: ignore[list-item]
+    assert partly.half_learned == pytest.approx(math.log2(1.5)), "where no example counted, the running one"
+
+
+def test_epochs_need_not_be_whole() -> None:
+    cell = curve((0.4, 0.5), (0.8, 0.6))
+    rows = [row | {"epoch": row["epoch"] / 4} for row in cell.epochs]
+    assert replace(cell, epochs=rows).half_learned == pytest.approx(math.log2(1.5 / 4))
+
+
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [([0.5], 0.0), ([0.3, 0.5, 0.9], 0.0), ([0.5, 0.4, 0.6, 0.3], 0.4), ([0.9, 0.8, 0.7], 0.2), ([0.5, 0.5], 0.0)],
+)
+def test_setbacks_are_all_falls_together(test: list[float], expected: float) -> None:
+    assert curve(*((0.5, each) for each in test)).setbacks == pytest.approx(expected)
+
+
+@given(st.lists(st.integers(0, 100).map(lambda n: n / 100), min_size=1, max_size=6))
+def test_falls_are_what_rises_do_not_explain(test: list[float]) -> None:
+    rises = sum(max(0.0, after - before) for before, after in itertools.pairwise(test))
+    assert curve(*((0.5, each) for each in test)).setbacks == pytest.approx(rises - (test[-1] - test[0]))
+
+
+@pytest.mark.parametrize(
+    ("test", "result", "expected"),
+    [
+        # without a rule of its run: under two points in the last epoch
+        ([0.5, 0.519], {}, True),
+        ([0.5, 0.521], {}, False),
+        ([0.1, 0.5, 0.5], {}, True),
+        ([0.5, 0.3], {}, True),
+        ([0.9], {}, False),
+        # by the run's rule, whatever the curve
+        ([0.5, 0.5], {"plateau": None}, False),
+        ([0.5, 0.9], {"plateau": 3}, True),
+        ([0.9], {"plateau": 1}, True),
+    ],
+)
+def test_a_model_has_stopped_learning_by_its_own_rule_or_by_two_points(
+    test: list[float], result: dict[str, Any], expected: bool
+) -> None:
+    cell = curve(*((0.5, each) for each in test), result=result)
+    assert cell.settled == expected
+    assert not replace(cell, status="diverged").settled
+    assert ACCURACY.counts(cell) == expected
+    assert ACCURACY.counts(replace(cell, status="diverged")), "it is known to have no accuracy"
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"), [({"fit_accuracy": 0.75}, 0.75), ({"fit_accuracy": None}, None), ({}, None)]
+)
+def test_fit_is_what_was_measured_after_training(result: dict[str, Any], expected: float | None) -> None:
+    cell = curve((0.9, 0.5), result=result)
+    assert cell.fit == expected if expected is not None else math.isnan(cell.fit)
+    assert math.isnan(replace(cell, status="diverged").fit)
+
+
+def test_skill_is_a_share_of_what_the_length_does_not_give_away() -> None:
+    assert curve((0.5, 0.6)).skill == pytest.approx(0.5)
+    assert curve((0.5, 0.1)).skill == pytest.approx(-0.125)
+    assert [curve((0.5, test)).skilled for test in (0.39, 0.41)] == [False, True]
+
+
+def test_of_a_run_that_diverged_nothing_is_known() -> None:
+    gone = replace(curve((0.9, 0.9)), status="diverged")
+    assert np.isnan([gone.accuracy, gone.skill, gone.half_learned, gone.setbacks, gone.fit]).all()
+    assert not gone.skilled
+    assert not gone.learned_half
+
+
+# ---- found and kept --------------------------------------------------------------------------------------------------
+
+
+def test_results_are_found_by_task_label_seed_and_protocol() -> None:
+    both = Results([*results(TOLD, seeds=3, protocol="released").cells, *results(TOLD, seeds=3).cells])
+    assert [cell.key.protocol for cell in both.cells] == ["paper"] * 3 * len(TOLD) + ["released"] * 3 * len(TOLD)
+    assert both.under("paper").labels(COUNT) == sorted(label for task, label in TOLD if task == COUNT)
+    assert {"rope/dropout", "partial-1"} <= {*both.labels(DISTANCE)}
+    assert [cell.key.seed for cell in both.under("released").of(DISTANCE, "rope")] == [0, 1, 2]
+    assert both.of(DISTANCE, "unheard of") == []
+    assert len(both.accuracy(COUNT, "unheard of")) == 0
+
+
+@pytest.mark.parametrize("status", ["complete", "diverged"])
+def test_a_cell_reads_back_as_it_was(status: str) -> None:
+    for cell in results(distance(rope=Model(0.8, status=status).single(0)), seeds=2).cells:
+        again = CellResult.from_dict(cell.to_dict())
+        assert again.to_dict() == cell.to_dict()
+        assert again.key == cell.key
+        assert again.deposits() == cell.deposits()
+        assert (again.measures, again.watched) == (cell.measures, cell.watched)
+        assert bool(cell.measures) == bool(cell.by_loss) == (status == "complete")
+
+
+def test_a_record_from_before_there_were_measures_has_none() -> None:
+    (cell,) = results(distance(rope=0.9), seeds=1).cells
+    later = ("measures", "watched", "by_loss")
+    content = {key: value for key, value in cell.to_dict().items() if key not in later}
+    bare = replace(cell, measures={}, watched=[], by_loss=None)
+    assert CellResult.from_dict(content).to_dict() == bare.to_dict()
+
+
+@given(st.dictionaries(st.integers(0, 5), value), st.dictionaries(st.integers(0, 5), value))
+def test_two_encodings_are_compared_over_all_their_models(first: dict[int, float], second: dict[int, float]) -> None:
+    """Not in pairs: a seed that only one of them has counts too."""
+    cells = [
+        made_up(Key("paper", COUNT, label, seed), Model(figure))
+        for label, figures in (("rope", first), ("nope", second))
+        for seed, figure in sorted(figures.items())
+    ]
+    seen = Results(cells).difference(COUNT, "rope", "nope")
+    (one, ours), (other, theirs) = seen.terms
+    assert (one, other) == (1, -1)
+    assert sorted(ours) == sorted(first.values())
+    assert sorted(theirs) == sorted(second.values())
+
+
+@given(st.dictionaries(st.integers(0, 5), value), st.dictionaries(st.integers(0, 5), value))
+def test_what_is_left_by_seed_is_of_the_seeds_that_both_have(first: dict[int, float], second: dict[int, float]) -> None:
+    left = BySeed(first) - second
+    assert left == {seed: first[seed] - second[seed] for seed in first.keys() & second.keys()}
+
+
+def test_a_mean_over_seeds_has_an_interval() -> None:
+    assert estimated({}) is None
+    found = estimated({1: 0.25, 5: 0.75})
+    assert found is not None
+    assert (found.value, found.count) == (0.5, 2)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda c: c.pop("key"), lambda c: c.update(key={"task": 1}), lambda c: c.pop("run")]
+)
+def test_a_damaged_cell_is_one_sentence(damage: Any) -> None:
+    content = results(distance(rope=0.9), seeds=1).cells[0].to_dict()
+    damage(content)
+    with pytest.raises(InputError, match=r"^results: the record is damaged: "):
+        CellResult.from_dict(content)
