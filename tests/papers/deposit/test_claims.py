@@ -12,11 +12,13 @@ from tests.papers.deposit.told_parts import ESSENTIAL, SUPPORTING
 from tests.papers.deposit.worlds import Model, World, changed, made_up, results
 
 from toeplens.model import Protocol
-from toeplens.papers.deposit import CLAIMS, PARTS, claims_of
+from toeplens.papers.deposit import CLAIMS as ALL
+from toeplens.papers.deposit import PARTS, claims_of
 from toeplens.studies import Claim, Entry, Finding, Key, Results, Verdict, judge
 from toeplens.studies.kit.looks import LOOKS
 from toeplens.studies.kit.verdicts import OPEN
 
+CLAIMS = tuple(claim for claim in ALL if claim.part != "ladder")  # whose are tried in test_ladder.py
 BY_ID = {claim.id: claim for claim in CLAIMS}
 MEASURED = claims_of(["mechanism"])
 WATCHED = [claim for claim in CLAIMS if claim.elsewhere]
@@ -29,7 +31,6 @@ BY_HEADS = {claim.id for claim in (*WATCHED, *MEASURED)} - {
     *("rope-gradient-seed", "alibi-seed-cancels", "margin-grows", "rope-suppresses-implicit-position"),
     *("additive-directions-displaced", "contraction-speeds-learning"),
 }
-ROOMS_OF_HEADS = {claim.id for claim in WATCHED}
 CASES = [(name, verdict) for name, changes in CHANGES.items() for verdict in changes]
 LEANING: dict[Verdict, Verdict] = {"holds": "leans to hold", "fails": "leans to fail"}
 every_claim = pytest.mark.parametrize("claim", CLAIMS, ids=BY_ID)
@@ -57,7 +58,7 @@ def parts(claim: Claim[Results] | str, found: Results) -> list[Finding]:
 
 
 def test_every_claim_is_tried_both_ways_and_undecided() -> None:
-    assert len(BY_ID) == len(CLAIMS)
+    assert len({claim.id for claim in ALL}) == len(ALL)
     assert CHANGES.keys() == BY_ID.keys()
     assert all(changes.keys() == {"holds", "fails", "undecided"} for changes in CHANGES.values())
 
@@ -222,12 +223,12 @@ def test_a_claim_is_a_statement_with_a_source_and_a_rule(claim: Claim[Results]) 
 @given(st.lists(st.sampled_from([*PARTS, "unheard of"])))
 def test_parts_of_the_study_decide_their_claims(chosen: list[str]) -> None:
     """Each claim belongs to one part; the order is that of the ledger whatever the order of the parts."""
-    assert claims_of(chosen) == tuple(claim for claim in CLAIMS if claim.part in chosen)
+    assert claims_of(chosen) == tuple(claim for claim in ALL if claim.part in chosen)
     assert claims_of(chosen) == claims_of([*reversed(chosen), *chosen])
 
 
 def test_every_claim_belongs_to_a_part_of_the_study() -> None:
-    assert claims_of([*PARTS]) == CLAIMS
+    assert claims_of([*PARTS]) == ALL
     assert claims_of([]) == ()
-    assert {claim.part for claim in CLAIMS} == {"core", "others", "partial", "mechanism"}
+    assert {claim.part for claim in ALL} == {"core", "others", "partial", "mechanism", "ladder"}
     assert {claim.id for claim in claims_of(["core"])} >= {"task1-rope-best", "deposit-shallow", "mla-near-best"}
