@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from toeplens.engine.circuit import Circuit
 from toeplens.engine.extrapolation import Extrapolation
 from toeplens.ground import checked
 from toeplens.ground.records import Record
@@ -52,6 +53,7 @@ KINDS: dict[str, type[Record]] = {
     "sets": HeadSets,
     "position-sets": HeadSets,
     "bias": BiasSpread,
+    "circuit": Circuit,
     "contraction": Spectra,
     "representation": Representation,
     "seed": Seed,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from toeplens.engine.circuit import circuit
 from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
 from toeplens.engine.extrapolation import extrapolate
 from toeplens.engine.kinds import WHY, Spectra
@@ -122,6 +123,13 @@ def _bias(subject: Subject) -> Found:
     return _or_why(lambda: bias_spread(layers, task.length, causal=subject.run.spec.model.causal))
 
 
+def _circuit(subject: Subject) -> Found:
+    """The head on which most hangs: where it looks, what it depends on, who reads it."""
+    task, seed = subject.run.spec.build_task(), subject.run.spec.data_seed
+    source, batches = subject.source(), subject.batches(_TRACED)
+    return _or_why(lambda: circuit(source, batches, task, seed))
+
+
 def _contraction(subject: Subject) -> Found:
     """At initialisation: the spectra of the logits with position over those without it."""
     spec = subject.run.spec
@@ -200,6 +208,7 @@ MEASURES: dict[str, Callable[[Subject], Found]] = {
     "sets": _sets,
     "position-sets": _position_sets,
     "bias": _bias,
+    "circuit": _circuit,
     "contraction": _contraction,
     "representation": _representation,
     "seed": _seed,

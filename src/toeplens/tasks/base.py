@@ -77,6 +77,10 @@ class Task(ABC):
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
         """``count`` examples from ``rng``; what is fixed for a whole data set comes from ``seed``."""
 
+    def marked_words(self, seed: int) -> Each:
+        """The words that the answer is about, of the data set with this seed; none unless a task has such words."""
+        return np.empty(0, dtype=int)
+
     @abstractmethod
     def options_at(self, length: int) -> dict[str, Any]:
         """The options that `at_length` builds the task with."""

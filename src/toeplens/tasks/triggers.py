@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from toeplens.ground import InputError, choose
-from toeplens.tasks.base import PAD, Examples, Task, at_least
+from toeplens.tasks.base import PAD, Each, Examples, Task, at_least
 
 Form = Literal["paper", "released"]
 
@@ -114,6 +114,9 @@ class TriggerDistance(Task):
             for total, share in mass.items():
                 best[total] = max(best.get(total, 0.0), share)
         return float(sum(best.values()))
+
+    def marked_words(self, seed: int) -> Each:
+        return _words(self.vocab_size, self.num_triggers, seed)[0]
 
     def draw(self, rng: np.random.Generator, count: int, seed: int) -> Examples:
         return self._draw_paper(rng, count, seed) if self.form == "paper" else self._draw_released(rng, count, seed)

@@ -179,6 +179,7 @@ PARTS: dict[str, Part] = {
                 "contraction",
                 "frequency",
                 "extrapolation",
+                "circuit",
             ),
         ),
     )

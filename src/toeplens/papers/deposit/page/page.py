@@ -43,6 +43,7 @@ _MAKERS: tuple[tuple[_Maker, bool], ...] = (
     (silencing.position, False),
     (silencing.removed, False),
     (silencing.sizes, False),
+    (silencing.circuit, True),
     (factors.figure, False),
     (partial.accuracy, False),
     (partial.layers, False),

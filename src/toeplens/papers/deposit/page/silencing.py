@@ -1,12 +1,13 @@
-"""The figures of what silencing takes: a head or its position, heads of the whole model, and how few are enough."""
+"""The figures of what silencing takes: a head, its position, heads together; and the circuit of the costliest head."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 
+from toeplens.engine.circuit import KEYS, PLACES, Circuit
 from toeplens.ground.words import points
 from toeplens.lens import HeadSets
 from toeplens.model import Protocol
@@ -16,6 +17,7 @@ from toeplens.papers.deposit.page.look import (
     Drawn,
     Models,
     accuracy_top,
+    beside,
     by_task,
     colour,
     legend,
@@ -30,6 +32,7 @@ from toeplens.report.kit.canvas import Canvas
 from toeplens.report.kit.colours import GUESS
 from toeplens.report.kit.dots import Series, dots, told_means
 from toeplens.studies import CellResult
+from toeplens.training.presets import DISTANCE
 
 # curve of a record: how its legend calls it, and its dash
 _CURVES: dict[str, tuple[str, str]] = {
@@ -187,3 +190,84 @@ def _half(cells: Sequence[CellResult]) -> str:
         gone = next((str(count) for count, accuracy in pairs if accuracy <= middle), "none")
         parts.append(f"{title} {gone}")
     return f"Heads silenced when half of the skill is gone: {', '.join(parts)}."
+
+
+# ---- the circuit of the costliest head -------------------------------------------------------------------------------
+
+Lines = Mapping[str, float]  # what stands at the left, and its number
+
+
+def circuit(state: Reproduction) -> Block:
+    """Where the costliest head of each model looks, which frequencies it needs, and who reads it."""
+    shown: tuple[tuple[str, Callable[[Circuit], Lines]], ...] = (
+        ("who reads it: nats lost when this reader does not see the head", _readers),
+        ("where it looks: mean attention weight", _looks),
+        ("what it needs: nats lost when one of its frequencies stops turning", _frequencies),
+    )
+    used = set[str]()
+    views = []
+    for what, lines_of in shown:
+
+        def draw(protocol: Protocol, what: str = what, lines_of: Callable[[Circuit], Lines] = lines_of) -> Drawn | None:
+            found = models(state, protocol, DISTANCE, lambda cell: cell.measure("circuit") is not None)
+            by_label = {
+                label: {cell.key.seed: lines_of(cell.measure("circuit")) for cell in cells if cell.skilled}
+                for label, cells in found
+            }
+            names = list(dict.fromkeys(line for seeds in by_label.values() for told in seeds.values() for line in told))
+            if not names:
+                return None
+            used.update(label for label, seeds in by_label.items() if any(seeds.values()))
+            series = [
+                Series(
+                    label,
+                    f"{name(protocol, label)}, ",
+                    marker(label),
+                    [{seed: told[line] for seed, told in seeds.items() if line in told} for line in names],
+                    [colour(label)] * len(names),
+                )
+                for label, seeds in by_label.items()
+                if any(seeds.values())
+            ]
+            words = [f"{name(protocol, one.key)}: {told_means(names, one.values, 1.0, 2)}" for one in series]
+            return dots(names, series, what.partition(": ")[2], digits=2), f"{what}. {'. '.join(words)}."
+
+        views.append(beside(state, draw, what))
+    heads = [
+        f"{name(cell.key.protocol, cell.key.label)}, seed {cell.key.seed}: layer {found.head[0] + 1}, head "
+        f"{found.head[1] + 1} ({found.cost:.2f} nats)"
+        for cell in state.results.cells
+        if cell.skilled and (found := cell.measure("circuit")) is not None
+    ]
+    caption = (
+        "The head whose silence costs each model most, by loss. A path is cut by letting one reader see the residual "
+        "stream without what the head itself adds to it; everything else stays. Paths do not add up: what one "
+        f"carries another may carry too. Heads: {'; '.join(heads)}."
+    )
+    return Block("circuit", "What the costliest head does", caption, views, legend=legend(state, used))
+
+
+def _readers(found: Circuit) -> Lines:
+    return {
+        _reader(layer - found.head[0], reader): float(value)
+        for layer, reader, value in zip(found.layers, found.readers, found.paths, strict=True)
+    }
+
+
+def _reader(later: int, reader: str) -> str:
+    if reader == "readout":
+        return "the readout"
+    return "its own layer's FFN" if later == 0 else f"{later} layer{'s' if later > 1 else ''} on: {reader}"
+
+
+def _looks(found: Circuit) -> Lines:
+    return {
+        f"{query} to {key}": float(value)
+        for query, row in zip(PLACES, found.attention, strict=True)
+        for key, value in zip(KEYS, row, strict=True)
+        if np.isfinite(value) and query != key
+    }
+
+
+def _frequencies(found: Circuit) -> Lines:
+    return {f"frequency {place} (1: fastest)": float(value) for place, value in enumerate(found.bands, start=1)}

@@ -1,0 +1,129 @@
+"""What the head on which most hangs does: where it looks, what it depends on, who reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from toeplens.ground.reading import Count, Number, Text
+from toeplens.ground.records import AtLeast1, Dims, Record
+from toeplens.lens import Batch, ablate_bands, ablate_heads, bootstrap_means
+from toeplens.lens.kit.interventions import examples_answers
+from toeplens.lens.kit.pieces import written_out_profile
+from toeplens.sources import DecoderSource
+from toeplens.sources.decoder.paths import each_path, paths_from
+from toeplens.tasks import Task
+
+PLACES = ("first trigger", "second trigger", "last token")  # whose queries, and which keys, are told apart
+KEYS = (*PLACES, "itself", "others")
+
+
+@dataclass(frozen=True)
+class Circuit(Record):
+    """The head whose silence costs most, by loss, and its circuit.
+
+    head        layer and head, from 0
+    cost        nats lost without it
+    examples    how many were looked at
+    attention   [3, 5] mean weight that the queries at `PLACES` give to the keys at `KEYS`; a key that is two of these
+                counts as the first; NaN where the texts have no triggers
+    offsets     [D] mean logit by distance, query less key
+    first       the least distance
+    bands       [n] nats lost when one frequency of the head stops turning; empty without a rotation
+    readers     who reads the head: ``ffn`` of its own layer, then of each later layer queries, keys, values and ffn,
+                and the readout
+    layers      [P] their layers, from 0
+    paths       [P] nats lost when this one does not see the head; low, high its bootstrap interval over examples
+    """
+
+    WORDS = "circuit"
+
+    head: Annotated[list[Count], Field(min_length=2, max_length=2)]
+    cost: Number
+    examples: AtLeast1
+    attention: Float[np.ndarray, "Q K"]
+    offsets: Float[np.ndarray, "D"]
+    first: int
+    bands: Float[np.ndarray, "n"]
+    readers: Annotated[tuple[Text, ...], Dims("P")]
+    layers: Annotated[tuple[Count, ...], Dims("P")]
+    paths: Float[np.ndarray, "P"]
+    low: Float[np.ndarray, "P"]
+    high: Float[np.ndarray, "P"]
+
+    @property
+    def shares(self) -> Float[np.ndarray, "P"]:
+        """Each path's loss as a share of the head's; paths do not add up: what one carries another may too."""
+        return self.paths / self.cost
+
+
+@torch.no_grad()
+def circuit(source: DecoderSource, batches: Sequence[Batch], task: Task, seed: int) -> Circuit:
+    """The circuit of the head of a trained decoder that costs most when silenced (by loss, on these examples).
+
+    Arguments
+        batches  (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
+        task     whose triggers are told apart, if it has any
+        seed     of its data
+    """
+    found = ablate_heads(source, batches, metric="loss", cumulative=False, bootstrap=0)
+    layer, head = (int(place) for place in np.unravel_index(found.drops.argmax(), found.drops.shape))
+    paths = paths_from(source.model, layer)
+
+    def logits_of(index: int) -> Tensor:
+        tokens, _, lengths = batches[index]
+        return torch.stack(list(each_path(source.model, tokens, lengths, (layer, head))))
+
+    intact, changed = examples_answers(("loss",), batches, logits_of)
+    harm = (changed[0] - intact[0]).T
+    low, high = bootstrap_means(harm)
+    tokens = torch.cat([batch[0] for batch in batches])
+    lengths = None if batches[0][2] is None else torch.cat([batch[2] for batch in batches if batch[2] is not None])
+    trace = next(iter(source.attention(tokens, lengths, layers=[layer], positions=None)))
+    bands = ablate_bands(source, batches, bootstrap=0).drops[layer, head] if source.pairs[layer] else np.empty(0)
+    return Circuit(
+        head=[layer, head],
+        cost=float(harm[:, -1].mean()),
+        examples=len(harm),
+        attention=_attended(trace.weights()[:, head].double(), tokens, lengths, task.marked_words(seed)),
+        offsets=written_out_profile(trace).diagonal_means[head].cpu().numpy(),
+        first=0 if trace.causal else 1 - tokens.shape[1],
+        bands=bands,
+        readers=tuple(path.reader for path in paths),
+        layers=tuple(path.layer for path in paths),
+        paths=harm[:, :-1].mean(0),
+        low=low[:-1],
+        high=high[:-1],
+    )
+
+
+def _attended(
+    weights: Float[Tensor, "b N N"], tokens: Tensor, lengths: Tensor | None, words: np.ndarray
+) -> Float[np.ndarray, "Q K"]:
+    """See `Circuit.attention`; of texts in which the marked words stand at two places or more."""
+    marked = torch.isin(tokens, torch.as_tensor(words, device=tokens.device))
+    ends = torch.full((len(tokens),), tokens.shape[1], device=tokens.device) if lengths is None else lengths
+    marked &= torch.arange(tokens.shape[1], device=tokens.device) < ends[:, None]
+    some = marked.sum(1) > 1
+    if not bool(some.any()):
+        return np.full((len(PLACES), len(KEYS)), np.nan)
+    weights, marked, ends = weights[some], marked[some].int(), ends[some]
+    first, last = marked.argmax(1), marked.shape[1] - 1 - marked.flip(1).argmax(1)
+    places = torch.stack((first, last, ends - 1), dim=1)
+    each = torch.arange(len(places), device=places.device)
+    rows = []
+    for query in places.T:
+        given = weights[each, query].clone()
+        row = []
+        for key in (*places.T, query):
+            row.append(given[each, key].clone())
+            given[each, key] = 0  # what is two of these counts once
+        rows.append(torch.stack([*row, given.sum(1)]).mean(1))
+    return torch.stack(rows).cpu().numpy()
