@@ -98,10 +98,17 @@ def on_rope(check: Callable[[str], Check]) -> Check:
 
 
 def full_rope(results: Results) -> str:
-    """RoPE on all heads without a sinusoid: the released program's "rope" has one, that for partial RoPE none."""
-    return "rope-alone" if results.of(DISTANCE, "rope-alone") else "rope"
+    """RoPE on all heads without a sinusoid: the released program's "rope" has one, that for partial RoPE none.
+
+    By the protocol, not by what is there: else a study that has not finished would be judged on the other of the two.
+    """
+    return "rope-alone" if _released(results) else "rope"
 
 
 def both_positions(results: Results) -> str:
     """RoPE + sinusoid: in the released protocol the program's "rope" is that."""
-    return "rope-absolute" if results.of(DISTANCE, "rope-absolute") else "rope"
+    return "rope" if _released(results) else "rope-absolute"
+
+
+def _released(results: Results) -> bool:
+    return any(cell.key.protocol == "released" for cell in results.cells)
