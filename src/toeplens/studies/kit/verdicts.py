@@ -148,6 +148,21 @@ def opposite(finding: Finding) -> Finding:
     return replace(finding, verdict=verdict, holds=finding.fails, fails=finding.holds)
 
 
+def one_sided(finding: Finding, *, holds: bool, fails: bool, why: str) -> Finding:
+    """The finding where figures are only known to be no less, or no more: on which sides it may still be decided."""
+    if (holds and fails) or not finding.known:
+        return finding
+    verdict: Verdict = finding.verdict
+    if (not holds and verdict.endswith(("holds", "hold"))) or (not fails and verdict.endswith(("fails", "fail"))):
+        verdict = "undecided"
+    chances = finding.holds, finding.fails
+    if finding.holds is not None and finding.fails is not None:
+        chances = finding.holds if holds else 1.0, finding.fails if fails else 1.0
+    wanting = finding.wanting if verdict == finding.verdict else f"longer training, for {why}"
+    evidence = f"{finding.evidence} ({why}, so that it cannot {'fail' if holds else 'hold' if fails else 'be decided'})"
+    return replace(finding, verdict=verdict, evidence=evidence, holds=chances[0], fails=chances[1], wanting=wanting)
+
+
 def supporting(finding: Finding) -> Finding:
     """The same as a part with which the claim does not fall."""
     return replace(finding, essential=False)
