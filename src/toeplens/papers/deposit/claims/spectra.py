@@ -11,6 +11,7 @@ from toeplens.papers.deposit.claims.common import (
     V1,
     mechanism,
 )
+from toeplens.papers.deposit.labels import Label
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.contrasts import of_one
 from toeplens.studies.kit.looks import look_at
@@ -25,7 +26,8 @@ _FEWEST = 5  # encodings that ranks are compared over
 
 
 def _width(cell: CellResult) -> float:
-    return float(np.nanmean(np.log2(cell.measure("contraction").width[0])))
+    widths = np.log2(cell.measure("contraction").width[0])
+    return float(np.nanmean(widths)) if np.isfinite(widths).any() else float("nan")
 
 
 def _ranked(words: str, of: Callable[[CellResult], float], counts: Callable[[CellResult], bool]) -> Figure:
@@ -38,7 +40,7 @@ def _goes_with(figure: Figure, sign: int) -> Callable[[Results], list[Finding]]:
     def check(results: Results) -> list[Finding]:
         by_seed: dict[int, list[tuple[float, float]]] = {}
         for cell in results.cells:
-            if cell.key.task == DISTANCE and "/" not in cell.key.label and figure.counts(cell):
+            if cell.key.task == DISTANCE and Label.parse(cell.key.label).plain and figure.counts(cell):
                 by_seed.setdefault(cell.key.seed, []).append((_width(cell), figure.of(cell)))
         values = [float(spearman(np.array(pairs).T)) for pairs in by_seed.values() if len(pairs) >= _FEWEST]
         what = f"over encodings, rank correlation of the first layer's spectral range with {figure.words}"
@@ -50,7 +52,12 @@ def _goes_with(figure: Figure, sign: int) -> Callable[[Results], list[Finding]]:
     return check
 
 
-_SLOW = _ranked("how long half takes to learn", lambda cell: cell.half_learned, lambda cell: cell.status != "diverged")
+def _slow(cell: CellResult) -> float:
+    """Whoever never learns half comes last, however early its training ended."""
+    return cell.half_learned if cell.learned_half else float("inf")
+
+
+_SLOW = _ranked("how long half takes to learn", _slow, lambda cell: cell.status != "diverged")
 
 
 def _peak(cell: CellResult) -> float:
