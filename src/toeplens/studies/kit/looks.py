@@ -47,8 +47,9 @@ class Look:
 
     @property
     def layer(self) -> float:
-        """The layer, counted from 1, of the head that costs most; NaN where none costs anything."""
-        return float(np.argmax(self.costs.max(axis=1)) + 1) if self.costs.any() else float("nan")
+        """The layer, from 1, of the head that costs most, the mean of several; NaN where none costs anything."""
+        most = self.costs.max(axis=1)
+        return float(np.mean(np.flatnonzero(most == most.max())) + 1) if self.costs.any() else float("nan")
 
     @property
     def effective_heads(self) -> float:

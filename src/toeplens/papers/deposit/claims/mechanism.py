@@ -36,15 +36,15 @@ _seeded = has("seed", skill=False)
 # ---- gradients at initialisation -------------------------------------------------------------------------------------
 
 
-def _share(level: str) -> Figure:
-    """What of the first layer's positional gradient is the same in every example, at initialisation."""
+def _share(level: str, none: float = float("nan")) -> Figure:
+    """What of the first layer's positional gradient is the same in every example; ``none`` without a gradient."""
 
     def of(cell: CellResult) -> float:
         measured = cell.measure("seed").strength.levels[level]
         heads = np.asarray(measured.heads.share[0], dtype=float)
         if level == "logits":
             return float(np.asarray(measured.layers.share)[0])
-        return float(np.nanmean(heads)) if np.isfinite(heads).any() else 0.0  # no gradient, so no fixed part of it
+        return float(np.nanmean(heads)) if np.isfinite(heads).any() else none
 
     return Figure(f"fixed share of the positional gradient at the {level}, ", of, _seeded, grain=_EXACT)
 
@@ -91,9 +91,14 @@ def _early(of: Callable[[np.ndarray, np.ndarray], float], words: str) -> Figure:
 
     def counts(cell: CellResult) -> bool:
         look = look_at(cell)
-        return has("seed")(cell) and look is not None and bool(look.costs[0].any())
+        return has("seed")(cell) and look is not None and bool(look.costs[0].any()) and _led(_signal(cell)[0])
 
-    return Figure(words, number, counts, "no head of the first layer matters, or not measured", 0.02)
+    return Figure(words, number, counts, "no head of the first layer matters or leads, or not measured", 0.02)
+
+
+def _led(signal: np.ndarray) -> bool:
+    """Whether one of several heads leads; among equal ones, or with one unknown, none does."""
+    return len(signal) > 1 and bool(np.isfinite(signal).all()) and int((signal == signal.max()).sum()) == 1
 
 
 def _standing(signal: np.ndarray, costs: np.ndarray) -> float:
@@ -163,7 +168,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "ALiBi's first layer cannot move position at all.",
         every(
             models("alibi", (_share("logits"), under(_FIXED))),
-            as_support(models("alibi", (_share("parameters"), under(_FIXED)))),
+            as_support(models("alibi", (_share("parameters", none=0.0), under(_FIXED)))),
         ),
     ),
     mechanism(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from toeplens.lens.ablation.deposit import counted_drops
 from toeplens.papers.deposit.claims.common import (
     FINAL,
     V1,
@@ -32,8 +33,8 @@ def _lost(rank: int, words: str) -> Figure:
 
     def of(cell: CellResult) -> float:
         found = cell.measure("position")
-        drops = np.sort(np.clip(found.drops, 0, None).ravel())[::-1]
-        return float(drops[rank] / (found.baseline - cell.length_chance))
+        drops = np.sort(counted_drops(found), axis=None)[::-1]
+        return float(drops[rank] / (found.baseline - cell.length_chance)) if rank < len(drops) else 0.0
 
     return Figure(words, of, has("position"))
 
@@ -50,6 +51,7 @@ _POSITIONAL = _heads_of("position-sets", "heads that need position, ")
 
 
 def _costliest(cell: CellResult) -> tuple[int, int]:
+    """Layer and head; only of a model in which a head costs anything."""
     look = look_at(cell)
     assert look is not None
     layer, head = np.unravel_index(look.costs.argmax(), look.costs.shape)
@@ -60,12 +62,23 @@ def _used(words: str, of: Callable[[CellResult], float], grain: float = 0.02) ->
     return Figure(words, of, lambda cell: has("frequency")(cell) and look_at(cell) is not None, grain=grain)
 
 
+def _of_costliest(words: str, of: Callable[[CellResult], float]) -> Figure:
+    def counts(cell: CellResult) -> bool:
+        look = look_at(cell)
+        return has("frequency")(cell) and look is not None and look.matter > 0
+
+    return Figure(words, of, counts, "no skill, no head that matters, or not measured", 0.02)
+
+
 def _norm_of_used(cell: CellResult) -> float:
     """Doublings of the norm share of the pair the costliest head's logits vary by most, over an even share."""
     found, (layer, head) = cell.measure("frequency"), _costliest(cell)
     pairs = np.asarray(found.logits)[layer, head, 1:-1]
     norms = np.asarray(found.norms)[layer, head, 1:]
-    return float(np.log2(norms[np.nanargmax(pairs)] * len(norms)))
+    if not np.isfinite(pairs).any():
+        return float("nan")
+    with np.errstate(divide="ignore"):
+        return float(np.log2(norms[np.nanargmax(pairs)] * len(norms)))
 
 
 def _massive(cell: CellResult) -> float:
@@ -141,9 +154,14 @@ CLAIMS: tuple[Claim[Results], ...] = (
             lambda rope: every(
                 models(
                     rope,
-                    (_used("doublings of the most used pair's norm over an even share, ", _norm_of_used), over(1.0)),
+                    (
+                        _of_costliest("doublings of the most used pair's norm over an even share, ", _norm_of_used),
+                        over(1.0),
+                    ),
                 ),
-                as_support(models(rope, (_used("doublings of the largest dimension's energy, ", _massive), over(2.0)))),
+                as_support(
+                    models(rope, (_of_costliest("doublings of the largest dimension's energy, ", _massive), over(2.0)))
+                ),
             )
         ),
     ),
