@@ -94,7 +94,7 @@ def seed(inside: Inside, noise: float) -> dict[str, Any]:
     signal = signals(inside, inside.first, inside.leader, noise)
     levels = {name: level_seed(getattr(inside, name) * (1 + noise), signal) for name in ("logits", "parameters")}
     drift = np.full((LAYERS, HEADS), 99.0)
-    drift[0] = np.array([0.5, 1.0, 2.0, 0.5]) * (inside.drift + noise)
+    drift[0] = np.array([0.5, 1.0, 2.0, 0.5]) * (inside.drift + noise) / 2
     return {
         "strength": SeedStrength((8, 16), 16, 1.0, levels).to_dict(),
         "drift": PositionalDrift(np.ones_like(drift), drift, 1.0, 2.0, 16).to_dict(),

@@ -1,0 +1,364 @@
+"""Which results a claim reads: what is waited for, what is left out, and what ties, gaps and odd sizes decide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.papers.deposit.insides import CHANCE, FALLING, NAN, Inside, ablation, measured
+from tests.papers.deposit.test_claims import MEASURED, entry, parts, verdict, world
+from tests.papers.deposit.told import ALIBI, ROPE, SKILLED, TOLD, rope
+from tests.papers.deposit.worlds import HEADS, LAYERS, SPREAD, Model, World, changed, count, distance, results
+
+from toeplens.engine.kinds import KINDS, Spectra
+from toeplens.lens import FrequencyRecord, HeadAblation, Representation
+from toeplens.lens.toeplitz.bias_spread import BiasSpread
+from toeplens.studies import CellResult, Claim, Results, Verdict
+from toeplens.training.presets import COUNT, DISTANCE
+
+measured_claims = pytest.mark.parametrize("claim", MEASURED, ids=lambda claim: claim.id)
+
+
+def without(told: World, *places: tuple[str, str]) -> World:
+    return {place: model for place, model in told.items() if place not in places}
+
+
+# ---- what is waited for ----------------------------------------------------------------------------------------------
+
+
+def test_seeds_that_disagree_decide_nothing() -> None:
+    wild = results(TOLD | distance(rope=0.65, absolute=0.6), spread=0.3)
+    assert verdict("task1-alibi-poor", wild) == "undecided"
+
+
+@pytest.mark.parametrize("name", ["task1-rope-best", "task1-rope-fastest", "task1-absolute-second"])
+def test_random_counts_only_where_it_was_run(name: str) -> None:
+    bare = without(TOLD, (DISTANCE, "random"))
+    assert verdict(name, results(bare)) == "holds"
+    assert verdict(name, results(bare | distance(random=Model(0.2, half=4.0)))) == "holds"
+    assert verdict(name, results(bare | distance(random=Model(0.99, half=0.5)))) == "fails"
+
+
+@pytest.mark.parametrize(
+    "name", ["task1-rope-best", "task1-rope-fastest", "task1-absolute-second", "task1-rope-stable"]
+)
+def test_an_encoding_that_is_not_finished_is_waited_for(name: str) -> None:
+    assert verdict(name, results(without(TOLD, (DISTANCE, "alibi")))) == "undecided"
+
+
+@pytest.mark.parametrize("lost", ["rope", "nope"])
+@pytest.mark.parametrize("task", [DISTANCE, COUNT])
+def test_no_encoding_is_near_the_best_before_the_others_are_finished(task: str, lost: str) -> None:
+    assert verdict("mla-near-best", results(without(TOLD, (task, lost)))) == "undecided"
+    diverged = TOLD | {(task, lost): replace(TOLD[task, lost], status="diverged")}
+    assert verdict("mla-near-best", results(diverged)) == "undecided"
+
+
+def test_the_best_encoding_is_no_variant() -> None:
+    better = distance(rope__dropout=1.0, partial_1=1.0, partial_2=1.0, rope__readout=1.0)
+    assert verdict("mla-near-best", results(TOLD | better | distance(mla=0.85))) == "holds"
+
+
+# ---- which RoPE ------------------------------------------------------------------------------------------------------
+
+
+def test_in_the_released_protocol_rope_has_a_sinusoid_and_rope_alone_has_not() -> None:
+    told = without(TOLD, (DISTANCE, "rope-absolute")) | distance(rope=TOLD[DISTANCE, "rope-absolute"], rope_alone=ROPE)
+    found = results(told, protocol="released")
+    alone = (
+        "deposit-first-layer",
+        "deposit-shallow",
+        "mla-average-deposit",
+        "two-heads-do-it",
+        "one-or-two-heads-suffice",
+    )
+    for name in ("rope-absolute-moves-deposit", "additive-directions-displaced", *alone[:1], *alone[2:]):
+        assert verdict(name, found, "released") == "holds", name
+    swapped = told | distance(rope=ROPE, rope_alone=TOLD[DISTANCE, "rope-absolute"])
+    found = results(swapped, protocol="released")
+    for name in ("rope-absolute-moves-deposit", "deposit-first-layer"):
+        assert verdict(name, found, "released") == "fails", name
+
+
+@pytest.mark.parametrize(
+    ("protocol", "name"),
+    [
+        ("paper", "rope-absolute-moves-deposit"),
+        ("paper", "additive-directions-displaced"),
+        ("released", "deposit-first-layer"),
+        ("released", "one-or-two-heads-suffice"),
+        ("released", "two-heads-do-it"),
+    ],
+)
+def test_while_one_rope_is_not_finished_the_other_is_not_judged_in_its_place(protocol: Any, name: str) -> None:
+    """Else a study that is still being carried out would say of one what it saw of the other."""
+    told = without(TOLD, (DISTANCE, "rope-absolute"))
+    assert verdict(name, results(told, protocol=protocol), protocol) == "undecided"
+
+
+def test_rope_on_heads_drawn_at_random_is_no_rung_of_partial_rope() -> None:
+    drawn = {f"partial_{heads}__random": Model(0.89).single(0) for heads in (1, 2)}
+    assert verdict("partial-moves-deposit", results(TOLD | distance(**drawn))) == "holds"
+
+
+# ---- how fast --------------------------------------------------------------------------------------------------------
+
+
+def ended(found: Results, label: str, epochs: float) -> Results:
+    """The models of a label never learned half, and were stopped after so many epochs."""
+    rows = [{"epoch": epochs, "step": 1, "train_accuracy": 0.3, "fit_accuracy": 0.3, "test_accuracy": 0.3}]
+    return changed(found, lambda cell: replace(cell, epochs=rows) if cell.key.label == label else cell)
+
+
+def test_who_never_learned_half_is_not_faster_for_having_been_stopped() -> None:
+    found = ended(results(TOLD), "nope", 0.5)
+    seen = entry("task1-rope-fastest", found)
+    assert seen.verdict == "undecided"
+    assert "never learned half" in seen.evidence[3]
+    assert "longer training" in " ".join(seen.wanting)
+    assert verdict("task1-rope-fastest", ended(results(TOLD), "nope", 64.0)) == "holds", "slower is slower"
+    assert verdict("task1-rope-fastest", ended(results(TOLD, seeds=4), "nope", 0.5)) == "undecided"
+
+
+def test_rope_is_not_faster_where_it_never_learned_half() -> None:
+    early = ended(results(TOLD), "rope", 0.5)
+    assert verdict("task1-rope-fastest", early) == "undecided"
+    assert verdict("task1-rope-fastest", ended(results(TOLD), "rope", 64.0)) == "fails"
+    for label in ("absolute", "relative", "alibi", "nope", "random"):
+        early = ended(early, label, 0.5)
+    kinds = {part.at(0.05) for part in entry("task1-rope-fastest", early).findings}
+    assert kinds == {"undecided"}, "where none learned half, none was faster"
+
+
+def test_spectra_are_compared_with_never_as_the_slowest() -> None:
+    claim = "contraction-speeds-learning"
+    assert verdict(claim, ended(results(TOLD), "relative", 0.1)) == "holds", "its spectrum is the widest"
+    assert verdict(claim, ended(ended(results(TOLD), "rope", 0.1), "mla", 0.1)) == "fails"
+    nobody = results(TOLD)
+    for label in nobody.labels(DISTANCE):
+        nobody = ended(nobody, label, 2.0)
+    assert verdict(claim, nobody) == "undecided"
+
+
+# ---- spectra ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["contraction-speeds-learning", "contraction-brings-deposit"])
+def test_spectra_need_five_encodings_of_a_seed(name: str) -> None:
+    names = ("rope", "rope-absolute", "mla", "absolute", "alibi")
+    told = {(DISTANCE, label): world(name)[DISTANCE, label] for label in names}
+    assert verdict(name, results(told)) == "holds"
+    assert verdict(name, results(without(told, (DISTANCE, "alibi")))) == "undecided"
+    gone = told | {(DISTANCE, "alibi"): replace(told[DISTANCE, "alibi"], status="diverged")}
+    assert verdict(name, results(gone)) == "undecided"
+
+
+@pytest.mark.parametrize("name", ["contraction-speeds-learning", "contraction-brings-deposit"])
+def test_variants_are_no_encodings_of_their_own(name: str) -> None:
+    found = results(world(name))
+    odd = Spectra(np.full((LAYERS, HEADS), 2.0**9), np.ones((LAYERS, HEADS))).to_dict()
+    more = changed(
+        results(
+            {(DISTANCE, label): replace(ROPE, half=0.1) for label in ("partial-1", "rope/layer-1", "rope/dropout")}
+        ),
+        lambda cell: replace(cell, measures={"contraction": odd}),
+    )
+    plain = Results([cell for cell in found.cells if cell.key.label not in ("partial-1", "rope/dropout")])
+    assert entry(name, Results([*plain.cells, *more.cells])).evidence == entry(name, found).evidence
+
+
+def test_equal_spectra_have_no_order() -> None:
+    same = {place: model.within(width=0.0) for place, model in world("contraction-speeds-learning").items()}
+    assert verdict("contraction-speeds-learning", results(same, spread=0.0)) == "undecided"
+
+
+# ---- ties, and heads that do not matter ------------------------------------------------------------------------------
+
+
+def test_among_heads_of_one_signal_none_leads() -> None:
+    assert verdict("early-leader-deposits", results(TOLD)) == "holds"
+    alike = rope(first=(1.0,) * LAYERS)
+    assert verdict("early-leader-deposits", results(TOLD | alike, spread=0.0)) == "undecided"
+
+
+def test_a_first_layer_without_a_head_that_matters_has_no_leader() -> None:
+    flat = distance(rope=ROPE.first_layer(0.0, 0.0, 0.0, 0.0))
+    assert verdict("early-leader-deposits", results(TOLD | flat)) == "undecided"
+
+
+def test_where_all_heads_cost_the_same_the_leader_surpasses_half() -> None:
+    (standing, _) = parts("early-leader-deposits", results(TOLD | distance(rope=ROPE.first_layer(*SPREAD))))
+    assert "0.500 [" in standing.evidence
+    assert standing.verdict == "fails"
+
+
+@pytest.mark.parametrize("name", ["significant-angle-massive", "mla-average-deposit", "partial-moves-deposit"])
+def test_where_no_head_costs_anything_none_is_the_costliest(name: str) -> None:
+    nothing = ((0.0,) * HEADS,) * LAYERS
+    silent = {place: replace(model, drops=nothing) for place, model in world(name).items()}
+    found = [part.verdict for part in parts(name, results(silent))]
+    assert found[0] == "undecided"
+    assert verdict(name, results(silent)) != "holds"
+
+
+def test_losses_that_are_not_told_from_none_leave_one_head_with_position() -> None:
+    """The second largest of many losses is above 0 by chance alone."""
+    found = results(TOLD | rope(positions=(0.5, 0.4)))
+
+    def unsure(cell: CellResult) -> CellResult:
+        position = HeadAblation.from_dict(cell.measures["position"]) if "position" in cell.measures else None
+        if position is None:
+            return cell
+        low = np.where(position.drops > 0.45, position.drops, -0.1)
+        return replace(cell, measures=cell.measures | {"position": replace(position, low=low).to_dict()})
+
+    assert verdict("one-head-knows-position", found) == "fails"
+    assert verdict("one-head-knows-position", changed(found, unsure)) == "holds"
+
+
+# ---- what was not measured, or is not defined ------------------------------------------------------------------------
+
+
+@measured_claims
+def test_a_cell_without_the_measure_counts_nowhere(claim: Claim[Results]) -> None:
+    for expected in ("holds", "fails"):
+        whole = results(world(claim, expected))
+        bare = changed(
+            whole, lambda cell: replace(cell, key=replace(cell.key, seed=cell.key.seed + 9), measures={}, watched=[])
+        )
+        found = Results([*whole.cells, *bare.cells])
+        assert [part.comparison for part in entry(claim, found).findings] == [
+            part.comparison for part in entry(claim, whole).findings
+        ]
+        assert entry(claim, found).verdict == expected
+        assert verdict(claim, bare) == "undecided"
+
+
+def blank(content: Any) -> Any:
+    """A record with None for every number that may be undefined."""
+    if isinstance(content, dict):
+        known = (
+            "loss",
+            "energy",
+            "baseline",
+            "chance",
+            "gradient_norm",
+            "parameter_norm",
+            "seconds",
+            "accuracy",
+            "factor",
+        )
+        return {key: value if key in known else blank(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [blank(value) for value in content]
+    return None if isinstance(content, float) else content
+
+
+# heads that suffice are counted, lengths have their accuracy
+_DEFINED = ("two-heads-do-it", "rope-needs-fewer-heads", "mla-keeps-length")
+
+
+@pytest.mark.parametrize("claim", [claim for claim in MEASURED if claim.id not in _DEFINED], ids=lambda claim: claim.id)
+def test_what_is_not_defined_decides_nothing(claim: Claim[Results]) -> None:
+    names = ("seed", "representation", "position", "frequency", "contraction")
+
+    def undefined(cell: CellResult) -> CellResult:
+        found = {name: blank(record) if name in names else record for name, record in cell.measures.items()}
+        watched = [row | {"signal": blank(row["signal"])} for row in cell.watched]
+        return replace(cell, measures=found, watched=watched)
+
+    assert verdict(claim, changed(results(world(claim)), undefined)) == "undecided"
+
+
+@pytest.mark.parametrize(("parameters", "expected"), [(NAN, "holds"), (1e-4, "holds"), (0.5, "holds in part")])
+def test_alibis_gradients_may_cancel_or_not_be_there(parameters: float, expected: Verdict) -> None:
+    found = entry("alibi-seed-cancels", results(TOLD | distance(alibi=ALIBI.within(parameters=parameters))))
+    assert found.verdict == expected
+    assert ("parameters, ALiBi: 0.000 [" in found.evidence[1]) == (expected == "holds")
+
+
+def test_the_lead_after_training_is_that_of_the_last_row() -> None:
+    found = results(TOLD)
+
+    def later(row: dict[str, Any]) -> Verdict:
+        return verdict("margin-grows", changed(found, lambda cell: replace(cell, watched=[*cell.watched, row])))
+
+    even = np.ones((LAYERS, HEADS)).tolist()
+    assert later({"step": 100, "signal": found.of(DISTANCE, "rope")[0].watched[-1]["signal"]}) == "holds"
+    assert later({"step": 100, "signal": even}) == "undecided"
+    assert later({"step": 100}) == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("task1-rope-smallest-gap", "rope"),
+        ("task1-random-overfits", "random"),
+        ("task2-random-largest-gap", "random"),
+        ("task2-random-perfect-fit", "random"),
+    ],
+)
+@pytest.mark.parametrize("missing", [{}, {"fit_accuracy": None}])
+def test_without_accuracy_on_training_examples_there_is_no_gap(name: str, model: str, missing: dict[str, Any]) -> None:
+    def bare(cell: CellResult) -> CellResult:
+        kept = {key: value for key, value in cell.result.items() if key != "fit_accuracy"}
+        return replace(cell, result=kept | missing)
+
+    found = entry(name, changed(results(world(name)), bare))
+    assert found.verdict == "undecided"
+    assert "not measured" in found.evidence[0]
+
+
+def test_heads_are_compared_where_both_have_skill() -> None:
+    found = results(TOLD | distance(**SKILLED))
+    lost = changed(
+        found,
+        lambda cell: (
+            replace(cell, result=cell.result | {"test_accuracy": 0.2}, ablation=ablation((SPREAD,) * LAYERS, 0.2))
+            if cell.key.label == "nope"
+            else cell
+        ),
+    )
+    for name in ("rope-needs-fewer-heads", "deposit-more-under-rope", "nope-relative-alibi-alike"):
+        assert verdict(name, found) == "holds"
+        assert verdict(name, lost) == "undecided"
+
+
+def test_costs_are_shares_of_the_skill() -> None:
+    """The same loss is a larger share of a smaller skill: 0.6 of 0.83 under RoPE, of 0.7 with dropout."""
+    dropped = TOLD | distance(rope__dropout=Model(0.8).single(0))
+    (largest, more) = parts("dropout-keeps-deposit", results(dropped, seeds=1, spread=0.0))
+    assert f": {0.6 / 0.7:.3f} of the skill (1 seed), bar 0.25" in largest.evidence
+    assert f": {0.6 / 0.7 - 0.6 / 0.83:.3f} of the skill (1 seed), bar -0.1" in more.evidence
+
+
+def test_dropout_against_itself_is_no_comparison() -> None:
+    found = results(world("dropout-keeps-deposit"))
+    same = changed(found, lambda cell: replace(cell, run=f"one-{cell.key.seed}"))
+    seen = entry("dropout-keeps-deposit", same)
+    assert seen.verdict == "undecided"
+    assert "every model has dropout" in seen.evidence[0]
+
+
+# ---- the worlds themselves -------------------------------------------------------------------------------------------
+
+
+def test_made_up_measures_are_records_of_measures() -> None:
+    """They read back, and say of the heads and layers in question what they were told to."""
+    content = measured(Inside(logits=0.25, drift=2.0, positions=(0.4, 0.1), needed=3), 0.9, 0.0)
+    read: dict[str, Any] = {name: KINDS[name].from_dict(record) for name, record in content.items()}
+    assert {name: record.to_dict() for name, record in read.items()} == content
+    logits = read["seed"].strength.levels["logits"]
+    assert logits.signal[:, 0] == pytest.approx(FALLING)
+    assert logits.layers.share[0] == np.nanmean(logits.heads.share[0]) == 0.25
+    assert read["seed"].drift.relative[0].mean() == pytest.approx(2.0)
+    assert len(read["sets"].sufficient) == 3
+    assert np.sort(read["position"].drops, axis=None)[-2:] == pytest.approx([0.1, 0.4])
+    assert isinstance(read["representation"], Representation)
+    assert isinstance(read["frequency"], FrequencyRecord)
+    skills = [(row.accuracy - CHANCE) / 0.8 for row in read["extrapolation"].rows]
+    assert skills == pytest.approx([1.0, 0.5])
+    bias = [cell.measure("bias") for cell in results(count(relative=0.5)).cells]
+    assert all(isinstance(found, BiasSpread) for found in bias)

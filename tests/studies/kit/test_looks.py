@@ -1,0 +1,136 @@
+"""What silencing heads costs a model: at a moment, by a measure, and what no head tells from nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.papers.deposit.worlds import LAYERS, NATS, SINGLE, SPREAD, Model, made_up
+
+from toeplens.engine.head_watch import MOMENTS
+from toeplens.lens import HeadAblation
+from toeplens.studies import Key
+from toeplens.studies.kit.looks import END, LOOKS, Look, look_at
+from toeplens.training.presets import COUNT, DISTANCE
+
+KEY = Key("paper", DISTANCE, "rope", 0)
+ROPE = Model(0.9).single(1)  # of a skill of 0.8 in accuracy over the guess
+WHOLE = slice(None)
+cost = st.integers(0, 20).map(lambda n: n / 20)
+
+
+def seen(costs: Any) -> Look:
+    return Look(np.array(costs, dtype=float))
+
+
+def look(model: Model, *how: Any) -> Look:
+    found = look_at(made_up(KEY, model), *how)
+    assert found is not None
+    return found
+
+
+def test_costs_are_shares_of_the_skill_or_nats() -> None:
+    assert look(ROPE).costs == pytest.approx(np.array([SPREAD, SINGLE, SPREAD, SPREAD]) / 0.8)
+    assert look(ROPE, END, "loss").costs == pytest.approx(NATS * np.array(ROPE.drops))
+    assert look(replace(ROPE, accuracy=0.5)).largest() == pytest.approx(0.6 / 0.4), "more of a smaller skill"
+
+
+def test_every_moment_is_looked_at_by_both_measures() -> None:
+    assert LOOKS[0] == (END, "accuracy")
+    assert set(LOOKS) == {(moment, measure) for moment in (END, *MOMENTS) for measure in ("accuracy", "loss")}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_moment_is_what_was_watched_there_and_nothing_else(moment: str) -> None:
+    earlier = replace(ROPE, looks=((moment, (SPREAD,) * LAYERS),))
+    assert look(earlier, moment).largest() == pytest.approx(0.02 / 0.8)
+    assert look(earlier, moment, "loss").largest() == pytest.approx(0.02 * NATS)
+    assert look(earlier).largest() == pytest.approx(0.6 / 0.8)
+    for other in MOMENTS.keys() - {moment}:
+        assert look_at(made_up(KEY, earlier), other) is None
+    assert look_at(made_up(Key("paper", COUNT, "rope", 0), ROPE), moment) is None, "nobody watched"
+
+
+def test_where_one_look_is_of_several_moments_each_has_it() -> None:
+    cell = made_up(KEY, ROPE.seen("able"))
+    rows = [row | {"events": ["able", "plateau"] if row["events"] else []} for row in cell.watched]
+    both = [look_at(replace(cell, watched=rows), moment) for moment in ("able", "plateau")]
+    assert all(found is not None and found.largest() == pytest.approx(0.75) for found in both)
+
+
+def test_a_moment_at_which_heads_were_not_silenced_has_no_look() -> None:
+    cell = made_up(KEY, ROPE.seen("able"))
+    rows = [row | {"ablation": None, "by_loss": None} for row in cell.watched]
+    assert look_at(replace(cell, watched=rows), "able") is None
+
+
+def test_models_without_skill_or_ablation_have_no_look() -> None:
+    for measure in ("accuracy", "loss"):
+        assert look_at(made_up(KEY, replace(ROPE, accuracy=0.3)), END, measure) is None
+        assert look_at(made_up(KEY, replace(ROPE, status="diverged")), END, measure) is None
+    bare = replace(made_up(KEY, ROPE), by_loss=None)
+    assert look_at(bare, END, "loss") is None
+    assert look_at(bare) is not None
+    weak = replace(ROPE, accuracy=0.3, looks=(("able", ROPE.drops),))
+    assert look_at(made_up(KEY, weak), "able") is None, "by the accuracy of that moment"
+
+
+def test_a_head_whose_interval_holds_nothing_costs_nothing() -> None:
+    cell = made_up(KEY, ROPE)
+    assert cell.ablation is not None
+
+    def told(**ends: Any) -> np.ndarray:
+        given: HeadAblation = replace(cell.ablation, **ends)  # type: ignore[type-var]
+        found = look_at(replace(cell, ablation=given))
+        assert found is not None
+        return found.costs
+
+    drops = cell.ablation.drops
+    unsure = drops - 0.02
+    assert told(low=unsure)[0] == pytest.approx(0.0), "an interval that begins at 0"
+    assert told(low=unsure)[1, 0] == pytest.approx(0.75)
+    assert not told(low=np.full_like(drops, -0.1)).any()
+    assert told(low=np.full_like(drops, math.nan)) == pytest.approx(look_at(cell).costs), "without intervals all count"  # type: ignore[union-attr]
+    assert not told(drops=-drops, low=-drops).any(), "whose loss is a gain"
+
+
+# ---- what is read off the costs --------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.lists(cost, min_size=4, max_size=4), min_size=1, max_size=4))
+def test_what_is_read_off_the_costs(costs: list[list[float]]) -> None:
+    found, flat = seen(costs), sorted((each for row in costs for each in row), reverse=True)
+    assert found.largest() == flat[0]
+    assert found.second == flat[1]
+    assert found.matter == sum(each > 0 for each in flat)
+    assert found.smallest(slice(0, 1)) == min(costs[0])
+    assert found.largest(slice(1, None)) == max((each for row in costs[1:] for each in row), default=0.0)
+    if found.matter:
+        assert 1 - 1e-9 <= found.effective_heads <= found.matter + 1e-9
+        assert 1 <= found.layer <= len(costs)
+    else:
+        assert math.isnan(found.effective_heads)
+        assert math.isnan(found.layer)
+
+
+def test_effective_heads_are_those_that_share_the_cost() -> None:
+    assert seen([[0.3, 0.0], [0.0, 0.0]]).effective_heads == pytest.approx(1)
+    assert seen([[0.3, 0.3], [0.3, 0.0]]).effective_heads == pytest.approx(3)
+    assert seen([[0.4, 0.2]]).effective_heads == pytest.approx(0.36 / 0.2)
+    assert seen([[8.0, 4.0]]).effective_heads == pytest.approx(0.36 / 0.2), "in any unit"
+
+
+def test_the_layer_is_that_of_the_costliest_head_and_of_several_the_mean() -> None:
+    assert seen([[0.1, 0.2], [0.5, 0.0]]).layer == 2
+    assert seen([[0.5, 0.5], [0.1, 0.0]]).layer == 1
+    assert seen([[0.5, 0.0], [0.1, 0.0], [0.0, 0.5]]).layer == 2, "a tie is not decided for the first"
+
+
+def test_a_model_of_one_head_has_no_second() -> None:
+    assert seen([[0.5]]).second == 0
+    assert seen([[0.5]]).largest(slice(1, None)) == 0
