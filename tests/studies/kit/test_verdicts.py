@@ -15,7 +15,7 @@ from scipy import stats
 
 from toeplens.studies import ENOUGH, RULE, Finding, Verdict, above, below, combine, opposite, supporting, within
 from toeplens.studies.kit.contrasts import difference
-from toeplens.studies.kit.verdicts import LEVEL, OPEN, chance, interval_above, unknown
+from toeplens.studies.kit.verdicts import LEVEL, OPEN, chance, interval_above, one_sided, unknown
 
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds in part", "fails", *OPEN)
 LEANS: tuple[Verdict, ...] = ("leans to hold", "leans to fail")
@@ -323,3 +323,20 @@ def test_what_refutes_alone_may_not_be_enough_among_several() -> None:
     support = supporting(weak)
     assert combine([with_chances(0.0, 1.0), support], 0.05) == "holds in part"
     assert combine([with_chances(0.0, 1.0), support, supporting(support), support], 0.05) == "holds"
+
+
+# ---- figures that are only bounds ------------------------------------------------------------------------------------
+
+
+@given(any_number, value, st.booleans(), st.booleans())
+def test_a_bound_is_decided_on_one_side_alone(values: list[float], bar: float, holds: bool, fails: bool) -> None:
+    finding = above("it", values, bar)
+    bounded = one_sided(finding, holds=holds, fails=fails, why="of some the least is known")
+    sides = {"hold": holds, "fail": fails}
+    told = next((may for word, may in sides.items() if word in finding.verdict), True)
+    assert bounded.verdict == (finding.verdict if told else "undecided")
+    assert (bounded.evidence != finding.evidence) == (finding.known and not (holds and fails))
+    if finding.holds is not None and finding.fails is not None:
+        assert bounded.at(LEVEL) == bounded.verdict
+        assert (bounded.holds, bounded.fails) == (finding.holds if holds else 1.0, finding.fails if fails else 1.0)
+        assert (chance([bounded]) or 0.0) >= (chance([finding]) or 0.0)
