@@ -69,6 +69,18 @@ def test_a_moment_at_which_heads_were_not_silenced_has_no_look() -> None:
     assert look_at(replace(cell, watched=rows), "able") is None
 
 
+def test_where_training_ended_at_a_moment_the_finished_model_is_what_was_seen_there() -> None:
+    """Else only the models that went on would count at it, which are not a fair choice of all."""
+    cell = made_up(KEY, ROPE.seen("able"))
+    *before, last = cell.watched
+    rows = [*before, last | {"events": ["plateau"]}]
+    for measure in ("accuracy", "loss"):
+        found = look_at(replace(cell, watched=rows), "plateau", measure)
+        assert found is not None
+        assert (found.costs == look(ROPE, END, measure).costs).all()
+    assert look_at(cell, "plateau") is None
+
+
 def test_models_without_skill_or_ablation_have_no_look() -> None:
     for measure in ("accuracy", "loss"):
         assert look_at(made_up(KEY, replace(ROPE, accuracy=0.3)), END, measure) is None

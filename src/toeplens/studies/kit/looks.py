@@ -67,7 +67,8 @@ def look_at(cell: CellResult, moment: str = END, measure: Measure = "accuracy") 
     """What silencing heads cost a cell's model; None where that was not seen, or the model had too little skill.
 
     Arguments
-        moment  `END`, or one of `toeplens.engine.head_watch.MOMENTS` that is not the end of training too
+        moment  `END`, or one of `toeplens.engine.head_watch.MOMENTS`; where training ended there, the finished model is
+                what was seen
     """
     if moment == END:
         found = cell.ablation, cell.by_loss
@@ -76,7 +77,8 @@ def look_at(cell: CellResult, moment: str = END, measure: Measure = "accuracy") 
         if row is None:
             return None
         seen = Watched.from_dict(row, "watched")
-        found = seen.ablation, seen.by_loss
+        ended = seen.ablation is None and row is cell.watched[-1]
+        found = (cell.ablation, cell.by_loss) if ended else (seen.ablation, seen.by_loss)
     by_accuracy, by_loss = found
     if by_accuracy is None or not _skilled(by_accuracy, cell.length_chance):
         return None
