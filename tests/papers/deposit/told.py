@@ -227,8 +227,10 @@ CHANGES: dict[str, dict[str, World]] = {
     },
     "contraction-speeds-learning": {
         "holds": {},
-        "fails": distance(rope=replace(ROPE, half=7.0), mla=replace(MLA, half=6.0)),
-        "undecided": distance(rope=replace(ROPE, half=4.5)),
+        "fails": distance(
+            rope=ROPE.within(width=9.0), mla=MLA.within(width=8.0), rope_absolute=WITH_SINUSOID.within(width=7.0)
+        ),
+        "undecided": distance(rope=ROPE.within(width=1.5), mla=MLA.within(width=2.5)),
     },
     "contraction-brings-deposit": {
         "holds": peaks(0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05),

@@ -95,7 +95,7 @@ def test_falls_are_what_rises_do_not_explain(test: list[float]) -> None:
         ([0.5, 0.519], {}, True),
         ([0.5, 0.521], {}, False),
         ([0.1, 0.5, 0.5], {}, True),
-        ([0.5, 0.3], {}, True),
+        ([0.5, 0.3], {}, False),
         ([0.9], {}, False),
         # by the run's rule, whatever the curve
         ([0.5, 0.5], {"plateau": None}, False),

@@ -27,7 +27,7 @@ from toeplens.studies.kit.contrasts import GRAIN, Contrast, difference
 SKILLED = 0.25  # of what there is to learn: below it a model's heads say nothing about the task
 ONLY_SKILLED = f"Only models with skill of at least {SKILLED:g} count."
 STILL = 0.02
-UNRULED = f"a run without a rule has stopped learning if its last epoch gained less than {100 * STILL:g} points"
+UNRULED = f"a run without a rule: if its last epoch changed its accuracy by less than {100 * STILL:g} points"
 
 
 Seeds = Annotated[int, Field(strict=True, ge=1, le=MOST_SEEDS)]
@@ -102,7 +102,7 @@ class CellResult(Record):
         if "plateau" in self.result:
             return self.result["plateau"] is not None
         last = [float(row["test_accuracy"]) for row in self.epochs[-2:]]
-        return len(last) > 1 and last[-1] - last[0] < STILL
+        return len(last) > 1 and abs(last[-1] - last[0]) < STILL
 
     @property
     def fit(self) -> float:

@@ -10,7 +10,7 @@ from toeplens.papers.deposit.claims.common import Check, Test, full_rope, left_o
 from toeplens.papers.deposit.claims.looking import At, Way, watched_claim
 from toeplens.papers.deposit.labels import title
 from toeplens.studies.kit.claims import Claim
-from toeplens.studies.kit.contrasts import contrast, difference
+from toeplens.studies.kit.contrasts import contrast
 from toeplens.studies.kit.looks import END, Look
 from toeplens.studies.kit.results import Figure, Results
 from toeplens.studies.kit.verdicts import Finding, above
@@ -87,7 +87,7 @@ def _unfinished(results: Results) -> list[Finding]:
     """The first look with over 90 % right against the end, eight plateaus on, in the same models."""
     cells = results.of(DISTANCE, _at_rung(full_rope(results), "longer"))
     early, late = (At(moment, "accuracy").largest().by_seed(cells) for moment in ("able", END))
-    return [above("largest cost of a head, when over 90% right - at 8 times the plateau", difference(early, late), 0.1)]
+    return [above("largest cost of a head, when over 90% right - at 8 times the plateau", early - late, 0.1)]
 
 
 def _ours(name: str, statement: str, rule: str, way: Way) -> Claim[Results]:

@@ -112,7 +112,7 @@ def _standing(signal: np.ndarray, costs: np.ndarray) -> float:
 
 
 def _deep(cell: CellResult) -> bool:
-    """Whether there is a stream after layer 2."""
+    """Whether the model can do anything, and there is a stream after layer 2."""
     found = cell.measure("representation")
     return found is not None and len(found.alignment) > 2
 
