@@ -82,8 +82,11 @@ def test_the_headline_counts_the_verdicts(study: Reproduction) -> None:
     said = headline(study)
     assert f"Of the {len(CLAIMS)} claims" in said
     for protocol in study.plan.protocols:
-        held = sum(entry.verdict == "holds" for entry in study.entries if entry.protocol == protocol)
-        assert re.search(rf"{protocol} protocol {held or 'none'} holds?\b", said)
+        held = sum(entry.verdict == "leans to hold" for entry in study.entries if entry.protocol == protocol)
+        assert re.search(rf"{protocol} protocol {held or 'none'} leans? to hold\b", said)
+    assert "It takes 5 seeds to decide" in said
+    five = headline(replace(study, plan=replace(study.plan, seeds=5)))
+    assert re.search(r"paper protocol (\d+|none) holds? and (\d+|none) fails?;", five)
 
 
 def test_the_summary_names_the_winners_and_the_largest_drop(study: Reproduction, page: str) -> None:

@@ -67,19 +67,24 @@ def headline(state: Reproduction) -> str:
     """The answer in one sentence."""
     if not state.finished:
         return "No model is finished yet, so nothing has come out so far."
-    counted = tallies(state)
+    counted, few = tallies(state), state.plan.seeds < ENOUGH
+    shown: tuple[Verdict, Verdict] = ("leans to hold", "leans to fail") if few else ("holds", "fails")
     parts = [
-        f"under the {PROTOCOL_NAMES[protocol]} {_count(counts, 'holds')} and {_count(counts, 'fails')}"
+        f"under the {PROTOCOL_NAMES[protocol]} {' and '.join(_count(counts, each) for each in shown)}"
         for protocol, counts in counted.items()
     ]
     total = max(counts.total() for counts in counted.values())
-    rest = "The others hold in part, only lean to a side, or are undecided."
+    rest = (
+        f"It takes {ENOUGH} seeds to decide; beside each claim stands what the records found."
+        if few
+        else "The others hold in part, only lean to a side, or are undecided."
+    )
     return f"Of the {total} claims checked, {'; '.join(parts)}. {rest}"
 
 
 def _count(counts: Counter[Verdict], verdict: Verdict) -> str:
-    count = counts[verdict]
-    return f"{count or 'none'} {verdict if count in (0, 1) else verdict.removesuffix('s')}"
+    count, (verb, *rest) = counts[verdict], verdict.split()
+    return " ".join([str(count or "none"), verb if count in (0, 1) else verb.removesuffix("s"), *rest])
 
 
 def largest_drop(cells: Sequence[CellResult]) -> Drop | None:
