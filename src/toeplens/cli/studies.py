@@ -13,7 +13,7 @@ from toeplens.cli.options import Budget, Compile, Device, Full, Json, StudyDirec
 from toeplens.ground import choose
 from toeplens.start import starting
 
-PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "mechanism")
+PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder", "mechanism")
 OURS = ("canonical", "canonical-smoke")
 
 
