@@ -27,7 +27,13 @@ from toeplens.lens.kit.trace import AttentionTrace, LayerTrace, Traceable
 from toeplens.lens.logits.decompose import KINDS, LogitParts, decompose
 from toeplens.lens.logits.relevance import Relevance
 from toeplens.lens.stream.representation import Representation, representation
-from toeplens.lens.stream.subspace import CurveDimension, PositionSubspace, curve_dimension, position_subspace
+from toeplens.lens.stream.subspace import (
+    CurveDimension,
+    PositionSubspace,
+    curve_dimension,
+    neighbour_error,
+    position_subspace,
+)
 from toeplens.lens.toeplitz.contraction import Contraction, contraction
 from toeplens.lens.toeplitz.decay import DecayFit, fit_decay
 from toeplens.lens.toeplitz.levinson import Prediction, predictor
@@ -93,6 +99,7 @@ __all__ = [
     "head_sets",
     "hermitian_part",
     "margins",
+    "neighbour_error",
     "over_seeds",
     "permutation_scores",
     "position_effect",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toeplens.encodings import build
 from toeplens.ground import InputError
 from toeplens.lens.kit.splits import position_means
-from toeplens.lens.stream.subspace import curve_dimension, linear_error, position_subspace
+from toeplens.lens.stream.subspace import curve_dimension, linear_error, neighbour_error, position_subspace
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
@@ -240,3 +240,23 @@ def test_sinusoids_bend_where_they_turn_fast() -> None:
     fast, slow = curve_dimension(p[:, :16]), curve_dimension(p[:, 32:])
     assert fast.local_rank >= 3
     assert slow.local_rank == 1
+
+
+def test_the_neighbours_error_is_that_of_a_loop() -> None:
+    p = drawn(30, 9, 4)
+    mean = [sum(row[d] for row in p) / 9 for d in range(4)]
+    rest = sum((p[i][d] - (p[i - 1][d] + p[i + 1][d]) / 2) ** 2 for i in range(1, 8) for d in range(4))
+    whole = sum((p[i][d] - mean[d]) ** 2 for i in range(1, 8) for d in range(4))
+    assert neighbour_error(p) == pytest.approx((rest / whole) ** 0.5, rel=1e-12)
+    assert neighbour_error(torch.from_numpy(p)) == neighbour_error(p)
+
+
+def test_neighbours_tell_a_line_but_not_points_in_no_order() -> None:
+    """A circle turned by t a place: the middle of two neighbours is cos t of the point, so the error is 1 - cos t."""
+    assert neighbour_error(np.arange(20.0)[:, None] * drawn(19, 6)) < 1e-14
+    angles = 2 * np.pi / 40 * np.arange(4000)
+    circle = np.stack((np.cos(angles), np.sin(angles)), axis=1)
+    assert neighbour_error(circle) == pytest.approx(1 - np.cos(angles[1]), rel=1e-9)
+    assert neighbour_error(drawn(31, 2000, 8)) == pytest.approx(1.5**0.5, rel=0.05)
+    with pytest.raises(InputError, match="p: 2 rows were given"):
+        neighbour_error(circle[:2])

@@ -303,12 +303,12 @@ def verdict(name: str, *records: dict[str, Any]) -> Verdict:
 
 
 def doctored(record: dict[str, Any], means: dict[str, float], **counts: int) -> list[dict[str, Any]]:
-    """Three seeds in which every row has these means and counts."""
+    """Five seeds in which every row has these means and counts."""
     changed = copy.deepcopy(record)
     for row in changed["rows"]:
         row["means"] |= {name: [value] * 3 for name, value in means.items()}
         row |= counts
-    return [changed] * 3
+    return [changed] * 5
 
 
 def test_no_record_decides_nothing() -> None:
@@ -321,7 +321,7 @@ def test_as_stated_needs_much_more(record: dict[str, Any], turned: float, expect
     changed = copy.deepcopy(record)
     for row in changed["stated"]:
         row |= {"relative": 0.6, "rotary": turned}
-    assert verdict("as-stated", changed, changed, changed) == expected
+    assert verdict("as-stated", *[changed] * 5) == expected
 
 
 @pytest.mark.parametrize(("gain", "expected"), [(0.3, "holds"), (0.0, "undecided"), (-0.1, "fails")])
@@ -341,9 +341,20 @@ def test_superset_follows_the_counts(
 
 
 @pytest.mark.parametrize(
-    ("one", "expected"), [(0.9, "holds"), (0.6, "holds in part"), (0.4, "fails"), (0.5, "undecided")]
+    ("one", "turned", "expected"),
+    [(0.9, 0.95, "holds"), (0.6, 0.95, "fails"), (0.4, 0.45, "fails"), (0.5, 0.55, "undecided")],
 )
 def test_one_angle_stands_between_the_bound_and_all_angles(
-    record: dict[str, Any], one: float, expected: Verdict
+    record: dict[str, Any], one: float, turned: float, expected: Verdict
 ) -> None:
-    assert verdict("one-angle", *doctored(record, {"bound": 0.5, "one_angle": one, "rotary": 0.95})) == expected
+    assert verdict("one-angle", *doctored(record, {"bound": 0.5, "one_angle": one, "rotary": turned})) == expected
+
+
+def test_random_signs_only_support_one_angle(record: dict[str, Any]) -> None:
+    """The paper's conditions are those of Task 1, whose pairs are wanted at one offset each."""
+    runs = doctored(record, {"bound": 0.5, "one_angle": 0.9, "rotary": 0.95})
+    for run in runs[:1]:  # one record, five times
+        for row in run["rows"]:
+            if row["family"] == "random":
+                row["means"] |= {"one_angle": [0.6] * 3}
+    assert verdict("one-angle", *runs) == "holds in part"

@@ -147,7 +147,17 @@ THEORY: dict[str, dict[tuple[Any, ...], Any]] = {
         ("levinson", "own", "predictor"): [0.5],
         ("pair", "content", "stay"): None,
     },
-    "heads": {("rope trained", "width", 0, 0): None, ("absolute trained", "spans", "least_angle"): "9", (): []},
+    "normalising": {("seed",): -1, ("tallies", "softmax", "worst"): None},
+    "latent": {("tallies", "own", "violations"): True},
+    "related": {("tallies",): []},
+    "filling": {("holes", "sizes"): [32], ("holes", "lengths", 0): [0.5], ("tallies", "inside", "tried"): "3"},
+    "manifold": {("tables", 0, "neighbour_error"): -1, ("tables", 0, "rank"): 1.5, ("tables", 0, "encoding"): 3},
+    "heads": {
+        ("rope trained", "width", 0, 0): None,
+        ("absolute trained", "spans", "least_angle"): "9",
+        ("learned trained", "curve", "rank"): -1,
+        (): [],
+    },
 }
 
 

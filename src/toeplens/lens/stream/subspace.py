@@ -181,6 +181,26 @@ def curve_dimension(
     return CurveDimension(_span(position, energy)[2].shape[1], float(np.mean(ranks)), ratio, window)
 
 
+def neighbour_error(p: Float[np.ndarray, "N D"] | Float[Tensor, "N D"]) -> float:
+    """How badly the middle of its two neighbours stands for a position: is the table a curve that its places resolve?
+
+    Any points lie on some curve; only one that neighbours tell is of use. The root mean square of
+    |p_i - (p_(i-1) + p_(i+1))/2| over that of |p_i - mean of all|, both over the inner positions: 0 on a straight line
+    of even steps, 1 if neighbours tell no more than the mean does, sqrt(3/2) to expect of vectors in no order. Nan
+    where the inner positions are all the mean.
+
+    Arguments
+        p  [N, D] position vectors in order, 3 or more
+    """
+    position = _float64(p)
+    if len(position) < 3 or not np.isfinite(position).all():
+        raise InputError(f"p: {len(position)} rows were given; 3 or more are needed, all finite.")
+    inner = position[1:-1]
+    rest = inner - (position[:-2] + position[2:]) / 2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return float(np.linalg.norm(rest) / np.linalg.norm(inner - position.mean(0)))
+
+
 def _span(
     values: Float[np.ndarray, "M D"], energy: float
 ) -> tuple[Float[np.ndarray, "D"], Float[np.ndarray, "min_M_D"], Float[np.ndarray, "D rank"]]:

@@ -321,20 +321,23 @@ CLAIMS: tuple[Claim[Records], ...] = (
         "contraction",
         "For W, E positive (semi-)definite Toeplitz and |E_ij| = 1, the spectrum of W∘E is more compact than W's.",
         "No E is definite for N > 1, so E is read as semi-definite, which leaves one frequency, and as in the "
-        "proof, with free phases.",
-        ("one-narrower", "free-outside"),
+        "proof, with free phases, a supporting part: the statement has E definite.",
+        ("one-narrower",),
+        supporting=("free-outside",),
     ),
     _stated(
         "contraction-modulus",
         "By Schur's inequality no eigenvalue of W∘E has a larger modulus than the largest of W.",
         "For the same two readings of E.",
-        ("one-modulus", "free-modulus"),
+        ("one-modulus",),
+        supporting=("free-modulus",),
     ),
     _stated(
         "contraction-condition",
         "The product lowers the condition number (section 3.3).",
         "For the same two readings of E.",
-        ("one-condition", "free-condition"),
+        ("one-condition",),
+        supporting=("free-condition",),
     ),
     _corrected(
         "contraction-same",
@@ -363,10 +366,12 @@ CLAIMS: tuple[Claim[Records], ...] = (
     ),
     _corrected(
         "contraction-strict",
-        "Two different frequencies are enough for W∘Ē to be strictly narrower than W.",
-        "For W at random (N > 2), two frequencies being 0.1 or more apart and weights 1/16 or more; and for "
-        "Toeplitz W on every m-th diagonal only, m = 2, 3, 4.",
-        ("mean-narrower", "sparse-narrower"),
+        "Two different frequencies make W∘Ē strictly narrower than a W at random; than a Toeplitz W on every m-th "
+        "diagonal only, they need not.",
+        "W at random has N > 2, two frequencies 0.1 or more apart and weights of 1/16 or more; m = 2, 3, 4. The second "
+        "part holds if a counterexample to its contrary is found.",
+        ("mean-narrower",),
+        refuted=("sparse-narrower",),
     ),
     _corrected(
         "contraction-condition-corrected",
@@ -379,7 +384,8 @@ CLAIMS: tuple[Claim[Records], ...] = (
         "contraction-against-additive",
         "The product has a tighter spectrum than the sum W + B with a positive definite Toeplitz B.",
         "The product is W∘Ē. B has no scale in the paper: with W's diagonal near 1, that of sB at random is "
-        "s = 0.1 or 10; and B = cI - W.",
-        [f"additive-{each}{name}" for name in _ADDED for each in ("", "condition-")],
+        "s = 0.1 or 10; and B = cI - W. Tighter is narrower; the condition number is a supporting part.",
+        [f"additive-{name}" for name in _ADDED],
+        supporting=[f"additive-condition-{name}" for name in _ADDED],
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,21 @@ from toeplens.lens.stream.subspace import position_subspace
 from toeplens.lens.toeplitz.contraction import contraction
 from toeplens.lens.toeplitz.single_phase import single_phase
 from toeplens.model import Decoder
+from toeplens.papers.mathematics.manifold import curve
 from toeplens.papers.mathematics.records import UNIVERSAL, Record, Records, universal
 from toeplens.sources import DecoderSource
 from toeplens.studies.kit.claims import Claim
-from toeplens.studies.kit.verdicts import RULE, Finding, above, below, opposite
+from toeplens.studies.kit.contrasts import difference
+from toeplens.studies.kit.verdicts import RULE, Finding, above, below, supporting
 from toeplens.training import Run, RunSpec
 
 NAME = "heads"
-LABELS = {"rope": "rope", "alibi": "alibi", "absolute": "sinusoidal"}  # and the encoding behind each
+LABELS = {"rope": "rope", "alibi": "alibi", "absolute": "sinusoidal", "learned": "learned"}  # and what is behind each
+ADDED = {"absolute": "the sinusoid", "learned": "a learned table"}  # those that add vectors at the input
 STATES = ("untrained", "trained")
 ONE_PHASE = 0.05  # relative error up to which one phase a diagonal describes a head's logits
 TOEPLITZ = 0.99  # share of energy from which a matrix is called Toeplitz
+TURNED = 0.5  # of what chance puts of the words into the positions' span: with less, training has turned them out
 _SEQUENCES, _PHASED = 64, 4
 _SOURCE = "arXiv 2505.13027 v1"
 
@@ -36,7 +40,8 @@ def heads(runs: Mapping[str, Run]) -> dict[str, Any]:
     """Measure trained models and their fresh twins, one a label of `LABELS`, on their own test sets.
 
     Returns, for each label and state, tables, layers by heads, of what `contraction`, `single_phase` and
-    `toeplitz_profile` find, and the angles between the span of the added vectors and that of the word embeddings.
+    `toeplitz_profile` find, and of added vectors what their span has in common with that of the word embeddings and
+    whether they are a curve (`toeplens.papers.mathematics.manifold`).
     """
     record: dict[str, Any] = {}
     for label, run in runs.items():
@@ -84,6 +89,7 @@ def _model(model: Decoder, spec: RunSpec) -> dict[str, Any]:
             "chance": round(spans.chance, 6),
             "separable": spans.separable,
         }
+        made["curve"] = curve(first.vectors.detach().double().numpy())
     return made
 
 
@@ -121,25 +127,21 @@ def _means(records: Records, model: str, name: str, layers: slice = slice(None))
 
 
 def _narrower(records: Records) -> list[Finding]:
-    words = {
-        "width": "eigenvalue range of the logits, rotated over unrotated",
-        "gram": "largest eigenvalue of the keys' Gram matrix, rotated over unrotated",
-    }
-    return [
-        below(f"{state}: {text}, mean over heads", _means(records, f"rope {state}", name), 1.0)
-        for state in STATES
-        for name, text in words.items()
-    ]
+    logits = _contracts(records, "width", "eigenvalue range of the logits, rotated over unrotated")
+    gram = _contracts(records, "gram", "largest eigenvalue of the keys' Gram matrix, rotated over unrotated")
+    return [*logits, *map(supporting, gram)]
+
+
+def _contracts(records: Records, name: str, text: str) -> list[Finding]:
+    return [below(f"{state}: {text}, mean over heads", _means(records, f"rope {state}", name), 1.0) for state in STATES]
 
 
 def _against_bias(records: Records) -> list[Finding]:
-    findings = []
+    findings = _contracts(records, "width", "eigenvalue range of the logits, rotated over unrotated")
     for state in STATES:
-        models = [f"{label} {state}" for label in ("rope", "alibi")]
-        both = [record for record in records[NAME] if all("width" in record.get(model, {}) for model in models)]
-        pairs = zip(*(_means({NAME: both}, model, "width") for model in models), strict=True)
-        differences = [rope - alibi for rope, alibi in pairs]
-        findings.append(below(f"{state}: range with over without position, RoPE - ALiBi", differences, 0.0))
+        rope, alibi = (_means(records, f"{label} {state}", "width") for label in ("rope", "alibi"))
+        text = f"{state}: range with over without position, RoPE less ALiBi"
+        findings.append(below(text, difference(rope, alibi), 0.0))
     return findings
 
 
@@ -169,27 +171,32 @@ def _one_phase(records: Records) -> list[Finding]:
 
 
 def _gram(records: Records) -> list[Finding]:
-    return [
-        above(
-            f"{state}: Toeplitz share of the position-position logits under the sinusoid, {where}",
-            _means(records, f"absolute {state}", "position_toeplitz", layers),
-            TOEPLITZ,
-        )
-        for state in STATES
-        for where, layers in (("first layer", slice(0, 1)), ("later layers", slice(1, None)))
-    ]
+    def toeplitz(where: str, layers: slice) -> list[Finding]:
+        text = f"Toeplitz share of the position-position logits under the sinusoid, {where}"
+        return [
+            above(
+                f"{state}: {text}", _means(records, f"absolute {state}", "position_toeplitz", layers), TOEPLITZ, grain=0
+            )
+            for state in STATES
+        ]
+
+    return [*toeplitz("first layer", slice(0, 1)), *map(supporting, toeplitz("later layers", slice(1, None)))]
 
 
 def _not_orthogonal(records: Records) -> list[Finding]:
+    def shared(label: str, state: str) -> Finding:
+        text = f"{ADDED[label]}, {state}: share of the words in the positions' span, over that of chance"
+        return above(text, _overlaps(records, f"{label} {state}"), TURNED)
+
     return [
-        opposite(above(f"{state}: least angle between positions and words (degrees)", _angles(records, state), 89.0))
-        for state in STATES
+        *(shared(label, "trained") for label in ADDED),
+        *(supporting(shared(label, "untrained")) for label in ADDED),
     ]
 
 
-def _angles(records: Records, state: str) -> Sequence[float]:
-    found: list[Record] = [record[f"absolute {state}"] for record in records[NAME] if f"absolute {state}" in record]
-    return [row["spans"]["least_angle"] for row in found if "spans" in row]
+def _overlaps(records: Records, model: str) -> list[float]:
+    spans: list[Record] = [record[model]["spans"] for record in records[NAME] if "spans" in record.get(model, {})]
+    return [each["overlap"] / each["chance"] for each in spans]
 
 
 CLAIMS: tuple[Claim[Records], ...] = (
@@ -197,20 +204,22 @@ CLAIMS: tuple[Claim[Records], ...] = (
         "heads-contraction",
         f"{_SOURCE}, section 3.3 and Proposition B.3",
         "RoPE's rotation narrows the range of eigenvalues of a real head's matrices.",
-        f"Ratios with over without the rotation, of the logits' symmetric part and of the keys' Gram matrix, mean over "
-        f"all heads below 1, for fresh models and for trained ones. {RULE}",
+        f"Ratios with over without the rotation, mean over all heads below 1, for fresh models and for trained ones: "
+        f"of the logits' symmetric part, of which section 3.3 speaks; of the keys' Gram matrix as a supporting part. "
+        f"{RULE}",
         _narrower,
     ),
     Claim(
         "heads-contraction-additive",
         f"{_SOURCE}, section 3.3",
         "The rotation contracts the range of eigenvalues relative to an additive bias.",
-        f"Range with over without position: RoPE's mean over heads less ALiBi's below 0. {RULE}",
+        f"Range with over without position, mean over heads: RoPE's below 1, for what does not contract is not made to "
+        f"by a bias that widens; and RoPE's less ALiBi's below 0. For fresh models and for trained ones. {RULE}",
         _against_bias,
     ),
     Claim(
         "heads-schur",
-        "corrected form of Proposition B.3",
+        f"{_SOURCE}, Proposition B.3, corrected",
         "What Schur's bound gives a real head: the rotated keys' largest eigenvalue is at most the sum of those of the "
         "frequencies' own Gram matrices (each frequency's spectrum is unchanged by its rotation).",
         UNIVERSAL,
@@ -220,23 +229,27 @@ CLAIMS: tuple[Claim[Records], ...] = (
         "heads-single-phase",
         f"{_SOURCE}, eq. 9 and B.1",
         "A rotary head's logits are its Gram matrix times one unimodular Toeplitz matrix.",
-        f"The least relative error of the logits over one free phase a diagonal, mean over heads, below {ONE_PHASE:g}. "
-        f"{RULE}",
+        f"The least relative error of the logits over one free phase a diagonal, mean over heads, below {ONE_PHASE:g}: "
+        f"the form is exact in the paper, and more than a twentieth is no rounding. {RULE}",
         _one_phase,
     ),
     Claim(
         "position-gram-toeplitz",
         f"{_SOURCE}, section 3.2",
         "With positions added at the input, the position-position part of the logits is Toeplitz.",
-        f"Its Toeplitz share over all pairs above {TOEPLITZ:g}, mean over heads: in the first layer, where the split "
-        f"is exact, and in later ones (mean split). {RULE}",
+        f"Its Toeplitz share over all pairs above {TOEPLITZ:g}, mean over heads (1 is Toeplitz; the rest is room for "
+        f"training to break it slightly): in the first layer, where the split is exact; in later ones (mean split) as "
+        f"a supporting part. {RULE}",
         _gram,
     ),
     Claim(
         "heads-not-orthogonal",
         f"{_SOURCE}, Appendix C.4",
         "The added position vectors are not orthogonal to the word embeddings of a model.",
-        f"The least principal angle between the two spans below 89 degrees. {RULE}",
+        f"Two spans drawn independently are never orthogonal, so the least angle decides nothing. Asked is whether "
+        f"training turns them apart: the share of the words' variance in the span of the positions, over rank / width, "
+        f"the share that chance puts there, above {TURNED:g} (orthogonal spans have 0), for both encodings that add "
+        f"vectors. Fresh models are a supporting part. {RULE}",
         _not_orthogonal,
     ),
 )

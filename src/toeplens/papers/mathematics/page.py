@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from toeplens.papers.mathematics import UNIVERSAL, Record, Theory
+from toeplens.papers.mathematics.manifold import NOTHING, TOLD
 from toeplens.report.kit.blocks import Block, Panel, Sign, View, numbered
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import BLUE, GREEN, GREY, ORANGE, PINK, RED
@@ -123,6 +124,38 @@ def _contraction(records: list[Record]) -> list[Panel]:
     ]
 
 
+def _filling(records: list[Record]) -> list[Panel]:
+    holes = records[0]["holes"]
+    canvas = Canvas(_HEIGHT)
+    table = _means(records, lambda record: record["holes"]["lengths"])
+    tints = (GREY, GREEN, ORANGE, PINK)
+    curves = [_sign(f"degree {m}", tint) for m, tint in zip(holes["degrees"], tints, strict=False)]
+    for curve, row in zip(curves, table, strict=True):
+        _curve(canvas, curve, holes["sizes"], row, mode="lines+markers")
+    canvas.x("N", type="log", dtick=_OCTAVE)
+    canvas.y("longest hole, share of the range", type="log", dtick=_OCTAVE)
+    words = "Between the symbol’s minimum and maximum, the longest piece without an eigenvalue; halved as N doubles."
+    return [Panel("Eigenvalues of random Toeplitz matrices fill the range", canvas.figure(), words, legend=curves)]
+
+
+def _manifold(records: list[Record]) -> list[Panel]:
+    tables = [row for record in records for row in record["tables"]]
+    encodings = {"sinusoidal": BLUE, "learned": PINK, "random-fixed": GREY}
+    curves = [_sign(name, tint, "dash" if name == "learned" else "solid") for name, tint in encodings.items()]
+    canvas = Canvas(_HEIGHT)
+    for curve in curves:
+        own = [row for row in tables if row["encoding"] == curve.title]
+        widths = sorted({row["width"] for row in own})
+        errors = [np.mean([row["neighbour_error"] for row in own if row["width"] == width]) for width in widths]
+        _curve(canvas, curve, widths, errors, mode="lines+markers")
+    canvas.x("dimensions", type="log", dtick=_OCTAVE)
+    canvas.y("neighbours’ error", rangemode="tozero")
+    canvas.line_at(TOLD, dash="dot")
+    canvas.line_at(NOTHING)
+    words = "How far a position is from the middle of its two neighbours. At 1 they tell no more than the mean does."
+    return [Panel("Tables of positions, as they are drawn", canvas.figure(), words, legend=curves)]
+
+
 def _phases(records: list[Record]) -> list[Panel]:
     ranges = records[0]["ranges"]
     canvas = Canvas(_HEIGHT)
@@ -197,7 +230,23 @@ def _heads(records: list[Record]) -> list[Panel]:
         canvas.y("", **({"type": "log", "dtick": _OCTAVE} if key == "width" else {"rangemode": "tozero"}))
         canvas.line_at(bar)
         plots.append(Panel(title, canvas.figure(), words, legend=[curve for _, curve in labels]))
-    return plots
+    return [*plots, _learned(records)]
+
+
+def _learned(records: list[Record]) -> Panel:
+    canvas = Canvas(_HEIGHT)
+    curve = _sign("a learned table", PINK)
+    for side, state in enumerate(("untrained", "trained")):
+        errors = [found["curve"]["neighbour_error"] for record in records if (found := record.get(f"learned {state}"))]
+        canvas.marks(
+            [side] * len(errors), plain(errors), {"color": curve.tint, "size": 6}, "%{y:.3g}", name=curve.title
+        )
+    canvas.x("", tickvals=[0, 1], ticktext=["untrained", "trained"], range=[-0.5, 1.5])
+    canvas.y("neighbours’ error", rangemode="tozero")
+    canvas.line_at(TOLD, dash="dot")
+    canvas.line_at(NOTHING)
+    words = "A point is a model. Dotted: below it neighbours tell three quarters of a position’s variance."
+    return Panel("Training draws neighbours together", canvas.figure(), words, legend=[curve])
 
 
 def _expressiveness(records: list[Record]) -> list[Panel]:
@@ -255,9 +304,11 @@ def _estimators(records: list[Record]) -> list[Panel]:
 
 
 _SECTIONS: tuple[tuple[str, str, str, Callable[[list[Record]], list[Panel]]], ...] = (
+    ("filling", "Szegő’s theorem (Theorem 3.1)", "Szegő", _filling),
     ("contraction", "Spectral contraction (Proposition B.3)", "Contraction", _contraction),
     ("phases", "Lemma B.1 and what follows from it", "Lemma B.1", _phases),
     ("heads", "Real heads", "Real heads", _heads),
     ("expressiveness", "Expressiveness (Proposition B.2)", "Expressiveness", _expressiveness),
     ("estimators", "Taking position out again (Appendix C.4)", "Appendix C.4", _estimators),
+    ("manifold", "Position as a curve (Appendix C.4)", "A curve", _manifold),
 )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from toeplens.ground import InputError
 from toeplens.studies.kit.claims import Claim
-from toeplens.studies.kit.verdicts import Finding, unknown
+from toeplens.studies.kit.verdicts import Finding, opposite, unknown
+from toeplens.studies.kit.verdicts import supporting as as_supporting
 
 Record = Mapping[str, Any]  # one experiment under one seed: plain numbers, strings and lists, so that JSON can hold it
 Records = Mapping[str, Sequence[Record]]  # by experiment's name, one record a seed
@@ -78,10 +80,27 @@ def pooled(what: str, runs: Sequence[Record], name: str, words: str) -> Finding:
     return universal(what, tried=tried, violations=violations, worst=f"{words} {worst:.3g}")
 
 
-def claims_on(
-    record: str, tallies: Mapping[str, tuple[str, str]], rule: str = ""
-) -> Callable[[str, str, str, str, Sequence[str]], Claim[Records]]:
+class Maker(Protocol):
+    """Makes a claim on one experiment's tallies (`claims_on`)."""
+
+    def __call__(
+        self,
+        source: str,
+        name: str,
+        says: str,
+        more: str,
+        parts: Sequence[str],
+        *,
+        supporting: Sequence[str] = (),
+        refuted: Sequence[str] = (),
+    ) -> Claim[Records]: ...
+
+
+def claims_on(record: str, tallies: Mapping[str, tuple[str, str]], rule: str = "") -> Maker:
     """Makes claims on one experiment's records, from a source, a name, what it says, its rule and its tallies.
+
+    A claim's ``parts`` are essential and so are those that it says are ``refuted``; it does not fall with the
+    ``supporting`` ones.
 
     Arguments
         record   name of the experiment
@@ -89,9 +108,22 @@ def claims_on(
         rule     of all the claims; each has its own after it
     """
 
-    def claim(source: str, name: str, says: str, more: str, parts: Sequence[str]) -> Claim[Records]:
+    def claim(
+        source: str,
+        name: str,
+        says: str,
+        more: str,
+        parts: Sequence[str],
+        *,
+        supporting: Sequence[str] = (),
+        refuted: Sequence[str] = (),
+    ) -> Claim[Records]:
         def check(records: Records) -> list[Finding]:
-            return [pooled(tallies[part][0], records[record], part, tallies[part][1]) for part in parts]
+            def found(part: str) -> Finding:
+                return pooled(tallies[part][0], records[record], part, tallies[part][1])
+
+            turned = [replace(opposite(each), evidence=f"not: {each.evidence}") for each in map(found, refuted)]
+            return [*map(found, parts), *turned, *map(as_supporting, map(found, supporting))]
 
         return Claim(name, source, says, f"{rule} {more} {UNIVERSAL}".lstrip(), check)
 

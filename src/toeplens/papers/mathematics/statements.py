@@ -27,6 +27,9 @@ def _of(**fields: Any) -> Any:
 
 _Tally = _of(tried=Count, violations=Count, worst=Number)
 _Symbol = _of(symbol=_Some)
+_Chance = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0)]
+_Curve = _of(neighbour_error=Positive, local_rank=Positive, rank=Count)
+_Tallied = _of(seed=Count, tallies=dict[Text, _Tally])
 _Head = _of(stay=Number, move=Number, position_share=Number)
 _Difference = Annotated[float, Field(strict=True, ge=-1, le=1)]
 _Mean = Annotated[list[_Difference], Field(min_length=3, max_length=3)]  # of shares, with the ends of its interval
@@ -104,6 +107,19 @@ KINDS: dict[str, type[Record]] = {
         rows=list[_Instances],
         stated=list[_of(test=Text, size=Count, rotary=Number, relative=Number)],
     ),
+    "latent": _Tallied,
+    "normalising": _Tallied,
+    "related": _Tallied,
+    "filling": _of(
+        seed=Count,
+        tallies=dict[Text, _Tally],
+        holes=_of(degrees=_S, sizes=_T, lengths=Annotated[_Table, Dims("S T")]),
+    ),
+    "manifold": _of(
+        tables=list[
+            _of(encoding=Text, width=Count, length=Count, neighbour_error=Positive, local_rank=Positive, rank=Count)
+        ]
+    ),
     "estimators": _of(
         definite=Share,
         levinson=_Levinson,
@@ -115,7 +131,7 @@ KINDS: dict[str, type[Record]] = {
                 width=Count,
                 least_angle=Number,
                 overlap=Number,
-                chance=Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0)],
+                chance=_Chance,
                 separable=Truth,
                 linear_error=Positive,
                 oblique_error=Positive | None,  # None where it is infinite
@@ -138,10 +154,14 @@ _TABLES = (
 )
 _Model = make_dataclass(
     "_Model",
-    [*((name, _Table | None, None) for name in _TABLES), ("spans", _of(least_angle=Number) | None, None)],
+    [
+        *((name, _Table | None, None) for name in _TABLES),
+        ("spans", _of(least_angle=Number, overlap=Share, chance=_Chance) | None, None),
+        ("curve", _Curve | None, None),
+    ],
     bases=(Record,),
     frozen=True,
-    namespace={"LATER": (*_TABLES, "spans")},
+    namespace={"LATER": (*_TABLES, "spans", "curve")},
 )
 _BY_MODEL = "heads"  # a record of each model; one may have diverged, and then there is none of it
 

@@ -14,7 +14,19 @@ from toeplens.ground import choose, write_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.ground.stops import Interrupted, interruptible
-from toeplens.papers.mathematics import contraction, estimators, expressiveness, heads, phases
+from toeplens.papers.mathematics import (
+    contraction,
+    estimator_claims,
+    estimators,
+    expressiveness,
+    filling,
+    heads,
+    latent,
+    manifold,
+    normalising,
+    phases,
+    related,
+)
 from toeplens.papers.mathematics.records import Record, Records
 from toeplens.papers.mathematics.statements import read_records
 from toeplens.studies.kit.claims import Claim, judge_all
@@ -25,17 +37,27 @@ from toeplens.training.presets import DISTANCE, PRESETS, starting_spec
 
 RECORDS = "records"
 EXPERIMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "normalising": normalising.normalising,
+    "filling": filling.filling,
+    "latent": latent.latent,
     "contraction": contraction.contraction,
     "phases": phases.phases,
     "expressiveness": expressiveness.expressiveness,
     "estimators": estimators.estimators,
+    "manifold": manifold.manifold,
+    "related": related.related,
 }
 CLAIMS: tuple[Claim[Records], ...] = (
+    *normalising.CLAIMS,
+    *filling.CLAIMS,
+    *latent.CLAIMS,
     *contraction.CLAIMS,
     *phases.CLAIMS,
     *heads.CLAIMS,
     *expressiveness.CLAIMS,
-    *estimators.CLAIMS,
+    *estimator_claims.CLAIMS,
+    *manifold.CLAIMS,
+    *related.CLAIMS,
 )
 _FIRST = 42  # as in the papers
 

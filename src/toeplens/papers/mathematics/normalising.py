@@ -1,0 +1,132 @@
+"""Does normalising keep a Toeplitz matrix one? (arXiv 2505.13027, Remark 3.1)
+
+Attention(p_i, p_j) = [a_{i-j}] of Assumption 3.2 is written with an equal sign "because the normalization operation
+does not change the Toeplitz property". For softmax S_ij = e^{a_(i-j)} / Z_i with Z_i the sum over row i. What holds:
+for finite a_δ, S is Toeplitz if and only if all Z_i are equal, for the rows i and i + 1 have the diagonals of their
+first entries in common. Over all keys Z_(i+1) - Z_i = e^{a_(i+1)} - e^{a_(i+1-N)}: they are equal just for circulant
+matrices. Under a causal mask it is e^{a_(i+1)} > 0, so that S never is one; with a window of M (a_δ = -∞ from δ = M on)
+all rows from M - 1 on have one sum, and there S is Toeplitz.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from toeplens.encodings import build
+from toeplens.papers.mathematics.records import ROUNDING, Records, claims_on, generator, tally
+from toeplens.studies.kit.claims import Claim
+
+SIZES = (2, 3, 8, 32)
+WINDOW = 4
+WIDTH = 16  # of the sinusoid
+APART = 1e-3  # row sums that differ by this share count as different: below it the difference could pass for rounding
+SOURCE = "arXiv 2505.13027 v1, Remark 3.1"
+
+_GAP = "the relative distance from the nearest Toeplitz matrix came up to"
+_NEAREST = "the relative distance from the nearest Toeplitz matrix, negative, came up to"
+TALLIES: dict[str, tuple[str, str]] = {
+    "softmax": ("the softmax over all keys of a random Toeplitz matrix is Toeplitz", _GAP),
+    "causal": ("the softmax over the keys up to the query is Toeplitz", _GAP),
+    "sinusoid": ("the softmax of the sinusoid's p_i · p_j / √d is Toeplitz", _GAP),
+    "scaled": ("the factor 1/√d keeps it", _GAP),
+    "circulant": ("a circulant matrix keeps it", _GAP),
+    "window": ("under a causal window the rows after the first few keep it", _GAP),
+    "causal-lost": ("the softmax over the keys up to the query is not Toeplitz", _NEAREST),
+    "unequal": (f"row sums that differ by {APART:g} or more lose it", _NEAREST),
+}
+
+
+def toeplitz_gap(matrix: Float[np.ndarray, "R N"]) -> float:
+    """Distance from the nearest Toeplitz matrix in units of the norm: 0 just where every diagonal is constant."""
+    means = np.zeros_like(matrix)
+    rows, columns = np.indices(matrix.shape)
+    for offset in range(1 - matrix.shape[1], matrix.shape[0]):
+        at = rows - columns == offset
+        means[at] = matrix[at].mean()
+    return float(np.linalg.norm(matrix - means) / np.linalg.norm(matrix))
+
+
+def softmax(logits: Float[np.ndarray, "N N"]) -> Float[np.ndarray, "N N"]:
+    """Each row's exponentials over their sum; -∞ gives 0."""
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def causal(logits: Float[np.ndarray, "N N"], window: int | None = None) -> Float[np.ndarray, "N N"]:
+    """-∞ for keys after the query, and for those ``window`` or more before it."""
+    offsets = np.subtract.outer(np.arange(len(logits)), np.arange(len(logits)))
+    return np.where((offsets >= 0) & (offsets < (window or len(logits))), logits, -np.inf)
+
+
+def _spread(logits: Float[np.ndarray, "N N"]) -> float:
+    """How far the row sums of the exponentials differ, in units of the largest."""
+    sums = np.exp(logits).sum(-1)
+    return float(np.ptp(sums) / sums.max())
+
+
+def _sinusoid(size: int) -> Float[np.ndarray, "N N"]:
+    encoding = build("sinusoidal", d_model=WIDTH, num_heads=1, head_dim=WIDTH, max_len=size)
+    p = encoding.embed(torch.zeros(1, size, WIDTH, dtype=torch.float64), torch.arange(size))[0].numpy()
+    return p @ p.T / np.sqrt(WIDTH)
+
+
+def normalising(seed: int, *, tries: int = 200) -> dict[str, Any]:
+    """Toeplitz matrices before and after normalising.
+
+    Arguments
+        seed   of the random kernels
+        tries  kernels of each size, 20 or more
+
+    Returns ``tallies`` by statement (`tally`).
+    """
+    rng = generator(seed, tries)
+    margins: dict[str, list[float]] = {name: [] for name in TALLIES}
+    for size in SIZES:
+        offsets = np.subtract.outer(np.arange(size), np.arange(size))
+        margins["sinusoid"].append(toeplitz_gap(softmax(_sinusoid(size))))
+        for _ in range(tries):
+            kernel = rng.normal(size=2 * size - 1)
+            logits = kernel[offsets + size - 1]
+            for name, masked in (("softmax", logits), ("causal", causal(logits))):
+                gap = toeplitz_gap(softmax(masked))
+                margins[name].append(gap)
+                if name == "causal":
+                    margins["causal-lost"].append(-gap)
+                if _spread(masked) >= APART:
+                    margins["unequal"].append(-gap)
+            margins["scaled"].append(toeplitz_gap(logits / np.sqrt(WIDTH)))
+            margins["circulant"].append(toeplitz_gap(softmax(kernel[offsets % size])))
+            if size > WINDOW:
+                margins["window"].append(toeplitz_gap(softmax(causal(logits, WINDOW))[WINDOW - 1 :]))
+    lost = ("causal-lost", "unequal")
+    tallies = {name: tally(found, beyond=-ROUNDING if name in lost else ROUNDING) for name, found in margins.items()}
+    return {"seed": seed, "tallies": tallies}
+
+
+_claim = claims_on(
+    "normalising",
+    TALLIES,
+    f"Fails if the diagonals of some normalised matrix are not constant to {ROUNDING:g} of its norm.",
+)
+CLAIMS: tuple[Claim[Records], ...] = (
+    _claim(
+        SOURCE,
+        "normalising",
+        "The normalization operation does not change the Toeplitz property of the matrix.",
+        "Normalising is softmax, over all keys and under a causal mask; the factor 1/√d is a supporting part.",
+        ("softmax", "causal", "sinusoid"),
+        supporting=("scaled",),
+    ),
+    _claim(
+        f"{SOURCE}, corrected",
+        "normalising-corrected",
+        "Softmax keeps a Toeplitz matrix one just where all rows have one sum: circulant logits, or the rows of a "
+        "causal window after its first few; under a full causal mask, never.",
+        "Proved in this module.",
+        ("circulant", "window", "causal-lost", "unequal"),
+    ),
+)
