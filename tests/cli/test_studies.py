@@ -122,12 +122,12 @@ def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monk
     monkeypatch.setattr("toeplens.cli.progress.limits_for", lambda budget, limits: replace(limits, deadline=0.0))
     command = ["theory", "--scale", "smoke", "--seeds", "1", "--time-budget", "1m", "--out", tmp_path / "theory"]
     state = toeplens(*command, "--json").json()
-    assert (state["finished"], state["total"]) == (0, 5)
+    assert (state["finished"], state["total"]) == (0, 10)
     assert {claim["verdict"] for claim in state["claims"]} == {"undecided"}
     assert toeplens("claims", tmp_path / "theory", "--json").json() == state["claims"]
     assert "verdict" in toeplens("claims", tmp_path / "theory").out
     page = Path(toeplens("report", tmp_path / "theory", "--json").json()["page"])
-    assert "0 of 5 records" in page.read_text()
+    assert "0 of 10 records" in page.read_text()
     assert "another study" in toeplens("theory", "--out", _reproduction(tmp_path)).refusal()
     assert "study at scale 'smoke'" in toeplens("theory", "--scale", "laptop", "--out", tmp_path / "theory").refusal()
     assert "seeds: 0 was given" in toeplens("theory", "--seeds", "0", "--out", tmp_path / "new").refusal()

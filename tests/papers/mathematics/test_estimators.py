@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from toeplens.ground import read_json, write_json
-from toeplens.papers.mathematics import estimators as module
-from toeplens.papers.mathematics.estimator_claims import CLAIMS
-from toeplens.papers.mathematics.estimators import diagonal_means, estimators
+from toeplens.papers.mathematics.c4 import estimators as module
+from toeplens.papers.mathematics.c4.claims import CLAIMS
+from toeplens.papers.mathematics.c4.estimators import diagonal_means, estimators
 from toeplens.studies.kit.verdicts import combine
 
 MEASURED = {

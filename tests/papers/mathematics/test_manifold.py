@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from toeplens.papers.mathematics.manifold import CLAIMS, ENCODINGS, LENGTHS, WIDTHS, curve, manifold
+from toeplens.papers.mathematics.c4.manifold import CLAIMS, ENCODINGS, LENGTHS, WIDTHS, curve, manifold
 from toeplens.studies import combine
 
 

@@ -19,20 +19,19 @@ from toeplens.papers.mathematics import (
     Theory,
     check_theory,
     contraction,
-    estimators,
     expressiveness,
     filling,
     gather,
     heads,
     is_theory,
     latent,
-    manifold,
     normalising,
     phases,
     related,
     study,
     universal,
 )
+from toeplens.papers.mathematics.c4 import estimators, manifold
 from toeplens.papers.mathematics.page import render_theory
 from toeplens.studies import judge_all
 

@@ -150,7 +150,7 @@ THEORY: dict[str, dict[tuple[Any, ...], Any]] = {
     "normalising": {("seed",): -1, ("tallies", "softmax", "worst"): None},
     "latent": {("tallies", "own", "violations"): True},
     "related": {("tallies",): []},
-    "filling": {("holes", "sizes"): [32], ("holes", "lengths", 0): [0.5], ("tallies", "inside", "tried"): "3"},
+    "filling": {("holes", "sizes"): [32], ("holes", "lengths", 0, 0): None, ("tallies", "inside", "tried"): "3"},
     "manifold": {("tables", 0, "neighbour_error"): -1, ("tables", 0, "rank"): 1.5, ("tables", 0, "encoding"): 3},
     "heads": {
         ("rope trained", "width", 0, 0): None,

@@ -17,7 +17,7 @@ from toeplens.lens.stream.subspace import position_subspace
 from toeplens.lens.toeplitz.contraction import contraction
 from toeplens.lens.toeplitz.single_phase import single_phase
 from toeplens.model import Decoder
-from toeplens.papers.mathematics.manifold import curve
+from toeplens.papers.mathematics.c4.manifold import curve
 from toeplens.papers.mathematics.records import UNIVERSAL, Record, Records, universal
 from toeplens.sources import DecoderSource
 from toeplens.studies.kit.claims import Claim
@@ -41,7 +41,7 @@ def heads(runs: Mapping[str, Run]) -> dict[str, Any]:
 
     Returns, for each label and state, tables, layers by heads, of what `contraction`, `single_phase` and
     `toeplitz_profile` find, and of added vectors what their span has in common with that of the word embeddings and
-    whether they are a curve (`toeplens.papers.mathematics.manifold`).
+    whether they are a curve (`toeplens.papers.mathematics.c4.manifold`).
     """
     record: dict[str, Any] = {}
     for label, run in runs.items():

@@ -165,7 +165,7 @@ CLAIMS: tuple[Claim[Records], ...] = (
     _claim(
         f"{SOURCE}, read with J",
         "mla-logits-ones",
-        "They are that with J, all ones, in place of I.",
+        "MLA's logits are the real part of (G_qk + G_qp + G_pk + G_p) ∘ (αG_e + J), J all ones in place of I.",
         "Three parts: one frequency, several, and branches with parameters of their own, as section 5.2 has them.",
         ("ones-one", "ones-many", "ones-own"),
     ),

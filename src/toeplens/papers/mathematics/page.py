@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from toeplens.papers.mathematics import UNIVERSAL, Record, Theory
-from toeplens.papers.mathematics.manifold import NOTHING, TOLD
+from toeplens.papers.mathematics.c4.manifold import NOTHING, TOLD
 from toeplens.report.kit.blocks import Block, Panel, Sign, View, numbered
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import BLUE, GREEN, GREY, ORANGE, PINK, RED
 from toeplens.report.kit.page import ledger, render_page, write_report
 from toeplens.studies import RULE
+from toeplens.studies.kit.verdicts import OPEN
 
 _HEIGHT = 270
 _OCTAVE = float(np.log10(2))  # between ticks of a logarithmic axis
@@ -36,7 +37,7 @@ def render_theory(theory: Theory) -> str:
         theory=theory,
         short=[(name, short) for name, _, short, _ in found],
         claims=ledger(theory.entries),
-        tally=Counter(entry.verdict for entry in theory.entries),
+        tally=Counter("open" if entry.verdict in OPEN else entry.verdict for entry in theory.entries),
         rules=(UNIVERSAL, RULE),
     )
 
@@ -133,7 +134,7 @@ def _filling(records: list[Record]) -> list[Panel]:
     for curve, row in zip(curves, table, strict=True):
         _curve(canvas, curve, holes["sizes"], row, mode="lines+markers")
     canvas.x("N", type="log", dtick=_OCTAVE)
-    canvas.y("longest hole, share of the range", type="log", dtick=_OCTAVE)
+    canvas.y("longest hole in the range", type="log", tickvals=[0.003, 0.01, 0.03, 0.1], tickformat=".1%")
     words = "Between the symbol’s minimum and maximum, the longest piece without an eigenvalue; halved as N doubles."
     return [Panel("Eigenvalues of random Toeplitz matrices fill the range", canvas.figure(), words, legend=curves)]
 

@@ -44,7 +44,10 @@ _APART = "two positions' outputs differed, in units of the largest, by up to"
 TALLIES: dict[str, tuple[str, str]] = {
     "rolled": ("logits of rolled vectors are RoPE's in the Fourier basis, linear frequencies", _ERROR),
     "encoding": ("our RollPE is the roll", _ERROR),
-    "own-width": ("a rotation of the head's own width does it", "a shift missed determinant 1, or an even width, by up to"),
+    "own-width": (
+        "a rotation of the head's own width does it",
+        "a shift missed determinant 1, or an even width, by up to",
+    ),
     "bias-equal": ("relative biases: equal tokens give equal outputs", _APART),
     "rotation-equal": ("rotations: equal tokens give equal outputs", _APART),
     "factors": ("URPE's factors give any outputs to equal tokens", _ERROR),

@@ -113,7 +113,7 @@ KINDS: dict[str, type[Record]] = {
     "filling": _of(
         seed=Count,
         tallies=dict[Text, _Tally],
-        holes=_of(degrees=_S, sizes=_T, lengths=Annotated[_Table, Dims("S T")]),
+        holes=_of(degrees=_S, sizes=_T, lengths=Annotated[list[_Some], Field(min_length=1), Dims("S T")]),
     ),
     "manifold": _of(
         tables=list[

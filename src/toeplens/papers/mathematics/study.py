@@ -16,17 +16,16 @@ from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.ground.stops import Interrupted, interruptible
 from toeplens.papers.mathematics import (
     contraction,
-    estimator_claims,
-    estimators,
     expressiveness,
     filling,
     heads,
     latent,
-    manifold,
     normalising,
     phases,
     related,
 )
+from toeplens.papers.mathematics.c4 import claims as c4
+from toeplens.papers.mathematics.c4 import estimators, manifold
 from toeplens.papers.mathematics.records import Record, Records
 from toeplens.papers.mathematics.statements import read_records
 from toeplens.studies.kit.claims import Claim, judge_all
@@ -37,14 +36,14 @@ from toeplens.training.presets import DISTANCE, PRESETS, starting_spec
 
 RECORDS = "records"
 EXPERIMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "normalising": normalising.normalising,
-    "filling": filling.filling,
-    "latent": latent.latent,
     "contraction": contraction.contraction,
     "phases": phases.phases,
     "expressiveness": expressiveness.expressiveness,
     "estimators": estimators.estimators,
     "manifold": manifold.manifold,
+    "normalising": normalising.normalising,
+    "filling": filling.filling,
+    "latent": latent.latent,
     "related": related.related,
 }
 CLAIMS: tuple[Claim[Records], ...] = (
@@ -55,7 +54,7 @@ CLAIMS: tuple[Claim[Records], ...] = (
     *phases.CLAIMS,
     *heads.CLAIMS,
     *expressiveness.CLAIMS,
-    *estimator_claims.CLAIMS,
+    *c4.CLAIMS,
     *manifold.CLAIMS,
     *related.CLAIMS,
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from toeplens.papers.mathematics.estimators import DRAWS, ENCODINGS, SIZES, TEXTS
+from toeplens.papers.mathematics.c4.estimators import DRAWS, ENCODINGS, SIZES, TEXTS
 from toeplens.papers.mathematics.records import UNIVERSAL, Record, Records, in_all, universal
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.verdicts import Finding, opposite, supporting
