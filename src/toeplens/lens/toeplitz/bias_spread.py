@@ -48,8 +48,8 @@ def bias_spread(encodings: Sequence[PositionalEncoding], length: int, *, causal:
     offsets = torch.arange(0 if causal else 1 - length, length)
     spreads = []
     for encoding in encodings:
-        if encoding.coupling != "bias":
+        kernel = encoding.kernel(offsets) if encoding.coupling == "bias" else None
+        if kernel is None:
             raise InputError(f"encoding: {type(encoding).__name__} adds no bias on the distance.")
-        kernel = encoding.kernel(offsets).double().cpu()
-        spreads.append(kernel.std(dim=-1, correction=0).numpy())
+        spreads.append(kernel.double().cpu().std(dim=-1, correction=0).numpy())
     return BiasSpread(len(offsets), np.stack(spreads))
