@@ -58,11 +58,6 @@ class Circuit(Record):
     low: Float[np.ndarray, "P"]
     high: Float[np.ndarray, "P"]
 
-    @property
-    def shares(self) -> Float[np.ndarray, "P"]:
-        """Each path's loss as a share of the head's; paths do not add up: what one carries another may too."""
-        return self.paths / self.cost
-
 
 @torch.no_grad()
 def circuit(source: DecoderSource, batches: Sequence[Batch], task: Task, seed: int) -> Circuit:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import log2
 
-from toeplens.papers.deposit.claims.common import Check, Test, full_rope, left_out, over
+from toeplens.papers.deposit.claims.common import Check, Test, compare, full_rope, on_rope, over
 from toeplens.papers.deposit.claims.looking import At, Way, watched_claim
 from toeplens.papers.deposit.labels import title
 from toeplens.studies.kit.claims import Claim
@@ -35,16 +35,9 @@ def _rungs(
 ) -> Callable[[At], Check]:
     """RoPE's figure on one rung less that on another, and how it is judged; an empty rung is the scale itself."""
 
-    def at(way: At) -> Check:
-        def check(results: Results) -> list[Finding]:
-            rope, seen = full_rope(results), figure(way)
-            one, other = (_at_rung(rope, rung) for rung in (first, second))
-            what = f"{seen.words}{title(one)} - {title(other)}{left_out(results, seen, DISTANCE, one, other)}"
-            return [test(way)(what, results.difference(DISTANCE, one, other, seen))]
-
-        return check
-
-    return at
+    return lambda at: on_rope(
+        lambda rope: compare(DISTANCE, [(_at_rung(rope, first), _at_rung(rope, second))], figure(at), test(at))
+    )
 
 
 def _largest(at: At) -> Figure:
