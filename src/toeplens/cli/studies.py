@@ -109,7 +109,7 @@ def theory(
     scale: Annotated[
         str, typer.Option(help="Of the models whose heads are measured: smoke, laptop, desk or paper.")
     ] = "laptop",
-    seeds: Annotated[int, typer.Option(help="Of every experiment and model; 3 or more give intervals.")] = 3,
+    seeds: Annotated[int, typer.Option(help="Of every experiment and model; 5 or more decide.")] = 5,
     time_budget: Budget = None,
     workers: Workers = None,
     device: Device = "auto",

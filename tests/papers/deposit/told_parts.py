@@ -21,11 +21,19 @@ def _peak(label: str, drop: float) -> World:
     return distance(**{label: replace(SKILLED[label], drops=((drop, 0.0, 0.0, 0.0),) * 4)})
 
 
+_ROUGH = ("absolute", "relative", "alibi", "nope")
+ROUGH = Model(0.5, falls=0.1)
+
 # of an essential part: the claim fails
 ESSENTIAL: dict[str, dict[int, World]] = {
     "task1-rope-best": _each("absolute relative alibi nope random", 0.99),
     "task1-rope-fastest": _each("absolute relative alibi nope random", Model(0.5, half=0.5)),
-    "task1-rope-stable": _each("absolute relative alibi nope", Model(0.5, falls=0.0)),
+    "task1-rope-stable": {
+        part: distance(
+            rope=replace(ROPE, falls=0.03), **(dict.fromkeys(_ROUGH, ROUGH) | {name: Model(0.5, falls=0.03)})
+        )
+        for part, name in enumerate(_ROUGH)
+    },
     "task1-absolute-second": {0: distance(rope=0.5), **_each("relative alibi nope random", 0.7, start=1)},
     "task1-nope-relative-fail": _each("nope relative", 0.9),
     "task1-alibi-poor": _each("alibi", 0.7),

@@ -28,6 +28,7 @@ from toeplens.papers.mathematics import (
     normalising,
     phases,
     related,
+    small_norm,
     study,
     universal,
 )
@@ -57,6 +58,7 @@ def quick() -> Iterator[None]:
     for module in (normalising, latent, contraction, phases, related):
         name = module.__name__.rsplit(".", 1)[-1]
         patch.setitem(study.EXPERIMENTS, name, partial(getattr(module, name), tries=20))
+    patch.setitem(study.EXPERIMENTS, "small_norm", partial(small_norm.small_norm, steps=3))
     options = {"instances": 1, "restarts": 1, "steps": 5}
     patch.setitem(study.EXPERIMENTS, "expressiveness", partial(expressiveness.expressiveness, **options))
 

@@ -32,6 +32,7 @@ _Curve = _of(neighbour_error=Positive, local_rank=Positive, rank=Count)
 _Tallied = _of(seed=Count, tallies=dict[Text, _Tally])
 _Head = _of(stay=Number, move=Number, position_share=Number)
 _Difference = Annotated[float, Field(strict=True, ge=-1, le=1)]
+_Learned = _of(mirrored=_Difference, loss=Positive)
 _Mean = Annotated[list[_Difference], Field(min_length=3, max_length=3)]  # of shares, with the ends of its interval
 
 
@@ -110,6 +111,7 @@ KINDS: dict[str, type[Record]] = {
     "latent": _Tallied,
     "normalising": _Tallied,
     "related": _Tallied,
+    "small_norm": _of(seed=Count, models=dict[Text, dict[Text, _Learned]]),
     "filling": _of(
         seed=Count,
         tallies=dict[Text, _Tally],

@@ -23,6 +23,7 @@ from toeplens.papers.mathematics import (
     normalising,
     phases,
     related,
+    small_norm,
 )
 from toeplens.papers.mathematics.c4 import claims as c4
 from toeplens.papers.mathematics.c4 import estimators, manifold
@@ -31,6 +32,7 @@ from toeplens.papers.mathematics.statements import read_records
 from toeplens.studies.kit.claims import Claim, judge_all
 from toeplens.studies.kit.results import Seeds
 from toeplens.studies.kit.study import RUNS, Begun, Kind, State
+from toeplens.studies.kit.verdicts import ENOUGH
 from toeplens.training import Run, plan_execution, run_spec
 from toeplens.training.presets import DISTANCE, PRESETS, starting_spec
 
@@ -45,6 +47,7 @@ EXPERIMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "filling": filling.filling,
     "latent": latent.latent,
     "related": related.related,
+    small_norm.NAME: small_norm.small_norm,
 }
 CLAIMS: tuple[Claim[Records], ...] = (
     *normalising.CLAIMS,
@@ -57,6 +60,7 @@ CLAIMS: tuple[Claim[Records], ...] = (
     *c4.CLAIMS,
     *manifold.CLAIMS,
     *related.CLAIMS,
+    *small_norm.CLAIMS,
 )
 _FIRST = 42  # as in the papers
 
@@ -123,7 +127,7 @@ def check_theory(
     out: Path | str,
     *,
     scale: str = "laptop",
-    seeds: int = 3,
+    seeds: int = ENOUGH,
     limits: Limits | None = None,
     workers: int | None = None,
     on_event: OnEvent | None = None,

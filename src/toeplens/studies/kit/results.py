@@ -33,6 +33,11 @@ UNRULED = f"a run without a rule: if its last epoch changed its accuracy by less
 Seeds = Annotated[int, Field(strict=True, ge=1, le=MOST_SEEDS)]
 
 
+def skill(accuracy: float, guess: float) -> float:
+    """Accuracy over a guess, as a share of what there is to learn."""
+    return (accuracy - guess) / (1 - guess)
+
+
 @dataclass(frozen=True)
 class _Epoch(Record):
     train_accuracy: Share | None
@@ -138,20 +143,20 @@ class CellResult(Record):
         for row in self.epochs:
             fit = row.get("fit_accuracy")
             accuracy = float(row["train_accuracy"] if fit is None else fit)
-            yield float(row["epoch"]), (accuracy - self.length_chance) / (1 - self.length_chance)
+            yield float(row["epoch"]), skill(accuracy, self.length_chance)
 
     @property
     def setbacks(self) -> float:
-        """How much test accuracy was lost on the way, all falls between evaluations together; NaN if it diverged."""
+        """Test accuracy lost on the way, all falls between evaluations of more than `STILL`; NaN if it diverged."""
         if self.status == "diverged":
             return float("nan")
         steps = np.diff([float(row["test_accuracy"]) for row in self.epochs])
-        return float(-np.clip(steps, None, 0).sum())
+        return float(-steps[steps < -STILL].sum())
 
     @property
     def skill(self) -> float:
         """Test accuracy over the best guess from the length alone, as a share of what there is to learn."""
-        return (self.accuracy - self.length_chance) / (1 - self.length_chance)
+        return skill(self.accuracy, self.length_chance)
 
     @property
     def skilled(self) -> bool:
