@@ -82,7 +82,9 @@ def circuit(source: DecoderSource, batches: Sequence[Batch], task: Task, seed: i
     tokens = torch.cat([batch[0] for batch in batches])
     lengths = None if batches[0][2] is None else torch.cat([batch[2] for batch in batches if batch[2] is not None])
     trace = next(iter(source.attention(tokens, lengths, layers=[layer], positions=None)))
-    bands = ablate_bands(source, batches, bootstrap=0).drops[layer, head] if source.pairs[layer] else np.empty(0)
+    bands = np.empty(0)
+    if source.pairs[layer]:
+        bands = ablate_bands(source, batches, layers=[layer], bootstrap=0).drops[layer, head]
     return Circuit(
         head=[layer, head],
         cost=float(harm[:, -1].mean()),

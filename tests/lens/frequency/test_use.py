@@ -420,6 +420,18 @@ def test_layers_without_a_rotation_have_no_bands() -> None:
     assert np.isfinite(found.drops[1]).all()
     with pytest.raises(InputError, match=r"^layers: 0 was given; the layers with a rotation are \[1\]"):
         source.controlled(BandControl(), [0])
+    with pytest.raises(InputError, match=r"^layers: .0. were given; the layers with a rotation are \[1\]"):
+        ablate_bands(source, [(TOKENS, LABELS, LENGTHS)], layers=[0])
+
+
+def test_bands_of_chosen_layers_are_those_of_all() -> None:
+    source = DecoderSource(model_of("rope"))
+    everywhere, there = (
+        ablate_bands(source, [(TOKENS, LABELS, LENGTHS)], layers=layers, bootstrap=10) for layers in (None, [1])
+    )
+    assert np.isnan(there.drops[0]).all()
+    for name in ("drops", "low", "high"):
+        np.testing.assert_array_equal(getattr(there, name)[1], getattr(everywhere, name)[1])
 
 
 def test_bands_exchange_their_frequencies() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.papers.deposit.told import CHANGES, TOLD
+from tests.papers.deposit.told import CHANGES, TOLD, rope
 from tests.papers.deposit.told_parts import ESSENTIAL, SUPPORTING
 from tests.papers.deposit.worlds import Model, World, changed, made_up, results
 
@@ -61,6 +61,10 @@ def test_every_claim_is_tried_both_ways_and_undecided() -> None:
     assert len({claim.id for claim in ALL}) == len(ALL)
     assert CHANGES.keys() == BY_ID.keys()
     assert all(changes.keys() == {"holds", "fails", "undecided"} for changes in CHANGES.values())
+
+
+def test_who_needs_no_head_is_no_case_of_one_or_two() -> None:
+    assert verdict("two-heads-do-it", results(world("two-heads-do-it", "holds") | rope(positional=0))) == "fails"
 
 
 @pytest.mark.parametrize(("name", "expected"), CASES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -65,6 +65,7 @@ def ablate_bands(
     *,
     off: Off = "rotation",
     metric: Metric = "loss",
+    layers: Collection[int] | None = None,
     bootstrap: int = 1000,
 ) -> BandAblation:
     """Take each frequency from each head and measure what the model loses (measures, "Frequency use", c).
@@ -77,6 +78,7 @@ def ablate_bands(
         batches    (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
         off        what becomes of the band, see `BandAblation`
         metric     ``loss`` (cross-entropy in nats), ``accuracy`` or ``kl``
+        layers     where bands are taken; everywhere unless given, and what is left out is NaN
         bootstrap  resamples for the intervals; none with 0
     """
     choose("off", off, get_args(Off))
@@ -85,7 +87,11 @@ def ablate_bands(
     most = max(pairs)
     if most == 0:
         raise InputError("encoding: no layer of this model turns pairs of dimensions, so there are no bands to take.")
-    places = [(layer, band) for layer, count in enumerate(pairs) for band in range(count)]
+    wanted = range(len(pairs)) if layers is None else layers
+    places = [(layer, band) for layer, count in enumerate(pairs) if layer in wanted for band in range(count)]
+    if not places:
+        turning = [layer for layer, count in enumerate(pairs) if count]
+        raise InputError(f"layers: {list(wanted)} were given; the layers with a rotation are {turning}.")
     one_by_one = 1 - torch.eye(source.num_heads)
 
     def answers(index: int) -> Tensor:
@@ -94,7 +100,7 @@ def ablate_bands(
         for layer, state in enumerate(source.states(tokens, lengths)):
             if not layer:
                 found.append(source.replay(state, torch.ones(1, source.num_heads)))
-            for band in range(pairs[layer]):
+            for band in range(pairs[layer]) if layer in wanted else ():
                 control = BandControl(**{"still" if off == "rotation" else "silent": (band,)})
                 found.append(source.replay(state, one_by_one, [source.outputs_under(state, control)]))
         return torch.cat(found)

@@ -11,6 +11,7 @@ from toeplens.papers.deposit.claims.common import (
     FINAL,
     V1,
     against,
+    between,
     compare,
     has,
     mechanism,
@@ -41,12 +42,12 @@ def _lost(rank: int, words: str) -> Figure:
 
 def _heads_of(measure: str, words: str, of: Callable[[int], float] = float) -> Figure:
     def number(cell: CellResult) -> float:
-        return float(of(max(1, len(cell.measure(measure).sufficient))))
+        return float(of(len(cell.measure(measure).sufficient)))
 
     return Figure(words, number, has(measure), grain=0.1)
 
 
-_NEEDED = _heads_of("sets", "doublings of the heads that suffice, ", lambda count: float(np.log2(count)))
+_NEEDED = _heads_of("sets", "doublings of the heads that suffice, ", lambda count: float(np.log2(max(1, count))))
 _POSITIONAL = _heads_of("position-sets", "heads that need position, ")
 
 
@@ -139,9 +140,10 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "two-heads-do-it",
         f"{FINAL}: key findings",
         "RoPE needs one or two heads for all positional reasoning; the rest are redundant.",
-        "Size of a set of RoPE's heads whose rotation keeps 90% of the skill when all others' is stopped: below 2.5, "
-        f"so that two are nearer than three. The others keep their content. {ONLY_SKILLED}",
-        on_rope(lambda rope: models(rope, (_POSITIONAL, under(2.5)))),
+        "Size of a set of RoPE's heads whose rotation keeps 90% of the skill when all others' is stopped: between "
+        f"0.5, for who needs none is no case of it, and 2.5, so that two are nearer than three. The others keep their "
+        f"content. {ONLY_SKILLED}",
+        on_rope(lambda rope: models(rope, (_POSITIONAL, between(0.5, 2.5)))),
     ),
     mechanism(
         "significant-angle-massive",
