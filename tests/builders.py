@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import importlib.util
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -152,3 +155,14 @@ def wait_until(true: Callable[[], bool], process: subprocess.Popen[str] | None =
         assert process is None or process.poll() is None, "the process ended too early"
         assert time.monotonic() < give_up
         time.sleep(0.05)
+
+
+def script(path: Path) -> ModuleType:
+    """A script that is in no package, as a module."""
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[path.stem] = module  # dataclasses look their modules up
+    found.loader.exec_module(module)
+    return module

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.builders import script
 
 from toeplens.papers.deposit import CLAIMS
 from toeplens.papers.deposit.recorded import recorded
@@ -17,12 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("claims_tool", ROOT / "tools" / "claims.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(ROOT / "tools" / "claims.py")
 
 
 def test_the_page_is_written_from_the_records(tool: ModuleType) -> None:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.builders import script
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def endurance() -> ModuleType:
-    found = importlib.util.spec_from_file_location("endurance", ROOT / "benchmarks" / "endurance.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules["endurance"] = module
-    found.loader.exec_module(module)
-    return module
+    return script(ROOT / "benchmarks" / "endurance.py")
 
 
 @pytest.mark.heavy

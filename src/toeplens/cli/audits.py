@@ -19,7 +19,8 @@ _MOST_LAYERS = 10_000
 
 def audit(
     model: Annotated[
-        str, typer.Argument(help="A transformers model's directory or name on the hub, or the directory of a run.")
+        str,
+        typer.Argument(help="A transformers model's directory or name on the hub, a GGUF file, or a run's directory."),
     ],
     out: Annotated[Path, typer.Option(help="Directory of the audit: its page, record and tables.", parser=path)],
     text: Annotated[Path | None, typer.Option(help="A text file (UTF-8) to read.", parser=path)] = None,
@@ -55,7 +56,7 @@ def audit(
     with starting():
         from toeplens import report
         from toeplens.cli import audit_output, console
-        from toeplens.sources.huggingface.loading import is_there
+        from toeplens.sources.huggingface.checkpoints import is_there
         from toeplens.studies import auditing
 
     if text is not None and tokens is not None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from toeplens.ground import EnvironmentFailure, InputError
-from toeplens.sources.huggingface import loading
+from toeplens.sources.huggingface import checkpoints, loading
 from toeplens.studies import audit
 
 transformers = pytest.importorskip("transformers")
@@ -131,7 +131,7 @@ def test_more_layers_than_a_model_has_are_refused_before_anything_is_made_of_the
 
 def test_so_are_those_of_a_model_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     many = transformers.LlamaConfig(**LLAMA | {"num_hidden_layers": 1001})
-    monkeypatch.setattr(loading, "hub_options", lambda name: {})
+    monkeypatch.setattr(checkpoints, "_hub_options", lambda name: {})
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: many)
     with pytest.raises(InputError, match="has 1001 as num_hidden_layers"):
         loading.load_model("some/model", device="cpu")
@@ -228,12 +228,12 @@ def test_the_hub_is_asked_once_with_a_limit(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", silent)
     with pytest.raises(InputError, match="was asked once, for at most 5 seconds"):
         loading.load_model("nobody/nothing")
-    assert [each["timeout"] for each in asked] == [loading.LIMIT]
+    assert [each["timeout"] for each in asked] == [checkpoints.LIMIT]
     with pytest.raises(InputError, match="no name that the hub could have"):
         loading.load_model("no/such/model")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: "config.json")
-    assert loading.hub_options("nobody/nothing") == {"local_files_only": True}
-    assert loading.hub_options(str(tmp_path)) == {}
+    assert checkpoints.checkpoint_of("nobody/nothing").options == {"local_files_only": True}
+    assert checkpoints.checkpoint_of(str(tmp_path)).options == {}
 
 
 def test_memory_that_runs_out_while_loading_is_the_machine_s(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
-"""A Hugging Face model and its tokenizer by name or directory: safetensors alone unless told, never remote code."""
+"""A Hugging Face model and its tokenizer by name, directory or GGUF file: no pickles unless told, never remote code."""
 
 from __future__ import annotations
 
 import copy
 import importlib.util
-import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -20,13 +19,12 @@ from torch import nn
 
 from toeplens.ground import EnvironmentFailure, InputError, choose, shown
 from toeplens.ground.machine import memory, out_of_memory
+from toeplens.sources.huggingface.checkpoints import Checkpoint, checkpoint_of
 from toeplens.sources.huggingface.failures import words
 from toeplens.sources.huggingface.model import attention_modules, checked_model, input_embedding, library
+from toeplens.sources.huggingface.quantised import Quantised
 
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
-LIMIT = 5  # seconds that the hub has to answer
-_NAMED = 100  # characters of what is no name that are told
-_CONFIG = "config.json"
 _TABLE = re.compile(r"^wpe$|^(?!.*rel).*(pos.*emb|emb.*pos)")
 _LAYERS = re.compile("^(?!max_).*(layers?|blocks)$")  # fields that say how many there are
 _MOST_LAYERS = 1000  # as of a decoder of ours
@@ -42,12 +40,14 @@ class Loaded:
     name      as it was asked for; None for a model that was handed over
     missing   weights of the model that the checkpoint does not have, so that they are random
     left_over tensors of the checkpoint that the model has no place for
+    quantised how the weights of a GGUF file were kept; None for others
     """
 
     model: Any
     name: str | None = None
     missing: tuple[str, ...] = ()
     left_over: tuple[str, ...] = ()
+    quantised: Quantised | None = None
 
     @cached_property
     def attention(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
     Its class is the one its configuration names, so that a language model keeps its head. No code comes with it.
 
     Arguments
-        name     a directory that holds a config.json, or a name on the hub
+        name     a directory that holds a config.json or a GGUF file, that file, or a name on the hub
         dtype    ``auto``: float32 on a CPU, elsewhere the checkpoint's own
         device   ``auto``: CUDA if there is a GPU, spread over GPUs and memory if accelerate is installed; ``cpu``,
                  ``cuda`` or ``cuda:N``
@@ -156,20 +156,22 @@ def open_model(model: Any, *, dtype: Dtype = "auto", device: str = "auto", pickl
 
 
 def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool) -> Loaded:
-    options = hub_options(name)
-    config = _config(transformers, name, options)
+    files = checkpoint_of(name)
+    config = _config(transformers, files)
     cls = _class(transformers, config, name)
     chosen: Any = getattr(torch, dtype) if dtype != "auto" else "auto" if place != "cpu" else torch.float32
-    options |= {"dtype": chosen, "use_safetensors": None if pickled else True, "ignore_mismatched_sizes": True}
+    options = {"dtype": chosen, "use_safetensors": None if pickled else True, "ignore_mismatched_sizes": True}
     if place == "auto":
         options["device_map"] = "auto"
     full = EnvironmentFailure(
         f"model: {name} does not fit into the memory of {place}; a smaller dtype or another device is needed."
     )
-    if place == "cpu" and _least(cls, config, chosen) > memory():
+    if place == "cpu" and _least(cls, config, chosen, files.quantised) > memory():
         raise full
     try:
-        model, info = cls.from_pretrained(name, config=config, output_loading_info=True, **options)
+        model, info = cls.from_pretrained(
+            files.place, config=config, output_loading_info=True, **files.options, **options
+        )
         model = model if place == "auto" else model.to(place)
     except Exception as error:  # whatever a library of hundreds of models may raise over any file
         if out_of_memory(error):
@@ -185,12 +187,12 @@ def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool)
         )
     own = {key for key, _ in model.named_buffers()}  # of old checkpoints, which kept masks with the weights
     left_over = tuple(sorted(key for key in info["unexpected_keys"] if key not in own))
-    return Loaded(model.eval(), name, tuple(sorted(info["missing_keys"])), left_over)
+    return Loaded(model.eval(), name, tuple(sorted(info["missing_keys"])), left_over, files.quantised)
 
 
-def _least(cls: Any, config: Any, dtype: torch.dtype) -> int:
+def _least(cls: Any, config: Any, dtype: torch.dtype, quantised: Quantised | None) -> int:
     """Bytes of a configuration's weights, from a model without numbers; 0 where that does not tell."""
-    if getattr(config, "quantization_config", None) is not None:
+    if getattr(config, "quantization_config", None) is not None and quantised is None:
         return 0
     try:
         with torch.device("meta"):
@@ -203,7 +205,8 @@ def load_tokenizer(name: str) -> Any:
     """The tokenizer that lies with a model. Raises `InputError` where there is none."""
     try:
         with _quiet(library()):
-            found = library().AutoTokenizer.from_pretrained(name, trust_remote_code=False, **hub_options(name))
+            files = checkpoint_of(name)
+            found = library().AutoTokenizer.from_pretrained(files.place, trust_remote_code=False, **files.options)
             # without any files transformers makes a tokenizer of special tokens, and of a mark for blanks
             empty = len(set(found.get_vocab().values()) - set(found.all_special_ids)) < 2
         why = "it has no words"
@@ -219,15 +222,19 @@ def load_tokenizer(name: str) -> Any:
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
     """Without the progress bars and warnings of transformers and the hub: what goes wrong is said in an error."""
+    from transformers import modeling_gguf_pytorch_utils as gguf  # which has a bar of its own
+
     logs = transformers.utils.logging
     hub, level, bars = logging.getLogger("huggingface_hub"), logs.get_verbosity(), logs.is_progress_bar_enabled()
     before = hub.level
     logs.set_verbosity(logs.CRITICAL)
     logs.disable_progress_bar()
+    bar, gguf.tqdm = gguf.tqdm, lambda each, **_: each
     hub.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
+        gguf.tqdm = bar
         logs.set_verbosity(level)
         hub.setLevel(before)
         if bars:
@@ -247,21 +254,17 @@ def _device(device: str) -> str:
     return device
 
 
-def _config(transformers: Any, name: str, options: dict[str, Any]) -> Any:
-    path = Path(name) / "config.json"
-    if Path(name).exists():
-        if not path.is_file():
-            raise InputError(
-                f"model: {name} holds no config.json; it must be a run's directory or a transformers model's."
-            )
-        _few_layers(name, _looked_at(path))
+def _config(transformers: Any, files: Checkpoint) -> Any:
+    content = files.content()
+    if content is not None:
+        _few_layers(files.name, content)
     try:
-        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
+        config = transformers.AutoConfig.from_pretrained(files.place, trust_remote_code=False, **files.options)
     except Exception as error:  # whatever its numbers make of the class of a model
         own_code = "trust_remote_code" in str(error)
         why = "it brings code of its own, which is never run" if own_code else words(error)
-        raise InputError(f"model: {name} could not be loaded: {why}.") from None
-    _few_layers(name, config.to_dict())
+        raise InputError(f"model: {files.name} could not be loaded: {why}.") from None
+    _few_layers(files.name, config.to_dict())
     return config
 
 
@@ -277,19 +280,6 @@ def _few_layers(name: str, content: dict[str, Any]) -> None:
                     f"model: the configuration of {name} has {shown(value)} as {field}; it must be at most "
                     f"{_MOST_LAYERS}."
                 )
-
-
-def _looked_at(path: Path) -> dict[str, Any]:
-    """A configuration as it stands; what is no JSON object is refused. It may hold numbers that are not finite."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"model: {path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"model: {path} is damaged: it is not JSON ({words(error)}).") from None
-    if not isinstance(content, dict):
-        raise InputError(f"model: {path} is damaged: it is not a configuration.")
-    return content
 
 
 def _class(transformers: Any, config: Any, name: str) -> Any:
@@ -323,41 +313,6 @@ def _why(error: Exception, pickled: bool) -> str:
     if not pickled and "safetensors" in str(error) and isinstance(error, OSError):
         return "it has no weights as safetensors; pickled ones are only read if that is allowed (--pickled)."
     return f"{words(error)}."
-
-
-def is_there(name: str) -> bool:
-    """Whether it is a file or directory. Raises `InputError` for what can be the name of none."""
-    try:
-        return Path(name).exists()
-    except OSError as error:
-        told = name if len(name) <= _NAMED else f"{name[:_NAMED]} ..."
-        raise InputError(f"model: {told} could not be loaded: {(error.strerror or str(error)).lower()}.") from None
-
-
-def hub_options(name: str) -> dict[str, Any]:
-    """What to load a model with: nothing for a directory and for a name that the hub knows; else its cache alone.
-
-    Raises `InputError` for what is no directory, and is not given by the hub nor by its cache.
-    """
-    if is_there(name):
-        return {}
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        get_hf_file_metadata(hf_hub_url(name, _CONFIG), timeout=LIMIT)
-        return {}
-    except HFValidationError:
-        why = "and it is no name that the hub could have"
-    except HfHubHTTPError as error:
-        if isinstance(try_to_load_from_cache(name, _CONFIG), str):
-            return {"local_files_only": True}
-        why = f"and the hub does not give it ({words(error)})"
-    except Exception:  # whatever a network can do
-        if isinstance(try_to_load_from_cache(name, _CONFIG), str):
-            return {"local_files_only": True}
-        why = f"the hub did not answer (it was asked once, for at most {LIMIT} seconds), and its cache does not have it"
-    raise InputError(f"model: {name} could not be loaded: there is no such directory, {why}.") from None
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -86,9 +86,9 @@ def identity(model: Any, name: str | None) -> Any:
     """What tells this model's weights from others': its files with their sizes and times, or a digest of the weights.
 
     Arguments
-        name  the directory it was loaded from, or its name on the hub; None for a model that was handed over
+        name  the directory or file it was loaded from, or its name on the hub; None for a model that was handed over
     """
-    if name is not None and Path(name).is_dir():
+    if name is not None and Path(name).exists():
         return files_of(Path(name))
     commit = getattr(model.config, "_commit_hash", None)
     if name is not None and commit is not None:
@@ -101,8 +101,9 @@ def identity(model: Any, name: str | None) -> Any:
 
 
 def files_of(directory: Path) -> list[list[Any]]:
-    """Name, size and time of each file in a directory."""
-    files = [(path, path.stat()) for path in sorted(directory.iterdir()) if path.is_file()]
+    """Name, size and time of each file in a directory, or of one file."""
+    inside = [directory] if directory.is_file() else sorted(directory.iterdir())
+    files = [(path, path.stat()) for path in inside if path.is_file()]
     return [[path.name, found.st_size, found.st_mtime_ns] for path, found in files]
 
 

@@ -189,6 +189,7 @@ class _About(BaseModel):
     model: reading.Text | None = None
     text: reading.Text | None = None
     dtype: reading.Text | None = None
+    weights: reading.Text | None = None
     model_type: reading.Text | None = None
     parameters: reading.Count | None = None
     sequences: reading.Count | None = None
@@ -205,9 +206,10 @@ class AuditRecord(Record):
     """What an audit found.
 
     about        the model and how it was audited, as names and values: model, class, model_type, parameters, dtype,
-                 device, text (where the tokens came from), random_weights (that the checkpoint lacks), unused_weights
-                 (that the model has no place for), no_effects (why there are none), sequences, tokens (of each), seed,
-                 intervals (what those of effects are over), torch, transformers, python, seconds
+                 weights (how a GGUF file kept them), device, text (where the tokens came from), random_weights (that
+                 the checkpoint lacks), unused_weights (that the model has no place for), no_effects (why there are
+                 none), sequences, tokens (of each), seed, intervals (what those of effects are over), torch,
+                 transformers, python, seconds
     layers       every attention call, in the order of the pass
     heads        every head, in the same order
     effect       what the heads' effects are of: ``loss`` (nats a token) or ``states`` (the squared distance of the last

@@ -158,14 +158,15 @@ def _about(loaded: Loaded) -> dict[str, Any]:
         "random_weights": list(loaded.missing),
         "unused_weights": list(loaded.left_over),
         "dtype": str(model.dtype).removeprefix("torch."),
+        "weights": None if loaded.quantised is None else str(loaded.quantised),
         "device": str(model.device),
         "transformers": library().__version__,
     }
 
 
 def _called(name: str) -> str:
-    """A name on the hub as it is; of a directory the last two folders."""
-    return "/".join(Path(name).resolve().parts[-2:]) if Path(name).is_dir() else name
+    """A name on the hub as it is; of a directory or a file the last two parts."""
+    return "/".join(Path(name).resolve().parts[-2:]) if Path(name).exists() else name
 
 
 def _too_much(read: Sequences, model: Any) -> EnvironmentFailure:

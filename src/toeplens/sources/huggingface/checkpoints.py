@@ -1,0 +1,119 @@
+"""Where a model's files are: in a directory, in one GGUF file, on the hub or in its cache."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toeplens.ground import InputError
+from toeplens.sources.huggingface.failures import words
+from toeplens.sources.huggingface.quantised import Quantised, read_gguf
+
+CONFIG = "config.json"
+GGUF = ".gguf"
+LIMIT = 5  # seconds that the hub has to answer
+_NAMED = 100  # characters of what is no name that are told
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The files of a model.
+
+    name       as they were asked for
+    place      what transformers is to load from: a directory, or a name on the hub
+    options    what else it is to be told
+    quantised  what a GGUF file holds; None for other weights
+    """
+
+    name: str
+    place: str
+    options: dict[str, Any] = field(default_factory=dict)
+    quantised: Quantised | None = None
+
+    def content(self) -> dict[str, Any] | None:
+        """The configuration of a directory as it stands; None where there is none to look at before it is loaded.
+
+        Raises `InputError` for a directory without one, and for what is no JSON object. It may hold numbers that are
+        not finite.
+        """
+        if self.quantised is not None or not Path(self.place).exists():
+            return None
+        path = Path(self.place) / CONFIG
+        if not path.is_file():
+            raise InputError(
+                f"model: {self.name} holds no {CONFIG} and no {GGUF} file; it must be a run's directory or a "
+                "transformers model's."
+            )
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"model: {path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"model: {path} is damaged: it is not JSON ({words(error)}).") from None
+        if not isinstance(content, dict):
+            raise InputError(f"model: {path} is damaged: it is not a configuration.")
+        return content
+
+
+def checkpoint_of(name: str) -> Checkpoint:
+    """The files of a model by their directory, a GGUF file, a directory that holds one, or a name on the hub.
+
+    Raises `InputError` for a file that is no GGUF file, for a directory with several and no configuration, and for
+    what is not there and is not given by the hub nor by its cache.
+    """
+    if not is_there(name):
+        return Checkpoint(name, name, _hub_options(name))
+    path = _gguf_in(Path(name))
+    if path is None:
+        return Checkpoint(name, name)
+    return Checkpoint(name, str(path.parent), {"gguf_file": path.name}, read_gguf(path))
+
+
+def is_there(name: str) -> bool:
+    """Whether it is a file or directory. Raises `InputError` for what can be the name of none."""
+    try:
+        return Path(name).exists()
+    except OSError as error:
+        told = name if len(name) <= _NAMED else f"{name[:_NAMED]} ..."
+        raise InputError(f"model: {told} could not be loaded: {(error.strerror or str(error)).lower()}.") from None
+
+
+def _gguf_in(path: Path) -> Path | None:
+    """The GGUF file itself, or the one of a directory without a configuration; None where there is none."""
+    if path.is_file():
+        if path.suffix == GGUF:
+            return path
+        raise InputError(
+            f"model: {path} was given; a model's directory, a {GGUF} file or a name on the hub is allowed."
+        )
+    if (path / CONFIG).exists():
+        return None
+    found = sorted(path.glob(f"*{GGUF}"))
+    if len(found) > 1:
+        raise InputError(
+            f"model: {path} holds {len(found)} {GGUF} files; one of them must be named, such as {found[0]}."
+        )
+    return found[0] if found else None
+
+
+def _hub_options(name: str) -> dict[str, Any]:
+    """What to load a model of the hub with: nothing for a name that the hub knows; else its cache alone."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=LIMIT)
+        return {}
+    except HFValidationError:
+        why = "and it is no name that the hub could have"
+    except HfHubHTTPError as error:
+        if isinstance(try_to_load_from_cache(name, CONFIG), str):
+            return {"local_files_only": True}
+        why = f"and the hub does not give it ({words(error)})"
+    except Exception:  # whatever a network can do
+        if isinstance(try_to_load_from_cache(name, CONFIG), str):
+            return {"local_files_only": True}
+        why = f"the hub did not answer (it was asked once, for at most {LIMIT} seconds), and its cache does not have it"
+    raise InputError(f"model: {name} could not be loaded: there is no such file or directory, {why}.") from None

