@@ -5,10 +5,13 @@ from toeplens.sources.huggingface.capture.observed_pass import captured
 from toeplens.sources.huggingface.capture.plain_pass import compared
 from toeplens.sources.huggingface.capture.rotation import Rotation
 from toeplens.sources.huggingface.effects.head_effects import HeadEffects, NoGradient, head_effects
+from toeplens.sources.huggingface.interventions.change import Change
+from toeplens.sources.huggingface.interventions.passes import intervened
 from toeplens.sources.huggingface.loading import load_model, load_tokenizer
 
 __all__ = [
     "AttentionCall",
+    "Change",
     "HeadEffects",
     "NoGradient",
     "Proof",
@@ -16,6 +19,7 @@ __all__ = [
     "captured",
     "compared",
     "head_effects",
+    "intervened",
     "load_model",
     "load_tokenizer",
 ]

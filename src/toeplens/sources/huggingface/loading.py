@@ -222,8 +222,7 @@ def load_tokenizer(name: str) -> Any:
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
     """Without the progress bars and warnings of transformers and the hub: what goes wrong is said in an error."""
-    from transformers import modeling_gguf_pytorch_utils as gguf  # which has a bar of its own
-
+    gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")  # which has a bar of its own
     logs = transformers.utils.logging
     hub, level, bars = logging.getLogger("huggingface_hub"), logs.get_verbosity(), logs.is_progress_bar_enabled()
     before = hub.level

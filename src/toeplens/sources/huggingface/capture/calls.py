@@ -157,6 +157,7 @@ class AttentionCall(Attention):
     rotation   what the rotation is; None where there is none, or ``unknown`` tells why it is not known
     unknown    why it is not known whether or how q and k are rotated, as a sentence; None where it is known
     proof      how near the parts come to the model's own weights and outputs
+    positions  [B or 1, Nq] of the queries, and of the keys too where they are of the same tokens
     """
 
     layer: int
@@ -169,6 +170,7 @@ class AttentionCall(Attention):
     rotation: Rotation | None = field(repr=False)
     unknown: str | None
     proof: Proof
+    positions: Int[Tensor, "_B Nq"] = field(repr=False)
 
     def blocks(self) -> Iterator[tuple[Int[Tensor, "R"], int, Float[Tensor, "B H R K"], Float[Tensor, "B H R K"]]]:
         """Queries, the first key that is given, logits and weights of the keys from it on, some queries at a time.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.capture.calls import AttentionCall
@@ -25,7 +25,12 @@ _HELD = ("past_key_values", "cache_params")  # inputs that would hold the keys o
 
 
 @torch.no_grad()
-def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None]) -> Any:
+def captured(
+    model: Any,
+    inputs: Mapping[str, Any],
+    on_layer: Callable[[AttentionCall], None],
+    instead: Callable[[AttentionCall], Tensor | None] | None = None,
+) -> Any:
     """Run a transformers model once and hand over each call of its attention, proved, before the pass goes on.
 
     The model runs in evaluation mode without a cache of keys and, where it asks transformers' attention interface, with
@@ -38,6 +43,8 @@ def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
         model     a `transformers.PreTrainedModel`
         inputs    what its ``forward`` takes, by name: ``input_ids``, ``attention_mask``, ``decoder_input_ids``, ...
         on_layer  is called with each `AttentionCall`, in the order of the pass
+        instead   is called with each too, before the pass goes on from it, and returns what takes the place of its
+                  ``heads``, or None. What is handed over is as the model made it
 
     Returns what the model returns. Raises `InputError` that names the module where an attention was not understood: its
     weights and outputs, formed again from the parts, are not the model's own, or no parts were found, or it is in no
@@ -48,7 +55,7 @@ def captured(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     for name in _HELD:
         if inputs.get(name) is not None:
             raise InputError(f"inputs: {name} was given; the tokens of a pass must all be in it.")
-    observer = PassObserver(model, inputs, on_layer)
+    observer = PassObserver(model, inputs, on_layer, instead)
     if not observer.modules:
         raise InputError(f"model: {type(model).__name__} has no module that is named after attention.")
     handles = []

@@ -61,13 +61,20 @@ class _Frame:
 class PassObserver(Observer):
     """One pass of a model under observation, from one thread."""
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any],
+        on_layer: Callable[[AttentionCall], None],
+        instead: Callable[[AttentionCall], Tensor | None] | None = None,
+    ) -> None:
         self.modules = attention_modules(model)
         self.names = {module: name for name, module in model.named_modules()}
         self.two_sided = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
         self.rounding = precision(model)
         self.positions = inputs.get("position_ids")
         self.on_layer = on_layer
+        self.instead = instead
         self.frames: list[_Frame] = []
         self.counts: Counter[tuple[str, str]] = Counter()
         self.aside = False  # while what is computed is no attention module's own code
@@ -199,10 +206,10 @@ class PassObserver(Observer):
             hidden = [~mask] if mask is not None and mask.dtype == torch.bool else []
             caps = {"softcap": options.get("softcap"), "sinks": options.get("s_aux")}
             parts = Attention(q=query, k=key, v=value, scale=float(scale), causal=causal, **caps)
-            self._add(module, parts, made, terms, hidden)
-        return made.heads, made.weights
+            put = self._add(module, parts, made, terms, hidden)
+        return (made.heads if put is None else put), made.weights
 
-    def written_out(self, made: Followed, v: Tensor, out: Tensor) -> None:
+    def written_out(self, made: Followed, v: Tensor, out: Tensor) -> Tensor | None:
         """A module's own code took a product of queries and keys, its softmax, and the product with the values."""
         if not self.frames:
             raise InputError(
@@ -226,9 +233,14 @@ class PassObserver(Observer):
         weights = None if made.weights is None else four(made.weights, batch)
         rows = proved_rows(q, k)
         own = None if weights is None else weights.index_select(2, rows)
-        self._add(frame.module, parts, Eager(four(out, batch).transpose(1, 2), weights, rows, own), terms, hidden)
+        found = Eager(four(out, batch).transpose(1, 2), weights, rows, own)
+        put = self._add(frame.module, parts, found, terms, hidden)
+        return None if put is None else put.transpose(1, 2).reshape(out.shape)
 
-    def _add(self, module: nn.Module, parts: Attention, made: Eager, terms: list[Tensor], hidden: list[Tensor]) -> None:
+    def _add(
+        self, module: nn.Module, parts: Attention, made: Eager, terms: list[Tensor], hidden: list[Tensor]
+    ) -> Tensor | None:
+        """Prove a call and hand it over; what is to take its heads' outputs' place, if anything."""
         frame = self.frames[-1] if self.frames and self.frames[-1].module is module else None
 
         def weights(bias: Tensor | None, visible: Tensor | None) -> Tensor:
@@ -245,7 +257,8 @@ class PassObserver(Observer):
             visible = None if causal and just_causal(visible) else visible
         parts = replace(parts, bias=bias, visible=visible, causal=causal)
         proof = prove(self.name(module), parts, made.rows, made.own, made.heads)
-        unrotated, rotation, unknown = self._rotation(module, frame, parts.q, parts.k)
+        positions = self._positions(parts.q)
+        unrotated, rotation, unknown = self._rotation(module, frame, parts.q, parts.k, positions)
         side = self._side(module) if self.two_sided else None
         if side is None:
             side = "decoder" if causal or cross else "encoder"
@@ -264,11 +277,17 @@ class PassObserver(Observer):
             rotation=rotation,
             unknown=unknown,
             proof=proof,
+            positions=positions,
         )
         if frame is None:
             self._hand_over(call)
         else:
             frame.calls.append(call)
+        if self.instead is None:
+            return None
+        with self.outside():
+            put = self.instead(call)
+        return None if put is None else put.to(made.heads.dtype)
 
     def _hand_over(self, call: AttentionCall) -> None:
         token = OBSERVER.set(NOBODY)
@@ -286,14 +305,17 @@ class PassObserver(Observer):
                 return said[0]
         return None
 
+    def _positions(self, q: Tensor) -> Tensor:
+        """Of the queries: those that the pass was given, or 0, 1, 2, ..."""
+        if isinstance(self.positions, Tensor) and self.positions.ndim == 2 and self.positions.shape[1] == q.shape[2]:
+            return self.positions
+        return torch.arange(q.shape[2], device=q.device).unsqueeze(0)
+
     def _rotation(
-        self, module: nn.Module, frame: _Frame | None, q: Tensor, k: Tensor
+        self, module: nn.Module, frame: _Frame | None, q: Tensor, k: Tensor, positions: Tensor
     ) -> tuple[tuple[Tensor, Tensor] | None, Rotation | None, str | None]:
         """q and k before their rotation, and what it is; or why that is not known."""
         unrotated, rotation = None, None
-        positions = torch.arange(q.shape[2], device=q.device).unsqueeze(0)
-        if isinstance(self.positions, Tensor) and self.positions.ndim == 2 and self.positions.shape[1] == q.shape[2]:
-            positions = self.positions
         if frame is not None and frame.turned:
             before = before_rotation(q, frame.turned), before_rotation(k, frame.turned)
             if before[0] is None or before[1] is None:

@@ -54,12 +54,13 @@ class Followed:
 class Products(TorchFunctionMode):
     """Follows the products of queries and keys while ``watching()``; hands over what it followed, values and outputs.
 
-    A mode is of its thread alone, and changes nothing of what the model computes. Tables of queries by keys are not
+    A mode is of its thread alone, and changes nothing of what the model computes, unless what it hands outputs over to
+    returns others to be put in their place, of the same shape. Tables of queries by keys are not
     kept alive by being followed.
     """
 
     watching: Callable[[], bool]
-    found: Callable[[Followed, Tensor, Tensor], None]
+    found: Callable[[Followed, Tensor, Tensor], Tensor | None]
     last: str | None = None  # why the last softmax of logits, or use of its weights, was not understood
     _known: dict[int, tuple[weakref.ref[Tensor], Followed]] = field(default_factory=dict)
 
@@ -74,24 +75,25 @@ class Products(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if isinstance(out, Tensor) and self.watching():
-            self._follow(getattr(func, "__name__", str(func)).strip("_"), args, kwargs, out)
-        return out
+        if not isinstance(out, Tensor) or not self.watching():
+            return out
+        name, seen = getattr(func, "__name__", str(func)).strip("_"), out
+        if name == "einsum":
+            name, args, seen = _as_matmul(args, out)
+        put = self._follow(name, args, kwargs, seen)
+        return out if put is None else _laid_out_as(out, seen, put)
 
-    def _follow(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+    def _follow(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor | None:
+        """Follow one operation; what is to be put in the place of its result, if anything."""
         if name == "scaled_dot_product_attention":
             made, values = _fused(*args, **kwargs)
-            self.found(made, values, out)
-            return
-        if name == "einsum":
-            name, args, out = _as_matmul(args, out)
+            return self.found(made, values, out)
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if name in _PRODUCTS and len(given) >= 2:
-            self._product(name, given, kwargs, out)
-            return
+            return self._product(name, given, kwargs, out)
         known = [(x, made) for x in given if (made := self._of(x)) is not None]
         if not known:
-            return
+            return None
         # of two tables of logits the first that is understood is followed; the other is a term like any
         followed, made = next(((x, each) for x, each in known if each.broken is None), known[0])
         if made.broken is None:
@@ -99,6 +101,7 @@ class Products(TorchFunctionMode):
         if name == "softmax" and made.broken is not None:
             self.last = f"{made.broken!r} between the product of queries and keys and its softmax"
         self._follow_on(out, made)
+        return None
 
     def _of(self, x: Tensor) -> Followed | None:
         """What is known of a tensor."""
@@ -114,14 +117,14 @@ class Products(TorchFunctionMode):
 
         known[key] = (weakref.ref(x, forget), made)
 
-    def _product(self, name: str, given: list[Tensor], kwargs: dict[str, Any], out: Tensor) -> None:
+    def _product(self, name: str, given: list[Tensor], kwargs: dict[str, Any], out: Tensor) -> Tensor | None:
         if name == "rmatmul":
             given = given[::-1]
         left, right = given[-2:]
         made = self._of(left)
         if made is not None and made.taken:
             if made.broken is None:
-                self.found(replace(made, weights=left), right, out)
+                return self.found(replace(made, weights=left), right, out)
             else:
                 self.last = f"{made.broken!r} between the softmax and the product with the values"
         elif left.ndim in (3, 4) and right.ndim == left.ndim:
@@ -129,6 +132,7 @@ class Products(TorchFunctionMode):
             if name == "baddbmm":
                 terms = ((given[0] * kwargs.get("beta", 1), out.ndim),)
             self._follow_on(out, Followed(left, right, float(kwargs.get("alpha", 1)), terms))
+        return None
 
 
 class Exponentials(TorchDispatchMode):
@@ -200,6 +204,15 @@ def _as_matmul(args: tuple[Any, ...], out: Tensor) -> tuple[str, tuple[Any, ...]
 
 def _laid_out(x: Tensor, indices: str, wanted: str) -> Tensor:
     return x if indices == wanted else x.permute([indices.index(index) for index in wanted])
+
+
+def _laid_out_as(out: Tensor, seen: Tensor, made: Tensor) -> Tensor:
+    """``made`` in the order of the dimensions of ``out``, of which ``seen``, shaped as ``made``, is a permuted view."""
+    left, order = list(zip(seen.shape, seen.stride(), strict=True)), []
+    for own in zip(out.shape, out.stride(), strict=True):
+        order.append(left.index(own))
+        left[order[-1]] = (-1, -1)
+    return made.permute(order)
 
 
 def _fused(

@@ -204,27 +204,12 @@ class _Altered(Products):
 
     def __init__(self, change: Change, rows: int) -> None:
         super().__init__(lambda: True, self._change)
-        self._made: tuple[Tensor, Tensor] | None = None
         self._heads, self._rows = change, rows
         self.count = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = super().__torch_function__(func, types, args, kwargs)
-        made, self._made = self._made, None
-        return out if made is None else _laid_out_as(out, *made)
-
-    def _change(self, followed: Followed, values: Tensor, out: Tensor) -> None:
+    def _change(self, followed: Followed, values: Tensor, out: Tensor) -> Tensor:
         self.count += 1
-        self._made = out, self._heads(four(out, self._rows).transpose(1, 2)).transpose(1, 2).reshape(out.shape)
-
-
-def _laid_out_as(out: Tensor, seen: Tensor, made: Tensor) -> Tensor:
-    """``made`` in the order of the dimensions of ``out``, of which ``seen``, shaped as ``made``, is a permuted view."""
-    left, order = list(zip(seen.shape, seen.stride(), strict=True)), []
-    for own in zip(out.shape, out.stride(), strict=True):
-        order.append(left.index(own))
-        left[order[-1]] = (-1, -1)
-    return made.permute(order)
+        return self._heads(four(out, self._rows).transpose(1, 2)).transpose(1, 2).reshape(out.shape)
 
 
 def _fresh(x: Any) -> Any:

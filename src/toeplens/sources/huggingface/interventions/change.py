@@ -1,0 +1,130 @@
+"""What is done to some heads of an attention of a Hugging Face model, and whether that attention has what it is of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from toeplens.encodings import BandControl
+from toeplens.ground import InputError, choose
+from toeplens.lens.kit.pieces import NoForm
+from toeplens.sources.huggingface.capture.calls import AttentionCall, Kind, Side
+
+Part = Literal["positional", "symbolic"]
+Output = Literal["zero", "mean", "resample"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What is done to some heads of one attention; of ``bands``, ``speed``, ``bias`` one or more, or one other.
+
+    layer      from 0, as `AttentionCall.layer` counts the calls of a kind and side
+    heads      query heads, from 0; all unless given
+    groups     instead of ``heads``: all query heads that read these keys
+    kind       ``self`` or ``cross``
+    side       ``encoder`` or ``decoder``; only needed where a model has both
+    bands      frequencies stopped, silenced or exchanged, t = 0 being the first pair of `Rotation.pairs`
+               (`toeplens.encodings.BandControl`, whose own heads are not given)
+    speed      what the angles of all frequencies are multiplied by: 0 stops the rotation (every E_t becomes J), 2 puts
+               the tokens twice as far apart
+    bias       ``False`` takes away what is added to the logits beside the mask (ALiBi, T5)
+    attention  the logits' ``positional`` part alone, or the ``symbolic`` one, of each query's two-way analysis of
+               variance over the keys that it sees (`toeplens.lens.following.two_way`), each with the mean
+    output     what the heads put out: ``zero``, their ``mean`` at each position over the sequences, or those of another
+               sequence of the batch, drawn by ``seed`` (``resample``)
+
+    Raises `InputError` for what does not go together.
+    """
+
+    layer: int
+    heads: tuple[int, ...] | None = None
+    groups: tuple[int, ...] | None = None
+    kind: Kind = "self"
+    side: Side | None = None
+    bands: BandControl | None = None
+    speed: float = 1.0
+    bias: bool = True
+    attention: Part | None = None
+    output: Output | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        choose("kind", self.kind, get_args(Kind))
+        for field, options in (("side", Side), ("attention", Part), ("output", Output)):
+            value = getattr(self, field)
+            if value is not None:
+                choose(field, value, get_args(options))
+        if self.heads is not None and self.groups is not None:
+            raise InputError("groups: they were given beside heads; one of the two is allowed.")
+        if self.bands is not None and self.bands.heads is not None:
+            raise InputError("bands: heads were given in them; the change's own heads or groups are meant.")
+        if not math.isfinite(self.speed):
+            raise InputError(f"speed: {self.speed} was given; it must be a number.")
+        given = [name for name, value in self._ways().items() if value]
+        if not given:
+            raise InputError("bands: none were given, nor speed, bias, attention or output; one is needed.")
+        logits = [name for name in given if name in ("bands", "speed", "bias")]
+        if len(given) > max(1, len(logits)):
+            raise InputError(f"{given[-1]}: it was given beside {given[0]}; the two cannot be had together.")
+
+    def _ways(self) -> dict[str, bool]:
+        return {
+            "bands": self.bands is not None,
+            "speed": self.speed != 1,
+            "bias": not self.bias,
+            "attention": self.attention is not None,
+            "output": self.output is not None,
+        }
+
+    @property
+    def turns(self) -> bool:
+        """Whether the rotation is changed."""
+        return self.bands is not None or self.speed != 1
+
+    def meets(self, call: AttentionCall) -> bool:
+        """Whether it is of this call."""
+        return (self.layer, self.kind) == (call.layer, call.kind) and self.side in (None, call.side)
+
+    def heads_of(self, call: AttentionCall) -> tuple[int, ...]:
+        """The query heads that are changed. Raises `InputError` for those that the call does not have."""
+        heads, groups = call.q.shape[1], call.k.shape[1]
+        if self.groups is not None:
+            _named(self.groups, "groups", groups, call)
+            size = heads // groups
+            return tuple(head for group in self.groups for head in range(group * size, (group + 1) * size))
+        if self.heads is None:
+            return tuple(range(heads))
+        _named(self.heads, "heads", heads, call)
+        return self.heads
+
+    def check(self, call: AttentionCall) -> None:
+        """Raise an `InputError` that names the module where the call does not have what is to be changed."""
+        if self.turns:
+            if call.unknown is not None:
+                raise InputError(f"bands: the rotation of {call.module} is not known: {call.unknown}")
+            if call.rotation is None or call.unrotated is None:
+                raise InputError(f"bands: {call.module} has no rotation that could be stopped or changed.")
+            if self.bands is not None:
+                pairs = len(call.rotation.frequencies)
+                try:
+                    self.bands.check(pairs, call.q.shape[1])
+                except InputError as error:
+                    raise InputError(f"{str(error).rstrip('.')} ({call.module} turns {pairs} pairs).") from None
+        if not self.bias and call.bias is None:
+            raise InputError(f"bias: {call.module} adds nothing to its logits that could be taken away.")
+        if self.attention is not None:
+            try:
+                call.placed()
+            except NoForm as error:
+                raise InputError(f"attention: it has no positional and symbolic part there: {error}") from None
+        if self.output == "resample" and call.q.shape[0] < 2:
+            raise InputError("output: resample was given for a batch of one sequence; it needs another to draw from.")
+
+
+def _named(indices: Sequence[int], field: str, count: int, call: AttentionCall) -> None:
+    if sorted(set(indices)) != sorted(indices) or not all(0 <= each < count for each in indices) or not indices:
+        raise InputError(
+            f"{field}: {list(indices)} were given; {call.module} has {count}, counted from 0, each to be named once."
+        )

@@ -1,0 +1,176 @@
+"""What heads put out whose attention is changed: formed from the parts of the model's own call, query by query.
+
+The rotation multiplies pair t at position i by m_t e^(iota (i theta_t + c_t)), c_t common to queries and keys. One that
+is changed multiplies what was there before by m_t e^(iota i theta'_t) and the band's gain, so that no angle is taken
+back: a pair that stands still is the model's own before its rotation. Positional and symbolic logits of a query i are
+the row and column means of its table M_jm (`toeplens.lens.following.two_way`), with the means over the keys it sees:
+
+    mu + P_j = Re sum_t w_t conj(mean c)_t e_jt + q'_i . mean c' + b_(i-j),    mu + S_j = Re sum_t w_t (mean e)_t
+    conj(c_j)_t + q'_i . c'_j + mean b,    w = q_i e^(iota i theta), e_j = e^(-iota j theta),
+
+primed where dimensions are not rotated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor
+
+from toeplens.lens.kit.interventions import donors
+from toeplens.sources.huggingface.capture.calls import Attention, AttentionCall
+from toeplens.sources.huggingface.capture.masks import at_rows, blocks
+from toeplens.sources.huggingface.capture.pairing import as_complex
+from toeplens.sources.huggingface.capture.rotation import turn
+from toeplens.sources.huggingface.interventions.change import Change, Part
+
+
+def changed_outputs(call: AttentionCall, change: Change) -> Float[Tensor, "B Nq H dv"]:
+    """All heads' outputs, those of the change as it makes them; in float32, or the model's own dtype if that is wider.
+
+    Raises `InputError` where the call does not have what is to be changed.
+    """
+    heads = list(change.heads_of(call))
+    change.check(call)
+    found = call.heads.to(torch.promote_types(call.heads.dtype, torch.float32)).clone()
+    if change.output is not None:
+        found[:, :, heads] = _put_out(found[:, :, heads], change)
+    else:
+        found[:, :, heads] = _attended(call, change, heads).to(found.dtype)
+    return found
+
+
+def _put_out(own: Float[Tensor, "B Nq h dv"], change: Change) -> Float[Tensor, "B Nq h dv"]:
+    if change.output == "mean":
+        return own.mean(0, keepdim=True).expand_as(own)
+    if change.output == "resample":
+        lengths = np.full(len(own), own.shape[1])
+        return own[torch.from_numpy(donors(lengths, change.seed)).to(own.device)]
+    return torch.zeros_like(own)
+
+
+def _attended(call: AttentionCall, change: Change, heads: list[int]) -> Float[Tensor, "B Nq h dv"]:
+    parts = _of_heads(call, heads)
+    dtype = torch.promote_types(call.q.dtype, torch.float32)
+    if change.turns:
+        parts = replace(
+            parts, q=_turned(call, change, 0)[:, heads], k=_turned(call, change, 1)[:, _groups(call, heads)]
+        )
+    if not change.bias:
+        parts = replace(parts, bias=None)
+    table = None if change.attention is None else _Table.of(call, heads, dtype)
+    found = []
+    for part in blocks(parts.q.shape[2], parts.q.shape[0] * parts.q.shape[1] * parts.k.shape[2]):
+        rows = torch.arange(part.start, part.stop, device=parts.q.device)
+        if table is None or change.attention is None:
+            logits = parts.logits(rows, dtype=dtype)
+        else:
+            logits = _mean_logits(table, parts, rows, change.attention, dtype)
+        weights = parts.softmax(logits).nan_to_num(nan=0.0)
+        found.append((weights @ parts.v.to(dtype)).transpose(1, 2))
+    return torch.cat(found, dim=1)
+
+
+def _of_heads(call: AttentionCall, heads: list[int]) -> Attention:
+    """The call's parts of these query heads, each with keys and values of its own."""
+    shared = call.v.shape[1]
+    values = [head // (call.q.shape[1] // shared) for head in heads]
+    return Attention(
+        q=call.q[:, heads],
+        k=call.k[:, _groups(call, heads)],
+        v=call.v[:, values],
+        scale=call.scale,
+        softcap=call.softcap,
+        sinks=None if call.sinks is None else call.sinks[heads],
+        bias=_some(call.bias, heads),
+        causal=call.causal,
+        visible=_some(call.visible, heads),
+    )
+
+
+def _groups(call: AttentionCall, heads: list[int]) -> list[int]:
+    return [head // (call.q.shape[1] // call.k.shape[1]) for head in heads]
+
+
+def _some(x: Tensor | None, heads: list[int]) -> Tensor | None:
+    return x[:, heads] if x is not None and x.shape[1] > 1 else x
+
+
+def _turned(call: AttentionCall, change: Change, which: int) -> Float[Tensor, "B _H N d"]:
+    """Queries (0) or keys (1) under the changed rotation."""
+    rotation = call.rotation
+    assert call.unrotated is not None
+    assert rotation is not None
+    before, after = call.unrotated[which].double(), (call.q, call.k)[which].double().clone()
+    turns = turn(change.speed * call.positions.double().unsqueeze(-1) * rotation.frequencies).unsqueeze(1)
+    if change.bands is not None:
+        turns = torch.complex(*change.bands.tables(turns.real, turns.imag, 1))
+    made = rotation.magnitudes * turns * as_complex(before, rotation.pairs)
+    after[..., rotation.after[:, 0]], after[..., rotation.after[:, 1]] = made.real, made.imag
+    return after
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What a query's table is made of: pairs as complex numbers, before the rotation and its factors; and the rest.
+
+    q, k         [B, h, N, n] queries and keys before their rotation
+    turns        [_B, 1, N, n] what each position multiplies a pair by
+    rest_q, rest_k  [B, h, N, r] the dimensions that are not rotated
+    """
+
+    q: Complex[Tensor, "B h N n"]
+    k: Complex[Tensor, "B h N n"]
+    turns: Complex[Tensor, "_B 1 N n"]
+    rest_q: Float[Tensor, "B h N r"]
+    rest_k: Float[Tensor, "B h N r"]
+
+    @classmethod
+    def of(cls, call: AttentionCall, heads: list[int], dtype: torch.dtype) -> _Table:
+        """Of some heads of a call."""
+        own = (call.q[:, heads].to(dtype), call.k[:, _groups(call, heads)].to(dtype))
+        if call.rotation is None or call.unrotated is None:
+            none = torch.empty(*own[0].shape[:-1], 0, dtype=dtype.to_complex(), device=own[0].device)
+            return cls(none, none, none[:, :1], *own)
+        rotation, before = call.rotation, (call.unrotated[0][:, heads], call.unrotated[1][:, _groups(call, heads)])
+        still = torch.ones(own[0].shape[-1], dtype=torch.bool, device=own[0].device)
+        still[rotation.after.flatten()] = False
+        turns = rotation.magnitudes * turn(call.positions.double().unsqueeze(-1) * rotation.frequencies)
+        q, k = (as_complex(x.to(dtype), rotation.pairs) for x in before)
+        return cls(q, k, turns.unsqueeze(1).to(q.dtype), own[0][..., still], own[1][..., still])
+
+    def logits(self, rows: Int[Tensor, "R"], share: Float[Tensor, "B h R K"], part: Part) -> Float[Tensor, "B h R K"]:
+        """Products of queries and keys, the mean over contents or over positions in place of each, before the scale."""
+        q, turns, rest = (x.index_select(2, rows) for x in (self.q, self.turns, self.rest_q))
+        w = q * turns
+        if part == "positional":
+            a = w * self._mean(share, self.k).conj()
+            other, plain = self.turns, (rest * (share @ self.rest_k)).sum(-1, keepdim=True)
+        else:
+            a = w * self._mean(share, self.turns).conj()
+            other, plain = self.k, rest @ self.rest_k.transpose(-2, -1)
+        turned = a.real @ other.real.transpose(-2, -1) + a.imag @ other.imag.transpose(-2, -1)
+        return turned + plain
+
+    @staticmethod
+    def _mean(share: Float[Tensor, "B h R K"], x: Complex[Tensor, "_B _h K n"]) -> Complex[Tensor, "B h R n"]:
+        return torch.complex(share @ x.real, share @ x.imag)
+
+
+def _mean_logits(
+    table: _Table, parts: Attention, rows: Int[Tensor, "R"], part: Part, dtype: torch.dtype
+) -> Float[Tensor, "B h R K"]:
+    """The logits of these queries, of one part and the mean."""
+    own = parts.logits(rows, dtype=dtype)
+    seen = own.isfinite()
+    share = seen.to(dtype) / seen.sum(-1, keepdim=True).clamp_min(1)
+    made = parts.scale * table.logits(rows, share, part)
+    if parts.softcap is not None:
+        made = parts.softcap * (made / parts.softcap).tanh()
+    if parts.bias is not None:
+        bias = at_rows(parts.bias, rows).to(dtype)
+        made = made + (bias if part == "positional" else (share * bias).sum(-1, keepdim=True))
+    return made.masked_fill(~seen, -torch.inf)
