@@ -136,7 +136,9 @@ def stopped(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     return (cos.square() + sin.square()).sqrt(), torch.zeros_like(sin)
 
 
-def without_head(model: Any, place: str, layer: int, head: int, heads: int) -> Tensor:
+def without_head(
+    model: Any, place: str, layer: int, head: int, heads: int, inputs: dict[str, Tensor] = INPUTS
+) -> Tensor:
     """Logits where what the output projection is given has zeros in a head's place."""
     module = model.get_submodule(place.format(layer))
 
@@ -147,7 +149,7 @@ def without_head(model: Any, place: str, layer: int, head: int, heads: int) -> T
 
     handle = module.register_forward_pre_hook(silence)
     try:
-        return logits(model)
+        return logits(model, inputs)
     finally:
         handle.remove()
 
