@@ -122,7 +122,7 @@ def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monk
     monkeypatch.setattr("toeplens.cli.progress.limits_for", lambda budget, limits: replace(limits, deadline=0.0))
     command = ["theory", "--scale", "smoke", "--seeds", "1", "--time-budget", "1m", "--out", tmp_path / "theory"]
     state = toeplens(*command, "--json").json()
-    assert (state["finished"], state["total"]) == (0, 10)
+    assert (state["finished"], state["total"]) == (0, 11)
     assert {claim["verdict"] for claim in state["claims"]} == {"undecided"}
     assert toeplens("claims", tmp_path / "theory", "--json").json() == state["claims"]
     assert "verdict" in toeplens("claims", tmp_path / "theory").out

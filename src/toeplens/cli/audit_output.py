@@ -13,7 +13,7 @@ from rich.table import Table
 from toeplens.cli.console import err, say, table
 from toeplens.ground.words import duration, fixed
 from toeplens.studies.auditing import Audit, LayerRecord
-from toeplens.studies.auditing.words import Names, spans
+from toeplens.studies.auditing.words import Names, done, spans
 
 _LISTED = 12  # heads that are printed
 _NAMED = 4  # weights that are named
@@ -90,7 +90,7 @@ def audit_tables(found: Audit) -> list[Table]:
 
 def _deposits(found: Audit) -> Table:
     """What each layer's heads help and harm, and how the help is shared out."""
-    title = "What silencing adds (helps) and takes (harms), by layer; a dash: within its noise"
+    title = f"What {done(found)} heads adds (helps) and takes (harms), by layer; a dash: within its noise"
     names = Names.of(found)
     made = table(title, "layer", "helps", "harms", "largest", "its share", "eff. heads")
     for layer in found.layers:

@@ -37,7 +37,11 @@ def audit(
         int | None, typer.Option(help="Tokens of a sequence at most; 256 unless given, of --tokens as many as it has.")
     ] = None,
     effects: Annotated[
-        str, typer.Option(help="Silence each head: exact, attribution (first order, for language models) or none.")
+        str,
+        typer.Option(
+            help="What is done to each head: exact or attribution (silenced, exactly or to first order), position "
+            "(that is taken from it), none."
+        ),
     ] = "exact",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",
     device: Annotated[

@@ -14,7 +14,7 @@ from toeplens.report.kit.plane import Look, triangle
 from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.record import HeadRecord
 from toeplens.studies.auditing.sheets import digits_of, values_of
-from toeplens.studies.auditing.words import PATTERN, UNITS, Names, harmful, over, place_title, significant, told
+from toeplens.studies.auditing.words import PATTERN, Names, done, harmful, over, place_title, significant, told, unit
 
 _MARKERS = (("circle", "●"), ("square", "■"), ("diamond", "◆"), ("triangle-up", "▲"))
 _SHARES = ("positional", "symbolic", "interaction")
@@ -98,13 +98,16 @@ def layer_effects(audit: Audit) -> Block:
     bars = any(head.effect_low is not None for head in measured) and len(measured) <= _BARS
     below = len(harmful(audit))
     less = "the one head" if below == 1 else f"the {below} heads"
+    better = f" Without {less} whose interval is below zero the model does better here."
+    if audit.method == "position":
+        better = f" Without the position of {less} whose interval is below zero the model does better here."
     caption = (
         "A mark is a head, over its layer, in the order of heads from left to right. An effect is the "
-        f"{UNITS[audit.effect or 'loss']}.{f' Thin lines are intervals {over(audit)}.' if bars else ''}"
-        f"{f' Without {less} whose interval is below zero the model does better here.' if below else ''}"
+        f"{unit(audit)}.{f' Thin lines are intervals {over(audit)}.' if bars else ''}"
+        f"{better if below else ''}"
     )
     views = [View("", groups)] if groups and audit.effect else []
-    return Block("effects", "What silencing a head does", caption, views, "full")
+    return Block("effects", f"What {done(audit)} a head does", caption, views, "full")
 
 
 def _effects_panel(audit: Audit, names: Names, heads: list[HeadRecord]) -> Panel:

@@ -61,7 +61,7 @@ def silence(
     kept: Kept,
     on_progress: Callable[[int, int], None],
 ) -> Silenced:
-    """Silence each measured head of a transformers model (`toeplens.sources.huggingface.head_effects`).
+    """Silence each measured head of a transformers model, or take its position (`head_effects` of its sources).
 
     What is kept is not done again. First-order estimates are checked: a sample of the heads is silenced exactly
     (`toeplens.lens.EstimateCheck`), and without a check that holds there are no effects.
@@ -81,7 +81,8 @@ def silence(
         return found, [new if old is None else old for old, new in zip(had, found.parts, strict=True)]
 
     check = None
-    if method == "exact":
+    if method != "attribution":
+        run = partial(run, method=method)
         found, parts = exactly("effects", [range(count) for *_, count in calls])
     else:
         found = run(method="attribution")

@@ -82,6 +82,8 @@ def audit_run(
         on_progress("heads", 0, 1)
         batches = list(data.split(replayed_at_once(run.spec, data.tokens.shape[1], place)))
         options: dict[str, Any] = {"metric": "loss", "method": method, "cumulative": False}
+        if method == "position":
+            options |= {"method": "exact", "intervention": "position"}
         found = ablate_heads(source, batches, **options, memory=_Memory(kept))
         on_progress("heads", 1, 1)
         if found.check is not None and not found.check.holds:

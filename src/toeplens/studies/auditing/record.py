@@ -42,7 +42,7 @@ COLUMNS: dict[str, str] = {
     "next": "attention on the token after the query",
     "induction": "attention on tokens that follow an earlier (elsewhere: another) copy of the query's token",
     "centre": "mean log2 of the rotation's frequencies (radians a position), weighed by what they do for the variance",
-    "effect": "what silencing the head adds to the loss, or how far it moves the last states",
+    "effect": "what silencing the head, or taking its position, adds to the loss, or how far it moves the last states",
     "effect_low": "lower end of the effect's interval (95 %)",
     "effect_high": "upper end",
 }
@@ -214,7 +214,8 @@ class AuditRecord(Record):
     heads        every head, in the same order
     effect       what the heads' effects are of: ``loss`` (nats a token) or ``states`` (the squared distance of the last
                  states from the intact ones, relative to their variance over tokens); None if heads were not silenced
-    method       ``exact`` (each head silenced) or ``attribution`` (first order); None likewise
+    method       ``exact`` (each head silenced), ``position`` (position taken from each) or ``attribution`` (first order
+                 of silencing); None likewise
     baseline     the intact model's loss; None for states and without effects
     whole        largest difference of the model's output in the captured pass from that of a plain pass, relative to
                  the largest output

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface import NoGradient
+from toeplens.sources.huggingface import NoGradient, NoPosition
 from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library
@@ -22,7 +22,7 @@ from toeplens.studies.auditing.kept import Kept, identity
 from toeplens.studies.auditing.measuring import Estimate, Progress, measure
 from toeplens.studies.auditing.own import audit_run, is_run
 
-Silencing = Literal["exact", "attribution", "none"]
+Silencing = Literal["exact", "position", "attribution", "none"]
 EXAMPLES = 256  # of a run's test set, unless told otherwise
 
 
@@ -60,7 +60,8 @@ def audit(
         layers       which layers are measured, as `LayerRecord.layer` counts them; all unless given
         sequences    at most so many; 16 unless given, of a run's examples 256
         max_tokens   of a sequence, at most; 256 unless given, of tokens as many as they have
-        effects      how heads are silenced: ``exact``, ``attribution`` (a first-order estimate, for language models),
+        effects      what is done to each head: it is silenced (``exact``; ``attribution`` is a first-order estimate of
+                     that, for language models), position is taken from it, its rotation and its bias (``position``), or
                      ``none``
         dtype, device, pickled  of a model that is loaded, as in `toeplens.sources.huggingface.loading.load_model`
         seed         of random tokens, of masked ones, and of intervals
@@ -98,7 +99,7 @@ def audit(
         if effects != "none":
             try:
                 changed = silence(model, inputs, measured, effects, mask_token, seed, kept, partial(report, "heads"))
-            except NoGradient:  # what was asked for cannot be: nothing the model is to blame for
+            except (NoGradient, NoPosition):  # what was asked for cannot be: nothing the model is to blame for
                 raise
             except InputError as error:
                 changed = not_silenced(measured, str(error))

@@ -17,8 +17,9 @@ PATTERNS = {
     "first": "on the first token",
     "induction": "on tokens after a copy of their own (induction)",
 }
-UNITS = {
-    "loss": "loss, in nats a token, that silencing the head adds",
+DONE = {"position": "taking position from"}  # to a head, by the method; else silencing
+_UNITS = {
+    "loss": "loss, in nats a token, that {} the head adds",
     "states": "squared distance of the last states from the intact ones, relative to their variance over tokens",
 }
 _TAIL = 0.025  # of an interval of 95 %, at either end
@@ -140,6 +141,16 @@ def proof(audit: AuditRecord) -> str:
     )
 
 
+def done(audit: AuditRecord) -> str:
+    """What is done to a head, as in: silencing it adds to the loss."""
+    return DONE.get(audit.method or "", "silencing")
+
+
+def unit(audit: AuditRecord) -> str:
+    """What an effect is."""
+    return _UNITS[audit.effect or "loss"].format(done(audit))
+
+
 def effects(audit: AuditRecord) -> str:
     """What the effects of heads are of, how they were found, and the intact model's loss."""
     if audit.effect is None:
@@ -147,11 +158,12 @@ def effects(audit: AuditRecord) -> str:
         return "Heads were not silenced: there are no effects." if why is None else f"There are none. {why}"
     how = {
         "exact": "Each head was silenced by itself",
+        "position": "Position was taken from each head by itself, its rotation stopped and its bias left out",
         "attribution": "Effects are first-order estimates of silencing each head",
     }.get(audit.method or "", "Heads were silenced")
     base = "" if audit.baseline is None else f" The intact model’s loss is {told(audit.baseline)} nats a token."
     checked = "" if audit.check is None else f" {audit.check.words}"
-    return f"{how}; an effect is the {UNITS[audit.effect]}.{base}{checked}"
+    return f"{how}; an effect is the {unit(audit)}.{base}{checked}"
 
 
 def unknown(audit: AuditRecord) -> list[tuple[str, str]]:
@@ -194,11 +206,12 @@ def _matters(audit: AuditRecord) -> str:
     name, size = Names.of(audit).head(head), significant(head.effect)
     if audit.effect == "loss":
         if head.effect <= 0:
-            return f"Silencing no head adds to the loss; {name} has the largest effect, {size}{interval(audit, head)}."
+            doing = done(audit).capitalize()
+            return f"{doing} no head adds to the loss; {name} has the largest effect, {size}{interval(audit, head)}."
         ends = interval(audit, head)
-        return f"The head that matters most is {name}: silencing it adds {size} nats a token to the loss{ends}."
+        return f"The head that matters most is {name}: {done(audit)} it adds {size} nats a token to the loss{ends}."
     return (
-        f"The head that matters most is {name}: silencing it moves the last states by {size} of their variance "
+        f"The head that matters most is {name}: {done(audit)} it moves the last states by {size} of their variance "
         f"over tokens{interval(audit, head)}."
     )
 
@@ -218,10 +231,10 @@ def _harmful(audit: AuditRecord) -> str:
     chance = f"of {known} heads without any effect about {_TAIL * known:.0f} would look so"
     which = f"{Names.of(audit).head(first)} ({significant(first.effect)})"
     if len(heads) == 1:
-        return f"Silencing one head lowers the loss beyond its interval, {which}; {chance}."
+        return f"{done(audit).capitalize()} one head lowers the loss beyond its interval, {which}; {chance}."
     return (
-        f"Silencing {len(heads)} of {known} heads lowers the loss beyond their intervals, {significant(total)} nats a "
-        f"token if added up, most of all {which}; {chance}."
+        f"{done(audit).capitalize()} {len(heads)} of {known} heads lowers the loss beyond their intervals, "
+        f"{significant(total)} nats a token if added up, most of all {which}; {chance}."
     )
 
 
@@ -252,10 +265,12 @@ def _decays(audit: AuditRecord) -> str:
     counts = Counter(decay.form for decay in told_by)
     forms = listed(f"{form} in {number}" for form, number in counts.most_common())
     halves = [decay.half_distance for decay in told_by if decay.half_distance is not None]
-    half = f"; those that tend to a limit are half way there after {told(median(halves), 1)} tokens (median)"
+    half = ""
+    if halves:
+        half = f"; those that tend to a limit are half way there after {told(median(halves), 1)} tokens (median)"
     return (
         f"In {len(told_by)} of {len(found)} heads a form of decay or growth tells at least half of how the mean logit "
-        f"changes with distance: {forms}{half if halves else ''}."
+        f"changes with distance: {forms}{half}."
     )
 
 

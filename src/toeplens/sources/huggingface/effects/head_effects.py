@@ -1,4 +1,4 @@
-"""What silencing each attention head of a Hugging Face model does to its loss or to its last hidden states."""
+"""What each attention head of a Hugging Face model, or its position, is worth to the loss or to the last states."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.effects.anatomy import anatomy_of, observed
 from toeplens.sources.huggingface.effects.outcome import Effect, cross_entropies, in_blocks, outcome_of, pieces, wide
 from toeplens.sources.huggingface.effects.replays import Address, Passes, Replay, fits
+from toeplens.sources.huggingface.interventions.position import without_position
 
 _NOTHING = -1  # in place of a head
-Method = Literal["exact", "attribution"]
+Method = Literal["exact", "position", "attribution"]
 Silenced = tuple[str, str, str, int, int]  # module, side, kind, layer, heads
 
 
 class NoGradient(InputError):
     """An attribution was asked for where there is no first-order term."""
+
+
+class NoPosition(InputError):
+    """Position was to be taken from heads none of which has any."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class HeadEffects:
               for heads that were not chosen
     baseline  [B] the intact loss; None for ``states``
     outcome   ``loss`` or ``states``
-    method    ``exact`` or ``attribution``
+    method    ``exact``, ``position`` or ``attribution``
     replayed  calls that were replayed from their layer on, without those before it; the others took whole passes
     """
 
@@ -70,6 +75,8 @@ def head_effects(
 ) -> HeadEffects:
     """Silence each head of a transformers model alone: its output is 0 at every position, before the projection.
 
+    Or take position from each alone: its output is what it would be with its rotation stopped and its bias left out.
+
     What is measured is the mean cross-entropy of the next token for a causal language model, of the decoder's next
     token for an encoder-decoder with such a head, and of 15 % of the tokens, which are masked, for a masked language
     model whose mask token is given. Everything else, and a masked one without it, has effects on the last hidden
@@ -85,16 +92,17 @@ def head_effects(
         inputs       what its ``forward`` takes, by name; with ``decoder_input_ids`` for an encoder-decoder
         calls        the attention to silence: module (its class may follow), side, kind, layer and number of heads, as
                      `AttentionCall` has them
-        method       ``exact``; or ``attribution``, the first-order estimate z . dloss/dz negated, of all heads from one
-                     forward and one backward pass, for the loss alone
+        method       ``exact``, each head silenced; ``position``, position taken from each (NaN where a head has neither
+                     rotation nor bias); or ``attribution``, the first-order estimate z . dloss/dz negated of silencing,
+                     of all heads from one forward and one backward pass, for the loss alone
         mask_token   index of the mask token
         seed         of the tokens that are masked
-        chosen       for each call the heads that are silenced; all unless given. ``exact`` alone spares the others
-        on_call      of ``exact`` ones, is called with the number of a call whose heads are done, and its `parts`
+        chosen       for each call the heads that are changed; all unless given. ``attribution`` spares no others
+        on_call      but for ``attribution``, is called with the number of a call whose heads are done, and its `parts`
         on_progress  is called with the heads that are done, and all
 
-    Raises `InputError` for a call that the pass does not have, for an attribution without a loss, for a model whose
-    head or attention is not understood.
+    Raises `InputError` for a call that the pass does not have, for an attribution without a loss, for position where no
+    head has any, for a model whose head or attention is not understood.
     """
     choose("method", method, get_args(Method))
     if method == "attribution" and any(weight.is_inference() for weight in model.parameters()):
@@ -111,19 +119,32 @@ def head_effects(
         )
     report = on_progress or (lambda done, total: None)
     counts = [heads for *_, heads in calls]
+    wanted = [range(count) for count in counts] if chosen is None else chosen
+    instead: list[Tensor | None] = [None] * len(calls)
+    if method == "position":
+        instead = _without_position(model, outcome.inputs, calls)
+        wanted = [() if put is None else heads for put, heads in zip(instead, wanted, strict=True)]
     anatomy = anatomy_of(model)
     with observed(model, anatomy):
         passes = Passes(model, anatomy, outcome)
         places = [_place(model, call, passes.order) for call in calls]
-        if method == "exact":
-            wanted = [range(count) for count in counts] if chosen is None else chosen
+        if method != "attribution":
             tell = on_call or (lambda index, parts: None)
-            effects, replayed = _exact(passes, places, counts, wanted, tell, report)
+            effects, replayed = _exact(passes, places, counts, wanted, instead, tell, report)
         else:
             effects, replayed = _first_order(passes, places, counts) if calls else [], 0
             report(sum(counts), sum(counts))
     kept = None if passes.baseline is None else passes.baseline.mean(1).cpu().numpy()
     return HeadEffects(tuple(effects), kept, outcome.effect, method, replayed)
+
+
+def _without_position(model: Any, inputs: Mapping[str, Any], calls: Sequence[Silenced]) -> list[Tensor | None]:
+    """Of each call the outputs of its heads without position; None where they have none."""
+    places = [(side, kind, layer) for _, side, kind, layer, _ in calls]
+    found = without_position(model, inputs, places)
+    if calls and not found:
+        raise NoPosition("effects: position was given; no head of these layers has a rotation or a bias to be taken.")
+    return [found.get(place) for place in places]
 
 
 def _place(model: nn.Module, call: Silenced, order: Sequence[Address]) -> Address:
@@ -145,6 +166,7 @@ def _exact(
     places: Sequence[Address],
     counts: Sequence[int],
     chosen: Sequence[Sequence[int]],
+    instead: Sequence[Tensor | None],
     on_call: Callable[[int, Float[np.ndarray, "B K _H"]], None],
     on_progress: Callable[[int, int], None],
 ) -> tuple[list[Float[np.ndarray, "B K _H"]], int]:
@@ -170,11 +192,14 @@ def _exact(
         silent = torch.tensor(heads).unsqueeze(-1) == torch.arange(counts[index])
         silent = silent.repeat_interleave(passes.batch, 0)
 
-        def silence(outputs: Float[Tensor, "R N H dv"]) -> Float[Tensor, "R N H dv"]:
-            fits(outputs, *silent.shape)
-            return outputs.masked_fill(silent.to(outputs.device)[:, None, :, None], 0)
+        put = instead[index]
 
-        return passes.run(len(heads), changes={places[index]: silence}, **parts)
+        def change(outputs: Float[Tensor, "R N H dv"]) -> Float[Tensor, "R N H dv"]:
+            fits(outputs, *silent.shape)
+            other = outputs.new_zeros(()) if put is None else put.to(outputs).repeat(len(heads), 1, 1, 1)
+            return torch.where(silent.to(outputs.device)[:, None, :, None], other, outputs)
+
+        return passes.run(len(heads), changes={places[index]: change}, **parts)
 
     for index in sorted(range(len(places)), key=lambda index: places[index].item):
         begin, heads = places[index].item, list(chosen[index])
