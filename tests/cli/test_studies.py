@@ -127,7 +127,7 @@ def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monk
     assert toeplens("claims", tmp_path / "theory", "--json").json() == state["claims"]
     assert "verdict" in toeplens("claims", tmp_path / "theory").out
     page = Path(toeplens("report", tmp_path / "theory", "--json").json()["page"])
-    assert "0 of 10 records" in page.read_text()
+    assert "0 of 11 records" in page.read_text()
     assert "another study" in toeplens("theory", "--out", _reproduction(tmp_path)).refusal()
     assert "study at scale 'smoke'" in toeplens("theory", "--scale", "laptop", "--out", tmp_path / "theory").refusal()
     assert "seeds: 0 was given" in toeplens("theory", "--seeds", "0", "--out", tmp_path / "new").refusal()
