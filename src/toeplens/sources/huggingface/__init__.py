@@ -4,6 +4,7 @@ from toeplens.sources.huggingface.capture.calls import AttentionCall, Proof
 from toeplens.sources.huggingface.capture.observed_pass import captured
 from toeplens.sources.huggingface.capture.plain_pass import compared
 from toeplens.sources.huggingface.capture.rotation import Rotation
+from toeplens.sources.huggingface.effects.band_effects import BandEffects, band_effects
 from toeplens.sources.huggingface.effects.head_effects import HeadEffects, NoGradient, NoPosition, head_effects
 from toeplens.sources.huggingface.interventions.change import Change
 from toeplens.sources.huggingface.interventions.passes import intervened
@@ -11,12 +12,14 @@ from toeplens.sources.huggingface.loading import load_model, load_tokenizer
 
 __all__ = [
     "AttentionCall",
+    "BandEffects",
     "Change",
     "HeadEffects",
     "NoGradient",
     "NoPosition",
     "Proof",
     "Rotation",
+    "band_effects",
     "captured",
     "compared",
     "head_effects",

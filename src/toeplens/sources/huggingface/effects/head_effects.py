@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -13,13 +12,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from toeplens.ground import InputError, choose
-from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.effects.anatomy import anatomy_of, observed
-from toeplens.sources.huggingface.effects.outcome import Effect, cross_entropies, in_blocks, outcome_of, pieces, wide
-from toeplens.sources.huggingface.effects.replays import Address, Passes, Replay, fits
+from toeplens.sources.huggingface.effects.exact import one_by_one
+from toeplens.sources.huggingface.effects.first_order import first_order
+from toeplens.sources.huggingface.effects.outcome import Effect, outcome_of
+from toeplens.sources.huggingface.effects.replays import Address, Change, Passes, fits
 from toeplens.sources.huggingface.interventions.position import without_position
 
-_NOTHING = -1  # in place of a head
 Method = Literal["exact", "position", "attribution"]
 Silenced = tuple[str, str, str, int, int]  # module, side, kind, layer, heads
 
@@ -127,12 +126,13 @@ def head_effects(
     anatomy = anatomy_of(model)
     with observed(model, anatomy):
         passes = Passes(model, anatomy, outcome)
-        places = [_place(model, call, passes.order) for call in calls]
+        places = [place_of(model, call, passes.order) for call in calls]
         if method != "attribution":
             tell = on_call or (lambda index, parts: None)
-            effects, replayed = _exact(passes, places, counts, wanted, instead, tell, report)
+            change = _replaced(passes.batch, counts, instead)
+            effects, replayed = one_by_one(passes, places, counts, wanted, change, tell, report)
         else:
-            effects, replayed = _first_order(passes, places, counts) if calls else [], 0
+            effects, replayed = first_order(passes, places, counts) if calls else [], 0
             report(sum(counts), sum(counts))
     kept = None if passes.baseline is None else passes.baseline.mean(1).cpu().numpy()
     return HeadEffects(tuple(effects), kept, outcome.effect, method, replayed)
@@ -147,7 +147,7 @@ def _without_position(model: Any, inputs: Mapping[str, Any], calls: Sequence[Sil
     return [found.get(place) for place in places]
 
 
-def _place(model: nn.Module, call: Silenced, order: Sequence[Address]) -> Address:
+def place_of(model: nn.Module, call: Silenced, order: Sequence[Address]) -> Address:
     """Where in the pass a call is; of a module that is called again and again, by its layer."""
     name, _, _, layer, _ = call
     module = dict(model.named_modules(remove_duplicate=False)).get(name.split(" (")[0])
@@ -160,127 +160,20 @@ def _place(model: nn.Module, call: Silenced, order: Sequence[Address]) -> Addres
     return own[0]
 
 
-@torch.no_grad()
-def _exact(
-    passes: Passes,
-    places: Sequence[Address],
-    counts: Sequence[int],
-    chosen: Sequence[Sequence[int]],
-    instead: Sequence[Tensor | None],
-    on_call: Callable[[int, Float[np.ndarray, "B K _H"]], None],
-    on_progress: Callable[[int, int], None],
-) -> tuple[list[Float[np.ndarray, "B K _H"]], int]:
-    """Each call's effects, NaN for heads that are not chosen, and how many calls were replayed from their layer.
+def _replaced(
+    batch: int, counts: Sequence[int], instead: Sequence[Tensor | None]
+) -> Callable[[int, Sequence[int]], Change]:
+    """One head a copy puts out nothing, or what is there instead."""
 
-    The heads of a call are copies of the batch in a few passes of equally many copies. Whether copies of the batch are
-    independent is seen in a pass with nothing silenced, all of whose copies have to give the intact states; where they
-    are not, passes have one. What the layers before a call's hand over is taken of a pass of as many copies with
-    nothing silenced, which ends there: however their tensors are laid out, no silenced head is in them. In the first
-    pass of each call some copies have nothing silenced and have to give the intact states; where a replay fails in
-    that, whole passes are run from there on.
-    """
-    effects = [np.full((passes.batch, passes.outcome.blocks, count), np.nan) for count in counts]
-    total = sum(map(len, chosen))
-    if not total:
-        return effects, 0
-    width = passes.copies(max(map(len, chosen)))
-    ways = [(True, width), (False, width), *([(False, 1)] if width > 1 else [])]
-    held: dict[str, Any] = {}
-    reached = done = replayed = 0
-
-    def run(index: int, heads: Sequence[int], **parts: Any) -> Replay:
-        silent = torch.tensor(heads).unsqueeze(-1) == torch.arange(counts[index])
-        silent = silent.repeat_interleave(passes.batch, 0)
-
+    def change(index: int, heads: Sequence[int]) -> Change:
+        chosen = (torch.tensor(heads).unsqueeze(-1) == torch.arange(counts[index])).repeat_interleave(batch, 0)
         put = instead[index]
 
-        def change(outputs: Float[Tensor, "R N H dv"]) -> Float[Tensor, "R N H dv"]:
-            fits(outputs, *silent.shape)
+        def replaced(outputs: Float[Tensor, "R N H dv"]) -> Float[Tensor, "R N H dv"]:
+            fits(outputs, *chosen.shape)
             other = outputs.new_zeros(()) if put is None else put.to(outputs).repeat(len(heads), 1, 1, 1)
-            return torch.where(silent.to(outputs.device)[:, None, :, None], other, outputs)
+            return torch.where(chosen.to(outputs.device)[:, None, :, None], other, outputs)
 
-        return passes.run(len(heads), changes={places[index]: change}, **parts)
+        return replaced
 
-    for index in sorted(range(len(places)), key=lambda index: places[index].item):
-        begin, heads = places[index].item, list(chosen[index])
-        if not heads:
-            continue
-        while True:
-            replays, width = ways[0]
-            first = len(heads) - len(heads) // width * width  # passes after the first are full
-            try:
-                if replays and reached < begin:
-                    held, reached = passes.before(begin, width, start=reached, held=held), begin
-                parts = {"start": begin, "held": held} if replays else {}
-                found = run(index, [*heads[:first], *[_NOTHING] * (width - first)], **parts)
-                passes.require_same(found, first)
-                break
-            except Exception as error:
-                if len(ways) == 1 or out_of_memory(error):
-                    raise
-            ways.pop(0)
-        replayed += replays and begin > 0
-        values = [passes.effects(found)[: first * passes.batch]] if first else []
-        on_progress(done + first, total)
-        for start in range(first, len(heads), width):
-            found = run(index, heads[start : start + width], **parts)
-            values.append(passes.effects(found))
-            on_progress(done + start + width, total)
-        split = torch.cat(values).unflatten(0, (-1, passes.batch))
-        effects[index][:, :, heads] = split.permute(1, 2, 0).cpu().numpy()
-        on_call(index, effects[index])
-        done += len(heads)
-    return effects, replayed
-
-
-def _first_order(passes: Passes, places: Sequence[Address], counts: Sequence[int]) -> list[Float[np.ndarray, "B K _H"]]:
-    """-z . dloss/dz of each call's heads, z their outputs, in each sequence; NaN without a label.
-
-    The sum over positions is split over blocks of the head's own positions (the mean of these parts is the sum).
-    Parameters need no gradient meanwhile, so that nothing is kept for theirs.
-    """
-    probes = [_Probe(passes.batch, count) for count in counts]
-    labels = passes.outcome.labels
-    assert labels is not None
-    with torch.enable_grad(), _without_gradients(passes.model):
-        run = passes.run(changes=dict(zip(places, probes, strict=True)))
-        labels = labels.to(run.states.device)
-        predicted = (labels >= 0).sum(1)
-        upstream = torch.zeros_like(run.states)
-        for some in pieces(labels, passes.vocabulary):
-            states = run.states.detach()[:, some].requires_grad_()
-            each = cross_entropies(run.logits(states), labels[:, some]).sum(1)
-            total = (each / predicted.clamp_min(1).to(each.device)).sum()
-            upstream[:, some] = torch.autograd.grad(total, states)[0]
-        gradients = torch.autograd.grad(run.states, [probe.at for probe in probes], upstream)
-    known, blocks = (predicted > 0).view(-1, 1, 1), passes.outcome.blocks
-    split = [
-        torch.stack([in_blocks(each.to(known.device), blocks) for each in found.double().unbind(2)], 2)
-        for found in gradients
-    ]
-    return [torch.where(known, -each, torch.nan).cpu().numpy() for each in split]
-
-
-class _Probe:
-    """Multiplies each head's output at each position by 1 + a number of its own, which is 0."""
-
-    def __init__(self, rows: int, heads: int) -> None:
-        self.shape = rows, heads
-        self.at = torch.empty(0)
-
-    def __call__(self, heads: Float[Tensor, "B N H dv"]) -> Float[Tensor, "B N H dv"]:
-        fits(heads, *self.shape)
-        self.at = torch.zeros(heads.shape[:3], dtype=wide(heads).dtype, device=heads.device, requires_grad=True)
-        return (heads * (1 + self.at).unsqueeze(-1)).to(heads.dtype)
-
-
-@contextmanager
-def _without_gradients(model: nn.Module) -> Iterator[None]:
-    learnt = [weight for weight in model.parameters() if weight.requires_grad]
-    try:
-        for weight in learnt:
-            weight.requires_grad_(False)
-        yield
-    finally:
-        for weight in learnt:
-            weight.requires_grad_(True)
+    return change

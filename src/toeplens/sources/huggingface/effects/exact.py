@@ -1,0 +1,79 @@
+"""Passes of a Hugging Face model in which one thing is changed at a time, and what that does to its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from toeplens.ground.machine import out_of_memory
+from toeplens.sources.huggingface.effects.replays import Address, Change, Passes, Replay
+
+NOTHING = -1  # in place of what is changed
+
+
+@torch.no_grad()
+def one_by_one(
+    passes: Passes,
+    places: Sequence[Address],
+    counts: Sequence[int],
+    chosen: Sequence[Sequence[int]],
+    change: Callable[[int, Sequence[int]], Change],
+    on_call: Callable[[int, Float[np.ndarray, "B K _H"]], None],
+    on_progress: Callable[[int, int], None],
+) -> tuple[list[Float[np.ndarray, "B K _H"]], int]:
+    """Each call's effects, NaN for what is not chosen, and how many calls were replayed from their layer.
+
+    What is changed of a call, one head or band after the other, are copies of the batch in a few passes of equally many
+    copies. Whether copies of the batch are
+    independent is seen in a pass with nothing silenced, all of whose copies have to give the intact states; where they
+    are not, passes have one. What the layers before a call's hand over is taken of a pass of as many copies with
+    nothing silenced, which ends there: however their tensors are laid out, no silenced head is in them. In the first
+    pass of each call some copies have nothing silenced and have to give the intact states; where a replay fails in
+    that, whole passes are run from there on.
+    """
+    effects = [np.full((passes.batch, passes.outcome.blocks, count), np.nan) for count in counts]
+    total = sum(map(len, chosen))
+    if not total:
+        return effects, 0
+    width = passes.copies(max(map(len, chosen)))
+    ways = [(True, width), (False, width), *([(False, 1)] if width > 1 else [])]
+    held: dict[str, Any] = {}
+    reached = done = replayed = 0
+
+    def run(index: int, heads: Sequence[int], **parts: Any) -> Replay:
+        return passes.run(len(heads), changes={places[index]: change(index, heads)}, **parts)
+
+    for index in sorted(range(len(places)), key=lambda index: places[index].item):
+        begin, heads = places[index].item, list(chosen[index])
+        if not heads:
+            continue
+        while True:
+            replays, width = ways[0]
+            first = len(heads) - len(heads) // width * width  # passes after the first are full
+            try:
+                if replays and reached < begin:
+                    held, reached = passes.before(begin, width, start=reached, held=held), begin
+                parts = {"start": begin, "held": held} if replays else {}
+                found = run(index, [*heads[:first], *[NOTHING] * (width - first)], **parts)
+                passes.require_same(found, first)
+                break
+            except Exception as error:
+                if len(ways) == 1 or out_of_memory(error):
+                    raise
+            ways.pop(0)
+        replayed += replays and begin > 0
+        values = [passes.effects(found)[: first * passes.batch]] if first else []
+        on_progress(done + first, total)
+        for start in range(first, len(heads), width):
+            found = run(index, heads[start : start + width], **parts)
+            values.append(passes.effects(found))
+            on_progress(done + start + width, total)
+        split = torch.cat(values).unflatten(0, (-1, passes.batch))
+        effects[index][:, :, heads] = split.permute(1, 2, 0).cpu().numpy()
+        on_call(index, effects[index])
+        done += len(heads)
+    return effects, replayed
