@@ -68,11 +68,12 @@ class AuditProgress:
 
 def audit_tables(found: Audit) -> list[Table]:
     """The heads that matter most (without effects the most positional ones), the layers, and what their heads do."""
-    by = "positional" if found.effect is None else "effect"
+    known = any(head.effect is not None for head in found.heads)
+    by = "effect" if known else "positional"
     ordered = sorted(found.heads, key=lambda head: -np.inf if getattr(head, by) is None else -getattr(head, by))
     columns = {"positional": "pos.", "symbolic": "symb.", "interaction": "int.", "toeplitz": "Toep."}
     columns |= {"previous": "prev.", "first": "first", "induction": "ind."}
-    columns |= {} if found.effect is None else {"effect": "eff."}
+    columns |= {"effect": "eff."} if known else {}
     names = Names.of(found)
     heads = table(f"Heads of the largest {by}", "head", *columns.values())
     for head in [head for head in ordered if getattr(head, by) is not None][:_LISTED]:
@@ -85,7 +86,23 @@ def audit_tables(found: Audit) -> list[Table]:
         layers.add_row(
             f"{names.place(first)}L{numbers}", count, _position(first), str(first.window or "–"), f"{proof:.1e}"
         )
-    return [heads, layers] if found.effect is None else [heads, layers, _deposits(found)]
+    return [heads, layers, *([_deposits(found)] if known else []), *([_bands(found)] if found.bands else [])]
+
+
+def _bands(found: Audit) -> Table:
+    """What each band of each layer's frequencies is worth; bands are those of the layer that has most."""
+    names = Names.of(found)
+    rows = {names.short_layer(layer): [each for each in found.bands if each.of(layer)] for layer in found.layers}
+    widest = max(rows.values(), key=len)
+    made = table(
+        "What stopping a band of a layer's frequencies adds, by its pairs",
+        "layer",
+        *(f"{band.first + 1}-{band.last + 1}" for band in widest),
+    )
+    for layer, bands in rows.items():
+        if bands:
+            made.add_row(layer, *(_short(band.effect, "effect") for band in bands), *["–"] * (len(widest) - len(bands)))
+    return made
 
 
 def _deposits(found: Audit) -> Table:

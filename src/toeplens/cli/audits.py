@@ -40,7 +40,7 @@ def audit(
         str,
         typer.Option(
             help="What is done to each head: exact or attribution (silenced, exactly or to first order), position "
-            "(that is taken from it), none."
+            "(that is taken from it), none; or bands, of each layer's frequencies."
         ),
     ] = "exact",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",

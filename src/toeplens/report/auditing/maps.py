@@ -30,12 +30,16 @@ def heat(
     ticks: tuple[Sequence[int], Sequence[str]],
     title: str,
     right: int = 6,
+    hover: Sequence[Sequence[str]] | None = None,
+    numbers: Sequence[Sequence[str]] | None = None,
 ) -> go.Figure:
     """Shares by row and column; what is not known is left empty.
 
     columns  what a cell's column is called when it is pointed at, each another
     limit    the share at the end of the colours
     ticks    which columns have a label below, and the labels
+    hover    what is said of each cell; its share unless given
+    numbers  what stands in the cells; the shares of a few unless given with ``hover``
     """
     count = len(rows)
     size = 22 if count <= FEW else max(4, min(14, _TALL // count))
@@ -45,13 +49,13 @@ def heat(
     canvas = Canvas(min(size * count, _TALL) + below, left=14 + 7 * longest, right=right, top=4, bottom=below - 4)
     step = max(1, -(-count * 14 // min(size * count, _TALL)))
     canvas.heat(
-        [plain(row, 3) for row in shares],
+        [plain(row, 6 if hover else 3) for row in shares],
         list(columns),
         list(rows),
         limit,
-        "%{y}, %{x}: %{z:.1%}<extra></extra>",
+        hover or "%{y}, %{x}: %{z:.1%}<extra></extra>",
         gap=(int(len(columns) <= 2 * FEW), int(count <= 2 * FEW)),  # none where cells are small
-        numbers=[[whole(value) for value in row] for row in shares] if few else None,
+        numbers=numbers if hover else [[whole(value) for value in row] for row in shares] if few else None,
         size=10,
     )
     axis: dict[str, Any] = {"showgrid": False, "type": "category", "ticks": "", "tickangle": 0}

@@ -6,6 +6,7 @@ import base64
 from pathlib import Path
 from typing import Any
 
+from toeplens.report.auditing.bands import by_band
 from toeplens.report.auditing.maps import distances, frequencies
 from toeplens.report.auditing.marks import interval_told, layer_effects, plane
 from toeplens.report.kit.blocks import numbered
@@ -16,7 +17,7 @@ from toeplens.studies.auditing.record import LayerRecord
 from toeplens.studies.auditing.sheets import columns, content, digits_of, scales_of, sheet, values_of
 from toeplens.studies.auditing.words import model
 
-_MAKERS = (plane, frequencies, distances, layer_effects)
+_MAKERS = (plane, frequencies, distances, layer_effects, by_band)
 _FIRST = 2  # number of the first of these figures: the map is the first of all
 _WORDS = 400  # tokens of the first sequence that are shown
 PREFERRED = ("effect", "positional", "distance")  # columns that colour the map at first, if known

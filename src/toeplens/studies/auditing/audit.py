@@ -61,6 +61,7 @@ def finished(
         whole=whole,
         words=words,
         check=changed.check,
+        bands=changed.bands,
     )
 
 

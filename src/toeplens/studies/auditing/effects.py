@@ -13,10 +13,10 @@ from scipy import stats
 
 from toeplens.ground.words import or_none
 from toeplens.lens import EstimateCheck, bootstrap_means, check_estimates, gini, sample_heads
-from toeplens.sources.huggingface import HeadEffects, head_effects
+from toeplens.sources.huggingface import BandEffects, HeadEffects, band_effects, head_effects
 from toeplens.sources.huggingface.effects.outcome import ENOUGH
 from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.record import Effect, HeadRecord, LayerRecord, Measured, Method, Number
+from toeplens.studies.auditing.record import BandRecord, Effect, HeadRecord, LayerRecord, Measured, Method, Number
 
 # of a layer's heads: effects, and the ends of their intervals
 Columns = tuple[Float[np.ndarray, "H"], Float[np.ndarray, "H"], Float[np.ndarray, "H"]]
@@ -43,6 +43,7 @@ class Silenced:
     intervals: str | None = None
     check: EstimateCheck | None = None
     unknown: str | None = None
+    bands: tuple[BandRecord, ...] = ()
 
 
 def not_silenced(measured: Sequence[Measured], why: str | None = None) -> Silenced:
@@ -67,6 +68,9 @@ def silence(
     (`toeplens.lens.EstimateCheck`), and without a check that holds there are no effects.
     """
     calls = [(x.layer.module, x.layer.side, x.layer.kind, x.layer.layer, x.layer.heads) for x in measured]
+    if method == "bands":
+        taken = band_effects(model, inputs, calls, mask_token=mask_token, seed=seed, on_progress=on_progress)
+        return _of_bands(measured, taken, inputs["input_ids"].shape[1], seed)
     run = partial(head_effects, model, inputs, calls, mask_token=mask_token, seed=seed)
 
     def exactly(name: str, chosen: Sequence[Sequence[int]]) -> tuple[HeadEffects, list[Float[np.ndarray, "B K _H"]]]:
@@ -99,6 +103,27 @@ def silence(
     way = way_of(parts[0], inputs["input_ids"].shape[1]) if parts else None
     told = {"effect": found.outcome, "method": found.method, "baseline": baseline}
     return silenced(measured, columns, intervals=way, check=check, **told)
+
+
+def _of_bands(measured: Sequence[Measured], found: BandEffects, tokens: int, seed: int) -> Silenced:
+    """Records of heads without effects, and of the bands that were taken."""
+    made: list[BandRecord] = []
+    for each, parts, bands, frequencies in zip(measured, found.parts, found.bands, found.frequencies, strict=True):
+        speeds = np.abs(frequencies)
+        for band, *column in zip(bands, *interval_of(parts, seed), strict=True):
+            effect, low, high = (or_none(float(value)) for value in column)
+            own = speeds[list(band)]
+            place = {"layer": each.layer.layer, "kind": each.layer.kind, "side": each.layer.side}
+            ends = {"first": band[0], "last": band[-1], "fastest": float(own.max()), "slowest": float(own.min())}
+            made.append(BandRecord(**place, **ends, effect=effect, effect_low=low, effect_high=high))
+    return replace(
+        not_silenced(measured),
+        effect=found.outcome,
+        method="bands",
+        baseline=None if found.baseline is None else or_none(float(np.mean(found.baseline))),
+        intervals=way_of(found.parts[0], tokens),
+        bands=tuple(made),
+    )
 
 
 def silenced(measured: Sequence[Measured], columns: Iterable[Columns], **told: Any) -> Silenced:

@@ -82,6 +82,8 @@ def audit_run(
         on_progress("heads", 0, 1)
         batches = list(data.split(replayed_at_once(run.spec, data.tokens.shape[1], place)))
         options: dict[str, Any] = {"metric": "loss", "method": method, "cumulative": False}
+        if method == "bands":
+            raise InputError("effects: bands was given; of a run, exact, position, attribution and none are allowed.")
         if method == "position":
             options |= {"method": "exact", "intervention": "position"}
         found = ablate_heads(source, batches, **options, memory=_Memory(kept))

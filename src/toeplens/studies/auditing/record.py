@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -13,9 +13,10 @@ from toeplens.ground.errors import sentence
 from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import EstimateCheck
 from toeplens.sources.huggingface.capture.calls import Kind, Side
-from toeplens.sources.huggingface.effects.head_effects import Method
 from toeplens.sources.huggingface.effects.outcome import Effect
 from toeplens.studies.kit.kernels import Decay, KernelEnds
+
+Method = Literal["exact", "position", "bands", "attribution"]
 
 Number = reading.Number | None  # None where it is not known: not measured, or not defined for this head
 Part = NearlyShare | None
@@ -175,6 +176,33 @@ class LayerRecord(Record):
 
 
 @dataclass(frozen=True)
+class BandRecord(Record):
+    """A band of a layer's rotation: its pairs, and what is lost when it stands still in all of the layer's heads.
+
+    first, last       of its pairs, from 0 in the rotation's order
+    fastest, slowest  of its frequencies, radians a position, without their sign
+    effect            as of a head; effect_low, effect_high  the ends of its 95 % interval
+    """
+
+    WORDS = "audit"
+
+    layer: reading.Count
+    kind: Kind
+    side: Side
+    first: reading.Count
+    last: reading.Count
+    fastest: reading.Positive
+    slowest: reading.Positive
+    effect: Number
+    effect_low: Number
+    effect_high: Number
+
+    def of(self, layer: LayerRecord) -> bool:
+        """Whether it is of this layer."""
+        return (self.side, self.kind, self.layer) == (layer.side, layer.kind, layer.layer)
+
+
+@dataclass(frozen=True)
 class Measured(Record):
     """One attention call: its record, and those of its heads, effects apart."""
 
@@ -214,18 +242,19 @@ class AuditRecord(Record):
     heads        every head, in the same order
     effect       what the heads' effects are of: ``loss`` (nats a token) or ``states`` (the squared distance of the last
                  states from the intact ones, relative to their variance over tokens); None if heads were not silenced
-    method       ``exact`` (each head silenced), ``position`` (position taken from each) or ``attribution`` (first order
-                 of silencing); None likewise
+    method       ``exact`` (each head silenced), ``position`` (position taken from each), ``bands`` (each band of each
+                 layer's frequencies stopped) or ``attribution`` (first order of silencing); None likewise
     baseline     the intact model's loss; None for states and without effects
     whole        largest difference of the model's output in the captured pass from that of a plain pass, relative to
                  the largest output
     words        the tokens of the first sequence as text, where a tokenizer was there; else empty
     check        of first-order estimates: how they compare with the exact effects of a sample of the heads, whose
                  layers are counted as in ``layers``. Where it does not hold there are no effects
+    bands        of ``bands``, each band of each layer that has a rotation; else none
     """
 
     WORDS = "audit"
-    LATER = ("words", "check")
+    LATER = ("words", "check", "bands")
 
     about: dict[str, Any]
     layers: tuple[LayerRecord, ...]
@@ -236,6 +265,7 @@ class AuditRecord(Record):
     whole: reading.Positive
     words: tuple[reading.Text, ...] = ()
     check: EstimateCheck | None = None
+    bands: tuple[BandRecord, ...] = ()
 
     def table(self) -> dict[str, list[Any]]:
         """The heads as columns (`COLUMNS`), one number or word a head; None where it is not known."""

@@ -22,7 +22,7 @@ from toeplens.studies.auditing.kept import Kept, identity
 from toeplens.studies.auditing.measuring import Estimate, Progress, measure
 from toeplens.studies.auditing.own import audit_run, is_run
 
-Silencing = Literal["exact", "position", "attribution", "none"]
+Silencing = Literal["exact", "position", "bands", "attribution", "none"]
 EXAMPLES = 256  # of a run's test set, unless told otherwise
 
 
@@ -62,7 +62,7 @@ def audit(
         max_tokens   of a sequence, at most; 256 unless given, of tokens as many as they have
         effects      what is done to each head: it is silenced (``exact``; ``attribution`` is a first-order estimate of
                      that, for language models), position is taken from it, its rotation and its bias (``position``), or
-                     ``none``
+                     ``none``. Or to each layer: ``bands`` of its frequencies stand still, one after the other
         dtype, device, pickled  of a model that is loaded, as in `toeplens.sources.huggingface.loading.load_model`
         seed         of random tokens, of masked ones, and of intervals
         keep         the audit's directory: finished layers and effects are kept in it, and the same audit goes on with

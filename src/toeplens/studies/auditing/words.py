@@ -17,9 +17,9 @@ PATTERNS = {
     "first": "on the first token",
     "induction": "on tokens after a copy of their own (induction)",
 }
-DONE = {"position": "taking position from"}  # to a head, by the method; else silencing
+DONE = {"position": "taking position from", "bands": "stopping a band of"}  # to a head, by the method; else silencing
 _UNITS = {
-    "loss": "loss, in nats a token, that {} the head adds",
+    "loss": "loss, in nats a token, that {} the {} adds",
     "states": "squared distance of the last states from the intact ones, relative to their variance over tokens",
 }
 _TAIL = 0.025  # of an interval of 95 %, at either end
@@ -148,7 +148,7 @@ def done(audit: AuditRecord) -> str:
 
 def unit(audit: AuditRecord) -> str:
     """What an effect is."""
-    return _UNITS[audit.effect or "loss"].format(done(audit))
+    return _UNITS[audit.effect or "loss"].format(done(audit), "layer" if audit.method == "bands" else "head")
 
 
 def effects(audit: AuditRecord) -> str:
@@ -159,6 +159,7 @@ def effects(audit: AuditRecord) -> str:
     how = {
         "exact": "Each head was silenced by itself",
         "position": "Position was taken from each head by itself, its rotation stopped and its bias left out",
+        "bands": "Each band of each layer’s frequencies was stopped by itself, in all of its heads",
         "attribution": "Effects are first-order estimates of silencing each head",
     }.get(audit.method or "", "Heads were silenced")
     base = "" if audit.baseline is None else f" The intact model’s loss is {told(audit.baseline)} nats a token."
@@ -183,7 +184,7 @@ def largest(audit: AuditRecord, value: Callable[[HeadRecord], Number]) -> HeadRe
 
 def findings(audit: AuditRecord) -> list[str]:
     """What the record says in a few sentences; what is not known is left out."""
-    made = (_matters, _harmful, _patterns, _positional, _decays, _kernels, _deposit)
+    made = (_matters, _band, _harmful, _patterns, _positional, _decays, _kernels, _deposit)
     return [sentence for say in made if (sentence := say(audit))]
 
 
@@ -213,6 +214,27 @@ def _matters(audit: AuditRecord) -> str:
     return (
         f"The head that matters most is {name}: {done(audit)} it moves the last states by {size} of their variance "
         f"over tokens{interval(audit, head)}."
+    )
+
+
+def _band(audit: AuditRecord) -> str:
+    known = [(each.effect, each) for each in audit.bands if each.effect is not None]
+    if not known:
+        return ""
+    effect, band = max(known, key=lambda each: each[0])
+    if effect <= 0:
+        return "Stopping no band of frequencies in a layer makes the model worse."
+    layer = next(layer for layer in audit.layers if band.of(layer))
+    ends = ""
+    if band.effect_low is not None and band.effect_high is not None:
+        ends = f" ({significant(band.effect_low)} to {significant(band.effect_high)} {over(audit)})"
+    does = f"adds {significant(effect)} nats a token to the loss"
+    if audit.effect == "states":
+        does = f"moves the last states by {significant(effect)} of their variance"
+    return (
+        f"The band of frequencies that matters most is pairs {band.first + 1} to {band.last + 1} of "
+        f"{Names.of(audit).layer(layer)} ({significant(band.slowest)} to {significant(band.fastest)} radians a token): "
+        f"stopping it in all heads {does}{ends}."
     )
 
 
