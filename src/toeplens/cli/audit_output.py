@@ -92,7 +92,7 @@ def audit_tables(found: Audit) -> list[Table]:
 def _bands(found: Audit) -> Table:
     """What each band of each layer's frequencies is worth; bands are those of the layer that has most."""
     names = Names.of(found)
-    rows = {names.short_layer(layer): [each for each in found.bands if each.of(layer)] for layer in found.layers}
+    rows = {names.short_layer(layer): found.bands_of(layer) for layer in found.layers}
     widest = max(rows.values(), key=len)
     made = table(
         "What stopping a band of a layer's frequencies adds, by its pairs",

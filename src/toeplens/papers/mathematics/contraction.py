@@ -26,7 +26,7 @@ from jaxtyping import Float
 
 from toeplens.encodings.rotary import rotary_frequencies
 from toeplens.papers.mathematics.phases import Matrices, hermitian, widest, written
-from toeplens.papers.mathematics.records import ROUNDING, Records, claims_on, generator, short, tally
+from toeplens.papers.mathematics.records import ROUNDING, ClaimsOn, Records, generator, short, tally
 from toeplens.studies.kit.claims import Claim
 
 SIZES = (2, 3, 4, 8, 16)
@@ -311,7 +311,7 @@ def contraction(seed: int, *, tries: int = 200) -> dict[str, Any]:
     return {"seed": seed, "tallies": tallies, "free": curves, "sizes": _by_size(rng), "additive": widths}
 
 
-_claim = claims_on(
+_claim = ClaimsOn(
     "contraction", TALLIES, "Fails if eigenvalues of some instance contradict it by more than 1e-9 of their scale."
 )
 _stated = partial(_claim, SOURCE)

@@ -20,7 +20,7 @@ from jaxtyping import Complex, Float
 from scipy.linalg import eigvalsh, toeplitz
 
 from toeplens.lens.toeplitz.spectrum import szego
-from toeplens.papers.mathematics.records import Records, claims_on, generator, short, tally
+from toeplens.papers.mathematics.records import ClaimsOn, Records, generator, short, tally
 from toeplens.studies.kit.claims import Claim
 
 DEGREES = (1, 2, 4, 8)
@@ -91,7 +91,7 @@ def filling(seed: int, *, tries: int = 20) -> dict[str, Any]:
     }
 
 
-_claim = claims_on("filling", TALLIES)
+_claim = ClaimsOn("filling", TALLIES)
 CLAIMS: tuple[Claim[Records], ...] = (
     _claim(
         SOURCE,

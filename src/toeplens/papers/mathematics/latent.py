@@ -22,7 +22,7 @@ from jaxtyping import Complex, Float
 
 from toeplens.encodings import build
 from toeplens.encodings.rotary import rotary_frequencies
-from toeplens.papers.mathematics.records import ROUNDING, Records, claims_on, generator, tally
+from toeplens.papers.mathematics.records import ROUNDING, ClaimsOn, Records, generator, tally
 from toeplens.studies.kit.claims import Claim
 
 POSITIONS = 12
@@ -148,7 +148,7 @@ def latent(seed: int, *, tries: int = 200) -> dict[str, Any]:
     return {"seed": seed, "tallies": {name: tally(found) for name, found in margins.items()}}
 
 
-_claim = claims_on(
+_claim = ClaimsOn(
     "latent",
     TALLIES,
     f"Random heads of {POSITIONS} positions, the logits of our MLA. An instance counts against it if the relative "

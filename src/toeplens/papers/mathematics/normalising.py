@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 
 from toeplens.encodings import build
-from toeplens.papers.mathematics.records import ROUNDING, Records, claims_on, generator, tally
+from toeplens.papers.mathematics.records import ROUNDING, ClaimsOn, Records, generator, tally
 from toeplens.studies.kit.claims import Claim
 
 SIZES = (2, 3, 8, 32)
@@ -107,7 +107,7 @@ def normalising(seed: int, *, tries: int = 200) -> dict[str, Any]:
     return {"seed": seed, "tallies": tallies}
 
 
-_claim = claims_on(
+_claim = ClaimsOn(
     "normalising",
     TALLIES,
     f"Fails if the diagonals of some normalised matrix are not constant to {ROUNDING:g} of its norm.",

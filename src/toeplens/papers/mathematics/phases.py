@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Complex, Float, Inexact
 from scipy.optimize import linprog, minimize
 
-from toeplens.papers.mathematics.records import ROUNDING, Records, claims_on, generator, short, tally
+from toeplens.papers.mathematics.records import ROUNDING, ClaimsOn, Records, generator, short, tally
 from toeplens.studies.kit.claims import Claim
 
 ALIGNED = 1e-7  # radians
@@ -315,7 +315,7 @@ def phases(seed: int, *, tries: int = 200) -> dict[str, Any]:
     return {"seed": seed, "tallies": tallies, "equality": equality, "ranges": ranges, "toeplitz": matrices}
 
 
-_claim = claims_on(
+_claim = ClaimsOn(
     "phases", TALLIES, "Fails if max|f| or a range, computed to rounding, contradicts it for some w and θ_i."
 )
 _stated = partial(_claim, SOURCE)
@@ -358,7 +358,7 @@ CLAIMS: tuple[Claim[Records], ...] = (
         "Proved in this module; the search says how near 4/π comes.",
         ("range-constant", "range-limits"),
     ),
-    claims_on("phases", TALLIES)(
+    ClaimsOn("phases", TALLIES)(
         "arXiv 2505.13027 v1, Proposition B.3, its use of Lemma B.1",
         "lemma-b1-szego",
         "By Szegő's theorem the spectrum of W∘E is more compact than W's.",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -80,23 +80,8 @@ def pooled(what: str, runs: Sequence[Record], name: str, words: str) -> Finding:
     return universal(what, tried=tried, violations=violations, worst=f"{words} {worst:.3g}")
 
 
-class Maker(Protocol):
-    """Makes a claim on one experiment's tallies (`claims_on`)."""
-
-    def __call__(
-        self,
-        source: str,
-        name: str,
-        says: str,
-        more: str,
-        parts: Sequence[str],
-        *,
-        supporting: Sequence[str] = (),
-        refuted: Sequence[str] = (),
-    ) -> Claim[Records]: ...
-
-
-def claims_on(record: str, tallies: Mapping[str, tuple[str, str]], rule: str = "") -> Maker:
+@dataclass(frozen=True)
+class ClaimsOn:
     """Makes claims on one experiment's records, from a source, a name, what it says, its rule and its tallies.
 
     A claim's ``parts`` are essential and so are those that it says are ``refuted``; it does not fall with the
@@ -108,7 +93,12 @@ def claims_on(record: str, tallies: Mapping[str, tuple[str, str]], rule: str = "
         rule     of all the claims; each has its own after it
     """
 
-    def claim(
+    record: str
+    tallies: Mapping[str, tuple[str, str]]
+    rule: str = ""
+
+    def __call__(
+        self,
         source: str,
         name: str,
         says: str,
@@ -120,11 +110,9 @@ def claims_on(record: str, tallies: Mapping[str, tuple[str, str]], rule: str = "
     ) -> Claim[Records]:
         def check(records: Records) -> list[Finding]:
             def found(part: str) -> Finding:
-                return pooled(tallies[part][0], records[record], part, tallies[part][1])
+                return pooled(self.tallies[part][0], records[self.record], part, self.tallies[part][1])
 
             turned = [replace(opposite(each), evidence=f"not: {each.evidence}") for each in map(found, refuted)]
             return [*map(found, parts), *turned, *map(as_supporting, map(found, supporting))]
 
-        return Claim(name, source, says, f"{rule} {more} {UNIVERSAL}".lstrip(), check)
-
-    return claim
+        return Claim(name, source, says, f"{self.rule} {more} {UNIVERSAL}".lstrip(), check)

@@ -25,7 +25,7 @@ from toeplens.encodings import PositionalEncoding, build
 from toeplens.encodings.rotary import Rotary
 from toeplens.encodings.scoremap import URPE
 from toeplens.model import Decoder, DecoderConfig
-from toeplens.papers.mathematics.records import ROUNDING, Records, claims_on, generator, tally
+from toeplens.papers.mathematics.records import ROUNDING, ClaimsOn, Records, generator, tally
 from toeplens.studies.kit.claims import Claim
 
 HEAD_DIMS = (3, 4, 7, 8, 16)
@@ -187,7 +187,7 @@ def related(seed: int, *, tries: int = 200) -> dict[str, Any]:
     return {"seed": seed, "tallies": {**_rolling(rng, tries), **_equal(rng, tries)}}
 
 
-_claim = claims_on("related", TALLIES)
+_claim = ClaimsOn("related", TALLIES)
 _BAR = f"An instance counts against it above {ROUNDING:g}, that is, above rounding."
 CLAIMS: tuple[Claim[Records], ...] = (
     _claim(

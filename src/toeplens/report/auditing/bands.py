@@ -21,8 +21,7 @@ _DIGITS = 3
 def by_band(audit: Audit) -> Block:
     """Layers by bands, each its effect; none where no bands were taken."""
     names = Names.of(audit)
-    rows = [[each for each in audit.bands if each.of(layer)] for layer in audit.layers]
-    kept = [(layer, row) for layer, row in zip(audit.layers, rows, strict=True) if row]
+    kept = [(layer, row) for layer in audit.layers if (row := audit.bands_of(layer))]
     caption = (
         "A cell is a band of the pairs of a layer’s rotation, which stands still in all of its heads: what they hold "
         f"counts, how far apart they are does not. Its colour is the {unit(audit)}. Bands are named by their first and "
@@ -48,10 +47,9 @@ def by_band(audit: Audit) -> Block:
         numbers=_numbers(table),
     )
     worst = max(audit.bands, key=lambda band: band.effect or 0.0)
-    named = next(layer for layer in audit.layers if worst.of(layer))
     text = (
         f"{len(kept)} layers; the largest effect is {told(worst.effect)}, of pairs {worst.first + 1} to "
-        f"{worst.last + 1} in {names.layer(named)}."
+        f"{worst.last + 1} in {names.layer(audit.layer_of(worst))}."
     )
     title = f"What {done(audit)} a layer does"
     return Block(

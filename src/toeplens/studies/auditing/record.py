@@ -276,6 +276,14 @@ class AuditRecord(Record):
         place = (layer.side, layer.kind, layer.layer)
         return (head for head in self.heads if (head.side, head.kind, head.layer) == place)
 
+    def bands_of(self, layer: LayerRecord) -> list[BandRecord]:
+        """The bands of one layer."""
+        return [band for band in self.bands if band.of(layer)]
+
+    def layer_of(self, band: BandRecord) -> LayerRecord:
+        """The layer of a band."""
+        return next(layer for layer in self.layers if band.of(layer))
+
     def summary(self) -> dict[str, Any]:
         """What there is to print: all but the tokens and the heads' lists of numbers, for JSON."""
         lists = ("profile", "norm_use", "variance_use")

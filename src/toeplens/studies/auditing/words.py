@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from toeplens.ground.words import fixed, listed, power, significant
-from toeplens.studies.auditing.record import AuditRecord, HeadRecord, LayerRecord, Number
+from toeplens.studies.auditing.record import AuditRecord, BandRecord, HeadRecord, LayerRecord, Number
 
 PATTERN = 0.5  # attention from which on a head counts as one of a pattern
 PATTERNS = {
@@ -193,7 +193,7 @@ def over(audit: AuditRecord) -> str:
     return str(audit.about.get("intervals") or "over sequences")
 
 
-def interval(audit: AuditRecord, head: HeadRecord) -> str:
+def interval(audit: AuditRecord, head: HeadRecord | BandRecord) -> str:
     """The effect's interval, in brackets; nothing where there is none."""
     if head.effect_low is None or head.effect_high is None:
         return ""
@@ -224,17 +224,14 @@ def _band(audit: AuditRecord) -> str:
     effect, band = max(known, key=lambda each: each[0])
     if effect <= 0:
         return "Stopping no band of frequencies in a layer makes the model worse."
-    layer = next(layer for layer in audit.layers if band.of(layer))
-    ends = ""
-    if band.effect_low is not None and band.effect_high is not None:
-        ends = f" ({significant(band.effect_low)} to {significant(band.effect_high)} {over(audit)})"
+    layer = Names.of(audit).layer(audit.layer_of(band))
     does = f"adds {significant(effect)} nats a token to the loss"
     if audit.effect == "states":
         does = f"moves the last states by {significant(effect)} of their variance"
     return (
         f"The band of frequencies that matters most is pairs {band.first + 1} to {band.last + 1} of "
-        f"{Names.of(audit).layer(layer)} ({significant(band.slowest)} to {significant(band.fastest)} radians a token): "
-        f"stopping it in all heads {does}{ends}."
+        f"{layer} ({significant(band.slowest)} to {significant(band.fastest)} radians a token): "
+        f"stopping it in all heads {does}{interval(audit, band)}."
     )
 
 

@@ -21,6 +21,7 @@ _AT_ONCE = 1 << 21  # weights that are formed again, over batch and heads
 _TOLD = 3  # tokens
 Kind = Literal["self", "cross"]
 Side = Literal["encoder", "decoder"]
+Place = tuple[str, str, int]  # side, kind, layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +172,11 @@ class AttentionCall(Attention):
     unknown: str | None
     proof: Proof
     positions: Int[Tensor, "_B Nq"] = field(repr=False)
+
+    @property
+    def place(self) -> Place:
+        """Side, kind and layer, which tell it from the pass's other calls."""
+        return self.side, self.kind, self.layer
 
     def blocks(self) -> Iterator[tuple[Int[Tensor, "R"], int, Float[Tensor, "B H R K"], Float[Tensor, "B H R K"]]]:
         """Queries, the first key that is given, logits and weights of the keys from it on, some queries at a time.

@@ -14,7 +14,7 @@ from torch import Tensor
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError, choose
 from toeplens.lens.frequency.bands import Off
-from toeplens.sources.huggingface.capture.calls import AttentionCall
+from toeplens.sources.huggingface.capture.calls import AttentionCall, Place
 from toeplens.sources.huggingface.capture.observed_pass import captured
 from toeplens.sources.huggingface.effects.anatomy import anatomy_of, observed
 from toeplens.sources.huggingface.effects.exact import NOTHING, one_by_one
@@ -26,8 +26,6 @@ from toeplens.sources.huggingface.interventions.change import Change
 from toeplens.sources.huggingface.interventions.outputs import changed_outputs
 
 _HELD = 1 << 27  # numbers of outputs that are held at once
-
-Place = tuple[str, str, int]  # side, kind, layer
 
 
 @dataclass(frozen=True)
@@ -126,10 +124,9 @@ class _Layers:
         found: dict[Place, Float[np.ndarray, "_pairs"]] = {}
 
         def look(call: AttentionCall) -> None:
-            place = (call.side, call.kind, call.layer)
-            self._sizes[place] = call.heads.numel()
+            self._sizes[call.place] = call.heads.numel()
             if call.rotation is not None and call.unknown is None:
-                found[place] = call.rotation.frequencies.cpu().numpy()
+                found[call.place] = call.rotation.frequencies.cpu().numpy()
 
         captured(self.model, self.inputs, look)
         self.frequencies = tuple(found.get(place, np.empty(0)) for place in self.places)
@@ -166,11 +163,10 @@ class _Layers:
         return self._held[place]
 
     def _keep(self, call: AttentionCall, wanted: Mapping[Place, int]) -> None:
-        place = (call.side, call.kind, call.layer)
-        if place in wanted:
+        if call.place in wanted:
             way = "still" if self.off == "rotation" else "silent"
             named = {"layer": call.layer, "kind": call.kind, "side": call.side}
-            self._held[place] = [
+            self._held[call.place] = [
                 changed_outputs(call, Change(**named, bands=BandControl(**{way: band}))).to(call.heads.dtype)
-                for band in self.bands[wanted[place]]
+                for band in self.bands[wanted[call.place]]
             ]

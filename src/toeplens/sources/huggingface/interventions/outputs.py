@@ -56,9 +56,7 @@ def _attended(call: AttentionCall, change: Change, heads: list[int]) -> Float[Te
     parts = _of_heads(call, heads)
     dtype = torch.promote_types(call.q.dtype, torch.float32)
     if change.turns:
-        parts = replace(
-            parts, q=_turned(call, change, 0)[:, heads], k=_turned(call, change, 1)[:, _groups(call, heads)]
-        )
+        parts = replace(parts, q=_turned(call, change, 0, heads), k=_turned(call, change, 1, _groups(call, heads)))
     if not change.bias:
         parts = replace(parts, bias=None)
     table = None if change.attention is None else _Table.of(call, heads, dtype)
@@ -99,12 +97,12 @@ def _some(x: Tensor | None, heads: list[int]) -> Tensor | None:
     return x[:, heads] if x is not None and x.shape[1] > 1 else x
 
 
-def _turned(call: AttentionCall, change: Change, which: int) -> Float[Tensor, "B _H N d"]:
-    """Queries (0) or keys (1) under the changed rotation."""
+def _turned(call: AttentionCall, change: Change, which: int, heads: list[int]) -> Float[Tensor, "B h N d"]:
+    """Queries (0) or keys (1) of these heads under the changed rotation."""
     rotation = call.rotation
     assert call.unrotated is not None
     assert rotation is not None
-    before, after = call.unrotated[which].double(), (call.q, call.k)[which].double().clone()
+    before, after = call.unrotated[which][:, heads].double(), (call.q, call.k)[which][:, heads].double()
     turns = turn(change.speed * call.positions.double().unsqueeze(-1) * rotation.frequencies).unsqueeze(1)
     if change.bands is not None:
         turns = torch.complex(*change.bands.tables(turns.real, turns.imag, 1))

@@ -8,12 +8,10 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from toeplens.sources.huggingface.capture.calls import AttentionCall
+from toeplens.sources.huggingface.capture.calls import AttentionCall, Place
 from toeplens.sources.huggingface.capture.observed_pass import captured
 from toeplens.sources.huggingface.interventions.change import Change
 from toeplens.sources.huggingface.interventions.outputs import changed_outputs
-
-Place = tuple[str, str, int]  # side, kind, layer
 
 
 def without_position(
@@ -31,8 +29,7 @@ def without_position(
     found: dict[Place, Tensor] = {}
 
     def keep(call: AttentionCall) -> None:
-        place = (call.side, call.kind, call.layer)
-        if place in places and call.unknown is None and (call.rotation is not None or call.bias is not None):
+        if call.place in places and call.unknown is None and (call.rotation is not None or call.bias is not None):
             change = Change(
                 layer=call.layer,
                 kind=call.kind,
@@ -40,7 +37,7 @@ def without_position(
                 speed=1.0 if call.rotation is None else 0.0,
                 bias=call.bias is None,
             )
-            found[place] = changed_outputs(call, change).to(call.heads.dtype)
+            found[call.place] = changed_outputs(call, change).to(call.heads.dtype)
 
     captured(model, inputs, keep)
     return found
