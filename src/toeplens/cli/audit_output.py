@@ -11,9 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from toeplens.cli.console import err, say, table
-from toeplens.ground.words import duration, fixed
+from toeplens.ground.words import duration, fixed, spans
 from toeplens.studies.auditing import Audit, LayerRecord
-from toeplens.studies.auditing.words import Names, done, spans
+from toeplens.studies.auditing.words import Names, done
+from toeplens.studies.probing import ABOUT, ProbeRecord
+from toeplens.studies.probing.words import interval, title_of
 
 _LISTED = 12  # heads that are printed
 _NAMED = 4  # weights that are named
@@ -120,6 +122,24 @@ def _deposits(found: Audit) -> Table:
             "–" if share is None else f"{fixed(100 * share, 0)} %",
             "–" if share is None else fixed(layer.deposit.get("effective_heads") or 0, 1),
         )
+    return made
+
+
+def probe_table(found: ProbeRecord) -> Table:
+    """What a model makes of each behaviour; of a changed one also how many nats more."""
+    columns = ("nats a token", "right", *(("changed", "more nats") if found.changes else ()))
+    made = table("What it can do (95 % intervals)", "predicted", "asked", *columns)
+    for behaviour in ABOUT:
+        for each in found.summaries(behaviour):
+            row = [
+                title_of(behaviour).lower(),
+                str(each.count),
+                interval(each.nats, 2),
+                interval(each.right, 2, most=1),
+            ]
+            if found.changes:
+                row += [interval(each.changed_nats, 2), interval(each.more_nats, 2, least=None)]
+            made.add_row(*row)
     return made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +12,6 @@ from toeplens.cli.options import Json, Workers, path
 from toeplens.ground import InputError
 from toeplens.ground.places import entered
 from toeplens.start import starting
-
-_MOST_LAYERS = 10_000
 
 
 def audit(
@@ -61,11 +58,11 @@ def audit(
         from toeplens import report
         from toeplens.cli import audit_output, console
         from toeplens.sources.huggingface.checkpoints import is_there
-        from toeplens.studies import auditing
+        from toeplens.studies import auditing, probing
 
     if text is not None and tokens is not None:
         raise InputError("tokens: it was given beside text; one of the two is allowed.")
-    chosen = _layers(layers)
+    chosen = None if layers is None else probing.numbers("layers", layers)
     if auditing.is_run(model):
         auditing.check_run_options(text=text, tokens=tokens, max_tokens=max_tokens, dtype=dtype, pickled=pickled)
     elif not is_there(model):
@@ -160,19 +157,3 @@ def names_of(first: Path, second: Path) -> tuple[str, str]:
     depth = next((n for n in range(1, max(map(len, parts))) if parts[0][-n:] != parts[1][-n:]), 1)
     one, other = ("/".join(each[-depth:]) for each in parts)
     return one, other
-
-
-def _layers(text: str | None) -> list[int] | None:
-    """``1,4,9-12``, counted from 1, as numbers from 0."""
-    if text is None:
-        return None
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if match is None or not 1 <= int(match[1]) <= int(match[2] or match[1]) < _MOST_LAYERS:
-            raise InputError(
-                f"layers: {text!r} was given; it must be numbers from 1 to {_MOST_LAYERS - 1} and ranges such as "
-                "1,4,9-12."
-            )
-        found += range(int(match[1]) - 1, int(match[2] or match[1]))
-    return found

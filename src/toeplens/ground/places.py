@@ -16,7 +16,13 @@ from toeplens.ground.files import environment_failure, make_directory, write_tex
 from toeplens.ground.locks import LOCK, locked, names_in
 
 _LOOKED_AT = 4096  # bytes of a file in which its mark is looked for
-_RECORDS = {"spec.json": "a run", "study.json": "a study", "survey.json": "a survey", "audit.json": "an audit"}
+_RECORDS = {
+    "spec.json": "a run",
+    "study.json": "a study",
+    "survey.json": "a survey",
+    "audit.json": "an audit",
+    "probe.json": "a probe",
+}
 
 
 def free(path: Path, command: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isfinite
 
+_RUNS = 8  # of whole numbers that are listed in full
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -71,3 +72,14 @@ def listed(items: Iterable[str]) -> str:
 def or_none(value: float) -> float | None:
     """The number, as JSON can hold it; None where it is none (NaN, infinite)."""
     return float(value) if isfinite(value) else None
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Whole numbers with runs drawn together, the middle of many left out: 0–3, 5."""
+    ordered = sorted(set(numbers))
+    starts = [n for n in ordered if n - 1 not in ordered]
+    ends = [n for n in ordered if n + 1 not in ordered]
+    runs = [f"{a}" if a == b else f"{a}–{b}" for a, b in zip(starts, ends, strict=True)]
+    if len(runs) > _RUNS:
+        runs[_RUNS // 2 : -1] = [f"… ({len(ordered)} in all)"]
+    return ", ".join(runs)

@@ -12,6 +12,7 @@ from toeplens.lens.following.behaviour import Behaviour, behaviour
 from toeplens.lens.following.patterns import Patterns, PatternSums
 from toeplens.lens.following.permutation import PermutationScores, permutation_scores
 from toeplens.lens.following.position_effect import PositionEffect, position_effect
+from toeplens.lens.following.retrieval import Retrieval, retrieval
 from toeplens.lens.frequency.bands import BandAblation, ablate_bands
 from toeplens.lens.frequency.use import FrequencyRecord, FrequencyUse, frequency_use
 from toeplens.lens.gradients.descent import Differentiable
@@ -73,6 +74,7 @@ __all__ = [
     "Relevance",
     "Replayable",
     "Representation",
+    "Retrieval",
     "Scalable",
     "SeedStrength",
     "Shares",
@@ -110,6 +112,7 @@ __all__ = [
     "predictor",
     "rank_correlation",
     "representation",
+    "retrieval",
     "sample_heads",
     "seed_strength",
     "single_phase",

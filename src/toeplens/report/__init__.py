@@ -9,6 +9,7 @@ from toeplens.report.card import free_for_cards, render_card, write_card, write_
 from toeplens.report.decomposition.page import render_structure, write_structure
 from toeplens.report.grid.page import render_grid, write_grid
 from toeplens.report.kit.page import PAGE
+from toeplens.report.probing.page import render_probe, write_probe
 
 __all__ = [
     "PAGE",
@@ -17,11 +18,13 @@ __all__ = [
     "render_card",
     "render_comparison",
     "render_grid",
+    "render_probe",
     "render_structure",
     "write_audit",
     "write_card",
     "write_cards",
     "write_comparison",
     "write_grid",
+    "write_probe",
     "write_structure",
 ]

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float
 
 from toeplens.ground.words import fixed, significant
-from toeplens.report.auditing.maps import FEW, heat
 from toeplens.report.kit.blocks import Block, Panel, Ramp, View
+from toeplens.report.kit.maps import FEW, heat
 from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.record import BandRecord
 from toeplens.studies.auditing.words import Names, done, told, unit

@@ -49,6 +49,12 @@ class Loaded:
     left_over: tuple[str, ...] = ()
     quantised: Quantised | None = None
 
+    @property
+    def called(self) -> str:
+        """A name on the hub as it is; of a directory or a file the last two parts; else the model's class."""
+        name = self.name or getattr(self.model.config, "name_or_path", "") or type(self.model).__name__
+        return "/".join(Path(name).resolve().parts[-2:]) if Path(name).exists() else name
+
     @cached_property
     def attention(self) -> tuple[str, ...]:
         """The names of the modules whose class is named after attention."""
@@ -149,7 +155,9 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
 
 
 def open_model(model: Any, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> Loaded:
-    """A model by its name or directory (`load_model`), or the transformers model that was handed over as it is."""
+    """A model by its name or directory (`load_model`), or what was handed over as it is: a model, one loaded."""
+    if isinstance(model, Loaded):
+        return model
     if isinstance(model, str | Path):
         return load_model(str(model), dtype=dtype, device=device, pickled=pickled)
     return Loaded(checked_model(model))

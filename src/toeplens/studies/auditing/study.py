@@ -152,7 +152,7 @@ def _about(loaded: Loaded) -> dict[str, Any]:
     """What is said of the model."""
     model = loaded.model
     return {
-        "model": _called(loaded.name or getattr(model.config, "name_or_path", "") or type(model).__name__),
+        "model": loaded.called,
         "class": type(model).__name__,
         "model_type": model.config.model_type,
         "parameters": sum(weight.numel() for weight in model.parameters()),
@@ -163,11 +163,6 @@ def _about(loaded: Loaded) -> dict[str, Any]:
         "device": str(model.device),
         "transformers": library().__version__,
     }
-
-
-def _called(name: str) -> str:
-    """A name on the hub as it is; of a directory or a file the last two parts."""
-    return "/".join(Path(name).resolve().parts[-2:]) if Path(name).exists() else name
 
 
 def _too_much(read: Sequences, model: Any) -> EnvironmentFailure:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from toeplens.ground.words import fixed, listed, power, significant
+from toeplens.ground.words import fixed, listed, power, significant, spans
 from toeplens.studies.auditing.record import AuditRecord, BandRecord, HeadRecord, LayerRecord, Number
 
 PATTERN = 0.5  # attention from which on a head counts as one of a pattern
@@ -23,7 +23,6 @@ _UNITS = {
     "states": "squared distance of the last states from the intact ones, relative to their variance over tokens",
 }
 _TAIL = 0.025  # of an interval of 95 %, at either end
-_RUNS = 8  # of numbers that are listed in full
 Place = tuple[str, str]  # side and kind
 
 
@@ -70,17 +69,6 @@ def place_title(place: Place) -> str:
 def told(value: Number, digits: int = 3) -> str:
     """A number with so many decimals and a true minus sign; a dash where it is not known."""
     return fixed(value, digits)
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """Whole numbers with runs drawn together, the middle of many left out: 0–3, 5."""
-    ordered = sorted(set(numbers))
-    starts = [n for n in ordered if n - 1 not in ordered]
-    ends = [n for n in ordered if n + 1 not in ordered]
-    runs = [f"{a}" if a == b else f"{a}–{b}" for a, b in zip(starts, ends, strict=True)]
-    if len(runs) > _RUNS:
-        runs[_RUNS // 2 : -1] = [f"… ({len(ordered)} in all)"]
-    return ", ".join(runs)
 
 
 def layer_spans(names: Names, layers: Iterable[LayerRecord]) -> str:

@@ -1,0 +1,84 @@
+"""The command that asks a language model what it can do, intact and changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toeplens.cli.options import Json, path
+from toeplens.ground import InputError
+from toeplens.ground.places import entered
+from toeplens.start import starting
+
+
+def probe(
+    model: Annotated[str, typer.Argument(help="A transformers model's directory or name on the hub, or a GGUF file.")],
+    text: Annotated[Path, typer.Option(help="A text file (UTF-8) that texts are taken from.", parser=path)],
+    out: Annotated[Path, typer.Option(help="Directory of the probe: its page and record.", parser=path)],
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What is done to its attention, e.g. 'layers=3-5 heads=1,4 output=zero' or 'layers=all still=1-8'; "
+            "give it again for more. Layers, heads, groups and pairs count from 1."
+        ),
+    ] = None,
+    lengths: Annotated[str, typer.Option(help="Tokens of the texts.")] = "256,512,1024",
+    depths: Annotated[str, typer.Option(help="Depths of the needles, 0 to 1.")] = "0,0.25,0.5,0.75,1",
+    repeats: Annotated[int, typer.Option(help="Needles of each length and depth.")] = 2,
+    sequences: Annotated[int, typer.Option(help="Texts whose loss is taken, and copies of each length.")] = 4,
+    lists: Annotated[int, typer.Option(help="Questions about lists, of each kind.")] = 24,
+    heads: Annotated[bool, typer.Option(help="Look at the heads where the intact model answers.")] = True,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto (spread over GPUs, if there are some), cpu, cuda or cuda:N.")
+    ] = "auto",
+    pickled: Annotated[
+        bool, typer.Option("--pickled", help="Read weights that are no safetensors; they can run what they hold.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of texts, needles and questions.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Ask a language model what it can do: loss by position, needles, copying, counting, order; intact and changed."""
+    with starting():
+        from toeplens.cli import audit_output, console
+        from toeplens.report import write_probe
+        from toeplens.sources.huggingface.loading import open_model
+        from toeplens.studies import auditing, probing
+
+    asked = probing.Asked(
+        tuple(int(each) for each in _numbers("lengths", lengths, whole=True)),
+        tuple(_numbers("depths", depths)),
+        repeats,
+        sequences,
+        lists,
+    )
+    wishes = [probing.read_change(each) for each in change or ()]
+    data = auditing.read_text(text)
+    with entered(out, "probe", (probing.RECORD,)), audit_output.AuditProgress() as progress:
+        loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)  # type: ignore[arg-type]
+        found = probing.probe(
+            loaded,
+            data,
+            changes=[each for wish in wishes for each in wish.of(probing.layers_of(loaded))],
+            asked=asked,
+            heads=heads,
+            seed=seed,
+            on_progress=progress,
+        )
+        probing.save_probe(found, out)
+        page = write_probe(found, out)
+    if as_json:
+        console.print_json({**found.to_dict(), "page": str(page)})
+        return
+    console.out.print(audit_output.probe_table(found))
+    console.say(f"page: {page}")
+
+
+def _numbers(field: str, text: str, *, whole: bool = False) -> list[float]:
+    try:
+        return [int(each) if whole else float(each) for each in text.split(",")]
+    except ValueError:
+        kind = "whole numbers" if whole else "numbers"
+        raise InputError(f"{field}: {text!r} was given; it must be {kind} with commas between them.") from None

@@ -1,0 +1,128 @@
+"""The figures of a probe: loss by position, needles by depth and length, and the heads that retrieve."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from toeplens.ground.words import fixed
+from toeplens.lens import Estimate
+from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View
+from toeplens.report.kit.canvas import Canvas, plain
+from toeplens.report.kit.colours import BLUE, ORANGE
+from toeplens.report.kit.maps import FEW, heat
+from toeplens.studies.probing import ProbeRecord
+
+_RETRIEVES = 0.1  # from which on a head counts as one that retrieves (Wu et al. 2024)
+_LEAST = 1e-3
+
+
+def by_position(record: ProbeRecord) -> Block:
+    """The loss by position, intact and changed."""
+    found = list(record.summaries("loss", "start"))
+    canvas, text = Canvas(320, left=52), ""
+    lines = [("intact", "Intact", BLUE, [each.nats for each in found])]
+    if record.changes:
+        lines.append(("changed", "Changed", ORANGE, [each.changed_nats for each in found if each.changed_nats]))
+    xs = [each.start or 0 for each in found]
+    for key, title, tint, values in lines:
+        means = [each.value for each in values]
+        low, high = zip(*[_ends(each) for each in values], strict=True)
+        canvas.band(xs, plain(low), plain(high), tint, 0.14, key)
+        canvas.lines(xs, plain(means), tint, f"{title}, from %{{x}}: %{{y:.3f}}<extra></extra>", marker={}, meta=key)
+        text += f"{title}: {fixed(means[0])} nats at the first token, {fixed(means[-1])} at the last. "
+    canvas.x("place of the predicted token, in ranges that double", type="log", tickvals=xs, ticktext=xs)
+    canvas.y("nats a token", range=[0, max(m for *_, each in lines for m in (e.value for e in each)) * 1.15])
+    caption = (
+        "Mean −log p of the text’s next token, by how many tokens came before it. The range is the 95% interval over "
+        "texts."
+    )
+    signs = [Sign(key, title, tint, "●") for key, title, tint, _ in lines] if record.changes else []
+    return Block(
+        "loss", "Loss by position", caption, [View.of([Panel("Loss", canvas.figure(), text)])], "full", legend=signs
+    )
+
+
+def needles(record: ProbeRecord) -> Block:
+    """Needles by depth and length: how likely the number is; a map intact, a map changed."""
+    found = list(record.summaries("needle", "length", "depth"))
+    lengths = sorted({each.length or 0 for each in found})
+    depths = sorted({each.depth or 0.0 for each in found})
+    absent = {each.length: each for each in record.summaries("no needle", "length")}
+    pairs = [("The intact model", [each.nats for each in found], [each.right for each in found])]
+    if record.changes:
+        after = [(each.changed_nats, each.changed_right) for each in found if each.changed_nats and each.changed_right]
+        pairs.append(("The changed model", [nats for nats, _ in after], [right for _, right in after]))
+    limit = max([_LEAST, *(each.value for _, nats, _ in pairs for each in nats)])
+    panels = []
+    for title, nats, rights in pairs:
+        table, hover, numbers = np.full((len(depths), len(lengths)), np.nan), [], []
+        at = {(each.depth, each.length): i for i, each in enumerate(found)}
+        for row, depth in zip(table, depths, strict=True):
+            which = [at[depth, length] for length in lengths]
+            row[:] = [nats[i].value for i in which]
+            hover.append([f"{100 * depth:.0f}%, {_told(nats[i])}, all right in {rights[i].value:.0%}" for i in which])
+            numbers.append([fixed(nats[i].value, 2) for i in which])
+        columns = [f"{length} tokens" for length in lengths]
+        rows = [f"{100 * depth:.0f}%" for depth in depths]
+        figure = heat(
+            table,
+            rows,
+            columns,
+            limit,
+            ticks=(range(len(columns)), columns),
+            title="length of the text; down: how deep the needle lies",
+            hover=hover,
+            numbers=numbers if len(columns) <= FEW else None,
+        )
+        share = float(np.mean([each.value for each in rights]))
+        panels.append(Panel(title, figure, f"All five digits come first in {share:.0%} of the texts."))
+    without = ", ".join(f"{fixed(each.nats.value, 2)} at {length}" for length, each in absent.items())
+    caption = (
+        "A sentence in the text gives a number of five digits, and the end of the text asks for it. A cell is the mean "
+        "−log p of the number’s tokens in nats, at that depth and length. Without the sentence it is "
+        f"{without} tokens."
+    )
+    ramp = Ramp("0 nats", f"{fixed(limit, 2)} nats", half=True)
+    return Block("needles", "A needle in the text", caption, [View.of(panels)], "wide", ramp=ramp)
+
+
+def retrievers(record: ProbeRecord) -> Block:
+    """Layers by heads, each its retrieval score."""
+    caption = (
+        "A cell is a head of the intact model, coloured by its retrieval score: at how many of the number’s tokens it "
+        "looks most at the place in the needle that holds that very token (Wu et al. 2024). Layers go down, heads "
+        "across."
+    )
+    ramp = Ramp("0", "1", half=True)
+    if not record.heads:
+        return Block("retrieval", "", caption, [], "full", ramp=ramp)
+    layers = sorted({each.layer for each in record.heads})
+    heads = range(1 + max(each.head for each in record.heads))
+    table = np.full((len(layers), len(heads)), np.nan)
+    said = [["" for _ in heads] for _ in layers]
+    for each in record.heads:
+        row = layers.index(each.layer)
+        table[row, each.head] = each.score
+        said[row][each.head] = (
+            f"L{each.layer + 1} H{each.head + 1}: score {fixed(each.score)}, weight on it {fixed(each.mass)}"
+        )
+    columns = [f"H{head + 1}" for head in heads]
+    rows = [f"L{layer + 1}" for layer in layers]
+    figure = heat(table, rows, columns, 1.0, ticks=(range(len(columns)), columns), title="heads", hover=said)
+    top = max(record.heads, key=lambda each: each.score)
+    many = sum(each.score >= _RETRIEVES for each in record.heads)
+    text = (
+        f"{many} of {len(record.heads)} heads have a score of {_RETRIEVES} or more; the largest is {fixed(top.score)}, "
+        f"of layer {top.layer + 1} head {top.head + 1}."
+    )
+    panel = Panel("Retrieval score of each head", figure, text)
+    return Block("retrieval", "Heads that retrieve", caption, [View.of([panel])], "full", ramp=ramp)
+
+
+def _ends(each: Estimate) -> tuple[float, float]:
+    return max(0.0, each.low), each.high
+
+
+def _told(each: Estimate) -> str:
+    low, high = _ends(each)
+    return f"{fixed(each.value)} nats [{fixed(low)}, {fixed(high)}]"

@@ -1,0 +1,115 @@
+"""What a causal language model says of tokens that are given: how likely each is, and whether it comes first."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from toeplens.ground import InputError
+from toeplens.sources.huggingface.interventions.change import Change
+from toeplens.sources.huggingface.interventions.passes import intervened
+from toeplens.sources.huggingface.model import checked_model
+
+_AT_ONCE = 1 << 27  # logits that a block of tokens may have, over its sequences
+_SHORTEST, _LONGEST = 64, 1024  # tokens of a block
+
+
+class Predictions(NamedTuple):
+    """Of the tokens at some places: -log p in nats, and whether none is likelier; both [B, n]."""
+
+    nats: Float[Tensor, "B n"]
+    right: Bool[Tensor, "B n"]
+
+
+@torch.no_grad()
+def predictions(
+    model: Any,
+    tokens: Int[Tensor, "B N"],
+    places: Sequence[int],
+    *,
+    choices: Int[Tensor, "B c"] | None = None,
+    changes: Sequence[Change] = (),
+) -> Predictions:
+    """How well the tokens at some places are predicted from those before them.
+
+    Long inputs go through the model in blocks, with its cache of keys; under changes, whose passes have none, all at
+    once.
+
+    Arguments
+        model    a `transformers.PreTrainedModel` that predicts the next token
+        tokens   [B, N] on any device, without padding
+        places   of the predicted tokens, from 1 on, in ascending order
+        choices  [B, c] the tokens among which the predicted ones are; all of the vocabulary unless given
+        changes  of the model's attention, as in `intervened`
+
+    Raises `InputError` for places that are not there, for tokens that are none of the choices, for a model without
+    logits, and as `intervened` does.
+    """
+    checked_model(model)
+    length, wanted = tokens.shape[1], list(places)
+    if not wanted or wanted != sorted(set(wanted)) or not 1 <= wanted[0] <= wanted[-1] < length:
+        raise InputError(f"places: {wanted[:3]} ... were given; they must be of 1 to {length - 1} and ascend.")
+    tokens = tokens.to(model.device)
+    nats, right = [], []
+    for some, logits in _passes(model, tokens, wanted, changes):
+        target = tokens[:, some]
+        if choices is None:
+            own = logits.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+        else:
+            among = choices.to(target.device)
+            at = target.unsqueeze(-1) == among.unsqueeze(1)
+            if not bool(at.any(-1).all()):
+                raise InputError("choices: the token at a place is none of them.")
+            logits = logits.gather(-1, among.unsqueeze(1).expand(-1, len(some), -1))
+            own = logits.masked_fill(~at, -torch.inf).amax(-1)
+        nats.append((logits.logsumexp(-1) - own).double())
+        right.append(own >= logits.amax(-1))
+    return Predictions(torch.cat(nats, 1), torch.cat(right, 1))
+
+
+def _passes(
+    model: Any, tokens: Int[Tensor, "B N"], places: list[int], changes: Sequence[Change]
+) -> Iterator[tuple[list[int], Float[Tensor, "B n V"]]]:
+    """Some places and the logits that predict them, in order, in float32 at least."""
+    last, step = places[-1], places[-1]
+    if not changes:
+        words = int(getattr(model.config.get_text_config(), "vocab_size", 1))
+        step = min(_LONGEST, max(_SHORTEST, _AT_ONCE // (words * len(tokens))))
+    held: dict[str, Any] = {}
+    start = 0
+    while start < last:
+        stop = min(last, start + step)
+        some = [place for place in places if start < place <= stop]
+        at = [place - 1 - start for place in some]
+        given, logits = _given(model, tokens[:, start:stop], at, changes, held | {"use_cache": stop - start < last})
+        keys = getattr(given, "past_key_values", None)
+        if stop - start < last and keys is None:  # it keeps none: all tokens at once
+            step = last
+            continue
+        held = {"past_key_values": keys}
+        start = stop
+        if some:
+            yield some, logits
+
+
+def _given(
+    model: Any, tokens: Int[Tensor, "B N"], at: list[int], changes: Sequence[Change], more: dict[str, Any]
+) -> tuple[Any, Float[Tensor, "B n V"]]:
+    """What a pass gives, and its logits at some of the tokens."""
+    here = torch.tensor(at, dtype=torch.long, device=tokens.device)
+    keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+    if keeps:
+        more = more | {"logits_to_keep": here if at else 1}
+    with intervened(model, changes) if changes else nullcontext():
+        given = model(tokens, **more)
+    logits = getattr(given, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise InputError(f"model: {type(model).__name__} gives no logits; one that predicts tokens is needed.")
+    logits = logits if keeps else logits[:, here]
+    return given, logits.to(torch.promote_types(logits.dtype, torch.float32))

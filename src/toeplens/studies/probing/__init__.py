@@ -1,0 +1,25 @@
+"""Probes of language models: what they can do, intact and with their attention changed."""
+
+from toeplens.studies.probing.changes import Wish, numbers, read_change, told
+from toeplens.studies.probing.items import ABOUT, Asked, Behaviour
+from toeplens.studies.probing.probe import RECORD, layers_of, open_probe, probe, save_probe
+from toeplens.studies.probing.record import HeadRetrieval, ItemRecord, ProbeRecord, Summary
+
+__all__ = [
+    "ABOUT",
+    "RECORD",
+    "Asked",
+    "Behaviour",
+    "HeadRetrieval",
+    "ItemRecord",
+    "ProbeRecord",
+    "Summary",
+    "Wish",
+    "layers_of",
+    "numbers",
+    "open_probe",
+    "probe",
+    "read_change",
+    "save_probe",
+    "told",
+]

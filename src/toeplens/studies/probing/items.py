@@ -1,0 +1,239 @@
+"""What a language model is asked: a text, a needle in it, tokens that repeat, counting and order in words.
+
+Every item is tokens of which some are to be predicted. Pieces are tokenised apart and joined, so that an answer is the
+same tokens in its needle and after the question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int
+
+from toeplens.ground import InputError
+
+Behaviour = Literal["loss", "needle", "no needle", "copying", "counting", "order"]
+ABOUT: dict[Behaviour, str] = {
+    "loss": "the next token of the text",
+    "needle": "a number that a sentence in the text gives",
+    "no needle": "the same question where the text does not say it",
+    "copying": "the second of two equal halves of random tokens, but for its first",
+    "counting": "how often a word stands in a list, one to five",
+    "order": "which word of a list comes after another",
+}
+_PLACES = "harbour library mountain garden station palace bridge castle museum island market temple valley tower"
+_WORDS = (
+    "apple dog river house green stone music bread tree cat table horse paper night road fish window glass king bird "
+    "milk boat gold fire snow chair book door sea sun moon hand egg salt wood"
+)
+_COUNTS = ("one", "two", "three", "four", "five")
+_SHOTS = 3  # solved examples before a question about a list
+_LISTED = 6  # words of a list
+_SHORTEST = 64  # tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """Tokens, and which of them are to be predicted.
+
+    places  of the predicted tokens, ascending
+    length  tokens of the item as it was asked for
+    depth   of a needle, 0 at the beginning of the text to 1 at its end
+    needle  of a needle, its first token and the one after its last
+    choices of which the predicted token is one; any token if empty
+    """
+
+    behaviour: Behaviour
+    tokens: tuple[int, ...]
+    places: tuple[int, ...]
+    length: int
+    depth: float | None = None
+    needle: tuple[int, int] | None = None
+    choices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How much is asked.
+
+    lengths    of texts with needles, of repeated tokens, and (the longest) of texts whose loss is taken; in tokens
+    depths     of needles, 0 to 1
+    repeats    needles of each length and depth
+    sequences  texts whose loss is taken, and repeated tokens of each length
+    lists      questions about lists, of each kind
+    """
+
+    lengths: tuple[int, ...] = (256, 512, 1024)
+    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    repeats: int = 2
+    sequences: int = 4
+    lists: int = 24
+
+    def __post_init__(self) -> None:
+        for field, numbers, low, high in (
+            ("lengths", self.lengths, _SHORTEST, None),
+            ("depths", self.depths, 0, 1),
+            ("repeats", (self.repeats,), 1, None),
+            ("sequences", (self.sequences,), 2, None),
+            ("lists", (self.lists,), 2, None),
+        ):
+            wrong = [each for each in numbers if not low <= each or (high is not None and each > high)]
+            if wrong or not numbers or len(set(numbers)) < len(numbers):
+                least = f"at least {low}" if high is None else f"from {low} to {high}"
+                given = ", ".join(f"{each:g}" for each in numbers) or "nothing"
+                raise InputError(f"{field}: {given} was given; each must be {least}, and be given once.")
+
+
+class Writer:
+    """Makes items of a text and a tokenizer.
+
+    Raises `InputError` for a text that is too short, and for a tokenizer in which the words of lists are several
+    tokens.
+    """
+
+    def __init__(self, tokenizer: Any, text: str, seed: int) -> None:
+        self.tokenizer = tokenizer
+        self.random = np.random.Generator(np.random.Philox(seed))
+        self.start = self._leading()
+        self.text = np.asarray(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int64)
+
+    def items(self, asked: Asked) -> list[Item]:
+        """All of them; the same seed gives the same."""
+        longest = max(asked.lengths)
+        found = [self.loss(longest) for _ in range(asked.sequences)]
+        for length in asked.lengths:
+            for depth in asked.depths:
+                found += [self.needle(length, depth) for _ in range(asked.repeats)]
+            found += [self.needle(length, None) for _ in range(asked.repeats)]
+            found += [self.copying(length) for _ in range(asked.sequences)]
+        found += [each for _ in range(asked.lists) for each in (self.counting(), self.order())]
+        return found
+
+    def loss(self, length: int) -> Item:
+        """A piece of the text."""
+        tokens = [*self.start, *self._piece(length - len(self.start))]
+        first = max(1, len(self.start))
+        return Item(behaviour="loss", tokens=tuple(tokens), places=tuple(range(first, len(tokens))), length=length)
+
+    def needle(self, length: int, depth: float | None) -> Item:
+        """A sentence with a number of five digits in a piece of the text, and a question; without it if no depth."""
+        place = self.random.choice(_PLACES.split())
+        number = self._within(str(self.random.integers(10_000, 100_000)))
+        digits = next(at for at, token in enumerate(number) if self.tokenizer.decode([token]).strip())
+        said, number = [*self._ids(f"\n\nThe secret number of the {place} is"), *number[:digits]], number[digits:]
+        needle = [*said, *number, *self._within(".\n\n", "")] if depth is not None else []
+        room = length - len(self.start) - len(needle) - len(said) - len(number)
+        if room < 1:
+            raise InputError(f"lengths: {length} was given; a needle and its question have {length - room} tokens.")
+        text = self._piece(room)
+        cut = 0 if depth is None else round(depth * room)
+        before = [*self.start, *text[:cut]]
+        tokens = [*before, *needle, *text[cut:], *said, *number]
+        return Item(
+            behaviour="needle" if depth is not None else "no needle",
+            tokens=tuple(tokens),
+            places=tuple(range(len(tokens) - len(number), len(tokens))),
+            length=length,
+            depth=depth,
+            needle=None if depth is None else (len(before), len(before) + len(needle)),
+        )
+
+    def copying(self, length: int) -> Item:
+        """Tokens of the text in random order, twice."""
+        half = (length - len(self.start)) // 2
+        drawn = self.random.choice(self.text, half).tolist()
+        tokens = [*self.start, *drawn, *drawn]
+        first = len(self.start) + half + 1
+        return Item(behaviour="copying", tokens=tuple(tokens), places=tuple(range(first, len(tokens))), length=length)
+
+    def counting(self) -> Item:
+        """How often a word stands in a list."""
+        choices = [self._word(word) for word in _COUNTS]
+        return self._listed("counting", choices, self._counted)
+
+    def order(self) -> Item:
+        """Which word comes after another."""
+        return self._listed("order", None, self._ordered)
+
+    def _counted(self) -> tuple[str, str, list[str]]:
+        count = int(self.random.integers(1, len(_COUNTS) + 1))
+        asked, *others = self.random.permutation(self._listable)[: _LISTED - count + 1].tolist()
+        words = self.random.permutation([asked] * count + others).tolist()
+        return f"List: {', '.join(words)}. How many times does {asked} occur? Answer:", _COUNTS[count - 1], words
+
+    def _ordered(self) -> tuple[str, str, list[str]]:
+        words = self.random.permutation(self._listable)[:_LISTED].tolist()
+        at = int(self.random.integers(0, _LISTED - 1))
+        return f"List: {', '.join(words)}. Which word comes after {words[at]}? Answer:", words[at + 1], words
+
+    def _listed(self, behaviour: Behaviour, choices: Sequence[int] | None, make: Any) -> Item:
+        tokens = [*self.start]
+        for _ in range(_SHOTS):
+            question, answer, _ = make()
+            tokens += [*self._ids(question), self._word(answer), *self._within(".\n\n", "")]
+        question, answer, words = make()
+        tokens += [*self._ids(question), self._word(answer)]
+        given = choices or [self._word(word) for word in words]
+        return Item(
+            behaviour=behaviour,
+            tokens=tuple(tokens),
+            places=(len(tokens) - 1,),
+            length=len(tokens),
+            choices=tuple(given),
+        )
+
+    @property
+    def _listable(self) -> list[str]:
+        """The words that are one token each."""
+        known = [word for word in _WORDS.split() if len(self._within(word)) == 1]
+        if len(known) < 2 * _LISTED:
+            raise InputError(
+                f"tokenizer: only {len(known)} of the words that lists are made of are one token in it; at least "
+                f"{2 * _LISTED} are needed."
+            )
+        return known
+
+    def _word(self, word: str) -> int:
+        found = self._within(word)
+        if len(found) != 1:
+            raise InputError(f"tokenizer: {word!r} is {len(found)} tokens in it; lists need words of one token.")
+        return found[0]
+
+    def _within(self, text: str, space: str = " ") -> list[int]:
+        """The tokens of a text that follows a word, after a space."""
+        lead = self._ids("so")
+        whole = self._ids(f"so{space}{text}")
+        return whole[len(lead) :] if whole[: len(lead)] == lead else self._ids(f"{space}{text}")
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _leading(self) -> list[int]:
+        """The special tokens that the tokenizer puts before a text."""
+        bare, whole = self._ids("so"), list(self.tokenizer("so")["input_ids"])
+        for at in range(len(whole) - len(bare) + 1):
+            if whole[at : at + len(bare)] == bare:
+                return whole[:at]
+        return []
+
+    def _piece(self, length: int) -> list[int]:
+        """So many tokens of the text, from a random place on."""
+        if len(self.text) < length:
+            raise InputError(f"text: it has {len(self.text)} tokens; {length} are needed for the longest of lengths.")
+        first = int(self.random.integers(0, len(self.text) - length + 1))
+        return self.text[first : first + length].tolist()
+
+
+def batches(items: Sequence[Item], tokens: int = 4096) -> Iterator[tuple[list[int], Int[np.ndarray, "B N"]]]:
+    """Numbers of items that are of one length and asked at the same places, and their tokens, so many at most."""
+    alike: dict[tuple[int, tuple[int, ...], int], list[int]] = {}
+    for number, item in enumerate(items):
+        alike.setdefault((len(item.tokens), item.places, len(item.choices)), []).append(number)
+    for (length, _, _), numbers in alike.items():
+        step = max(1, tokens // length)
+        for start in range(0, len(numbers), step):
+            some = numbers[start : start + step]
+            yield some, np.array([items[number].tokens for number in some])

@@ -1,0 +1,218 @@
+"""A probe: what a language model can do, and what of it is left when its attention is changed."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from toeplens.ground import EnvironmentFailure, InputError, read_json, write_json
+from toeplens.ground.machine import out_of_memory
+from toeplens.lens import retrieval
+from toeplens.sources.huggingface import AttentionCall, Change, captured
+from toeplens.sources.huggingface.failures import of_libraries, words
+from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
+from toeplens.sources.huggingface.model import library
+from toeplens.sources.huggingface.predictions import Predictions, predictions
+from toeplens.studies.probing.changes import told
+from toeplens.studies.probing.items import Asked, Item, Writer, batches
+from toeplens.studies.probing.record import HeadRetrieval, ItemRecord, ProbeRecord
+
+RECORD = "probe.json"
+_AT_ONCE = 4096  # tokens of a pass, over its sequences
+_CHANGED_AT_ONCE = 1024  # of a pass that is taken apart
+Progress = Callable[[str, int, int], None]
+
+
+def probe(
+    model: Any,
+    text: str,
+    *,
+    changes: Sequence[Change] = (),
+    asked: Asked | None = None,
+    tokenizer: Any = None,
+    heads: bool = True,
+    dtype: Dtype = "auto",
+    device: str = "auto",
+    pickled: bool = False,
+    seed: int = 0,
+    on_progress: Progress | None = None,
+) -> ProbeRecord:
+    """Ask a causal language model of transformers what it can do; where changes are given, intact and changed.
+
+    Asked are the loss by position, a needle in a text by depth and length, copying, counting and order in words
+    (`toeplens.studies.probing.items`). Both models are asked the same items, so that differences are paired.
+
+    Arguments
+        model      a `transformers.PreTrainedModel`, its directory, a GGUF file or a name on the hub
+        text       where texts are taken from, at least as long as the longest of ``asked.lengths``
+        changes    of its attention (`toeplens.sources.huggingface.Change`)
+        asked      how much is asked
+        tokenizer  the one that lies with the model unless given
+        heads      whether the intact model's heads are looked at where it answers (retrieval scores)
+        dtype, device, pickled  as in `toeplens.sources.huggingface.load_model`
+        seed       of the items
+
+    Raises `InputError` for a model that predicts no tokens or is not understood, lengths over the model's own, a text
+    that is too short; `EnvironmentFailure` where memory runs out.
+    """
+    started, asked = time.monotonic(), asked or Asked()
+    report = on_progress or (lambda what, done, total: None)
+    loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)
+    loaded.check_numbers()
+    _check(loaded, asked)
+    tokenizer = loaded.tokenizer() if tokenizer is None else tokenizer
+    items = Writer(tokenizer, text, seed).items(asked)
+    try:
+        intact = _answers(loaded.model, items, (), lambda done: report("items", done, len(items)))
+        changed = None
+        if changes:
+            changed = _answers(loaded.model, items, changes, lambda done: report("changed", done, len(items)))
+        found = _heads(loaded, items, report) if heads else ()
+    except (InputError, EnvironmentFailure):
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise EnvironmentFailure(
+                f"memory: it was used up on {loaded.model.device}; give smaller lengths or a smaller dtype."
+            ) from error
+        if of_libraries(error):
+            raise InputError(f"model: the probe of {type(loaded.model).__name__} broke off: {words(error)}.") from error
+        raise
+    rows = [row for number, item in enumerate(items) for row in _rows(number, item, intact, changed)]
+    about = {
+        "model": loaded.called,
+        "class": type(loaded.model).__name__,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "weights": None if loaded.quantised is None else str(loaded.quantised),
+        "characters": len(text),
+        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        **{name: list(x) if isinstance(x, tuple) else x for name, x in vars(asked).items()},
+        "seed": seed,
+        "transformers": library().__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    return ProbeRecord(about, tuple(told(changes)), tuple(rows), found)
+
+
+def layers_of(loaded: Loaded) -> int:
+    """How many self-attention calls a pass of a language model has: the layers that changes are of."""
+    kinds: list[str] = []
+    tokens = torch.arange(1, 9, device=loaded.model.device).unsqueeze(0)
+    captured(loaded.model, {"input_ids": tokens}, lambda call: kinds.append(call.kind))
+    return kinds.count("self")
+
+
+def save_probe(record: ProbeRecord, directory: Path) -> Path:
+    """Write the record into a directory, whole or not at all; its file."""
+    write_json(Path(directory) / RECORD, record.to_dict())
+    return Path(directory) / RECORD
+
+
+def open_probe(directory: Path | str) -> ProbeRecord:
+    """The probe in a directory. Raises `InputError` where there is none, or it is damaged."""
+    path = Path(directory) / RECORD
+    if not path.is_file():
+        raise InputError(f"probe: {directory} holds no {RECORD}; it must be the directory of a probe.")
+    return ProbeRecord.from_dict(read_json(path), path)
+
+
+def _check(loaded: Loaded, asked: Asked) -> None:
+    longest, limit = max(asked.lengths), loaded.longest
+    told = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    limit = min((each for each in (limit, told) if isinstance(each, int) and each > 0), default=None)
+    if limit is not None and longest > limit:
+        raise InputError(f"lengths: {longest} tokens were given; the model has positions for {limit}.")
+
+
+def _answers(
+    model: Any, items: Sequence[Item], changes: Sequence[Change], report: Callable[[int], None]
+) -> dict[int, Predictions]:
+    """What the model makes of each item: of each of its answer's tokens."""
+    found: dict[int, Predictions] = {}
+    report(0)
+    for numbers, tokens in batches(items, _CHANGED_AT_ONCE if changes else _AT_ONCE):
+        one = items[numbers[0]]
+        choices = torch.tensor([items[number].choices for number in numbers]) if one.choices else None
+        made = predictions(model, torch.from_numpy(tokens), one.places, choices=choices, changes=changes)
+        for number, nats, right in zip(numbers, made.nats.cpu(), made.right.cpu(), strict=True):
+            found[number] = Predictions(nats, right)
+        report(len(found))
+    return found
+
+
+def _rows(
+    number: int, item: Item, intact: dict[int, Predictions], changed: dict[int, Predictions] | None
+) -> list[ItemRecord]:
+    """The records of an item: of a text's loss one for each range of places, 1, 2-3, 4-7, ..."""
+    places = np.array(item.places)
+    ranges = [(None, None, slice(None))]
+    if item.behaviour == "loss":
+        octave = np.frexp(places)[1]
+        ends = [np.flatnonzero(octave == each) for each in np.unique(octave)]
+        ranges = [(int(places[at[0]]), int(places[at[-1]]) + 1, slice(int(at[0]), int(at[-1]) + 1)) for at in ends]
+    share = item.behaviour in ("loss", "copying")
+
+    def told(made: Predictions, part: slice) -> tuple[float, float]:
+        right = made.right[part].double()
+        return float(made.nats[part].mean()), float(right.mean() if share else right.amin())
+
+    found = []
+    for start, stop, part in ranges:
+        nats, right = told(intact[number], part)
+        after = (None, None) if changed is None else told(changed[number], part)
+        found.append(
+            ItemRecord(
+                behaviour=item.behaviour,
+                item=number,
+                length=item.length,
+                depth=item.depth,
+                start=start,
+                stop=stop,
+                nats=nats,
+                right=right,
+                changed_nats=after[0],
+                changed_right=after[1],
+            )
+        )
+    return found
+
+
+@torch.no_grad()
+def _heads(loaded: Loaded, items: Sequence[Item], report: Progress) -> tuple[HeadRetrieval, ...]:
+    """Retrieval of every head of the decoder's own attention, mean over all needles."""
+    asked = [item for item in items if item.needle is not None]
+    sums: dict[tuple[int, int], list[np.ndarray]] = {}
+    done = 0
+    report("needles", 0, len(asked))
+    for numbers, tokens in batches(asked, _CHANGED_AT_ONCE):
+        some = [asked[number] for number in numbers]
+        read = torch.from_numpy(tokens).to(loaded.model.device)
+        places = torch.tensor(some[0].places)
+        needles = torch.tensor([item.needle for item in some])
+
+        def look(call: AttentionCall, read: Any = read, places: Any = places, needles: Any = needles) -> None:
+            loaded.check_attention(call.module)
+            if call.kind != "self" or call.q.shape[2] != read.shape[1]:
+                return
+            weights = call.softmax(call.logits(places.to(call.q.device) - 1))
+            found = retrieval(weights, read, places, needles)
+            for head, both in enumerate(torch.stack(found).sum(1).T.cpu().numpy()):
+                sums.setdefault((call.layer, head), []).append(both)
+
+        captured(loaded.model, {"input_ids": read}, look)
+        done += len(some)
+        report("needles", done, len(asked))
+    means = {place: np.sum(both, 0) / len(asked) for place, both in sums.items()}
+    return tuple(
+        HeadRetrieval(layer=layer, head=head, score=float(both[0]), mass=float(both[1]))
+        for (layer, head), both in sorted(means.items())
+    )

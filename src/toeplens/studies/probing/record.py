@@ -1,0 +1,150 @@
+"""The record of a probe: what a model makes of each item, intact and changed, and what its heads do for a needle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from toeplens.ground import reading
+from toeplens.ground.records import NearlyShare, Record
+from toeplens.lens import Estimate, bootstrap_means, over_seeds
+from toeplens.studies.probing.items import Behaviour
+
+_ENOUGH = 8  # items whose resamples say something; of fewer the interval is Student's
+Number = reading.Number | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemRecord(Record):
+    """One item, or of a text's loss one range of places in it.
+
+    item    its number; ranges of one text share it
+    length, depth  as in `toeplens.studies.probing.items.Item`
+    start, stop    of a range, its first place and the one after its last; else None
+    nats    mean -log p of the answer's tokens, over the choices where there are some
+    right   whether no other token is likelier at any of them; of a text and of copying the share of them
+    changed_nats, changed_right  the same of the changed model; None without changes
+    """
+
+    behaviour: Behaviour
+    item: reading.Count
+    length: reading.Count
+    depth: Number = None
+    start: reading.Count | None = None
+    stop: reading.Count | None = None
+    nats: reading.Positive
+    right: reading.Share
+    changed_nats: Number = None
+    changed_right: Number = None
+
+    @property
+    def places(self) -> int:
+        """What it counts for beside other ranges of its item."""
+        return 1 if self.start is None or self.stop is None else self.stop - self.start
+
+    def verify(self) -> None:
+        if (self.start is None) != (self.stop is None) or (self.places < 1):
+            raise ValueError("stop: it must be after start.")
+        if (self.changed_nats is None) != (self.changed_right is None):
+            raise ValueError("changed_right: it must be there where changed_nats is, and only there.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRetrieval(Record):
+    """What one head of the intact model does for needles, mean over them (`toeplens.lens.Retrieval`)."""
+
+    layer: reading.Count
+    head: reading.Count
+    score: NearlyShare
+    mass: NearlyShare
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Items of one kind, with 95 % intervals over them; of a changed model also what it has more."""
+
+    behaviour: Behaviour
+    length: int | None
+    depth: float | None
+    start: int | None
+    count: int
+    nats: Estimate
+    right: Estimate
+    changed_nats: Estimate | None
+    changed_right: Estimate | None
+    more_nats: Estimate | None
+    more_right: Estimate | None
+
+
+@dataclass(frozen=True)
+class ProbeRecord(Record):
+    """What a model was asked and how it did.
+
+    about    the model, the text, how much was asked, versions, seconds
+    changes  what was done to its attention, in words; none if nothing was
+    items    every item
+    heads    every head's retrieval, layer by layer; none if it was not measured
+    """
+
+    WORDS = "probe"
+
+    about: dict[str, Any]
+    changes: tuple[reading.Text, ...]
+    items: tuple[ItemRecord, ...]
+    heads: tuple[HeadRetrieval, ...]
+
+    def of(self, behaviour: Behaviour) -> list[ItemRecord]:
+        """The items of one behaviour."""
+        return [item for item in self.items if item.behaviour == behaviour]
+
+    def summaries(self, behaviour: Behaviour, *by: str) -> Iterator[Summary]:
+        """The items of a behaviour in groups that share the fields ``by``: of ``length``, ``depth``, ``start``."""
+        groups: dict[tuple[Any, ...], list[ItemRecord]] = {}
+        for item in self.of(behaviour):
+            groups.setdefault(tuple(getattr(item, name) for name in by), []).append(item)
+        for key, items in sorted(groups.items()):
+            yield _summary(behaviour, dict(zip(by, key, strict=True)), items)
+
+
+def _summary(behaviour: Behaviour, place: dict[str, Any], items: list[ItemRecord]) -> Summary:
+    def over(value: Callable[[ItemRecord], float]) -> Estimate:
+        return _over_items(items, [value(item) for item in items])
+
+    def of_changed(value: Callable[[ItemRecord], float]) -> Estimate | None:
+        return None if items[0].changed_nats is None else over(value)
+
+    def nats(item: ItemRecord) -> float:
+        return float(item.changed_nats or 0.0)
+
+    def right(item: ItemRecord) -> float:
+        return float(item.changed_right or 0.0)
+
+    return Summary(
+        behaviour,
+        place.get("length"),
+        place.get("depth"),
+        place.get("start"),
+        len({item.item for item in items}),
+        over(lambda item: item.nats),
+        over(lambda item: item.right),
+        of_changed(nats),
+        of_changed(right),
+        of_changed(lambda item: nats(item) - item.nats),
+        of_changed(lambda item: right(item) - item.right),
+    )
+
+
+def _over_items(items: list[ItemRecord], values: list[float]) -> Estimate:
+    """Mean over items, each that of its ranges by their places; its interval is over items."""
+    numbers, at = np.unique([item.item for item in items], return_inverse=True)
+    places = np.array([item.places for item in items], dtype=float)
+    weights: Float[np.ndarray, "n"] = np.bincount(at, places, len(numbers))
+    means: Float[np.ndarray, "n"] = np.bincount(at, places * values, len(numbers)) / weights
+    if len(means) < _ENOUGH:
+        return over_seeds(means)
+    (low,), (high,) = bootstrap_means(means[:, None])
+    return Estimate(float(means.mean()), float(low), float(high), len(means))

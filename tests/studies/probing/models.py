@@ -1,0 +1,46 @@
+"""A tiny language model with a tokenizer of its own, and a text that it can be asked about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from toeplens.studies.probing.items import _COUNTS, _PLACES, _WORDS
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = _WORDS.split()
+TEXT = " ".join(WORDS[i * i % len(WORDS)] + ("." if i % 9 == 0 else "") for i in range(900))
+
+
+def tokenizer() -> object:
+    """Pieces of words and bytes, in which the words of lists are one token each; a text begins with <s>."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    known = " ".join([*WORDS, *_PLACES.split(), *_COUNTS, "so List Which How many times does occur Answer secret"] * 3)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=["<s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([known], trainer)
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>")
+
+
+def saved(directory: Path, **more: int) -> Path:
+    """A Llama with random weights and the tokenizer, on the disk."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=700, num_key_value_heads=2, **(sizes | more))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = transformers.LlamaForCausalLM(config)
+    made.save_pretrained(directory)
+    tokenizer().save_pretrained(directory)  # type: ignore[attr-defined]
+    return directory

@@ -1,0 +1,147 @@
+"""What is asked is what it says: needles where they should be, answers that are in the text, lists that are counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.studies.probing.models import TEXT, tokenizer
+
+from toeplens.ground import InputError
+from toeplens.studies.probing.items import Asked, Item, Writer, batches
+
+ASKED = Asked(lengths=(96, 160), depths=(0.0, 0.5, 1.0), repeats=2, sequences=2, lists=12)
+
+
+@pytest.fixture(scope="module")
+def words() -> Any:
+    return tokenizer()
+
+
+@pytest.fixture(scope="module")
+def items(words: Any) -> list[Item]:
+    return Writer(words, TEXT, 0).items(ASKED)
+
+
+def of(items: list[Item], behaviour: str) -> list[Item]:
+    found = [item for item in items if item.behaviour == behaviour]
+    assert found
+    return found
+
+
+def test_every_item_begins_as_a_text_does_and_is_as_long_as_it_was_asked(items: list[Item]) -> None:
+    for item in items:
+        assert item.tokens[0] == 0
+        assert 0 not in item.tokens[1:]
+        assert list(item.places) == sorted(set(item.places))
+        assert 1 <= item.places[0] <= item.places[-1] == len(item.tokens) - 1
+        if item.behaviour != "copying":
+            assert len(item.tokens) == item.length
+        assert abs(len(item.tokens) - item.length) <= 1
+
+
+def _question(item: Item, words: Any) -> int:
+    """How many tokens the question has, up to its answer."""
+    said = words.decode(item.tokens[: item.places[0]])
+    return len(words(said[said.rindex("\n\nThe secret") :], add_special_tokens=False)["input_ids"])
+
+
+def test_a_needle_lies_at_its_depth_and_holds_its_answer(items: list[Item], words: Any) -> None:
+    for item in of(items, "needle"):
+        assert item.needle is not None
+        assert item.depth is not None
+        first, last = item.needle
+        answer = [item.tokens[place] for place in item.places]
+        inside = list(item.tokens[first:last])
+        assert any(inside[at : at + len(answer)] == answer for at in range(len(inside)))
+        number = words.decode(answer)
+        assert len(number.strip()) == 5
+        assert number.isdecimal()
+        assert words.decode(item.tokens).count(number) == 2
+        before, after = first - 1, item.places[0] - last
+        assert before == round(item.depth * (before + after - _question(item, words)))
+
+
+def test_without_a_needle_the_number_is_nowhere_else(items: list[Item], words: Any) -> None:
+    for item in of(items, "no needle"):
+        assert item.needle is None
+        number = words.decode([item.tokens[place] for place in item.places])
+        assert words.decode(item.tokens).count(number) == 1
+        assert "secret number" in words.decode(item.tokens)
+
+
+def test_copies_are_halves(items: list[Item]) -> None:
+    for item in of(items, "copying"):
+        half = (len(item.tokens) - 1) // 2
+        assert item.tokens[1 : 1 + half] == item.tokens[1 + half :]
+        assert item.places == tuple(range(half + 2, len(item.tokens)))
+
+
+def test_lists_have_the_answers_that_are_given(items: list[Item], words: Any) -> None:
+    counts = ["one", "two", "three", "four", "five"]
+    for behaviour in ("counting", "order"):
+        for item in of(items, behaviour):
+            blocks = words.decode(item.tokens, skip_special_tokens=True).strip().split("\n\n")
+            assert len(blocks) == 4
+            assert item.tokens[item.places[0]] in item.choices
+            assert len(set(item.choices)) == (5 if behaviour == "counting" else 6)
+            for block in blocks:
+                listed, question = block.removeprefix("List: ").split(". ", 1)
+                found, answer = listed.split(", "), question.rstrip(".").split("Answer: ")[1]
+                if behaviour == "counting":
+                    asked = question.split("does ")[1].split(" occur")[0]
+                    assert counts[found.count(asked) - 1] == answer
+                else:
+                    asked = question.split("comes after ")[1].split("?")[0]
+                    assert found[found.index(asked) + 1] == answer
+
+
+def test_a_seed_gives_the_same_and_another_others(words: Any, items: list[Item]) -> None:
+    assert Writer(words, TEXT, 0).items(ASKED) == items
+    assert Writer(words, TEXT, 1).items(ASKED) != items
+
+
+def test_batches_hold_each_item_once_with_others_like_it(items: list[Item]) -> None:
+    seen: list[int] = []
+    for numbers, tokens in batches(items, 400):
+        assert tokens.size <= 400 or len(numbers) == 1
+        assert len({items[number].places for number in numbers}) == 1
+        np.testing.assert_array_equal(tokens, [items[number].tokens for number in numbers])
+        seen += numbers
+    assert sorted(seen) == list(range(len(items)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("lengths", (63,), "lengths: 63 was given; each must be at least 64"),
+        ("lengths", (), "lengths: nothing was given"),
+        ("lengths", (64, 64), "lengths: 64, 64 was given"),
+        ("depths", (0.5, 1.5), "depths: 0.5, 1.5 was given; each must be from 0 to 1"),
+        ("repeats", 0, "repeats: 0 was given; each must be at least 1"),
+        ("sequences", 1, "sequences: 1 was given; each must be at least 2"),
+        ("lists", 1, "lists: 1 was given; each must be at least 2"),
+    ],
+)
+def test_what_cannot_be_asked(field: str, value: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Asked(**{field: value})
+
+
+def test_a_text_that_is_too_short_and_a_length_without_room(words: Any) -> None:
+    with pytest.raises(InputError, match="text: it has 2 tokens; 159 are needed"):
+        Writer(words, "apple dog", 0).items(ASKED)
+    with pytest.raises(InputError, match="lengths: 30 was given; a needle and its question have"):
+        Writer(words, TEXT, 0).needle(30, 0.5)
+
+
+def test_a_tokenizer_that_cuts_words_apart() -> None:
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    letters = {each: at for at, each in enumerate([*map(chr, range(32, 127)), "\n", "[UNK]"])}
+    made = Tokenizer(models.WordLevel(letters, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    with pytest.raises(InputError, match=r"tokenizer: .*one token"):
+        Writer(transformers.PreTrainedTokenizerFast(tokenizer_object=made), TEXT, 0).counting()

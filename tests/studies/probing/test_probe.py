@@ -1,0 +1,171 @@
+"""A probe's numbers are those of the model's own passes, paired where it is changed, and come back as written."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.studies.probing.models import TEXT, saved, tokenizer
+
+from toeplens.ground import InputError
+from toeplens.report import render_probe
+from toeplens.sources.huggingface import AttentionCall, Change, captured, intervened, load_model
+from toeplens.studies.probing import ABOUT, Asked, ProbeRecord, open_probe, probe, read_change, save_probe, told
+from toeplens.studies.probing.items import Writer
+
+ASKED = Asked(lengths=(64, 80), depths=(0.0, 1.0), repeats=1, sequences=2, lists=2)
+CHANGES = (Change(layer=0, speed=0.0), Change(layer=1, heads=(1,), output="zero"))
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def found(model: Path) -> ProbeRecord:
+    return probe(str(model), TEXT, changes=CHANGES, asked=ASKED, device="cpu")
+
+
+def test_every_number_is_that_of_a_pass_of_its_item_alone(model: Path, found: ProbeRecord) -> None:
+    own = load_model(str(model), device="cpu").model
+    for number, item in enumerate(Writer(tokenizer(), TEXT, 0).items(ASKED)):
+        tokens = torch.tensor([item.tokens])
+        with torch.no_grad():
+            passes = [own(tokens).logits[0]]
+            with intervened(own, CHANGES):
+                passes.append(own(tokens).logits[0])
+        rows = [row for row in found.items if row.item == number]
+        for logits, names in zip(passes, (("nats", "right"), ("changed_nats", "changed_right")), strict=True):
+            each, right = [], []
+            for place in item.places:
+                row = logits[place - 1]
+                some = row if not item.choices else row[list(item.choices)]
+                each.append(float(some.logsumexp(-1) - row[item.tokens[place]]))
+                right.append(float(row[item.tokens[place]] == some.max()))
+            for row in rows:
+                part = [at for at, place in enumerate(item.places) if (row.start or 0) <= place < (row.stop or 10**6)]
+                share = np.mean if item.behaviour in ("loss", "copying") else np.min
+                assert getattr(row, names[0]) == pytest.approx(np.mean([each[at] for at in part]), abs=2e-5)
+                assert getattr(row, names[1]) == pytest.approx(share([right[at] for at in part]))
+        assert sum(row.places for row in rows if row.start) in (0, len(item.places))
+
+
+def _keep(found: list[Any], call: AttentionCall) -> None:
+    assert call.weights is not None
+    found.append(call.weights[0].clone())
+
+
+def test_heads_retrieve_what_their_weights_say(model: Path, found: ProbeRecord) -> None:
+    own = load_model(str(model), device="cpu").model
+    needles = [item for item in Writer(tokenizer(), TEXT, 0).items(ASKED) if item.needle]
+    score, mass = np.zeros((2, 2, 4))
+    for item in needles:
+        weights: list[Any] = []
+        captured(own, {"input_ids": torch.tensor([item.tokens])}, partial(_keep, weights))
+        first, last = item.needle or (0, 0)
+        for layer, own_weights in enumerate(weights):
+            for head in range(4):
+                for place in item.places:
+                    row = own_weights[head, place - 1]
+                    hits = [j for j in range(first, last) if item.tokens[j] == item.tokens[place]]
+                    score[layer, head] += (int(row.argmax()) in hits) / len(item.places) / len(needles)
+                    mass[layer, head] += float(row[hits].sum()) / len(item.places) / len(needles)
+    assert len(found.heads) == 8
+    for each in found.heads:
+        assert each.score == pytest.approx(score[each.layer, each.head])
+        assert each.mass == pytest.approx(mass[each.layer, each.head], abs=1e-6)
+
+
+def test_means_are_by_item_and_differences_paired(found: ProbeRecord) -> None:
+    [whole] = found.summaries("loss")
+    items = {row.item for row in found.of("loss")}
+    assert whole.count == len(items) == 2
+    by_item = [[row for row in found.of("loss") if row.item == item] for item in sorted(items)]
+    means = [sum(row.nats * row.places for row in rows) / sum(row.places for row in rows) for rows in by_item]
+    assert whole.nats.value == pytest.approx(np.mean(means))
+    assert whole.more_nats is not None
+    assert whole.changed_nats is not None
+    assert whole.more_nats.value == pytest.approx(whole.changed_nats.value - whole.nats.value)
+    assert [each.length for each in found.summaries("copying", "length")] == [64, 80]
+    assert {(e.length, e.depth) for e in found.summaries("needle", "length", "depth")} == {
+        (length, depth) for length in (64, 80) for depth in (0.0, 1.0)
+    }
+
+
+def test_it_comes_back_as_it_was_written_and_is_a_page(found: ProbeRecord, tmp_path: Path) -> None:
+    save_probe(found, tmp_path)
+    again = open_probe(tmp_path)
+    assert again == found
+    page = render_probe(again)
+    assert page == render_probe(found)
+    assert "Layer 1: the rotation stopped" in page
+    assert "Layer 2, head 2: silenced" in page
+    damaged = json.loads((tmp_path / "probe.json").read_text())
+    damaged["items"][0]["changed_right"] = None
+    (tmp_path / "probe.json").write_text(json.dumps(damaged))
+    with pytest.raises(InputError, match=r"changed_right: it must be there where changed_nats is"):
+        open_probe(tmp_path)
+    with pytest.raises(InputError, match=r"holds no probe\.json"):
+        open_probe(tmp_path / "nothing")
+
+
+def test_without_changes_there_are_none(model: Path) -> None:
+    found = probe(str(model), TEXT, asked=ASKED, heads=False, device="cpu")
+    assert found.changes == found.heads == ()
+    assert all(row.changed_nats is None for row in found.items)
+    assert {row.behaviour for row in found.items} == set(ABOUT)
+    assert "Heads that retrieve" not in render_probe(found)
+
+
+def test_the_same_seed_gives_the_same(model: Path, found: ProbeRecord) -> None:
+    again = probe(str(model), TEXT, changes=CHANGES, asked=ASKED, device="cpu")
+    assert again.items == found.items
+    assert again.heads == found.heads
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("layers=3-5 heads=1,4 output=zero", "layers 3–5, heads 1, 4: silenced"),
+        ("layers=all still=1-2 silent=4", "layers 1–6: pairs 1–2 stand still and pair 4 is silent"),
+        ("layers=2 groups=1 speed=0 bias=off", "layer 2, group 1: the rotation stopped and without bias"),
+        ("layers=1 attention=positional", "layer 1: the positional part of the logits alone"),
+        ("layers=1 speed=2", "layer 1: turned 2 times as fast"),
+        ("layers=1 output=mean", "layer 1: its mean put out"),
+    ],
+)
+def test_changes_are_read_and_told(text: str, words: str) -> None:
+    assert told(read_change(text).of(6)) == [words]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("heads=1 output=zero", "names no layers"),
+        ("layers=1", "none were given, nor speed"),
+        ("layers=1 zero", "'zero' in 'layers=1 zero' is no setting"),
+        ("layers=0 output=zero", "layers: '0' was given"),
+        ("layers=1 output=none", "output: there is no 'none'"),
+        ("layers=1 speed=fast", "speed: 'fast' was given; it must be a number"),
+        ("layers=1 bias=on", "bias: 'on' was given; only off"),
+        ("layers=1 layers=2 output=zero", "is no setting"),
+        ("layers=1 still=4-2", "still: '4-2' was given"),
+    ],
+)
+def test_changes_that_cannot_be_read(text: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read_change(text)
+
+
+def test_lengths_over_the_models_own(tmp_path: Path) -> None:
+    model = saved(tmp_path / "short", max_position_embeddings=70)
+    with pytest.raises(InputError, match="lengths: 80 tokens were given; the model has positions for 70"):
+        probe(str(model), TEXT, asked=ASKED, device="cpu")
