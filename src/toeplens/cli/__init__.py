@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from toeplens.cli import audits, lists, probes, runs, studies
+from toeplens.cli import audits, lists, pretrained, probes, runs, studies
 from toeplens.ground import EnvironmentFailure, ToeplensError
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.stops import EXIT_CODE, STOPPED, interrupted_by_signals
@@ -53,6 +53,7 @@ for _name, _command in {
     "audit": audits.audit,
     "compare": audits.compare,
     "probe": probes.probe,
+    "pretrained": pretrained.pretrained,
     "survey": audits.survey,
     "train": runs.train_run,
     "ablate": runs.ablate,

@@ -68,6 +68,17 @@ class AuditProgress:
             say(f"{what}: they will take {text}", aside=True)
 
 
+class PieceProgress(AuditProgress):
+    """The same, with a line for each piece of a study that is finished."""
+
+    def finished(self, name: str, at: int, count: int) -> None:
+        """Take note of a finished piece, how many are done, and of how many."""
+        for task in self.tasks.values():
+            self.bar.remove_task(task)
+        self.tasks, self.began = {}, {}
+        say(f"[{at}/{count}] {name}", aside=True)
+
+
 def audit_tables(found: Audit) -> list[Table]:
     """The heads that matter most (without effects the most positional ones), the layers, and what their heads do."""
     known = any(head.effect is not None for head in found.heads)

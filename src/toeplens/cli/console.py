@@ -22,12 +22,12 @@ from toeplens.ground.words import fixed, percent, significant
 from toeplens.lens import HeadAblation, HeadSets, deposit
 from toeplens.lens.ablation.estimate_check import UNCHECKED
 from toeplens.papers.deposit import Reproduction, Row
-from toeplens.papers.mathematics import Theory
 from toeplens.studies import Entry
 from toeplens.studies.auditing.survey import OUTCOMES, Survey
 from toeplens.studies.decomposition import Origins, RunStructure
 from toeplens.studies.grid import Grid
 from toeplens.studies.grid import Row as MatrixRow
+from toeplens.studies.kit.study import State
 
 Item = TypeVar("Item")
 
@@ -132,7 +132,7 @@ def print_page(page: Path, *, as_json: bool, **more: Any) -> None:
 
 
 def print_study(
-    state: Reproduction | Grid | Theory,
+    state: State,
     page: Path,
     tables: Sequence[Table] = (),
     *,
@@ -142,7 +142,7 @@ def print_study(
     """A study's tables, its claims, how far it is and where its page is; or the same as JSON, with its table's rows."""
     about: dict[str, Any] = {"finished": state.finished, "total": state.total}
     unit = "records are there"
-    if not isinstance(state, Theory):
+    if isinstance(state, Reproduction | Grid):
         about |= {"share": state.share, "table": [row.to_dict() for row in rows]}
         unit = f"cells are finished ({100 * state.share:.3g} % of the most training steps)"
     if not as_json:

@@ -27,7 +27,7 @@ def probe(
     lengths: Annotated[str, typer.Option(help="Tokens of the texts.")] = "256,512,1024",
     depths: Annotated[str, typer.Option(help="Depths of the needles, 0 to 1.")] = "0,0.25,0.5,0.75,1",
     repeats: Annotated[int, typer.Option(help="Needles of each length and depth.")] = 2,
-    sequences: Annotated[int, typer.Option(help="Texts whose loss is taken, and copies of each length.")] = 4,
+    sequences: Annotated[int, typer.Option(help="Texts whose loss is taken, and copies of each length.")] = 8,
     lists: Annotated[int, typer.Option(help="Questions about lists, of each kind.")] = 24,
     heads: Annotated[bool, typer.Option(help="Look at the heads where the intact model answers.")] = True,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",

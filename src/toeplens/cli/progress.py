@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -67,7 +68,9 @@ class _Opening:
         self.bar.stop()
 
 
-def carry_out(work: Callable[..., State], progress: _Opening, limits: Limits, show: Callable[[State], None]) -> None:
+def carry_out(
+    work: Callable[..., State], progress: AbstractContextManager[Any], limits: Limits, show: Callable[[State], None]
+) -> None:
     """Do ``work(limits=...)`` until it is done or told to stop, and show what came of it; a stop has its exit code."""
     with stop_on_signals() as stopped, progress:
         state = work(limits=replace(limits, should_stop=stopped))

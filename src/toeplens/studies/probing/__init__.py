@@ -2,7 +2,7 @@
 
 from toeplens.studies.probing.changes import Wish, numbers, read_change, told
 from toeplens.studies.probing.items import ABOUT, Asked, Behaviour
-from toeplens.studies.probing.probe import RECORD, layers_of, open_probe, probe, save_probe
+from toeplens.studies.probing.probe import RECORD, Probing, layers_of, open_probe, probe, save_probe
 from toeplens.studies.probing.record import HeadRetrieval, ItemRecord, ProbeRecord, Summary
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "HeadRetrieval",
     "ItemRecord",
     "ProbeRecord",
+    "Probing",
     "Summary",
     "Wish",
     "layers_of",

@@ -69,7 +69,7 @@ class Asked:
     lengths: tuple[int, ...] = (256, 512, 1024)
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     repeats: int = 2
-    sequences: int = 4
+    sequences: int = 8
     lists: int = 24
 
     def __post_init__(self) -> None:

@@ -6,6 +6,8 @@ import hashlib
 import platform
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,83 @@ RECORD = "probe.json"
 _AT_ONCE = 4096  # tokens of a pass, over its sequences
 _CHANGED_AT_ONCE = 1024  # of a pass that is taken apart
 Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Probing:
+    """What a model is asked, and how it answers; the intact model once, under as many changes as are wished.
+
+    model  loaded, with its tokenizer
+    items  what it is asked
+    about  what a record says of it
+    """
+
+    loaded: Loaded
+    items: tuple[Item, ...]
+    about: dict[str, Any]
+    report: Progress
+
+    @classmethod
+    def of(
+        cls, loaded: Loaded, text: str, asked: Asked, *, tokenizer: Any = None, seed: int = 0, report: Progress
+    ) -> Probing:
+        """Of a model and a text. Raises `InputError` as `probe` does."""
+        loaded.check_numbers()
+        _check(loaded, asked)
+        items = Writer(loaded.tokenizer() if tokenizer is None else tokenizer, text, seed).items(asked)
+        about = {
+            "model": loaded.called,
+            "class": type(loaded.model).__name__,
+            "dtype": str(loaded.model.dtype).removeprefix("torch."),
+            "weights": None if loaded.quantised is None else str(loaded.quantised),
+            "characters": len(text),
+            "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+            **{name: list(x) if isinstance(x, tuple) else x for name, x in vars(asked).items()},
+            "seed": seed,
+            "transformers": library().__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        return cls(loaded, tuple(items), about, report)
+
+    @cached_property
+    def intact(self) -> dict[int, Predictions]:
+        """What the intact model makes of each item."""
+        return _answers(self.loaded.model, self.items, (), self._told("items"))
+
+    @cached_property
+    def heads(self) -> tuple[HeadRetrieval, ...]:
+        """The intact model's heads where it answers."""
+        return _heads(self.loaded, self.items, self.report)
+
+    def record(self, changes: Sequence[Change] = (), *, heads: bool = False) -> ProbeRecord:
+        """The record of the intact model, or of it and a changed one; ``heads`` whether retrieval is in it."""
+        started, changed = time.monotonic(), None
+        try:
+            intact = self.intact
+            if changes:
+                changed = _answers(self.loaded.model, self.items, changes, self._told("changed"))
+            found = self.heads if heads else ()
+        except (InputError, EnvironmentFailure):
+            raise
+        except Exception as error:
+            raise self._failure(error) from error
+        rows = [row for number, item in enumerate(self.items) for row in _rows(number, item, intact, changed)]
+        about = self.about | {"seconds": round(time.monotonic() - started, 1)}
+        return ProbeRecord(about, tuple(told(changes)), tuple(rows), found)
+
+    def _told(self, what: str) -> Callable[[int], None]:
+        return lambda done: self.report(what, done, len(self.items))
+
+    def _failure(self, error: Exception) -> Exception:
+        if out_of_memory(error):
+            return EnvironmentFailure(
+                f"memory: it was used up on {self.loaded.model.device}; give smaller lengths or a smaller dtype."
+            )
+        if of_libraries(error):
+            name = type(self.loaded.model).__name__
+            return InputError(f"model: the probe of {name} broke off: {words(error)}.")
+        return error
 
 
 def probe(
@@ -62,45 +141,10 @@ def probe(
     Raises `InputError` for a model that predicts no tokens or is not understood, lengths over the model's own, a text
     that is too short; `EnvironmentFailure` where memory runs out.
     """
-    started, asked = time.monotonic(), asked or Asked()
     report = on_progress or (lambda what, done, total: None)
     loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)
-    loaded.check_numbers()
-    _check(loaded, asked)
-    tokenizer = loaded.tokenizer() if tokenizer is None else tokenizer
-    items = Writer(tokenizer, text, seed).items(asked)
-    try:
-        intact = _answers(loaded.model, items, (), lambda done: report("items", done, len(items)))
-        changed = None
-        if changes:
-            changed = _answers(loaded.model, items, changes, lambda done: report("changed", done, len(items)))
-        found = _heads(loaded, items, report) if heads else ()
-    except (InputError, EnvironmentFailure):
-        raise
-    except Exception as error:
-        if out_of_memory(error):
-            raise EnvironmentFailure(
-                f"memory: it was used up on {loaded.model.device}; give smaller lengths or a smaller dtype."
-            ) from error
-        if of_libraries(error):
-            raise InputError(f"model: the probe of {type(loaded.model).__name__} broke off: {words(error)}.") from error
-        raise
-    rows = [row for number, item in enumerate(items) for row in _rows(number, item, intact, changed)]
-    about = {
-        "model": loaded.called,
-        "class": type(loaded.model).__name__,
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
-        "weights": None if loaded.quantised is None else str(loaded.quantised),
-        "characters": len(text),
-        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
-        **{name: list(x) if isinstance(x, tuple) else x for name, x in vars(asked).items()},
-        "seed": seed,
-        "transformers": library().__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "seconds": round(time.monotonic() - started, 1),
-    }
-    return ProbeRecord(about, tuple(told(changes)), tuple(rows), found)
+    probing = Probing.of(loaded, text, asked or Asked(), tokenizer=tokenizer, seed=seed, report=report)
+    return probing.record(changes, heads=heads)
 
 
 def layers_of(loaded: Loaded) -> int:

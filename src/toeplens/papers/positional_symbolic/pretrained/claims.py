@@ -1,0 +1,317 @@
+"""Claims on pretrained models, with rules that were written before a model was recorded.
+
+What is left to chance is a text (or a question): rules over seeds are over texts here. Beside each statement about
+what was learned stands the same architecture with random weights, and the model on the same tokens in random order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from toeplens.papers.positional_symbolic.pretrained.changes import PREVIOUS, RETRIEVES, retrieving
+from toeplens.papers.positional_symbolic.pretrained.heads import FEWEST, Heads
+from toeplens.papers.positional_symbolic.pretrained.plan import DRAWS
+from toeplens.studies.kit.claims import Claim
+from toeplens.studies.kit.verdicts import Finding, above, below, interval_above, supporting, unknown
+from toeplens.studies.probing import Behaviour
+
+if TYPE_CHECKING:
+    from toeplens.papers.positional_symbolic.pretrained.study import Pretrained
+
+Check = Callable[["Pretrained"], list[Finding]]
+_SISTER = "arXiv 2511.11579"
+_ROUND = "arXiv 2410.06205"
+_RETRIEVAL = "arXiv 2404.15574"
+_ROPE_RETRIEVAL = "arXiv 2606.21249"
+_STRONG, _LEARNED, _OCTAVES, _PURE, _FEW = 0.5, 0.1, 2.0, 0.9, 0.05
+_NULLS = {"random": "random weights", "shuffled": "tokens in random order"}
+
+
+def _texts(finding: Finding) -> Finding:
+    """What is over seeds elsewhere is over texts here."""
+    said, wanting = (
+        text.replace(" seeds", " texts").replace(" seed)", " text)") for text in (finding.evidence, finding.wanting)
+    )
+    return replace(finding, evidence=said, wanting=wanting)
+
+
+def _missing(what: str) -> list[Finding]:
+    return [unknown(what, "its pieces are not finished")]
+
+
+# ---- positional heads and frequencies --------------------------------------------------------------------------------
+
+
+def _correspondence(study: Pretrained) -> list[Finding]:
+    heads, what = study.heads("text"), "rank correlation of the positional share and the frequency used"
+    if heads is None:
+        return _missing(what)
+    found = []
+    for part, which in heads.parts.items():
+        own = heads.correlations("positional", "centre", which)
+        found.append(_texts(above(f"{what}, {part}", own, _STRONG)))
+    return found
+
+
+def _learned(study: Pretrained) -> list[Finding]:
+    heads, what = study.heads("text"), "that correlation less that of"
+    if heads is None:
+        return _missing(what)
+    found = []
+    for kind, words in _NULLS.items():
+        other = study.heads(kind)
+        if other is None:
+            found += _missing(f"{what} {words}")
+            continue
+        for part, which in heads.parts.items():
+            pairs = zip(*(each.correlations("positional", "centre", which) for each in (heads, other)), strict=True)
+            finding = _texts(above(f"{what} {words}, {part}", [a - b for a, b in pairs], _LEARNED))
+            found.append(finding if kind == "random" else supporting(finding))
+    return found
+
+
+def _previous_fast(study: Pretrained) -> list[Finding]:
+    heads, what = study.heads("text"), "octaves by which previous-token heads use faster pairs than the others"
+    if heads is None:
+        return _missing(what)
+    chosen = heads.mean("previous") >= PREVIOUS
+    if chosen.sum() < FEWEST:
+        return [unknown(what, f"{int(chosen.sum())} heads look at the token before; {FEWEST} are needed")]
+
+    def apart(columns: dict[str, np.ndarray]) -> float:
+        return float(np.nanmean(columns["centre"][chosen]) - np.nanmean(columns["centre"][~chosen]))
+
+    found = [_texts(above(f"{what} ({int(chosen.sum())} heads)", heads.by_text(apart), _OCTAVES))]
+    found += _more(study, "fast-still", "slow-still", "copying", "their fastest quarter stopped, less the slowest", 0.1)
+    return found
+
+
+def _pure(study: Pretrained) -> list[Finding]:
+    heads = study.heads("text")
+    if heads is None:
+        return _missing("heads that are purely positional or symbolic")
+    return [
+        _texts(
+            above(f"heads whose {name} share is {_PURE} or more", heads.by_text(lambda c, n=name: _count(c[n])), 0.5)
+        )
+        for name in ("positional", "symbolic")
+    ]
+
+
+def _count(values: np.ndarray) -> float:
+    return float((values >= _PURE).sum())
+
+
+# ---- retrieval -------------------------------------------------------------------------------------------------------
+
+
+def _sparse(study: Pretrained) -> list[Finding]:
+    what, intact = "share of the heads that retrieve", study.probes.get("intact")
+    if intact is None or not intact.heads:
+        return _missing(what)
+    many = len(retrieving(intact))
+    share = many / len(intact.heads)
+    some = Finding("holds" if many else "fails", f"{many} of {len(intact.heads)} heads have a score of {RETRIEVES}")
+    low = Finding("holds" if share < _FEW else "fails", f"{what}: {share:.3f}, bar {_FEW}")
+    return [some, low]
+
+
+def _causal(study: Pretrained) -> list[Finding]:
+    found = []
+    for name, words in (("no-retrieval", "the heads that retrieve"), ("no-others", "as many others")):
+        what = f"share of needles that are lost without {words}"
+        names = [name] if name == "no-retrieval" else [f"{name}-{draw}" for draw in range(DRAWS)]
+        values = _lost(study, names)
+        if values is None:
+            there = all(each in study.probes for each in names)
+            found += [unknown(what, "the model finds no needle, or has no such heads")] if there else _missing(what)
+        elif name == "no-retrieval":
+            found.append(_texts(above(what, values, 0.5)))
+        else:
+            found.append(_texts(below(what, values, 0.1)))
+    return found
+
+
+def _lost(study: Pretrained, names: Sequence[str]) -> list[float] | None:
+    """Of each needle that the intact model finds, whether it is lost; mean over several changes."""
+    probes = [study.probes.get(name) for name in names]
+    found = [
+        [item.right - (item.changed_right or 0.0) for item in probe.of("needle") if item.right == 1]
+        for probe in probes
+        if probe is not None and probe.changes
+    ]
+    return None if len(found) < len(names) or not found[0] else np.mean(found, axis=0).tolist()
+
+
+def _slow(study: Pretrained) -> list[Finding]:
+    found = []
+    for draw in range(DRAWS):
+        words = f"their slowest quarter silenced, less a quarter that was drawn ({draw + 1})"
+        found += _more(study, "slow-silent", f"some-silent-{draw}", "needle", words, 0.1)
+    return found
+
+
+def _more(study: Pretrained, first: str, second: str, of: Behaviour, words: str, bar: float) -> list[Finding]:
+    """By how many nats one change costs a behaviour more than another, over its items."""
+    what, probes = f"nats of {of}, {words}", [study.probes.get(name) for name in (first, second)]
+    if any(probe is None for probe in probes):
+        return _missing(what)
+    nats = [[item.changed_nats for item in probe.of(of) if item.changed_nats is not None] for probe in probes if probe]
+    if not all(nats):
+        return [unknown(what, "the model has no such heads")]
+    return [_texts(above(what, [a - b for a, b in zip(*nats, strict=True)], bar))]
+
+
+def _symbolic(study: Pretrained) -> list[Finding]:
+    heads, intact = study.heads("text"), study.probes.get("intact")
+    what = "symbolic share of the heads that retrieve, less that of the others"
+    if heads is None or intact is None:
+        return _missing(what)
+    chosen = _marked(heads, retrieving(intact))
+    if chosen.sum() < FEWEST:
+        return [unknown(what, f"{int(chosen.sum())} heads retrieve; {FEWEST} are needed")]
+
+    def apart(name: str) -> list[float]:
+        return heads.by_text(lambda c: float(np.nanmean(c[name][chosen]) - np.nanmean(c[name][~chosen])))
+
+    slower = "octaves by which they use slower pairs than the others"
+    return [_texts(above(what, apart("symbolic"), _LEARNED)), supporting(_texts(below(slower, apart("centre"), 0.0)))]
+
+
+def _marked(heads: Heads, which: Sequence[tuple[int, int]]) -> np.ndarray:
+    return np.array([(layer, head) in set(which) for layer, head in zip(heads.layer, heads.head, strict=True)])
+
+
+# ---- what position is worth ------------------------------------------------------------------------------------------
+
+
+def _worth(study: Pretrained) -> list[Finding]:
+    what, audit, heads = "the most positional head", study.audits.get("position"), study.heads("text")
+    if audit is None or heads is None:
+        return _missing(what)
+    at = int(np.nanargmax(heads.mean("positional")))
+    head = audit.heads[at]
+    others = [each.effect for number, each in enumerate(audit.heads) if number != at and each.effect is not None]
+    if head.effect is None or head.effect_low is None or not others:
+        return [unknown(what, "no effects are known")]
+    bar = max(0.0, float(np.median(others)))
+    said = (
+        f"nats that position is worth to {what}, layer {head.layer + 1} head {head.head + 1}; the bar is half's worth"
+    )
+    return [interval_above(said, head.effect, head.effect_low, head.effect_high or head.effect_low, bar)]
+
+
+def _concentrated(study: Pretrained) -> list[Finding]:
+    what, audit = "share of the costliest head in all that position is worth", study.audits.get("position")
+    if audit is None:
+        return _missing(what)
+    effects = np.array([np.nan if each.effect is None else each.effect for each in audit.heads])
+    low, high = (
+        np.array([np.nan if (x := getattr(each, name)) is None else x for each in audit.heads])
+        for name in ("effect_low", "effect_high")
+    )
+    if not np.isfinite(effects).all() or not np.isfinite(low).all():
+        return [unknown(what, "no effects are known")]
+    at, total = int(effects.argmax()), float(np.clip(effects, 0, None).sum())
+    if not total > 0:
+        return [unknown(what, "taking position from heads adds nothing to the loss")]
+    rest = total - float(effects[at])
+    ends = [each / (each + rest) for each in (max(0.0, float(low[at])), float(high[at]))]
+    head, layers = audit.heads[at], len(audit.layers)
+    place = f"the costliest is layer {head.layer + 1} head {head.head + 1} of {layers} layers"
+    return [
+        interval_above(what, float(effects[at]) / total, ends[0], ends[1], _STRONG),
+        supporting(Finding("holds" if head.layer < layers / 3 else "fails", place)),
+    ]
+
+
+CLAIMS: tuple[Claim[Pretrained], ...] = (
+    Claim(
+        "positional-frequency",
+        f"{_SISTER}, abstract",
+        "How a head behaves, by position or by content, corresponds to the frequencies it uses.",
+        f"Over a model's heads, the rank correlation of the positional share with the centre of gravity of the "
+        f"frequencies used is above {_STRONG}, mean over texts (from half on a correlation is commonly called large); "
+        "in layers that see a window and in those that see all apart, where a model has both.",
+        _correspondence,
+    ),
+    Claim(
+        "correspondence-learned",
+        "ours",
+        "That correspondence is learned: random weights do not have it.",
+        f"Over texts, the rank correlation is more than {_LEARNED} above that of the same architecture with random "
+        "weights (less could not be told from how heads are drawn). Supporting: and above that of the same tokens in "
+        "random order.",
+        _learned,
+    ),
+    Claim(
+        "previous-token-fast",
+        f"{_ROUND}, abstract",
+        "Positional patterns such as attention to the token before are made with the highest frequencies.",
+        f"Of the heads that give the token before {PREVIOUS} or more of their attention, the centre of the frequencies "
+        f"used is more than {_OCTAVES:g} octaves above that of the others, mean over texts (a factor of four, more "
+        "than neighbouring bands differ by); and stopping the fastest quarter of their pairs costs copying 0.1 nats "
+        "more than stopping the slowest.",
+        _previous_fast,
+    ),
+    Claim(
+        "pure-heads",
+        f"{_SISTER}, section 3",
+        "Purely positional and purely symbolic heads exist.",
+        f"On the mean text at least one head has a positional share of {_PURE} or more, and one a symbolic share of as "
+        "much (a tenth is left for what training does not clean away).",
+        _pure,
+    ),
+    Claim(
+        "retrieval-sparse",
+        f"{_RETRIEVAL}, abstract",
+        "Some heads retrieve, and they are few.",
+        f"At least one head has a retrieval score of {RETRIEVES} or more, and less than {_FEW:.0%} of them have (the "
+        "source's own numbers).",
+        _sparse,
+    ),
+    Claim(
+        "retrieval-causal",
+        f"{_RETRIEVAL}, abstract; {_ROPE_RETRIEVAL}, abstract (i)",
+        "Without the heads that retrieve needles are lost; without as many others they are not.",
+        "Of the needles that the intact model finds, more than half are lost when these heads are silenced, and less "
+        f"than a tenth when as many others of the same layers are, mean of {DRAWS} draws (the source: all, and none).",
+        _causal,
+    ),
+    Claim(
+        "retrieval-slow",
+        f"{_ROPE_RETRIEVAL}, abstract (iv)",
+        "Heads that retrieve do it with their lowest frequencies.",
+        "Silencing the slowest quarter of the pairs of the heads that retrieve costs the needle more than 0.1 nats a "
+        f"token more than silencing a quarter that was drawn, for each of {DRAWS} draws.",
+        _slow,
+    ),
+    Claim(
+        "retrieval-symbolic",
+        f"{_SISTER}, abstract",
+        "Heads that retrieve are symbolic.",
+        f"The symbolic share of the heads that retrieve is more than {_LEARNED} above that of the others, mean over "
+        "texts. Supporting: they use slower pairs.",
+        _symbolic,
+    ),
+    Claim(
+        "position-worth",
+        "ours",
+        "The most positional head's position is worth more than other heads'.",
+        "Taking position from the head with the largest positional share adds to the loss, and more than it does for "
+        "half of the other heads, by the interval of its effect.",
+        _worth,
+    ),
+    Claim(
+        "deposit-pretrained",
+        "arXiv 2505.13027 v1, section 4, on pretrained models",
+        "RoPE puts positional work into one early head.",
+        f"Of all that position is worth, head by head, one head has more than {_STRONG} (by the interval of its "
+        "effect). Supporting: it is in the first third of the layers.",
+        _concentrated,
+    ),
+)

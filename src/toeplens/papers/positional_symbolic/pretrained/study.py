@@ -1,0 +1,168 @@
+"""The study of a pretrained language model: carried out piece by piece, gone on with, gathered and judged."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toeplens.engine import Limits
+from toeplens.ground import InputError, read_json
+from toeplens.ground.files import make_directory
+from toeplens.ground.stops import Interrupted, interruptible
+from toeplens.papers.positional_symbolic.pretrained.claims import CLAIMS
+from toeplens.papers.positional_symbolic.pretrained.heads import Heads
+from toeplens.papers.positional_symbolic.pretrained.making import PIECES, Making, path_of, read
+from toeplens.papers.positional_symbolic.pretrained.plan import AUDITED, Asking, Plan
+from toeplens.sources.huggingface import captured
+from toeplens.sources.huggingface.loading import Dtype, Loaded, load_model
+from toeplens.studies.auditing.record import AuditRecord
+from toeplens.studies.kit.claims import judge_all
+from toeplens.studies.kit.study import STUDY, Kind, State
+from toeplens.studies.probing import ProbeRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained(State):
+    """The state of the study.
+
+    audits, probes  the pieces that are finished, by name
+    """
+
+    plan: Plan
+    audits: Mapping[str, AuditRecord]
+    probes: Mapping[str, ProbeRecord]
+
+    def asked(self) -> dict[str, Any]:
+        """The plan."""
+        return asdict(self.plan)
+
+    def found(self) -> dict[str, Any]:
+        """The pieces."""
+        return {
+            "audits": {name: each.to_dict() for name, each in self.audits.items()},
+            "probes": {name: each.to_dict() for name, each in self.probes.items()},
+        }
+
+    def heads(self, kind: str) -> Heads | None:
+        """What was measured of each head on each of the texts (``text``), of random weights or shuffled texts."""
+        found = [self.audits.get(f"{kind}-{number}") for number in range(len(self.plan.places))]
+        audits = [each for each in found if each is not None]
+        return Heads.of(audits) if len(audits) == len(found) else None
+
+
+def _read(directory: Path, plan: Plan, environment: dict[str, Any]) -> Pretrained:
+    audits: dict[str, AuditRecord] = {}
+    probes: dict[str, ProbeRecord] = {}
+    for name, kind in plan.pieces():
+        if path_of(directory, name).exists():
+            if kind == AUDITED:
+                audits[name] = read(directory, name, AuditRecord)
+            else:
+                probes[name] = read(directory, name, ProbeRecord)
+    return judged(
+        Pretrained(
+            directory=directory,
+            finished=len(audits) + len(probes),
+            total=len(list(plan.pieces())),
+            environment=environment,
+            plan=plan,
+            audits=audits,
+            probes=probes,
+        )
+    )
+
+
+def judged(state: Pretrained) -> Pretrained:
+    """The same with the verdicts on its claims."""
+    return replace(state, entries=judge_all(CLAIMS, state))
+
+
+KIND = Kind("pretrained", "pretrained", Asking, Asking.plan, _read)
+gather, is_pretrained = KIND.gather, KIND.holds
+
+
+def examine(
+    model: str,
+    texts: Mapping[str, str],
+    out: Path | str,
+    *,
+    dtype: Dtype = "auto",
+    device: str = "auto",
+    limits: Limits | None = None,
+    on_piece: Callable[[str, int, int], None] = lambda name, done, total: None,
+    on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    **sizes: Any,
+) -> Pretrained:
+    """Carry out the study of a pretrained model in ``out``, or go on with it.
+
+    Arguments
+        model        a model's directory or its name on the hub, or a GGUF file
+        texts        by name, what sequences, needles and questions are taken from
+        dtype, device  as in `toeplens.sources.huggingface.load_model`
+        limits       deadline, and what tells it to stop
+        on_piece     told of every finished piece, how many are done, and of how many
+        on_progress  told how much of a piece is done
+        sizes        of `Plan`: sequences, tokens, effect_tokens, probe_tokens, seed
+
+    Raises `InputError` for a model that is not understood, texts that are too short, and a directory that holds
+    another study or that of another model, other texts or other sizes.
+    """
+    limits, directory = limits or Limits(), Path(out)
+    plan = Plan(model=model, texts=texts, **sizes)
+    loaded = load_model(model, dtype=dtype, device=device)
+    plan = replace(plan, **_nature(loaded))
+    asked = asdict(replace(plan, texts=plan.digests()))
+    _same(directory, asked)
+    pieces = list(plan.pieces())
+
+    def work() -> None:
+        make_directory(directory / PIECES)
+        making = Making(loaded, plan, directory, on_progress)
+        making.windows  # noqa: B018  texts that are too short are refused before anything is done
+        for at, (name, kind) in enumerate(pieces, 1):
+            if limits.over():
+                return
+            if not path_of(directory, name).exists():
+                try:
+                    with interruptible(limits.late, grace=0.0):
+                        making.make(name, kind)
+                except Interrupted:
+                    if not limits.over():
+                        raise
+                    return
+                shutil.rmtree(directory / PIECES / f"{name}.parts", ignore_errors=True)
+                on_piece(name, at, len(pieces))
+
+    return KIND.carry_out(directory, asked, work)
+
+
+def _nature(loaded: Loaded) -> dict[str, bool]:
+    """Whether a model turns queries and keys, and whether it predicts the next token, from a short pass."""
+    turns, causal = [], []
+    tokens = torch.arange(1, 9, device=loaded.model.device).unsqueeze(0)
+
+    def look(call: Any) -> None:
+        turns.append(call.rotation is not None)
+        causal.append(call.causal)
+
+    captured(loaded.model, {"input_ids": tokens}, look)
+    head = loaded.model.get_output_embeddings() is not None
+    return {"turns": any(turns), "predicts": head and all(causal)}
+
+
+def _same(directory: Path, asked: dict[str, Any]) -> None:
+    """Refuse to go on with a study of anything else."""
+    path = directory / STUDY
+    if not path.exists():
+        return
+    had = read_json(path)
+    for name, value in asked.items():
+        if isinstance(had, dict) and name in had and had[name] != value:
+            raise InputError(
+                f"{name}: {directory} holds a study whose {name} is another ({had[name]!r}); give another directory."
+            )
