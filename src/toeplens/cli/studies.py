@@ -146,8 +146,12 @@ def _kind(directory: Path) -> tuple[Any, Callable[[Any], Path], str]:
     from toeplens.papers import deposit, mathematics
     from toeplens.papers.deposit.page import write_page
     from toeplens.papers.mathematics.page import write_theory
+    from toeplens.papers.positional_symbolic import pretrained
+    from toeplens.papers.positional_symbolic.pretrained.page import write_pretrained
     from toeplens.studies import RULE, grid
 
+    if pretrained.is_pretrained(directory):
+        return pretrained, write_pretrained, RULE.replace("seed", "text")
     if mathematics.is_theory(directory):
         return mathematics, write_theory, RULE
     if grid.is_grid(directory):

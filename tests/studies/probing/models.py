@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ WORDS = _WORDS.split()
 TEXT = " ".join(WORDS[i * i % len(WORDS)] + ("." if i % 9 == 0 else "") for i in range(900))
 
 
-def tokenizer() -> object:
+def tokenizer() -> Any:
     """Pieces of words and bytes, in which the words of lists are one token each; a text begins with <s>."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -42,5 +43,5 @@ def saved(directory: Path, **more: int) -> Path:
         torch.manual_seed(0)
         made = transformers.LlamaForCausalLM(config)
     made.save_pretrained(directory)
-    tokenizer().save_pretrained(directory)  # type: ignore[attr-defined]
+    tokenizer().save_pretrained(directory)
     return directory

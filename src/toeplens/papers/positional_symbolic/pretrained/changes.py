@@ -40,8 +40,8 @@ def changes_of(piece: str, plan: Plan, audits: Sequence[AuditRecord], intact: Pr
     layers = {layer.layer: layer for layer in audits[0].layers}
     name, _, number = piece.rpartition("-")
     if name == "still":
-        bands = {layer: np.array_split(by_speed(layer), BANDS)[int(number)] for layer in audits[0].layers}
-        return [_bands(layer, "still", pairs) for layer, pairs in bands.items() if len(pairs)]
+        bands = [(layer, np.array_split(by_speed(layer), BANDS)[int(number)]) for layer in audits[0].layers]
+        return [_bands(layer, "still", pairs) for layer, pairs in bands if len(pairs)]
     if piece in ("fast-still", "slow-still"):
         return _of_heads(previous(audits), layers, "still", piece == "fast-still")
     if intact is None:

@@ -1,0 +1,101 @@
+"""The commands that ask pretrained models: their files, their JSON, and one line for what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.command import Toeplens
+from tests.studies.probing.models import TEXT, saved, tokenizer
+
+LITTLE = ("--lengths", "64,80", "--depths", "0,1", "--repeats", "1", "--sequences", "2", "--lists", "2")
+SHORT = ("--sequences", "1", "--tokens", "80", "--effect-tokens", "16", "--probe-tokens", "80")
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "text.txt"
+
+
+def test_a_probe_is_written_over_an_older_one_alone(
+    toeplens: Toeplens, model: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for change in ((), ("--change", "layers=all still=1", "--change", "layers=2 heads=3 output=zero")):
+        answer = toeplens("probe", model, "--text", text, "--out", out, *LITTLE, *change[:2], "--json")
+        found = answer.json()
+        assert found["page"] == str(out / "report.html")
+        assert found["changes"] == (["layers 1–2: pair 1 stands still"] if change else [])
+        assert sorted(path.name for path in out.iterdir()) == [".lock", "probe.json", "report.html"]
+    shown = toeplens("probe", model, "--text", text, "--out", out, *LITTLE)
+    assert shown.code == 0
+    assert "needle" in shown.out
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "notes.txt").write_text("mine")
+    refused = toeplens("probe", model, "--text", text, "--out", tmp_path / "else", *LITTLE).refusal()
+    assert "holds files that are not the probe's" in refused
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--lengths", "64,many"), "lengths: '64,many' was given; it must be whole numbers with commas between them."),
+        (("--lengths", "32"), "lengths: 32 was given; each must be at least 64, and be given once."),
+        (("--depths", "2"), "depths: 2 was given; each must be from 0 to 1, and be given once."),
+        (("--change", "layers=1"), "bands: none were given, nor speed, bias, attention or output; one is needed."),
+        (("--change", "layers=1 heads=9 output=zero"), "heads: [8] were given; "),
+        (("--change", "layers=7 output=zero"), "layer: 6 was given; there are 2 calls of self attention"),
+        (("--change", "layers=1 still=9"), "still: "),
+        (("--change", "layers=1 bias=off"), "bias: model.layers.0.self_attn (LlamaAttention) adds nothing"),
+    ],
+)
+def test_what_cannot_be_probed(
+    words: tuple[str, ...], sentence: str, toeplens: Toeplens, model: Path, text: Path, tmp_path: Path
+) -> None:
+    options = dict(zip(LITTLE[::2], LITTLE[1::2], strict=True)) | dict([words])
+    flat = [each for pair in options.items() for each in pair]
+    answer = toeplens("probe", model, "--text", text, "--out", tmp_path / "out", *flat)
+    assert answer.refusal().startswith(f"error: {sentence}")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def headless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama without the head that predicts tokens."""
+    transformers: Any = pytest.importorskip("transformers")
+    directory = tmp_path_factory.mktemp("models") / "bare"
+    config = transformers.LlamaConfig(vocab_size=700, hidden_size=32, intermediate_size=48, num_hidden_layers=1)
+    transformers.LlamaModel(config).save_pretrained(directory)
+    tokenizer().save_pretrained(directory)
+    return directory
+
+
+def test_a_model_that_predicts_nothing(toeplens: Toeplens, headless: Path, text: Path, tmp_path: Path) -> None:
+    answer = toeplens("probe", headless, "--text", text, "--out", tmp_path / "out", *LITTLE)
+    assert answer.refusal().startswith("error: model: LlamaModel gives no logits; one that predicts tokens is needed.")
+
+
+@pytest.mark.heavy
+def test_a_pretrained_model_is_examined_and_judged_again(
+    toeplens: Toeplens, model: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "study"
+    found = toeplens("pretrained", model, "--text", text, "--out", out, *SHORT, "--json").json()
+    assert found["finished"] == found["total"] == 26
+    assert len(found["claims"]) == 10
+    assert (out / "report.html").exists()
+    assert len(toeplens("claims", out, "--json").json()) == 10
+    assert Path(toeplens("report", out, "--json").json()["page"]) == out / "report.html"
+    refused = toeplens("pretrained", model, "--text", text, "--out", out, *SHORT, "--seed", "3").refusal()
+    assert "holds a study whose seed is another" in refused
+    both = toeplens("pretrained", model, "--text", text, "--text", text, "--out", out, *SHORT).refusal()
+    assert both == "error: text: two files have the same name; each must have its own."

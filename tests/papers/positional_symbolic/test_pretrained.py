@@ -1,0 +1,269 @@
+"""The study of a pretrained model: every piece is what it says, a stop loses nothing, claims find what is planted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.studies.probing.models import TEXT, saved
+
+from toeplens.engine import Limits
+from toeplens.ground import InputError
+from toeplens.papers.positional_symbolic.pretrained import Plan, Pretrained, examine, gather, is_pretrained, judged
+from toeplens.papers.positional_symbolic.pretrained import changes as changes_module
+from toeplens.papers.positional_symbolic.pretrained.changes import changes_of, previous, retrieving
+from toeplens.papers.positional_symbolic.pretrained.page import render_pretrained
+from toeplens.sources.huggingface import Change
+from toeplens.studies.auditing.record import AuditRecord, HeadRecord
+
+TEXTS = {"one": TEXT, "other": TEXT[::-1]}
+SIZES: dict[str, Any] = {"sequences": 3, "tokens": 96, "effect_tokens": 24, "probe_tokens": 96}
+
+pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.heavy]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def study(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pretrained:
+    return examine(str(model), TEXTS, tmp_path_factory.mktemp("study"), device="cpu", **SIZES)
+
+
+def test_every_piece_is_there_and_read_back(study: Pretrained) -> None:
+    assert study.complete
+    assert study.total == study.finished == len(list(study.plan.pieces()))
+    assert is_pretrained(study.directory)
+    assert gather(study.directory) == replace(study, environment=gather(study.directory).environment)
+    assert len(study.entries) == 10
+    results = json.loads((study.directory / "results.json").read_text())
+    assert set(results["audits"]) == set(study.audits)
+    assert set(results["probes"]) == set(study.probes)
+    assert list((study.directory / "pieces").glob("*.parts")) == []
+
+
+def test_a_study_that_was_stopped_ends_with_the_same(study: Pretrained, model: Path, tmp_path: Path) -> None:
+    done: list[str] = []
+    stopped = Limits(should_stop=lambda: len(done) >= 20)
+
+    def note(name: str, at: int, count: int) -> None:
+        done.append(name)
+
+    half = examine(str(model), TEXTS, tmp_path, device="cpu", limits=stopped, on_piece=note, **SIZES)
+    assert not half.complete
+    assert half.finished == len(done) == 20
+    assert {entry.verdict for entry in half.entries} >= {"undecided"}
+    whole = examine(str(model), TEXTS, tmp_path, device="cpu", on_piece=note, **SIZES)
+    assert len(done) == whole.total, "nothing was made twice"
+    timeless = {"seconds"}
+    for name, audit in study.audits.items():
+        assert whole.audits[name].heads == audit.heads
+        assert whole.audits[name].bands == audit.bands
+    for name, probe in study.probes.items():
+        assert whole.probes[name].items == probe.items
+        assert {k: v for k, v in whole.probes[name].about.items() if k not in timeless} == {
+            k: v for k, v in probe.about.items() if k not in timeless
+        }
+
+
+def test_what_knows_nothing_is_told_from_the_model(study: Pretrained) -> None:
+    own, random, shuffled = (study.heads(kind) for kind in ("text", "random", "shuffled"))
+    assert own is not None
+    assert random is not None
+    assert shuffled is not None
+    assert own.texts == random.texts == shuffled.texts == 6
+    for one, other in ((own, random), (own, shuffled), (random, shuffled)):
+        assert not np.allclose(one.columns["symbolic"], other.columns["symbolic"])
+    assert len({tuple(row) for row in random.columns["symbolic"].round(9)}) == 6, "each text has weights of its own"
+
+
+def test_a_page_is_made_of_it(study: Pretrained) -> None:
+    page = render_pretrained(study)
+    assert page == render_pretrained(gather(study.directory))
+    for words in ("Bands that stand still", "The map of heads", "Frequencies against behaviour", "heads that retrieve"):
+        assert words in page
+
+
+@pytest.mark.parametrize(
+    ("texts", "sizes", "sentence"),
+    [
+        (TEXTS, {"seed": 7}, "seed: .* holds a study whose seed is another"),
+        ({"one": TEXT}, {}, "texts: .* holds a study whose texts is another"),
+        (TEXTS, {"tokens": 80}, "tokens: .* holds a study whose tokens is another"),
+        (TEXTS, {"tokens": 8}, "tokens: 8 was given"),
+        (TEXTS, {"effect_tokens": 97}, "effect_tokens: 97 was given"),
+        (TEXTS, {"sequences": 0}, "sequences: 0 was given"),
+        ({}, {}, "text: none was given"),
+    ],
+)
+def test_what_cannot_be_asked(
+    texts: dict[str, str], sizes: dict[str, Any], sentence: str, study: Pretrained, model: Path
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        examine(str(model), texts, study.directory, device="cpu", **(SIZES | sizes))
+
+
+def test_a_text_that_is_too_short(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="text: it has"):
+        examine(str(model), {"one": "apple dog river"}, tmp_path / "s", device="cpu", **SIZES)
+
+
+# ---- what is done, and what claims make of it ------------------------------------------------------------------------
+
+
+def planted(study: Pretrained, change: Callable[[HeadRecord, int], dict[str, Any]], kind: str = "text") -> Pretrained:
+    """The study with other numbers of its heads on the texts."""
+    audits = dict(study.audits)
+    for text in range(6):
+        audit = audits[f"{kind}-{text}"]
+        heads = tuple(replace(head, **change(head, text)) for head in audit.heads)
+        audits[f"{kind}-{text}"] = AuditRecord.from_dict(replace(audit, heads=heads).to_dict())
+    return replace(study, audits=audits)
+
+
+def verdicts(study: Pretrained) -> dict[str, str]:
+    return {entry.claim.id: entry.plain for entry in judged(study).entries}
+
+
+def number(head: HeadRecord) -> int:
+    return 4 * head.layer + head.head
+
+
+def test_a_correspondence_is_seen_and_one_that_random_weights_have_is_not_learned(study: Pretrained) -> None:
+    def along(head: HeadRecord, text: int) -> dict[str, Any]:
+        return {"positional": 0.1 * number(head), "centre": number(head) + 0.1 * text}
+
+    def against(head: HeadRecord, text: int) -> dict[str, Any]:
+        return {"positional": 0.1 * number(head), "centre": -float(number(head))}
+
+    apart = planted(planted(study, along), against, "random")
+    found = verdicts(planted(apart, against, "shuffled"))
+    assert found["positional-frequency"] == "holds"
+    assert found["correspondence-learned"] == "holds"
+    found = verdicts(planted(planted(study, along), along, "random"))
+    assert found["correspondence-learned"] == "fails"
+    assert verdicts(planted(study, against))["positional-frequency"] == "fails"
+
+
+def test_pure_heads_are_counted(study: Pretrained) -> None:
+    def pure(head: HeadRecord, text: int) -> dict[str, Any]:
+        return {"positional": 0.95 * (number(head) == 0), "symbolic": 0.95 * (number(head) == 1)}
+
+    assert verdicts(planted(study, pure))["pure-heads"] == "holds"
+    assert verdicts(study)["pure-heads"] == "fails"
+
+
+def retrieved(study: Pretrained, scores: dict[int, float], lost: dict[str, float]) -> Pretrained:
+    """The study whose heads retrieve so well and whose needles are lost to such a share."""
+    probes = dict(study.probes)
+    heads = tuple(replace(each, score=scores.get(4 * each.layer + each.head, 0.0)) for each in probes["intact"].heads)
+    probes["intact"] = replace(probes["intact"], heads=heads)
+    for name, share in lost.items():
+        items = [
+            replace(item, right=1.0, changed_right=float(at / 12 >= share), changed_nats=share + 0.01 * at)
+            for at, item in enumerate(probes["intact"].of("needle"))
+        ]
+        probes[name] = replace(probes["intact"], items=tuple(items), changes=("something",))
+    return replace(study, probes=probes)
+
+
+def test_heads_without_which_needles_are_lost(study: Pretrained) -> None:
+    others = {f"no-others-{draw}": 0.0 for draw in range(3)}
+    assert verdicts(retrieved(study, {0: 0.5}, {"no-retrieval": 1.0} | others))["retrieval-causal"] == "holds"
+    others = {f"no-others-{draw}": 1.0 for draw in range(3)}
+    assert verdicts(retrieved(study, {0: 0.5}, {"no-retrieval": 1.0} | others))["retrieval-causal"] == "fails"
+    assert verdicts(study)["retrieval-causal"] == "undecided"
+
+
+def test_slow_frequencies_are_what_needles_need_or_not(study: Pretrained) -> None:
+    drawn = {f"some-silent-{draw}": 0.2 for draw in range(3)}
+    assert verdicts(retrieved(study, {0: 0.5}, {"slow-silent": 0.9} | drawn))["retrieval-slow"] == "holds"
+    assert verdicts(retrieved(study, {0: 0.5}, {"slow-silent": 0.2} | drawn))["retrieval-slow"] == "fails"
+
+
+def test_retrieving_heads_are_few_or_not(study: Pretrained) -> None:
+    assert verdicts(retrieved(study, {}, {}))["retrieval-sparse"] == "fails"
+    assert verdicts(retrieved(study, {0: 0.5}, {}))["retrieval-sparse"] == "fails", "one of eight is no small share"
+
+
+def worth(study: Pretrained, effects: list[float], spread: float) -> Pretrained:
+    audit = study.audits["position"]
+    heads = tuple(
+        replace(head, effect=value, effect_low=value - spread, effect_high=value + spread)
+        for head, value in zip(audit.heads, effects, strict=True)
+    )
+    return replace(study, audits=dict(study.audits) | {"position": replace(audit, heads=heads)})
+
+
+def test_a_deposit_is_one_head_and_early(study: Pretrained) -> None:
+    assert verdicts(worth(study, [1.0, *[0.05] * 7], 0.05))["deposit-pretrained"] == "holds"
+    assert verdicts(worth(study, [*[0.05] * 7, 1.0], 0.05))["deposit-pretrained"] == "holds in part"
+    assert verdicts(worth(study, [0.1] * 8, 0.01))["deposit-pretrained"] == "fails"
+    assert verdicts(worth(study, [0.0] * 8, 0.0))["deposit-pretrained"] == "undecided"
+
+
+def test_the_most_positional_heads_position_is_worth_more_than_others(study: Pretrained) -> None:
+    def most(head: HeadRecord, text: int) -> dict[str, Any]:
+        return {"positional": 0.9 if number(head) == 2 else 0.1}
+
+    chosen = planted(study, most)
+    effects = [0.05, 0.05, 0.9, *[0.05] * 5]
+    assert verdicts(worth(chosen, effects, 0.1))["position-worth"] == "holds"
+    assert verdicts(worth(chosen, [0.5, 0.5, 0.0, *[0.5] * 5], 0.1))["position-worth"] == "fails"
+
+
+def test_changes_are_of_the_heads_and_frequencies_that_are_named(study: Pretrained) -> None:
+    def looks(head: HeadRecord, text: int) -> dict[str, Any]:
+        return {"previous": 0.8 if number(head) in (1, 6) else 0.1}
+
+    chosen = retrieved(planted(study, looks), {2: 0.5, 3: 0.2, 5: 0.1, 7: 0.09}, {})
+    audits = [chosen.audits[f"text-{text}"] for text in range(6)]
+    plan = replace(chosen.plan, texts=TEXTS)
+    intact = chosen.probes["intact"]
+    assert retrieving(intact) == [(0, 2), (0, 3), (1, 1)]
+    assert previous(audits) == [(0, 1), (1, 2)]
+    zero = changes_of("no-retrieval", plan, audits, intact)
+    assert [(c.layer, c.heads, c.output) for c in zero] == [(0, (2, 3), "zero"), (1, (1,), "zero")]
+    draws = [changes_of(f"no-others-{draw}", plan, audits, intact) for draw in range(3)]
+    for draw in draws:
+        heads = {(c.layer, head) for c in draw for head in c.heads or ()}
+        assert len(heads) == 3
+        assert not heads & set(retrieving(intact))
+        assert [len(c.heads or ()) for c in draw] == [2, 1]
+    quarter = changes_of("slow-silent", plan, audits, intact)
+    assert [(c.layer, c.heads) for c in quarter] == [(0, (2, 3)), (1, (1,))]
+    assert all(c.bands is not None and c.bands.silent == (3,) for c in quarter), "the slowest of four pairs"
+    fast = changes_of("fast-still", plan, audits, intact)
+    assert [(c.layer, c.heads, c.bands.still if c.bands else ()) for c in fast] == [(0, (1,), (0,)), (1, (2,), (0,))]
+    first = changes_of("still-0", plan, audits, intact)
+    assert [(c.layer, c.heads, c.bands.still if c.bands else ()) for c in first] == [(0, None, (0,)), (1, None, (0,))]
+    assert changes_of("still-7", plan, audits, intact) == [], "there are four pairs for eight bands"
+    assert changes_of("intact", plan, audits, intact) == []
+
+
+def test_others_are_taken_from_elsewhere_where_a_layer_has_none_left(study: Pretrained) -> None:
+    layers = {layer.layer: layer for layer in study.audits["text-0"].layers}
+    random = np.random.default_rng(0)
+    taken = [(0, head) for head in range(3)]
+    found = changes_module._others(taken, layers, random)
+    assert len(set(found)) == 3
+    assert not set(found) & set(taken)
+    assert (0, 3) in found
+    assert all(isinstance(each, Change) for each in changes_module._silenced(found))
+
+
+def test_models_that_do_not_turn_or_predict_have_fewer_pieces() -> None:
+    plan = Plan(model="m", texts=TEXTS, sequences=3)
+    names = [name for name, _ in plan.pieces()]
+    assert len(names) == len(set(names)) == 41
+    still = [name for name, _ in replace(plan, turns=False).pieces()]
+    assert set(names) - set(still) >= {"still-0", "slow-silent", "position", "bands"}
+    assert "intact" in still
+    assert [name for name, _ in replace(plan, turns=False, predicts=False).pieces()][18:] == ["silenced"]
