@@ -40,6 +40,13 @@ def audit(
             "(that is taken from it), none; or bands, of each layer's frequencies."
         ),
     ] = "exact",
+    first: Annotated[
+        int | None,
+        typer.Option(
+            help="Heads whose effects (exact or position) are wanted; others are left out as soon as they cannot be "
+            "among them."
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",
     device: Annotated[
         str, typer.Option(help="auto (spread over GPUs, if there are some), cpu, cuda or cuda:N.")
@@ -64,7 +71,9 @@ def audit(
         raise InputError("tokens: it was given beside text; one of the two is allowed.")
     chosen = None if layers is None else probing.numbers("layers", layers)
     if auditing.is_run(model):
-        auditing.check_run_options(text=text, tokens=tokens, max_tokens=max_tokens, dtype=dtype, pickled=pickled)
+        auditing.check_run_options(
+            text=text, tokens=tokens, max_tokens=max_tokens, first=first, dtype=dtype, pickled=pickled
+        )
     elif not is_there(model):
         console.say(f"model: there is no directory {model}; the hub is asked for it.", aside=True)
     data: Any = None
@@ -81,6 +90,7 @@ def audit(
                 sequences=sequences,
                 max_tokens=max_tokens,
                 effects=effects,  # type: ignore[arg-type]
+                first=first,
                 dtype=dtype,  # type: ignore[arg-type]
                 device=device,
                 pickled=pickled,

@@ -16,6 +16,7 @@ from toeplens.lens import EstimateCheck, bootstrap_means, check_estimates, gini,
 from toeplens.sources.huggingface import BandEffects, HeadEffects, band_effects, head_effects
 from toeplens.sources.huggingface.effects.outcome import ENOUGH
 from toeplens.studies.auditing.kept import Kept
+from toeplens.studies.auditing.racing import race
 from toeplens.studies.auditing.record import BandRecord, Effect, HeadRecord, LayerRecord, Measured, Method, Number
 
 # of a layer's heads: effects, and the ends of their intervals
@@ -61,16 +62,34 @@ def silence(
     seed: int,
     kept: Kept,
     on_progress: Callable[[int, int], None],
+    first: int | None = None,
 ) -> Silenced:
     """Silence each measured head of a transformers model, or take its position (`head_effects` of its sources).
 
     What is kept is not done again. First-order estimates are checked: a sample of the heads is silenced exactly
     (`toeplens.lens.EstimateCheck`), and without a check that holds there are no effects.
+
+    Arguments
+        first  how many heads' effects are wanted: the others are left out as soon as they cannot be among them
     """
     calls = [(x.layer.module, x.layer.side, x.layer.kind, x.layer.layer, x.layer.heads) for x in measured]
     if method == "bands":
         taken = band_effects(model, inputs, calls, mask_token=mask_token, seed=seed, on_progress=on_progress)
         return _of_bands(measured, taken, inputs["input_ids"].shape[1], seed)
+    if first is not None:
+
+        def some(inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]]) -> HeadEffects:
+            options = {"mask_token": mask_token, "seed": seed, "chosen": chosen}
+            return head_effects(model, inputs, calls, method=method, **options)
+
+        raced = race(some, inputs, [count for *_, count in calls], first, kept, on_progress)
+        told = {
+            "effect": raced.outcome,
+            "method": method,
+            "baseline": _mean(raced.baseline),
+            "intervals": _raced(first),
+        }
+        return silenced(measured, (interval_of(own, seed) for own in raced.parts), **told)
     run = partial(head_effects, model, inputs, calls, mask_token=mask_token, seed=seed)
 
     def exactly(name: str, chosen: Sequence[Sequence[int]]) -> tuple[HeadEffects, list[Float[np.ndarray, "B K _H"]]]:
@@ -98,11 +117,22 @@ def silence(
         check = check_estimates(estimates, alone, sample)
         if not check.holds:
             return replace(not_silenced(measured, check.words), check=check)
-    baseline = None if found.baseline is None else or_none(float(np.mean(found.baseline)))
     columns = (interval_of(own, seed) for own in parts)
     way = way_of(parts[0], inputs["input_ids"].shape[1]) if parts else None
-    told = {"effect": found.outcome, "method": found.method, "baseline": baseline}
+    told = {"effect": found.outcome, "method": found.method, "baseline": _mean(found.baseline)}
     return silenced(measured, columns, intervals=way, check=check, **told)
+
+
+def _mean(baseline: Float[np.ndarray, "B"] | None) -> Number:
+    return None if baseline is None else or_none(float(np.mean(baseline)))
+
+
+def _raced(first: int) -> str:
+    """What the intervals are over, where heads were left out of a race for the first places."""
+    return (
+        f"over blocks of tokens within the sequences; heads that could not be among the first {first} were left out "
+        "after the first of them"
+    )
 
 
 def _of_bands(measured: Sequence[Measured], found: BandEffects, tokens: int, seed: int) -> Silenced:
@@ -120,7 +150,7 @@ def _of_bands(measured: Sequence[Measured], found: BandEffects, tokens: int, see
         not_silenced(measured),
         effect=found.outcome,
         method="bands",
-        baseline=None if found.baseline is None else or_none(float(np.mean(found.baseline))),
+        baseline=_mean(found.baseline),
         intervals=way_of(found.parts[0], tokens),
         bands=tuple(made),
     )
@@ -184,6 +214,11 @@ def interval_of(parts: Float[np.ndarray, "B K H"], seed: int) -> Columns:
         seed   of the resampling
     """
     rows = parts.reshape(-1, parts.shape[-1])
+    there = np.isfinite(rows)
+    if there.any(0).all() and not there.all():  # some heads were left out after some of them
+        alone = [interval_of(rows[there[:, head], head].reshape(-1, 1, 1), seed) for head in range(rows.shape[1])]
+        mean, low, high = (np.concatenate(each) for each in zip(*alone, strict=True))
+        return mean, low, high
     count, mean = len(rows), rows.mean(0)
     if count < 2:
         unknown = np.full_like(mean, np.nan)

@@ -39,6 +39,7 @@ def audit(
     device: str = "auto",
     pickled: bool = False,
     seed: int = 0,
+    first: int | None = None,
     keep: Path | str | None = None,
     on_progress: Progress | None = None,
     on_estimate: Estimate | None = None,
@@ -65,6 +66,8 @@ def audit(
                      ``none``. Or to each layer: ``bands`` of its frequencies stand still, one after the other
         dtype, device, pickled  of a model that is loaded, as in `toeplens.sources.huggingface.loading.load_model`
         seed         of random tokens, of masked ones, and of intervals
+        first        how many heads' effects are wanted, where each is silenced exactly or loses its position: those
+                     that cannot be among them are left out after some of the sequences; all unless given
         keep         the audit's directory: finished layers and effects are kept in it, and the same audit goes on with
                      them, until `toeplens.studies.auditing.save` has written it whole
         on_progress  is called with what is being done, how much of it is, and all
@@ -75,14 +78,22 @@ def audit(
     """
     started = time.monotonic()
     choose("effects", effects, get_args(Silencing))
-    for field, number, least in (("sequences", sequences, 1), ("max_tokens", max_tokens, 2), ("seed", seed, 0)):
+    for field, number, least in (
+        ("sequences", sequences, 1),
+        ("max_tokens", max_tokens, 2),
+        ("seed", seed, 0),
+        ("first", first, 1),
+    ):
         if number is not None and number < least:
             raise InputError(f"{field}: {number} was given; it must be at least {least}.")
+    if first is not None and effects not in ("exact", "position"):
+        raise InputError(f"first: it was given beside effects {effects!r}; it is of exact and position alone.")
     report, expect = on_progress or (lambda what, done, total: None), on_estimate or (lambda what, seconds: None)
     wanted = None if layers is None else frozenset(layers)
     directory = None if keep is None else Path(keep)
     if is_run(model):
-        check_run_options(data=data, tokenizer=tokenizer, max_tokens=max_tokens, dtype=dtype, pickled=pickled)
+        given = {"data": data, "tokenizer": tokenizer, "max_tokens": max_tokens, "first": first}
+        check_run_options(**given, dtype=dtype, pickled=pickled)
         method = None if effects == "none" else effects
         options = {"sequences": sequences or EXAMPLES, "device": device, "seed": seed, "on_progress": report}
         return audit_run(model, layers=wanted, method=method, directory=directory, **options)
@@ -92,13 +103,14 @@ def audit(
     read, tokenizer = sequences_of(loaded, data, tokenizer, sequences or SEQUENCES, max_tokens, seed)
     check_fit(loaded, read)
     inputs, mask_token = inputs_of(model, read.tokens), mask_token_of(tokenizer)
-    kept = Kept(directory, {} if directory is None else _key(loaded, read, wanted, effects, mask_token, seed))
+    kept = Kept(directory, {} if directory is None else _key(loaded, read, wanted, (effects, first), mask_token, seed))
     try:
         measured, whole = measure(loaded, inputs, wanted, kept, report, expect)
         changed = not_silenced(measured)
         if effects != "none":
             try:
-                changed = silence(model, inputs, measured, effects, mask_token, seed, kept, partial(report, "heads"))
+                told = partial(report, "heads")
+                changed = silence(model, inputs, measured, effects, mask_token, seed, kept, told, first)
             except (NoGradient, NoPosition):  # what was asked for cannot be: nothing the model is to blame for
                 raise
             except InputError as error:
@@ -130,7 +142,7 @@ def check_run_options(**options: Any) -> None:
 
 
 def _key(
-    loaded: Loaded, read: Sequences, layers: frozenset[int] | None, effects: str, mask_token: int | None, seed: int
+    loaded: Loaded, read: Sequences, layers: frozenset[int] | None, effects: Any, mask_token: int | None, seed: int
 ) -> dict[str, Any]:
     """All that decides what an audit finds."""
     model = loaded.model

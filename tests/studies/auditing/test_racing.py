@@ -1,0 +1,160 @@
+"""A race for the first places finds those that all sequences would, and its numbers are those of whole passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from toeplens.ground import InputError
+from toeplens.sources.huggingface import HeadEffects, head_effects
+from toeplens.studies import audit
+from toeplens.studies.auditing.effects import interval_of
+from toeplens.studies.auditing.kept import Kept
+from toeplens.studies.auditing.racing import Race, race
+
+transformers = pytest.importorskip("transformers")
+
+
+class Worlds:
+    """Effects that are drawn: each head's mean and a noise about it, so many parts a sequence."""
+
+    def __init__(self, means: Sequence[float], counts: Sequence[int], noise: float, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        self.counts = list(counts)
+        self.all = np.asarray(means) + noise * random.standard_normal((8, 6, len(means)))
+        self.runs = 0
+        self.heads = 0
+
+    def __call__(self, inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]]) -> HeadEffects:
+        rows = inputs["input_ids"][:, 0].numpy()
+        parts, start = [], 0
+        for count, heads in zip(self.counts, chosen, strict=True):
+            made = np.full((len(rows), 6, count), np.nan)
+            made[..., list(heads)] = self.all[rows][..., start : start + count][..., list(heads)]
+            parts.append(made)
+            start += count
+        self.runs += 1
+        self.heads += sum(map(len, chosen)) * len(rows)
+        return HeadEffects(tuple(parts), rows.astype(float), "loss", "exact", 0)
+
+
+def ran(world: Worlds, first: int, kept: Kept | None = None) -> Race:
+    inputs = {"input_ids": torch.arange(8)[:, None].expand(8, 4), "other": 3}
+    return race(world, inputs, world.counts, first, kept or Kept(None, {}), lambda done, total: None)
+
+
+def left_by_hand(world: Worlds, first: int) -> list[int]:
+    """How many of the rounds each head was in."""
+    heads = list(range(sum(world.counts)))
+    rounds = [0] * len(heads)
+    for number in range(8):
+        for head in heads:
+            rounds[head] += 1
+        rows = world.all[: number + 1].reshape(-1, sum(world.counts))
+        low, high = {}, {}
+        for head in heads:
+            own = rows[:, head]
+            reach = stats.t.ppf(1 - 0.05 / 16, len(own) - 1) * own.std(ddof=1) / np.sqrt(len(own))
+            low[head], high[head] = own.mean() - reach, own.mean() + reach
+        if len(heads) > first:
+            bar = sorted(low.values())[-first]
+            heads = [head for head in heads if high[head] >= bar]
+        if len(heads) <= first:
+            break
+    return rounds
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 1000), st.integers(1, 5), st.floats(0.01, 2.0))
+def test_heads_are_in_the_race_as_long_as_a_loop_says(seed: int, first: int, noise: float) -> None:
+    random = np.random.default_rng(seed)
+    world = Worlds(random.standard_normal(9).tolist(), (4, 5), noise, seed)
+    found = ran(world, first)
+    rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)
+    assert (np.isfinite(rows).sum(0) == 6 * np.array(left_by_hand(world, first))).all()
+    whole = world.all.reshape(-1, 9)[: len(rows)]
+    np.testing.assert_array_equal(rows[np.isfinite(rows)], whole[np.isfinite(rows)])
+
+
+def test_clear_winners_are_found_early_and_all_heads_have_intervals() -> None:
+    world = Worlds([5.0, 4.0, *[0.0] * 8], (5, 5), 0.1, 0)
+    found = ran(world, 2)
+    assert world.runs == 1, "the first sequence tells them from the others"
+    columns = [interval_of(each, 0) for each in found.parts]
+    means = np.concatenate([each[0] for each in columns])
+    assert set(np.argsort(-means)[:2]) == {0, 1}
+    assert all(np.isfinite(each).all() for column in columns for each in column)
+    assert found.baseline is not None
+    assert found.outcome == "loss"
+
+
+def test_heads_that_are_alike_take_all_sequences() -> None:
+    world = Worlds([1.0] * 6, (3, 3), 1.0, 3)
+    found = ran(world, 2)
+    assert world.runs == 8
+    assert found.baseline is not None
+    assert found.baseline.tolist() == list(range(8))
+
+
+def test_rounds_that_are_kept_are_not_run_again(tmp_path: Path) -> None:
+    world, again = (Worlds([1.0, 0.9, *[0.5] * 4], (3, 3), 0.6, 5) for _ in range(2))
+    first = ran(world, 2, Kept(tmp_path, {"a": 1}))
+    second = ran(again, 2, Kept(tmp_path, {"a": 1}))
+    assert again.runs == 0
+    for one, other in zip(first.parts, second.parts, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_heads_without_an_effect_leave_at_once() -> None:
+    world = Worlds([1.0] * 4, (2, 2), 1.0, 1)
+    world.all[..., 1] = np.nan
+    rows = np.concatenate([each[:, 0] for each in ran(world, 2).parts], axis=1)
+    assert np.isnan(rows[:, 1]).all()
+    assert np.isfinite(rows[:, 0]).all()
+
+
+@pytest.mark.parametrize("method", ["exact", "position"])
+def test_an_audit_with_a_race_has_the_effects_of_whole_passes(method: Any) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=31, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = transformers.LlamaForCausalLM(config).eval()
+        tokens = torch.randint(31, (10, 24))
+    raced = audit(model, tokens, effects=method, first=2)
+    whole = audit(model, tokens, effects=method)
+    assert raced.about["intervals"].endswith("after the first of them")
+    assert raced.method == method
+    calls = [(x.module, x.side, x.kind, x.layer, x.heads) for x in whole.layers]
+    cuts = np.array_split(np.arange(10), 8)
+    parts = [head_effects(model, {"input_ids": tokens[cut]}, calls, method=method).parts for cut in cuts]
+    rows = [np.concatenate([each.reshape(-1, 4) for each in call]) for call in zip(*parts, strict=True)]
+    for head in raced.heads:
+        own = rows[head.layer][:, head.head]
+        sizes = np.cumsum([each[0].reshape(-1, 4).shape[0] for each in parts])
+        ways = [own[:size].mean() for size in sizes]
+        assert head.effect is not None
+        assert min(abs(head.effect - way) for way in ways) < 1e-9
+        assert head.effect_low is not None
+        assert head.effect_low <= head.effect
+    best, top = (max(found.heads, key=lambda head: head.effect or 0) for found in (whole, raced))
+    assert (top.effect_high or 0) >= (best.effect_low or 0)
+
+
+def test_what_no_race_can_be_run_for() -> None:
+    tiny = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**tiny))
+    for effects in ("none", "bands", "attribution"):
+        with pytest.raises(InputError, match=f"first: it was given beside effects '{effects}'"):
+            audit(model, torch.zeros(2, 4, dtype=torch.long), effects=effects, first=2)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="first: 0 was given; it must be at least 1"):
+        audit(model, torch.zeros(2, 4, dtype=torch.long), first=0)
