@@ -14,6 +14,7 @@ from toeplens.lens.following.permutation import PermutationScores, permutation_s
 from toeplens.lens.following.position_effect import PositionEffect, position_effect
 from toeplens.lens.following.retrieval import Retrieval, retrieval
 from toeplens.lens.frequency.bands import BandAblation, ablate_bands
+from toeplens.lens.frequency.offsets import RotaryOffsets, rotary_offsets
 from toeplens.lens.frequency.use import FrequencyRecord, FrequencyUse, frequency_use
 from toeplens.lens.gradients.descent import Differentiable
 from toeplens.lens.gradients.drift import PositionalDrift, positional_drift
@@ -75,6 +76,7 @@ __all__ = [
     "Replayable",
     "Representation",
     "Retrieval",
+    "RotaryOffsets",
     "Scalable",
     "SeedStrength",
     "Shares",
@@ -113,6 +115,7 @@ __all__ = [
     "rank_correlation",
     "representation",
     "retrieval",
+    "rotary_offsets",
     "sample_heads",
     "seed_strength",
     "single_phase",

@@ -19,8 +19,10 @@ from toeplens.lens import (
     NoForm,
     Patterns,
     PatternSums,
+    RotaryOffsets,
     behaviour,
     frequency_use,
+    rotary_offsets,
 )
 from toeplens.sources.huggingface import AttentionCall, compared
 from toeplens.sources.huggingface.loading import Loaded
@@ -129,10 +131,11 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Measured:
     """
     placed, unknown = _placed(call)
     shares = None if unknown else behaviour(**placed)
-    use = None
+    use = offsets = None
     if not unknown and placed["rotation"] is not None:
         placed.pop("k_position", None)
         use = frequency_use(**placed)
+        offsets = rotary_offsets(placed["q"], placed["k"], len(placed["rotation"]), placed["lengths"])
     found = HeadRecord(call.side, call.kind, call.layer, 0)
     record = LayerRecord(
         side=call.side,
@@ -156,7 +159,8 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Measured:
         tolerance=call.proof.tolerance,
     )
     sums, bias = sums_of(call, tokens), placed.get("bias")
-    return Measured(record, head_records(found, sums, shares, use, None if bias is None else bias.cpu().numpy()))
+    table = None if bias is None else bias.cpu().numpy()
+    return Measured(record, head_records(found, sums, shares, use, table, offsets))
 
 
 def sums_of(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> PatternSums:
@@ -176,12 +180,14 @@ def head_records(
     shares: Behaviour | None,
     use: FrequencyUse | None,
     bias: Float[np.ndarray, "_H _D"] | None = None,
+    offsets: RotaryOffsets | None = None,
 ) -> tuple[HeadRecord, ...]:
     """The records of a layer's heads; what was not measured is None.
 
     Arguments
         place  side, kind and layer of all of them
         bias   by offset, of 0 .. N-1 if causal, else of -(N-1) .. N-1; of each head or one for all
+        offsets  of the rotation's pairs
     """
     patterns = sums.result()
     columns: dict[str, Any] = {name: getattr(patterns, name) for name in _PATTERNS}
@@ -191,13 +197,17 @@ def head_records(
     lists: dict[str, Float[np.ndarray, "H n"]] = {"profile": patterns.profile}
     if use is not None:
         columns["centre"] = use.centre().tolist()
+        columns["massive_q"], columns["massive_k"] = (each.tolist() for each in use.massive())
         turned = use.frequencies.amax(-1, keepdim=True).expand_as(use.norms) > 0  # a head may turn nothing
         lists["norm_use"] = use.norm_shares().masked_fill(~turned, torch.nan).cpu().numpy()
         lists["variance_use"] = use.shares.logits.masked_fill(~turned[:, :1], torch.nan).cpu().numpy()
-    offsets = np.arange(1 - sums.keys, sums.keys)
+        if offsets is not None:
+            weight = use.norms[:, 1:].to(offsets.strength.device) * offsets.strength.isfinite()
+            columns["offset"] = ((weight * offsets.strength.nan_to_num()).sum(-1) / weight.sum(-1)).tolist()
+    distances = np.arange(1 - sums.keys, sums.keys)
     decays = [None] * sums.heads
     if not sums.cross:
-        decays = [decay_of(offsets, *rows) for rows in zip(*sums.by_offset(), strict=True)]
+        decays = [decay_of(distances, *rows) for rows in zip(*sums.by_offset(), strict=True)]
     kernels = [None] * sums.heads if bias is None else [_kernel(row, sums.keys) for row in bias]
     made = []
     for head in range(sums.heads):

@@ -43,6 +43,9 @@ COLUMNS: dict[str, str] = {
     "next": "attention on the token after the query",
     "induction": "attention on tokens that follow an earlier (elsewhere: another) copy of the query's token",
     "centre": "mean log2 of the rotation's frequencies (radians a position), weighed by what they do for the variance",
+    "massive_q": "share of the squared norms of the queries that is in their largest dimension",
+    "massive_k": "the same of the keys",
+    "offset": "how fixed the angle of queries and keys is in the rotation's pairs, weighed by norms: 1 always the same",
     "effect": "what silencing the head, or taking its position, adds to the loss, or how far it moves the last states",
     "effect_low": "lower end of the effect's interval (95 %)",
     "effect_high": "upper end",
@@ -74,7 +77,7 @@ class HeadRecord(Record):
     kernel       where the head has a bias by offset, what its matrix can do; else None
     """
 
-    LATER = ("decay", "kernel")
+    LATER = ("decay", "kernel", "massive_q", "massive_k", "offset")
 
     side: Side
     kind: Kind
@@ -94,6 +97,9 @@ class HeadRecord(Record):
     next: Part = None
     induction: Part = None
     centre: Number = None
+    massive_q: Part = None
+    massive_k: Part = None
+    offset: Part = None
     effect: Number = None
     effect_low: Number = None
     effect_high: Number = None
