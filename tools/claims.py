@@ -24,6 +24,7 @@ SCALES = ("desk", "laptop")  # the reproduction's records, the more telling firs
 STUDIES = {
     "arXiv 2505.13027 and its final version: models (`toeplens reproduce`)": SCALES,
     "Positional and symbolic heads (`toeplens study canonical`)": ("canonical",),
+    "Pretrained language models (`toeplens pretrained`)": ("smollm2", "gemma3"),
     "The papers' mathematics (`toeplens theory`)": ("theory",),
 }
 
@@ -63,6 +64,8 @@ def _head() -> Iterator[str]:
 
 def _study(title: str, names: tuple[str, ...]) -> Iterator[str]:
     records = {name: record for name in names if (record := record_of(name))}
+    if not records:
+        return
     claims: dict[str, dict[str, Any]] = {}
     for name, record in records.items():
         for entry in record["claims"]:
@@ -88,7 +91,7 @@ def _study(title: str, names: tuple[str, ...]) -> Iterator[str]:
                 )
                 for kind in (True, False)
             ]
-            where = f"{scale}, {seeds} seeds"
+            where = f"{scale}, {seeds} seeds" if seeds else scale
             row = where, entry["protocol"], verdict, *parts, _cell("; ".join(entry["wanting"]))
             yield f"| {' | '.join(cell or '–' for cell in row)} |"
         for scale, _, entry in claim["found"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,15 @@ from tests.studies.probing.models import TEXT, saved
 
 from toeplens.engine import Limits
 from toeplens.ground import InputError
-from toeplens.papers.positional_symbolic.pretrained import Plan, Pretrained, examine, gather, is_pretrained, judged
+from toeplens.papers.positional_symbolic.pretrained import (
+    Plan,
+    Pretrained,
+    examine,
+    gather,
+    is_pretrained,
+    judged,
+    open_record,
+)
 from toeplens.papers.positional_symbolic.pretrained import changes as changes_module
 from toeplens.papers.positional_symbolic.pretrained.changes import changes_of, previous, retrieving
 from toeplens.papers.positional_symbolic.pretrained.page import render_pretrained
@@ -46,6 +55,13 @@ def test_every_piece_is_there_and_read_back(study: Pretrained) -> None:
     results = json.loads((study.directory / "results.json").read_text())
     assert set(results["audits"]) == set(study.audits)
     assert set(results["probes"]) == set(study.probes)
+    packed = study.directory / "pieces" / "packed.json.gz"
+    packed.write_bytes(gzip.compress((study.directory / "results.json").read_bytes()))
+    for path in (study.directory / "results.json", packed):
+        again = open_record(path)
+        assert (again.audits, again.probes, again.plan) == (study.audits, study.probes, study.plan)
+        assert [entry.to_dict() for entry in again.entries] == [entry.to_dict() for entry in study.entries]
+    packed.unlink()
     assert list((study.directory / "pieces").glob("*.parts")) == []
 
 

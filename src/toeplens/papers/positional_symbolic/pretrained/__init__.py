@@ -1,6 +1,13 @@
 """Pretrained models as a study: claims about heads, frequencies and retrieval, beside models that know nothing."""
 
 from toeplens.papers.positional_symbolic.pretrained.plan import Plan
-from toeplens.papers.positional_symbolic.pretrained.study import Pretrained, examine, gather, is_pretrained, judged
+from toeplens.papers.positional_symbolic.pretrained.study import (
+    Pretrained,
+    examine,
+    gather,
+    is_pretrained,
+    judged,
+    open_record,
+)
 
-__all__ = ["Plan", "Pretrained", "examine", "gather", "is_pretrained", "judged"]
+__all__ = ["Plan", "Pretrained", "examine", "gather", "is_pretrained", "judged", "open_record"]

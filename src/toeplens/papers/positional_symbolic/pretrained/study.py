@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from toeplens.engine import Limits
-from toeplens.ground import InputError, read_json
+from toeplens.ground import InputError, parse_json, read_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.stops import Interrupted, interruptible
 from toeplens.papers.positional_symbolic.pretrained.claims import CLAIMS
@@ -80,6 +81,25 @@ def _read(directory: Path, plan: Plan, environment: dict[str, Any]) -> Pretraine
 def judged(state: Pretrained) -> Pretrained:
     """The same with the verdicts on its claims."""
     return replace(state, entries=judge_all(CLAIMS, state))
+
+
+def open_record(path: Path | str) -> Pretrained:
+    """A study as its results.json tells it, or that file compressed by gzip; its claims are judged as rules are now."""
+    path = Path(path)
+    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text(encoding="utf-8")
+    content = parse_json(text, path)
+    asking = Asking.from_dict({**content, "seconds": 0.0}, path)
+    return judged(
+        Pretrained(
+            directory=path.parent,
+            finished=content["finished"],
+            total=content["total"],
+            environment=content["environment"],
+            plan=asking.plan(),
+            audits=AuditRecord.from_named(content["audits"], path),
+            probes=ProbeRecord.from_named(content["probes"], path),
+        )
+    )
 
 
 KIND = Kind("pretrained", "pretrained", Asking, Asking.plan, _read)
