@@ -27,6 +27,9 @@ def audit(
     layers: Annotated[
         str | None, typer.Option(help="Layers to measure, counted from 1, e.g. 1,4,9-12; all unless given.")
     ] = None,
+    heads: Annotated[
+        str | None, typer.Option(help="Heads of each layer whose effects are taken, counted from 1; all unless given.")
+    ] = None,
     sequences: Annotated[
         int | None, typer.Option(help="Sequences at most; 16 unless given, of a run's examples 256.")
     ] = None,
@@ -72,7 +75,7 @@ def audit(
     chosen = None if layers is None else probing.numbers("layers", layers)
     if auditing.is_run(model):
         auditing.check_run_options(
-            text=text, tokens=tokens, max_tokens=max_tokens, first=first, dtype=dtype, pickled=pickled
+            text=text, tokens=tokens, max_tokens=max_tokens, first=first, heads=heads, dtype=dtype, pickled=pickled
         )
     elif not is_there(model):
         console.say(f"model: there is no directory {model}; the hub is asked for it.", aside=True)
@@ -91,6 +94,7 @@ def audit(
                 max_tokens=max_tokens,
                 effects=effects,  # type: ignore[arg-type]
                 first=first,
+                heads=None if heads is None else probing.numbers("heads", heads),
                 dtype=dtype,  # type: ignore[arg-type]
                 device=device,
                 pickled=pickled,
@@ -99,7 +103,7 @@ def audit(
                 on_progress=progress,
                 on_estimate=progress.expect,
             )
-        except auditing.NoSuchLayer as error:
+        except auditing.NotThere as error:
             raise error.for_people() from None
         if data is not None:
             found = replace(found, about=found.about | {"text": (text or tokens or out).name})

@@ -158,3 +158,22 @@ def test_what_no_race_can_be_run_for() -> None:
             audit(model, torch.zeros(2, 4, dtype=torch.long), effects=effects, first=2)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="first: 0 was given; it must be at least 1"):
         audit(model, torch.zeros(2, 4, dtype=torch.long), first=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"first": 1}, {"effects": "position"}])
+def test_effects_of_chosen_heads_alone(options: dict[str, Any]) -> None:
+    sizes = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=4)).eval()
+        tokens = torch.randint(31, (1, 24))
+    some, whole = audit(model, tokens, heads=[1, 3], **options), audit(model, tokens, **options)
+    for head, other in zip(some.heads, whole.heads, strict=True):
+        assert head.effect == (pytest.approx(other.effect) if head.head in (1, 3) else None)
+    assert all(layer.deposit == {} for layer in some.layers)
+    assert all(layer.deposit for layer in whole.layers)
+    for heads, sentence in (([4], "heads: 4 was given; the layers have heads 0 to 3 at most"), ([], "heads: none were given")):
+        with pytest.raises(InputError, match=sentence):
+            audit(model, tokens, heads=heads, **options)
+    with pytest.raises(InputError, match="heads: it was given beside effects 'none'"):
+        audit(model, tokens, heads=[1], effects="none")

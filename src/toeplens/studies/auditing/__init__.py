@@ -4,7 +4,7 @@ from toeplens.studies.auditing.audit import RECORD, Audit, csv_of, open_audit, p
 from toeplens.studies.auditing.inputs import read_text, read_tokens
 from toeplens.studies.auditing.kept import PARTS
 from toeplens.studies.auditing.own import is_run
-from toeplens.studies.auditing.record import COLUMNS, HeadRecord, LayerRecord, NoSuchLayer
+from toeplens.studies.auditing.record import COLUMNS, HeadRecord, LayerRecord, NoSuchHead, NoSuchLayer, NotThere
 from toeplens.studies.auditing.study import audit, check_run_options
 
 __all__ = [
@@ -14,7 +14,9 @@ __all__ = [
     "Audit",
     "HeadRecord",
     "LayerRecord",
+    "NoSuchHead",
     "NoSuchLayer",
+    "NotThere",
     "audit",
     "check_run_options",
     "csv_of",

@@ -63,6 +63,7 @@ def silence(
     kept: Kept,
     on_progress: Callable[[int, int], None],
     first: int | None = None,
+    heads: frozenset[int] | None = None,
 ) -> Silenced:
     """Silence each measured head of a transformers model, or take its position (`head_effects` of its sources).
 
@@ -71,15 +72,18 @@ def silence(
 
     Arguments
         first  how many heads' effects are wanted: the others are left out as soon as they cannot be among them
+        heads  of each call the heads whose effects are wanted; all if None
     """
     calls = [(x.layer.module, x.layer.side, x.layer.kind, x.layer.layer, x.layer.heads) for x in measured]
     if method == "bands":
         taken = band_effects(model, inputs, calls, mask_token=mask_token, seed=seed, on_progress=on_progress)
         return _of_bands(measured, taken, inputs["input_ids"].shape[1], seed)
+    wanted = [[head for head in range(count) if heads is None or head in heads] for *_, count in calls]
     if first is not None:
 
         def some(inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]]) -> HeadEffects:
-            options = {"mask_token": mask_token, "seed": seed, "chosen": chosen}
+            both = [sorted(set(one) & set(other)) for one, other in zip(chosen, wanted, strict=True)]
+            options = {"mask_token": mask_token, "seed": seed, "chosen": both}
             return head_effects(model, inputs, calls, method=method, **options)
 
         raced = race(some, inputs, [count for *_, count in calls], first, kept, on_progress)
@@ -106,7 +110,7 @@ def silence(
     check = None
     if method != "attribution":
         run = partial(run, method=method)
-        found, parts = exactly("effects", [range(count) for *_, count in calls])
+        found, parts = exactly("effects", wanted)
     else:
         found = run(method="attribution")
         parts = list(found.parts)
@@ -185,6 +189,8 @@ def concentration(
     Arguments
         low, high  the ends of the effects' 95 % intervals
     """
+    if not np.isfinite(effects).all():  # some heads' are not known
+        return {}
     clipped = np.clip(effects, 0, None)
     total, order = clipped.sum(), np.sort(clipped)[::-1]
     found: dict[str, Number] = {

@@ -52,16 +52,30 @@ COLUMNS: dict[str, str] = {
 }
 
 
-class NoSuchLayer(InputError):
-    """A layer was asked for that the model does not have; its sentence counts from 0, as Python does."""
+class NotThere(InputError):
+    """A layer or a head was asked for that the model does not have; the sentence counts from 0, as Python does."""
 
-    def __init__(self, layer: int, last: int, first: int = 0) -> None:
-        super().__init__(f"layers: {layer + first} was given; the model has layers {first} to {last + first}.")
-        self.layer, self.last = layer, last
+    WHERE = ""
 
-    def for_people(self) -> NoSuchLayer:
+    def __init__(self, number: int, last: int, first: int = 0) -> None:
+        super().__init__(self.WHERE.format(number + first, first, last + first))
+        self.number, self.last = number, last
+
+    def for_people(self) -> NotThere:
         """The same, counted from 1."""
-        return NoSuchLayer(self.layer, self.last, 1)
+        return type(self)(self.number, self.last, 1)
+
+
+class NoSuchLayer(NotThere):
+    """A layer."""
+
+    WHERE = "layers: {} was given; the model has layers {} to {}."
+
+
+class NoSuchHead(NotThere):
+    """A head, in any of the layers."""
+
+    WHERE = "heads: {} was given; the layers have heads {} to {} at most."
 
 
 @dataclass(frozen=True)

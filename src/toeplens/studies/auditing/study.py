@@ -21,6 +21,7 @@ from toeplens.studies.auditing.inputs import SEQUENCES, Sequences, check_fit, in
 from toeplens.studies.auditing.kept import Kept, identity
 from toeplens.studies.auditing.measuring import Estimate, Progress, measure
 from toeplens.studies.auditing.own import audit_run, is_run
+from toeplens.studies.auditing.record import NoSuchHead
 
 Silencing = Literal["exact", "position", "bands", "attribution", "none"]
 EXAMPLES = 256  # of a run's test set, unless told otherwise
@@ -40,6 +41,7 @@ def audit(
     pickled: bool = False,
     seed: int = 0,
     first: int | None = None,
+    heads: Sequence[int] | None = None,
     keep: Path | str | None = None,
     on_progress: Progress | None = None,
     on_estimate: Estimate | None = None,
@@ -68,6 +70,8 @@ def audit(
         seed         of random tokens, of masked ones, and of intervals
         first        how many heads' effects are wanted, where each is silenced exactly or loses its position: those
                      that cannot be among them are left out after some of the sequences; all unless given
+        heads        which heads of each layer have effects, where each is silenced exactly or loses its position; all
+                     unless given
         keep         the audit's directory: finished layers and effects are kept in it, and the same audit goes on with
                      them, until `toeplens.studies.auditing.save` has written it whole
         on_progress  is called with what is being done, how much of it is, and all
@@ -86,13 +90,16 @@ def audit(
     ):
         if number is not None and number < least:
             raise InputError(f"{field}: {number} was given; it must be at least {least}.")
-    if first is not None and effects not in ("exact", "position"):
-        raise InputError(f"first: it was given beside effects {effects!r}; it is of exact and position alone.")
+    if heads is not None and not len(heads):
+        raise InputError("heads: none were given; at least one is needed.")
+    for field, given in (("first", first), ("heads", heads)):
+        if given is not None and effects not in ("exact", "position"):
+            raise InputError(f"{field}: it was given beside effects {effects!r}; it is of exact and position alone.")
     report, expect = on_progress or (lambda what, done, total: None), on_estimate or (lambda what, seconds: None)
     wanted = None if layers is None else frozenset(layers)
     directory = None if keep is None else Path(keep)
     if is_run(model):
-        given = {"data": data, "tokenizer": tokenizer, "max_tokens": max_tokens, "first": first}
+        given = {"data": data, "tokenizer": tokenizer, "max_tokens": max_tokens, "first": first, "heads": heads}
         check_run_options(**given, dtype=dtype, pickled=pickled)
         method = None if effects == "none" else effects
         options = {"sequences": sequences or EXAMPLES, "device": device, "seed": seed, "on_progress": report}
@@ -103,14 +110,19 @@ def audit(
     read, tokenizer = sequences_of(loaded, data, tokenizer, sequences or SEQUENCES, max_tokens, seed)
     check_fit(loaded, read)
     inputs, mask_token = inputs_of(model, read.tokens), mask_token_of(tokenizer)
-    kept = Kept(directory, {} if directory is None else _key(loaded, read, wanted, (effects, first), mask_token, seed))
+    some = None if heads is None else frozenset(heads)
+    how = (effects, first, None if some is None else sorted(some))
+    kept = Kept(directory, {} if directory is None else _key(loaded, read, wanted, how, mask_token, seed))
     try:
         measured, whole = measure(loaded, inputs, wanted, kept, report, expect)
         changed = not_silenced(measured)
+        most = max((each.layer.heads for each in measured), default=0)
+        if some is not None and not 0 <= min(some) <= max(some) < most:
+            raise NoSuchHead(max(some), most - 1)
         if effects != "none":
             try:
                 told = partial(report, "heads")
-                changed = silence(model, inputs, measured, effects, mask_token, seed, kept, told, first)
+                changed = silence(model, inputs, measured, effects, mask_token, seed, kept, told, first, some)
             except (NoGradient, NoPosition):  # what was asked for cannot be: nothing the model is to blame for
                 raise
             except InputError as error:
