@@ -172,7 +172,8 @@ def test_effects_of_chosen_heads_alone(options: dict[str, Any]) -> None:
         assert head.effect == (pytest.approx(other.effect) if head.head in (1, 3) else None)
     assert all(layer.deposit == {} for layer in some.layers)
     assert all(layer.deposit for layer in whole.layers)
-    for heads, sentence in (([4], "heads: 4 was given; the layers have heads 0 to 3 at most"), ([], "heads: none were given")):
+    refused = {(4,): "heads: 4 was given; the layers have heads 0 to 3 at most", (): "heads: none were given"}
+    for heads, sentence in refused.items():
         with pytest.raises(InputError, match=sentence):
             audit(model, tokens, heads=heads, **options)
     with pytest.raises(InputError, match="heads: it was given beside effects 'none'"):
