@@ -74,7 +74,7 @@ def test_a_card_in_a_process_of_its_own_or_here(
 
 
 COMMANDS = ["reproduce", "study", "theory", "audit", "compare", "survey", "train", "ablate", "decompose", "extrapolate"]
-COMMANDS += ["report", "claims", "encodings", "card", "tasks"]
+COMMANDS += ["probe", "pretrained", "report", "claims", "encodings", "card", "tasks"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from toeplens.ground import read_json
 from toeplens.papers.deposit import accuracy_table, claims_of, grid
 from toeplens.studies import CellResult, Results, judge
+from toeplens.studies.kit.verdicts import OPEN
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
 from toeplens.training.watcher import moments
 
@@ -45,9 +47,13 @@ def test_the_record_holds_every_cell_of_the_grid_as_it_is_now(
     watched = {cell.job.spec.name for cell in cells if cell.job.watch}  # two places may stand for the same run
     for cell in cells:
         assert found[cell.key].measures.keys() <= set(cell.job.measures)
-        assert [row["step"] for row in found[cell.key].watched] == (
-            moments(cell.job.spec.total_steps) if cell.job.spec.name in watched else []
-        )
+        steps = [row["step"] for row in found[cell.key].watched]
+        due = moments(cell.job.spec.total_steps) if cell.job.spec.name in watched else []
+        if cell.job.spec.plateau is None:
+            assert steps == due
+        else:  # it ends when it has stopped learning, and events are looked at too
+            assert steps == sorted(set(steps))
+            assert {step for step in due if step <= steps[-1]} <= set(steps)
 
 
 def test_the_ledger_follows_from_the_cells(record: Path, about: dict[str, Any], results: Results) -> None:
@@ -70,3 +76,18 @@ def test_both_protocols_are_there_and_at_laptop_both_tasks(record: Path, results
         assert {"rope", "relative", "alibi", "nope", "absolute", "mla"} <= set(under.labels(DISTANCE))
         if record.name == "laptop":
             assert {"rope", "nope", "mla"} <= set(under.labels(COUNT))
+
+
+def test_what_is_said_of_the_desk_record(record: Path, results: Results) -> None:
+    """results/README.md says it."""
+    if record.name != "desk":
+        pytest.skip("it is said of desk")
+    paper, released = (results.under(protocol) for protocol in ("paper", "released"))
+    assert np.mean([cell.accuracy >= 0.99 for cell in paper.cells]) >= 0.9
+    for label in ("alibi", "nope"):
+        assert all(cell.accuracy > 0.99 for cell in paper.of(DISTANCE, label))
+    for label in ("alibi", "relative"):
+        assert np.mean([not cell.settled for cell in released.of(DISTANCE, label)]) >= 0.8
+    ledger = read_json(record / "claims.json")["claims"]
+    assert sum(entry["verdict"] in OPEN for entry in ledger) > len(ledger) / 2
+    assert next(e["verdict"] for e in ledger if (e["id"], e["protocol"]) == ("task1-rope-best", "paper")) == "fails"

@@ -1,8 +1,8 @@
 """Pretrained models as a study: claims about heads, frequencies and retrieval, beside models that know nothing."""
 
 from toeplens.papers.positional_symbolic.pretrained.plan import Plan
+from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.papers.positional_symbolic.pretrained.study import (
-    Pretrained,
     examine,
     gather,
     is_pretrained,

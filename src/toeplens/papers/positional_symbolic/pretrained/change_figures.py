@@ -10,7 +10,7 @@ from toeplens.ground.words import fixed
 from toeplens.lens import Estimate
 from toeplens.papers.positional_symbolic.pretrained.changes import by_speed
 from toeplens.papers.positional_symbolic.pretrained.plan import BANDS, DRAWS
-from toeplens.papers.positional_symbolic.pretrained.study import Pretrained
+from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import BLUE, GREEN, GREY, ORANGE

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from toeplens.papers.positional_symbolic.pretrained.changes import PREVIOUS, RETRIEVES, retrieving
 from toeplens.papers.positional_symbolic.pretrained.heads import FEWEST, Heads
 from toeplens.papers.positional_symbolic.pretrained.plan import DRAWS
+from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.verdicts import Finding, above, below, interval_above, supporting, unknown
 from toeplens.studies.probing import Behaviour
 
-if TYPE_CHECKING:
-    from toeplens.papers.positional_symbolic.pretrained.study import Pretrained
-
-Check = Callable[["Pretrained"], list[Finding]]
+Check = Callable[[Pretrained], list[Finding]]
 _SISTER = "arXiv 2511.11579"
 _ROUND = "arXiv 2410.06205"
 _RETRIEVAL = "arXiv 2404.15574"

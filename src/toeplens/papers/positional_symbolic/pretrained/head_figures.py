@@ -9,7 +9,7 @@ from plotly.colors import sample_colorscale
 
 from toeplens.ground.words import fixed
 from toeplens.papers.positional_symbolic.pretrained.heads import Heads
-from toeplens.papers.positional_symbolic.pretrained.study import Pretrained
+from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.report.kit.blocks import Block, Panel, Ramp, View
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import DEPTHS

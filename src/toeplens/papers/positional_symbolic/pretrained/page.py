@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from toeplens.papers.positional_symbolic.pretrained import change_figures, head_figures
-from toeplens.papers.positional_symbolic.pretrained.study import Pretrained
+from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.report.kit.blocks import Block, numbered
 from toeplens.report.kit.page import ledger, render_page, write_report
 from toeplens.studies import RULE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,44 +16,15 @@ from toeplens.ground import InputError, parse_json, read_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.stops import Interrupted, interruptible
 from toeplens.papers.positional_symbolic.pretrained.claims import CLAIMS
-from toeplens.papers.positional_symbolic.pretrained.heads import Heads
 from toeplens.papers.positional_symbolic.pretrained.making import PIECES, Making, path_of, read
 from toeplens.papers.positional_symbolic.pretrained.plan import AUDITED, Asking, Plan
+from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.sources.huggingface import captured
 from toeplens.sources.huggingface.loading import Dtype, Loaded, load_model
 from toeplens.studies.auditing.record import AuditRecord
 from toeplens.studies.kit.claims import judge_all
-from toeplens.studies.kit.study import STUDY, Kind, State
+from toeplens.studies.kit.study import STUDY, Kind
 from toeplens.studies.probing import ProbeRecord
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pretrained(State):
-    """The state of the study.
-
-    audits, probes  the pieces that are finished, by name
-    """
-
-    plan: Plan
-    audits: Mapping[str, AuditRecord]
-    probes: Mapping[str, ProbeRecord]
-
-    def asked(self) -> dict[str, Any]:
-        """The plan."""
-        return asdict(self.plan)
-
-    def found(self) -> dict[str, Any]:
-        """The pieces."""
-        return {
-            "audits": {name: each.to_dict() for name, each in self.audits.items()},
-            "probes": {name: each.to_dict() for name, each in self.probes.items()},
-        }
-
-    def heads(self, kind: str) -> Heads | None:
-        """What was measured of each head on each of the texts (``text``), of random weights or shuffled texts."""
-        found = [self.audits.get(f"{kind}-{number}") for number in range(len(self.plan.places))]
-        audits = [each for each in found if each is not None]
-        return Heads.of(audits) if len(audits) == len(found) else None
 
 
 def _read(directory: Path, plan: Plan, environment: dict[str, Any]) -> Pretrained:
