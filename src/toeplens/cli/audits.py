@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toeplens.cli.options import Json, Workers, path
+from toeplens.cli.options import Json, ModelDevice, ModelDtype, Pickled, Workers, path
 from toeplens.ground import InputError
 from toeplens.ground.places import entered
 from toeplens.start import starting
@@ -50,13 +50,9 @@ def audit(
             "among them."
         ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",
-    device: Annotated[
-        str, typer.Option(help="auto (spread over GPUs, if there are some), cpu, cuda or cuda:N.")
-    ] = "auto",
-    pickled: Annotated[
-        bool, typer.Option("--pickled", help="Read weights that are no safetensors; they can run what they hold.")
-    ] = False,
+    dtype: ModelDtype = "auto",
+    device: ModelDevice = "auto",
+    pickled: Pickled = False,
     seed: Annotated[int, typer.Option(help="Seed of random and of masked tokens.")] = 0,
     as_json: Json = False,
 ) -> None:

@@ -31,6 +31,11 @@ StudyDirectory = Annotated[Path, typer.Argument(help="A study's directory.", par
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON on standard output.")]
 Full = Annotated[bool, typer.Option("--full", help="All that is known of each, instead of a line.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+ModelDtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
+ModelDevice = Annotated[str, typer.Option(help="auto (spread over GPUs, if there are some), cpu, cuda or cuda:N.")]
+Pickled = Annotated[
+    bool, typer.Option("--pickled", help="Read weights that are no safetensors; they can run what they hold.")
+]
 Compile = Annotated[str, typer.Option(help="torch.compile: auto (where it pays), on or off.")]
 StudyOut = Annotated[
     Path, typer.Option(help="Directory of the study; one that was stopped is gone on with.", parser=path)

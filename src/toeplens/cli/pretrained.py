@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toeplens.cli.options import Budget, Json, StudyOut, path
+from toeplens.cli.options import Budget, Json, ModelDevice, ModelDtype, StudyOut, path
 from toeplens.ground import InputError
 from toeplens.start import starting
 
@@ -21,10 +21,8 @@ def pretrained(
     tokens: Annotated[int, typer.Option(help="Tokens of a sequence whose heads are measured.")] = 1024,
     effect_tokens: Annotated[int, typer.Option(help="Of those, for what is silenced or stopped one by one.")] = 256,
     probe_tokens: Annotated[int, typer.Option(help="Tokens of texts with needles, and of copies.")] = 512,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",
-    device: Annotated[
-        str, typer.Option(help="auto (spread over GPUs, if there are some), cpu, cuda or cuda:N.")
-    ] = "auto",
+    dtype: ModelDtype = "auto",
+    device: ModelDevice = "auto",
     seed: Annotated[int, typer.Option(help="Seed of places in the texts, of random weights and of questions.")] = 42,
     time_budget: Budget = None,
     as_json: Json = False,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from toeplens.cli.options import Json, path
+from toeplens.cli.options import Json, ModelDevice, ModelDtype, Pickled, path
 from toeplens.ground import InputError
 from toeplens.ground.places import entered
 from toeplens.start import starting
@@ -30,13 +30,9 @@ def probe(
     sequences: Annotated[int, typer.Option(help="Texts whose loss is taken, and copies of each length.")] = 8,
     lists: Annotated[int, typer.Option(help="Questions about lists, of each kind.")] = 24,
     heads: Annotated[bool, typer.Option(help="Look at the heads where the intact model answers.")] = True,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",
-    device: Annotated[
-        str, typer.Option(help="auto (spread over GPUs, if there are some), cpu, cuda or cuda:N.")
-    ] = "auto",
-    pickled: Annotated[
-        bool, typer.Option("--pickled", help="Read weights that are no safetensors; they can run what they hold.")
-    ] = False,
+    dtype: ModelDtype = "auto",
+    device: ModelDevice = "auto",
+    pickled: Pickled = False,
     seed: Annotated[int, typer.Option(help="Seed of texts, needles and questions.")] = 0,
     as_json: Json = False,
 ) -> None:
