@@ -126,6 +126,11 @@ def test_what_cannot_be_asked(
         examine(str(model), texts, study.directory, device="cpu", **(SIZES | sizes))
 
 
+def test_another_dtype_is_another_study(study: Pretrained, model: Path) -> None:
+    with pytest.raises(InputError, match=r"dtype: .* holds a study whose dtype is another"):
+        examine(str(model), TEXTS, study.directory, device="cpu", dtype="float64", **SIZES)
+
+
 def test_a_text_that_is_too_short(model: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="text: it has"):
         examine(str(model), {"one": "apple dog river"}, tmp_path / "s", device="cpu", **SIZES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from toeplens.ground import InputError, reading
 from toeplens.ground.machine import within
@@ -31,6 +31,7 @@ class Plan:
     seed           of places in the texts, of random weights, of questions
     turns          whether the model has a rotation
     predicts       whether it predicts the next token
+    dtype          of its weights
     """
 
     model: str
@@ -42,6 +43,7 @@ class Plan:
     seed: int = 42
     turns: bool = True
     predicts: bool = True
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         within("sequences", self.sequences, 1, 1000)
@@ -86,6 +88,8 @@ class Plan:
 class Asking(Begun):
     """study.json: the plan, each text by its digest."""
 
+    LATER = ("study", "seconds", "dtype")
+
     model: reading.Text
     texts: dict[str, reading.Text]
     sequences: AtLeast1
@@ -95,8 +99,8 @@ class Asking(Begun):
     seed: reading.Count
     turns: reading.Truth
     predicts: reading.Truth
+    dtype: reading.Text = "float32"
 
     def plan(self) -> Plan:
         """The plan without the contents of its texts."""
-        names = ("model", "texts", "sequences", "tokens", "effect_tokens", "probe_tokens", "seed", "turns", "predicts")
-        return Plan(**{name: getattr(self, name) for name in names})
+        return Plan(**{field.name: getattr(self, field.name) for field in fields(Plan)})

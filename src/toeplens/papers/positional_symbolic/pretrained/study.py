@@ -132,8 +132,8 @@ def examine(
     return KIND.carry_out(directory, asked, work)
 
 
-def _nature(loaded: Loaded) -> dict[str, bool]:
-    """Whether a model turns queries and keys, and whether it predicts the next token, from a short pass."""
+def _nature(loaded: Loaded) -> dict[str, Any]:
+    """Whether a model turns queries and keys and whether it predicts the next token, from a short pass; its dtype."""
     turns, causal = [], []
     tokens = torch.arange(1, 9, device=loaded.model.device).unsqueeze(0)
 
@@ -143,7 +143,8 @@ def _nature(loaded: Loaded) -> dict[str, bool]:
 
     captured(loaded.model, {"input_ids": tokens}, look)
     head = loaded.model.get_output_embeddings() is not None
-    return {"turns": any(turns), "predicts": head and all(causal)}
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
+    return {"turns": any(turns), "predicts": head and all(causal), "dtype": dtype}
 
 
 def _same(directory: Path, asked: dict[str, Any]) -> None:
