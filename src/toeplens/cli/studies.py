@@ -151,7 +151,7 @@ def _kind(directory: Path) -> tuple[Any, Callable[[Any], Path], str]:
     from toeplens.studies import RULE, grid
 
     if pretrained.is_pretrained(directory):
-        return pretrained, write_pretrained, RULE.replace("seed", "text")
+        return pretrained, write_pretrained, RULE.replace("seed", "sequence")
     if mathematics.is_theory(directory):
         return mathematics, write_theory, RULE
     if grid.is_grid(directory):

@@ -26,9 +26,11 @@ from toeplens.papers.positional_symbolic.pretrained import (
 )
 from toeplens.papers.positional_symbolic.pretrained import changes as changes_module
 from toeplens.papers.positional_symbolic.pretrained.changes import changes_of, previous, retrieving
+from toeplens.papers.positional_symbolic.pretrained.making import Making
 from toeplens.papers.positional_symbolic.pretrained.page import render_pretrained
-from toeplens.sources.huggingface import Change
+from toeplens.sources.huggingface import Change, load_model
 from toeplens.studies.auditing.record import AuditRecord, HeadRecord
+from toeplens.studies.kit.verdicts import ENOUGH
 
 TEXTS = {"one": TEXT, "other": TEXT[::-1]}
 SIZES: dict[str, Any] = {"sequences": 3, "tokens": 96, "effect_tokens": 24, "probe_tokens": 96}
@@ -132,7 +134,7 @@ def test_another_dtype_is_another_study(study: Pretrained, model: Path) -> None:
 
 
 def test_a_text_that_is_too_short(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="text: it has"):
+    with pytest.raises(InputError, match="text: one has 3 tokens; 3 sequences of 95 are needed"):
         examine(str(model), {"one": "apple dog river"}, tmp_path / "s", device="cpu", **SIZES)
 
 
@@ -185,7 +187,8 @@ def retrieved(study: Pretrained, scores: dict[int, float], lost: dict[str, float
     """The study whose heads retrieve so well and whose needles are lost to such a share."""
     probes = dict(study.probes)
     heads = tuple(replace(each, score=scores.get(4 * each.layer + each.head, 0.0)) for each in probes["intact"].heads)
-    probes["intact"] = replace(probes["intact"], heads=heads)
+    found = [replace(item, right=1.0 if item.behaviour == "needle" else item.right) for item in probes["intact"].items]
+    probes["intact"] = replace(probes["intact"], heads=heads, items=tuple(found))
     for name, share in lost.items():
         items = [
             replace(item, right=1.0, changed_right=float(at / 12 >= share), changed_nats=share + 0.01 * at)
@@ -210,6 +213,7 @@ def test_slow_frequencies_are_what_needles_need_or_not(study: Pretrained) -> Non
 
 
 def test_retrieving_heads_are_few_or_not(study: Pretrained) -> None:
+    assert verdicts(study)["retrieval-sparse"] == "undecided", "the model finds no needle"
     assert verdicts(retrieved(study, {}, {}))["retrieval-sparse"] == "fails"
     assert verdicts(retrieved(study, {0: 0.5}, {}))["retrieval-sparse"] == "fails", "one of eight is no small share"
 
@@ -278,6 +282,31 @@ def test_others_are_taken_from_elsewhere_where_a_layer_has_none_left(study: Pret
     assert not set(found) & set(taken)
     assert (0, 3) in found
     assert all(isinstance(each, Change) for each in changes_module._silenced(found))
+
+
+def test_order_of_texts_and_overlap_do_not_matter(study: Pretrained, model: Path) -> None:
+    again = examine(str(model), dict(reversed(TEXTS.items())), study.directory, device="cpu", **SIZES)
+    assert again.audits == study.audits
+    loaded = load_model(str(model), device="cpu")
+    plan = replace(study.plan, texts=TEXTS)
+    windows = Making(loaded, plan, study.directory, lambda what, done, total: None).windows
+    for text, rows in zip(TEXTS.values(), (windows[:3], windows[3:]), strict=True):
+        whole = loaded.tokenizer()(text, add_special_tokens=False)["input_ids"]
+        rest = list(whole)
+        for row in rows.tolist():
+            at = next(i for i in range(len(rest)) if rest[i : i + 95] == row[1:])
+            rest = rest[at + 95 :]  # the next one begins after it
+
+
+def test_every_claim_has_enough_to_be_decided_by() -> None:
+    asked = Plan(model="m", texts=TEXTS).asked
+    assert min(asked.sequences, asked.repeats * len(asked.depths) * len(asked.lengths)) >= ENOUGH
+    assert len(Plan(model="m", texts={"a": "", "b": "", "c": ""}).places) >= ENOUGH
+
+
+def test_a_noise_floor_is_no_rest(study: Pretrained) -> None:
+    effects = [0.2, *np.random.default_rng(0).normal(0, 0.002, 7).tolist()]
+    assert verdicts(worth(study, effects, 0.006))["deposit-pretrained"] == "holds"
 
 
 def test_models_that_do_not_turn_or_predict_have_fewer_pieces() -> None:

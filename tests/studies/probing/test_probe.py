@@ -169,3 +169,20 @@ def test_lengths_over_the_models_own(tmp_path: Path) -> None:
     model = saved(tmp_path / "short", max_position_embeddings=70)
     with pytest.raises(InputError, match="lengths: 80 tokens were given; the model has positions for 70"):
         probe(str(model), TEXT, asked=ASKED, device="cpu")
+
+
+def test_what_makes_no_sense_to_ask(model: Path, tmp_path: Path) -> None:
+    for output in ("mean", "resample"):
+        with pytest.raises(InputError, match=f"output: {output} was given; questions are asked one by one"):
+            probe(str(model), TEXT, changes=[Change(layer=0, output=output)], asked=ASKED, device="cpu")
+    with pytest.raises(InputError, match="seed: -1 was given"):
+        probe(str(model), TEXT, asked=ASKED, device="cpu", seed=-1)
+    from safetensors.torch import load_file, save_file
+
+    for path in model.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop("lm_head.weight")
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"model: the checkpoint lacks weights: lm_head\.weight; they would be random"):
+        probe(str(tmp_path), TEXT, asked=ASKED, device="cpu")

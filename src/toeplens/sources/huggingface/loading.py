@@ -97,6 +97,11 @@ class Loaded:
                     "must be on another."
                 )
 
+    def check_all(self) -> None:
+        """Refuse a model any of whose weights the checkpoint lacks: what it says would be of no trained model."""
+        if self.missing:
+            raise InputError(f"model: the checkpoint lacks weights: {_listed(self.missing)}; they would be random.")
+
     def check_attention(self, module: str) -> None:
         """Refuse weights that are missing, or left over, in this attention that ran, or in an attention around it.
 

@@ -221,8 +221,12 @@ def interval_of(parts: Float[np.ndarray, "B K H"], seed: int) -> Columns:
     """
     rows = parts.reshape(-1, parts.shape[-1])
     there = np.isfinite(rows)
-    if there.any(0).all() and not there.all():  # some heads were left out after some of them
-        alone = [interval_of(rows[there[:, head], head].reshape(-1, 1, 1), seed) for head in range(rows.shape[1])]
+    known = np.atleast_1d(there.any(0))
+    if known.any() and not there[:, known].all():  # some heads were left out after some of them
+        alone = [
+            interval_of(rows[there[:, head] if known[head] else slice(None), head].reshape(-1, 1, 1), seed)
+            for head in range(rows.shape[1])
+        ]
         mean, low, high = (np.concatenate(each) for each in zip(*alone, strict=True))
         return mean, low, high
     count, mean = len(rows), rows.mean(0)

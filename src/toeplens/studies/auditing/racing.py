@@ -16,12 +16,13 @@ from scipy import stats
 from torch import Tensor
 
 from toeplens.sources.huggingface import HeadEffects
-from toeplens.sources.huggingface.effects.outcome import Effect
+from toeplens.sources.huggingface.effects.outcome import ENOUGH, Effect
 from toeplens.studies.auditing.kept import Kept
 
 _ROUNDS = 8  # at most
 _LEVEL = 0.95
 _FEWEST = 4  # parts that an interval is taken over
+_PIECES = 4  # of a sequence
 Run = Callable[[Mapping[str, Any], Sequence[Sequence[int]]], HeadEffects]
 
 
@@ -62,17 +63,18 @@ def race(
     level = 1 - (1 - _LEVEL) / len(rounds)
     racing: Bool[np.ndarray, "n"] = np.ones(sum(counts), dtype=bool)
     rows: Float[np.ndarray, "R n"] = np.empty((0, len(racing)))
+    pieces = _PIECES if max(map(len, rounds)) < ENOUGH else 1
     made: dict[str, Any] = {}
     baselines: list[float] = []
     report(0, len(rounds) * len(racing))
     for number, some in enumerate(rounds):
-        made = kept.get(f"round-{number}") or _round(run, _cut(inputs, some), racing, ends)
+        made = kept.get(f"round-{number}") or _round(run, _cut(inputs, some), racing, ends, pieces)
         kept.put(f"round-{number}", made)
         rows = np.concatenate((rows, np.asarray(made["parts"], dtype=float)))
         baselines += made["baseline"] or []
         racing = _may_be(rows, racing, first, level)
         report((number + 1) * len(racing), len(rounds) * len(racing))
-        if racing.sum() <= first:
+        if racing.sum() <= first < np.isfinite(rows[: len(made["parts"])]).all(0).sum():
             break
     report(len(rounds) * len(racing), len(rounds) * len(racing))
     split = [each[:, None] for each in np.split(rows, ends, axis=1)]
@@ -80,13 +82,22 @@ def race(
 
 
 def _round(
-    run: Run, inputs: Mapping[str, Any], racing: Bool[np.ndarray, "n"], ends: Int[np.ndarray, "c"]
+    run: Run, inputs: Mapping[str, Any], racing: Bool[np.ndarray, "n"], ends: Int[np.ndarray, "c"], pieces: int
 ) -> dict[str, Any]:
-    """Parts of all heads, NaN for those that are not in the race; the intact losses; what effects are of."""
+    """Parts of all heads, NaN for those that are not in the race; the intact losses; what effects are of.
+
+    Each sequence has as many parts, so that it counts as much as those of rounds with more sequences.
+    """
     found = run(inputs, [np.flatnonzero(each).tolist() for each in np.split(racing, ends)])
-    parts = np.concatenate([each.reshape(-1, each.shape[-1]) for each in found.parts], axis=1)
+    parts = np.concatenate([_pooled(each, pieces) for each in found.parts], axis=1)
     baseline = None if found.baseline is None else found.baseline.tolist()
     return {"parts": parts.tolist(), "baseline": baseline, "outcome": found.outcome}
+
+
+def _pooled(parts: Float[np.ndarray, "B K H"], pieces: int) -> Float[np.ndarray, "R H"]:
+    """Neighbouring blocks of each sequence together, so many a sequence at most."""
+    cut = np.array_split(np.arange(parts.shape[1]), min(pieces, parts.shape[1]))
+    return np.stack([parts[:, some].mean(1) for some in cut], axis=1).reshape(-1, parts.shape[-1])
 
 
 def _may_be(

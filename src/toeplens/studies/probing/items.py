@@ -177,6 +177,8 @@ class Writer:
         question, answer, words = make()
         tokens += [*self._ids(question), self._word(answer)]
         given = choices or [self._word(word) for word in words]
+        if len(set(given)) < len(given):
+            raise InputError("tokenizer: two words of a list are the same token in it; it does not know these words.")
         return Item(
             behaviour=behaviour,
             tokens=tuple(tokens),

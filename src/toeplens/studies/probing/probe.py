@@ -52,7 +52,10 @@ class Probing:
     ) -> Probing:
         """Of a model and a text. Raises `InputError` as `probe` does."""
         loaded.check_numbers()
+        loaded.check_all()
         _check(loaded, asked)
+        if seed < 0:
+            raise InputError(f"seed: {seed} was given; it must be at least 0.")
         items = Writer(loaded.tokenizer() if tokenizer is None else tokenizer, text, seed).items(asked)
         about = {
             "model": loaded.called,
@@ -82,6 +85,11 @@ class Probing:
     def record(self, changes: Sequence[Change] = (), *, heads: bool = False) -> ProbeRecord:
         """The record of the intact model, or of it and a changed one; ``heads`` whether retrieval is in it."""
         started, changed = time.monotonic(), None
+        mixed = next((change.output for change in changes if change.output in ("mean", "resample")), None)
+        if mixed is not None:
+            raise InputError(
+                f"output: {mixed} was given; questions are asked one by one, so that only zero is allowed."
+            )
         try:
             intact = self.intact
             if changes:
@@ -190,6 +198,8 @@ def _answers(
         for number, nats, right in zip(numbers, made.nats.cpu(), made.right.cpu(), strict=True):
             found[number] = Predictions(nats, right)
         report(len(found))
+        if not bool(made.nats.isfinite().all()):
+            raise InputError("model: its answers hold infinite numbers or nan; give it in float32 (--dtype).")
     return found
 
 

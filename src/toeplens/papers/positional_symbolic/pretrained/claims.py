@@ -1,6 +1,6 @@
 """Claims on pretrained models, with rules that were written before a model was recorded.
 
-What is left to chance is a text (or a question): rules over seeds are over texts here. Beside each statement about
+What is left to chance is a sequence (or a question): rules over seeds are over these here. Beside each statement about
 what was learned stands the same architecture with random weights, and the model on the same tokens in random order.
 """
 
@@ -28,16 +28,17 @@ _STRONG, _LEARNED, _OCTAVES, _PURE, _FEW = 0.5, 0.1, 2.0, 0.9, 0.05
 _NULLS = {"random": "random weights", "shuffled": "tokens in random order"}
 
 
-def _texts(finding: Finding) -> Finding:
-    """What is over seeds elsewhere is over texts here."""
+def _texts(finding: Finding, units: str = "sequences") -> Finding:
+    """What is over seeds elsewhere is over sequences here, or over questions."""
     said, wanting = (
-        text.replace(" seeds", " texts").replace(" seed)", " text)") for text in (finding.evidence, finding.wanting)
+        text.replace(" seeds", f" {units}").replace(" seed)", f" {units[:-1]})")
+        for text in (finding.evidence, finding.wanting)
     )
     return replace(finding, evidence=said, wanting=wanting)
 
 
 def _missing(what: str) -> list[Finding]:
-    return [unknown(what, "its pieces are not finished")]
+    return [unknown(what, "its pieces are not finished, or the model does not turn")]
 
 
 # ---- positional heads and frequencies --------------------------------------------------------------------------------
@@ -111,6 +112,8 @@ def _sparse(study: Pretrained) -> list[Finding]:
     if intact is None or not intact.heads:
         return _missing(what)
     many = len(retrieving(intact))
+    if not any(item.right for item in intact.of("needle")):
+        return [unknown(what, "the model finds no needle")]
     share = many / len(intact.heads)
     some = Finding("holds" if many else "fails", f"{many} of {len(intact.heads)} heads have a score of {RETRIEVES}")
     low = Finding("holds" if share < _FEW else "fails", f"{what}: {share:.3f}, bar {_FEW}")
@@ -127,9 +130,9 @@ def _causal(study: Pretrained) -> list[Finding]:
             there = all(each in study.probes for each in names)
             found += [unknown(what, "the model finds no needle, or has no such heads")] if there else _missing(what)
         elif name == "no-retrieval":
-            found.append(_texts(above(what, values, 0.5)))
+            found.append(_texts(above(what, values, 0.5), "needles"))
         else:
-            found.append(_texts(below(what, values, 0.1)))
+            found.append(_texts(below(what, values, 0.1), "needles"))
     return found
 
 
@@ -160,7 +163,7 @@ def _more(study: Pretrained, first: str, second: str, of: Behaviour, words: str,
     nats = [[item.changed_nats for item in probe.of(of) if item.changed_nats is not None] for probe in probes if probe]
     if not all(nats):
         return [unknown(what, "the model has no such heads")]
-    return [_texts(above(what, [a - b for a, b in zip(*nats, strict=True)], bar))]
+    return [_texts(above(what, [a - b for a, b in zip(*nats, strict=True)], bar), "items")]
 
 
 def _symbolic(study: Pretrained) -> list[Finding]:
@@ -175,7 +178,7 @@ def _symbolic(study: Pretrained) -> list[Finding]:
     def apart(name: str) -> list[float]:
         return heads.by_text(lambda c: float(np.nanmean(c[name][chosen]) - np.nanmean(c[name][~chosen])))
 
-    slower = "octaves by which they use slower pairs than the others"
+    slower = "octaves by which they use faster pairs than the others"
     return [_texts(above(what, apart("symbolic"), _LEARNED)), supporting(_texts(below(slower, apart("centre"), 0.0)))]
 
 
@@ -190,7 +193,10 @@ def _worth(study: Pretrained) -> list[Finding]:
     what, audit, heads = "the most positional head", study.audits.get("position"), study.heads("text")
     if audit is None or heads is None:
         return _missing(what)
-    at = int(np.nanargmax(heads.mean("positional")))
+    shares = heads.mean("positional")
+    if not np.isfinite(shares).any():
+        return [unknown(what, "no head's share is known")]
+    at = int(np.nanargmax(shares))
     head = audit.heads[at]
     others = [each.effect for number, each in enumerate(audit.heads) if number != at and each.effect is not None]
     if head.effect is None or head.effect_low is None or not others:
@@ -213,15 +219,17 @@ def _concentrated(study: Pretrained) -> list[Finding]:
     )
     if not np.isfinite(effects).all() or not np.isfinite(low).all():
         return [unknown(what, "no effects are known")]
-    at, total = int(effects.argmax()), float(np.clip(effects, 0, None).sum())
-    if not total > 0:
-        return [unknown(what, "taking position from heads adds nothing to the loss")]
-    rest = total - float(effects[at])
-    ends = [each / (each + rest) for each in (max(0.0, float(low[at])), float(high[at]))]
+    at, counts = int(effects.argmax()), low > 0
+    if not counts[at]:
+        return [unknown(what, "no head's position is worth anything that is told from nothing")]
+    counts[at] = False
+    rest = [float(each[counts].sum()) for each in (low, effects, high)]  # what is not told from nothing counts nowhere
+    ends = float(low[at]) / (float(low[at]) + rest[2]), float(high[at]) / (float(high[at]) + rest[0])
+    share = float(effects[at]) / (float(effects[at]) + rest[1])
     head, layers = audit.heads[at], len(audit.layers)
     place = f"the costliest is layer {head.layer + 1} head {head.head + 1} of {layers} layers"
     return [
-        interval_above(what, float(effects[at]) / total, ends[0], ends[1], _STRONG),
+        interval_above(what, share, *ends, _STRONG),
         supporting(Finding("holds" if head.layer < layers / 3 else "fails", place)),
     ]
 
@@ -232,15 +240,15 @@ CLAIMS: tuple[Claim[Pretrained], ...] = (
         f"{_SISTER}, abstract",
         "How a head behaves, by position or by content, corresponds to the frequencies it uses.",
         f"Over a model's heads, the rank correlation of the positional share with the centre of gravity of the "
-        f"frequencies used is above {_STRONG}, mean over texts (from half on a correlation is commonly called large); "
-        "in layers that see a window and in those that see all apart, where a model has both.",
+        f"frequencies used is above {_STRONG}, mean over sequences (from half on a correlation is commonly called "
+        "large); in layers that see a window and in those that see all apart, where a model has both.",
         _correspondence,
     ),
     Claim(
         "correspondence-learned",
         "ours",
         "That correspondence is learned: random weights do not have it.",
-        f"Over texts, the rank correlation is more than {_LEARNED} above that of the same architecture with random "
+        f"Over sequences, the rank correlation is more than {_LEARNED} above that of the same architecture with random "
         "weights (less could not be told from how heads are drawn). Supporting: and above that of the same tokens in "
         "random order.",
         _learned,
@@ -250,7 +258,7 @@ CLAIMS: tuple[Claim[Pretrained], ...] = (
         f"{_ROUND}, abstract",
         "Positional patterns such as attention to the token before are made with the highest frequencies.",
         f"Of the heads that give the token before {PREVIOUS} or more of their attention, the centre of the frequencies "
-        f"used is more than {_OCTAVES:g} octaves above that of the others, mean over texts (a factor of four, more "
+        f"used is more than {_OCTAVES:g} octaves above that of the others, mean over sequences (a factor of four, more "
         "than neighbouring bands differ by); and stopping the fastest quarter of their pairs costs copying 0.1 nats "
         "more than stopping the slowest.",
         _previous_fast,
@@ -259,8 +267,8 @@ CLAIMS: tuple[Claim[Pretrained], ...] = (
         "pure-heads",
         f"{_SISTER}, section 3",
         "Purely positional and purely symbolic heads exist.",
-        f"On the mean text at least one head has a positional share of {_PURE} or more, and one a symbolic share of as "
-        "much (a tenth is left for what training does not clean away).",
+        f"Heads with a positional share of {_PURE} or more are more than 0.5 on the mean sequence (one on every "
+        "second), and so are heads with a symbolic share of as much (a tenth is left for what training does not clean away).",
         _pure,
     ),
     Claim(
@@ -292,7 +300,7 @@ CLAIMS: tuple[Claim[Pretrained], ...] = (
         f"{_SISTER}, abstract",
         "Heads that retrieve are symbolic.",
         f"The symbolic share of the heads that retrieve is more than {_LEARNED} above that of the others, mean over "
-        "texts. Supporting: they use slower pairs.",
+        "sequences. Supporting: they use slower pairs.",
         _symbolic,
     ),
     Claim(
@@ -307,8 +315,9 @@ CLAIMS: tuple[Claim[Pretrained], ...] = (
         "deposit-pretrained",
         "arXiv 2505.13027 v1, section 4, on pretrained models",
         "RoPE puts positional work into one early head.",
-        f"Of all that position is worth, head by head, one head has more than {_STRONG} (by the interval of its "
-        "effect). Supporting: it is in the first third of the layers.",
+        f"Of what position is worth to the heads whose interval leaves 0, one head has more than {_STRONG}, by the "
+        "ends of all their intervals (its low end against the others' high ends, and the reverse). Supporting: it is in the "
+        "first third of the layers.",
         _concentrated,
     ),
 )

@@ -45,7 +45,8 @@ def maps(study: Pretrained) -> Block:
             audit = study.audits.get(name)
             if audit is not None:
                 effects = _effects(audit)
-                views.append(_map(title, heads, effects, max(_NULL, float(np.nanmax(np.abs(effects))))))
+                views.append(_map(title, heads, effects, max(_NULL, float(np.nanmax(np.abs(effects), initial=0.0)))))
+    views = [view for view in views if view.groups]
     return Block("maps", "The map of heads", caption, views, "full", ramp=Ramp("nothing", "most", half=True))
 
 
@@ -54,6 +55,8 @@ def _effects(audit: AuditRecord) -> np.ndarray:
 
 
 def _map(title: str, heads: Heads, values: np.ndarray, limit: float) -> View:
+    if not np.isfinite(values).any():
+        return View(title, [])
     layers, across = sorted(set(heads.layer.tolist())), int(heads.head.max()) + 1
     table = np.full((len(layers), across), np.nan)
     row = {layer: at for at, layer in enumerate(layers)}

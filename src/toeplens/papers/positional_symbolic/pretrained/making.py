@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from toeplens.ground import read_json, write_json
+from toeplens.ground import InputError, read_json, write_json
 from toeplens.papers.positional_symbolic.pretrained.changes import changes_of
 from toeplens.papers.positional_symbolic.pretrained.plan import AUDITED, Plan
 from toeplens.sources.huggingface.loading import Loaded
@@ -44,6 +44,12 @@ class Making:
     directory: Path
     report: Report
 
+    def check(self) -> None:
+        """Refuse texts, lengths and tokenizers that pieces could not be made of, before any is made."""
+        assert self.windows.size
+        if self.plan.predicts:
+            assert self.probing.items
+
     def make(self, name: str, kind: str) -> None:
         """Make a piece and write it down."""
         record = self._audit(name) if kind == AUDITED else self._probe(name)
@@ -56,11 +62,20 @@ class Making:
 
     @cached_property
     def windows(self) -> Int[np.ndarray, "T N"]:
-        """The sequences, in the order of the plan's places: of each text, pieces from random places."""
+        """The sequences, in the order of the plan's places: of each text, pieces that share no token."""
         found = []
-        for at, text in enumerate(self.plan.texts.values()):
+        for at, (name, text) in enumerate(self.plan.texts.items()):
             writer = Writer(self.tokenizer, text, self.plan.seed + at)
-            found += [writer.loss(self.plan.tokens).tokens for _ in range(self.plan.sequences)]
+            count, length = self.plan.sequences, self.plan.tokens - len(writer.start)
+            room = len(writer.text) - count * length
+            if room < 0:
+                raise InputError(
+                    f"text: {name} has {len(writer.text)} tokens; {count} sequences of {length} are needed."
+                )
+            gaps = np.sort(writer.random.integers(0, room + 1, count))
+            for number, gap in enumerate(gaps.tolist()):
+                first = gap + number * length
+                found.append([*writer.start, *writer.text[first : first + length].tolist()])
         return np.array(found)
 
     @cached_property
@@ -113,7 +128,12 @@ def read(directory: Path, name: str, kind: Any) -> Any:
 
 def _untrained(loaded: Loaded, seed: int) -> Loaded:
     """The same architecture with the random weights that its training begins with."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        made = type(loaded.model)(loaded.model.config).eval()
-    return Loaded(made.to(device=loaded.model.device, dtype=loaded.model.dtype))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(loaded.model.dtype)  # of the weights: tables of frequencies are in float32 whatever it is
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made = type(loaded.model)(loaded.model.config).eval()
+    finally:
+        torch.set_default_dtype(before)
+    return Loaded(made.to(loaded.model.device))

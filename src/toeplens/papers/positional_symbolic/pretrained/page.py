@@ -40,7 +40,7 @@ def render_pretrained(study: Pretrained) -> str:
         model="/".join(Path(study.plan.model).parts[-2:]),
         claims=ledger(study.entries),
         tally=Counter(entry.verdict for entry in study.entries),
-        rule=RULE.replace("seed", "text"),
+        rule=RULE.replace("seed", "sequence"),
         first=first,
         summaries=[] if intact is None else [each for name in ABOUT for each in intact.summaries(name)],
         about=ABOUT,

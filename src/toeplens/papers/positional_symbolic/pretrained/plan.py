@@ -32,6 +32,7 @@ class Plan:
     turns          whether the model has a rotation
     predicts       whether it predicts the next token
     dtype          of its weights
+    weights        names and sizes of its files, or its commit on the hub, as a digest
     """
 
     model: str
@@ -44,6 +45,7 @@ class Plan:
     turns: bool = True
     predicts: bool = True
     dtype: str = "float32"
+    weights: str = ""
 
     def __post_init__(self) -> None:
         within("sequences", self.sequences, 1, 1000)
@@ -62,7 +64,7 @@ class Plan:
     @property
     def asked(self) -> Asked:
         """What probes ask."""
-        return Asked(lengths=(self.probe_tokens,), depths=(0.0, 0.5, 1.0), repeats=4, sequences=4, lists=4)
+        return Asked(lengths=(self.probe_tokens,), depths=(0.0, 0.5, 1.0), repeats=4, sequences=8, lists=4)
 
     def pieces(self) -> Iterator[tuple[str, str]]:
         """The name of each piece and its kind, an audit or a probe, in the order in which they are made."""
@@ -88,7 +90,7 @@ class Plan:
 class Asking(Begun):
     """study.json: the plan, each text by its digest."""
 
-    LATER = ("study", "seconds", "dtype")
+    LATER = ("study", "seconds")
 
     model: reading.Text
     texts: dict[str, reading.Text]
@@ -99,7 +101,8 @@ class Asking(Begun):
     seed: reading.Count
     turns: reading.Truth
     predicts: reading.Truth
-    dtype: reading.Text = "float32"
+    dtype: reading.Text
+    weights: reading.Text
 
     def plan(self) -> Plan:
         """The plan without the contents of its texts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -21,6 +22,7 @@ from toeplens.papers.positional_symbolic.pretrained.plan import AUDITED, Asking,
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.sources.huggingface import captured
 from toeplens.sources.huggingface.loading import Dtype, Loaded, load_model
+from toeplens.studies.auditing.kept import files_of
 from toeplens.studies.auditing.record import AuditRecord
 from toeplens.studies.kit.claims import judge_all
 from toeplens.studies.kit.study import STUDY, Kind
@@ -104,17 +106,19 @@ def examine(
     another study or that of another model, other texts or other sizes.
     """
     limits, directory = limits or Limits(), Path(out)
-    plan = Plan(model=model, texts=texts, **sizes)
+    plan = Plan(model=model, texts=dict(sorted(texts.items())), **sizes)
     loaded = load_model(model, dtype=dtype, device=device)
+    loaded.check_all()
     plan = replace(plan, **_nature(loaded))
     asked = asdict(replace(plan, texts=plan.digests()))
     _same(directory, asked)
     pieces = list(plan.pieces())
 
+    making = Making(loaded, plan, directory, on_progress)
+    making.check()
+
     def work() -> None:
         make_directory(directory / PIECES)
-        making = Making(loaded, plan, directory, on_progress)
-        making.windows  # noqa: B018  texts that are too short are refused before anything is done
         for at, (name, kind) in enumerate(pieces, 1):
             if limits.over():
                 return
@@ -144,7 +148,16 @@ def _nature(loaded: Loaded) -> dict[str, Any]:
     captured(loaded.model, {"input_ids": tokens}, look)
     head = loaded.model.get_output_embeddings() is not None
     dtype = str(loaded.model.dtype).removeprefix("torch.")
-    return {"turns": any(turns), "predicts": head and all(causal), "dtype": dtype}
+    weights = hashlib.sha256(repr(_files(loaded)).encode()).hexdigest()
+    return {"turns": any(turns), "predicts": head and all(causal), "dtype": dtype, "weights": weights}
+
+
+def _files(loaded: Loaded) -> list[Any]:
+    """What tells the model's weights from others', wherever it lies."""
+    path = Path(loaded.name or "")
+    if loaded.name and path.exists():
+        return [[name, size] for name, size, _ in files_of(path)]
+    return [loaded.name, getattr(loaded.model.config, "_commit_hash", None)]
 
 
 def _same(directory: Path, asked: dict[str, Any]) -> None:
