@@ -268,7 +268,8 @@ CLAIMS: tuple[Claim[Pretrained], ...] = (
         f"{_SISTER}, section 3",
         "Purely positional and purely symbolic heads exist.",
         f"Heads with a positional share of {_PURE} or more are more than 0.5 on the mean sequence (one on every "
-        "second), and so are heads with a symbolic share of as much (a tenth is left for what training does not clean away).",
+        "second), and so are heads with a symbolic share of as much (a tenth is left for what training does not clean "
+        "away).",
         _pure,
     ),
     Claim(
@@ -316,8 +317,8 @@ CLAIMS: tuple[Claim[Pretrained], ...] = (
         "arXiv 2505.13027 v1, section 4, on pretrained models",
         "RoPE puts positional work into one early head.",
         f"Of what position is worth to the heads whose interval leaves 0, one head has more than {_STRONG}, by the "
-        "ends of all their intervals (its low end against the others' high ends, and the reverse). Supporting: it is in the "
-        "first third of the layers.",
+        "ends of all their intervals (its low end against the others' high ends, and the reverse). Supporting: it "
+        "is in the first third of the layers.",
         _concentrated,
     ),
 )
