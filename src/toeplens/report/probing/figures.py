@@ -10,9 +10,8 @@ from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import BLUE, ORANGE
 from toeplens.report.kit.maps import FEW, heat
-from toeplens.studies.probing import ProbeRecord
+from toeplens.studies.probing import RETRIEVES, ProbeRecord
 
-_RETRIEVES = 0.1  # from which on a head counts as one that retrieves (Wu et al. 2024)
 _LEAST = 1e-3
 
 
@@ -110,9 +109,9 @@ def retrievers(record: ProbeRecord) -> Block:
     rows = [f"L{layer + 1}" for layer in layers]
     figure = heat(table, rows, columns, 1.0, ticks=(range(len(columns)), columns), title="heads", hover=said)
     top = max(record.heads, key=lambda each: each.score)
-    many = sum(each.score >= _RETRIEVES for each in record.heads)
+    many = sum(each.score >= RETRIEVES for each in record.heads)
     text = (
-        f"{many} of {len(record.heads)} heads have a score of {_RETRIEVES} or more; the largest is {fixed(top.score)}, "
+        f"{many} of {len(record.heads)} heads have a score of {RETRIEVES} or more; the largest is {fixed(top.score)}, "
         f"of layer {top.layer + 1} head {top.head + 1}."
     )
     panel = Panel("Retrieval score of each head", figure, text)

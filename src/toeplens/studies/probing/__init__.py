@@ -3,11 +3,12 @@
 from toeplens.studies.probing.changes import Wish, numbers, read_change, told
 from toeplens.studies.probing.items import ABOUT, Asked, Behaviour
 from toeplens.studies.probing.probe import RECORD, Probing, layers_of, open_probe, probe, save_probe
-from toeplens.studies.probing.record import HeadRetrieval, ItemRecord, ProbeRecord, Summary
+from toeplens.studies.probing.record import RETRIEVES, HeadRetrieval, ItemRecord, ProbeRecord, Summary
 
 __all__ = [
     "ABOUT",
     "RECORD",
+    "RETRIEVES",
     "Asked",
     "Behaviour",
     "HeadRetrieval",

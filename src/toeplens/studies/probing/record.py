@@ -14,6 +14,7 @@ from toeplens.ground.records import NearlyShare, Record
 from toeplens.lens import Estimate, bootstrap_means, over_seeds
 from toeplens.studies.probing.items import Behaviour
 
+RETRIEVES = 0.1  # retrieval score from which on a head is one that retrieves (Wu et al. 2024, section 2)
 _ENOUGH = 8  # items whose resamples say something; of fewer the interval is Student's
 Number = reading.Number | None
 

@@ -10,9 +10,8 @@ from toeplens.encodings import BandControl
 from toeplens.papers.positional_symbolic.pretrained.plan import BANDS, Plan
 from toeplens.sources.huggingface import Change
 from toeplens.studies.auditing.record import AuditRecord, LayerRecord
-from toeplens.studies.probing import ProbeRecord
+from toeplens.studies.probing import RETRIEVES, ProbeRecord
 
-RETRIEVES = 0.1  # retrieval score from which on a head is one that retrieves (Wu et al. 2024, section 2)
 PREVIOUS = 0.5  # mean attention on the token before, from which on a head is a previous-token head
 QUARTER = 4
 Head = tuple[int, int]  # layer and head

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from toeplens.papers.positional_symbolic.pretrained.changes import PREVIOUS, RETRIEVES, retrieving
+from toeplens.papers.positional_symbolic.pretrained.changes import PREVIOUS, retrieving
 from toeplens.papers.positional_symbolic.pretrained.heads import FEWEST, Heads
 from toeplens.papers.positional_symbolic.pretrained.plan import DRAWS
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.verdicts import Finding, above, below, interval_above, supporting, unknown
-from toeplens.studies.probing import Behaviour
+from toeplens.studies.probing import RETRIEVES, Behaviour
 
 Check = Callable[[Pretrained], list[Finding]]
 _SISTER = "arXiv 2511.11579"

@@ -114,10 +114,14 @@ class Making:
     def _probe(self, name: str) -> ProbeRecord:
         if name == "intact":
             return self.probing.record(heads=True)
-        intact = read(self.directory, "intact", ProbeRecord)
+        return self.probing.record(changes_of(name, self.plan, *self._seen))
+
+    @cached_property
+    def _seen(self) -> tuple[list[AuditRecord], ProbeRecord]:
+        """What heads are chosen by: the audits of the texts and the intact probe, which are made before they are."""
         count = len(self.plan.places)
         audits = [read(self.directory, f"text-{number}", AuditRecord) for number in range(count)]
-        return self.probing.record(changes_of(name, self.plan, audits, intact))
+        return audits, read(self.directory, "intact", ProbeRecord)
 
 
 def read(directory: Path, name: str, kind: Any) -> Any:
