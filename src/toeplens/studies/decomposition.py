@@ -15,7 +15,7 @@ from toeplens.ground.records import MaybeNaN, Record
 from toeplens.lens import AttentionTrace, LayerTrace, LogitParts, NoForm, Split, ToeplitzProfile, decompose, symbol
 from toeplens.lens.kit.pieces import written_out_profile
 from toeplens.sources import DecoderSource, relevance
-from toeplens.studies.kit.kernels import Decay, KernelEnds, decay_of, kernel_ends
+from toeplens.studies.kit.kernels import Decay, KernelEnds, decays_of, kernel_ends
 from toeplens.training import Batches, Run, plan_execution
 
 SHOWN = 64  # positions of a heat map, at most
@@ -214,7 +214,7 @@ def _layer(trace: AttentionTrace, layer: int, split: Split, shown: int) -> Layer
         values,
         _example(found, heads),
         heads.tolist(),
-        [decay_of(offsets, row, counts.cpu().numpy()) for row in means],
+        decays_of(offsets, means, np.broadcast_to(counts.cpu().numpy(), means.shape)),
         [] if parts is None else [kernel_ends(row) for row in _mirrored(kernel, found.causal)],
     )
 

@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toeplens.studies.kit import kernels
-from toeplens.studies.kit.kernels import Decay, KernelEnds, decay_of, kernel_ends
+from toeplens.studies.kit.kernels import Decay, KernelEnds, decays_of, kernel_ends
+
+
+def decay_of(offsets: np.ndarray, means: np.ndarray, counts: np.ndarray) -> Decay | None:
+    """Of one head."""
+    return decays_of(offsets, means[None], counts[None])[0]
 
 
 def test_a_planted_decay_is_found_from_both_sides() -> None:
@@ -31,6 +36,21 @@ def test_a_planted_decay_is_found_from_both_sides() -> None:
     lopsided = decay_of(offsets, true + push, np.where(offsets < 0, 0, counts))
     assert lopsided is not None
     assert lopsided.parameters["c"] == pytest.approx(0, abs=0.2)
+
+
+def test_heads_together_are_as_each_alone() -> None:
+    """Whether they see the same keys or not."""
+    offsets = np.arange(-30, 31)
+    means = np.random.Generator(np.random.Philox(3)).normal(size=(5, 61)).cumsum(-1)
+    same = np.broadcast_to(31.0 - np.abs(offsets), means.shape)
+    for counts in (same, np.where((np.arange(5) % 2 == 0)[:, None] & (offsets > 20), 0, same)):
+        for found, *rows in zip(decays_of(offsets, means, counts), means, counts, strict=True):
+            alone = decay_of(offsets, *rows)
+            assert found is not None
+            assert alone is not None
+            assert found.form == alone.form
+            assert found.r2 == pytest.approx(alone.r2, abs=1e-9)
+            assert found.parameters == pytest.approx(alone.parameters, rel=1e-5, abs=1e-6)
 
 
 def test_too_few_distances_have_no_form() -> None:

@@ -1,4 +1,4 @@
-"""How a head's mean logit falls with distance: five forms, fitted and ranked."""
+"""How a head's mean logit falls with distance: five forms, fitted and ranked, for many heads at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
-from scipy.optimize import minimize_scalar
+from scipy.optimize import elementwise
 
 from toeplens.ground import InputError
 
@@ -24,6 +24,7 @@ FORMS: Mapping[Form, str] = {
 
 _BLOCKS = 4096  # blocks of offsets, even in the logarithm, that the search for tau and p reads
 _GRID = 128  # values of tau or p, even in the logarithm, among which the search begins
+_BESIDE = 1e-3  # of a step of that grid: how near its ends it is looked at
 _ROUNDING = 1e-12  # of the largest |mean|: residuals below are rounding
 _POWERS = (0.01, 20.0)  # p beyond: the logarithm, and a spike at the first offset
 
@@ -76,50 +77,68 @@ def fit_decay(
         means    mean of each diagonal; nan ones are left out
         counts   entries behind each mean, its weight (1 unless given); those of none are left out
     """
+    return fit_decays(offsets, means[None], counts=counts)[0]
+
+
+def fit_decays(
+    offsets: Int[np.ndarray, "D"] | Float[np.ndarray, "D"],
+    means: Float[np.ndarray, "H D"],
+    *,
+    counts: Int[np.ndarray, "D"] | Float[np.ndarray, "D"] | None = None,
+) -> list[list[DecayFit]]:
+    """`fit_decay` of several heads with the same counts: what it says of each, in a fraction of the time."""
+    missing = np.isnan(means)
+    if (missing != missing[:1]).any():
+        return [fit_decays(offsets, row[None], counts=counts)[0] for row in means]
     offsets, means, weights = _usable(offsets, means, counts)
     x, y, w = _thinned(offsets, means, weights)
     first, span = x[0], x[-1] - x[0]
     shortest = max(np.diff(x).min() / 10, first / 500)  # below, exp(first / tau) would overflow
+    away, ratio = x - first, np.log((1 + x) / (1 + first))
 
-    def exponential(tau: float) -> np.ndarray:
-        return np.exp(-(x - first) / tau)
+    def exponential(tau: Float[np.ndarray, "K"]) -> Float[np.ndarray, "K D"]:
+        return np.exp(-away / tau[:, None])
 
-    def power(p: float) -> np.ndarray:
-        return ((1 + x) / (1 + first)) ** -p
+    def power(p: Float[np.ndarray, "K"]) -> Float[np.ndarray, "K D"]:
+        return np.exp(-p[:, None] * ratio)
 
     tau = _searched(exponential, y, w, shortest, 100 * max(span, shortest))
     p = _searched(power, y, w, *_POWERS)
-    level = float(np.average(y, weights=w))
-    a_linear, b_linear = _line(x, y, w)
-    a_log, b_log = _line(np.log1p(x), y, w)
-    c_exp, a_exp = _line(exponential(tau), y, w)
-    c_power, a_power = _line(power(p), y, w)
-    found: dict[Form, dict[str, float]] = {
-        "constant": {"a": level},
+    a_linear, b_linear = _lines(x, y, w)
+    a_log, b_log = _lines(np.log1p(x), y, w)
+    c_exp, a_exp = _lines(exponential(tau), y, w)
+    c_power, a_power = _lines(power(p), y, w)
+    found: dict[Form, dict[str, Float[np.ndarray, "H"]]] = {
+        "constant": {"a": y @ w / w.sum()},
         "linear": {"a": a_linear, "b": -b_linear},
-        "exponential": {"a": a_exp * float(np.exp(first / tau)), "tau": tau, "c": c_exp},
-        "power": {"a": a_power * float(1 + first) ** p, "p": p, "c": c_power},
+        "exponential": {"a": a_exp * np.exp(first / tau), "tau": tau, "c": c_exp},
+        "power": {"a": a_power * (1 + first) ** p, "p": p, "c": c_power},
         "logarithmic": {"a": a_log, "b": -b_log},
     }
-    fits = [_judged(form, parameters, offsets, means, weights) for form, parameters in found.items()]
-    return sorted(fits, key=lambda fit: fit.bic)
+
+    def judged(head: int) -> list[DecayFit]:
+        each = {form: {name: float(x[head]) for name, x in values.items()} for form, values in found.items()}
+        fits = [_judged(form, parameters, offsets, means[head], weights) for form, parameters in each.items()]
+        return sorted(fits, key=lambda fit: fit.bic)
+
+    return [judged(head) for head in range(len(means))]
 
 
 def _usable(
-    offsets: Shaped[np.ndarray, "D"], means: Float[np.ndarray, "D"], counts: Shaped[np.ndarray, "D"] | None
+    offsets: Shaped[np.ndarray, "D"], means: Float[np.ndarray, "H D"], counts: Shaped[np.ndarray, "D"] | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Offsets in ascending order, means and counts in double precision, where there is a mean."""
-    weights = np.ones(len(means)) if counts is None else counts.astype(np.float64)
+    weights = np.ones(means.shape[1]) if counts is None else counts.astype(np.float64)
     if not (weights >= 0).all() or not np.isfinite(weights).all():
         raise InputError("counts: some are negative or not finite; numbers of entries are needed.")
-    kept = ~np.isnan(means) & (weights > 0)
-    offsets, means, weights = offsets[kept].astype(np.float64), means[kept].astype(np.float64), weights[kept]
+    kept = ~np.isnan(means).any(0) & (weights > 0)
+    offsets, means, weights = offsets[kept].astype(np.float64), means[:, kept].astype(np.float64), weights[kept]
     if not np.isfinite(means).all():
         raise InputError("means: some are infinite; finite numbers, or nan for no mean, are allowed.")
     if len(offsets) and not (offsets.min() >= 0 and np.isfinite(offsets).all()):
         raise InputError("offsets: some are negative or not finite; distances from 0 on are allowed.")
     order = np.argsort(offsets)
-    offsets, means, weights = offsets[order], means[order], weights[order]
+    offsets, means, weights = offsets[order], means[:, order], weights[order]
     if (np.diff(offsets) == 0).any():
         raise InputError("offsets: some are given twice; each may have one mean.")
     if len(offsets) < 4:
@@ -134,31 +153,48 @@ def _thinned(x: np.ndarray, y: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, n
     reach = np.log1p(x - x[0])
     _, block = np.unique(np.floor(reach / reach[-1] * _BLOCKS), return_inverse=True)
     total = np.bincount(block, w)
-    return np.bincount(block, w * x) / total, np.bincount(block, w * y) / total, total
+    averages = np.stack([np.bincount(block, w * row) for row in y]) / total
+    return np.bincount(block, w * x) / total, averages, total
 
 
-def _line(g: np.ndarray, y: np.ndarray, w: np.ndarray) -> tuple[float, float]:
-    """Intercept and slope of the weighted least squares line of ``y`` on ``g``; slope 0 where ``g`` is constant."""
+def _lines(
+    g: Float[np.ndarray, "*_H D"], y: Float[np.ndarray, "H D"], w: Float[np.ndarray, "D"]
+) -> tuple[Float[np.ndarray, "H"], Float[np.ndarray, "H"]]:
+    """Intercept and slope of the weighted least squares line of each ``y`` on ``g``; slope 0 where it is constant."""
     total = w.sum()
-    mean, level = w @ g / total, w @ y / total
-    spread = w @ (g - mean) ** 2
-    slope = float(w @ ((g - mean) * (y - level)) / spread) if spread > 0 else 0.0
-    return float(level - slope * mean), slope
+    mean, level = np.asarray(g @ w / total), y @ w / total
+    about = g - mean[..., None]
+    spread = about**2 @ w
+    product = (about * (y - level[:, None])) @ w
+    slope = np.divide(product, spread, out=np.zeros_like(product), where=spread > 0)
+    return level - slope * mean, slope
 
 
-def _searched(form: Callable[[float], np.ndarray], y: np.ndarray, w: np.ndarray, low: float, high: float) -> float:
-    """The value in [low, high] whose ``form`` leaves the least, its two linear parameters solved for."""
+def _searched(
+    form: Callable[[Float[np.ndarray, "K"]], Float[np.ndarray, "K D"]],
+    y: Float[np.ndarray, "H D"],
+    w: Float[np.ndarray, "D"],
+    low: float,
+    high: float,
+) -> Float[np.ndarray, "H"]:
+    """For each ``y``, the value in [low, high] whose ``form`` leaves the least, two linear parameters solved for."""
 
-    def left(log_value: float) -> float:
-        g = form(np.exp(log_value))
-        intercept, slope = _line(g, y, w)
-        return float(w @ (y - intercept - slope * g) ** 2)
+    def left(log_value: Float[np.ndarray, "h"], head: Int[np.ndarray, "h"]) -> Float[np.ndarray, "h"]:
+        g, some = form(np.exp(log_value)), y[head]
+        intercept, slope = _lines(g, some, w)
+        return (some - intercept[:, None] - slope[:, None] * g) ** 2 @ w
 
     grid = np.linspace(np.log(low), np.log(high), _GRID)
-    best = int(np.argmin([left(value) for value in grid]))
-    bounds = (grid[max(best - 1, 0)], grid[min(best + 1, _GRID - 1)])
-    found = minimize_scalar(left, bounds=bounds, method="bounded", options={"xatol": 1e-10})
-    return float(np.exp(found.x if found.fun < left(grid[best]) else grid[best]))
+    shapes = form(np.exp(grid))
+    shapes -= (shapes @ w / w.sum())[:, None]
+    spread, product = shapes**2 @ w, (w * (y - (y @ w / w.sum())[:, None])) @ shapes.T
+    best = np.divide(product**2, spread, out=np.zeros_like(product), where=spread > 0).argmax(-1)
+    step, heads = grid[1] - grid[0], np.arange(len(y))
+    start = grid[best] + _BESIDE * step * ((best == 0).astype(float) - (best == _GRID - 1))  # inside its bracket
+    bracket = grid[np.maximum(best - 1, 0)], start, grid[np.minimum(best + 1, _GRID - 1)]
+    found = elementwise.find_minimum(left, bracket, args=(heads,), tolerances={"xatol": 1e-10})
+    inside = found.success & (found.f_x < left(grid[best], heads))
+    return np.exp(np.where(inside, found.x, grid[best]))
 
 
 def _value(form: Form, given: Mapping[str, float], x: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ from toeplens.sources.huggingface import AttentionCall, compared
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NoSuchLayer
-from toeplens.studies.kit.kernels import ROWS, KernelEnds, decay_of, kernel_ends
+from toeplens.studies.kit.kernels import ROWS, KernelEnds, decays_of, kernel_ends
 
 MEANS = 8  # sequences that a mean over them needs, to tell position from content
 _SHARES = ("positional", "symbolic", "interaction")
@@ -205,9 +205,7 @@ def head_records(
             weight = use.norms[:, 1:].to(offsets.strength.device) * offsets.strength.isfinite()
             columns["offset"] = ((weight * offsets.strength.nan_to_num()).sum(-1) / weight.sum(-1)).tolist()
     distances = np.arange(1 - sums.keys, sums.keys)
-    decays = [None] * sums.heads
-    if not sums.cross:
-        decays = [decay_of(distances, *rows) for rows in zip(*sums.by_offset(), strict=True)]
+    decays = [None] * sums.heads if sums.cross else decays_of(distances, *sums.by_offset())
     kernels = [None] * sums.heads if bias is None else [_kernel(row, sums.keys) for row in bias]
     made = []
     for head in range(sums.heads):

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from toeplens.ground import reading
 from toeplens.ground.records import Record
 from toeplens.ground.words import or_none
-from toeplens.lens import fit_decay, hermitian_part, szego
-from toeplens.lens.toeplitz.decay import Form
+from toeplens.lens import hermitian_part, szego
+from toeplens.lens.toeplitz.decay import DecayFit, Form, fit_decays
 
 _FEWEST = 4  # distances that a decay is fitted to, at least
 ROWS = 256  # of a kernel as a matrix, at most
@@ -56,15 +56,23 @@ class KernelEnds(Record):
     highest: reading.Number
 
 
-def decay_of(
-    offsets: Int[np.ndarray, "D"], means: Float[np.ndarray, "D"], counts: Float[np.ndarray, "D"]
-) -> Decay | None:
-    """The form that fits mean logits by offset best, keys before and after the query together; None of too few."""
-    away = np.abs(offsets)
-    pairs, sums = np.bincount(away, counts), np.bincount(away, counts * np.nan_to_num(means))
+def decays_of(
+    offsets: Int[np.ndarray, "D"], means: Float[np.ndarray, "H D"], counts: Float[np.ndarray, "H D"]
+) -> list[Decay | None]:
+    """The form that fits each head's mean logits by offset best, keys before and after the query together.
+
+    None of too few.
+    """
+    if (counts != counts[:1]).any():
+        return [one for rows in zip(means, counts, strict=True) for one in decays_of(offsets, *(x[None] for x in rows))]
+    away, pairs = np.abs(offsets), np.bincount(np.abs(offsets), counts[0])
     if (pairs > 0).sum() < _FEWEST:
-        return None
-    best = fit_decay(np.arange(len(pairs)), sums / np.maximum(pairs, 1), counts=pairs)[0]
+        return [None] * len(means)
+    sums = np.stack([np.bincount(away, counts[0] * row) for row in np.nan_to_num(means)])
+    return [_told(fits[0]) for fits in fit_decays(np.arange(len(pairs)), sums / np.maximum(pairs, 1), counts=pairs)]
+
+
+def _told(best: DecayFit) -> Decay:
     parameters = {name: or_none(value) for name, value in best.parameters.items()}
     return Decay(best.form, parameters, or_none(best.r2), or_none(best.half_distance))
 
