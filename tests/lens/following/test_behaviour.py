@@ -18,7 +18,7 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
-from toeplens.lens.following import two_way
+from toeplens.lens.following import two_way, two_way_products
 from toeplens.lens.following.behaviour import Behaviour, behaviour
 from toeplens.lens.following.permutation import permutation_scores
 from toeplens.lens.kit import movable
@@ -118,11 +118,11 @@ def shares(found: Behaviour) -> np.ndarray:
     return np.stack([found.positional, found.symbolic, found.interaction])
 
 
-@given(cases(), st.sampled_from([3, 128]), st.sampled_from([1, 2**19]))
-def test_the_closed_form_is_the_table_written_out(case: dict[str, Any], chunk: int, block: int) -> None:
+@given(cases(), st.sampled_from([3, 128]), st.sampled_from([1, 2**19]), st.sampled_from([1, 2, 16]))
+def test_the_closed_form_is_the_table_written_out(case: dict[str, Any], chunk: int, block: int, step: int) -> None:
     """float64, 1e-8 of the whole variance; with frequencies of 0, pi, 2 pi, nearly 0 and equal ones."""
     expected = by_hand(case) if case["window"] != 1 else np.empty(0)
-    with patch.multiple(two_way, CHUNK=chunk, BLOCK=block):
+    with patch.multiple(two_way, CHUNK=chunk, BLOCK=block), patch.object(two_way_products, "STEP", step):
         found = behaviour(**case)
     alone = case["window"] == 1
     assert found.queries == sum((n > 1) * (n - case["causal"]) * (not alone) for n in case["lengths"].tolist())
@@ -403,10 +403,15 @@ def test_a_wrong_reading_of_a_layer_is_caught(field: str) -> None:
 
 
 def test_single_precision_is_taken_as_it_is() -> None:
+    """The interaction of keys in float32 is worked in it; a first key a thousand times the others takes nothing off."""
     case = random_case()
-    narrow = {name: x.float() for name, x in case.items()}
-    wide = {name: x.double() for name, x in narrow.items()}
-    np.testing.assert_allclose(shares(behaviour(**narrow)), shares(behaviour(**wide)), rtol=0, atol=1e-12)
+    for first in (1.0, 1000.0):
+        case["k"][:, :, 0] *= first
+        narrow = {name: x.float() for name, x in case.items()}
+        wide = {name: x.double() for name, x in narrow.items()}
+        np.testing.assert_allclose(shares(behaviour(**narrow)), shares(behaviour(**wide)), rtol=0, atol=1e-6)
+        narrow["k"] = narrow["k"].double()
+        np.testing.assert_allclose(shares(behaviour(**narrow)), shares(behaviour(**wide)), rtol=0, atol=1e-12)
     model = model_of("rope", "paper")
     try:
         found = behaviour(AttentionTrace(DecoderSource(model.float()), trace_of("rope").tokens, LENGTHS))

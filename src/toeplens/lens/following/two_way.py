@@ -16,7 +16,7 @@ common with the former is a convolution (FFT). Var(I) needs, of each query, an n
 
     Var(I) = 1/2 Re sum_ts [ w_t conj(w_s) Cov(e_t, e_s) conj(Cov(c_t, c_s)) + w_t w_s Cov'(e_t, e_s) conj(Cov'(..)) ],
 
-Cov' without the conjugate. The sums over j of e^(-iota j (theta_t +- theta_s)) are run along with those of the keys and
+Cov' without the conjugate (`two_way_products`). The sums over j of e^(-iota j (theta_t +- theta_s)) are run along with those of the keys and
 not taken in closed form: no frequency, 0 and multiples of 2 pi included, then has a denominator near 0, and e_j may be
 any factors (xPos's, which decay). All covariances are kept about the running mean (Chan, Golub, LeVeque 1983), so that
 little cancels. O(N d^2) a head, in chunks.
@@ -35,13 +35,14 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from toeplens.lens.following.two_way_sums import Met, Moments, Sums, both, both_summed, from_each, running, with_far
+from toeplens.lens.following.two_way_products import STEP, Rows, squares_of_all, summed_squares
+from toeplens.lens.following.two_way_sums import Met, Moments, Sums, from_each, with_far
 from toeplens.lens.kit import sums as moments
 from toeplens.lens.kit.movable import MovableKeys, complex_pairs, joined, turned_by
 from toeplens.lens.kit.terms import Offsets
 
-CHUNK = 128  # queries at once; in their own chunk they meet the keys one by one
-BLOCK = 2**19  # numbers (float64) of one working array, as far as one head and a chunk allow
+CHUNK = 64  # queries at once; in their own chunk they meet the keys one by one
+BLOCK = 2**21  # numbers of one working array, as far as one head and a chunk allow
 _WHOLE = 2**25  # numbers of an array over all positions, as far as one head allows
 _COLUMNS = 16  # of a convolution, at once
 
@@ -56,7 +57,8 @@ class TwoWay:
     size         [B, H, N] what products and bias could at most add up to, squared: the scale of rounding
 
     Errors are about 1e-15 of each query's Var(M); with a bias, Var(P) of queries that see few keys has the FFT's, 1e-16
-    of the largest biases that any query of its sequence has.
+    of the largest biases that any query of its sequence has. Var(I) of keys that were given in float32 or less is worked
+    in float32, with errors of about 1e-6 of a query's Var(M), and of 1e-8 of a head's.
     """
 
     positional: Float[Tensor, "B H N"]
@@ -67,7 +69,7 @@ class TwoWay:
 
 @torch.no_grad()
 def two_way(keys: MovableKeys) -> TwoWay:
-    """The two-way analysis of variance of every query's table, in O(N d^2) time and O(N d) memory a head; float64.
+    """The two-way analysis of variance of every query's table, in O(N d^2) time and O(N d) memory a head.
 
     With a window of w keys the memory is O(w d^2 / chunk) more.
 
@@ -91,7 +93,7 @@ def two_way(keys: MovableKeys) -> TwoWay:
 def _tiles(keys: MovableKeys) -> Iterator[tuple[slice, slice]]:
     """Sequences and heads that are worked together."""
     count, heads, length, width = keys.q.shape
-    numbers = CHUNK * max(keys.pairs * (keys.pairs + 2), width)
+    numbers = CHUNK * max(4 * keys.pairs * (STEP + keys.pairs // STEP), width)
     whole = 0 if keys.bias is None else length * (2 * keys.pairs + (0 if keys.places is None else width))
     at_once = max(1, min(BLOCK // numbers, _WHOLE // max(1, whole)))
     together = max(1, at_once // heads) if keys.causal or bool((keys.ends == keys.ends[0]).all()) else 1
@@ -106,14 +108,11 @@ class _Chunk:
 
     contents, positions  [b, h, C, d] and [_b, _h, C, F]
     squares              [b, h, C] squared lengths of content and position part, summed over those met; not about a mean
-    turned, content      sums of the products of e_t and e_s, and of c_t and c_s, of all rows that each query sees
     """
 
     contents: Met
     positions: Met
     squares: Tensor
-    turned: list[Tensor]
-    content: list[Tensor]
 
 
 class _Tile:
@@ -125,6 +124,7 @@ class _Tile:
         self.own = keys.key_heads(heads)
         self.turns = _by_head(keys.turns, heads)
         self.first = self.at(self._rows(0, 1)[0])
+        self.dtype = torch.float64 if keys.content.dtype == torch.float64 else torch.float32
         self.bias = None if keys.bias is None else _Bias(self, _by_head(keys.bias.double(), heads))
 
     def run(self) -> Iterator[tuple[slice, Float[Tensor, "4 b h C"]]]:
@@ -193,12 +193,17 @@ class _Tile:
         return list(torch.arange(start, stop, device=self.movable.q.device).split(CHUNK))
 
     def _none(self, rows: Int[Tensor, "C"]) -> Sums:
-        """Nothing yet, about the first of these rows."""
-        contents = Moments(self._contents(rows[:1]))
-        return Sums(0, contents, Moments(self.at(rows[:1])), torch.zeros_like(contents.mean[..., 0, 0]))
+        """Nothing yet, about the mean of these rows."""
+        contents, positions = (Moments(x.mean(-2, keepdim=True)) for x in (self._contents(rows), self.at(rows)))
+        return Sums(0, contents, positions, torch.zeros_like(contents.mean[..., 0, 0]))
 
     def _contents(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "b h C d"]:
         return self.movable.ordered(self.movable.content[self.sequences][:, :, rows])[:, self.own]
+
+    def _turned(self, products: Tensor, met: Met) -> Rows:
+        """The rotated dimensions of what a chunk's queries see."""
+        rows = met.of(lambda x: x[..., : 2 * self.movable.pairs].to(self.dtype))
+        return Rows(products.to(self.dtype), rows.own, rows.far)
 
     def _shared(self, positions: Float[Tensor, "_b _h C F"]) -> Float[Tensor, "1 _h C F"]:
         """What positions are made of, once for all sequences and heads that share the rotation."""
@@ -206,25 +211,13 @@ class _Tile:
 
     def _chunk(self, rows: Int[Tensor, "C"], far: Int[Tensor, "_"] | None, before: Sums) -> _Chunk:
         """A chunk, and the one a window before it, about the means of ``before``."""
-        pairs = self.movable.pairs
         contents, positions, squares = self.about(rows, before)
         squares = squares.cumsum(-1)
-        turned = running(both(complex_pairs(self._shared(positions), pairs)), self._turned(before))
-        content = running(both(complex_pairs(contents, pairs)), self._content(before))
         far_contents = far_positions = None
         if far is not None and len(far) > 1:
             far_contents, far_positions, lengths = self.about(far[1:], before)
             squares = with_far(squares, from_each(lengths, -1), -1)
-            for mine, its in ((turned, self._shared(far_positions)), (content, far_contents)):
-                for part, product in zip(mine, both(complex_pairs(its.flip(-2), pairs)), strict=True):
-                    with_far(part, product.cumsum_(-3).flip(-3), -3)
-        return _Chunk(Met(contents, far_contents), Met(positions, far_positions), squares, turned, content)
-
-    def _turned(self, sums: Sums) -> list[Tensor]:
-        return both_summed(self._shared(sums.positions.products), self.movable.pairs)
-
-    def _content(self, sums: Sums) -> list[Tensor]:
-        return both_summed(sums.contents.products, self.movable.pairs)
+        return _Chunk(Met(contents, far_contents), Met(positions, far_positions), squares)
 
     def _answer(self, rows: Int[Tensor, "C"], before: Sums, chunk: _Chunk | None) -> Float[Tensor, "4 b h C"]:
         """Of queries that all see what is ``before``, and each its own part of the chunk."""
@@ -270,20 +263,12 @@ class _Tile:
         pairs = w.shape[-1]
         if not pairs:
             return w.real.sum(-1)
+        products = before.contents.products, self._shared(before.positions.products)
+        contents, positions = (x[..., : 2 * pairs, : 2 * pairs] for x in products)
         if chunk is None:
-            turned, contents = ([x.unsqueeze(-3) for x in y] for y in (self._turned(before), self._content(before)))
-        else:
-            turned, contents = chunk.turned, chunk.content
-        total = torch.zeros_like(w[..., 0].real)
-        for product, by_turn, by_content in zip(both(w), turned, contents, strict=True):
-            product *= by_turn
-            product[..., 0, :] *= 0.5  # t = s is one term, where t != s are two of the same real part
-            if pairs % 2 == 0:
-                product[..., -1, :] *= 0.5  # so are both of (t, t + n/2) and (t + n/2, t) here already
-            total += torch.view_as_real(product).mul_(torch.view_as_real(by_content)).flatten(-3).sum(-1)
-        square = total / seen**2
-        if chunk is None:
-            return square
+            return squares_of_all(w, contents, positions) / seen**2
+        known = self._turned(contents, chunk.contents), self._turned(positions, chunk.positions.of(self._shared))
+        square = summed_squares(w.to(self.dtype.to_complex()), *known) / seen**2
         by_content = _wide(joined(w * position), before.contents.mean.shape[-1])
         by_position = _wide(joined(w.conj() * content), before.positions.mean.shape[-1])
         mean = (w * position * content.conj()).sum(-1).real

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -19,6 +20,10 @@ class Met:
 
     own: Tensor
     far: Tensor | None
+
+    def of(self, change: Callable[[Tensor], Tensor]) -> Met:
+        """With both changed alike."""
+        return Met(change(self.own), None if self.far is None else change(self.far))
 
     def summed(self) -> Float[Tensor, "*B C F"]:
         """Over the rows that each query sees."""
@@ -95,26 +100,6 @@ class Sums:
         return Sums(self.count + other.count, contents, positions, self.squares + other.squares)
 
 
-def both(x: Complex[Tensor, "*B n"]) -> list[Tensor]:
-    """x_t conj(x_s) and x_t x_s at [r, t] for s = t + r mod n, r = 0 .. n // 2: every pair of t and s."""
-    count = x.shape[-1]
-    if not count:
-        return [x.unsqueeze(-2), x.unsqueeze(-2)]
-    made = []
-    for other in (x.conj().resolve_conj(), x):
-        shifted = torch.cat((other, other[..., : count // 2]), dim=-1).unfold(-1, count, 1)
-        made.append(torch.mul(x.unsqueeze(-2), shifted, out=x.new_empty(shifted.shape)))  # side by side, as is summed
-    return made
-
-
-def running(products: list[Tensor], before: list[Tensor]) -> list[Tensor]:
-    """Running sums of `both` over rows, in its place."""
-    for part, sums in zip(products, before, strict=True):
-        part[..., 0, :, :] += sums
-        part.cumsum_(-3)
-    return products
-
-
 def from_each(x: Tensor, dim: int) -> Tensor:
     """Sums over the rows from each one on."""
     return x.flip(dim).cumsum(dim).flip(dim)
@@ -126,13 +111,3 @@ def with_far(sums: Tensor, far: Tensor | None, dim: int) -> Tensor:
         count = min(sums.shape[dim], far.shape[dim])
         sums.narrow(dim, 0, count).add_(far.narrow(dim, 0, count))
     return sums
-
-
-def both_summed(products: Float[Tensor, "*B F F"], pairs: int) -> list[Tensor]:
-    """The sum of `both` over rows, from the sums of products of their real and imaginary parts."""
-    real, imaginary = slice(pairs), slice(pairs, 2 * pairs)
-    parts = [products[..., a, b] for a in (real, imaginary) for b in (real, imaginary)]
-    first = torch.arange(pairs, device=products.device)
-    second = (first + torch.arange(pairs // 2 + 1, device=products.device).unsqueeze(-1)) % max(1, pairs)
-    rr, ri, ir, ii = (part[..., first, second] for part in parts)
-    return [torch.complex(rr + ii, ir - ri), torch.complex(rr - ii, ir + ri)]
