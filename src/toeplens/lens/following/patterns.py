@@ -15,7 +15,7 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.lens.kit.toeplitz import ROUNDING, profile_of
 
-_AT_ONCE = 2**18  # logits worked at once, in float64: a few megabytes are taken and given back fastest
+_AT_ONCE = 2**19  # logits worked at once: a few megabytes are taken and given back fastest
 _SUMS = ("energy", "entropy", "entropies", "first", "firsts", "kept", "queries", "induction", "eligible")
 
 
@@ -97,9 +97,9 @@ class PatternSums:
         sequences: slice = slice(None),
         start: int = 0,
     ) -> None:
-        """Take in some queries of some sequences; each query of a sequence once, in any order. Work is in float64.
+        """Take in some queries of some sequences; each query of a sequence once, in any order.
 
-        Consecutive rows are worked together: blocks of them are fast, scattered ones are not.
+        Work is in float64, that on weights in their own dtype, float32 at least. Consecutive rows are worked together: blocks of them are fast, scattered ones are not.
 
         Arguments
             rows       [R] the queries, from 0
@@ -170,7 +170,7 @@ class PatternSums:
         visible = logits != -math.inf
         if bool((visible == visible[:, :1]).all()):
             visible = visible[:, :1]  # the same in all heads
-        there = visible.double()
+        there = visible.to(torch.promote_types(weights.dtype, torch.float32))
         seen = there.sum(-1)
         if not bool(seen.all()):
             weights = weights.masked_fill((seen == 0).unsqueeze(-1), 0)
@@ -187,41 +187,43 @@ class PatternSums:
             "entropies": several,
         }
         if not self.cross:
-            scores = _Skewed(logits.clamp(min=torch.finfo(logits.dtype).min), there)
+            scores = _Skewed(logits.clamp(min=torch.finfo(logits.dtype).min).double(), there.double())
             self._sums["energy"][heads] += scores.rows.square().sum((0, 2, 3)).cpu()
             lowest = int(rows[0]) + self.keys - start - logits.shape[-1]
             offsets = slice(lowest, lowest + scores.width)
-            for sums, skewed in ((self._logits, scores), (self._weights, on_keys), (self._counts, _Skewed(there))):
+            for sums, skewed in (
+                (self._logits, scores),
+                (self._weights, on_keys),
+                (self._counts, _Skewed(there, there)),
+            ):
                 sums[heads, offsets] += skewed.by_offset().cpu()
         if tokens is not None:
             follow = _following(tokens, rows)[..., start : start + visible.shape[-1]] & visible
-            found["induction"] = (on_keys.rows * follow.double()).sum(-1)
+            found["induction"] = (on_keys.rows * follow).sum(-1)
             found["eligible"] = follow.any(-1)
         for name, values in found.items():
-            self._sums[name][heads] += values.sum((0, 2), dtype=torch.float64).cpu()
+            self._sums[name][heads] += values.double().sum((0, 2)).cpu()
 
 
 class _Skewed:
-    """Rows of consecutive queries in float64, each put one place further than the one before, zeros around them.
+    """Rows of consecutive queries, each put one place further than the one before, zeros around them.
 
     rows   [B, H, R, Nk] as they were
     width  how many offsets they have: from the first row's own to the last key, to the last row's own to the first
     """
 
-    def __init__(self, x: Float[Tensor, "B H R K"], there: Float[Tensor, "B _H R K"] | None = None) -> None:
+    def __init__(self, x: Float[Tensor, "B H R K"], there: Float[Tensor, "B _H R K"]) -> None:
         *lead, count, keys = x.shape
         self.width = count + keys - 1
-        self._flat = torch.zeros(*lead, count * self.width, dtype=torch.float64, device=x.device)
+        self._flat = torch.zeros(*lead, count * self.width, dtype=there.dtype, device=x.device)
         self._count = count
         strides = (*self._flat.stride()[:-1], self.width - 1, 1)
         self.rows = self._flat.as_strided(x.shape, strides, count - 1)
-        self.rows.copy_(x)
-        if there is not None:
-            self.rows.mul_(there)
+        torch.mul(x, there, out=self.rows)
 
     def by_offset(self) -> Float[Tensor, "H D"]:
         """Sums by i - j, from the lowest up."""
-        return self._flat.unflatten(-1, (self._count, self.width)).sum((0, -2)).flip(-1)
+        return self._flat.unflatten(-1, (self._count, self.width)).sum(-2).double().sum(0).flip(-1)
 
 
 def _entropy(weights: Float[Tensor, "B H R K"], kept: Float[Tensor, "B H R"]) -> Float[Tensor, "B H R"]:

@@ -75,7 +75,9 @@ def summed_squares(w: Complex[Tensor, "b h C n"], contents: Rows, positions: Row
 
 
 def squares_of_all(
-    w: Complex[Tensor, "b h C n"], contents: Float[Tensor, "b h two_n two_n"], positions: Float[Tensor, "_b _h two_n _m"]
+    w: Complex[Tensor, "b h C n"],
+    contents: Float[Tensor, "b h two_n two_n"],
+    positions: Float[Tensor, "_b _h two_n _m"],
 ) -> Float[Tensor, "b h C"]:
     """`summed_squares` where every query sees all: given the products of contents and of positions."""
     return _formed(w, *(_paired(_paired(x).mT) for x in (positions, contents)))

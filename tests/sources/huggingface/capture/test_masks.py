@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import captured, compared
+from toeplens.sources.huggingface.capture import calls as calls_module
 from toeplens.sources.huggingface.capture import masks
 from toeplens.sources.huggingface.capture.calls import Attention, prove
 from toeplens.sources.huggingface.capture.masks import bias_and_mask, hides_from, low
@@ -176,6 +177,7 @@ def test_blocks_of_a_call_are_its_logits_and_weights(kind: str, monkeypatch: pyt
     model = tiny(kind, **SIZES if kind == "BertModel" else NARROW)
     whole = calls_in(model)
     monkeypatch.setattr(masks, "AT_ONCE", 3 * 2 * 4 * TOKENS)
+    monkeypatch.setattr(calls_module, "_BLOCK", 3 * 2 * 4 * TOKENS)
     calls = calls_in(model)
     assert len(calls) == len(whole) == 2
     for call, own in zip(calls, whole, strict=True):

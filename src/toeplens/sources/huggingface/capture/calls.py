@@ -17,7 +17,8 @@ from toeplens.sources.huggingface.capture.masks import at_rows, blocks, padded_l
 from toeplens.sources.huggingface.capture.rotation import Rotation
 from toeplens.sources.huggingface.model import tolerance
 
-_AT_ONCE = 1 << 21  # weights that are formed again, over batch and heads
+_AT_ONCE = 1 << 19  # weights that are formed again, over batch and heads
+_BLOCK = 1 << 20  # of those that are looked at, at once
 _TOLD = 3  # tokens
 Kind = Literal["self", "cross"]
 Side = Literal["encoder", "decoder"]
@@ -54,8 +55,8 @@ class Attention:
         """softcap(scale q . k) + bias at these queries and keys, all unless given; -inf where a key is not visible."""
         rows = torch.arange(self.q.shape[2], device=self.q.device) if rows is None else rows
         k = self.k[:, :, keys]  # the heads of a group together: keys are not repeated
-        parts = self.q.index_select(2, rows).to(dtype).unflatten(1, (k.shape[1], -1)), k.to(dtype).transpose(-2, -1)
-        made = self.scale * (parts[0] @ parts[1].unsqueeze(2)).flatten(1, 2)
+        q = self.scale * self.q.index_select(2, rows).to(dtype)
+        made = (q.unflatten(1, (k.shape[1], -1)) @ k.to(dtype).transpose(-2, -1).unsqueeze(2)).flatten(1, 2)
         if self.softcap is not None:
             made = self.softcap * (made / self.softcap).tanh()
         if self.bias is not None:
@@ -185,12 +186,13 @@ class AttentionCall(Attention):
         that sees no key has weights 0; a sink's is left out.
         """
         dtype = torch.promote_types(self.q.dtype, torch.float32)
-        for part in blocks(self.q.shape[2], self.q.shape[0] * self.q.shape[1] * self.k.shape[2]):
+        for part in blocks(self.q.shape[2], self.q.shape[0] * self.q.shape[1] * self.k.shape[2], _BLOCK):
             rows = torch.arange(part.start, part.stop, device=self.q.device)
             first = 0 if self.window is None else max(0, part.start - self.window + 1)
             last = part.stop if self.causal and self.kind == "self" else self.k.shape[2]
             made = self.logits(rows, slice(first, last), dtype)
-            yield rows, first, made, self.softmax(made).nan_to_num(nan=0.0)
+            weights = self.softmax(made)
+            yield rows, first, made, weights if self.visible is None else weights.nan_to_num(nan=0.0)
 
     @cached_property
     def window(self) -> int | None:

@@ -14,9 +14,9 @@ _FAR = 1e3  # what hides keys is at least so large
 _EMPTY, _STEPS = 2, 8  # octaves without a value, between biases and what hides; and the steps that each is looked at in
 
 
-def blocks(queries: int, numbers: int) -> Iterator[slice]:
-    """Slices of the queries, as many together as have at most `AT_ONCE` numbers, with ``numbers`` to a query."""
-    step = max(1, AT_ONCE // max(1, numbers))
+def blocks(queries: int, numbers: int, at_once: int | None = None) -> Iterator[slice]:
+    """Slices of the queries, as many together as have ``at_once`` numbers (`AT_ONCE`), with ``numbers`` to a query."""
+    step = max(1, (at_once or AT_ONCE) // max(1, numbers))
     for start in range(0, queries, step):
         yield slice(start, min(start + step, queries))
 

@@ -196,8 +196,14 @@ class PassObserver(Observer):
         scale = options.get("scaling")
         if scale is None:
             scale = getattr(module, "scaling", query.shape[-1] ** -0.5)
+
+        def fused() -> Tensor:
+            return function(module, query, key, value, attention_mask, *args, **kwargs)[0]
+
         with self.outside():
-            made = run_eager(eager, module, query, key, value, mask, causal, args, kwargs)
+            made = run_eager(
+                eager, module, query, key, value, mask, causal, args, kwargs, fused if from_table else None
+            )
             if made.own is None:
                 raise InputError(
                     f"model: the attention of {self.name(module)} was not understood: it gives no weights."

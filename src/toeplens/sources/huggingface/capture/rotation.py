@@ -16,6 +16,7 @@ from toeplens.sources.huggingface.capture.pairing import Both, Layout, as_comple
 from toeplens.sources.huggingface.model import tolerance
 
 _ANGLE = 2.0**-23  # models form their angles in float32, whatever their own dtype
+_READ = 256  # tokens of a long sequence that a rotation is read off
 _SIZES = 0.05  # what the sizes of numbers of one size may differ by, rounded in any precision
 _ALIKE = 1e-3  # of a frequency: what two readings of it may differ by, beside rounding
 
@@ -62,6 +63,8 @@ def find_rotation(
 ) -> Rotation:
     """The rotation that takes the first of each two tensors to the second.
 
+    Of long sequences it is read off some tokens, each with the one after it, and then tried on all.
+
     Arguments
         q, k       before and after the rotation
         positions  of the tokens, of all sequences or of each
@@ -75,11 +78,12 @@ def find_rotation(
     if tokens < 2:
         raise NoForm(f"rotation: it cannot be read off {tokens} token; at least 2 are needed.")
     positions = positions.expand(q[0].shape[0], -1)
-    both = [(before.double(), after.double()) for before, after in (q, k)]
     rounded = max(tolerance(q[1].dtype), tolerance(rounding))
+    some = _chosen(tokens, positions.device)
+    both = [(before[:, :, some].double(), after[:, :, some].double()) for before, after in (q, k)]
     found, allowed = None, rounded
-    for read, table in _readings(both, tables, positions, rounded):
-        found = read.rotation(table, positions)
+    for read, table in _readings(both, [table[:, some] for table in tables], positions[:, some], rounded):
+        found = read.rotation(table, both if len(some) == tokens else [q, k], positions)
         allowed = rounded + _ANGLE * float((positions.max() * found.frequencies.abs()).max())
         if found.error <= allowed:
             return found
@@ -89,6 +93,14 @@ def find_rotation(
         f"rotation: it is not one angle a position for each pair of dimensions; one angle misses by {found.error:.1e} "
         f"of the largest query or key, where {allowed:.1e} is rounding."
     )
+
+
+def _chosen(tokens: int, device: torch.device) -> Int[Tensor, "R"]:
+    """All tokens, or of many some, each with the one after it."""
+    if tokens <= 2 * _READ:
+        return torch.arange(tokens, device=device)
+    first = torch.linspace(0, tokens - 2, _READ // 2, dtype=torch.float64, device=device).long()
+    return torch.stack((first, first + 1), dim=-1).flatten()
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,6 @@ class _Reading:
         self.parts = [(as_complex(before, self.pairs), as_complex(after, self.out)) for before, after in both]
         self.angles = _Angles.of(ratio(self.parts).squeeze(1), positions)
         self.moved = torch.stack([(x != y).flatten(0, -2).any(0) for x, y in self.parts]).any(0)
-        self.size = max(float(after.abs().max()) for _, after in both)
 
     def believed(
         self, table: Complex[Tensor, "_B N n"], positions: Int[Tensor, "B N"], rounded: float
@@ -136,13 +147,19 @@ class _Reading:
                 return found
         return None
 
-    def rotation(self, table: _Angles | None, positions: Int[Tensor, "B N"]) -> Rotation:
-        """The rotation, its pairs that did not move as the table has them; without one, those that hold something."""
-        nothing = torch.stack([((x == 0) & (y == 0)).flatten(0, -2).all(0) for x, y in self.parts])
+    def rotation(self, table: _Angles | None, both: Both, positions: Int[Tensor, "B N"]) -> Rotation:
+        """The rotation, its pairs that did not move as the table has them; without one, those that hold something.
+
+        It is tried on all tokens that are given, in their own dtype, float32 at least.
+        """
+        dtype = torch.promote_types(both[0][0].dtype, torch.float32)
+        parts = [(as_complex(x.to(dtype), self.pairs), as_complex(y.to(dtype), self.out)) for x, y in both]
+        nothing = torch.stack([((x == 0) & (y == 0)).flatten(0, -2).all(0) for x, y in parts])
         unseen = torch.zeros_like(self.moved) if table is None else ~self.moved
         found = self.angles if table is None else table.where(unseen, self.angles)
-        turns = turn(positions.unsqueeze(-1) * found.frequencies + found.starts.unsqueeze(1)).unsqueeze(1)
-        wrong = max(float((found.magnitudes * turns * x - y).abs().max()) for x, y in self.parts)
+        turns = found.magnitudes * turn(positions.unsqueeze(-1) * found.frequencies + found.starts.unsqueeze(1))
+        turns = turns.to(dtype.to_complex()).unsqueeze(1)
+        wrong = max(float((turns * x - y).abs().max()) for x, y in parts)
         here = ~nothing.all(0) if table is None else torch.ones_like(self.moved)
         return Rotation(
             pairing=self.pairing,
@@ -152,7 +169,7 @@ class _Reading:
             magnitudes=found.magnitudes[here],
             dead=nothing.any(0)[here],
             tabled=(unseen & (nothing.all(0) | (found.frequencies != self.angles.frequencies)))[here],
-            error=wrong / self.size,
+            error=wrong / max(float(y.abs().max()) for _, y in both),
         )
 
 

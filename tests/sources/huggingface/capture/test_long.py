@@ -1,0 +1,116 @@
+"""On long inputs fused attention, chosen queries, chosen tokens and the first sequence stand for all; tried where not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.sources.huggingface.models import GPT, GROUPED, INPUTS, NARROW, SIZES, TOKENS, calls_in, padded_inputs, tiny
+from torch import Tensor
+
+from toeplens.lens import NoForm
+from toeplens.sources.huggingface import compared
+from toeplens.sources.huggingface.capture import calls, eager, rotation
+from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation
+from toeplens.sources.huggingface.interface import table
+
+KINDS = {"LlamaModel": SIZES, "Gemma3TextModel": NARROW, "GPT2Model": GPT, "BertModel": SIZES, "Qwen2Model": GROUPED}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fused_attention_is_the_eager_one(kind: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outputs go on and are proved, with the eager weights of some queries."""
+    model, inputs = tiny(kind, **KINDS[kind]), padded_inputs() if padded else INPUTS
+    whole = calls_in(model, inputs)
+    monkeypatch.setattr(eager, "_LONG", 1)
+    monkeypatch.setattr(calls, "_AT_ONCE", 3 * 2 * 4 * TOKENS)
+    found = calls_in(model, inputs)
+    assert len(found) == len(whole) == 2
+    for call, own in zip(found, whole, strict=True):
+        assert own.weights is not None
+        assert (call.weights, call.proof.queries, own.proof.queries) == (None, 3, TOKENS)
+        assert call.proof.weights is not None
+        assert max(call.proof.weights, call.proof.outputs) < 1e-5
+        torch.testing.assert_close(call.heads, own.heads, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(call.logits(), own.logits(), atol=1e-4, rtol=1e-4)
+        assert (call.causal, call.window, call.unknown) == (own.causal, own.window, own.unknown)
+
+
+def test_fused_attention_that_is_another_is_not_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that knows nothing of a cap, or of a sink."""
+    model, own = tiny("LlamaModel", **SIZES), table()["sdpa"]
+    whole = calls_in(model)
+    monkeypatch.setattr(eager, "_LONG", 1)
+    monkeypatch.setitem(table(), "sdpa", lambda *args, **more: (1.01 * own(*args, **more)[0], None))
+    for call, before in zip(calls_in(model), whole, strict=True):
+        assert call.weights is not None
+        torch.testing.assert_close(call.heads, before.heads, atol=1e-6, rtol=1e-6)
+
+
+def rotated(tokens: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+    """Queries and keys before and after three pairs are turned, the third of nothing; and the positions."""
+    made, positions = torch.Generator().manual_seed(2), 5 + torch.arange(tokens)
+    angles = positions[:, None] * torch.tensor([1.0, 0.1, 0.003])
+    both = []
+    for heads in (4, 2):
+        x = torch.randn(2, heads, tokens, 6, generator=made)
+        x[..., 2::3] = 0
+        a, b = x.chunk(2, -1)
+        both.append((x, torch.cat((a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()), -1)))
+    return both[0], both[1], positions.unsqueeze(0)
+
+
+def test_a_rotation_is_read_off_some_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, positions = rotated(60)
+    whole = find_rotation(q, k, positions)
+    monkeypatch.setattr(rotation, "_READ", 10)
+    some = find_rotation(q, k, positions)
+    torch.testing.assert_close(some.frequencies, whole.frequencies, atol=1e-6, rtol=0)
+    for name in ("pairing", "pairs", "dead", "tabled"):
+        a, b = (getattr(each, name) for each in (some, whole))
+        assert a == b if isinstance(a, str) else torch.equal(a, b)
+    assert max(some.error, whole.error) < 1e-5
+
+
+@pytest.mark.parametrize("token", [0, 20, 33, 59])
+def test_a_token_that_is_turned_otherwise_is_noticed(token: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is read or not."""
+    monkeypatch.setattr(rotation, "_READ", 10)
+    q, k, positions = rotated(60)
+    k[1][:, :, token] *= -1
+    with pytest.raises(NoForm, match="rotation: it"):
+        find_rotation(q, k, positions)
+
+
+def test_a_pair_that_holds_something_in_one_token_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> Rotation:
+        q, k, positions = rotated(60)
+        for before, after in (q, k):
+            before[0, 0, 7, 2], after[0, 0, 7, 2] = 1e-6, 1e-6
+        tables = [torch.polar(torch.ones(1, 60, 3), positions[..., None] * torch.tensor([1.0, 0.1, 0.003]))]
+        return find_rotation(q, k, positions, tables=[table.to(torch.complex128) for table in tables])
+
+    assert found().dead.tolist() == [False, False, False]
+    monkeypatch.setattr(rotation, "_READ", 10)
+    assert found().dead.tolist() == [False, False, False]
+
+
+def test_the_plain_pass_is_of_the_first_sequence_unless_they_have_to_do_with_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, seen = tiny("LlamaForCausalLM", **SIZES), []
+    forward = model.lm_head.forward
+
+    def watched(x: Tensor) -> Any:
+        seen.append(len(x))
+        return forward(x)
+
+    monkeypatch.setattr(model.lm_head, "forward", watched)
+    assert compared(model, INPUTS, lambda call: None) < 1e-5
+    assert seen == [1, 2]
+    seen.clear()
+    monkeypatch.setattr(model.lm_head, "forward", lambda x: watched(x) + len(x))
+    assert compared(model, INPUTS, lambda call: None) < 1e-5
+    assert seen == [1, 2, 2]
