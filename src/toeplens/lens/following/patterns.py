@@ -99,7 +99,8 @@ class PatternSums:
     ) -> None:
         """Take in some queries of some sequences; each query of a sequence once, in any order.
 
-        Work is in float64, that on weights in their own dtype, float32 at least. Consecutive rows are worked together: blocks of them are fast, scattered ones are not.
+        Work is in float64, that on weights in their own dtype, float32 at least. Consecutive rows are worked together:
+        blocks of them are fast, scattered ones are not.
 
         Arguments
             rows       [R] the queries, from 0

@@ -16,10 +16,10 @@ common with the former is a convolution (FFT). Var(I) needs, of each query, an n
 
     Var(I) = 1/2 Re sum_ts [ w_t conj(w_s) Cov(e_t, e_s) conj(Cov(c_t, c_s)) + w_t w_s Cov'(e_t, e_s) conj(Cov'(..)) ],
 
-Cov' without the conjugate (`two_way_products`). The sums over j of e^(-iota j (theta_t +- theta_s)) are run along with those of the keys and
-not taken in closed form: no frequency, 0 and multiples of 2 pi included, then has a denominator near 0, and e_j may be
-any factors (xPos's, which decay). All covariances are kept about the running mean (Chan, Golub, LeVeque 1983), so that
-little cancels. O(N d^2) a head, in chunks.
+Cov' without the conjugate (`two_way_products`). The sums over j of e^(-iota j (theta_t +- theta_s)) are run along with
+those of the keys and not taken in closed form: no frequency, 0 and multiples of 2 pi included, then has a denominator
+near 0, and e_j may be any factors (xPos's, which decay). All covariances are kept about the running mean (Chan, Golub,
+LeVeque 1983), so that little cancels. O(N d^2) a head, in chunks.
 
 With a window of w keys, positions are cut into blocks of w. A query sees the keys of its own block up to itself and,
 of the block before, those after its own place there: a running sum forwards and one backwards, which are added. No sum
@@ -57,8 +57,8 @@ class TwoWay:
     size         [B, H, N] what products and bias could at most add up to, squared: the scale of rounding
 
     Errors are about 1e-15 of each query's Var(M); with a bias, Var(P) of queries that see few keys has the FFT's, 1e-16
-    of the largest biases that any query of its sequence has. Var(I) of keys that were given in float32 or less is worked
-    in float32, with errors of about 1e-6 of a query's Var(M), and of 1e-8 of a head's.
+    of the largest biases that any query of its sequence has. Var(I) of keys given in float32 or less is worked in
+    float32, with errors of about 1e-6 of a query's Var(M), and of 1e-8 of the sum over queries.
     """
 
     positional: Float[Tensor, "B H N"]

@@ -1,4 +1,4 @@
-"""On long inputs fused attention, chosen queries, chosen tokens and the first sequence stand for all; tried where not."""
+"""On long inputs fused attention, chosen queries, chosen tokens and the first sequence stand for all."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.report.kit.blocks import Block, numbered
 from toeplens.report.kit.page import ledger, render_page, write_report
 from toeplens.studies import RULE
-from toeplens.studies.auditing.record import LayerRecord
 from toeplens.studies.probing import ABOUT
 from toeplens.studies.probing.words import interval, title_of
 
@@ -50,8 +49,3 @@ def render_pretrained(study: Pretrained) -> str:
         if first is None
         else [(layer.layer + 1, len(layer.dead), len(layer.frequencies)) for layer in first.layers if layer.dead],
     )
-
-
-def _dead(layer: LayerRecord) -> tuple[int, int, int]:
-    """A layer, how many of its pairs are switched off, and how many it has."""
-    return layer.layer + 1, len(layer.dead), len(layer.frequencies)

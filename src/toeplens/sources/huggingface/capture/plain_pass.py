@@ -28,13 +28,12 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
 
     Raises `InputError` where they are not the same but for rounding, and as `captured`.
     """
-    with patched(model, _shortened(model)):
-        with torch.no_grad():
-            own = _first(_plain(model, _first_sequence(inputs)))
-            made = _first(captured(model, inputs, on_layer))
-            far, allowed = _apart(made[: len(own)], own), tolerance(precision(model), "pass")
-            if not far <= allowed and len(own) < len(made):  # sequences may have to do with each other
-                far = _apart(made, _first(_plain(model, inputs)))
+    with patched(model, _shortened(model)), torch.no_grad():
+        own = _first(_plain(model, _first_sequence(inputs)))
+        made = _first(captured(model, inputs, on_layer))
+        far, allowed = _apart(made[: len(own)], own), tolerance(precision(model), "pass")
+        if not far <= allowed and len(own) < len(made):  # sequences may have to do with each other
+            far = _apart(made, _first(_plain(model, inputs)))
     if not far <= allowed:
         raise InputError(
             f"model: {type(model).__name__} was not understood: with its eager attention its outputs differ by "
