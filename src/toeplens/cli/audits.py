@@ -50,10 +50,17 @@ def audit(
             "among them."
         ),
     ] = None,
+    needles: Annotated[
+        int,
+        typer.Option(
+            help="Texts with a number in them on which each head's retrieval is measured, of --text and a model that "
+            "predicts the next token; as long as the sequences."
+        ),
+    ] = 0,
     dtype: ModelDtype = "auto",
     device: ModelDevice = "auto",
     pickled: Pickled = False,
-    seed: Annotated[int, typer.Option(help="Seed of random and of masked tokens.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random and of masked tokens, and of needles.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Audit a pretrained model: which heads are positional, which symbolic, what they look at, which matter.
@@ -71,7 +78,14 @@ def audit(
     chosen = None if layers is None else probing.numbers("layers", layers)
     if auditing.is_run(model):
         auditing.check_run_options(
-            text=text, tokens=tokens, max_tokens=max_tokens, first=first, heads=heads, dtype=dtype, pickled=pickled
+            text=text,
+            tokens=tokens,
+            max_tokens=max_tokens,
+            first=first,
+            heads=heads,
+            needles=needles or None,
+            dtype=dtype,
+            pickled=pickled,
         )
     elif not is_there(model):
         console.say(f"model: there is no directory {model}; the hub is asked for it.", aside=True)
@@ -91,6 +105,7 @@ def audit(
                 effects=effects,  # type: ignore[arg-type]
                 first=first,
                 heads=None if heads is None else probing.numbers("heads", heads),
+                needles=needles,
                 dtype=dtype,  # type: ignore[arg-type]
                 device=device,
                 pickled=pickled,

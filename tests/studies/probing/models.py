@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from toeplens.studies.probing.items import _COUNTS, _PLACES, _WORDS
+from toeplens.studies.kit.questions import _COUNTS, _PLACES, _WORDS
 
 transformers = pytest.importorskip("transformers")
 

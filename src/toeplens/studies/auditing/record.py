@@ -42,6 +42,7 @@ COLUMNS: dict[str, str] = {
     "current": "attention on the query's own token",
     "next": "attention on the token after the query",
     "induction": "attention on tokens that follow an earlier (elsewhere: another) copy of the query's token",
+    "retrieval": "share of the needles' tokens at whose prediction its strongest key is that token in the needle",
     "centre": "mean log2 of the rotation's frequencies (radians a position), weighed by what they do for the variance",
     "massive_q": "share of the squared norms of the queries that is in their largest dimension",
     "massive_k": "the same of the keys",
@@ -91,7 +92,7 @@ class HeadRecord(Record):
     kernel       where the head has a bias by offset, what its matrix can do; else None
     """
 
-    LATER = ("decay", "kernel", "massive_q", "massive_k", "offset")
+    LATER = ("decay", "kernel", "massive_q", "massive_k", "offset", "retrieval")
 
     side: Side
     kind: Kind
@@ -110,6 +111,7 @@ class HeadRecord(Record):
     current: Part = None
     next: Part = None
     induction: Part = None
+    retrieval: Part = None
     centre: Number = None
     massive_q: Part = None
     massive_k: Part = None
@@ -243,6 +245,7 @@ class _About(BaseModel):
     sequences: reading.Count | None = None
     tokens: reading.Count | None = None
     seconds: Size = None
+    needles: reading.Count | None = None
     random_weights: list[reading.Text] = []
     unused_weights: list[reading.Text] = []
     no_effects: reading.Text | None = None
@@ -256,7 +259,8 @@ class AuditRecord(Record):
     about        the model and how it was audited, as names and values: model, class, model_type, parameters, dtype,
                  weights (how a GGUF file kept them), device, text (where the tokens came from), random_weights (that
                  the checkpoint lacks), unused_weights (that the model has no place for), no_effects (why there are
-                 none), sequences, tokens (of each), seed, intervals (what those of effects are over), torch,
+                 none), sequences, tokens (of each), needles (that
+                 retrieval was measured on), seed, intervals (what those of effects are over), torch,
                  transformers, python, seconds
     layers       every attention call, in the order of the pass
     heads        every head, in the same order

@@ -22,6 +22,7 @@ from toeplens.studies.auditing.kept import Kept, identity
 from toeplens.studies.auditing.measuring import Estimate, Progress, measure
 from toeplens.studies.auditing.own import audit_run, is_run
 from toeplens.studies.auditing.record import NoSuchHead
+from toeplens.studies.auditing.retrieving import needles_of, scores_of, with_retrieval
 
 Silencing = Literal["exact", "position", "bands", "attribution", "none"]
 EXAMPLES = 256  # of a run's test set, unless told otherwise
@@ -42,6 +43,7 @@ def audit(
     seed: int = 0,
     first: int | None = None,
     heads: Sequence[int] | None = None,
+    needles: int = 0,
     keep: Path | str | None = None,
     on_progress: Progress | None = None,
     on_estimate: Estimate | None = None,
@@ -72,6 +74,8 @@ def audit(
                      that cannot be among them are left out after some of the sequences; all unless given
         heads        which heads of each layer have effects, where each is silenced exactly or loses its position; all
                      unless given
+        needles      how many texts with a number in them the heads' retrieval is measured on, as long as the sequences:
+                     of a model that predicts the next token, and a text
         keep         the audit's directory: finished layers and effects are kept in it, and the same audit goes on with
                      them, until `toeplens.studies.auditing.save` has written it whole
         on_progress  is called with what is being done, how much of it is, and all
@@ -87,6 +91,7 @@ def audit(
         ("max_tokens", max_tokens, 2),
         ("seed", seed, 0),
         ("first", first, 1),
+        ("needles", needles, 0),
     ):
         if number is not None and number < least:
             raise InputError(f"{field}: {number} was given; it must be at least {least}.")
@@ -100,7 +105,7 @@ def audit(
     directory = None if keep is None else Path(keep)
     if is_run(model):
         given = {"data": data, "tokenizer": tokenizer, "max_tokens": max_tokens, "first": first, "heads": heads}
-        check_run_options(**given, dtype=dtype, pickled=pickled)
+        check_run_options(**given, needles=needles or None, dtype=dtype, pickled=pickled)
         method = None if effects == "none" else effects
         options = {"sequences": sequences or EXAMPLES, "device": device, "seed": seed, "on_progress": report}
         return audit_run(model, layers=wanted, method=method, directory=directory, **options)
@@ -112,9 +117,13 @@ def audit(
     inputs, mask_token = inputs_of(model, read.tokens), mask_token_of(tokenizer)
     some = None if heads is None else frozenset(heads)
     how = (effects, first, None if some is None else sorted(some))
+    asked = needles_of(tokenizer, data, needles, read.tokens.shape[1], seed)
+    how = (*how, [item.tokens for item in asked])
     kept = Kept(directory, {} if directory is None else _key(loaded, read, wanted, how, mask_token, seed))
     try:
+        scores = scores_of(loaded, asked, kept, partial(report, "needles"))
         measured, whole = measure(loaded, inputs, wanted, kept, report, expect)
+        measured = with_retrieval(measured, scores)
         changed = not_silenced(measured)
         most = max((each.layer.heads for each in measured), default=0)
         if some is not None and not 0 <= min(some) <= max(some) < most:
@@ -140,6 +149,7 @@ def audit(
         raise
     count, length = read.tokens.shape
     about = _about(loaded) | {"text": read.origin, "sequences": count, "tokens": length}
+    about |= {"needles": needles} if needles else {}
     return finished(changed, about, whole=whole, seed=seed, started=started, words=read.words)
 
 

@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ import torch
 
 from toeplens.ground import EnvironmentFailure, InputError, read_json, write_json
 from toeplens.ground.machine import out_of_memory
-from toeplens.lens import retrieval
-from toeplens.sources.huggingface import AttentionCall, Change, captured
+from toeplens.sources.huggingface import Change, captured
 from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library
 from toeplens.sources.huggingface.predictions import Predictions, predictions
+from toeplens.studies.kit.questions import Asked, Item, Writer, batches
+from toeplens.studies.kit.retrieving import HeadRetrieval, retrieval_of
 from toeplens.studies.probing.changes import told
-from toeplens.studies.probing.items import Asked, Item, Writer, batches
-from toeplens.studies.probing.record import HeadRetrieval, ItemRecord, ProbeRecord
+from toeplens.studies.probing.record import ItemRecord, ProbeRecord
 
 RECORD = "probe.json"
 _AT_ONCE = 4096  # tokens of a pass, over its sequences
@@ -80,7 +80,7 @@ class Probing:
     @cached_property
     def heads(self) -> tuple[HeadRetrieval, ...]:
         """The intact model's heads where it answers."""
-        return _heads(self.loaded, self.items, self.report)
+        return retrieval_of(self.loaded, self.items, partial(self.report, "needles"))
 
     def record(self, changes: Sequence[Change] = (), *, heads: bool = False) -> ProbeRecord:
         """The record of the intact model, or of it and a changed one; ``heads`` whether retrieval is in it."""
@@ -134,7 +134,7 @@ def probe(
     """Ask a causal language model of transformers what it can do; where changes are given, intact and changed.
 
     Asked are the loss by position, a needle in a text by depth and length, copying, counting and order in words
-    (`toeplens.studies.probing.items`). Both models are asked the same items, so that differences are paired.
+    (`toeplens.studies.kit.questions`). Both models are asked the same items, so that differences are paired.
 
     Arguments
         model      a `transformers.PreTrainedModel`, its directory, a GGUF file or a name on the hub
@@ -238,35 +238,3 @@ def _rows(
             )
         )
     return found
-
-
-@torch.no_grad()
-def _heads(loaded: Loaded, items: Sequence[Item], report: Progress) -> tuple[HeadRetrieval, ...]:
-    """Retrieval of every head of the decoder's own attention, mean over all needles."""
-    asked = [item for item in items if item.needle is not None]
-    sums: dict[tuple[int, int], list[np.ndarray]] = {}
-    done = 0
-    report("needles", 0, len(asked))
-    for numbers, tokens in batches(asked, _CHANGED_AT_ONCE):
-        some = [asked[number] for number in numbers]
-        read = torch.from_numpy(tokens).to(loaded.model.device)
-        places = torch.tensor(some[0].places)
-        needles = torch.tensor([item.needle for item in some])
-
-        def look(call: AttentionCall, read: Any = read, places: Any = places, needles: Any = needles) -> None:
-            loaded.check_attention(call.module)
-            if call.kind != "self" or call.q.shape[2] != read.shape[1]:
-                return
-            weights = call.softmax(call.logits(places.to(call.q.device) - 1))
-            found = retrieval(weights, read, places, needles)
-            for head, both in enumerate(torch.stack(found).sum(1).T.cpu().numpy()):
-                sums.setdefault((call.layer, head), []).append(both)
-
-        captured(loaded.model, {"input_ids": read}, look)
-        done += len(some)
-        report("needles", done, len(asked))
-    means = {place: np.sum(both, 0) / len(asked) for place, both in sums.items()}
-    return tuple(
-        HeadRetrieval(layer=layer, head=head, score=float(both[0]), mass=float(both[1]))
-        for (layer, head), both in sorted(means.items())
-    )

@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Float
 
 from toeplens.ground import reading
-from toeplens.ground.records import NearlyShare, Record
+from toeplens.ground.records import Record
 from toeplens.lens import Estimate, bootstrap_means, over_seeds
-from toeplens.studies.probing.items import Behaviour
+from toeplens.studies.kit.questions import Behaviour
+from toeplens.studies.kit.retrieving import HeadRetrieval
 
-RETRIEVES = 0.1  # retrieval score from which on a head is one that retrieves (Wu et al. 2024, section 2)
 _ENOUGH = 8  # items whose resamples say something; of fewer the interval is Student's
 Number = reading.Number | None
 
@@ -24,7 +24,7 @@ class ItemRecord(Record):
     """One item, or of a text's loss one range of places in it.
 
     item    its number; ranges of one text share it
-    length, depth  as in `toeplens.studies.probing.items.Item`
+    length, depth  as in `toeplens.studies.kit.questions.Item`
     start, stop    of a range, its first place and the one after its last; else None
     nats    mean -log p of the answer's tokens, over the choices where there are some
     right   whether no other token is likelier at any of them; of a text and of copying the share of them
@@ -52,16 +52,6 @@ class ItemRecord(Record):
             raise ValueError("stop: it must be after start.")
         if (self.changed_nats is None) != (self.changed_right is None):
             raise ValueError("changed_right: it must be there where changed_nats is, and only there.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadRetrieval(Record):
-    """What one head of the intact model does for needles, mean over them (`toeplens.lens.Retrieval`)."""
-
-    layer: reading.Count
-    head: reading.Count
-    score: NearlyShare
-    mass: NearlyShare
 
 
 @dataclass(frozen=True)

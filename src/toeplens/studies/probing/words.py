@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toeplens.ground.words import fixed
 from toeplens.lens import Estimate
-from toeplens.studies.probing.items import Behaviour
+from toeplens.studies.kit.questions import Behaviour
 
 
 def title_of(behaviour: Behaviour) -> str:

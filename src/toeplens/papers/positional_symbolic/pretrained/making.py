@@ -18,8 +18,8 @@ from toeplens.papers.positional_symbolic.pretrained.plan import AUDITED, Plan
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.auditing import audit
 from toeplens.studies.auditing.record import AuditRecord, Method
+from toeplens.studies.kit.questions import Writer
 from toeplens.studies.probing import ProbeRecord, Probing
-from toeplens.studies.probing.items import Writer
 
 PIECES = "pieces"
 METHODS: dict[str, Method] = {"silenced": "exact", "position": "position", "bands": "bands"}

@@ -9,7 +9,7 @@ import pytest
 from tests.studies.probing.models import TEXT, tokenizer
 
 from toeplens.ground import InputError
-from toeplens.studies.probing.items import Asked, Item, Writer, batches
+from toeplens.studies.kit.questions import Asked, Item, Writer, batches
 
 ASKED = Asked(lengths=(96, 160), depths=(0.0, 0.5, 1.0), repeats=2, sequences=2, lists=12)
 

@@ -1,0 +1,75 @@
+"""An audit's retrieval scores are those of needles in its own text, measured once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.sources.huggingface.models import GROUPED, SIZES, T5, tiny
+from tests.studies.probing.models import TEXT, saved, tokenizer
+
+from toeplens.ground import InputError
+from toeplens.sources.huggingface import captured
+from toeplens.sources.huggingface.loading import load_model
+from toeplens.studies.auditing import Audit, audit, retrieving
+from toeplens.studies.kit.questions import Writer
+
+OPTIONS: dict[str, Any] = {"sequences": 2, "max_tokens": 72, "effects": "none", "device": "cpu"}
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def test_scores_are_those_of_each_needle_alone(model: Path) -> None:
+    found = audit(str(model), TEXT, needles=3, **OPTIONS)
+    assert found.about["needles"] == 3
+    own, writer = load_model(str(model), device="cpu").model, Writer(tokenizer(), TEXT, 0)
+    scores = torch.zeros(2, 4, dtype=torch.float64)
+    for depth in (0.0, 0.5, 1.0):
+        item, weights = writer.needle(72, depth), []
+        captured(own, {"input_ids": torch.tensor([item.tokens])}, lambda call, kept=weights: kept.append(call.weights))
+        first, last = item.needle or (0, 0)
+        for layer, each in enumerate(weights):
+            for place in item.places:
+                top = each[0, :, place - 1].argmax(-1).tolist()
+                hits = [first <= key < last and item.tokens[key] == item.tokens[place] for key in top]
+                scores[layer] += torch.tensor(hits).double() / len(item.places) / 3
+    assert [head.retrieval for head in found.heads] == pytest.approx(scores.flatten().tolist())
+    assert found.table()["retrieval"] == [head.retrieval for head in found.heads]
+    assert Audit.from_dict(found.to_dict()).heads == found.heads
+    assert all(head.retrieval is None for head in audit(str(model), TEXT, **OPTIONS).heads)
+
+
+def test_they_are_measured_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And anew where other needles are asked for."""
+    counts: list[int] = []
+    own = retrieving.retrieval_of
+    monkeypatch.setattr(retrieving, "retrieval_of", lambda *given: (counts.append(len(given[1])), own(*given))[1])
+    for needles in (2, 2, 3):
+        audit(str(model), TEXT, needles=needles, keep=tmp_path, **OPTIONS)
+    assert counts == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "data", "said"),
+    [
+        ("LlamaForCausalLM", GROUPED, torch.ones(2, 72, dtype=torch.long), "without a text"),
+        ("BertModel", SIZES, TEXT, "sees the keys after its query"),
+        ("T5ForConditionalGeneration", T5, TEXT, "has an encoder"),
+    ],
+)
+def test_what_has_no_needles_is_refused(kind: str, sizes: dict[str, Any], data: Any, said: str) -> None:
+    made = tiny(kind, **sizes | {"vocab_size": 700, "max_position_embeddings": 80})
+    with pytest.raises(InputError, match=rf"^needles: .*{said}"):
+        audit(made, data, tokenizer=tokenizer(), needles=2, **OPTIONS)
+
+
+def test_a_number_below_nothing_is_refused(model: Path) -> None:
+    with pytest.raises(InputError, match="^needles: -1 was given"):
+        audit(str(model), TEXT, needles=-1, **OPTIONS)
