@@ -71,5 +71,5 @@ def test_what_has_no_needles_is_refused(kind: str, sizes: dict[str, Any], data: 
 
 
 def test_a_number_below_nothing_is_refused(model: Path) -> None:
-    with pytest.raises(InputError, match="^needles: -1 was given"):
+    with pytest.raises(InputError, match=r"^needles: -1 was given"):
         audit(str(model), TEXT, needles=-1, **OPTIONS)
