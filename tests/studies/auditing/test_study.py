@@ -293,6 +293,7 @@ def test_long_inputs_form_no_table_of_all_queries(monkeypatch: pytest.MonkeyPatc
     tokens = torch.randint(3, 60, (1, length), generator=torch.Generator().manual_seed(2))
     monkeypatch.setattr(masks_module, "AT_ONCE", 1 << 14)
     monkeypatch.setattr(calls_module, "_AT_ONCE", 1 << 14)
+    monkeypatch.setattr(calls_module, "_BLOCK", 1 << 14)
     model = model_of("Llama", max_position_embeddings=length, num_hidden_layers=1)
     with Largest() as seen:
         audit(model, tokens, effects="none")
