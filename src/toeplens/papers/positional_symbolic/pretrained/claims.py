@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from toeplens.papers.positional_symbolic.pretrained.changes import PREVIOUS, retrieving
-from toeplens.papers.positional_symbolic.pretrained.heads import FEWEST, Heads
+from toeplens.papers.positional_symbolic.pretrained.heads import FEWEST, Heads, effects_of
 from toeplens.papers.positional_symbolic.pretrained.plan import DRAWS
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.studies.kit.claims import Claim
@@ -37,8 +37,11 @@ def _texts(finding: Finding, units: str = "sequences") -> Finding:
     return replace(finding, evidence=said, wanting=wanting)
 
 
-def _missing(what: str) -> list[Finding]:
-    return [unknown(what, "its pieces are not finished, or the model does not turn")]
+def _missing(study: Pretrained, what: str) -> list[Finding]:
+    why = "its pieces are not finished"
+    if study.complete:
+        why = "the model has no rotation" if study.plan.predicts else "the model does not predict the next token"
+    return [unknown(what, why)]
 
 
 # ---- positional heads and frequencies --------------------------------------------------------------------------------
@@ -47,7 +50,7 @@ def _missing(what: str) -> list[Finding]:
 def _correspondence(study: Pretrained) -> list[Finding]:
     heads, what = study.heads("text"), "rank correlation of the positional share and the frequency used"
     if heads is None:
-        return _missing(what)
+        return _missing(study, what)
     found = []
     for part, which in heads.parts.items():
         own = heads.correlations("positional", "centre", which)
@@ -58,12 +61,12 @@ def _correspondence(study: Pretrained) -> list[Finding]:
 def _learned(study: Pretrained) -> list[Finding]:
     heads, what = study.heads("text"), "that correlation less that of"
     if heads is None:
-        return _missing(what)
+        return _missing(study, what)
     found = []
     for kind, words in _NULLS.items():
         other = study.heads(kind)
         if other is None:
-            found += _missing(f"{what} {words}")
+            found += _missing(study, f"{what} {words}")
             continue
         for part, which in heads.parts.items():
             pairs = zip(*(each.correlations("positional", "centre", which) for each in (heads, other)), strict=True)
@@ -75,7 +78,7 @@ def _learned(study: Pretrained) -> list[Finding]:
 def _previous_fast(study: Pretrained) -> list[Finding]:
     heads, what = study.heads("text"), "octaves by which previous-token heads use faster pairs than the others"
     if heads is None:
-        return _missing(what)
+        return _missing(study, what)
     chosen = heads.mean("previous") >= PREVIOUS
     if chosen.sum() < FEWEST:
         return [unknown(what, f"{int(chosen.sum())} heads look at the token before; {FEWEST} are needed")]
@@ -91,7 +94,7 @@ def _previous_fast(study: Pretrained) -> list[Finding]:
 def _pure(study: Pretrained) -> list[Finding]:
     heads = study.heads("text")
     if heads is None:
-        return _missing("heads that are purely positional or symbolic")
+        return _missing(study, "heads that are purely positional or symbolic")
     return [
         _texts(
             above(f"heads whose {name} share is {_PURE} or more", heads.by_text(lambda c, n=name: _count(c[n])), 0.5)
@@ -110,7 +113,7 @@ def _count(values: np.ndarray) -> float:
 def _sparse(study: Pretrained) -> list[Finding]:
     what, intact = "share of the heads that retrieve", study.probes.get("intact")
     if intact is None or not intact.heads:
-        return _missing(what)
+        return _missing(study, what)
     many = len(retrieving(intact))
     if not any(item.right for item in intact.of("needle")):
         return [unknown(what, "the model finds no needle")]
@@ -128,7 +131,9 @@ def _causal(study: Pretrained) -> list[Finding]:
         values = _lost(study, names)
         if values is None:
             there = all(each in study.probes for each in names)
-            found += [unknown(what, "the model finds no needle, or has no such heads")] if there else _missing(what)
+            found += (
+                [unknown(what, "the model finds no needle, or has no such heads")] if there else _missing(study, what)
+            )
         elif name == "no-retrieval":
             found.append(_texts(above(what, values, 0.5), "needles"))
         else:
@@ -159,7 +164,7 @@ def _more(study: Pretrained, first: str, second: str, of: Behaviour, words: str,
     """By how many nats one change costs a behaviour more than another, over its items."""
     what, probes = f"nats of {of}, {words}", [study.probes.get(name) for name in (first, second)]
     if any(probe is None for probe in probes):
-        return _missing(what)
+        return _missing(study, what)
     nats = [[item.changed_nats for item in probe.of(of) if item.changed_nats is not None] for probe in probes if probe]
     if not all(nats):
         return [unknown(what, "the model has no such heads")]
@@ -170,7 +175,7 @@ def _symbolic(study: Pretrained) -> list[Finding]:
     heads, intact = study.heads("text"), study.probes.get("intact")
     what = "symbolic share of the heads that retrieve, less that of the others"
     if heads is None or intact is None:
-        return _missing(what)
+        return _missing(study, what)
     chosen = _marked(heads, retrieving(intact))
     if chosen.sum() < FEWEST:
         return [unknown(what, f"{int(chosen.sum())} heads retrieve; {FEWEST} are needed")]
@@ -192,14 +197,15 @@ def _marked(heads: Heads, which: Sequence[tuple[int, int]]) -> np.ndarray:
 def _worth(study: Pretrained) -> list[Finding]:
     what, audit, heads = "the most positional head", study.audits.get("position"), study.heads("text")
     if audit is None or heads is None:
-        return _missing(what)
+        return _missing(study, what)
     shares = heads.mean("positional")
     if not np.isfinite(shares).any():
         return [unknown(what, "no head's share is known")]
     at = int(np.nanargmax(shares))
     head = audit.heads[at]
-    others = [each.effect for number, each in enumerate(audit.heads) if number != at and each.effect is not None]
-    if head.effect is None or head.effect_low is None or not others:
+    others = np.delete(effects_of(audit), at)
+    others = others[np.isfinite(others)]
+    if head.effect is None or head.effect_low is None or not len(others):
         return [unknown(what, "no effects are known")]
     bar = max(0.0, float(np.median(others)))
     said = (
@@ -211,12 +217,8 @@ def _worth(study: Pretrained) -> list[Finding]:
 def _concentrated(study: Pretrained) -> list[Finding]:
     what, audit = "share of the costliest head in all that position is worth", study.audits.get("position")
     if audit is None:
-        return _missing(what)
-    effects = np.array([np.nan if each.effect is None else each.effect for each in audit.heads])
-    low, high = (
-        np.array([np.nan if (x := getattr(each, name)) is None else x for each in audit.heads])
-        for name in ("effect_low", "effect_high")
-    )
+        return _missing(study, what)
+    effects, low, high = (effects_of(audit, end) for end in ("", "_low", "_high"))
     if not np.isfinite(effects).all() or not np.isfinite(low).all():
         return [unknown(what, "no effects are known")]
     at, counts = int(effects.argmax()), low > 0

@@ -8,13 +8,12 @@ import numpy as np
 from plotly.colors import sample_colorscale
 
 from toeplens.ground.words import fixed
-from toeplens.papers.positional_symbolic.pretrained.heads import Heads
+from toeplens.papers.positional_symbolic.pretrained.heads import Heads, effects_of
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.report.kit.blocks import Block, Panel, Ramp, View
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import DEPTHS
 from toeplens.report.kit.maps import heat
-from toeplens.studies.auditing.record import AuditRecord
 
 _KINDS = {"text": "The model", "random": "Random weights", "shuffled": "Tokens in random order"}
 _MAPPED = {
@@ -44,14 +43,10 @@ def maps(study: Pretrained) -> Block:
         ):
             audit = study.audits.get(name)
             if audit is not None:
-                effects = _effects(audit)
+                effects = effects_of(audit)
                 views.append(_map(title, heads, effects, max(_NULL, float(np.nanmax(np.abs(effects), initial=0.0)))))
     views = [view for view in views if view.groups]
     return Block("maps", "The map of heads", caption, views, "full", ramp=Ramp("nothing", "most", half=True))
-
-
-def _effects(audit: AuditRecord) -> np.ndarray:
-    return np.array([np.nan if head.effect is None else head.effect for head in audit.heads])
 
 
 def _map(title: str, heads: Heads, values: np.ndarray, limit: float) -> View:

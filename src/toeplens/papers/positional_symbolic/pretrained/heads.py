@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -13,6 +14,11 @@ from toeplens.studies.auditing.record import COLUMNS, AuditRecord
 
 _NUMBERS = [name for name in COLUMNS if name not in ("side", "kind", "layer", "head")]
 FEWEST = 3  # heads of a kind of which a mean says something
+
+
+def effects_of(audit: AuditRecord, end: Literal["", "_low", "_high"] = "") -> Float[np.ndarray, "n"]:
+    """What was done to each head cost, or an end of its interval; NaN where it is not known."""
+    return np.array([np.nan if (x := getattr(head, f"effect{end}")) is None else x for head in audit.heads])
 
 
 @dataclass(frozen=True)
