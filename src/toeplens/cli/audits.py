@@ -37,12 +37,13 @@ def audit(
         int | None, typer.Option(help="Tokens of a sequence at most; 256 unless given, of --tokens as many as it has.")
     ] = None,
     effects: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="What is done to each head: exact or attribution (silenced, exactly or to first order), position "
-            "(that is taken from it), none; or bands, of each layer's frequencies."
+            "(that is taken from it), none; or bands, of each layer's frequencies. Exact unless given; of a changed "
+            "model none."
         ),
-    ] = "exact",
+    ] = None,
     first: Annotated[
         int | None,
         typer.Option(
@@ -57,6 +58,13 @@ def audit(
             "predicts the next token; as long as the sequences."
         ),
     ] = 0,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What is done to the model, as in toeplens probe, e.g. 'layers=2 heads=3 output=zero'; every head is "
+            "then measured as it reads what the changed ones before it put out. Give it again for more."
+        ),
+    ] = None,
     dtype: ModelDtype = "auto",
     device: ModelDevice = "auto",
     pickled: Pickled = False,
@@ -71,6 +79,7 @@ def audit(
         from toeplens import report
         from toeplens.cli import audit_output, console
         from toeplens.sources.huggingface.checkpoints import is_there
+        from toeplens.sources.huggingface.loading import open_model
         from toeplens.studies import auditing, probing
 
     if text is not None and tokens is not None:
@@ -84,11 +93,13 @@ def audit(
             first=first,
             heads=heads,
             needles=needles or None,
+            change=change,
             dtype=dtype,
             pickled=pickled,
         )
     elif not is_there(model):
         console.say(f"model: there is no directory {model}; the hub is asked for it.", aside=True)
+    wishes = [probing.read_change(each) for each in change or ()]
     data: Any = None
     if text is not None:
         data = auditing.read_text(text)
@@ -96,16 +107,21 @@ def audit(
         data = auditing.read_tokens(tokens)
     with entered(out, "audit", (auditing.RECORD, auditing.PARTS)), audit_output.AuditProgress() as progress:
         try:
+            loaded: Any = model
+            if wishes:
+                loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)  # type: ignore[arg-type]
+            layers_there = probing.layers_of(loaded) if wishes else 0
             found = auditing.audit(
-                model,
+                loaded,
                 data,
                 layers=chosen,
                 sequences=sequences,
                 max_tokens=max_tokens,
-                effects=effects,  # type: ignore[arg-type]
+                effects=effects or ("none" if wishes else "exact"),  # type: ignore[arg-type]
                 first=first,
                 heads=None if heads is None else probing.numbers("heads", heads),
                 needles=needles,
+                changes=[each for wish in wishes for each in wish.of(layers_there)],
                 dtype=dtype,  # type: ignore[arg-type]
                 device=device,
                 pickled=pickled,

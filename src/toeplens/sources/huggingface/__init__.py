@@ -7,7 +7,7 @@ from toeplens.sources.huggingface.capture.rotation import Rotation
 from toeplens.sources.huggingface.effects.band_effects import BandEffects, band_effects
 from toeplens.sources.huggingface.effects.head_effects import HeadEffects, NoGradient, NoPosition, head_effects
 from toeplens.sources.huggingface.interventions.change import Change
-from toeplens.sources.huggingface.interventions.passes import intervened
+from toeplens.sources.huggingface.interventions.passes import compared_changed, intervened
 from toeplens.sources.huggingface.loading import load_model, load_tokenizer
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "band_effects",
     "captured",
     "compared",
+    "compared_changed",
     "head_effects",
     "intervened",
     "load_model",

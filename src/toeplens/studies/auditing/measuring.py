@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from toeplens.lens import (
     frequency_use,
     rotary_offsets,
 )
-from toeplens.sources.huggingface import AttentionCall, compared
+from toeplens.sources.huggingface import AttentionCall, Change, compared, compared_changed
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NoSuchLayer
@@ -46,6 +46,7 @@ def measure(
     kept: Kept,
     report: Progress,
     expect: Estimate,
+    changes: Sequence[Change] = (),
 ) -> tuple[list[Measured], float]:
     """The measured calls in the order of the pass, and the distance of the captured pass from a plain one.
 
@@ -56,6 +57,7 @@ def measure(
         layers   which are measured; all if None
         report   is told how many calls are done
         expect   is told, early in the first call, how many seconds all calls will take
+        changes  of the model: each call is measured as it reads what those before it put out
     """
     done = kept.get(_PASS)
     if isinstance(done, dict):
@@ -87,7 +89,8 @@ def measure(
         report("layers", calls, max(calls, count))  # some modules are called again and again
 
     report("layers", 0, count)
-    whole = compared(loaded.model, inputs, look)
+    model = loaded.model
+    whole = compared_changed(model, inputs, look, changes) if changes else compared(model, inputs, look)
     if layers is not None and not layers <= seen:
         raise NoSuchLayer(min(layers - seen), max(seen))
     kept.put(_PASS, {"calls": numbers, "whole": whole})

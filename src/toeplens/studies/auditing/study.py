@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface import NoGradient, NoPosition
+from toeplens.sources.huggingface import Change, NoGradient, NoPosition
 from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library
@@ -23,6 +23,7 @@ from toeplens.studies.auditing.measuring import Estimate, Progress, measure
 from toeplens.studies.auditing.own import audit_run, is_run
 from toeplens.studies.auditing.record import NoSuchHead
 from toeplens.studies.auditing.retrieving import needles_of, scores_of, with_retrieval
+from toeplens.studies.kit.changes import told
 
 Silencing = Literal["exact", "position", "bands", "attribution", "none"]
 EXAMPLES = 256  # of a run's test set, unless told otherwise
@@ -44,6 +45,7 @@ def audit(
     first: int | None = None,
     heads: Sequence[int] | None = None,
     needles: int = 0,
+    changes: Sequence[Change] = (),
     keep: Path | str | None = None,
     on_progress: Progress | None = None,
     on_estimate: Estimate | None = None,
@@ -76,6 +78,8 @@ def audit(
                      unless given
         needles      how many texts with a number in them the heads' retrieval is measured on, as long as the sequences:
                      of a model that predicts the next token, and a text
+        changes      of the model (`toeplens.sources.huggingface.Change`), without effects: every head is measured as it
+                     reads what the changed heads before it put out. To be laid beside the audit of the intact model
         keep         the audit's directory: finished layers and effects are kept in it, and the same audit goes on with
                      them, until `toeplens.studies.auditing.save` has written it whole
         on_progress  is called with what is being done, how much of it is, and all
@@ -100,12 +104,15 @@ def audit(
     for field, given in (("first", first), ("heads", heads)):
         if given is not None and effects not in ("exact", "position"):
             raise InputError(f"{field}: it was given beside effects {effects!r}; it is of exact and position alone.")
+    if changes and (effects != "none" or needles):
+        field = "needles" if needles else "effects"
+        raise InputError(f"changes: they were given beside {field}; a changed model is measured without.")
     report, expect = on_progress or (lambda what, done, total: None), on_estimate or (lambda what, seconds: None)
     wanted = None if layers is None else frozenset(layers)
     directory = None if keep is None else Path(keep)
     if is_run(model):
         given = {"data": data, "tokenizer": tokenizer, "max_tokens": max_tokens, "first": first, "heads": heads}
-        check_run_options(**given, needles=needles or None, dtype=dtype, pickled=pickled)
+        check_run_options(**given, needles=needles or None, changes=changes or None, dtype=dtype, pickled=pickled)
         method = None if effects == "none" else effects
         options = {"sequences": sequences or EXAMPLES, "device": device, "seed": seed, "on_progress": report}
         return audit_run(model, layers=wanted, method=method, directory=directory, **options)
@@ -118,11 +125,11 @@ def audit(
     some = None if heads is None else frozenset(heads)
     how = (effects, first, None if some is None else sorted(some))
     asked = needles_of(tokenizer, data, needles, read.tokens.shape[1], seed)
-    how = (*how, [item.tokens for item in asked])
+    how = (*how, [item.tokens for item in asked], [repr(change) for change in changes])
     kept = Kept(directory, {} if directory is None else _key(loaded, read, wanted, how, mask_token, seed))
     try:
         scores = scores_of(loaded, asked, kept, partial(report, "needles"))
-        measured, whole = measure(loaded, inputs, wanted, kept, report, expect)
+        measured, whole = measure(loaded, inputs, wanted, kept, report, expect, changes)
         measured = with_retrieval(measured, scores)
         changed = not_silenced(measured)
         most = max((each.layer.heads for each in measured), default=0)
@@ -130,8 +137,8 @@ def audit(
             raise NoSuchHead(max(some), most - 1)
         if effects != "none":
             try:
-                told = partial(report, "heads")
-                changed = silence(model, inputs, measured, effects, mask_token, seed, kept, told, first, some)
+                say = partial(report, "heads")
+                changed = silence(model, inputs, measured, effects, mask_token, seed, kept, say, first, some)
             except (NoGradient, NoPosition):  # what was asked for cannot be: nothing the model is to blame for
                 raise
             except InputError as error:
@@ -149,7 +156,8 @@ def audit(
         raise
     count, length = read.tokens.shape
     about = _about(loaded) | {"text": read.origin, "sequences": count, "tokens": length}
-    about |= {"needles": needles} if needles else {}
+    more = {"needles": needles, "changes": told(changes)}
+    about |= {name: value for name, value in more.items() if value}
     return finished(changed, about, whole=whole, seed=seed, started=started, words=read.words)
 
 

@@ -84,7 +84,10 @@ def audited(audit: AuditRecord) -> str:
     about = audit.about
     sequences, tokens = about.get("sequences"), about.get("tokens")
     size = "tokens whose number was not recorded" if None in (sequences, tokens) else f"{sequences} × {tokens} tokens"
-    return f"{size} ({about.get('text') or 'source not recorded'})"
+    changes = about.get("changes") or ()
+    return (
+        f"{size} ({about.get('text') or 'source not recorded'}){'; changed: ' if changes else ''}{'; '.join(changes)}"
+    )
 
 
 def count(value: Any) -> str:

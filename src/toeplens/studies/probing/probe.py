@@ -21,9 +21,9 @@ from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library
 from toeplens.sources.huggingface.predictions import Predictions, predictions
+from toeplens.studies.kit.changes import told
 from toeplens.studies.kit.questions import Asked, Item, Writer, batches
 from toeplens.studies.kit.retrieving import HeadRetrieval, retrieval_of
-from toeplens.studies.probing.changes import told
 from toeplens.studies.probing.record import ItemRecord, ProbeRecord
 
 RECORD = "probe.json"

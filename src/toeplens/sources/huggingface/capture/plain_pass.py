@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,17 +21,27 @@ _LAST = 64  # positions of a language model whose logits are formed: those of al
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "n_ctx")
 
 
-def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None]) -> float:
+def compared(
+    model: Any,
+    inputs: Mapping[str, Any],
+    on_layer: Callable[[AttentionCall], None],
+    instead: Callable[[AttentionCall], Tensor | None] | None = None,
+    changed: AbstractContextManager[None] | None = None,
+) -> float:
     """`captured`, and a plain pass of the model in its own attention: the largest difference of their outputs.
 
     It is relative to the largest output. The outputs are the model's first, of the first sequence: last states, or of a
     language model the logits at the last 64 positions, on which all layers and earlier positions have their effect.
 
+    Arguments
+        instead  as of `captured`, of a model that is changed
+        changed  in which the model's own pass, of all sequences then, is changed likewise
+
     Raises `InputError` where they are not the same but for rounding, and as `captured`.
     """
     with patched(model, _shortened(model)), torch.no_grad():
-        own = _first(_plain(model, _first_sequence(inputs)))
-        made = _first(captured(model, inputs, on_layer))
+        own = _first(_plain(model, inputs if changed else _first_sequence(inputs), changed))
+        made = _first(captured(model, inputs, on_layer, instead))
         far, allowed = _apart(made[: len(own)], own), tolerance(precision(model), "pass")
         if not far <= allowed and len(own) < len(made):  # sequences may have to do with each other
             far = _apart(made, _first(_plain(model, inputs)))
@@ -54,10 +65,11 @@ def _apart(made: Tensor, own: Tensor) -> float:
     return float((made - own).abs().max()) / (size if size > 0 else 1.0) if made.shape == own.shape else torch.inf
 
 
-def _plain(model: Any, inputs: Mapping[str, Any]) -> Any:
+def _plain(model: Any, inputs: Mapping[str, Any], changed: AbstractContextManager[None] | None = None) -> Any:
     """A pass of the model by itself. Raises `InputError` for whatever goes wrong in it but a full memory."""
     try:
-        return model(**inputs)
+        with changed or nullcontext():
+            return model(**inputs)
     except Exception as error:
         if out_of_memory(error) or not of_libraries(error):
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -14,6 +14,7 @@ from toeplens.ground import InputError
 from toeplens.sources.huggingface.capture.calls import AttentionCall, Kind, Side
 from toeplens.sources.huggingface.capture.observed_pass import captured
 from toeplens.sources.huggingface.capture.observer import PassObserver
+from toeplens.sources.huggingface.capture.plain_pass import compared
 from toeplens.sources.huggingface.interface import OBSERVER
 from toeplens.sources.huggingface.interventions.change import Change
 from toeplens.sources.huggingface.interventions.outputs import changed_outputs
@@ -44,7 +45,7 @@ def intervened(model: Any, changes: Sequence[Change] | Change) -> Iterator[None]
         if isinstance(OBSERVER.get(), PassObserver):  # the pass that this one is made of
             return original(*args, **kwargs)
         inputs = dict(zip(inspect.signature(original).parameters, args, strict=False)) | kwargs
-        changed = _Changed(wanted)
+        changed = Changed(wanted)
         output = captured(model, inputs, changed.note, changed)
         changed.require_all()
         return output
@@ -59,8 +60,27 @@ def intervened(model: Any, changes: Sequence[Change] | Change) -> Iterator[None]
             del model.forward
 
 
-class _Changed:
-    """What the calls of one pass put out under the changes."""
+def compared_changed(
+    model: Any, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None], changes: Sequence[Change]
+) -> float:
+    """`compared` of a changed model: calls are handed over as each reads what the changed ones before it put out.
+
+    What a call that is changed hands over is its own, as if it were not. The distance is that of a pass under
+    `intervened`.
+    """
+    changed = Changed(changes)
+
+    def look(call: AttentionCall) -> None:
+        changed.note(call)
+        on_layer(call)
+
+    whole = compared(model, inputs, look, changed, intervened(model, changes))
+    changed.require_all()
+    return whole
+
+
+class Changed:
+    """What the calls of one pass put out under the changes: the ``instead`` of `captured`."""
 
     def __init__(self, changes: Sequence[Change]) -> None:
         self.changes = changes

@@ -13,7 +13,20 @@ from toeplens.ground import InputError
 from toeplens.studies.auditing.survey.special import LISTS, MORE, SMALL, VARIANTS
 
 _HEADS = ("FOR_SEQ_TO_SEQ_CAUSAL_LM_", "FOR_MASKED_LM_", "FOR_CAUSAL_LM_", "FOR_TEXT_ENCODING_", "")  # first that is
-_SENSES = ("vision", "image", "pixel", "audio", "speech", "acoustic", "vq", "input_features", "input_values", "video")
+_SENSES = (
+    "vision",
+    "image",
+    "pixel",
+    "audio",
+    "speech",
+    "acoustic",
+    "vq",
+    "input_features",
+    "input_values",
+    "video",
+    "visual",
+    "codec",
+)
 LARGEST = 50_000_000  # parameters
 TOKENS, DECODED, PADDED = 12, 7, 9  # of an input, of what is decoded, of the second sequence without its padding
 _FIRST_WORD = 16  # tokens before it may have a meaning of their own

@@ -57,8 +57,11 @@ SMALL |= {f"{name}_token_id": token for name, token in _TOKENS.items()}
 LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "block_types", "no_rope_layers", "indexer_types")
 MORE: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 16, "attn_layer_indices": [1]},
+    "cohere_compass_text": {
+        "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _scaled("default"))
+    },
     "cosmos3_edge_text": {"rope_parameters": _axes(2, 3, 3)},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0}},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deberta": _DISENTANGLED,
     "deberta-v2": _DISENTANGLED,
     "esmc": {"num_key_value_heads": 4},
@@ -77,6 +80,15 @@ MORE: dict[str, dict[str, Any]] = {
     "longcat_flash": {"head_dim": 8},
     "luke": {"entity_vocab_size": 32, "entity_emb_size": 32},
     "mamba2": {"num_heads": 8},
+    "perceiver": {
+        "num_latents": 16,
+        "d_latents": 64,
+        "num_self_attends_per_block": 2,
+        "num_self_attention_heads": 4,
+        "num_cross_attention_heads": 4,
+        "qk_channels": 64,
+        "v_channels": 64,
+    },
     "qwen2_5_vl_text": {"rope_parameters": _axes(2, 3, 3)},
     "qwen2_vl_text": {"rope_parameters": _axes(2, 3, 3)},
     "qwen4_exp_text": {"indexer_budget": 8, "indexer_compress_ratio": 2, "indexer_kv_heads": 1},

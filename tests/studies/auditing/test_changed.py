@@ -1,0 +1,66 @@
+"""An audit of a changed model is that of the model whose weights were changed by hand, from the change on."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tests.sources.huggingface.models import GROUPED, tiny
+
+from toeplens.encodings import BandControl
+from toeplens.ground import InputError
+from toeplens.sources.huggingface import Change
+from toeplens.studies.auditing import Audit, audit
+from toeplens.studies.auditing.words import audited
+
+TOKENS = torch.randint(3, 31, (3, 20), generator=torch.Generator().manual_seed(4))
+ZERO = Change(layer=0, heads=(2,), output="zero")
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny("LlamaForCausalLM", **GROUPED)
+
+
+def numbers(found: Audit, layer: int) -> list[float]:
+    heads = [head for head in found.heads if head.layer == layer]
+    return [getattr(head, name) for head in heads for name in ("positional", "symbolic", "entropy", "centre", "first")]
+
+
+def test_later_layers_read_what_is_changed(model: Any) -> None:
+    edited = copy.deepcopy(model)
+    width = edited.config.hidden_size // edited.config.num_attention_heads
+    with torch.no_grad():
+        edited.model.layers[0].self_attn.o_proj.weight[:, 2 * width : 3 * width] = 0
+    found, wanted, intact = (
+        audit(each, TOKENS, effects="none", changes=changes)
+        for each, changes in ((model, [ZERO]), (edited, []), (model, []))
+    )
+    assert numbers(found, 0) == pytest.approx(numbers(intact, 0))
+    assert numbers(found, 1) == pytest.approx(numbers(wanted, 1), abs=1e-5)
+    assert numbers(found, 1) != pytest.approx(numbers(intact, 1), abs=1e-3)
+    assert found.whole < 1e-5
+    assert found.about["changes"] == ["layer 1, head 3: silenced"]
+    assert audited(found).endswith("; changed: layer 1, head 3: silenced")
+    assert Audit.from_dict(found.to_dict()) == found
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"changes": [ZERO]}, "changes: .* beside effects"),
+        ({"changes": [ZERO], "effects": "none", "needles": 2}, "changes: .* beside needles"),
+        ({"changes": [Change(layer=5, output="zero")], "effects": "none"}, "layer: 5 was given"),
+        ({"changes": [Change(layer=0, heads=(9,), output="zero")], "effects": "none"}, r"heads: \[9\] were given"),
+        ({"changes": [Change(layer=0, bands=BandControl(still=(99,)))], "effects": "none"}, "turns 4 pairs"),
+        ({"changes": [Change(layer=0, bias=False)], "effects": "none"}, "bias: .* adds nothing"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused(model: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        audit(model, TOKENS, **options)
+    assert "forward" not in vars(model)
