@@ -57,8 +57,8 @@ class TwoWay:
     size         [B, H, N] what products and bias could at most add up to, squared: the scale of rounding
 
     Errors are about 1e-15 of each query's Var(M); with a bias, Var(P) of queries that see few keys has the FFT's, 1e-16
-    of the largest biases that any query of its sequence has. Var(I) of keys given in float32 or less is worked in
-    float32, with errors of about 1e-6 of a query's Var(M), and of 1e-8 of the sum over queries.
+    of the largest biases that any query of its sequence has. Of causal attention Var(I) of keys given in float32 or
+    less is worked in float32, with errors of about 1e-6 of a query's Var(M), and of 1e-8 of the sum over queries.
     """
 
     positional: Float[Tensor, "B H N"]
@@ -200,10 +200,10 @@ class _Tile:
     def _contents(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "b h C d"]:
         return self.movable.ordered(self.movable.content[self.sequences][:, :, rows])[:, self.own]
 
-    def _turned(self, products: Tensor, met: Met) -> Rows:
+    def _turned(self, products: Tensor, met: Met, dtype: torch.dtype) -> Rows:
         """The rotated dimensions of what a chunk's queries see."""
-        rows = met.of(lambda x: x[..., : 2 * self.movable.pairs].to(self.dtype))
-        return Rows(products.to(self.dtype), rows.own, rows.far)
+        rows = met.of(lambda x: x[..., : 2 * self.movable.pairs].to(dtype))
+        return Rows(products.to(dtype), rows.own, rows.far)
 
     def _shared(self, positions: Float[Tensor, "_b _h C F"]) -> Float[Tensor, "1 _h C F"]:
         """What positions are made of, once for all sequences and heads that share the rotation."""
@@ -267,8 +267,10 @@ class _Tile:
         contents, positions = (x[..., : 2 * pairs, : 2 * pairs] for x in products)
         if chunk is None:
             return squares_of_all(w, contents, positions) / seen**2
-        known = self._turned(contents, chunk.contents), self._turned(positions, chunk.positions.of(self._shared))
-        square = summed_squares(w.to(self.dtype.to_complex()), *known) / seen**2
+        dtype = self.dtype if before.count else torch.float64  # the first rows are about a mean of later ones too
+        met = (contents, chunk.contents), (positions, chunk.positions.of(self._shared))
+        known = [self._turned(products, rows, dtype) for products, rows in met]
+        square = summed_squares(w.to(dtype.to_complex()), *known) / seen**2
         by_content = _wide(joined(w * position), before.contents.mean.shape[-1])
         by_position = _wide(joined(w.conj() * content), before.positions.mean.shape[-1])
         mean = (w * position * content.conj()).sum(-1).real

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from toeplens.sources.huggingface import AttentionCall, Change, compared, compar
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.record import HeadRecord, LayerRecord, Measured, NoSuchLayer
+from toeplens.studies.kit.beside import beside
 from toeplens.studies.kit.kernels import ROWS, KernelEnds, decays_of, kernel_ends
 
 MEANS = 8  # sequences that a mean over them needs, to tell position from content
@@ -67,7 +70,7 @@ def measure(
             return whole, float(done["whole"])
     seen: set[int] = set()
     numbers: list[int] = []
-    measured: list[Measured] = []
+    measured: list[Future[Measured]] = []
     names = loaded.attention
     count, calls = sum(not any(other.startswith(f"{name}.") for other in names) for name in names), 0
 
@@ -79,22 +82,37 @@ def measure(
         if layers is None or call.layer in layers:
             found = kept.layer(number)
             tokens = inputs.get(f"{call.side}_input_ids", inputs["input_ids"])
-            if found is None:
-                if not measured:
-                    expect("layers", _seconds(call, tokens) * (count if layers is None else len(layers)))
-                found = measure_call(call, tokens)
-                kept.put_layer(number, found)
-            measured.append(found)
+            if found is None and not measured:
+                expect("layers", _seconds(call, tokens) * (count if layers is None else len(layers)))
+            measured.append(start(partial(_measured, number, _held(call), tokens, kept, found)))
             numbers.append(number)
         report("layers", calls, max(calls, count))  # some modules are called again and again
 
     report("layers", 0, count)
     model = loaded.model
-    whole = compared_changed(model, inputs, look, changes) if changes else compared(model, inputs, look)
+    with beside() as start:
+        whole = compared_changed(model, inputs, look, changes) if changes else compared(model, inputs, look)
     if layers is not None and not layers <= seen:
         raise NoSuchLayer(min(layers - seen), max(seen))
     kept.put(_PASS, {"calls": numbers, "whole": whole})
-    return measured, whole
+    return [each.result() for each in measured], whole
+
+
+def _held(call: AttentionCall) -> AttentionCall:
+    """The call for as long as it is measured: with queries and keys of its own, and without weights."""
+    unrotated = None if call.unrotated is None else (call.unrotated[0].clone(), call.unrotated[1].clone())
+    return replace(call, q=call.q.clone(), k=call.k.clone(), unrotated=unrotated, weights=None)
+
+
+@torch.no_grad()
+def _measured(
+    number: int, call: AttentionCall, tokens: Int[Tensor, "B N"], kept: Kept, found: Measured | None
+) -> Measured:
+    """What is kept of a call, or is measured of it, and kept."""
+    if found is None:
+        found = measure_call(call, tokens)
+        kept.put_layer(number, found)
+    return found
 
 
 def _seconds(call: AttentionCall, tokens: Tensor) -> float:

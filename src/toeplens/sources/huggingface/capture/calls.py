@@ -18,6 +18,7 @@ from toeplens.sources.huggingface.capture.rotation import Rotation
 from toeplens.sources.huggingface.model import tolerance
 
 _AT_ONCE = 1 << 19  # weights that are formed again, over batch and heads
+_FEWEST = 8  # queries whose weights are, however many that is: the first of causal attention alone would prove nothing
 _BLOCK = 1 << 20  # of those that are looked at, at once
 _TOLD = 3  # tokens
 Kind = Literal["self", "cross"]
@@ -94,7 +95,7 @@ class Proof:
 
 def proved_rows(q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B _G Nk d"]) -> Int[Tensor, "R"]:
     """The queries whose weights are formed again: all, or on long inputs some, first and last among them."""
-    count = max(1, min(q.shape[2], _AT_ONCE // (q.shape[0] * q.shape[1] * k.shape[2])))
+    count = min(q.shape[2], max(_FEWEST, _AT_ONCE // (q.shape[0] * q.shape[1] * k.shape[2])))
     return torch.linspace(0, q.shape[2] - 1, count, device=q.device, dtype=torch.float64).round().long()
 
 

@@ -13,11 +13,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.capture.calls import proved_rows
 from toeplens.sources.huggingface.capture.masks import blocks
 from toeplens.sources.huggingface.model import tolerance
 
-_LONG = 1 << 22  # weights, over batch and heads: from here on they are not all formed
+_LONG = 1 << 22  # weights, over batch and heads: from here on fused attention is tried
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ def run_eager(
         return eager(module, query[:, :, part], key[:, :, :seen], value[:, :, :seen], made, *rest[0], **rest[1])
 
     if fused is not None and many * query.shape[2] >= _LONG:
-        all_heads, (some, weights) = fused(), run(rows, keys)
-        if weights is not None and _same(all_heads.index_select(1, rows), some):
+        all_heads, (some, weights) = _tried(fused), run(rows, keys)
+        if all_heads is not None and weights is not None and _same(all_heads.index_select(1, rows), some):
             return Eager(all_heads, None, rows, weights)
     heads, own, whole = [], [], None
     for part in blocks(query.shape[2], many):
@@ -83,6 +84,16 @@ def run_eager(
             own.append(weights.index_select(2, asked))
     joined = torch.cat(own, dim=2) if own else None
     return Eager(torch.cat(heads, dim=1) if len(heads) > 1 else heads[0], whole, rows, joined)
+
+
+def _tried(fused: Callable[[], Tensor]) -> Tensor | None:
+    """What fused attention gives; None where it cannot be had, as with a cap."""
+    try:
+        return fused()
+    except (ValueError, TypeError, RuntimeError) as error:
+        if out_of_memory(error):
+            raise
+        return None
 
 
 def _same(x: Tensor, y: Tensor) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from toeplens.sources.huggingface.model import input_embedding, precision, toler
 from toeplens.sources.huggingface.patches import Entry, patched
 
 _LAST = 64  # positions of a language model whose logits are formed: those of all may not fit
+_ROWS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "decoder_attention_mask")
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "n_ctx")
 
 
@@ -25,38 +25,33 @@ def compared(
     model: Any,
     inputs: Mapping[str, Any],
     on_layer: Callable[[AttentionCall], None],
-    instead: Callable[[AttentionCall], Tensor | None] | None = None,
-    changed: AbstractContextManager[None] | None = None,
 ) -> float:
     """`captured`, and a plain pass of the model in its own attention: the largest difference of their outputs.
 
     It is relative to the largest output. The outputs are the model's first, of the first sequence: last states, or of a
     language model the logits at the last 64 positions, on which all layers and earlier positions have their effect.
 
-    Arguments
-        instead  as of `captured`, of a model that is changed
-        changed  in which the model's own pass, of all sequences then, is changed likewise
-
     Raises `InputError` where they are not the same but for rounding, and as `captured`.
     """
     with patched(model, _shortened(model)), torch.no_grad():
-        own = _first(_plain(model, inputs if changed else _first_sequence(inputs), changed))
-        made = _first(captured(model, inputs, on_layer, instead))
+        own = _first(_plain(model, _first_sequence(inputs)))
+        made = _first(captured(model, inputs, on_layer))
         far, allowed = _apart(made[: len(own)], own), tolerance(precision(model), "pass")
         if not far <= allowed and len(own) < len(made):  # sequences may have to do with each other
             far = _apart(made, _first(_plain(model, inputs)))
     if not far <= allowed:
         raise InputError(
-            f"model: {type(model).__name__} was not understood: with its eager attention its outputs differ by "
+            f"model: {type(model).__name__} was not understood: taken apart, its outputs differ by "
             f"{far:.1e} (relative) from those of its own pass, where at most {allowed:.0e} is allowed."
         )
     return far
 
 
 def _first_sequence(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs with the first of their sequences alone."""
-    count = max((len(x) for x in inputs.values() if isinstance(x, Tensor) and x.ndim > 1), default=0)
-    return {name: x[:1] if isinstance(x, Tensor) and x.ndim and len(x) == count else x for name, x in inputs.items()}
+    """The inputs with the first of their sequences alone, if they are tokens and their padding; else all of them."""
+    if any(name not in _ROWS or not isinstance(x, Tensor) or x.ndim != 2 for name, x in inputs.items()):
+        return dict(inputs)
+    return {name: x[:1] for name, x in inputs.items()}
 
 
 def _apart(made: Tensor, own: Tensor) -> float:
@@ -65,11 +60,10 @@ def _apart(made: Tensor, own: Tensor) -> float:
     return float((made - own).abs().max()) / (size if size > 0 else 1.0) if made.shape == own.shape else torch.inf
 
 
-def _plain(model: Any, inputs: Mapping[str, Any], changed: AbstractContextManager[None] | None = None) -> Any:
+def _plain(model: Any, inputs: Mapping[str, Any]) -> Any:
     """A pass of the model by itself. Raises `InputError` for whatever goes wrong in it but a full memory."""
     try:
-        with changed or nullcontext():
-            return model(**inputs)
+        return model(**inputs)
     except Exception as error:
         if out_of_memory(error) or not of_libraries(error):
             raise

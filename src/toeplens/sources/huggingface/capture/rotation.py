@@ -63,7 +63,7 @@ def find_rotation(
 ) -> Rotation:
     """The rotation that takes the first of each two tensors to the second.
 
-    Of long sequences it is read off some tokens, each with the one after it, and then tried on all.
+    Of long sequences it is read off some tokens, and then tried on all.
 
     Arguments
         q, k       before and after the rotation
@@ -79,7 +79,7 @@ def find_rotation(
         raise NoForm(f"rotation: it cannot be read off {tokens} token; at least 2 are needed.")
     positions = positions.expand(q[0].shape[0], -1)
     rounded = max(tolerance(q[1].dtype), tolerance(rounding))
-    some = _chosen(tokens, positions.device)
+    some = _chosen(positions)
     both = [(before[:, :, some].double(), after[:, :, some].double()) for before, after in (q, k)]
     found, allowed = None, rounded
     for read, table in _readings(both, [table[:, some] for table in tables], positions[:, some], rounded):
@@ -95,12 +95,14 @@ def find_rotation(
     )
 
 
-def _chosen(tokens: int, device: torch.device) -> Int[Tensor, "R"]:
-    """All tokens, or of many some, each with the one after it."""
-    if tokens <= 2 * _READ:
-        return torch.arange(tokens, device=device)
-    first = torch.linspace(0, tokens - 2, _READ // 2, dtype=torch.float64, device=device).long()
-    return torch.stack((first, first + 1), dim=-1).flatten()
+def _chosen(positions: Int[Tensor, "B N"]) -> Int[Tensor, "R"]:
+    """All tokens; or of many some, if they follow each other there: the first ones, and others up to the last."""
+    tokens, near = positions.shape[1], _READ // 2
+    every = torch.arange(tokens, device=positions.device)
+    if tokens <= 2 * _READ or bool((positions[:, :near].diff(dim=1) != 1).any()):
+        return every
+    far = torch.linspace(near, tokens - 1, _READ - near, dtype=torch.float64, device=positions.device).long()
+    return torch.cat((every[:near], far))
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,21 @@ def line(
     if not beside.any():
         raise NoForm("rotation: no two tokens that follow each other are one position apart.")
     slope = ((ratio[:, 1:] * ratio[:, :-1].conj()) * beside).sum((0, 1)).angle()
-    # the angle between neighbours leaves little rounding to correct: by least squares over all positions
+    # the angle between neighbours leaves little rounding to correct: by least squares over twice as far again and again
+    away = (positions - positions[:, :1]).abs().amax(0)
+    reach = 2 * int((away.diff() == 1).sum())
+    while reach < int(away.max()):
+        near = away <= reach
+        slope = slope + _left(ratio[:, near], positions[:, near], slope)[0]
+        reach *= 2
+    correction, start = _left(ratio, positions, slope)
+    return slope + correction, start
+
+
+def _left(
+    ratio: Complex[Tensor, "B N n"], positions: Int[Tensor, "B N"], slope: Float[Tensor, "n"]
+) -> tuple[Float[Tensor, "n"], Float[Tensor, "B n"]]:
+    """By least squares, what a slope lacks, if that is less than half a turn over all positions; and the starts."""
     places = positions.double().unsqueeze(-1)
     middle = places.mean(1, keepdim=True)
     rest = ratio * turn(-places * slope)
@@ -239,7 +255,7 @@ def line(
     left = (rest * turn(-start)).angle()
     correction = ((places - middle) * left).sum((0, 1)) / (places - middle).square().sum()
     start = start + left.mean(1, keepdim=True) - correction * middle
-    return slope + correction, start.squeeze(1)
+    return correction, start.squeeze(1)
 
 
 def turn(angles: Float[Tensor, "*B"]) -> Complex[Tensor, "*B"]:

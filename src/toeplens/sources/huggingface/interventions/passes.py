@@ -63,18 +63,19 @@ def intervened(model: Any, changes: Sequence[Change] | Change) -> Iterator[None]
 def compared_changed(
     model: Any, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None], changes: Sequence[Change]
 ) -> float:
-    """`compared` of a changed model: calls are handed over as each reads what the changed ones before it put out.
+    """`compared` of the intact model, and a pass of the changed one, whose calls are handed over.
 
-    What a call that is changed hands over is its own, as if it were not. The distance is that of a pass under
-    `intervened`.
+    Each reads what the changed ones before it put out. What a call that is changed hands over is its own, as if it were
+    not. A changed model has no plain pass: the distance is the intact one's.
     """
+    whole = compared(model, inputs, lambda call: None)
     changed = Changed(changes)
 
     def look(call: AttentionCall) -> None:
         changed.note(call)
         on_layer(call)
 
-    whole = compared(model, inputs, look, changed, intervened(model, changes))
+    captured(model, inputs, look, changed)
     changed.require_all()
     return whole
 
