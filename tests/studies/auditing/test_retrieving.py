@@ -70,6 +70,11 @@ def test_what_has_no_needles_is_refused(kind: str, sizes: dict[str, Any], data: 
         audit(made, data, tokenizer=tokenizer(), needles=2, **OPTIONS)
 
 
+def test_needles_that_do_not_fit_are_refused(model: Path) -> None:
+    with pytest.raises(InputError, match="^max_tokens: 24 was given; a needle and its question have"):
+        audit(str(model), TEXT, needles=2, **OPTIONS | {"max_tokens": 24})
+
+
 def test_a_number_below_nothing_is_refused(model: Path) -> None:
     with pytest.raises(InputError, match=r"^needles: -1 was given"):
         audit(str(model), TEXT, needles=-1, **OPTIONS)

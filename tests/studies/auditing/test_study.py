@@ -467,7 +467,7 @@ def test_a_pass_that_is_not_the_models_own_is_refused(monkeypatch: pytest.Monkey
         return sdpa_attention_forward(module, 1.05 * query, *rest, **more)
 
     monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", tilted)
-    with pytest.raises(InputError, match="LlamaForCausalLM was not understood: with its eager attention"):
+    with pytest.raises(InputError, match="LlamaForCausalLM was not understood: taken apart, its outputs"):
         audit(model_of("Llama"), TOKENS)
 
 

@@ -68,11 +68,12 @@ def test_an_error_outside_goes_on_and_leaves_the_threads_as_they_were() -> None:
 
 def test_each_thread_has_its_own_back() -> None:
     """Whichever begins and ends first."""
-    begun, over = threading.Event(), threading.Event()
+    ready, begun, over = threading.Event(), threading.Event(), threading.Event()
     found: list[int] = []
 
     def other() -> None:
-        torch.set_num_threads(4)
+        assert torch.get_num_threads() == 4  # a thread has its number from its first use of torch on
+        ready.set()
         begun.wait(10)
         with beside() as start:
             start(lambda: None)
@@ -81,6 +82,7 @@ def test_each_thread_has_its_own_back() -> None:
 
     thread = threading.Thread(target=other)
     thread.start()
+    ready.wait(10)
     with beside() as start:
         start(lambda: None)
         begun.set()

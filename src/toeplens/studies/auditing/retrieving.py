@@ -27,7 +27,10 @@ def needles_of(tokenizer: Any, data: Any, count: int, length: int, seed: int) ->
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise InputError(f"needles: {count} were given without a text to put them in; a text is needed.")
     writer = Writer(tokenizer, "\n\n".join(texts), seed)
-    return [writer.needle(length, number / max(1, count - 1)) for number in range(count)]
+    try:
+        return [writer.needle(length, number / max(1, count - 1)) for number in range(count)]
+    except InputError as error:  # it speaks of lengths, which are the sequences' here
+        raise InputError(str(error).replace("lengths:", "max_tokens:", 1)) from None
 
 
 def scores_of(
@@ -47,6 +50,6 @@ def with_retrieval(measured: Sequence[Measured], scores: Mapping[Place, float]) 
     """The measured calls with their heads' retrieval scores."""
 
     def scored(head: HeadRecord) -> HeadRecord:
-        return replace(head, retrieval=scores.get((head.layer, head.head)))
+        return replace(head, retrieval=scores.get((head.layer, head.head)) if head.kind == "self" else None)
 
     return [replace(call, heads=tuple(map(scored, call.heads))) if scores else call for call in measured]

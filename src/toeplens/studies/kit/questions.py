@@ -224,7 +224,7 @@ class Writer:
     def _piece(self, length: int) -> list[int]:
         """So many tokens of the text, from a random place on."""
         if len(self.text) < length:
-            raise InputError(f"text: it has {len(self.text)} tokens; {length} are needed for the longest of lengths.")
+            raise InputError(f"text: it has {len(self.text)} tokens; {length} are needed.")
         first = int(self.random.integers(0, len(self.text) - length + 1))
         return self.text[first : first + length].tolist()
 

@@ -69,6 +69,8 @@ def retrieval_of(
         captured(loaded.model, {"input_ids": read}, look)
         done += len(some)
         report(done, len(asked))
+    if not sums:
+        raise InputError("needles: no self-attention of the model reads all of a text; its heads have no retrieval.")
     means = {place: np.sum(both, 0) / len(asked) for place, both in sums.items()}
     return tuple(
         HeadRetrieval(layer=layer, head=head, score=float(both[0]), mass=float(both[1]))

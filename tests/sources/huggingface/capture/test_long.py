@@ -25,12 +25,12 @@ def test_fused_attention_is_the_eager_one(kind: str, padded: bool, monkeypatch: 
     model, inputs = tiny(kind, **KINDS[kind]), padded_inputs() if padded else INPUTS
     whole = calls_in(model, inputs)
     monkeypatch.setattr(eager, "_LONG", 1)
-    monkeypatch.setattr(calls, "_AT_ONCE", 3 * 2 * 4 * TOKENS)
+    monkeypatch.setattr(calls, "_AT_ONCE", 1)
     found = calls_in(model, inputs)
     assert len(found) == len(whole) == 2
     for call, own in zip(found, whole, strict=True):
         assert own.weights is not None
-        assert (call.weights, call.proof.queries, own.proof.queries) == (None, 3, TOKENS)
+        assert (call.weights, call.proof.queries, own.proof.queries) == (None, 8, TOKENS)
         assert call.proof.weights is not None
         assert max(call.proof.weights, call.proof.outputs) < 1e-5
         torch.testing.assert_close(call.heads, own.heads, atol=1e-5, rtol=1e-4)
@@ -38,27 +38,37 @@ def test_fused_attention_is_the_eager_one(kind: str, padded: bool, monkeypatch: 
         assert (call.causal, call.window, call.unknown) == (own.causal, own.window, own.unknown)
 
 
-def test_fused_attention_that_is_another_is_not_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that knows nothing of a cap, or of a sink."""
+@pytest.mark.parametrize("way", ["another", "refused"])
+def test_fused_attention_that_is_another_is_not_gone_on_with(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that knows nothing of a cap, or says so."""
     model, own = tiny("LlamaModel", **SIZES), table()["sdpa"]
     whole = calls_in(model)
+
+    def other(*args: Any, **more: Any) -> Any:
+        if way == "refused":
+            raise ValueError("softcap")
+        return 1.01 * own(*args, **more)[0], None
+
     monkeypatch.setattr(eager, "_LONG", 1)
-    monkeypatch.setitem(table(), "sdpa", lambda *args, **more: (1.01 * own(*args, **more)[0], None))
+    monkeypatch.setitem(table(), "sdpa", other)
     for call, before in zip(calls_in(model), whole, strict=True):
         assert call.weights is not None
         torch.testing.assert_close(call.heads, before.heads, atol=1e-6, rtol=1e-6)
 
 
-def rotated(tokens: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+def rotated(
+    tokens: int, rounding: torch.dtype = torch.float32
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
     """Queries and keys before and after three pairs are turned, the third of nothing; and the positions."""
     made, positions = torch.Generator().manual_seed(2), 5 + torch.arange(tokens)
-    angles = positions[:, None] * torch.tensor([1.0, 0.1, 0.003])
+    angles = positions[:, None] * torch.tensor([1.0, 0.1, 0.003], dtype=torch.float64)
+    cos, sin = (x.to(rounding).float() for x in (angles.cos(), angles.sin()))
     both = []
     for heads in (4, 2):
         x = torch.randn(2, heads, tokens, 6, generator=made)
         x[..., 2::3] = 0
         a, b = x.chunk(2, -1)
-        both.append((x, torch.cat((a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()), -1)))
+        both.append((x, torch.cat((a * cos - b * sin, a * sin + b * cos), -1)))
     return both[0], both[1], positions.unsqueeze(0)
 
 
@@ -72,6 +82,16 @@ def test_a_rotation_is_read_off_some_tokens(monkeypatch: pytest.MonkeyPatch) -> 
         a, b = (getattr(each, name) for each in (some, whole))
         assert a == b if isinstance(a, str) else torch.equal(a, b)
     assert max(some.error, whole.error) < 1e-5
+
+
+@pytest.mark.parametrize("rounding", [torch.float32, torch.bfloat16])
+def test_frequencies_of_long_inputs_are_read_from_near_to_far(rounding: torch.dtype) -> None:
+    """Neighbours alone would leave the slope off by turns at the end."""
+    tokens = 30_000
+    found = find_rotation(*rotated(tokens, rounding), rounding=rounding)
+    assert len(found.frequencies) == 2
+    wrong = (found.frequencies - torch.tensor([1.0, 0.1], dtype=torch.float64)).abs()
+    assert float(wrong.max()) * tokens < 0.02
 
 
 @pytest.mark.parametrize("token", [0, 20, 33, 59])
