@@ -110,7 +110,6 @@ def audit(
             loaded: Any = model
             if wishes:
                 loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)  # type: ignore[arg-type]
-            layers_there = probing.layers_of(loaded) if wishes else 0
             found = auditing.audit(
                 loaded,
                 data,
@@ -121,7 +120,7 @@ def audit(
                 first=first,
                 heads=None if heads is None else probing.numbers("heads", heads),
                 needles=needles,
-                changes=[each for wish in wishes for each in wish.of(layers_there)],
+                changes=probing.changes_of(loaded, wishes),
                 dtype=dtype,  # type: ignore[arg-type]
                 device=device,
                 pickled=pickled,

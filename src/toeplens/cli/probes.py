@@ -54,11 +54,10 @@ def probe(
     data = auditing.read_text(text)
     with entered(out, "probe", (probing.RECORD,)), audit_output.AuditProgress() as progress:
         loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)  # type: ignore[arg-type]
-        layers = probing.layers_of(loaded) if wishes else 0
         found = probing.probe(
             loaded,
             data,
-            changes=[each for wish in wishes for each in wish.of(layers)],
+            changes=probing.changes_of(loaded, wishes),
             asked=asked,
             heads=heads,
             seed=seed,

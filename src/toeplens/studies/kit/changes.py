@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError
 from toeplens.ground.words import listed, spans
-from toeplens.sources.huggingface import Change
+from toeplens.sources.huggingface import Change, captured
+from toeplens.sources.huggingface.capture.calls import Kind, Side
+from toeplens.sources.huggingface.loading import Loaded
 
 _EXAMPLE = "'layers=3-5 heads=1,4 output=zero' or 'layers=all still=1-8'"
 _MOST = 10_000
@@ -31,6 +35,24 @@ class Wish:
     def of(self, count: int) -> list[Change]:
         """The changes of a model with so many layers."""
         return [replace(self.change, layer=layer) for layer in (range(count) if self.layers is None else self.layers)]
+
+
+def changes_of(loaded: Loaded, wishes: Sequence[Wish]) -> list[Change]:
+    """The changes of a model that is loaded. Its layers are counted in a short pass where some are of all of them."""
+    places: list[tuple[Kind, Side]] = []
+    if any(wish.layers is None for wish in wishes):
+        tokens = torch.arange(1, 9, device=loaded.model.device).unsqueeze(0)
+        inputs = {"input_ids": tokens}
+        if loaded.model.config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = tokens
+        captured(loaded.model, inputs, lambda call: places.append((call.kind, call.side)))
+    found = []
+    for wish in wishes:
+        kind, side = wish.change.kind, wish.change.side
+        if wish.layers is None and side is None and len({of for what, of in places if what == kind}) > 1:
+            raise InputError("side: it was not given; this model has an encoder and a decoder.")
+        found += wish.of(sum(what == kind and side in (None, of) for what, of in places))
+    return found
 
 
 def read_change(text: str) -> Wish:

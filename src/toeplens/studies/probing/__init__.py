@@ -1,9 +1,9 @@
 """Probes of language models: what they can do, intact and with their attention changed."""
 
-from toeplens.studies.kit.changes import Wish, numbers, read_change, told
+from toeplens.studies.kit.changes import Wish, changes_of, numbers, read_change, told
 from toeplens.studies.kit.questions import ABOUT, Asked, Behaviour
 from toeplens.studies.kit.retrieving import RETRIEVES, HeadRetrieval
-from toeplens.studies.probing.probe import RECORD, Probing, layers_of, open_probe, probe, save_probe
+from toeplens.studies.probing.probe import RECORD, Probing, open_probe, probe, save_probe
 from toeplens.studies.probing.record import ItemRecord, ProbeRecord, Summary
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "Probing",
     "Summary",
     "Wish",
-    "layers_of",
+    "changes_of",
     "numbers",
     "open_probe",
     "probe",

@@ -16,7 +16,7 @@ import torch
 
 from toeplens.ground import EnvironmentFailure, InputError, read_json, write_json
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface import Change, captured
+from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library
@@ -153,14 +153,6 @@ def probe(
     loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)
     probing = Probing.of(loaded, text, asked or Asked(), tokenizer=tokenizer, seed=seed, report=report)
     return probing.record(changes, heads=heads)
-
-
-def layers_of(loaded: Loaded) -> int:
-    """How many self-attention calls a pass of a language model has: the layers that changes are of."""
-    kinds: list[str] = []
-    tokens = torch.arange(1, 9, device=loaded.model.device).unsqueeze(0)
-    captured(loaded.model, {"input_ids": tokens}, lambda call: kinds.append(call.kind))
-    return kinds.count("self")
 
 
 def save_probe(record: ProbeRecord, directory: Path) -> Path:
