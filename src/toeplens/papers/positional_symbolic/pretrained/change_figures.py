@@ -36,7 +36,7 @@ def bands(study: Pretrained) -> Block:
     found = [(band, probe) for band, probe in enumerate(probes) if probe is not None and probe.changes]
     if not found:
         return Block("bands", "", caption, [], "full")
-    canvas, told = Canvas(360, left=60, bottom=62), []
+    canvas, told = Canvas(376, left=60, bottom=78), []
     xs = [f"{band + 1}<br>{_turns(study, band)}" for band, _ in found]
     for behaviour, (title, tint) in _ASKED.items():
         more = [_more(probe, behaviour) for _, probe in found]
@@ -84,11 +84,12 @@ def _turns(study: Pretrained, band: int) -> str:
         if layer.frequencies:
             pairs = np.array_split(by_speed(layer), BANDS)[band]
             speeds += [abs(layer.frequencies[pair]) for pair in pairs if layer.frequencies[pair]]
-    return f"{_short(2 * pi / max(speeds))}–{_short(2 * pi / min(speeds))}" if speeds else "–"
+    return f"{_short(2 * pi / max(speeds))}–<br>{_short(2 * pi / min(speeds))}" if speeds else "–"
 
 
 def _short(tokens: float) -> str:
-    return f"{tokens:.2g}" if tokens < 10 else f"{tokens / 1000:.3g}k" if tokens >= 1000 else f"{tokens:.0f}"
+    size, unit = (tokens / 1000, "k") if tokens >= 1000 else (tokens, "")
+    return f"{size:.2g}{unit}" if size < 10 else f"{size:.0f}{unit}"
 
 
 def layered(study: Pretrained) -> Block:
@@ -107,9 +108,9 @@ def layered(study: Pretrained) -> Block:
         row[:] = [np.nan if band.effect is None else band.effect for band in audit.bands_of(layer)] + [np.nan] * (
             most - len(audit.bands_of(layer))
         )
-    rows, columns = [f"L{layer.layer + 1}" for layer in kept], [str(band + 1) for band in range(most)]
+    rows, columns = [f"L{layer.layer + 1}" for layer in kept], [f"eighth {band + 1}" for band in range(most)]
     said = [
-        [f"{row}, eighth {column}: {fixed(value, 4)} nats" for column, value in zip(columns, line, strict=True)]
+        [f"{row}, {column}: {fixed(value, 4)} nats" for column, value in zip(columns, line, strict=True)]
         for row, line in zip(rows, table, strict=True)
     ]
     limit = max(_NULL, float(np.nanmax(np.abs(table))))
@@ -118,7 +119,7 @@ def layered(study: Pretrained) -> Block:
         rows,
         columns,
         limit,
-        ticks=(range(most), columns),
+        ticks=(range(most), [str(band + 1) for band in range(most)]),
         title="eighth, as in the model’s order of pairs",
         hover=said,
     )

@@ -29,7 +29,7 @@ _NULL = 1e-9
 def maps(study: Pretrained) -> Block:
     """Layers by heads: what each head does, mean over texts; what it, and its position, are worth."""
     heads, views = study.heads("text"), []
-    caption = "A cell is a head; layers go down, heads across. Shares and attention are means over the texts."
+    caption = "A cell is a head; layers go down, heads across. Shares and attention are means over the sequences."
     if heads is not None:
         views += [_map(title, heads, heads.mean(name), 1.0) for name, title in _MAPPED.items()]
         intact = study.probes.get("intact")
@@ -75,7 +75,7 @@ def plane(study: Pretrained) -> Block:
     """Positional and symbolic share of each head, of the model and of what knows nothing."""
     caption = (
         "A mark is a head, by the shares of its logits’ variance that come from where keys stand (across) and from "
-        "what they hold (up), mean over texts. Colours go from the first layer (blue) to the last (orange)."
+        "what they hold (up), mean over sequences. Colours go from the first layer (blue) to the last (orange)."
     )
     panels = []
     for kind, title in _KINDS.items():
@@ -99,26 +99,33 @@ def frequencies(study: Pretrained) -> Block:
     """The positional share of each head against the frequency that it uses."""
     caption = (
         "A mark is a head: across how many tokens a turn takes of the frequency that it uses (the centre of gravity of "
-        "what the pairs do for its logits’ variance), up its positional share, mean over texts. Squares: layers that "
+        "what the pairs do for its logits’ variance), up its positional share, mean over sequences. Squares: layers that "
         "see a window."
     )
     panels = []
-    for kind, title in _KINDS.items():
-        heads = study.heads(kind)
-        if heads is None or not np.isfinite(heads.columns["centre"]).any():
-            continue
-        canvas = Canvas(300)
-        with np.errstate(over="ignore"):
-            turn = tau / 2.0 ** heads.mean("centre")
+    known = {kind: heads for kind in _KINDS if (heads := study.heads(kind)) is not None}
+    turns = {kind: _turns(heads) for kind, heads in known.items() if np.isfinite(heads.columns["centre"]).any()}
+    ends = [each for turn in turns.values() for each in np.log10(turn[np.isfinite(turn)]).tolist()]
+    for kind, turn in turns.items():
+        heads, title, canvas = known[kind], _KINDS[kind], Canvas(300)
         _marks(canvas, heads, turn, heads.mean("positional"))
-        canvas.x("tokens a turn", type="log", autorange="reversed", exponentformat="power")
+        span = {"range": [max(ends) + 0.1, min(ends) - 0.1], "dtick": 1, "exponentformat": "power"}
+        canvas.x("tokens a turn", type="log", **span)
         canvas.y("positional share", range=[-0.05, 1.05])
         told = "; ".join(
             f"{part}: {fixed(float(np.mean(heads.correlations('positional', 'centre', which))))}"
             for part, which in heads.parts.items()
         )
-        panels.append(Panel(title, canvas.figure(), f"Rank correlation with the frequency, mean over texts, {told}."))
+        panels.append(
+            Panel(title, canvas.figure(), f"Rank correlation with the frequency, mean over sequences, {told}.")
+        )
     return Block("frequencies", "Frequencies against behaviour", caption, [View.of(panels)] if panels else [], "medium")
+
+
+def _turns(heads: Heads) -> np.ndarray:
+    """Tokens that a turn takes of the frequency that each head uses."""
+    with np.errstate(over="ignore"):
+        return tau / 2.0 ** heads.mean("centre")
 
 
 def _marks(canvas: Canvas, heads: Heads, x: np.ndarray, y: np.ndarray) -> None:

@@ -1,0 +1,230 @@
+"""Write what docs/real-models.md says of the recorded language models, from results/*/results.json.gz.
+
+    python tools/findings.py
+
+Everything between a line ``<!-- found: .. -->`` and the next ``<!-- end -->`` of the page is written here, every number
+of it from the records. `tests/docs/test_real_models.py` holds that the page is up to date.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from toeplens.papers.positional_symbolic.pretrained import Pretrained, open_record
+from toeplens.papers.positional_symbolic.pretrained.changes import PREVIOUS, previous, retrieving
+from toeplens.papers.positional_symbolic.pretrained.heads import Heads, effects_of
+from toeplens.studies.probing import RETRIEVES, Summary
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "real-models.md"
+NAMES = {"smollm2": "SmolLM2", "gemma3": "Gemma 3"}
+_NULLS = {"random": "the same architecture with random weights", "shuffled": "the same tokens in random order"}
+
+
+def records() -> dict[str, Pretrained]:
+    """The models that are recorded, by their names for people."""
+    paths = {title: ROOT / "results" / name / "results.json.gz" for name, title in NAMES.items()}
+    return {title: open_record(path) for title, path in paths.items() if path.exists()}
+
+
+def page() -> str:
+    """The page with its findings as the records have them."""
+    found = records()
+
+    def written(match: re.Match[str]) -> str:
+        return f"{match[1]}\n" + "\n".join(_PARTS[match[2]](found)) + "\n<!-- end -->"
+
+    return re.sub(r"(<!-- found: ([a-z ]+) -->)\n.*?<!-- end -->", written, PAGE.read_text(), flags=re.DOTALL)
+
+
+def _verdicts(found: dict[str, Pretrained]) -> Iterator[str]:
+    yield f"| claim | {' | '.join(found)} |"
+    yield f"|---|{'---|' * len(found)}"
+    entries = [study.entries for study in found.values()]
+    for row in zip(*entries, strict=True):
+        yield f"| {row[0].claim.statement} ({row[0].claim.source}) | {' | '.join(entry.verdict for entry in row)} |"
+
+
+def _each(say: Callable[[Pretrained], Iterator[str]]) -> Callable[[dict[str, Pretrained]], Iterator[str]]:
+    """What is said of every model, one after the other."""
+
+    def both(found: dict[str, Pretrained]) -> Iterator[str]:
+        for title, study in found.items():
+            yield f"- **{title}.** " + " ".join(say(study))
+
+    return both
+
+
+def _frequencies(study: Pretrained) -> Iterator[str]:
+    heads = _heads(study)
+    for part, which in heads.parts.items():
+        own = heads.correlations("positional", "centre", which)
+        others = [
+            f"{np.mean(_heads(study, kind).correlations('positional', 'centre', which)):.2f} in {words}"
+            for kind, words in _NULLS.items()
+        ]
+        yield (
+            f"Over {_these(part, which)} the rank correlation of the positional share with the frequency used is "
+            f"{np.mean(own):.2f} ({min(own):.2f} to {max(own):.2f} over {len(own)} sequences); it is "
+            f"{' and '.join(others)}."
+        )
+    over = {kind: [_many(_heads(study, kind), name, 0.5) for name in ("positional", "symbolic")] for kind in _ALL}
+    yield (
+        f"Of {len(heads.layer)} heads {over['text'][0]} are over half positional and {over['text'][1]} over half "
+        f"symbolic, with random weights {over['random'][0]} and {over['random'][1]}."
+    )
+    pure = [np.mean(heads.by_text(lambda c, name=name: (c[name] >= 0.9).sum())) for name in ("positional", "symbolic")]
+    yield f"On the mean sequence {pure[0]:.1f} are 90 % positional or more, and {pure[1]:.1f} are 90 % symbolic."
+
+
+def _before(study: Pretrained) -> Iterator[str]:
+    heads = _heads(study)
+    audits = [study.audits[f"text-{number}"] for number in range(len(study.plan.places))]
+    chosen = previous(audits)
+    which = _marked(heads, chosen)
+    yield f"{_heads_are(len(chosen))} the token before {PREVIOUS:.0%} of their attention or more{_listed(chosen)}."
+    if not chosen:
+        return
+    share = heads.mean("positional")[which]
+    away = np.mean(heads.by_text(lambda c: np.nanmean(c["centre"][which]) - np.nanmean(c["centre"][~which])))
+    yield (
+        f"They are {share.min():.0%} to {share.max():.0%} positional, and use pairs {away:.1f} octaves faster than others."
+    )
+    fast, slow = (_more(study, name, "copying") for name in ("fast-still", "slow-still"))
+    yield f"Stopping their fastest quarter costs copying {fast:.2f} nats a token, their slowest {slow:.2f}."
+
+
+def _retrieval(study: Pretrained) -> Iterator[str]:
+    intact, heads = study.probes["intact"], _heads(study)
+    chosen = retrieving(intact)
+    best = max(intact.heads, key=lambda each: each.score)
+    needles = _of(study, "intact", "needle")
+    right, many = round(needles.right.value * needles.count), len(intact.heads)
+    yield (
+        f"The intact model finds {right} of {needles.count} needles; {len(chosen)} of {many} heads "
+        f"({len(chosen) / many:.1%}) have a retrieval score of {RETRIEVES} or more, layer {best.layer + 1} head "
+        f"{best.head + 1} the largest, {best.score:.2f}."
+    )
+    if not chosen:
+        return
+    which = _marked(heads, chosen)
+    symbolic = [heads.mean("symbolic")[each].mean() for each in (which, ~which)]
+    yield f"They are {symbolic[0]:.0%} symbolic, the others {symbolic[1]:.0%}."
+    others = [_kept(study, f"no-others-{draw}") for draw in range(3)]
+    left = _kept(study, "no-retrieval")
+    yield f"Silenced, they leave {left:.0%} of the needles; as many others leave {_span(others)}."
+    drawn = [_more(study, f"some-silent-{draw}", "needle") for draw in range(3)]
+    slow, fast = (_more(study, f"{speed}-silent", "needle") for speed in ("slow", "fast"))
+    yield (
+        f"The slowest quarter of their pairs silenced costs the number {slow:.2f} nats a token, the fastest "
+        f"{fast:.2f}, quarters that were drawn {min(drawn):.2f} to {max(drawn):.2f}."
+    )
+
+
+def _bands(study: Pretrained) -> Iterator[str]:
+    more = {name: [_more(study, f"still-{band}", name) for band in range(8)] for name in ("loss", "needle", "copying")}
+    worst = [int(np.argmax(values)) + 1 for values in more.values()]
+    costs = ", ".join(f"{words} {more[name][0]:.2f}" for name, words in _COSTS.items())
+    yield f"Stopping the fastest eighth of all pairs costs, in nats a token: {costs}."
+    yield (
+        f"It is the costliest eighth for {sum(at == 1 for at in worst)} of these three; the others cost text at most "
+        f"{max(more['loss'][1:]):.2f}."
+    )
+    last = max(max(values[6:]) for values in more.values())
+    yield f"The slowest quarter, eighths 7 and 8, costs none of them more than {last:.2f}."
+    bands = sorted(study.audits["bands"].bands, key=lambda band: -(band.effect or 0))
+    top = ", ".join(
+        f"layer {band.layer + 1} (pairs {band.first + 1} to {band.last + 1}) {band.effect:.3f}" for band in bands[:3]
+    )
+    yield f"Layer by layer the costliest are {top}, of {len(bands)} that add up to {sum(b.effect or 0 for b in bands):.2f}."
+
+
+def _position(study: Pretrained) -> Iterator[str]:
+    heads, audit = _heads(study), study.audits["position"]
+    effects, low = effects_of(audit), effects_of(audit, "_low")
+    at, most = int(np.argmax(effects)), int(np.argmax(heads.mean("positional")))
+    counted = low > 0
+    yield (
+        f"Taking position from one head at a time costs most in layer {heads.layer[at] + 1} head {heads.head[at] + 1}: "
+        f"{effects[at]:.3f} nats a token, {effects[at] / effects[counted].sum():.0%} of what it costs in the "
+        f"{int(counted.sum())} heads whose interval leaves 0."
+    )
+    yield (
+        f"The most positional head is layer {heads.layer[most] + 1} head {heads.head[most] + 1} "
+        f"({heads.mean('positional')[most]:.0%}), and costs {effects[most]:.3f}; the median head costs "
+        f"{np.median(effects):.4f}."
+    )
+    silenced = effects_of(study.audits["silenced"])
+    best = int(np.argmax(silenced))
+    yield (
+        f"Silencing a head costs most in layer {heads.layer[best] + 1} head {heads.head[best] + 1}: {silenced[best]:.3f}."
+    )
+
+
+_ALL = ("text", "random", "shuffled")
+_COSTS = {"loss": "text", "needle": "needles", "copying": "copying"}
+_PARTS: dict[str, Callable[[dict[str, Pretrained]], Iterator[str]]] = {
+    "verdicts": _verdicts,
+    "frequencies": _each(_frequencies),
+    "the token before": _each(_before),
+    "retrieval": _each(_retrieval),
+    "bands": _each(_bands),
+    "position": _each(_position),
+}
+
+
+def _heads(study: Pretrained, kind: str = "text") -> Heads:
+    found = study.heads(kind)
+    assert found is not None
+    return found
+
+
+def _many(heads: Heads, name: str, bar: float) -> int:
+    return int((heads.mean(name) > bar).sum())
+
+
+def _marked(heads: Heads, chosen: list[tuple[int, int]]) -> np.ndarray:
+    return np.array([place in chosen for place in zip(heads.layer.tolist(), heads.head.tolist(), strict=True)])
+
+
+def _these(part: str, which: np.ndarray) -> str:
+    return f"all {len(which)} heads" if part == "all heads" else f"the {int(which.sum())} heads of {part}"
+
+
+def _heads_are(count: int) -> str:
+    return "No head gives" if not count else "One head gives" if count == 1 else f"{count} heads give"
+
+
+def _listed(chosen: list[tuple[int, int]]) -> str:
+    return (
+        f" (layer and head {', '.join(f'{layer + 1}.{head + 1}' for layer, head in sorted(chosen))})" if chosen else ""
+    )
+
+
+def _span(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
+
+
+def _of(study: Pretrained, piece: str, behaviour: str) -> Summary:
+    return next(iter(study.probes[piece].summaries(behaviour)))  # type: ignore[arg-type]
+
+
+def _more(study: Pretrained, piece: str, behaviour: str) -> float:
+    more = _of(study, piece, behaviour).more_nats
+    assert more is not None
+    return more.value
+
+
+def _kept(study: Pretrained, piece: str) -> float:
+    kept = _of(study, piece, "needle").changed_right
+    assert kept is not None
+    return kept.value
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
