@@ -92,7 +92,8 @@ def _before(study: Pretrained) -> Iterator[str]:
     share = heads.mean("positional")[which]
     away = np.mean(heads.by_text(lambda c: np.nanmean(c["centre"][which]) - np.nanmean(c["centre"][~which])))
     yield (
-        f"They are {share.min():.0%} to {share.max():.0%} positional, and use pairs {away:.1f} octaves faster than others."
+        f"They are {share.min():.0%} to {share.max():.0%} positional, and use pairs {away:.1f} octaves faster than "
+        "others."
     )
     fast, slow = (_more(study, name, "copying") for name in ("fast-still", "slow-still"))
     yield f"Stopping their fastest quarter costs copying {fast:.2f} nats a token, their slowest {slow:.2f}."
@@ -140,7 +141,8 @@ def _bands(study: Pretrained) -> Iterator[str]:
     top = ", ".join(
         f"layer {band.layer + 1} (pairs {band.first + 1} to {band.last + 1}) {band.effect:.3f}" for band in bands[:3]
     )
-    yield f"Layer by layer the costliest are {top}, of {len(bands)} that add up to {sum(b.effect or 0 for b in bands):.2f}."
+    total = sum(band.effect or 0 for band in bands)
+    yield f"Layer by layer the costliest are {top}, of {len(bands)} that add up to {total:.2f}."
 
 
 def _position(study: Pretrained) -> Iterator[str]:
@@ -161,7 +163,8 @@ def _position(study: Pretrained) -> Iterator[str]:
     silenced = effects_of(study.audits["silenced"])
     best = int(np.argmax(silenced))
     yield (
-        f"Silencing a head costs most in layer {heads.layer[best] + 1} head {heads.head[best] + 1}: {silenced[best]:.3f}."
+        f"Silencing a head costs most in layer {heads.layer[best] + 1} head {heads.head[best] + 1}: "
+        f"{silenced[best]:.3f}."
     )
 
 
