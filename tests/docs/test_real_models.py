@@ -51,6 +51,23 @@ def test_numbers_are_taken_rightly(tool: ModuleType, smollm2: Pretrained) -> Non
     assert f"{sum(score >= 0.1 for score in scores)} of {len(scores)} heads" in text
 
 
+def test_the_first_page_says_what_was_found(tool: ModuleType, smollm2: Pretrained) -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert "the more positional a head, the faster the frequencies it uses" in text
+    heads = smollm2.heads("text")
+    assert heads is not None
+    assert min(heads.correlations("positional", "centre", np.ones(len(heads.layer), dtype=bool))) > 0.8
+    assert "stopping the fastest four of its 32 pairs costs more than stopping any other four" in text
+    for behaviour in ("loss", "needle", "copying"):
+        costs = [more(smollm2, f"still-{band}", behaviour) for band in range(8)]
+        assert costs[0] == max(costs)
+    assert {len(layer.frequencies) for layer in smollm2.audits["text-0"].layers} == {32}
+    retrieve = sum(head.score >= 0.1 for head in smollm2.probes["intact"].heads)
+    assert f"{retrieve} heads of {len(heads.layer)} retrieve, and without them none of 12 needles is found" in text
+    needles = [item.changed_right for item in smollm2.probes["no-retrieval"].items if item.behaviour == "needle"]
+    assert (len(needles), max(each or 0 for each in needles)) == (12, 0)
+
+
 def test_the_correspondence_is_nearly_as_large_in_random_order(smollm2: Pretrained) -> None:
     """ "tokens in random order show nearly as much of it, and random weights have a good part"."""
     own, random, shuffled = (
