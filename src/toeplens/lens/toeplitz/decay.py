@@ -117,8 +117,10 @@ def fit_decays(
     }
 
     def judged(head: int) -> list[DecayFit]:
-        each = {form: {name: float(x[head]) for name, x in values.items()} for form, values in found.items()}
-        fits = [_judged(form, parameters, offsets, means[head], weights) for form, parameters in each.items()]
+        fits = []
+        for form, values in found.items():
+            parameters = {name: float(x[head]) for name, x in values.items()}
+            fits.append(_judged(form, parameters, offsets, means[head], weights))
         return sorted(fits, key=lambda fit: fit.bic)
 
     return [judged(head) for head in range(len(means))]

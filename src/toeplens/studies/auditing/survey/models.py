@@ -24,7 +24,7 @@ _SENSES = (
     "input_features",
     "input_values",
     "video",
-    "visual",
+    "visual_feats",
     "codec",
 )
 LARGEST = 50_000_000  # parameters
