@@ -99,8 +99,8 @@ def frequencies(study: Pretrained) -> Block:
     """The positional share of each head against the frequency that it uses."""
     caption = (
         "A mark is a head: across how many tokens a turn takes of the frequency that it uses (the centre of gravity of "
-        "what the pairs do for its logits’ variance), up its positional share, mean over sequences. Squares: layers that "
-        "see a window."
+        "what the pairs do for its logits’ variance), up its positional share, mean over sequences. Squares: layers "
+        "that see a window."
     )
     panels = []
     known = {kind: heads for kind in _KINDS if (heads := study.heads(kind)) is not None}
