@@ -17,7 +17,7 @@ import numpy as np
 from toeplens.papers.positional_symbolic.pretrained import Pretrained, open_record
 from toeplens.papers.positional_symbolic.pretrained.changes import PREVIOUS, previous, retrieving
 from toeplens.papers.positional_symbolic.pretrained.heads import Heads, effects_of
-from toeplens.studies.probing import RETRIEVES, Summary
+from toeplens.studies.probing import RETRIEVES, Behaviour
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "real-models.md"
@@ -85,7 +85,7 @@ def _before(study: Pretrained) -> Iterator[str]:
     heads = _heads(study)
     audits = [study.audits[f"text-{number}"] for number in range(len(study.plan.places))]
     chosen = previous(audits)
-    which = _marked(heads, chosen)
+    which = heads.among(chosen)
     yield f"{_heads_are(len(chosen))} the token before {PREVIOUS:.0%} of their attention or more{_listed(chosen)}."
     if not chosen:
         return
@@ -103,7 +103,7 @@ def _retrieval(study: Pretrained) -> Iterator[str]:
     intact, heads = study.probes["intact"], _heads(study)
     chosen = retrieving(intact)
     best = max(intact.heads, key=lambda each: each.score)
-    needles = _of(study, "intact", "needle")
+    needles = intact.summary("needle")
     right, many = round(needles.right.value * needles.count), len(intact.heads)
     yield (
         f"The intact model finds {right} of {needles.count} needles; {len(chosen)} of {many} heads "
@@ -112,7 +112,7 @@ def _retrieval(study: Pretrained) -> Iterator[str]:
     )
     if not chosen:
         return
-    which = _marked(heads, chosen)
+    which = heads.among(chosen)
     symbolic = [heads.mean("symbolic")[each].mean() for each in (which, ~which)]
     yield f"They are {symbolic[0]:.0%} symbolic, the others {symbolic[1]:.0%}."
     others = [_kept(study, f"no-others-{draw}") for draw in range(3)]
@@ -190,10 +190,6 @@ def _many(heads: Heads, name: str, bar: float) -> int:
     return int((heads.mean(name) > bar).sum())
 
 
-def _marked(heads: Heads, chosen: list[tuple[int, int]]) -> np.ndarray:
-    return np.array([place in chosen for place in zip(heads.layer.tolist(), heads.head.tolist(), strict=True)])
-
-
 def _these(part: str, which: np.ndarray) -> str:
     return f"all {len(which)} heads" if part == "all heads" else f"the {int(which.sum())} heads of {part}"
 
@@ -213,18 +209,14 @@ def _span(values: list[float]) -> str:
     return f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
 
 
-def _of(study: Pretrained, piece: str, behaviour: str) -> Summary:
-    return next(iter(study.probes[piece].summaries(behaviour)))  # type: ignore[arg-type]
-
-
-def _more(study: Pretrained, piece: str, behaviour: str) -> float:
-    more = _of(study, piece, behaviour).more_nats
+def _more(study: Pretrained, piece: str, behaviour: Behaviour) -> float:
+    more = study.probes[piece].summary(behaviour).more_nats
     assert more is not None
     return more.value
 
 
 def _kept(study: Pretrained, piece: str) -> float:
-    kept = _of(study, piece, "needle").changed_right
+    kept = study.probes[piece].summary("needle").changed_right
     assert kept is not None
     return kept.value
 

@@ -27,10 +27,7 @@ def needles_of(tokenizer: Any, data: Any, count: int, length: int, seed: int) ->
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise InputError(f"needles: {count} were given without a text to put them in; a text is needed.")
     writer = Writer(tokenizer, "\n\n".join(texts), seed)
-    try:
-        return [writer.needle(length, number / max(1, count - 1)) for number in range(count)]
-    except InputError as error:  # it speaks of lengths, which are the sequences' here
-        raise InputError(str(error).replace("lengths:", "max_tokens:", 1)) from None
+    return [writer.needle(length, number / max(1, count - 1), field="max_tokens") for number in range(count)]
 
 
 def scores_of(

@@ -118,8 +118,11 @@ class Writer:
         first = max(1, len(self.start))
         return Item(behaviour="loss", tokens=tuple(tokens), places=tuple(range(first, len(tokens))), length=length)
 
-    def needle(self, length: int, depth: float | None) -> Item:
-        """A sentence with a number of five digits in a piece of the text, and a question; without it if no depth."""
+    def needle(self, length: int, depth: float | None, field: str = "lengths") -> Item:
+        """A sentence with a number of five digits in a piece of the text, and a question; without it if no depth.
+
+        Raises `InputError` for a length that is too short, by the name of the ``field`` that gave it.
+        """
         place = self.random.choice(_PLACES.split())
         number = self._within(str(self.random.integers(10_000, 100_000)))
         digits = next(at for at, token in enumerate(number) if self.tokenizer.decode([token]).strip())
@@ -127,7 +130,7 @@ class Writer:
         needle = [*said, *number, *self._within(".\n\n", "")] if depth is not None else []
         room = length - len(self.start) - len(needle) - len(said) - len(number)
         if room < 1:
-            raise InputError(f"lengths: {length} was given; a needle and its question have {length - room} tokens.")
+            raise InputError(f"{field}: {length} was given; a needle and its question have {length - room} tokens.")
         text = self._piece(room)
         cut = 0 if depth is None else round(depth * room)
         before = [*self.start, *text[:cut]]

@@ -92,6 +92,10 @@ class ProbeRecord(Record):
         """The items of one behaviour."""
         return [item for item in self.items if item.behaviour == behaviour]
 
+    def summary(self, behaviour: Behaviour) -> Summary:
+        """All items of a behaviour, of which there are some, together."""
+        return next(self.summaries(behaviour))
+
     def summaries(self, behaviour: Behaviour, *by: str) -> Iterator[Summary]:
         """The items of a behaviour in groups that share the fields ``by``: of ``length``, ``depth``, ``start``."""
         groups: dict[tuple[Any, ...], list[ItemRecord]] = {}

@@ -15,7 +15,7 @@ from toeplens.report.kit.blocks import Block, Panel, Ramp, Sign, View
 from toeplens.report.kit.canvas import Canvas, plain
 from toeplens.report.kit.colours import BLUE, GREEN, GREY, ORANGE
 from toeplens.report.kit.maps import heat
-from toeplens.studies.probing import Behaviour, ProbeRecord, Summary
+from toeplens.studies.probing import Behaviour, ProbeRecord
 
 _ASKED: dict[Behaviour, tuple[str, str]] = {
     "copying": ("Copying", BLUE),
@@ -68,13 +68,9 @@ def bands(study: Pretrained) -> Block:
 
 
 def _more(probe: ProbeRecord, behaviour: Behaviour) -> Estimate:
-    more = _summary(probe, behaviour).more_nats
+    more = probe.summary(behaviour).more_nats
     assert more is not None
     return more
-
-
-def _summary(probe: ProbeRecord, behaviour: Behaviour) -> Summary:
-    return next(iter(probe.summaries(behaviour)))
 
 
 def _turns(study: Pretrained, band: int) -> str:
@@ -155,7 +151,7 @@ def retrieval(study: Pretrained) -> Block:
     canvas = Canvas(60 + 26 * len(found), left=190)
     words = []
     for title, tint, probe in found:
-        each, kept = _more(probe, "needle"), _summary(probe, "needle").changed_right
+        each, kept = _more(probe, "needle"), probe.summary("needle").changed_right
         assert kept is not None
         error = {
             "type": "data",

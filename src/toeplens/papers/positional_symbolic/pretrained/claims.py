@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from toeplens.papers.positional_symbolic.pretrained.changes import PREVIOUS, retrieving
-from toeplens.papers.positional_symbolic.pretrained.heads import FEWEST, Heads, effects_of
+from toeplens.papers.positional_symbolic.pretrained.heads import FEWEST, effects_of
 from toeplens.papers.positional_symbolic.pretrained.plan import DRAWS
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.studies.kit.claims import Claim
@@ -176,7 +176,7 @@ def _symbolic(study: Pretrained) -> list[Finding]:
     what = "symbolic share of the heads that retrieve, less that of the others"
     if heads is None or intact is None:
         return _missing(study, what)
-    chosen = _marked(heads, retrieving(intact))
+    chosen = heads.among(retrieving(intact))
     if chosen.sum() < FEWEST:
         return [unknown(what, f"{int(chosen.sum())} heads retrieve; {FEWEST} are needed")]
 
@@ -185,10 +185,6 @@ def _symbolic(study: Pretrained) -> list[Finding]:
 
     slower = "octaves by which they use faster pairs than the others"
     return [_texts(above(what, apart("symbolic"), _LEARNED)), supporting(_texts(below(slower, apart("centre"), 0.0)))]
-
-
-def _marked(heads: Heads, which: Sequence[tuple[int, int]]) -> np.ndarray:
-    return np.array([(layer, head) in set(which) for layer, head in zip(heads.layer, heads.head, strict=True)])
 
 
 # ---- what position is worth ------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,6 +65,10 @@ class Heads:
         if self.local.any() and not self.local.all():
             return {"layers that see all": ~self.local, "layers that see a window": self.local}
         return {"all heads": np.ones(len(self.local), dtype=bool)}
+
+    def among(self, places: Collection[tuple[int, int]]) -> Bool[np.ndarray, "n"]:
+        """Whether each head is one of these layers and heads."""
+        return np.array([place in places for place in zip(self.layer.tolist(), self.head.tolist(), strict=True)])
 
     def mean(self, name: str) -> Float[np.ndarray, "n"]:
         """A column's mean over the texts."""
