@@ -12,7 +12,7 @@ from torch import Tensor
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import compared
 from toeplens.sources.huggingface.capture import calls, eager, rotation
-from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation
+from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation, line, turn
 from toeplens.sources.huggingface.interface import table
 
 KINDS = {"LlamaModel": SIZES, "Gemma3TextModel": NARROW, "GPT2Model": GPT, "BertModel": SIZES, "Qwen2Model": GROUPED}
@@ -92,6 +92,15 @@ def test_frequencies_of_long_inputs_are_read_from_near_to_far(rounding: torch.dt
     assert len(found.frequencies) == 2
     wrong = (found.frequencies - torch.tensor([1.0, 0.1], dtype=torch.float64)).abs()
     assert float(wrong.max()) * tokens < 0.02
+
+
+@pytest.mark.parametrize("step", [2, 5])
+def test_sequences_at_other_distances_are_read_too(step: int) -> None:
+    """One whose tokens follow each other, and one whose do not."""
+    positions = torch.stack((torch.arange(40), step * torch.arange(40)))
+    frequencies = torch.tensor([0.3, 0.02], dtype=torch.float64)
+    slope, _ = line(turn(positions.unsqueeze(-1) * frequencies), positions)
+    torch.testing.assert_close(slope, frequencies, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("token", [0, 20, 33, 59])

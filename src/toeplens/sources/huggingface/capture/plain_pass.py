@@ -21,11 +21,7 @@ _ROWS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "n_ctx")
 
 
-def compared(
-    model: Any,
-    inputs: Mapping[str, Any],
-    on_layer: Callable[[AttentionCall], None],
-) -> float:
+def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None]) -> float:
     """`captured`, and a plain pass of the model in its own attention: the largest difference of their outputs.
 
     It is relative to the largest output. The outputs are the model's first, of the first sequence: last states, or of a

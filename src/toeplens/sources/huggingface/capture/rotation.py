@@ -235,10 +235,11 @@ def line(
     slope = ((ratio[:, 1:] * ratio[:, :-1].conj()) * beside).sum((0, 1)).angle()
     # the angle between neighbours leaves little rounding to correct: by least squares over twice as far again and again
     away = (positions - positions[:, :1]).abs().amax(0)
-    reach = 2 * int((away.diff() == 1).sum())
+    reach = 2 * max(1, int((away.diff() == 1).sum()))
     while reach < int(away.max()):
         near = away <= reach
-        slope = slope + _left(ratio[:, near], positions[:, near], slope)[0]
+        if int(near.sum()) > 1:
+            slope = slope + _left(ratio[:, near], positions[:, near], slope)[0]
         reach *= 2
     correction, start = _left(ratio, positions, slope)
     return slope + correction, start
