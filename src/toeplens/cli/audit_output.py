@@ -97,7 +97,7 @@ def audit_tables(found: Audit) -> list[Table]:
         count = str(first.heads) if first.heads == first.key_heads else f"{first.heads} on {first.key_heads}"
         numbers = spans(each.layer + 1 for each in alike)
         layers.add_row(
-            f"{names.place(first)}L{numbers}", count, _position(first), str(first.window or "–"), f"{proof:.1e}"
+            f"{names.place(first)}L{numbers}", count, _position(first), _window(first), f"{proof:.1e}"
         )
     return [heads, layers, *([_deposits(found)] if known else []), *([_bands(found)] if found.bands else [])]
 
@@ -179,7 +179,7 @@ def _alike(layers: Sequence[LayerRecord]) -> list[list[LayerRecord]]:
     """Layers that are the same in all that is printed of them, in the order of the first of each."""
     found: dict[tuple[object, ...], list[LayerRecord]] = {}
     for one in layers:
-        key = (one.side, one.kind, one.heads, one.key_heads, _position(one), one.window)
+        key = (one.side, one.kind, one.heads, one.key_heads, _position(one), _window(one))
         found.setdefault(key, []).append(one)
     return list(found.values())
 
@@ -187,6 +187,13 @@ def _alike(layers: Sequence[LayerRecord]) -> list[list[LayerRecord]]:
 def _position(layer: LayerRecord) -> str:
     """What position does in a layer, in few words: a rotation by how many of the dimensions it turns."""
     return _ROTATION.sub(r"turns \1/\2 (\3)", layer.position).replace(" of the pairs switched off", " pairs off")
+
+
+def _window(layer: LayerRecord) -> str:
+    """How far a layer's queries see."""
+    if layer.chunk is not None:
+        return f"in {layer.chunk}s"
+    return "–" if layer.window is None else f"{layer.window}" if layer.causal else f"±{layer.window - 1}"
 
 
 def _short(value: float | None, name: str) -> str:

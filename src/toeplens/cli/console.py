@@ -312,8 +312,9 @@ def survey_tables(found: Survey) -> list[Table]:
     largest, counts = found.largest(), found.totals().items()
     types = [(outcome, str(count), OUTCOMES[outcome]) for outcome, count in counts]
     differences = ["–" if value is None else f"{value:.1e}" for value in largest.values()]
+    refused = [(row.name, row.why) for row in found.of("refused")]
     return [
         table("Model types of transformers", "outcome", "types", "what it says", rows=types),
         table("Largest differences of the proved ones", *largest, rows=[differences]),
-        table("Refused", "type", "why", rows=[(row.name, row.why) for row in found.of("refused")]),
+        *([table("Refused", "type", "why", rows=refused)] if refused else []),
     ]

@@ -50,6 +50,15 @@ def shares_of(tables: list[list[np.ndarray]]) -> np.ndarray:
     return np.array(made).T
 
 
+def seen_by(case: dict[str, Any], sequence: int, query: int) -> range:
+    """The keys that a query sees."""
+    length, end = case["q"].shape[2], int(case["lengths"][sequence])
+    window, chunk = case["window"] or length, case.get("chunk") or length
+    keys = [j for j in range(end) if j // chunk == query // chunk and abs(query - j) < window]
+    keys = [j for j in keys if query < end and (j <= query or not case["causal"])]
+    return range(keys[0], keys[-1] + 1) if keys else range(0)
+
+
 def by_hand(case: dict[str, Any]) -> np.ndarray:
     """The same of tensors q [B, H, N, d], k [B, G, N, d]: keys are turned pair by pair, the table is written out."""
     q, k = case["q"].double().numpy(), case["k"].double().numpy()
@@ -60,12 +69,11 @@ def by_hand(case: dict[str, Any]) -> np.ndarray:
         own = head // (heads // k.shape[1])
         tables.append([])
         for sequence in range(count):
-            end = int(case["lengths"][sequence])
-            for i in range(end):
-                first = max(0, i + 1 - (case["window"] or length))
-                stop = i + 1 if case["causal"] else end
-                if stop - first < 2:
+            for i in range(length):
+                seen = seen_by(case, sequence, i)
+                if len(seen) < 2:
                     continue
+                first, stop = seen.start, seen.stop
                 table = np.empty((stop - first, stop - first))
                 for j in range(first, stop):
                     keys = k[sequence, own, first:stop] - p[sequence, own, first:stop] + p[sequence, own, j]
@@ -108,7 +116,8 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "bias": normal(bias_rows, length if causal else 2 * length - 1) + 3 if bias_rows else None,
         "k_position": None if places is None else normal(*places),
         "causal": causal,
-        "window": draw(st.sampled_from([None, 1, 2, 3, 5, 9])) if causal else None,
+        "window": draw(st.sampled_from([None, None, 1, 2, 3, 4, 5, 9])),
+        "chunk": draw(st.sampled_from([None, None, 1, 2, 3, 5, 9])),
         "scale": draw(st.sampled_from([1.0, 0.5])),
         "lengths": torch.tensor([length, *draw(st.lists(st.integers(0, length), min_size=1, max_size=1))][:count]),
     }
@@ -121,11 +130,13 @@ def shares(found: Behaviour) -> np.ndarray:
 @given(cases(), st.sampled_from([3, 128]), st.sampled_from([1, 2**19]), st.sampled_from([1, 2, 16]))
 def test_the_closed_form_is_the_table_written_out(case: dict[str, Any], chunk: int, block: int, step: int) -> None:
     """float64, 1e-8 of the whole variance; with frequencies of 0, pi, 2 pi, nearly 0 and equal ones."""
-    expected = by_hand(case) if case["window"] != 1 else np.empty(0)
+    counts = [len(seen_by(case, *place)) for place in np.ndindex(len(case["q"]), case["q"].shape[2])]
+    alone = max(counts) < 2
+    assert movable_of(case).seen().flatten().tolist() == counts
+    expected = by_hand(case) if not alone else np.empty(0)
     with patch.multiple(two_way, CHUNK=chunk, BLOCK=block), patch.object(two_way_products, "STEP", step):
         found = behaviour(**case)
-    alone = case["window"] == 1
-    assert found.queries == sum((n > 1) * (n - case["causal"]) * (not alone) for n in case["lengths"].tolist())
+    assert found.queries == sum(count > 1 for count in counts)
     assert (found.flat == alone).all()
     if alone:
         return
@@ -186,6 +197,25 @@ def test_a_window_of_all_keys_is_none() -> None:
     case = random_case()
     np.testing.assert_array_equal(shares(behaviour(**case, window=12)), shares(behaviour(**case)))
     assert abs(shares(behaviour(**case, window=11)) - shares(behaviour(**case))).max() > 1e-4
+
+
+def test_windows_on_both_sides_and_chunks_see_nothing_beyond() -> None:
+    """Each query among the keys that it sees alone; float64, 1e-8, though keys beyond are a thousand times larger."""
+    case = random_case(23, bias=torch.linspace(0, 5, 45).double().sin(), causal=False)
+    case["k_position"] = case["q"].roll(1, 0)
+    options: list[dict[str, Any]] = [{"window": 3}, {"window": 14}, {"chunk": 5}, {"window": 3, "chunk": 5}]
+    for option in options:
+        asked = case | {"window": None, "lengths": torch.tensor([23, 23])} | option
+        for i in (0, 2, 11, 19, 22):
+            seen = seen_by(asked, 0, i)
+            large = case["k"] * 1e3
+            large[:, :, seen.start : seen.stop] = case["k"][:, :, seen.start : seen.stop]
+            found = variances(asked | {"k": large})[..., i]
+            own = {name: case[name][:, :, seen.start : seen.stop] for name in ("q", "k", "k_position")}
+            count = len(seen)
+            bias = case["bias"][23 - count : 22 + count]
+            alone = variances(case | own, bias=bias)[..., i - seen.start]
+            torch.testing.assert_close(found, alone, rtol=1e-8, atol=1e-8)
 
 
 def test_contents_change_places_within_the_window() -> None:
@@ -433,7 +463,7 @@ def test_single_precision_is_taken_as_it_is() -> None:
         ({"bias": torch.zeros(12), "causal": False}, "bias"),
         ({"k_position": torch.zeros(3, 12, 6)}, "k_position"),
         ({"window": 0}, "window"),
-        ({"window": 3, "causal": False}, "window"),
+        ({"chunk": 0}, "chunk"),
         ({"lengths": torch.tensor([13, 1])}, "lengths"),
         ({"lengths": torch.tensor([1])}, "lengths"),
         ({"k": torch.full((2, 2, 12, 6), torch.nan)}, "k"),

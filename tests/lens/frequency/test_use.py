@@ -30,6 +30,7 @@ from toeplens.sources import DecoderSource
 
 SIZES = {"vocab_size": 20, "d_model": 32, "d_ff": 24, "num_layers": 2, "num_heads": 4, "max_len": 16, "dropout": 0.0}
 LENGTHS = torch.tensor([7, 4, 1, 7, 5])
+CHUNKS = [(causal, {"chunk": 4}) for causal in (True, False)]
 TOKENS = torch.randint(0, 20, (5, 7), generator=torch.Generator().manual_seed(2))
 LABELS = torch.tensor([3, 1, -1, 7, 0])
 
@@ -166,9 +167,10 @@ def by_hand_of_tensors(case: dict[str, Any]) -> dict[str, Tensor]:
         terms, centred, norms = [], [], []
         for b, end in enumerate(case["lengths"].tolist()):
             for i in range(end):
-                first = max(0, i + 1 - (case["window"] or length))
+                window, chunk = case["window"] or length, case.get("chunk") or length
+                first = max(i // chunk * chunk, i + 1 - window)
                 here = []
-                for j in range(first, i + 1 if case["causal"] else end):
+                for j in range(first, i + 1 if case["causal"] else min(end, (i // chunk + 1) * chunk, i + window)):
                     x, y = q[b, h, i], k[b, h, j]
                     parts = [float(x[columns[0]] @ y[columns[0]])]
                     for t, (one, two) in enumerate(columns[1:]):
@@ -210,7 +212,8 @@ def tensor_cases(draw: st.DrawFn) -> dict[str, Any]:
         "pairing": draw(st.sampled_from(["interleaved", "half"])),
         "bias": normal(rows, length if causal else 2 * length - 1) if rows else None,
         "causal": causal,
-        "window": draw(st.sampled_from([None, 2, 3, 5, 9])) if causal else None,
+        "window": draw(st.sampled_from([None, None, 2, 3, 4, 5, 9])),
+        "chunk": draw(st.sampled_from([None, None, 2, 3, 5, 9])),
         "scale": draw(st.sampled_from([1.0, 0.5])),
         "lengths": torch.tensor([length, draw(st.integers(0, length))])[:count],
     }
@@ -257,17 +260,17 @@ def test_tensors_and_traces_agree(encoding: str) -> None:
     assert head.variance.shape == head.centre().shape == ()
 
 
-@pytest.mark.parametrize("window", [None, 4])
-def test_nothing_before_the_window_counts(window: int | None) -> None:
+@pytest.mark.parametrize(("causal", "reach"), [(True, {}), (True, {"window": 4}), (False, {"window": 4}), *CHUNKS])
+def test_nothing_beyond_the_window_counts(causal: bool, reach: dict[str, int]) -> None:
     """float64, 1e-9: a key 0 that is a million times larger is seen by the first four queries alone."""
     q, k = torch.randn(2, 1, 2, 19, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     rotation, lengths = torch.tensor([1.0, 0.1]), torch.tensor([19])
-    case: dict[str, Any] = {"q": q, "k": k, "rotation": rotation[None], "pairing": "half", "bias": None, "causal": True}
-    case |= {"window": window, "scale": 1.0, "lengths": lengths}
+    case: dict[str, Any] = {"q": q, "k": k, "rotation": rotation[None], "pairing": "half", "bias": None}
+    case |= {"causal": causal, "window": None, "scale": 1.0, "lengths": lengths, **reach}
     k[..., 0, :] *= 1e6
     q[..., :4, :] = 0
     first, small = (frequency_use(**{**case, "k": x}).variance for x in (k, k.clone().index_fill_(2, lengths * 0, 0)))
-    assert torch.allclose(first, small, rtol=1e-9) == (window is not None)
+    assert torch.allclose(first, small, rtol=1e-9) == bool(reach)
     torch.testing.assert_close(first, by_hand_of_tensors(case)["variance"], rtol=1e-9, atol=0)
 
 

@@ -98,8 +98,10 @@ def behaviour(
         counted     of a trace, which queries count: ``all`` (unless given), or those ``used``: of a layer whose output
                     is read in one place, the query there. What its other queries would do is nothing that the model was
                     trained for
-        window      if causal: key j is visible to query i only for i - window < j <= i, in a layer with a sliding
-                    window; every j <= i unless given
+        window      key j is visible to query i only for |i - j| < window, in a layer with a sliding window; at any
+                    distance unless given
+        chunk       positions are cut into chunks of so many from 0 on, and no key of another is visible, as in Llama 4;
+                    no cuts unless given
 
     Raises `InputError` for shapes that do not fit, numbers that are not finite, and encodings of another form.
     """

@@ -39,6 +39,7 @@ from toeplens.lens.following.two_way_products import STEP, Rows, squares_of_all,
 from toeplens.lens.following.two_way_sums import Met, Moments, Sums, from_each, with_far
 from toeplens.lens.kit import sums as moments
 from toeplens.lens.kit.movable import MovableKeys, complex_pairs, joined, turned_by
+from toeplens.lens.kit.one_sided import parts_of
 from toeplens.lens.kit.terms import Offsets
 
 CHUNK = 64  # queries at once; in their own chunk they meet the keys one by one
@@ -76,6 +77,14 @@ def two_way(keys: MovableKeys) -> TwoWay:
     Raises `InputError` for numbers that are not finite.
     """
     found = torch.zeros(4, *keys.q.shape[:3], dtype=torch.float64, device=keys.q.device)
+    for part in parts_of(keys):
+        part.put(found, _variances(part.keys))
+    return TwoWay(*found.clamp(min=0))
+
+
+def _variances(keys: MovableKeys) -> Float[Tensor, "4 B H N"]:
+    """Var(P), Var(S), Var(I) and size of keys without chunks, and with a window of causal attention alone."""
+    found = torch.zeros(4, *keys.q.shape[:3], dtype=torch.float64, device=keys.q.device)
     seen = keys.seen()
     for sequences, heads in _tiles(keys):
         if not (seen[sequences] > 1).any():
@@ -87,7 +96,7 @@ def two_way(keys: MovableKeys) -> TwoWay:
     others = {"k_position": keys.places, "rotation": keys.turns.real, "bias": keys.bias}
     given = {name: x for name, x in others.items() if x is not None}
     moments.finite(found.sum(), q=keys.q, k=keys.content, **given)
-    return TwoWay(*found.clamp(min=0))
+    return found
 
 
 def _tiles(keys: MovableKeys) -> Iterator[tuple[slice, slice]]:

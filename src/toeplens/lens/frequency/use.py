@@ -23,6 +23,7 @@ from toeplens.ground.reading import Count
 from toeplens.ground.records import Record
 from toeplens.lens.kit.given import Given
 from toeplens.lens.kit.movable import MovableKeys, movable_from, rates_of, turned_pairs
+from toeplens.lens.kit.one_sided import parts_of
 from toeplens.lens.kit.pieces import NoForm, Pieces, checked, where_present
 from toeplens.lens.kit.sums import over_keys
 from toeplens.lens.kit.terms import Offsets, Shares, Whole, by_column, grouped, shares_of, spread
@@ -127,6 +128,7 @@ def frequency_use(
     scale: float = 1.0,
     lengths: Int[Tensor, "_B"] | None = None,
     window: int | None = None,
+    chunk: int | None = None,
     counted: Counted = "all",
 ) -> FrequencyUse:
     """Norm and variance use of every frequency, of the layers of a trace or of tensors.
@@ -137,14 +139,14 @@ def frequency_use(
         q        [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace`, or one layer
                  of it, where the rest is read
         k        [..., G, N, d] keys; head h reads key head h // (H / G). Or [N, d]
-        rotation, pairing, bias, causal, scale, lengths, window  as in `toeplens.lens.following.behaviour.behaviour`
+        rotation, pairing, bias, causal, scale, lengths, window, chunk  as in `toeplens.lens.following.behaviour.behaviour`
         counted  of a trace, which queries count: ``all``, or those ``used``: of a layer that is read out in one place,
                  that one
 
     Raises `InputError` for tensors that do not fit or are not finite, and `NoForm`, one of its kind, where an
     encoding's logits are no sum over pairs of dimensions and a bias.
     """
-    given = Given(rotation, pairing, bias, None, causal, scale, lengths, counted=counted, window=window)
+    given = Given(rotation, pairing, bias, None, causal, scale, lengths, counted=counted, window=window, chunk=chunk)
     if not isinstance(q, Tensor):
         given.require_trace_alone(k)
         if isinstance(q, LayerTrace):
@@ -263,7 +265,7 @@ def _tensors_use(
     """Of queries and keys as given to `frequency_use`, and what was made movable of them."""
     q, k = (x.reshape(-1, *x.shape[-3:]) for x in (q, k))
     heads, length, width = q.shape[1:]
-    present = torch.arange(length, device=q.device) < keys.ends.unsqueeze(1)
+    present = _present(keys)
     pairs = float(keys.seen().sum())
     frequencies = (q.new_zeros(1, 0) if rotation is None else rotation).double().expand(heads, -1)
     own = keys.key_heads(slice(None))
@@ -271,7 +273,7 @@ def _tensors_use(
     found = []
     for start in range(0, heads, together):
         some = slice(start, min(start + together, heads))
-        wholes = _wholes(keys, some, present, max(1, _AT_ONCE // (length * width * together)))
+        wholes = _wholes(keys, some, max(1, _AT_ONCE // (length * width * together)))
         own_q, own_k = (where_present(x.double(), present) for x in (q[:, some], k[:, own[some]]))
         shares = _shares_by_group(wholes, keys.groups, 1 + keys.pairs, pairs)
         found.append(
@@ -282,18 +284,26 @@ def _tensors_use(
     return _together((), found, torch.cat)
 
 
-def _wholes(keys: MovableKeys, heads: slice, present: Bool[Tensor, "B N"], at_once: int) -> Iterator[Whole]:
+def _present(keys: MovableKeys) -> Bool[Tensor, "B N"]:
+    """Where there is a token."""
+    return torch.arange(keys.q.shape[2], device=keys.q.device) < keys.ends.unsqueeze(1)
+
+
+def _wholes(whole: MovableKeys, heads: slice, at_once: int) -> Iterator[Whole]:
     """The logits of some heads, of ``at_once`` sequences at a time."""
-    own = keys.key_heads(heads)
-    turns = keys.turns if len(keys.turns) == 1 else keys.turns[heads]
-    fixed = [] if keys.bias is None else [_fixed(keys, keys.bias, heads, len(own))]
-    for start in range(0, len(present), at_once):
-        some = slice(start, start + at_once)
-        there = present[some]
-        q = where_present(keys.q[some, heads], there)
-        k = where_present(keys.content[some][:, own].double(), there)
-        k = turned_pairs(k, keys.groups, turns.conj())
-        yield Whole(q, k, fixed, there, keys.causal, there, keys.window)
+    own = whole.key_heads(heads)
+    for part in parts_of(whole):
+        keys = part.keys
+        turns = keys.turns if len(keys.turns) == 1 else keys.turns[heads]
+        fixed = [] if keys.bias is None else [_fixed(keys, keys.bias, heads, len(own))]
+        present = _present(keys)
+        asked = present if keys.asked is None else present & keys.asked
+        for start in range(0, len(present), at_once):
+            some = slice(start, start + at_once)
+            q = where_present(keys.q[some, heads], asked[some])
+            k = where_present(keys.content[some][:, own].double(), present[some])
+            k = turned_pairs(k, keys.groups, turns.conj())
+            yield Whole(q, k, fixed, present[some], keys.causal, asked[some], keys.window)
 
 
 def _fixed(keys: MovableKeys, bias: Float[Tensor, "_H D"], heads: slice, count: int) -> Offsets:
@@ -306,5 +316,10 @@ def _norms(
     keys: MovableKeys, q: Float[Tensor, "B h N d"], k: Float[Tensor, "B h N d"], pairs: float
 ) -> Float[Tensor, "h g"]:
     """The mean over the visible pairs of the product of norms, group by group."""
-    norms, seen = (_by_group(x, keys.groups, 1 + keys.pairs) for x in (q, k))
-    return (norms * over_keys(seen, keys.causal, keys.window)).sum((0, 2)) / pairs
+    norms, others = (_by_group(x, keys.groups, 1 + keys.pairs) for x in (q, k))
+    total = norms.new_zeros(norms.shape[1], norms.shape[3])
+    for part in parts_of(replace(keys, q=norms, content=others)):
+        own = part.keys
+        seen = own.q if own.asked is None else where_present(own.q, own.asked)
+        total += (seen * over_keys(own.content, own.causal, own.window)).sum((0, 2))
+    return total / pairs

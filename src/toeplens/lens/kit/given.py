@@ -28,6 +28,7 @@ class Around(TypedDict, total=False):
     split: KeySplit
     counted: Counted
     window: int | None
+    chunk: int | None
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,10 @@ class Given:
     split: KeySplit = "known"
     counted: Counted = "all"
     window: int | None = None
+    chunk: int | None = None
 
     def require_trace_alone(self, k: Tensor | None) -> None:
         """Refuse what a trace has of its own."""
         for name, value in {"k": k, **vars(self)}.items():
-            if name in ("k", "rotation", "bias", "k_position", "lengths", "window") and value is not None:
+            if name in ("k", "rotation", "bias", "k_position", "lengths", "window", "chunk") and value is not None:
                 raise InputError(f"{name}: it was given beside a trace; a trace has its own.")

@@ -42,7 +42,8 @@ class MovableKeys:
     causal   whether key j is visible to query i only for j <= i
     ends     [B] tokens of each sequence; those after it are neither queries nor keys
     asked    [B, N] the queries that count, of those; None if all do
-    window   how many keys up to its own a query sees at most, if causal; None if all of them
+    window   how many keys up to its own a query sees at most, on either side if not causal; None if all of them
+    chunk    of so many positions, beyond whose ends no query sees a key; None if they are all one
     """
 
     q: Float[Tensor, "B H N d"]
@@ -55,6 +56,7 @@ class MovableKeys:
     ends: Int[Tensor, "B"]
     asked: Bool[Tensor, "B N"] | None = None
     window: int | None = None
+    chunk: int | None = None
 
     @property
     def pairs(self) -> int:
@@ -76,9 +78,20 @@ class MovableKeys:
         """How many keys each query sees; 0 for padding, and for queries that do not count."""
         rows = torch.arange(self.q.shape[2], device=self.q.device)
         ends = self.ends.unsqueeze(1)
-        seen = torch.where(rows < ends, rows + 1 if self.causal else ends, 0)
-        seen = seen if self.window is None else seen.clamp(max=self.window)
+        after = torch.minimum(self._beyond(rows), ends) if not self.causal else rows + 1
+        seen = torch.where(rows < ends, after - self._first(rows), 0)
         return seen if self.asked is None else seen * self.asked
+
+    def _first(self, rows: Int[Tensor, "_N"]) -> Int[Tensor, "_N"]:
+        """The first position that each query sees."""
+        first = rows * 0 if self.chunk is None else rows - rows % self.chunk
+        return first if self.window is None else torch.maximum(first, rows + 1 - self.window)
+
+    def _beyond(self, rows: Int[Tensor, "_N"]) -> Int[Tensor, "_N"]:
+        """The first position after those that a query sees of keys on both sides."""
+        length = self.q.shape[2]
+        beyond = rows * 0 + length if self.chunk is None else rows - rows % self.chunk + self.chunk
+        return beyond if self.window is None else torch.minimum(beyond, rows + self.window)
 
     def logits(self, sequence: int, query: int, contents: Int[Tensor, "*K n"]) -> Float[Tensor, "H *K n"]:
         """The logits of one query with other contents at the n positions that it sees, in float64.
@@ -88,7 +101,7 @@ class MovableKeys:
                       0, 1, ..., n - 1 is as it was
         """
         n, count = contents.shape[-1], self.pairs
-        start = 0 if self.window is None else max(0, query + 1 - self.window)
+        start = int(self._first(torch.tensor([query])))
         rows = torch.arange(start, start + n, device=self.q.device)
         q = self.ordered(self.q[sequence, :, query])
         v = turned_by(complex_pairs(q, count).unsqueeze(1) * self.turns[:, rows], q.unsqueeze(1))
@@ -187,15 +200,16 @@ def _with_encoding(bare: MovableKeys, given: Given) -> MovableKeys:
         part=lambda q, k: (q, k),
     )
     part = None if bare.places is None else bare.places.expand_as(keys)
-    return replace(_of_layer(layer, part, "all"), asked=None, window=bare.window)
+    return replace(_of_layer(layer, part, "all"), asked=None, window=bare.window, chunk=bare.chunk)
 
 
 def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
     rotation, bias, k_position = given.rotation, given.bias, given.k_position
-    causal, window = given.causal, given.window
+    causal = given.causal
     assert not isinstance(rotation, PositionalEncoding)
-    if window is not None and (window < 1 or not causal):
-        raise InputError(f"window: {window} was given; it must be at least 1, of causal attention.")
+    for name, size in (("window", given.window), ("chunk", given.chunk)):
+        if size is not None and size < 1:
+            raise InputError(f"{name}: {size} was given; it must be at least 1.")
     if q.ndim == k.ndim == 2:
         q, k = q[None], k[None]
     heads_of(q, k)
@@ -239,8 +253,13 @@ def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
         bias=bias,
         causal=causal,
         ends=ends,
-        window=None if window is None or window >= length else window,
+        window=_shorter(given.window, length),
+        chunk=_shorter(given.chunk, length),
     )
+
+
+def _shorter(size: int | None, length: int) -> int | None:
+    return None if size is None or size >= length else size
 
 
 def _key_part(

@@ -70,7 +70,10 @@ def _ordered(heads: Sequence[HeadRecord]) -> list[HeadRecord]:
 
 def _sentence(layer: LayerRecord, title: str) -> str:
     text = f"{title[:1].upper()}{title[1:]}"
-    return text if layer.window is None else f"{text}, which sees {layer.window} keys at most"
+    at_most = layer.chunk or layer.window
+    if layer.window is not None and not layer.causal:
+        at_most = 2 * layer.window - 1
+    return text if at_most is None else f"{text}, which sees {at_most} keys at most"
 
 
 def _by_distance(names: Names, heads: Sequence[HeadRecord], limit: float, title: str) -> Panel:

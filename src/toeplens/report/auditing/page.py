@@ -74,8 +74,10 @@ def file_name(name: str) -> str:
 
 def sees(layer: LayerRecord) -> str:
     """Which keys a query sees."""
+    if layer.chunk is not None:
+        return f"itself and those before in its chunk of {layer.chunk}"
     if layer.window is not None and not layer.causal:
-        return f"{layer.window} keys at most"
+        return f"itself and {layer.window - 1} on either side"
     if layer.window is not None:
         return f"itself and {layer.window - 1} before"
     others = "those that a mask leaves" if "mask" in layer.position else "all keys"

@@ -170,6 +170,7 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Measured:
         softcap=call.softcap,
         causal=call.causal,
         window=call.window,
+        chunk=call.chunk,
         position=_position(call, placed),
         frequencies=() if call.rotation is None else tuple(call.rotation.frequencies.tolist()),
         dead=() if call.rotation is None else tuple(call.rotation.dead.nonzero().flatten().tolist()),
@@ -282,7 +283,7 @@ def _position(call: AttentionCall, placed: Mapping[str, Any]) -> str:
         said.append("bias by offset" if placed.get("bias") is not None else "bias")
     if not said:
         said.append("none in the attention" if call.kind == "self" else "none")
-    if call.visible is not None and not call.causal:
+    if call.visible is not None and not call.causal and call.window is None:
         said.append("a mask hides keys")
     if call.softcap is not None:
         said.append("shares are of the logits before the cap")

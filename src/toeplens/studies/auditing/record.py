@@ -140,7 +140,8 @@ class LayerRecord(Record):
     scale          factor of q . k
     softcap        c of c tanh(x / c); None without
     causal         whether keys after the query are hidden
-    window         keys that a query of causal attention sees at most, its own and those before; None if all
+    window         keys up to its own that a query sees at most, on either side if not causal; None if all
+    chunk          positions are in chunks of so many, and a query sees none of a chunk before; None if they are not
     position       what position does here, in words, such as "rotation of 8 pairs, 16 of 64 dimensions (half)"
     frequencies    of the rotation, radians a position, in the order of the pairs; empty without a known rotation
     dead           places among the frequencies of the pairs that add to no logit here: in all heads their queries are
@@ -156,7 +157,7 @@ class LayerRecord(Record):
                    within its noise), ``lead`` (largest less second); empty without effects
     """
 
-    LATER = ("deposit", "dead", "tabled")
+    LATER = ("deposit", "dead", "tabled", "chunk")
 
     side: Side
     kind: Kind
@@ -178,6 +179,7 @@ class LayerRecord(Record):
     deposit: dict[str, Number] = field(default_factory=dict)
     dead: tuple[reading.Count, ...] = ()
     tabled: tuple[reading.Count, ...] = ()
+    chunk: reading.Count | None = None
 
     def check(self, heads: list[HeadRecord]) -> None:
         """Refuse heads that are not the layer's."""

@@ -128,11 +128,24 @@ def test_masks_are_read_in_blocks(at_once: int) -> None:
     visible = CAUSAL[None, None]
     assert masks.one_way(visible)
     assert masks.just_causal(visible)
-    assert masks.window_of(visible) is None
+    assert masks.reach_of(visible, True) == (None, None)
     window = visible & (PLACES[:, None] - 4 < PLACES)
     assert masks.one_way(window)
     assert not masks.just_causal(window)
-    assert masks.window_of(window) == 4
+    assert masks.reach_of(window, True) == (4, None)
+    near = (PLACES[:, None] - PLACES).abs() < 4
+    assert masks.reach_of(near[None, None], False) == (4, None)
+    chunks = PLACES[:, None] // 5 == PLACES // 5
+    assert masks.reach_of(visible & chunks, True) == (None, 5)
+    for some, causal, reach in ((near, False, (4, None)), (visible & chunks, True, (None, 5))):
+        made, there = some.expand(2, 1, TOKENS, TOKENS), PLACES < torch.tensor([TOKENS, 9])[:, None, None, None]
+        assert masks.padded_lengths(made, causal, masks.Reach(*reach)) is None
+        ends = masks.padded_lengths(made & there, causal, masks.reach_of(made & there, causal))
+        assert isinstance(ends, Tensor)
+        assert ends.tolist() == [TOKENS, 9]
+        hidden = made.clone()
+        hidden[..., 8, 7] = False
+        assert masks.padded_lengths(hidden, causal, masks.Reach(*reach)) == "some of the keys"
     for row in (1, 4, 9):  # one key after its query, in each block of queries
         later = visible.clone()
         later[..., row, row + 1] = True
@@ -147,13 +160,13 @@ def test_what_padding_sees_does_not_matter(at_once: int) -> None:
     for seen in (visible[1, 0, 8], torch.zeros(TOKENS, dtype=torch.bool), (PLACES > 2) & (PLACES < 9)):
         padded = visible.clone()
         padded[1, 0, 9:] = seen
-        ends = masks.padded_lengths(padded, True, None)
+        ends = masks.padded_lengths(padded, True, masks.Reach())
         assert isinstance(ends, Tensor)
         assert ends.tolist() == [TOKENS, 9]
     other = visible.clone()
     other[1, 0, 8, 3] = False
-    assert masks.padded_lengths(other, True, None) == "some of the keys"
-    assert masks.padded_lengths(CAUSAL[None, None], True, None) is None
+    assert masks.padded_lengths(other, True, masks.Reach()) == "some of the keys"
+    assert masks.padded_lengths(CAUSAL[None, None], True, masks.Reach()) is None
 
 
 def test_tables_by_offset_are_as_exact_as_their_largest_number(at_once: int) -> None:

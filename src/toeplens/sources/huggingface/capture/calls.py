@@ -13,7 +13,7 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.lens.kit.pieces import NoForm
-from toeplens.sources.huggingface.capture.masks import at_rows, blocks, padded_lengths, table_by_offset, window_of
+from toeplens.sources.huggingface.capture.masks import at_rows, Reach, blocks, padded_lengths, reach_of, table_by_offset
 from toeplens.sources.huggingface.capture.rotation import Rotation
 from toeplens.sources.huggingface.model import tolerance
 
@@ -190,29 +190,41 @@ class AttentionCall(Attention):
         for part in blocks(self.q.shape[2], self.q.shape[0] * self.q.shape[1] * self.k.shape[2], _BLOCK):
             rows = torch.arange(part.start, part.stop, device=self.q.device)
             first = 0 if self.window is None else max(0, part.start - self.window + 1)
-            last = part.stop if self.causal and self.kind == "self" else self.k.shape[2]
+            first = first if self.chunk is None else part.start - part.start % self.chunk
+            last = self.k.shape[2] if self.window is None else min(self.k.shape[2], part.stop + self.window - 1)
+            last = part.stop if self.causal and self.kind == "self" else last
             made = self.logits(rows, slice(first, last), dtype)
             weights = self.softmax(made)
             yield rows, first, made, weights if self.visible is None else weights.nan_to_num(nan=0.0)
 
     @cached_property
+    def _reach(self) -> Reach:
+        there = self.visible is not None and self.kind == "self" and self.q.shape[2] == self.k.shape[2]
+        return reach_of(self.visible, self.causal) if there and self.visible is not None else Reach()
+
+    @property
     def window(self) -> int | None:
-        """Of causal attention, how many keys up to its own a query sees at most, where that is less than all."""
-        return None if self.visible is None or not self.causal else window_of(self.visible)
+        """How many keys up to its own a query sees at most, on either side if not causal; None if it sees all."""
+        return self._reach.window
+
+    @property
+    def chunk(self) -> int | None:
+        """Positions are in chunks of so many, and a query sees none of a chunk before; None if they are not."""
+        return self._reach.chunk
 
     @cached_property
     def lengths(self) -> Int[Tensor, "B"] | None:
-        """Tokens before the padding, where padding is all that hides keys, beside ``causal`` and ``window``.
+        """Tokens before the padding, where padding is all that hides keys, beside ``causal`` and how far a query sees.
 
         None where nothing is padded. Raises `NoForm` where other keys are hidden: by packed sequences, by padding on
         the left.
         """
         if self.visible is None:
             return None
-        ends = padded_lengths(self.visible, self.causal, self.window)
+        ends = padded_lengths(self.visible, self.causal, self._reach)
         if isinstance(ends, str):
             raise NoForm(
-                f"{self.module}: its queries see {ends}; what is known is all keys, or a window of those before."
+                f"{self.module}: its queries see {ends}; what is known is all keys, those before, a window, and chunks."
             )
         return None if ends is None else ends.expand(self.q.shape[0])
 
@@ -275,4 +287,5 @@ class AttentionCall(Attention):
             "scale": self.scale,
             "lengths": self.lengths,
             "window": self.window,
+            "chunk": self.chunk,
         }

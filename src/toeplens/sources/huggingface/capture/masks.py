@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -112,21 +113,39 @@ def just_causal(visible: Bool[Tensor, "_B _H Nq Nk"]) -> bool:
     return all(bool((part == _earlier(rows, part)).all()) for rows, part in _parts(visible))
 
 
-def window_of(visible: Bool[Tensor, "_B _H Nq Nk"]) -> int | None:
-    """Of a causal mask, how many keys up to its own a query sees at most; None if one sees all."""
-    reach, keys = 0, visible.shape[-1]
+class Reach(NamedTuple):
+    """How far queries see.
+
+    window  how many keys up to its own a query sees at most, on either side if the mask is not causal; None if all
+    chunk   positions are in chunks of so many, whose ends a causal query does not see beyond; None if it does
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+
+
+def reach_of(visible: Bool[Tensor, "_B _H Nq Nk"], causal: bool) -> Reach:
+    """The least window, or the chunks, in which a mask's queries see all that they see."""
+    reach, keys, firsts = 0, visible.shape[-1], []
     for rows, part in _parts(visible):
         near = part.any(0).any(0)
-        first = near.to(torch.uint8).argmax(-1)
         own = torch.arange(rows.start, rows.stop, device=near.device)
-        reach = max(reach, int(((own - first + 1) * near.any(-1)).max()))
-    return reach if reach < keys else None
+        first = near.to(torch.uint8).argmax(-1)
+        last = keys - 1 - near.flip(-1).to(torch.uint8).argmax(-1)
+        reach = max(reach, int(((torch.maximum(own - first, last - own) + 1) * near.any(-1)).max()))
+        firsts.append(torch.where(near.any(-1), first, own))
+    if reach >= keys:
+        return Reach()
+    first = torch.cat(firsts)
+    chunk = int(first.clamp(max=1).argmax())  # the first query that does not see key 0
+    places = torch.arange(len(first), device=first.device)
+    if causal and chunk > 1 and bool((first == places - places % chunk).all()):
+        return Reach(chunk=chunk)
+    return Reach(window=reach)
 
 
-def padded_lengths(
-    visible: Bool[Tensor, "B _H Nq Nk"], causal: bool, window: int | None
-) -> Int[Tensor, "B"] | str | None:
-    """Tokens of each sequence, if nothing but padding after them is hidden, and what ``causal`` and ``window`` hide.
+def padded_lengths(visible: Bool[Tensor, "B _H Nq Nk"], causal: bool, reach: Reach) -> Int[Tensor, "B"] | str | None:
+    """Tokens of each sequence, if nothing but padding after them is hidden, and what ``causal`` and ``reach`` hide.
 
     None if there is no padding; a word on what is seen where something else is hidden.
     """
@@ -140,8 +159,11 @@ def padded_lengths(
         wanted = there[:, None, None, :].expand(-1, 1, rows.stop - rows.start, -1)
         if causal:
             wanted = wanted & _earlier(rows, part)
-        if window is not None:
-            wanted = wanted & ~_earlier(rows, part, window)
+        if reach.window is not None:
+            wanted = wanted & _earlier(rows, part, 1 - reach.window) & ~_earlier(rows, part, reach.window)
+        if reach.chunk is not None:
+            own, other = (places // reach.chunk for places in _places(rows, part))
+            wanted = wanted & (own == other)
         if bool(((part != wanted) & there[:, None, rows, None]).any()):
             return "some of the keys"
     return None if bool(there.all()) else ends
@@ -189,5 +211,11 @@ def _parts(visible: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 def _earlier(rows: slice, part: Tensor, by: int = 0) -> Bool[Tensor, "R Nk"]:
     """Whether a key is at least so many places before the query."""
-    own = torch.arange(rows.start, rows.stop, device=part.device).unsqueeze(-1)
-    return torch.arange(part.shape[-1], device=part.device) <= own - by
+    own, other = _places(rows, part)
+    return other <= own - by
+
+
+def _places(rows: slice, part: Tensor) -> tuple[Int[Tensor, "R 1"], Int[Tensor, "Nk"]]:
+    """Those of queries and keys."""
+    own = torch.arange(rows.start, rows.stop, device=part.device)
+    return own.unsqueeze(-1), torch.arange(part.shape[-1], device=part.device)

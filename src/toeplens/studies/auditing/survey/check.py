@@ -17,11 +17,12 @@ from toeplens.sources.huggingface.model import attention_modules, configs_of
 from toeplens.sources.huggingface.patches import patched
 from toeplens.studies.auditing.inputs import repeated
 from toeplens.studies.auditing.study import audit
-from toeplens.studies.auditing.survey.models import NotText, small_inputs, small_model
+from toeplens.studies.auditing.survey.models import FIRST_WORD, NotText, small_inputs, small_model
 from toeplens.studies.auditing.survey.record import Surveyed
 
 WHOLE = 1e-3  # of the largest output: what a captured pass may differ by from a plain one
-_SEQUENCES, _TOKENS, _WORDS = 9, 12, 30  # of the audit: enough for means over sequences, and in every vocabulary
+_SEQUENCES, _TOKENS = 9, 12  # of the audit: enough for means over sequences
+_WORDS = 30  # are in every vocabulary, those before `FIRST_WORD` among them
 _ALIKE = 1e-4  # of weights: what formed ones may differ by from those that a pass returns
 _SEED = 11  # of models that draw at random while they run
 
@@ -98,7 +99,7 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
             "captured as attention."
         )
     returned = _returned(model, inputs)
-    tokens = repeated(_WORDS, (), _SEQUENCES, _TOKENS, _SEED)
+    tokens = repeated(_WORDS, range(FIRST_WORD), _SEQUENCES, _TOKENS, _SEED)
     audited = audit(model, tokens.tokens)
     outputs += [layer.outputs for layer in audited.layers]
     weights += [layer.weights for layer in audited.layers if layer.weights is not None]

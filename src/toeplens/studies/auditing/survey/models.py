@@ -29,7 +29,7 @@ _SENSES = (
 )
 LARGEST = 50_000_000  # parameters
 TOKENS, DECODED, PADDED = 12, 7, 9  # of an input, of what is decoded, of the second sequence without its padding
-_FIRST_WORD = 16  # tokens before it may have a meaning of their own
+FIRST_WORD = 16  # tokens before it may have a meaning of their own
 _SEED = 7
 
 
@@ -120,7 +120,7 @@ def small_model(name: str) -> Any:
     model = kind(config).eval()
     generator = torch.Generator().manual_seed(_SEED)
     with torch.no_grad():
-        for weight in model.parameters():
+        for weight in (each for each in model.parameters() if each.requires_grad):  # not what is frozen: tables of sines
             noise = torch.randn(weight.shape, generator=generator)
             weight.copy_(0.15 * noise if weight.ndim > 1 else weight + 0.1 * noise)
     return model
@@ -147,7 +147,7 @@ def small_inputs(model: Any, *, padded: bool = True) -> dict[str, Tensor]:
     """Two sequences of random tokens, the second with padding on its right where padding can be told."""
     names = signature(model.forward).parameters
     generator = torch.Generator().manual_seed(_SEED)
-    tokens = torch.randint(_FIRST_WORD, SMALL["vocab_size"], (2, TOKENS), generator=generator)
+    tokens = torch.randint(FIRST_WORD, SMALL["vocab_size"], (2, TOKENS), generator=generator)
     inputs = {"input_ids": tokens}
     if padded and "attention_mask" in names:
         there = torch.ones_like(tokens)
