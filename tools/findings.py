@@ -86,17 +86,19 @@ def _before(study: Pretrained) -> Iterator[str]:
     audits = [study.audits[f"text-{number}"] for number in range(len(study.plan.places))]
     chosen = previous(audits)
     which = heads.among(chosen)
-    yield f"{_heads_are(len(chosen))} the token before {PREVIOUS:.0%} of their attention or more{_listed(chosen)}."
+    own = "its" if len(chosen) == 1 else "their"
+    yield f"{_heads_are(len(chosen))} the token before {PREVIOUS:.0%} of {own} attention or more{_listed(chosen)}."
     if not chosen:
         return
-    share = heads.mean("positional")[which]
+    share, one = heads.mean("positional")[which], len(chosen) == 1
     away = np.mean(heads.by_text(lambda c: np.nanmean(c["centre"][which]) - np.nanmean(c["centre"][~which])))
     yield (
-        f"They are {share.min():.0%} to {share.max():.0%} positional, and use pairs {away:.1f} octaves faster than "
-        "others."
+        f"{'It is' if one else 'They are'} {_span(share.tolist())} positional, and "
+        f"{'uses' if one else 'use'} pairs {away:.1f} octaves faster than others."
     )
     fast, slow = (_more(study, name, "copying") for name in ("fast-still", "slow-still"))
-    yield f"Stopping their fastest quarter costs copying {fast:.2f} nats a token, their slowest {slow:.2f}."
+    whose = "its" if one else "their"
+    yield f"Stopping {whose} fastest quarter costs copying {_nats(fast)} nats a token, {whose} slowest {_nats(slow)}."
 
 
 def _retrieval(study: Pretrained) -> Iterator[str]:
@@ -121,20 +123,15 @@ def _retrieval(study: Pretrained) -> Iterator[str]:
     drawn = [_more(study, f"some-silent-{draw}", "needle") for draw in range(3)]
     slow, fast = (_more(study, f"{speed}-silent", "needle") for speed in ("slow", "fast"))
     yield (
-        f"The slowest quarter of their pairs silenced costs the number {slow:.2f} nats a token, the fastest "
-        f"{fast:.2f}, quarters that were drawn {min(drawn):.2f} to {max(drawn):.2f}."
+        f"The slowest quarter of their pairs silenced costs the number {_nats(slow)} nats a token, the fastest "
+        f"{_nats(fast)}, quarters that were drawn {min(drawn):.2f} to {max(drawn):.2f}."
     )
 
 
 def _bands(study: Pretrained) -> Iterator[str]:
     more = {name: [_more(study, f"still-{band}", name) for band in range(8)] for name in ("loss", "needle", "copying")}
-    worst = [int(np.argmax(values)) + 1 for values in more.values()]
-    costs = ", ".join(f"{words} {more[name][0]:.2f}" for name, words in _COSTS.items())
-    yield f"Stopping the fastest eighth of all pairs costs, in nats a token: {costs}."
-    yield (
-        f"It is the costliest eighth for {sum(at == 1 for at in worst)} of these three; the others cost text at most "
-        f"{max(more['loss'][1:]):.2f}."
-    )
+    yield "Stopping an eighth of all pairs costs most, in nats a token:"
+    yield "; ".join(f"{words}, {_largest(more[name])}" for name, words in _COSTS.items()) + "."
     last = max(max(values[6:]) for values in more.values())
     yield f"The slowest quarter, eighths 7 and 8, costs none of them more than {last:.2f}."
     bands = sorted(study.audits["bands"].bands, key=lambda band: -(band.effect or 0))
@@ -142,7 +139,22 @@ def _bands(study: Pretrained) -> Iterator[str]:
         f"layer {band.layer + 1} (pairs {band.first + 1} to {band.last + 1}) {band.effect:.3f}" for band in bands[:3]
     )
     total = sum(band.effect or 0 for band in bands)
-    yield f"Layer by layer the costliest are {top}, of {len(bands)} that add up to {total:.2f}."
+    first, second, *_ = sorted(_by_eighth(study).items(), key=lambda each: -each[1])
+    yield (
+        f"Stopped in one layer at a time, the costliest are {top}, of {len(bands)} that add up to {total:.2f}: "
+        f"{first[1] / total:.0%} in the {_PLACES[first[0]]} eighth, {second[1] / total:.0%} in the {_PLACES[second[0]]}."
+    )
+
+
+def _by_eighth(study: Pretrained) -> dict[int, float]:
+    """What stopping each eighth of a layer costs the text, added up over the layers."""
+    bands = study.audits["bands"].bands
+    found = dict.fromkeys(range(8), 0.0)
+    for layer in {band.layer for band in bands}:
+        own = sorted((band for band in bands if band.layer == layer), key=lambda band: -band.fastest)
+        for eighth, band in enumerate(own):
+            found[eighth] += band.effect or 0
+    return found
 
 
 def _position(study: Pretrained) -> Iterator[str]:
@@ -169,6 +181,7 @@ def _position(study: Pretrained) -> Iterator[str]:
 
 
 _ALL = ("text", "random", "shuffled")
+_PLACES = ("fastest", "second", "third", "fourth", "fifth", "sixth", "seventh", "slowest")
 _COSTS = {"loss": "text", "needle": "needles", "copying": "copying"}
 _PARTS: dict[str, Callable[[dict[str, Pretrained]], Iterator[str]]] = {
     "verdicts": _verdicts,
@@ -202,6 +215,16 @@ def _listed(chosen: list[tuple[int, int]]) -> str:
     return (
         f" (layer and head {', '.join(f'{layer + 1}.{head + 1}' for layer, head in sorted(chosen))})" if chosen else ""
     )
+
+
+def _nats(value: float) -> str:
+    return f"{round(value, 2) + 0.0:.2f}"  # no -0.00
+
+
+def _largest(values: list[float]) -> str:
+    """Which eighths cost most, and what."""
+    first, second, *_ = np.argsort(values)[::-1]
+    return f"the {_PLACES[first]} {values[first]:.2f}, then the {_PLACES[second]} {values[second]:.2f}"
 
 
 def _span(values: list[float]) -> str:

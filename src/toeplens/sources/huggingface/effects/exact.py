@@ -66,11 +66,11 @@ def one_by_one(
                     raise
             ways.pop(0)
         replayed += replays and begin > 0
-        values = [passes.effects(found)[: first * passes.batch]] if first else []
+        values = [passes.effects(found, first)] if first else []
         on_progress(done + first, total)
         for start in range(first, len(heads), width):
             found = run(index, heads[start : start + width], **parts)
-            values.append(passes.effects(found))
+            values.append(passes.effects(found, width))
             on_progress(done + start + width, total)
         split = torch.cat(values).unflatten(0, (-1, passes.batch))
         effects[index][:, :, heads] = split.permute(1, 2, 0).cpu().numpy()

@@ -18,7 +18,7 @@ Effect = Literal["loss", "states"]
 
 ENOUGH = 8  # sequences that intervals are taken over; of fewer, blocks of their tokens
 _ROWS, _BLOCK = 32, 8  # blocks over all sequences, if each has so many tokens at least
-_AT_ONCE = 1 << 24  # logits that are held at once, over copies, sequences and positions
+_AT_ONCE = 1 << 26  # logits that are held at once, over copies, sequences and positions
 _MASKED = 0.15  # share of the tokens that a masked language model has to predict
 _NONE = -100  # a label where nothing is to be predicted
 _PREDICTS = (

@@ -21,7 +21,7 @@ from toeplens.sources.huggingface.effects.outcome import Outcome, apart, losses,
 from toeplens.sources.huggingface.interface import OBSERVER, Observer
 from toeplens.sources.huggingface.model import precision, tolerance
 
-_TOKENS = 4096  # of a pass, over its copies of the batch
+_TOKENS = 4096  # of a pass, over its copies of the batch, at least
 Change = Callable[[Float[Tensor, "R N H dv"]], Float[Tensor, "R N H dv"]]
 
 
@@ -231,7 +231,7 @@ class Passes:
 
     batch       sequences
     kind        the model's class
-    width       copies of the batch that one pass takes: a few thousand tokens together
+    width       copies of the batch that one pass takes, or up to three times as many: a few thousand tokens together
     same        how far apart states may be, relative to their size, that are equal but for the model's rounding
     states      [B, N, d] of the intact pass
     order       the addresses that it met
@@ -281,9 +281,10 @@ class Passes:
         return found.kept
 
     def copies(self, most: int) -> int:
-        """Of a pass: those of ``most`` heads, and one more, in as few passes as can be; 1 if they are not alike."""
+        """Of a pass: those of ``most`` heads, and one more, with as few left over as can be; 1 if they are not alike."""
         copies = most + 1
-        width = -(-copies // -(-copies // self.width))
+        widths = range(self.width, 3 * self.width + 1)
+        width = min(copies, min(widths, key=lambda each: (-(-copies // each) * each, each)))
         try:
             if width > 1:
                 self.require_same(self.run(width))
@@ -303,17 +304,18 @@ class Passes:
                 "apart."
             )
 
-    def effects(self, found: Replay) -> Float[Tensor, "R K"]:
-        """How far each row of a pass is from the intact one, split over the outcome's blocks of tokens."""
+    def effects(self, found: Replay, copies: int) -> Float[Tensor, "R K"]:
+        """How far each row of a pass's first copies is from the intact one, split over the outcome's blocks."""
         if self.baseline is None:
-            return moved(found.states, self.states, self.outcome.counted, self.outcome.blocks)
-        return self.losses(found) - self.baseline.repeat(found.rows, 1)
+            states = found.states[: copies * self.batch]
+            return moved(states, self.states, self.outcome.counted, self.outcome.blocks)
+        return self.losses(found, copies) - self.baseline.repeat(copies, 1)
 
-    def losses(self, found: Replay) -> Float[Tensor, "R K"]:
-        """The loss of each row of a pass, split over the outcome's blocks of tokens."""
+    def losses(self, found: Replay, copies: int = 1) -> Float[Tensor, "R K"]:
+        """The loss of each row of a pass's first copies, split over the outcome's blocks of tokens."""
         assert self.outcome.labels is not None
-        states = found.states
-        labels = self.outcome.labels.to(states.device).repeat(found.rows, 1)
+        states = found.states[: copies * self.batch]
+        labels = self.outcome.labels.to(states.device).repeat(copies, 1)
         return losses(labels, lambda at: found.logits(states[:, at]), self.vocabulary, self.outcome.blocks)
 
 
