@@ -84,7 +84,7 @@ def verdict(study: Pretrained, claim: str) -> str:
 
 
 def test_the_correspondence_is_nearly_as_large_in_random_order(either: Pretrained) -> None:
-    """ "in both models and in both kinds of Gemma's layers .. random order .. random weights have about half or more"."""
+    """ "in both models and in both kinds of Gemma's layers .. random weights have about half or more"."""
     of_text = either.heads("text")
     assert of_text is not None
     for which in of_text.parts.values():

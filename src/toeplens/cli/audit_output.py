@@ -96,9 +96,7 @@ def audit_tables(found: Audit) -> list[Table]:
         first, proof = alike[0], max(max(each.outputs, each.weights or 0.0) for each in alike)
         count = str(first.heads) if first.heads == first.key_heads else f"{first.heads} on {first.key_heads}"
         numbers = spans(each.layer + 1 for each in alike)
-        layers.add_row(
-            f"{names.place(first)}L{numbers}", count, _position(first), _window(first), f"{proof:.1e}"
-        )
+        layers.add_row(f"{names.place(first)}L{numbers}", count, _position(first), _window(first), f"{proof:.1e}")
     return [heads, layers, *([_deposits(found)] if known else []), *([_bands(found)] if found.bands else [])]
 
 

@@ -139,7 +139,7 @@ def frequency_use(
         q        [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace`, or one layer
                  of it, where the rest is read
         k        [..., G, N, d] keys; head h reads key head h // (H / G). Or [N, d]
-        rotation, pairing, bias, causal, scale, lengths, window, chunk  as in `toeplens.lens.following.behaviour.behaviour`
+        rotation, pairing, bias, causal, scale, lengths, window, chunk  as in `toeplens.lens.behaviour`
         counted  of a trace, which queries count: ``all``, or those ``used``: of a layer that is read out in one place,
                  that one
 

@@ -84,7 +84,8 @@ def measure(
             tokens = inputs.get(f"{call.side}_input_ids", inputs["input_ids"])
             if found is None and not measured:
                 expect("layers", _seconds(call, tokens) * (count if layers is None else len(layers)))
-            measured.append(start(partial(_measured, number, _held(call), tokens, kept, found)))
+            held = _held(call) if found is None else call
+            measured.append(start(partial(_measured, number, held, tokens, kept, found)))
             numbers.append(number)
         report("layers", calls, max(calls, count))  # some modules are called again and again
 

@@ -138,7 +138,7 @@ def test_masks_are_read_in_blocks(at_once: int) -> None:
     chunks = PLACES[:, None] // 5 == PLACES // 5
     assert masks.reach_of(visible & chunks, True) == (None, 5)
     for some, causal, reach in ((near, False, (4, None)), (visible & chunks, True, (None, 5))):
-        made, there = some.expand(2, 1, TOKENS, TOKENS), PLACES < torch.tensor([TOKENS, 9])[:, None, None, None]
+        made, there = some.expand(2, 1, TOKENS, TOKENS), torch.tensor([TOKENS, 9])[:, None, None, None] > PLACES
         assert masks.padded_lengths(made, causal, masks.Reach(*reach)) is None
         ends = masks.padded_lengths(made & there, causal, masks.reach_of(made & there, causal))
         assert isinstance(ends, Tensor)

@@ -84,7 +84,9 @@ def _turns(study: Pretrained, band: int) -> str:
 
 
 def _short(tokens: float) -> str:
-    size, unit = next(((tokens / each, unit) for each, unit in ((1e6, "M"), (1e3, "k")) if tokens >= each), (tokens, ""))
+    size, unit = next(
+        ((tokens / each, unit) for each, unit in ((1e6, "M"), (1e3, "k")) if tokens >= each), (tokens, "")
+    )
     return f"{size:.2g}{unit}" if size < 10 else f"{size:.0f}{unit}"
 
 

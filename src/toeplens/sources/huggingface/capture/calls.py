@@ -13,7 +13,7 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.lens.kit.pieces import NoForm
-from toeplens.sources.huggingface.capture.masks import at_rows, Reach, blocks, padded_lengths, reach_of, table_by_offset
+from toeplens.sources.huggingface.capture.masks import Reach, at_rows, blocks, padded_lengths, reach_of, table_by_offset
 from toeplens.sources.huggingface.capture.rotation import Rotation
 from toeplens.sources.huggingface.model import tolerance
 

@@ -281,7 +281,7 @@ class Passes:
         return found.kept
 
     def copies(self, most: int) -> int:
-        """Of a pass: those of ``most`` heads, and one more, with as few left over as can be; 1 if they are not alike."""
+        """Of a pass: of ``most`` heads, and one more, with as few left over as can be; 1 if they are not alike."""
         copies = most + 1
         widths = range(self.width, 3 * self.width + 1)
         width = min(copies, min(widths, key=lambda each: (-(-copies // each) * each, each)))

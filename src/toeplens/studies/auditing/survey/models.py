@@ -120,7 +120,9 @@ def small_model(name: str) -> Any:
     model = kind(config).eval()
     generator = torch.Generator().manual_seed(_SEED)
     with torch.no_grad():
-        for weight in (each for each in model.parameters() if each.requires_grad):  # not what is frozen: tables of sines
+        for weight in (
+            each for each in model.parameters() if each.requires_grad
+        ):  # not what is frozen: tables of sines
             noise = torch.randn(weight.shape, generator=generator)
             weight.copy_(0.15 * noise if weight.ndim > 1 else weight + 0.1 * noise)
     return model
