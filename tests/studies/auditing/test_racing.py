@@ -29,7 +29,7 @@ class Worlds:
     def __init__(self, means: Sequence[float], counts: Sequence[int], noise: float, seed: int) -> None:
         random = np.random.default_rng(seed)
         self.counts = list(counts)
-        self.all = np.asarray(means) + noise * random.standard_normal((8, 6, len(means)))
+        self.all = np.asarray(means) + noise * random.standard_normal((8, 20, len(means)))
         self.runs = 0
         self.heads = 0
 
@@ -37,7 +37,7 @@ class Worlds:
         rows = inputs["input_ids"][:, 0].numpy()
         parts, start = [], 0
         for count, heads in zip(self.counts, chosen, strict=True):
-            made = np.full((len(rows), 6, count), np.nan)
+            made = np.full((len(rows), 20, count), np.nan)
             made[..., list(heads)] = self.all[rows][..., start : start + count][..., list(heads)]
             parts.append(made)
             start += count
@@ -52,8 +52,9 @@ def ran(world: Worlds, first: int, kept: Kept | None = None) -> Race:
 
 
 def pooled(parts: np.ndarray) -> np.ndarray:
-    """Of each sequence four parts of its six: 2, 2, 1 and 1."""
-    made = [each[at].mean(0) for each in parts for at in ([0, 1], [2, 3], [4], [5])]
+    """Of each sequence sixteen parts of its twenty: four of two, twelve of one."""
+    cuts = [*([at, at + 1] for at in (0, 2, 4, 6)), *([at] for at in range(8, 20))]
+    made = [each[at].mean(0) for each in parts for at in cuts]
     return np.array(made)
 
 
@@ -85,7 +86,7 @@ def test_heads_are_in_the_race_as_long_as_a_loop_says(seed: int, first: int, noi
     world = Worlds(random.standard_normal(9).tolist(), (4, 5), noise, seed)
     found = ran(world, first)
     rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)
-    assert (np.isfinite(rows).sum(0) == 4 * np.array(left_by_hand(world, first))).all()
+    assert (np.isfinite(rows).sum(0) == 16 * np.array(left_by_hand(world, first))).all()
     whole = pooled(world.all)[: len(rows)]
     np.testing.assert_array_equal(rows[np.isfinite(rows)], whole[np.isfinite(rows)])
 
@@ -123,7 +124,7 @@ def test_with_as_many_places_as_heads_all_sequences_are_read() -> None:
     world = Worlds([1.0, 2.0, 3.0], (1, 2), 0.1, 0)
     found = ran(world, 3)
     assert world.runs == 8
-    assert len(found.parts[0]) == 32
+    assert len(found.parts[0]) == 128
 
 
 def test_heads_without_an_effect_leave_at_once() -> None:

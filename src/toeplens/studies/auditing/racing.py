@@ -22,7 +22,7 @@ from toeplens.studies.auditing.kept import Kept
 _ROUNDS = 8  # at most
 _LEVEL = 0.95
 _FEWEST = 4  # parts that an interval is taken over
-_PIECES = 4  # of a sequence
+_PIECES = 16  # of a sequence, at most
 Run = Callable[[Mapping[str, Any], Sequence[Sequence[int]]], HeadEffects]
 
 
