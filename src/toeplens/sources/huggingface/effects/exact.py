@@ -39,7 +39,7 @@ def one_by_one(
     total = sum(map(len, chosen))
     if not total:
         return effects, 0
-    width = passes.copies(max(map(len, chosen)))
+    width = passes.copies([len(each) for each in chosen if len(each)])
     ways = [(True, width), (False, width), *([(False, 1)] if width > 1 else [])]
     held: dict[str, Any] = {}
     reached = done = replayed = 0

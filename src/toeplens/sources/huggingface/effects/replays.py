@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -280,11 +280,18 @@ class Passes:
         found.run()
         return found.kept
 
-    def copies(self, most: int) -> int:
-        """Of a pass: of ``most`` heads, and one more, with as few left over as can be; 1 if they are not alike."""
-        copies = most + 1
-        widths = range(self.width, 3 * self.width + 1)
-        width = min(copies, min(widths, key=lambda each: (-(-copies // each) * each, each)))
+    def copies(self, counts: Sequence[int]) -> int:
+        """Of a pass, so that those of each call, and one more, leave few over; 1 if they are not alike.
+
+        Arguments
+            counts  what is changed of each call
+        """
+        alone = self.width / 16  # what a pass costs by itself, in copies
+
+        def cost(width: int) -> float:
+            return sum(-(-(count + 1) // width) for count in counts) * (width + alone)
+
+        width = min(range(1, min(max(counts) + 1, 3 * self.width) + 1), key=cost)
         try:
             if width > 1:
                 self.require_same(self.run(width))
