@@ -30,9 +30,9 @@ from toeplens.training import RunSpec, plan_execution
 State = TypeVar("State")
 
 
-def limits_of(time_budget: str | None, device: str, compile: str) -> Limits:
+def limits_of(time_budget: str | None, device: str, compile: str, store: str | None = None) -> Limits:
     """The limits that these options set; time runs from now on."""
-    return limits_for(seconds(time_budget), Limits(device=device, compile=compile))  # type: ignore[arg-type]
+    return limits_for(seconds(time_budget), Limits(device=device, compile=compile, store=store))  # type: ignore[arg-type]
 
 
 class _Opening:

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from toeplens.cli.options import Budget, Compile, Device, Full, Json, StudyDirectory, StudyOut, Workers, path
+from toeplens.cli.means import Means, with_means
+from toeplens.cli.options import Full, Json, StudyDirectory, StudyOut, path
 from toeplens.ground import choose
 from toeplens.start import starting
 
@@ -17,6 +18,7 @@ PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder"
 OURS = ("canonical", "canonical-smoke")
 
 
+@with_means
 def reproduce(
     out: StudyOut,
     scale: Annotated[
@@ -34,16 +36,14 @@ def reproduce(
             "asks already stays in it."
         ),
     ] = None,
-    time_budget: Budget = None,
-    workers: Workers = None,
-    device: Device = "auto",
-    compile: Compile = "auto",
+    *,
+    means: Means,
     as_json: Json = False,
 ) -> None:
     """Carry out the papers' central experiment: train, knock out heads, judge the claims, write the page."""
     with starting():
         from toeplens.cli import console
-        from toeplens.cli.progress import StudyProgress, carry_out, limits_of
+        from toeplens.cli.progress import StudyProgress, carry_out
         from toeplens.model import Protocol
         from toeplens.papers import deposit as study
         from toeplens.papers.deposit.page import write_page
@@ -56,7 +56,7 @@ def reproduce(
     parts = study.chosen_parts(part or ["core"])
     jobs = study.planned(out, scale, protocols, seeds, parts).jobs()
     about = f"{len(jobs)} models at scale {scale} ({study.SCALES[scale].about})"
-    limits = limits_of(time_budget, device, compile)
+    limits = means.limits()
     progress = StudyProgress(jobs, about, limits)
     plan = {"scale": scale, "protocols": protocols, "seeds": seeds, "parts": parts}
 
@@ -64,9 +64,10 @@ def reproduce(
         tables = console.accuracy_tables(state.table)
         console.print_study(state, write_page(state), tables, rows=state.table, as_json=as_json)
 
-    carry_out(partial(study.reproduce, out, **plan, workers=workers, on_event=progress), progress, limits, show)
+    carry_out(partial(study.reproduce, out, **plan, workers=means.hands(), on_event=progress), progress, limits, show)
 
 
+@with_means
 def study(
     spec: Annotated[
         Path,
@@ -76,17 +77,15 @@ def study(
     seeds: Annotated[
         int | None, typer.Option(help="Trained models a cell, in place of the file's; 3 or more give intervals.")
     ] = None,
-    time_budget: Budget = None,
-    workers: Workers = None,
-    device: Device = "auto",
-    compile: Compile = "auto",
+    *,
+    means: Means,
     as_json: Json = False,
 ) -> None:
     """Train tasks by encodings, measure what heads follow and how models do on longer texts, write the page."""
     with starting():
         from toeplens import report
         from toeplens.cli import console
-        from toeplens.cli.progress import StudyProgress, carry_out, limits_of
+        from toeplens.cli.progress import StudyProgress, carry_out
         from toeplens.studies import grid
         from toeplens.studies.kit.cells import jobs_of
 
@@ -94,32 +93,31 @@ def study(
     if seeds is not None:
         wanted = grid.grid_spec({**wanted.model_dump(mode="json"), "seeds": seeds})
     jobs = jobs_of(grid.cells(wanted))
-    limits = limits_of(time_budget, device, compile)
+    limits = means.limits()
     progress = StudyProgress(jobs, f"{len(jobs)} models ({wanted.title})", limits)
 
     def show(state: grid.Grid) -> None:
         page, tables = report.write_grid(state), console.matrix_tables(state)
         console.print_study(state, page, tables, rows=state.matrix(), as_json=as_json)
 
-    carry_out(partial(grid.study, wanted, out, workers=workers, on_event=progress), progress, limits, show)
+    carry_out(partial(grid.study, wanted, out, workers=means.hands(), on_event=progress), progress, limits, show)
 
 
+@with_means
 def theory(
     out: StudyOut,
     scale: Annotated[
         str, typer.Option(help="Of the models whose heads are measured: smoke, laptop, desk or paper.")
     ] = "laptop",
     seeds: Annotated[int, typer.Option(help="Of every experiment and model; 5 or more decide.")] = 5,
-    time_budget: Budget = None,
-    workers: Workers = None,
-    device: Device = "auto",
-    compile: Compile = "auto",
+    *,
+    means: Means,
     as_json: Json = False,
 ) -> None:
     """Check the papers' mathematics by numbers: each statement as it stands and as it should stand, with a verdict."""
     with starting():
         from toeplens.cli import console
-        from toeplens.cli.progress import StudyProgress, carry_out, limits_of
+        from toeplens.cli.progress import StudyProgress, carry_out
         from toeplens.papers import mathematics
         from toeplens.papers.mathematics.page import write_theory
         from toeplens.training import PRESETS
@@ -127,9 +125,9 @@ def theory(
     choose("scale", scale, PRESETS)
     jobs = mathematics.jobs(scale, seeds)
     about = f"{len(mathematics.EXPERIMENTS) * seeds} experiments, and {len(jobs)} models at scale {scale}"
-    limits = limits_of(time_budget, device, compile)
+    limits = means.limits()
     progress = StudyProgress(jobs, about, limits)
-    plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": workers, "on_event": progress}
+    plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": means.hands(), "on_event": progress}
 
     def done(name: str, seed: int) -> None:
         progress.say(f"{name}, seed {seed}: done")

@@ -1,4 +1,4 @@
-"""How many runs are carried out: jobs (train, then ablate), several at a time on this machine.
+"""How many runs are carried out: jobs (train, then ablate), several at a time, here or on a cluster; the run store.
 
 Here goes how work is carried out and kept beside a run; what is measured is the lens's, and what is asked a study's.
 """
@@ -9,8 +9,9 @@ from toeplens.engine.head_watch import HeadWatch, Watched
 from toeplens.engine.jobs import Job, ablate_run, carry_out, read_ablation
 from toeplens.engine.kinds import as_record
 from toeplens.engine.limits import Limits
-from toeplens.engine.local import Event, plan_workers, run_local
+from toeplens.engine.many import Event, Workers, must_have, plan_workers, run_jobs, spread
 from toeplens.engine.measures import MEASURES, measure_run, read_measures
+from toeplens.engine.nodes import Cluster
 from toeplens.engine.records import Asked
 from toeplens.ground.stops import signals_held, stop_on_signals
 
@@ -18,6 +19,7 @@ __all__ = [
     "FACTORS",
     "MEASURES",
     "Asked",
+    "Cluster",
     "DataSplit",
     "Event",
     "Extrapolation",
@@ -26,16 +28,19 @@ __all__ = [
     "LengthResult",
     "Limits",
     "Watched",
+    "Workers",
     "ablate_run",
     "as_record",
     "carry_out",
     "examples_of",
     "extrapolate",
     "measure_run",
+    "must_have",
     "plan_workers",
     "read_ablation",
     "read_measures",
-    "run_local",
+    "run_jobs",
     "signals_held",
+    "spread",
     "stop_on_signals",
 ]

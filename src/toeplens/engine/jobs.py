@@ -14,10 +14,12 @@ import numpy as np
 
 from toeplens.engine.examples import DataSplit
 from toeplens.engine.head_watch import TOGETHER, HeadWatch
+from toeplens.engine.leases import HeldElsewhere
 from toeplens.engine.limits import Limits
 from toeplens.engine.measures import Subject, measure_run
 from toeplens.engine.pool import keeping_time
 from toeplens.engine.records import Asked, read_record, write_record
+from toeplens.engine.sharing import shared
 from toeplens.ground import choose, write_bytes
 from toeplens.ground.files import make_directory
 from toeplens.ground.locks import Busy, locked
@@ -61,12 +63,15 @@ class Job:
 def carry_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None = None) -> Run:
     """Train the job's run in ``out``, ablate its heads and measure it; the run's status says how far it got.
 
-    The run's directory is held from beginning to end; one that another process holds is waited for.
+    The run's directory is held from beginning to end; one that another process holds is waited for. With a store the
+    run is held there too, and kept as it grows; one that another worker holds there raises `HeldElsewhere`.
     """
     directory = out / job.spec.name
     try:
-        with entered(directory, job.spec, until=limits.over):
-            return _carried_out(job, out, limits, on_progress)
+        with entered(directory, job.spec, until=limits.over), shared(directory, limits) as within:
+            return _carried_out(job, out, within, on_progress)
+    except HeldElsewhere:
+        raise
     except (Busy, Stopped):  # somebody else was at it until time was up, or it was left between two pieces of work
         return replace(Run.open(directory), status="stopped")
 

@@ -22,6 +22,7 @@ class Limits:
     deadline            `time.time()` at which to have stopped. A clock that is set anew later changes nothing: time is
                         counted from when the limits were made, in all processes of this machine
     should_stop         asked before every unit of work
+    store               URL of where runs are kept beside this machine, see `toeplens.engine.store`; None for nowhere
     """
 
     device: str = "auto"
@@ -29,6 +30,7 @@ class Limits:
     checkpoint_seconds: float = 30.0
     deadline: float | None = None
     should_stop: Callable[[], bool] = lambda: False
+    store: str | None = None
     made: tuple[float, float] = field(default_factory=_clocks, repr=False, compare=False)
 
     def late(self, ahead: float = 0.0) -> bool:
@@ -39,9 +41,14 @@ class Limits:
         """Whether it is time to stop, if the next piece of work takes ``ahead`` seconds."""
         return self.should_stop() or self.late(ahead)
 
+    def left(self) -> float | None:
+        """Seconds until the deadline."""
+        return None if self.deadline is None else self.deadline - self._now()
+
     def deadline_now(self) -> float | None:
         """The deadline by what `time.time()` says now."""
-        return None if self.deadline is None else time.time() + self.deadline - self._now()
+        left = self.left()
+        return None if left is None else time.time() + left
 
     def _now(self) -> float:
         wall, steady = self.made

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 import multiprocessing
 import os
 import queue
 import signal
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -24,6 +27,43 @@ Piece = TypeVar("Piece")
 Told = Callable[[int, Any], None]
 Work = Callable[[Piece, Limits, Callable[[Any], None]], Any]
 _LOOK = 0.1
+
+
+class Put(enum.Enum):
+    """What comes of a piece that cannot be done now: it is put off, until others have been tried."""
+
+    OFF = "off"
+
+
+class Upcoming(Generic[Piece]):
+    """Pieces that wait for their turn, by index; those put off come last, and not again at once."""
+
+    def __init__(self, pieces: Sequence[Piece], wait: float) -> None:
+        self.pieces, self.wait = pieces, wait
+        self._ready = deque((0.0, index) for index in range(len(pieces)))
+
+    def next(self) -> int | None:
+        """The next piece whose time has come."""
+        if self._ready and self._ready[0][0] <= time.monotonic():
+            return self._ready.popleft()[1]
+        return None
+
+    def put_off(self, index: int) -> None:
+        """A piece is to be tried again."""
+        self._ready.append((time.monotonic() + self.wait, index))
+
+    def put_first(self, index: int) -> None:
+        """A piece is to be tried again, at once."""
+        self._ready.appendleft((0.0, index))
+
+    def clear(self) -> None:
+        """Nothing more is to be begun."""
+        self._ready.clear()
+
+    def __bool__(self) -> bool:
+        return bool(self._ready)
+
+
 _SILENT = "ignore:resource_tracker:UserWarning"  # what tidies up after a process that was ended at once need not say so
 
 
@@ -40,9 +80,9 @@ def in_processes(
     """Do ``work(piece, limits, tell)`` for each piece, in order, ``count`` at a time.
 
     ``on_done`` hears each piece's index and result as it ends. None says that a piece was stopped before its end; then
-    no further piece is begun. ``work`` is a function of a module, and its limits say when to stop: Ctrl-C, SIGTERM, a
-    deadline, the end of this process. A piece that does not stop within `WORKERS_GRACE` seconds of that is interrupted
-    (of a deadline only outside `keeping_time`).
+    no further piece is begun. `Put.OFF` says that it is to be tried again after others. ``work`` is a function of a
+    module, and its limits say when to stop: Ctrl-C, SIGTERM, a deadline, the end of this process. A piece that does not
+    stop within `WORKERS_GRACE` seconds of that is interrupted (of a deadline only outside `keeping_time`).
     What it tells, ``on_told`` hears with its index.
 
     An error in one piece stops the others likewise and is raised once they have stopped.
@@ -52,7 +92,7 @@ def in_processes(
     context = multiprocessing.get_context("spawn")
     stop, told = context.Event(), context.Queue()
     plain = replace(limits, should_stop=_never)
-    upcoming = iter(enumerate(pieces))
+    upcoming = Upcoming(pieces, wait=1.0)
     failure: BaseException | None = None
     with ProcessPoolExecutor(
         count, mp_context=context, initializer=_start, initargs=(stop, told, threads, os.getpid())
@@ -61,15 +101,19 @@ def in_processes(
         try:
             while True:
                 while len(waiting) < count and not stop.is_set() and not limits.over():
-                    index, piece = next(upcoming, (None, None))
+                    index = upcoming.next()
                     if index is None:
                         break
                     with signals_held():
-                        waiting[pool.submit(_do, work, index, piece, plain)] = index
-                if not waiting:
+                        waiting[pool.submit(_do, work, index, pieces[index], plain)] = index
+                if not waiting and (not upcoming or stop.is_set() or limits.over()):
                     break
                 try:
-                    finished, _ = wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
+                    if waiting:
+                        finished, _ = wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
+                    else:
+                        time.sleep(_LOOK)
+                        finished = set()
                     _drain(told, on_told)
                 except KeyboardInterrupt as error:
                     if stop.is_set():
@@ -87,8 +131,11 @@ def in_processes(
                         stop.set()
                         failure = failure or error
                         continue
+                    if result is Put.OFF:
+                        upcoming.put_off(index)
+                        continue
                     if result is None:
-                        upcoming = iter(())
+                        upcoming.clear()
                     on_done(index, result)
         except BaseException as error:
             stop.set()
@@ -161,16 +208,21 @@ def _told_to_stop() -> bool:
 
 
 def _do(work: Work[Any], index: int, piece: Any, limits: Limits) -> Any:
-    own = replace(limits, should_stop=_told_to_stop)
     if _leaving.is_set():
         return None
+    with _busy:
+        own = replace(limits, should_stop=_told_to_stop)
+        return stoppably(work, piece, own, lambda what: _told.put((index, what)))
+
+
+def stoppably(work: Work[Piece], piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Any:
+    """Do a piece until its limits say stop, in a worker's main thread; None if it had to be interrupted."""
 
     def over() -> bool:
-        return _told_to_stop() or (limits.late() and not _keeping_time.is_set())
+        return limits.should_stop() or (limits.late() and not _keeping_time.is_set())
 
-    with _busy:
-        try:
-            with interruptible(over, WORKERS_GRACE):
-                return work(piece, own, lambda what: _told.put((index, what)))
-        except Interrupted:
-            return None
+    try:
+        with interruptible(over, WORKERS_GRACE):
+            return work(piece, limits, tell)
+    except Interrupted:
+        return None

@@ -29,6 +29,11 @@ def memory() -> int:
     return found
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def size(count: int) -> str:
     """A number of bytes as people read it: ``310 MB``, ``1.2 GB``."""
     for unit, name in ((10**12, "TB"), (10**9, "GB")):

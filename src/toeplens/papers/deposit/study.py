@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from toeplens.engine import Job, Limits
-from toeplens.engine.local import OnEvent
+from toeplens.engine import Job, Limits, Workers
+from toeplens.engine.many import OnEvent
 from toeplens.ground import choose
 from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.model import Protocol, decoder_config
@@ -149,7 +149,7 @@ def reproduce(
     seeds: int = 1,
     parts: Sequence[str] = (CORE,),
     limits: Limits | None = None,
-    workers: int | None = None,
+    workers: Workers = None,
     on_event: OnEvent | None = None,
 ) -> Reproduction:
     """Carry out the papers' central experiment in ``out``, or go on with it; returns what is finished so far.
@@ -160,7 +160,7 @@ def reproduce(
         seeds      trained models a cell
         parts      which questions to ask, see `PARTS`; those that the study in ``out`` already asks stay in it
         limits     device, deadline, compilation
-        workers    processes; one a core unless given
+        workers    processes, one a core unless given; or a `toeplens.engine.Cluster`
         on_event   told of every step and every finished run, by the run's place in `Plan.jobs`
     """
     choose("scale", scale, SCALES)

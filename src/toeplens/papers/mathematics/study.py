@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toeplens.engine import Job, Limits, plan_workers, run_local
-from toeplens.engine.local import OnEvent
-from toeplens.engine.pool import in_processes
+from toeplens.engine import Cluster, Job, Limits, Workers, must_have, plan_workers, run_jobs, spread
+from toeplens.engine.many import OnEvent
 from toeplens.ground import choose, write_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.machine import MOST_SEEDS, within
@@ -129,7 +128,7 @@ def check_theory(
     scale: str = "laptop",
     seeds: int = ENOUGH,
     limits: Limits | None = None,
-    workers: int | None = None,
+    workers: Workers = None,
     on_event: OnEvent | None = None,
     on_record: Callable[[str, int], None] = lambda name, seed: None,
 ) -> Theory:
@@ -139,16 +138,16 @@ def check_theory(
         scale      of the models whose heads are measured: ``smoke``, ``laptop``, ``desk`` or ``paper``
         seeds      of every experiment, and of the models
         limits     device, deadline, compilation
-        workers    processes; one a core unless given
+        workers    processes, one a core unless given; or a `toeplens.engine.Cluster`
         on_event   told of the models' training steps, by their place in `jobs`
         on_record  told of every finished experiment and its seed
     """
     choose("scale", scale, PRESETS)
     within("seeds", seeds, 1, MOST_SEEDS)
     limits = limits or Limits()
-    plan_workers(1, limits.device, workers)  # refuses what cannot be before anything is written
     plan_execution(limits.device, limits.compile, "auto")
     directory = Path(out)
+    must_have(workers, 1, limits, directory)
 
     def work() -> None:
         make_directory(directory / RECORDS)
@@ -157,8 +156,9 @@ def check_theory(
             [(name, seed) for seed in numbers for name in EXPERIMENTS], directory, scale, limits, workers, on_record
         )
         if not limits.over():
-            run_local(jobs(scale, seeds), directory / RUNS, limits, workers=workers, on_event=on_event)
-        _carry_out([(heads.NAME, seed) for seed in numbers], directory, scale, limits, workers, on_record)
+            run_jobs(jobs(scale, seeds), directory / RUNS, limits, workers=workers, on_event=on_event)
+        here = None if isinstance(workers, Cluster) else workers  # they read all runs of a seed
+        _carry_out([(heads.NAME, seed) for seed in numbers], directory, scale, limits, here, on_record)
 
     return KIND.carry_out(directory, {"scale": scale, "seeds": seeds}, work)
 
@@ -178,20 +178,20 @@ def _carry_out(
     directory: Path,
     scale: str,
     limits: Limits,
-    workers: int | None,
+    workers: Workers,
     on_record: Callable[[str, int], None],
 ) -> None:
     """Make the records that are not there yet, several at a time, until time is up; tells each as it is done."""
     missing = [place for place in places if not _path(directory, *place).exists()]
-    count, _ = plan_workers(max(1, len(missing)), "cpu", workers)
     pieces = [(place, directory, scale) for place in missing]
 
-    def done(index: int, made: bool | None) -> None:
+    def done(index: int, made: Any) -> None:
         if made:
+            write_json(_path(directory, *missing[index]), made)
             on_record(*missing[index])
 
-    if count > 1:
-        in_processes(_make, pieces, limits, count=count, threads=1, on_done=done)
+    if isinstance(workers, Cluster) or plan_workers(max(1, len(missing)), "cpu", workers)[0] > 1:
+        spread(_make, pieces, replace(limits, device="cpu"), workers, on_done=done)
         return
     for index, piece in enumerate(pieces):
         if limits.over():
@@ -205,17 +205,14 @@ def _carry_out(
             return
 
 
-def _make(
-    piece: tuple[Place, Path, str], limits: Limits, tell: Callable[[Any], None] = lambda what: None
-) -> bool | None:
-    """One record; False where it cannot be made yet, None where its time was up before it was begun."""
+def _make(piece: tuple[Place, Path, str], limits: Limits, tell: Callable[[Any], None] = lambda what: None) -> Any:
+    """One record's content; False where it cannot be made yet, None where its time was up before it was begun."""
     (name, seed), directory, scale = piece
     if limits.late():
         return None
     if name == heads.NAME:
         return _measure_heads(directory, scale, seed)
-    write_json(_path(directory, name, seed), EXPERIMENTS[name](seed))
-    return True
+    return EXPERIMENTS[name](seed)
 
 
 def _job(scale: str, label: str, seed: int) -> Job:
@@ -223,8 +220,8 @@ def _job(scale: str, label: str, seed: int) -> Job:
     return Job(run_spec(**start), f"{label} · seed {seed}")
 
 
-def _measure_heads(directory: Path, scale: str, seed: int) -> bool:
-    """Write the heads' record if all of a seed's models are there; a model that diverged is left out."""
+def _measure_heads(directory: Path, scale: str, seed: int) -> Any:
+    """The heads' record if all of a seed's models are there; a model that diverged is left out."""
     runs: dict[str, Run] = {}
     for label in heads.LABELS:
         path = directory / RUNS / _job(scale, label, seed).spec.name
@@ -235,5 +232,4 @@ def _measure_heads(directory: Path, scale: str, seed: int) -> bool:
             return False
         if run.status == "complete":
             runs[label] = run
-    write_json(_path(directory, heads.NAME, seed), heads.heads(runs))
-    return True
+    return heads.heads(runs)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from toeplens import tasks
-from toeplens.engine import Job, Limits
-from toeplens.engine.local import OnEvent
+from toeplens.engine import Job, Limits, Workers
+from toeplens.engine.many import OnEvent
 from toeplens.ground import InputError, choose
 from toeplens.model import decoder_config
 from toeplens.studies.grid.measured import Row, matrix
@@ -142,7 +142,7 @@ def study(
     out: Path | str,
     *,
     limits: Limits | None = None,
-    workers: int | None = None,
+    workers: Workers = None,
     on_event: OnEvent | None = None,
 ) -> Grid:
     """Carry out a grid study in ``out``, or go on with it; returns what is finished so far.
@@ -151,7 +151,7 @@ def study(
 
     Arguments
         limits    device, deadline, compilation
-        workers   processes; one a core unless given
+        workers   processes, one a core unless given; or a `toeplens.engine.Cluster`
         on_event  told of every step and every finished run, by the run's place in ``jobs_of(cells(spec))``
     """
     return KIND.carry_out_runs(out, {"spec": spec.to_yaml()}, jobs_of(cells(spec)), limits, workers, on_event)

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from toeplens.engine import Job, Limits, plan_workers, run_local
-from toeplens.engine.local import OnEvent
+from toeplens.engine import Job, Limits, Workers, must_have, run_jobs
+from toeplens.engine.many import OnEvent
 from toeplens.ground import InputError, read_json, write_json
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.locks import LOCK, Busy, locked
@@ -141,13 +141,13 @@ class Kind(Generic[Plan, Found]):
         asked: dict[str, Any],
         jobs: Sequence[Job],
         limits: Limits | None,
-        workers: int | None,
+        workers: Workers,
         on_event: OnEvent | None,
     ) -> Found:
         """`carry_out` of a study whose work is runs alone."""
         limits, runs = limits or Limits(), Path(out) / RUNS
-        plan_workers(len(jobs), limits.device, workers)  # refuses what cannot be before anything is written
-        work = partial(run_local, jobs, runs, limits, workers=workers, on_event=on_event)
+        must_have(workers, len(jobs), limits, Path(out))
+        work = partial(run_jobs, jobs, runs, limits, workers=workers, on_event=on_event)
         return self.carry_out(Path(out), asked, work)
 
     def _claim_directory(self, directory: Path, asked: dict[str, Any]) -> None:

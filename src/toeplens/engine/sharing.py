@@ -1,0 +1,161 @@
+"""A run's directory and its likeness in a store: fetched before the work, published during it and after.
+
+A likeness is a manifest, written last, that names an object for each file. Objects and manifests lie under the number
+of the lease they were written under, and the highest is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from toeplens.engine.leases import Lease, take
+from toeplens.engine.limits import Limits
+from toeplens.engine.store import Store
+from toeplens.ground import EnvironmentFailure, InputError, write_bytes
+from toeplens.ground.files import is_leftover, make_directory
+from toeplens.ground.locks import LOCK
+from toeplens.training.run import CHECKPOINT, RESULT, Run
+
+_MANIFESTS = "manifests"
+_TRIES = 5  # of a fetch, while somebody publishes
+
+
+@contextmanager
+def shared(directory: Path, limits: Limits) -> Iterator[Limits]:
+    """Hold a run in the store that ``limits`` name, if any, and keep its likeness there while its directory grows.
+
+    Within it, the limits' `should_stop` publishes what is new from time to time; nothing is half-written whenever it
+    is asked. Raises `toeplens.engine.leases.HeldElsewhere` if another worker holds the run.
+    """
+    if limits.store is None:
+        yield limits
+        return
+    store = Store(limits.store)
+    lease = take(store, directory.name, limits.over)
+    try:
+        fetch(store, directory)
+        likeness = _Likeness(directory, lease)
+
+        def should_stop() -> bool:
+            likeness.follow(limits.checkpoint_seconds)
+            return lease.lost or limits.should_stop()
+
+        try:
+            yield replace(limits, should_stop=should_stop)
+        finally:
+            likeness.publish()
+    finally:
+        lease.release()
+
+
+def fetch(store: Store, directory: Path) -> bool:
+    """Make ``directory`` what the store has of its run, if that is further on than what is there; whether it was."""
+    for _ in range(_TRIES):
+        manifest = _manifest(store, directory.name)
+        if manifest is None or manifest["far"] <= _far(directory):
+            return False
+        found = {path: store.read(f"{directory.name}/{name}") for path, name in manifest["files"].items()}
+        if None not in found.values():  # else the next manifest was published meanwhile
+            break
+        time.sleep(0.2)
+    else:
+        raise EnvironmentFailure(f"{store.url}/{directory.name} does not hold all that its manifest names.")
+    make_directory(directory)
+    for path in _files(directory).keys() - found.keys():
+        (directory / path).unlink(missing_ok=True)
+    last = {CHECKPOINT: 1, RESULT: 2}  # what says how far the others are
+    for path, content in sorted(found.items(), key=lambda item: last.get(item[0], 0)):
+        make_directory((directory / path).parent)
+        write_bytes(directory / path, content or b"")
+    return True
+
+
+@dataclass
+class _Likeness:
+    """What was published of a directory under a lease, and when."""
+
+    directory: Path
+    lease: Lease
+    names: dict[str, tuple[Any, str]] = field(default_factory=dict)  # of each file: what it was, and its object
+    published: float = field(default_factory=time.monotonic)
+
+    def follow(self, seconds: float) -> None:
+        """Publish if so many seconds have gone by since the last time, and something is new."""
+        if time.monotonic() - self.published >= seconds:
+            self.publish()
+
+    def publish(self) -> None:
+        """Write new files as objects, then the manifest; nothing under a lease that is lost."""
+        self.published = time.monotonic()
+        store, run, number = self.lease.store, self.directory.name, f"{self.lease.number:06d}"
+        seen = _files(self.directory)
+        if self.lease.lost or all(path in self.names and self.names[path][0] == is_ for path, is_ in seen.items()):
+            return
+        names: dict[str, tuple[Any, str]] = {}
+        for path, is_ in seen.items():
+            if path in self.names and self.names[path][0] == is_:
+                names[path] = self.names[path]
+                continue
+            content = (self.directory / path).read_bytes()
+            name = f"{number}/{hashlib.sha256(content).hexdigest()[:32]}"
+            if name not in {name for _, name in names.values()}:
+                store.write(f"{run}/{name}", content)
+            names[path] = is_, name
+        manifest = {"far": _far(self.directory), "files": {path: name for path, (_, name) in names.items()}}
+        if self.lease.lost:
+            return
+        store.write(f"{run}/{_MANIFESTS}/{number}.json", json.dumps(manifest, sort_keys=True).encode())
+        if self.names:
+            store.remove(f"{run}/{name}" for name in _objects(self.names) - _objects(names))
+        else:  # the first under this lease: those before it are read no more
+            older = [name for name in store.names(run) if name.isdigit() and name < number]
+            store.remove(f"{run}/{name}" for name in older)
+        self.names = names
+
+
+def _objects(names: dict[str, tuple[Any, str]]) -> set[str]:
+    return {name for _, name in names.values()}
+
+
+def _manifest(store: Store, run: str) -> dict[str, Any] | None:
+    names = store.names(f"{run}/{_MANIFESTS}")
+    if not names:
+        return None
+    where = f"{run}/{_MANIFESTS}/{names[-1]}"
+    try:
+        manifest = json.loads(store.read(where) or b"null")
+        if isinstance(manifest["far"], list) and all(map(_is_inside, manifest["files"])):
+            return manifest
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise InputError(f"store: {store.url}/{where} is damaged; delete it to go on from what was published before.")
+
+
+def _is_inside(path: str) -> bool:
+    """Whether a path stays in the directory that it is of."""
+    return not PurePosixPath(path).is_absolute() and ".." not in PurePosixPath(path).parts
+
+
+def _files(directory: Path) -> dict[str, Any]:
+    """The files of a run by their paths in its directory, each with what changes when it is written anew."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        if path.is_file() and path.name != LOCK and not is_leftover(path):
+            stat = path.stat()
+            found[path.relative_to(directory).as_posix()] = stat.st_ino, stat.st_mtime_ns, stat.st_size
+    return found
+
+
+def _far(directory: Path) -> list[float]:
+    """How far a run is, comparable: whether it is trained, its steps, what is measured of it, and parts of that."""
+    if not directory.is_dir() or not (files := _files(directory)):
+        return [0, 0, 0, 0]
+    parts = sum("/" in path for path in files)
+    return [float(RESULT in files), float(Run.open(directory).step), float(len(files) - parts), float(parts)]

@@ -1,0 +1,125 @@
+"""Where runs are kept for more than one machine: objects on any file system of fsspec, each whole or not there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from toeplens.ground import EnvironmentFailure, InputError, write_bytes
+from toeplens.ground.files import environment_failure, make_directory
+
+
+class Store:
+    """Named objects under a URL: ``/path``, ``s3://bucket/path``, ``gs://bucket/path``, ``memory://path``.
+
+    An object is written in one piece: object stores do so by themselves, and on a disk it is put in place when it is
+    whole. Nothing is remembered of what was seen there before. What a file system needs to know beside its URL
+    (credentials, an endpoint) it takes from its own environment variables, as `AWS_ENDPOINT_URL`.
+
+    Raises
+        InputError          the URL names no file system that is installed, or a place that cannot be written to
+        EnvironmentFailure  the file system does not answer, or refuses
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        try:
+            self._fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True)
+        except ImportError as error:
+            raise InputError(f"store: {url} was given; its file system is not installed ({error}).") from None
+        except ValueError as error:
+            raise InputError(f"store: {url} was given, which is no URL of a file system ({error}).") from None
+        self._root = str(root).rstrip("/")
+        self._local = isinstance(self._fs, LocalFileSystem)
+
+    def read(self, name: str) -> bytes | None:
+        """The object of this name, or None."""
+        with suppress(FileNotFoundError):
+            return self._asked("read", name, self._fs.cat_file)
+        return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write an object, in place of one that may be there."""
+        if self._local:
+            make_directory(Path(self._path(name)).parent)
+            write_bytes(Path(self._path(name)), content)
+        else:
+            self._asked("write", name, self._fs.pipe_file, content)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write an object if there is none of this name; of all who try at once, one is told True."""
+        try:
+            if self._local:
+                _create(Path(self._path(name)), content)
+            else:
+                self._asked("write", name, self._fs.pipe_file, content, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def names(self, under: str) -> list[str]:
+        """Names of all objects under a name, sorted, the last parts of them."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            found = self._asked("list", under, self._fs.ls, detail=False)
+            return sorted(str(path).rstrip("/").rsplit("/", 1)[-1] for path in found)
+        return []
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove objects, and all that is under them; those that are not there are gone already."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                self._asked("remove", name, self._fs.rm, recursive=True)
+
+    def must_take(self) -> None:
+        """Raise unless objects can be written here and read back."""
+        name = f".{secrets.token_hex(8)}"
+        try:
+            taken = self.create(name, b"toeplens")
+            if not taken or self.read(name) != b"toeplens" or self.create(name, b""):
+                raise InputError(f"store: {self.url} does not keep what is written there; give another place.")
+        except EnvironmentFailure as error:
+            raise InputError(f"store: {self.url} was given, but {_small(error)}") from None
+        finally:
+            with suppress(EnvironmentFailure):
+                self.remove([name])
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _asked(self, what: str, name: str, ask: Any, *given: Any, **options: Any) -> Any:
+        try:
+            return ask(self._path(name), *given, **options)
+        except (FileNotFoundError, FileExistsError, NotADirectoryError):
+            raise
+        except Exception as error:  # each file system has its own kinds for a network, a credential, a permission
+            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".") or type(error).__name__
+            raise EnvironmentFailure(
+                f"cannot {what} {self.url}/{name}: {reason}; what was kept there before is kept."
+            ) from error
+
+
+def _create(path: Path, content: bytes) -> None:
+    """A file that is whole and was not there: a link is made by one alone, on network file systems too."""
+    make_directory(path.parent)
+    ready = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    write_bytes(ready, content)
+    try:
+        os.link(ready, path)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise environment_failure(error, path) from None
+    finally:
+        ready.unlink(missing_ok=True)
+
+
+def _small(error: Exception) -> str:
+    text = str(error)
+    return text[:1].lower() + text[1:]
