@@ -49,7 +49,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         for job in jobs:
             carry_out(job, out, limits)
 
-    monkeypatch.setattr(study, "run_local", run_here)
+    monkeypatch.setattr(study, "run_jobs", run_here)
 
 
 @pytest.mark.usefixtures("micro", "here")

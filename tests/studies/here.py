@@ -11,7 +11,7 @@ from toeplens.engine import Job, Limits, carry_out
 
 
 class Here:
-    """Stands for `run_local`: one job after another, stopped after some; knows what it trained."""
+    """Stands for `run_jobs`: one job after another, stopped after some; knows what it trained."""
 
     def __init__(self) -> None:
         self.stop_after = 10**6

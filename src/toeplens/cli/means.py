@@ -74,9 +74,7 @@ def _means(
         typer.Option(help="With ray: HOST:PORT of the cluster's head, or auto; without it Ray starts on this machine."),
     ] = None,
     cpus_per_cell: Annotated[float | None, typer.Option(help="With ray: cores of a model, 1 unless given.")] = None,
-    gpus_per_cell: Annotated[
-        float | None, typer.Option(help="With ray: GPUs of a model; 0.25: four on each.")
-    ] = None,
+    gpus_per_cell: Annotated[float | None, typer.Option(help="With ray: GPUs of a model; 0.25: four on each.")] = None,
     memory_per_cell: Annotated[str | None, typer.Option(help="With ray: memory a model reserves, e.g. 4G.")] = None,
     store: Annotated[
         str | None,

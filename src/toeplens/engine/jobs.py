@@ -16,7 +16,7 @@ from toeplens.engine.examples import DataSplit
 from toeplens.engine.head_watch import TOGETHER, HeadWatch
 from toeplens.engine.leases import HeldElsewhere
 from toeplens.engine.limits import Limits
-from toeplens.engine.measures import Subject, measure_run
+from toeplens.engine.measures import Subject, measure_run, read_measures
 from toeplens.engine.pool import keeping_time
 from toeplens.engine.records import Asked, read_record, write_record
 from toeplens.engine.sharing import shared
@@ -28,7 +28,7 @@ from toeplens.lens.ablation.ablate import Method, ablate_by
 from toeplens.lens.kit.interventions import Intervention, Metric
 from toeplens.training import Run, RunSpec, plan_execution, train
 from toeplens.training.loop import Progress
-from toeplens.training.run import entered
+from toeplens.training.run import RESULT, entered
 
 _ABLATION = "ablation"
 
@@ -100,6 +100,17 @@ def _carried_out(job: Job, out: Path, limits: Limits, on_progress: Progress | No
             raise Stopped
         measure_run(run, measure, examples=job.examples, split=job.split, device=limits.device)
     return run
+
+
+def is_done(job: Job, directory: Path) -> bool:
+    """Whether a run's directory has all that the job is for."""
+    if not (directory / RESULT).exists():
+        return False
+    if Run.open(directory).status == "diverged" or not job.examples:
+        return True
+    asked = Asked(job.examples, job.split)
+    measured = read_measures(directory, job.measures, asked)
+    return read_ablation(directory, asked) is not None and len(measured) == len(set(job.measures))
 
 
 def read_ablation(directory: Path, asked: Asked, metric: Metric = "accuracy") -> HeadAblation | None:

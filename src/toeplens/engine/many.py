@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +14,17 @@ from typing import Any
 import torch
 
 from toeplens.engine.cluster import in_cluster
-from toeplens.engine.jobs import Job, carry_out
+from toeplens.engine.jobs import Job, carry_out, is_done
 from toeplens.engine.leases import HeldElsewhere
 from toeplens.engine.limits import Limits
 from toeplens.engine.nodes import Cluster
 from toeplens.engine.pool import Piece, Put, Told, Work, in_processes
-from toeplens.engine.sharing import fetch, shared
+from toeplens.engine.sharing import fetch, is_behind, shared
 from toeplens.engine.store import Store
 from toeplens.ground import write_bytes
 from toeplens.ground.files import make_directory
 from toeplens.ground.machine import cores, within
-from toeplens.training.run import Status
+from toeplens.training.run import Run, Status
 
 Workers = int | Cluster | None  # processes on this machine (None: one a core), or a cluster
 
@@ -40,6 +41,7 @@ class Event:
 
 
 _ALWAYS_ALLOWED = 64  # workers; a larger machine may have more
+_REQUESTS = 16  # to a store at a time
 
 OnEvent = Callable[[Event], None]
 
@@ -114,33 +116,48 @@ def run_jobs(
     tell = on_event or (lambda event: None)
     statuses: list[Status] = ["stopped"] * len(jobs)
     store = Store(limits.store) if limits.store is not None and isinstance(workers, Cluster) else None
+    left = list(range(len(jobs)))
 
-    def done(index: int, status: Status | None) -> None:
+    def ended(index: int, status: Status) -> None:
+        statuses[index] = status
+        tell(Event(index, 0, 0, None, status))
+
+    def done(place: int, status: Status | None) -> None:
         if store is not None:
-            fetch(store, out / jobs[index].spec.name)
+            fetch(store, out / jobs[left[place]].spec.name)
         if status is not None:
-            statuses[index] = status
-            tell(Event(index, 0, 0, None, status))
+            ended(left[place], status)
 
-    if store is not None:
-        _bring(jobs, out, limits)
+    if isinstance(workers, Cluster):  # what is there already takes no worker
+        if store is not None:
+            _level(store, jobs, out, limits)
+        left = [index for index in left if not is_done(jobs[index], out / jobs[index].spec.name)]
+        for index in sorted(set(range(len(jobs))) - set(left)):
+            ended(index, Run.open(out / jobs[index].spec.name).status)
     spread(
         _work,
-        [(job, None if store is not None else out) for job in jobs],
+        [(jobs[index], None if store is not None else out) for index in left],
         limits,
         workers,
         on_done=done,
-        on_told=lambda index, step: tell(Event(index, *step)),
+        on_told=lambda place, step: tell(Event(left[place], *step)),
     )
     return statuses
 
 
-def _bring(jobs: Sequence[Job], out: Path, limits: Limits) -> None:
-    """Publish what is here of runs that were begun without the store, or with workers on this machine."""
-    for job in jobs:
-        if (out / job.spec.name).is_dir() and not limits.over():
-            with suppress(HeldElsewhere), shared(out / job.spec.name, limits):
-                pass
+def _level(store: Store, jobs: Sequence[Job], out: Path, limits: Limits) -> None:
+    """Fetch what the store has of the jobs' runs, and publish what it has not and is here."""
+
+    def level(job: Job) -> None:
+        directory = out / job.spec.name
+        if not limits.over() and is_behind(store, directory):
+            with suppress(HeldElsewhere), shared(directory, limits):
+                return
+        if not limits.over():
+            fetch(store, directory)
+
+    with ThreadPoolExecutor(_REQUESTS) as pool:  # each waits for the network
+        list(pool.map(level, jobs))
 
 
 def _work(piece: tuple[Job, Path | None], limits: Limits, tell: Callable[[Any], None]) -> Status | Put | None:

@@ -10,8 +10,8 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,6 +24,7 @@ from toeplens.ground.locks import LOCK
 from toeplens.training.run import CHECKPOINT, RESULT, Run
 
 _MANIFESTS = "manifests"
+_NOTHING = [0.0, 0.0, 0.0, 0.0]
 _TRIES = 5  # of a fetch, while somebody publishes
 
 
@@ -77,51 +78,48 @@ def fetch(store: Store, directory: Path) -> bool:
     return True
 
 
-@dataclass
-class _Likeness:
-    """What was published of a directory under a lease, and when."""
+def is_behind(store: Store, directory: Path) -> bool:
+    """Whether the store has less of a run than what is there."""
+    manifest = _manifest(store, directory.name)
+    return _far(directory) > (_NOTHING if manifest is None else manifest["far"])
 
-    directory: Path
-    lease: Lease
-    names: dict[str, tuple[Any, str]] = field(default_factory=dict)  # of each file: what it was, and its object
-    published: float = field(default_factory=time.monotonic)
+
+class _Likeness:
+    """What is published of a directory, under a lease."""
+
+    def __init__(self, directory: Path, lease: Lease) -> None:
+        self.directory, self.lease = directory, lease
+        self.had = {} if is_behind(lease.store, directory) else _files(directory)
+        self.names: dict[str, str] = {}  # of the objects under this lease
+        self.published = time.monotonic()
 
     def follow(self, seconds: float) -> None:
-        """Publish if so many seconds have gone by since the last time, and something is new."""
+        """Publish if so many seconds have gone by since the last time; what fails is tried again the next time."""
         if time.monotonic() - self.published >= seconds:
-            self.publish()
+            with suppress(EnvironmentFailure):
+                self.publish()
 
     def publish(self) -> None:
-        """Write new files as objects, then the manifest; nothing under a lease that is lost."""
+        """Write what is new as objects, then the manifest; nothing under a lease that is lost."""
         self.published = time.monotonic()
         store, run, number = self.lease.store, self.directory.name, f"{self.lease.number:06d}"
-        seen = _files(self.directory)
-        if self.lease.lost or all(path in self.names and self.names[path][0] == is_ for path, is_ in seen.items()):
+        files = _files(self.directory)
+        if self.lease.lost or files == self.had:
             return
-        names: dict[str, tuple[Any, str]] = {}
-        for path, is_ in seen.items():
-            if path in self.names and self.names[path][0] == is_:
-                names[path] = self.names[path]
-                continue
+        names = {path: self.names[path] for path in files if path in self.names and files[path] == self.had[path]}
+        for path in files.keys() - names.keys():
             content = (self.directory / path).read_bytes()
-            name = f"{number}/{hashlib.sha256(content).hexdigest()[:32]}"
-            if name not in {name for _, name in names.values()}:
-                store.write(f"{run}/{name}", content)
-            names[path] = is_, name
-        manifest = {"far": _far(self.directory), "files": {path: name for path, (_, name) in names.items()}}
+            names[path] = f"{number}/{hashlib.sha256(content).hexdigest()[:32]}"
+            store.write(f"{run}/{names[path]}", content)
         if self.lease.lost:
             return
+        manifest = {"far": _far(self.directory), "files": names}
         store.write(f"{run}/{_MANIFESTS}/{number}.json", json.dumps(manifest, sort_keys=True).encode())
-        if self.names:
-            store.remove(f"{run}/{name}" for name in _objects(self.names) - _objects(names))
-        else:  # the first under this lease: those before it are read no more
-            older = [name for name in store.names(run) if name.isdigit() and name < number]
-            store.remove(f"{run}/{name}" for name in older)
-        self.names = names
-
-
-def _objects(names: dict[str, tuple[Any, str]]) -> set[str]:
-    return {name for _, name in names.values()}
+        older = set(self.names.values()) - set(names.values())
+        if not self.names:  # the first under this lease: what was written under those before is read no more
+            older = {name for name in store.names(run) if name.isdigit() and name < number}
+        self.had, self.names = files, names
+        store.remove(f"{run}/{name}" for name in older)
 
 
 def _manifest(store: Store, run: str) -> dict[str, Any] | None:
@@ -156,6 +154,6 @@ def _files(directory: Path) -> dict[str, Any]:
 def _far(directory: Path) -> list[float]:
     """How far a run is, comparable: whether it is trained, its steps, what is measured of it, and parts of that."""
     if not directory.is_dir() or not (files := _files(directory)):
-        return [0, 0, 0, 0]
+        return _NOTHING
     parts = sum("/" in path for path in files)
     return [float(RESULT in files), float(Run.open(directory).step), float(len(files) - parts), float(parts)]

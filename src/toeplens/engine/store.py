@@ -96,13 +96,13 @@ class Store:
     def _asked(self, what: str, name: str, ask: Any, *given: Any, **options: Any) -> Any:
         try:
             return ask(self._path(name), *given, **options)
-        except (FileNotFoundError, FileExistsError, NotADirectoryError):
-            raise
+        except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+            if what != "write" or isinstance(error, FileExistsError):
+                raise
+            reason = str(error)  # a bucket that is not there
         except Exception as error:  # each file system has its own kinds for a network, a credential, a permission
             reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".") or type(error).__name__
-            raise EnvironmentFailure(
-                f"cannot {what} {self.url}/{name}: {reason}; what was kept there before is kept."
-            ) from error
+        raise EnvironmentFailure(f"cannot {what} {self.url}/{name}: {reason}; what was kept there before is kept.")
 
 
 def _create(path: Path, content: bytes) -> None:

@@ -17,7 +17,7 @@ import torch
 from tests.builders import unchecked
 from tests.studies.here import Here
 
-from toeplens.engine import Limits, local, run_local
+from toeplens.engine import Limits, local, run_jobs
 from toeplens.ground import InputError, read_json
 from toeplens.papers.deposit import (
     PAPER_TABLE_1,
@@ -316,7 +316,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("finished") / "study"
     with pytest.MonkeyPatch.context() as patch, unchecked():
         shrink(patch)
-        patch.setattr(study, "run_local", Here())
+        patch.setattr(study, "run_jobs", Here())
         assert reproduce(out, scale="smoke").complete
     return out
 
@@ -325,7 +325,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
     """The micro scale, in this process."""
     made = Here()
-    monkeypatch.setattr(study, "run_local", made)
+    monkeypatch.setattr(study, "run_jobs", made)
     shrink(monkeypatch)
     with unchecked():
         yield made
@@ -389,7 +389,7 @@ def test_each_cell_is_its_run(copy: Path):
 @pytest.mark.heavy
 def test_workers_find_what_one_process_finds(copy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The micro scale reaches the workers with their jobs; they know nothing of it themselves."""
-    monkeypatch.setattr(study, "run_local", run_local)
+    monkeypatch.setattr(study, "run_jobs", run_jobs)
     monkeypatch.setattr(local, "plan_workers", lambda *_: (2, torch.get_num_threads()))
     state = reproduce(tmp_path / "study", scale="smoke", workers=2)
     assert state.complete

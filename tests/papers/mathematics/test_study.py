@@ -73,7 +73,7 @@ def quick() -> Iterator[None]:
 
     made = study._job
     patch.setattr(study, "_job", small)
-    patch.setattr(study, "run_local", here)
+    patch.setattr(study, "run_jobs", here)
     yield
     config.update("jaxtyping_disable", False)
     patch.undo()

@@ -180,7 +180,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished study; not to be changed."""
     out = tmp_path_factory.mktemp("grid") / "study"
     with pytest.MonkeyPatch.context() as patch, unchecked():
-        patch.setattr(study, "run_local", Here())
+        patch.setattr(study, "run_jobs", Here())
         assert grid.study(grid.grid_spec(content(measures=EVERY)), out, limits=Limits(compile="off")).complete
         yield out
 
@@ -191,7 +191,7 @@ EVERY = ["behaviour", "permutations", "frequency", "bands", "toeplitz", "extrapo
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Here:
     made = Here()
-    monkeypatch.setattr(study, "run_local", made)
+    monkeypatch.setattr(study, "run_jobs", made)
     return made
 
 

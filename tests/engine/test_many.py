@@ -16,7 +16,7 @@ import torch
 from tests import builders
 from tests.builders import tiny, wait_until
 
-from toeplens.engine import Event, Job, Limits, carry_out, local, plan_workers, run_local
+from toeplens.engine import Event, Job, Limits, carry_out, many, plan_workers, run_jobs
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.training import Run, train
 from toeplens.training import run as store
@@ -38,13 +38,13 @@ def outcome(directory: Path) -> tuple[Any, ...]:
 @pytest.fixture(autouse=True)
 def _one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many threads in a worker as in these tests: only then are sums added in the same order."""
-    monkeypatch.setattr(local, "plan_workers", lambda *given: (plan_workers(*given)[0], torch.get_num_threads()))
+    monkeypatch.setattr(many, "plan_workers", lambda *given: (plan_workers(*given)[0], torch.get_num_threads()))
 
 
 def test_workers_give_bit_for_bit_what_one_process_gives(tmp_path: Path):
     told: list[Event] = []
     wanted = jobs(3, 2, 4)
-    assert run_local(wanted, tmp_path / "many", Limits(), workers=2, on_event=told.append) == ["complete"] * 3
+    assert run_jobs(wanted, tmp_path / "many", Limits(), workers=2, on_event=told.append) == ["complete"] * 3
     for job in wanted:
         carry_out(job, tmp_path / "one", Limits())
         name = job.spec.name
@@ -60,7 +60,7 @@ def test_workers_give_bit_for_bit_what_one_process_gives(tmp_path: Path):
 def test_a_deadline_stops_everything_and_a_second_call_completes_it(tmp_path: Path):
     wanted = jobs(1, 1, 1, train_examples=3200)  # 200 steps after the start of a process: more than a second anywhere
     began = time.monotonic()
-    statuses = run_local(wanted, tmp_path, Limits(deadline=time.time() + 1), workers=2)
+    statuses = run_jobs(wanted, tmp_path, Limits(deadline=time.time() + 1), workers=2)
     assert statuses == ["stopped"] * 3
     assert time.monotonic() - began < 60
     assert (tmp_path / wanted[0].spec.name).exists()
@@ -72,7 +72,7 @@ def test_a_deadline_stops_everything_and_a_second_call_completes_it(tmp_path: Pa
             assert run.step < job.spec.total_steps
             assert store.load_checkpoint(directory, job.spec) is not None
     assert not (tmp_path / wanted[2].spec.name).exists()
-    assert run_local(wanted, tmp_path, Limits(), workers=1) == ["complete"] * 3
+    assert run_jobs(wanted, tmp_path, Limits(), workers=1) == ["complete"] * 3
     carry_out(wanted[0], tmp_path / "one", Limits())
     assert outcome(tmp_path / wanted[0].spec.name) == outcome(tmp_path / "one" / wanted[0].spec.name)
 
@@ -84,17 +84,17 @@ def test_an_error_in_one_job_stops_the_others_and_is_raised(tmp_path: Path):
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("mine")
     with pytest.raises(InputError, match="holds files that are not a run's"):
-        run_local(wanted, tmp_path, Limits(), workers=2)
+        run_jobs(wanted, tmp_path, Limits(), workers=2)
     assert [path.name for path in foreign.iterdir()] == ["thesis.txt"]
     assert Run.open(tmp_path / wanted[0].spec.name).status == "stopped"
     assert not (tmp_path / wanted[2].spec.name).exists()
 
 
 def test_time_that_is_up_before_the_start_begins_nothing(tmp_path: Path):
-    assert run_local(jobs(1, 1), tmp_path, Limits(deadline=0.0), workers=2) == ["stopped"] * 2
+    assert run_jobs(jobs(1, 1), tmp_path, Limits(deadline=0.0), workers=2) == ["stopped"] * 2
     assert list(tmp_path.iterdir()) == []
-    assert run_local(jobs(1), tmp_path, Limits(should_stop=lambda: True)) == ["stopped"]
-    assert run_local([], tmp_path, Limits()) == []
+    assert run_jobs(jobs(1), tmp_path, Limits(should_stop=lambda: True)) == ["stopped"]
+    assert run_jobs([], tmp_path, Limits()) == []
 
 
 def signal_workers(number: signal.Signals) -> None:
@@ -110,7 +110,7 @@ def test_a_worker_that_is_terminated_leaves_its_job_and_breaks_nothing(tmp_path:
     def terminate(event: Event) -> None:
         signal_workers(signal.SIGTERM)
 
-    assert run_local(jobs(10**6, 10**6), tmp_path, Limits(), workers=2, on_event=terminate) == ["stopped"] * 2
+    assert run_jobs(jobs(10**6, 10**6), tmp_path, Limits(), workers=2, on_event=terminate) == ["stopped"] * 2
     for run in map(Run.open, tmp_path.iterdir()):
         assert store.load_checkpoint(run.directory, run.spec) is not None or run.step == 0
 
@@ -124,7 +124,7 @@ def test_a_worker_that_is_killed_is_one_sentence(tmp_path: Path):
             signal_workers(signal.SIGKILL)
 
     with pytest.raises(EnvironmentFailure, match=r"a worker process ended unexpectedly .* the same command goes on"):
-        run_local(jobs(10**6), tmp_path, Limits(checkpoint_seconds=0.0), workers=1, on_event=kill)
+        run_jobs(jobs(10**6), tmp_path, Limits(checkpoint_seconds=0.0), workers=1, on_event=kill)
     run = train(tiny(epochs=10**6), tmp_path, deadline=0.0)
     assert run.step > 1
 
@@ -167,7 +167,7 @@ def test_one_run_a_core_on_a_cpu_and_one_at_a_time_on_a_gpu(
 @pytest.mark.parametrize("workers", [0, -1])
 def test_no_workers_are_refused(tmp_path: Path, workers: int):
     with pytest.raises(InputError, match=f"^workers: {workers} was given; it must be from 1 to"):
-        run_local(jobs(1), tmp_path, Limits(), workers=workers)
+        run_jobs(jobs(1), tmp_path, Limits(), workers=workers)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -176,11 +176,11 @@ def test_no_workers_are_refused(tmp_path: Path, workers: int):
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from toeplens.engine import Job, Limits, run_local
+from toeplens.engine import Job, Limits, run_jobs
 from toeplens.training import run_spec
 given = json.loads(sys.argv[1])
 jobs = [Job(run_spec(**spec), "a job", 20) for spec in given["specs"]]
-run_local(jobs, Path(given["out"]), Limits(checkpoint_seconds=0.1), workers=2)
+run_jobs(jobs, Path(given["out"]), Limits(checkpoint_seconds=0.1), workers=2)
 """
 
 
