@@ -127,7 +127,7 @@ def _is_gone(held: dict[str, Any]) -> bool:
 def _machine() -> str | None:
     """This machine since it was started, as its processes see each other; None where that cannot be told."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return None
@@ -136,6 +136,6 @@ def _machine() -> str | None:
 def _begun(process: Any) -> str | None:
     """When a process began, in the kernel's ticks: its number may be given to another later."""
     try:
-        return Path(f"/proc/{process}/stat").read_text("utf-8", "replace").rsplit(")", 1)[1].split()[19]
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()[19]
     except (OSError, IndexError):
         return None

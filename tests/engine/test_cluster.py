@@ -1,0 +1,325 @@
+"""Jobs on a real Ray cluster of three machines, of which some die: nothing is lost, nothing done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.builders import tiny, wait_until
+from tests.engine.test_many import outcome
+
+from toeplens.engine import Cluster, Event, Job, Limits, carry_out, cluster, nodes, run_jobs
+from toeplens.engine.store import Store
+from toeplens.ground import InputError
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.usefixtures("unchecked", "one_thread"), pytest.mark.filterwarnings("ignore")]  # Ray's own
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Any]:
+    """Three machines of one core, on this one."""
+    from ray.cluster_utils import Cluster as Machines
+
+    machines = Machines(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    for _ in range(2):
+        machines.add_node(num_cpus=1)
+    machines.wait_for_nodes()
+    yield machines
+    ray.shutdown()
+    machines.shutdown()
+
+
+@pytest.fixture
+def three(machines: Any) -> Cluster:
+    return Cluster(machines.address)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As a worker with one core: only then are sums added in the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def jobs(count: int, epochs: int) -> list[Job]:
+    return [Job(tiny(seed=42 + index, epochs=epochs), f"job {index}", 20) for index in range(count)]
+
+
+def must_be_those_of_one_process(out: Path, alone: Path, wanted: list[Job]) -> None:
+    """Bit by bit: weights, figures, ablation; and no step was done twice by those that were not disturbed."""
+    for job in wanted:
+        carry_out(job, alone, Limits())
+        assert outcome(out / job.spec.name) == outcome(alone / job.spec.name)
+        assert outcome(out / job.spec.name)[-1] is not None
+
+
+def leases(store: Store, job: Job) -> list[str]:
+    return store.names(f"{job.spec.name}/leases")
+
+
+def worker(store: Store, job: Job) -> int | None:
+    """The process that works on a job and has published something of it."""
+    if not store.names(f"{job.spec.name}/manifests") or not leases(store, job):
+        return None
+    return json.loads(store.read(f"{job.spec.name}/leases/{leases(store, job)[-1]}") or b"{}").get("process")
+
+
+class Meanwhile(threading.Thread):
+    """Something that happens while jobs are carried out, as soon as it can; must have happened at the end."""
+
+    def __init__(self, happens: Callable[[], bool]) -> None:
+        super().__init__(daemon=True)
+        self.happens, self.happened, self.over = happens, False, threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self.happened and not self.over.wait(0.02):
+            self.happened = self.happens()
+
+    def end(self) -> bool:
+        self.over.set()
+        self.join()
+        return self.happened
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_run_goes_on(three: Cluster, tmp_path: Path):
+    url = str(tmp_path / "store")
+    store, wanted, told = Store(url), jobs(3, 60), []
+
+    def kill() -> bool:
+        process = worker(store, wanted[0])
+        if process:
+            os.kill(process, signal.SIGKILL)
+        return bool(process)
+
+    killing = Meanwhile(kill)
+    limits = Limits(checkpoint_seconds=0.1, store=url)
+    found = run_jobs(wanted, tmp_path / "out", limits, workers=three, on_event=told.append)
+    assert killing.end()
+    assert found == ["complete"] * 3
+    must_be_those_of_one_process(tmp_path / "out", tmp_path / "alone", wanted)
+    assert [len(leases(store, job)) for job in wanted] == [2, 1, 1]
+    assert sorted(event.job for event in told if event.status == "complete") == [0, 1, 2]
+    assert any(event.status is None and 0 < event.step < event.total for event in told)
+    # again: all is there, so no worker is asked
+    assert run_jobs(wanted, tmp_path / "out", limits, workers=three) == ["complete"] * 3
+    assert [len(leases(store, job)) for job in wanted] == [2, 1, 1]
+
+
+@pytest.mark.heavy
+def test_a_machine_that_is_removed_is_replaced_and_its_run_goes_on(machines: Any, three: Cluster, tmp_path: Path):
+    url = str(tmp_path / "store")
+    store, wanted = Store(url), jobs(4, 60)  # so that each machine has one
+    extra = machines.add_node(num_cpus=1)
+    machines.wait_for_nodes()
+    raylet = extra.all_processes["raylet"][0].process.pid
+    on_extra: list[Job] = []
+
+    def remove() -> bool:
+        for job in wanted:
+            process = worker(store, job)
+            if process and parent(process) == raylet:
+                on_extra.append(job)
+                machines.remove_node(extra, allow_graceful=False)
+                return True
+        return False
+
+    removing = Meanwhile(remove)
+    found = run_jobs(wanted, tmp_path / "out", Limits(checkpoint_seconds=0.1, store=url), workers=three)
+    assert removing.end()
+    assert found == ["complete"] * 4
+    must_be_those_of_one_process(tmp_path / "out", tmp_path / "alone", wanted)
+    assert [len(leases(store, job)) for job in wanted] == [2 if job in on_extra else 1 for job in wanted]
+
+
+def parent(process: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text("utf-8", "replace").rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return None
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from tests.engine.test_cluster import jobs
+from toeplens.engine import Cluster, Limits, run_jobs
+
+if __name__ == "__main__":
+    address, out, store, epochs = sys.argv[1:]
+    run_jobs(jobs(4, int(epochs)), Path(out), Limits(checkpoint_seconds=0.1, store=store), workers=Cluster(address))
+"""
+
+
+@pytest.mark.heavy
+def test_a_driver_that_is_killed_is_started_again_and_goes_on(machines: Any, three: Cluster, tmp_path: Path):
+    url = str(tmp_path / "store")
+    store, wanted = Store(url), jobs(4, 40)
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    given = [sys.executable, str(script), machines.address, str(tmp_path / "out"), url, "40"]
+    driver = subprocess.Popen(given, env=environment, text=True)
+    wait_until(lambda: any((tmp_path / "out" / job.spec.name / "result.json").exists() for job in wanted), driver)
+    driver.kill()
+    driver.wait()
+    done = [job for job in wanted if (tmp_path / "out" / job.spec.name / "ablation.json").exists()]
+    before = {job.label: (tmp_path / "out" / job.spec.name / "result.json").read_bytes() for job in done}
+    assert 0 < len(done) < 4
+    assert run_jobs(wanted, tmp_path / "out", Limits(store=url), workers=three) == ["complete"] * 4
+    must_be_those_of_one_process(tmp_path / "out", tmp_path / "alone", wanted)
+    for job in done:
+        assert len(leases(store, job)) == 1
+        assert (tmp_path / "out" / job.spec.name / "result.json").read_bytes() == before[job.label]
+
+
+@pytest.mark.heavy
+def test_two_drivers_on_one_store_do_no_job_twice(machines: Any, three: Cluster, tmp_path: Path):
+    url = str(tmp_path / "store")
+    wanted = jobs(4, 20)
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    given = [sys.executable, str(script), machines.address, str(tmp_path / "other"), url, "20"]
+    other = subprocess.Popen(given, env=environment, text=True)
+    assert run_jobs(wanted, tmp_path / "out", Limits(store=url), workers=three) == ["complete"] * 4
+    assert other.wait(timeout=90) == 0
+    must_be_those_of_one_process(tmp_path / "out", tmp_path / "alone", wanted)
+    for job in wanted:
+        result = Path(job.spec.name) / "result.json"
+        assert (tmp_path / "other" / result).read_bytes() == (tmp_path / "out" / result).read_bytes()  # its seconds too
+
+
+@pytest.mark.heavy
+def test_a_stop_is_heard_and_a_directory_that_all_see_needs_no_store(three: Cluster, tmp_path: Path):
+    wanted = jobs(4, 40)
+    begun = threading.Event()
+
+    def told(event: Event) -> None:
+        if event.step:
+            begun.set()
+
+    limits = Limits(should_stop=begun.is_set)
+    found = run_jobs(wanted, tmp_path / "out", limits, workers=three, on_event=told)
+    assert "stopped" in found
+    assert any((tmp_path / "out" / job.spec.name / "checkpoint.pt").exists() for job in wanted)
+    assert run_jobs(wanted, tmp_path / "out", Limits(), workers=three) == ["complete"] * 4
+    must_be_those_of_one_process(tmp_path / "out", tmp_path / "alone", wanted)
+
+
+def test_a_deadline_is_kept(three: Cluster, tmp_path: Path):
+    begun = time.time()
+    found = run_jobs(jobs(2, 5000), tmp_path, Limits(deadline=begun + 6), workers=three)
+    assert found == ["stopped"] * 2
+    assert time.time() - begun < 16
+
+
+def test_an_error_in_a_job_is_raised_as_it_is(three: Cluster, tmp_path: Path):
+    job = jobs(1, 2)[0]
+    (tmp_path / job.spec.name).mkdir()
+    (tmp_path / job.spec.name / "somebody's.txt").touch()
+    with pytest.raises(InputError, match="holds files that are not a run's"):
+        run_jobs([job], tmp_path, Limits(), workers=three)
+
+
+def test_a_piece_that_loses_its_worker_again_and_again_ends_it(three: Cluster, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cluster, "_LOST", 1)
+    with pytest.raises(Exception, match="a worker of the cluster ended unexpectedly"):
+        cluster.in_cluster(dies, [()], Limits(), three, on_done=lambda *_: None)
+
+
+def dies(*_: Any) -> None:
+    os._exit(1)
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"address": "there"}, "address: 'there' was given; it must be HOST:PORT"),
+        ({"address": "ray://localhost:10001"}, "address: 'ray://localhost:10001' was given; it must be HOST:PORT"),
+        ({"address": "localhost:1"}, "address: 'localhost:1' was given; nothing answers there"),
+    ],
+)
+def test_an_address_that_does_not_answer_is_named(given: dict[str, Any], says: str):
+    ray.shutdown()
+    with pytest.raises(InputError, match=says):
+        Cluster(**given).must_serve("cpu")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"cpus": 0.0}, "cpus_per_cell: 0.0 was given; it must be over 0"),
+        ({"gpus": 1.5}, "gpus_per_cell: 1.5 was given; it must be 0 or more, and a whole number"),
+        ({"gpus": float("nan")}, "gpus_per_cell: nan was given"),
+        ({"memory": 0}, "memory_per_cell: 0 was given; it must be at least 1 byte"),
+        ({"at_once": 0}, "workers: 0 was given; it must be at least 1"),
+    ],
+)
+def test_needs_that_cannot_be_are_named(given: dict[str, Any], says: str):
+    with pytest.raises(InputError, match=says):
+        Cluster(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "says"),
+    [
+        ({"gpus": 0.25}, "auto", "gpus_per_cell: 0.25 was given; the largest machine of the cluster has 0 GPUs"),
+        ({"cpus": 2.0}, "auto", "cpus_per_cell: 2 was given; the largest machine of the cluster has 1 cores"),
+        ({"memory": 10**15}, "auto", "memory_per_cell: 1000 TB was given; the largest machine"),
+        ({}, "cuda", "gpus_per_cell: 0 was given with device cuda"),
+    ],
+)
+def test_more_than_the_cluster_has_is_refused(machines: Any, given: dict[str, Any], device: str, says: str):
+    with pytest.raises(InputError, match=says):
+        Cluster(machines.address, **given).must_serve(device)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("raise ModuleNotFoundError('no toeplens here')", r"cannot load toeplens \(ModuleNotFoundError"),
+        ("", r"has toeplens 0\.0; this one has"),
+    ],
+)
+def test_a_machine_without_the_package_or_with_another_is_named(
+    machines: Any, three: Cluster, tmp_path: Path, content: str, says: str
+):
+    package = tmp_path / "toeplens"
+    package.mkdir()
+    (package / "__init__.py").write_text(content, encoding="utf-8")
+    (package / "version.py").write_text("__version__ = '0.0'", encoding="utf-8")
+    odd = machines.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(tmp_path)})
+    machines.wait_for_nodes()
+    try:
+        with pytest.raises(InputError, match=f"the cluster's machine .*{says}"):
+            three.must_serve("auto")
+    finally:
+        machines.remove_node(odd)
+
+
+def test_a_directory_that_a_machine_does_not_see_is_named(three: Cluster, tmp_path: Path):
+    with pytest.raises(InputError, match=r"out: the cluster's machine .* does not see"):
+        three.must_serve("auto", tmp_path / "none")
+
+
+def test_without_ray_it_is_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(Exception, match="engine: ray is not installed"):
+        nodes.Cluster().join()
