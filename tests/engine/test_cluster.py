@@ -323,3 +323,11 @@ def test_without_ray_it_is_said(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(Exception, match="engine: ray is not installed"):
         nodes.Cluster().join()
+
+
+@pytest.mark.heavy
+def test_a_survey_on_a_cluster_brings_the_records_of_one_here(three: Cluster, tmp_path: Path):
+    from toeplens.studies.auditing.survey import survey
+
+    on_cluster = survey(tmp_path / "a", only=["gpt2", "llama"], workers=three)
+    assert on_cluster.to_dict() == survey(tmp_path / "b", only=["gpt2", "llama"], workers=1).to_dict()

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from toeplens.cli.options import Json, ModelDevice, ModelDtype, Pickled, Workers, path
+from toeplens.cli.means import Hands, with_options
+from toeplens.cli.options import Json, ModelDevice, ModelDtype, Pickled, path
 from toeplens.ground import InputError
 from toeplens.ground.places import entered
 from toeplens.start import starting
@@ -162,6 +163,7 @@ def compare(
     console.say(f"page: {page}")
 
 
+@with_options
 def survey(
     out: Annotated[
         Path, typer.Option(help="Directory of the survey; one that was stopped is gone on with.", parser=path)
@@ -169,7 +171,8 @@ def survey(
     only: Annotated[
         list[str] | None, typer.Option(help="A model type of transformers (may be repeated); all unless given.")
     ] = None,
-    workers: Workers = None,
+    *,
+    hands: Hands,
     as_json: Json = False,
 ) -> None:
     """Build every text model of the installed transformers small and audit it: what is understood, and what is not."""
@@ -181,7 +184,7 @@ def survey(
         count = len(only or survey_of.model_types())
         done = iter(range(1, count + 1))
         found = survey_of.survey(
-            out, only=only, workers=workers, on_progress=lambda _: progress("types", next(done), count)
+            out, only=only, workers=hands.chosen(), on_progress=lambda _: progress("types", next(done), count)
         )
     if as_json:
         console.print_json(found.to_dict())

@@ -1,4 +1,4 @@
-"""How a study is carried out, as options that its commands share: until when, on what machines, where runs are kept."""
+"""How work is carried out, as options that commands share: until when, on what machines, where runs are kept."""
 
 from __future__ import annotations
 
@@ -23,32 +23,37 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """The options as they were given."""
+    """Until when, on which device and with which store."""
 
     time_budget: str | None
-    workers: int | None
     device: str
     compile: str
+    store: str | None
+
+    def limits(self) -> engines.Limits:
+        """What an engine is given of it."""
+        from toeplens.cli.progress import limits_of
+
+        return limits_of(self.time_budget, self.device, self.compile, self.store)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hands:
+    """Processes on this machine, or a cluster."""
+
+    workers: int | None
     engine: str
     address: str | None
     cpus_per_cell: float | None
     gpus_per_cell: float | None
     memory_per_cell: str | None
-    store: str | None
 
-    def limits(self) -> engines.Limits:
-        """When to stop, on which device, and where runs are kept."""
-        from toeplens.cli.progress import limits_of
-
-        return limits_of(self.time_budget, self.device, self.compile, self.store)
-
-    def hands(self) -> engines.Workers:
-        """Processes on this machine, or a cluster."""
+    def chosen(self) -> engines.Workers:
+        """What an engine is given of it."""
         from toeplens.engine import Cluster
 
-        of_ray = ("address", "cpus_per_cell", "gpus_per_cell", "memory_per_cell")
         if choose("engine", self.engine, _ENGINES) == "local":
-            for name in of_ray:
+            for name in ("address", "cpus_per_cell", "gpus_per_cell", "memory_per_cell"):
                 if (given := getattr(self, name)) is not None:
                     raise InputError(f"{name}: {shown(given)} was given, which only --engine ray takes.")
             return self.workers
@@ -63,10 +68,19 @@ class Means:
 
 def _means(
     time_budget: Budget = None,
-    workers: Workers = None,
     device: Device = "auto",
     compile: Compile = "auto",
-    engine: Annotated[str, typer.Option(help="local (processes on this machine) or ray (machines of a cluster).")] = (
+    store: Annotated[
+        str | None,
+        typer.Option(help="Keep runs at this URL too (a path, s3://, gs://), which other machines may share."),
+    ] = None,
+) -> Means:
+    return Means(**locals())
+
+
+def _hands(
+    workers: Workers = None,
+    engine: Annotated[str, typer.Option(help="local (processes on this machine) or ray (a cluster's machines).")] = (
         "local"
     ),
     address: Annotated[
@@ -76,27 +90,30 @@ def _means(
     cpus_per_cell: Annotated[float | None, typer.Option(help="With ray: cores of a model, 1 unless given.")] = None,
     gpus_per_cell: Annotated[float | None, typer.Option(help="With ray: GPUs of a model; 0.25: four on each.")] = None,
     memory_per_cell: Annotated[str | None, typer.Option(help="With ray: memory a model reserves, e.g. 4G.")] = None,
-    store: Annotated[
-        str | None,
-        typer.Option(help="Keep runs at this URL too (a path, s3://, gs://), which other machines may share."),
-    ] = None,
-) -> Means:
-    return Means(**locals())
+) -> Hands:
+    return Hands(**locals())
 
 
-def with_means(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, its parameter ``means`` given by these options."""
-    options = inspect.signature(_means, eval_str=True).parameters
+_OPTIONS: dict[str, Callable[..., Any]] = {"means": _means, "hands": _hands}
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, its parameters ``means`` and ``hands`` given by the options of these."""
     parameters: list[inspect.Parameter] = []
+    made: dict[str, list[str]] = {}
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
-        parameters += options.values() if name == "means" else [parameter]
+        if name in _OPTIONS:
+            options = inspect.signature(_OPTIONS[name], eval_str=True).parameters
+            parameters += options.values()
+            made[name] = list(options)
+        else:
+            parameters.append(parameter)
 
     @wraps(command)
     def given(**values: Any) -> None:
-        command(**{name: values[name] for name in values.keys() - options.keys()}, means=_of(values))
-
-    def _of(values: dict[str, Any]) -> Means:
-        return _means(**{name: values[name] for name in options})
+        for name, options in made.items():
+            values[name] = _OPTIONS[name](**{option: values.pop(option) for option in options})
+        command(**values)
 
     given.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]

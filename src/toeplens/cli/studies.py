@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toeplens.cli.means import Means, with_means
+from toeplens.cli.means import Hands, Means, with_options
 from toeplens.cli.options import Full, Json, StudyDirectory, StudyOut, path
 from toeplens.ground import choose
 from toeplens.start import starting
@@ -18,7 +18,7 @@ PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder"
 OURS = ("canonical", "canonical-smoke")
 
 
-@with_means
+@with_options
 def reproduce(
     out: StudyOut,
     scale: Annotated[
@@ -38,6 +38,7 @@ def reproduce(
     ] = None,
     *,
     means: Means,
+    hands: Hands,
     as_json: Json = False,
 ) -> None:
     """Carry out the papers' central experiment: train, knock out heads, judge the claims, write the page."""
@@ -64,10 +65,10 @@ def reproduce(
         tables = console.accuracy_tables(state.table)
         console.print_study(state, write_page(state), tables, rows=state.table, as_json=as_json)
 
-    carry_out(partial(study.reproduce, out, **plan, workers=means.hands(), on_event=progress), progress, limits, show)
+    carry_out(partial(study.reproduce, out, **plan, workers=hands.chosen(), on_event=progress), progress, limits, show)
 
 
-@with_means
+@with_options
 def study(
     spec: Annotated[
         Path,
@@ -79,6 +80,7 @@ def study(
     ] = None,
     *,
     means: Means,
+    hands: Hands,
     as_json: Json = False,
 ) -> None:
     """Train tasks by encodings, measure what heads follow and how models do on longer texts, write the page."""
@@ -100,10 +102,10 @@ def study(
         page, tables = report.write_grid(state), console.matrix_tables(state)
         console.print_study(state, page, tables, rows=state.matrix(), as_json=as_json)
 
-    carry_out(partial(grid.study, wanted, out, workers=means.hands(), on_event=progress), progress, limits, show)
+    carry_out(partial(grid.study, wanted, out, workers=hands.chosen(), on_event=progress), progress, limits, show)
 
 
-@with_means
+@with_options
 def theory(
     out: StudyOut,
     scale: Annotated[
@@ -112,6 +114,7 @@ def theory(
     seeds: Annotated[int, typer.Option(help="Of every experiment and model; 5 or more decide.")] = 5,
     *,
     means: Means,
+    hands: Hands,
     as_json: Json = False,
 ) -> None:
     """Check the papers' mathematics by numbers: each statement as it stands and as it should stand, with a verdict."""
@@ -127,7 +130,7 @@ def theory(
     about = f"{len(mathematics.EXPERIMENTS) * seeds} experiments, and {len(jobs)} models at scale {scale}"
     limits = means.limits()
     progress = StudyProgress(jobs, about, limits)
-    plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": means.hands(), "on_event": progress}
+    plan: dict[str, Any] = {"scale": scale, "seeds": seeds, "workers": hands.chosen(), "on_event": progress}
 
     def done(name: str, seed: int) -> None:
         progress.say(f"{name}, seed {seed}: done")

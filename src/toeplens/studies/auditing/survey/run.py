@@ -6,8 +6,9 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 
 import torch
 
-from toeplens.engine import plan_workers
+from toeplens.engine import Cluster, Limits, Workers, plan_workers
+from toeplens.engine.cluster import in_cluster
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.places import entered
@@ -39,7 +41,7 @@ def survey(
     out: Path | str,
     *,
     only: Collection[str] | None = None,
-    workers: int | None = None,
+    workers: Workers = None,
     limit: float = LIMIT,
     on_progress: Callable[[Surveyed], None] = lambda found: None,
 ) -> Survey:
@@ -50,7 +52,7 @@ def survey(
 
     Arguments
         only         model types; all unless given
-        workers      processes at a time; one a core unless given
+        workers      processes at a time, one a core unless given; or a `toeplens.engine.Cluster`
         on_progress  told of every type as it is done
 
     Returns what is there of the types that were asked for. Raises `InputError` for a type that transformers does not
@@ -67,7 +69,7 @@ def _go_on(
     directory: Path,
     names: Collection[str],
     about: dict[str, Any],
-    workers: int | None,
+    workers: Workers,
     limit: float,
     on_progress: Callable[[Surveyed], None],
 ) -> Survey:
@@ -80,9 +82,12 @@ def _go_on(
             )
     _write(directory, names, about)
     missing = [name for name in names if not _path(directory, name).exists()]
-    count, _ = plan_workers(max(1, len(missing)), "cpu", workers)
     try:
-        _carry_out(missing, directory, count, limit, on_progress)
+        if isinstance(workers, Cluster):
+            _on_cluster(missing, directory, workers, limit, on_progress)
+        else:
+            count, _ = plan_workers(max(1, len(missing)), "cpu", workers)
+            _carry_out(missing, directory, count, limit, on_progress)
     finally:
         found = _write(directory, names, about)
     return found
@@ -142,6 +147,29 @@ def _carry_out(
         for process, _ in running.values():
             process.kill()
             process.join()
+
+
+def _on_cluster(
+    names: Sequence[str], directory: Path, workers: Cluster, limit: float, on_progress: Callable[[Surveyed], None]
+) -> None:
+    """The same on a cluster's machines, which bring their records here."""
+    workers.must_serve("cpu")
+
+    def done(index: int, content: dict[str, Any] | None) -> None:
+        if content is not None:
+            write_json(_path(directory, names[index]), content)
+            on_progress(_record(directory, names[index]))
+
+    in_cluster(_there, [(name, limit) for name in names], Limits(), workers, on_done=done)
+
+
+def _there(piece: tuple[str, float], limits: Limits, tell: Callable[[Any], None]) -> dict[str, Any]:
+    """A type's record, made in a process of its own on whatever machine this is."""
+    name, limit = piece
+    with tempfile.TemporaryDirectory(prefix="toeplens-") as scratch:
+        make_directory(Path(scratch) / RECORDS)
+        _carry_out([name], Path(scratch), 1, limit, lambda _: None)
+        return _record(Path(scratch), name).to_dict()
 
 
 def _work(name: str, directory: Path) -> None:

@@ -1,0 +1,49 @@
+"""The options of how work is carried out: what they come to, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toeplens.cli.means import Hands
+from toeplens.engine import Cluster
+from toeplens.ground import InputError
+
+NONE = {"workers": None, "engine": "local", "address": None}
+CELL = {"cpus_per_cell": None, "gpus_per_cell": None, "memory_per_cell": None}
+
+
+def test_what_options_come_to():
+    assert Hands(**NONE | CELL).chosen() is None
+    assert Hands(**NONE | CELL | {"workers": 3}).chosen() == 3
+    assert Hands(**NONE | CELL | {"engine": "ray"}).chosen() == Cluster()
+    given = {"engine": "ray", "workers": 5, "address": "head:6379", "cpus_per_cell": 2.0, "gpus_per_cell": 0.25}
+    wanted = Cluster("head:6379", cpus=2.0, gpus=0.25, memory=1_500_000_000, at_once=5)
+    assert Hands(**NONE | CELL | given | {"memory_per_cell": "1.5G"}).chosen() == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"engine": "slurm"}, "engine: there is no 'slurm'; known: local, ray"),
+        ({"address": "head:6379"}, "address: 'head:6379' was given, which only --engine ray takes"),
+        ({"gpus_per_cell": 0.0}, "gpus_per_cell: 0.0 was given, which only --engine ray takes"),
+        ({"engine": "ray", "memory_per_cell": "much"}, "memory_per_cell: 'much' was given; it must be a positive size"),
+        ({"engine": "ray", "memory_per_cell": "0G"}, "memory_per_cell: '0G' was given; it must be a positive size"),
+        ({"engine": "ray", "cpus_per_cell": -1.0}, "cpus_per_cell: -1.0 was given; it must be over 0"),
+    ],
+)
+def test_options_that_cannot_be_are_named(given: dict, says: str):
+    with pytest.raises(InputError, match=says):
+        Hands(**NONE | CELL | given).chosen()
+
+
+def test_the_commands_take_them(toeplens, tmp_path: Path):
+    answer = toeplens("reproduce", "--scale", "smoke", "--out", tmp_path / "a", "--address", "head:6379")
+    assert answer.code == 2
+    assert "address: 'head:6379' was given, which only --engine ray takes." in answer.err
+    answer = toeplens("theory", "--scale", "smoke", "--out", tmp_path / "a", "--store", "s4://there")
+    assert answer.code == 2
+    assert "store: s4://there was given, which is no URL of a file system" in answer.err
+    assert not (tmp_path / "a").exists()
