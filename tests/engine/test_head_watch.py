@@ -147,7 +147,8 @@ def test_what_heads_follow_is_told_of_the_queries_that_the_model_uses():
     shown = examples_of(spec, ABLATED)
     trace = AttentionTrace(DecoderSource(model), torch.from_numpy(shown.tokens), torch.from_numpy(shown.lengths))
     found = behaviour(trace, counted="used").to_dict()
-    assert {name: row[name] for name in SHARES} == {name: found[name] for name in SHARES}
+    for name in SHARES:  # of blocks of other sizes: the last digits of a layer's input differ
+        np.testing.assert_allclose(np.array(row[name], float), np.array(found[name], float), rtol=1e-6)
     assert row["positional"] != behaviour(trace).to_dict()["positional"]
     other = tiny(encoding="cope")
     assert [watcher(other).look(decoder(other), 0)[name] for name in SHARES] == [None] * 4

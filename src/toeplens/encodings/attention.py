@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.blocked import attend_blocked, is_faster
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Keys, Notes, Pairs, Positions, Queries
 
@@ -181,7 +182,10 @@ class _Queries:
         if self.factored:
             return self._with_factors(self.v)
         if self.fused:
-            return _fused(self.seen.q, self.seen.k, self.v, self._bias(), self.dropout, self.seen.scale)
+            seen, bias = self.seen, self._bias()
+            if self.triangle and is_faster(seen.q, seen.k):
+                return attend_blocked(seen.q, seen.k, self.v, _four(bias), self.dropout, seen.scale, causal=True)
+            return _fused(seen.q, seen.k, self.v, bias, self.dropout, seen.scale)
         weights = F.dropout(self.weights(), self.dropout)
         out, more = weights @ self.v, self._hook("add_values", weights)
         return out if more is None else out + more
@@ -245,7 +249,12 @@ def _hidden(x: Tensor, visible: Tensor | None) -> Tensor:
 def _fused(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scale: float, *, is_causal: bool = False
 ) -> Tensor:
-    """Fused attention; its kernels want one width for queries, keys and values, so the narrower ones get zeros."""
+    """Fused attention; its kernels want one width for queries, keys and values, so the narrower ones get zeros.
+
+    Where they are slower than products over blocks, these.
+    """
+    if mask is None and is_faster(q, k):
+        return attend_blocked(q, k, v, None, dropout, scale, causal=is_causal)
     mask = None if mask is None else _four(mask)
     width = v.shape[-1]
     missing = q.shape[-1] - width

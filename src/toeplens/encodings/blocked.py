@@ -1,0 +1,162 @@
+"""Attention of short texts on a CPU: weights formed block by block in the cache, and kept for the gradients.
+
+torch's fused attention works off one head of one text at a time and forms the weights twice where gradients are asked
+for. Up to a few hundred tokens batched products over blocks that fit a core's cache are faster, by most where heads are
+narrow: 1.1 to 2 times in training (docs/scale.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from toeplens.encodings.shapes import Keys, Queries
+
+LEARNING, READING = 512, 64  # tokens up to which it is faster with gradients, and without
+_BLOCK = 1 << 20  # numbers of weights in a block
+_ROWS = 64  # queries in a block; up to three quarters of that a text is one block
+_DTYPES = (torch.float32, torch.float64)
+
+
+def is_faster(q: Queries, k: Keys) -> bool:
+    """Whether square attention of these is faster this way, by their shape and machine."""
+    learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+    return (
+        q.device.type == "cpu"
+        and q.dtype in _DTYPES
+        and q.numel() > 0
+        and q.shape[-2] == k.shape[-2] <= (LEARNING if learning else READING)
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def attend_blocked(
+    q: Queries,
+    k: Keys,
+    v: Float[Tensor, "B H Nk dv"],
+    bias: Float[Tensor, "_B _H N N"] | None,
+    dropout: float,
+    scale: float,
+    *,
+    causal: bool,
+) -> Float[Tensor, "B H Nq dv"]:
+    """softmax(scale q . k + bias) v, each query seeing the keys up to its own if ``causal``; differentiable once.
+
+    Arguments
+        bias     of each text and head, or of all: 1 in their place; None for none
+        dropout  rate, on the weights
+        causal   the bias need not say so too
+    """
+    found: Tensor = _Blocked.apply(q, k, v, bias, dropout, scale, causal)  # type: ignore[assignment]
+    return found
+
+
+def _blocks(q: Tensor, causal: bool) -> list[tuple[slice, slice, int]]:
+    """Texts and queries of each block, and how many keys these see."""
+    texts, heads, length, _ = q.shape
+    rows = length if not causal or length <= 3 * _ROWS // 4 else -(-length // -(-length // _ROWS))
+    size = max(1, round(_BLOCK / (heads * rows * length)))
+    return [
+        (slice(text, min(text + size, texts)), slice(start, stop), stop if causal else length)
+        for text in range(0, texts, size)
+        for start in range(0, length, rows)
+        for stop in (min(start + rows, length),)
+    ]
+
+
+class _Blocked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        dropout: float,
+        scale: float,
+        causal: bool,
+    ) -> Tensor:
+        texts, heads, length, _ = q.shape
+        keeps = any(ctx.needs_input_grad)
+        out = q.new_empty(texts, length, heads, v.shape[-1]).transpose(1, 2)  # as heads are merged afterwards
+        hidden: dict[int, Tensor] = {}  # of blocks of so many queries, the keys of their own that they do not see
+        kept: list[Tensor] = []
+        for some, rows, keys in _blocks(q, causal):
+            logits = _product(q[some, :, rows], k[some, :, :keys].transpose(-1, -2)).mul_(scale)
+            if bias is not None:
+                logits.add_(bias[some if len(bias) > 1 else slice(None), :, rows, :keys])
+            if causal:
+                count = rows.stop - rows.start
+                if count not in hidden:
+                    hidden[count] = q.new_full((count, count), float("-inf")).triu_(1)
+                logits[..., rows].add_(hidden[count])
+            weights = logits.softmax(-1)
+            if keeps:
+                kept.append(weights)
+            if dropout:
+                weights, mask = torch.native_dropout(weights, dropout, True)
+                if keeps:
+                    kept.append(mask)
+            out[some, :, rows] = _product(weights, v[some, :, :keys])
+        if keeps:
+            ctx.save_for_backward(q, k, v, bias, *kept)
+        ctx.dropout, ctx.scale, ctx.causal = dropout, scale, causal
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, bias, *kept = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradients are to have gradients
+            return _again(ctx, grads[0], q, k, v, bias)
+        kept.reverse()
+        of_q, of_k, of_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        of_bias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
+        for some, rows, keys in _blocks(q, ctx.causal):
+            weights = kept.pop()
+            grad = grads[0][some, :, rows]
+            of_weights = _product(grad, v[some, :, :keys].transpose(-1, -2))
+            used = weights
+            if ctx.dropout:
+                mask, rest = kept.pop(), 1 / (1 - ctx.dropout)
+                used = weights * mask * rest
+                of_weights.mul_(mask).mul_(rest)
+            of_v[some, :, :keys] += _product(used.transpose(-1, -2), grad)
+            of_logits = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+            if of_bias is not None:
+                own = of_bias[some if len(of_bias) > 1 else slice(None), :, rows, :keys]
+                own += of_logits.sum_to_size(own.shape)
+            of_logits.mul_(ctx.scale)
+            of_q[some, :, rows] = _product(of_logits, k[some, :, :keys])
+            of_k[some, :, :keys] += _product(of_logits.transpose(-1, -2), q[some, :, rows])
+        return of_q, of_k, of_v, of_bias, None, None, None
+
+
+def _again(ctx: Any, grad: Tensor, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradients by operations that have gradients themselves."""
+    if ctx.dropout:
+        raise RuntimeError("attention with dropout has no second derivative here")
+    q, k, v, bias = given
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    logits = q @ k.transpose(-1, -2) * ctx.scale
+    if bias is not None:
+        logits = logits + bias
+    if ctx.causal:
+        hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
+        logits = logits.masked_fill(hidden, float("-inf"))
+    wanted = [x for x, needs in zip(given, ctx.needs_input_grad, strict=False) if x is not None and needs]
+    found = iter(torch.autograd.grad(logits.softmax(-1) @ v, wanted, grad, create_graph=True))
+    each = [
+        next(found) if needs and x is not None else None for x, needs in zip(given, ctx.needs_input_grad, strict=False)
+    ]
+    return *each, None, None, None
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Matrix products over texts and heads."""
+    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
