@@ -17,7 +17,7 @@ import torch
 from tests.builders import unchecked
 from tests.studies.here import Here
 
-from toeplens.engine import Limits, local, run_jobs
+from toeplens.engine import Limits, many, run_jobs
 from toeplens.ground import InputError, read_json
 from toeplens.papers.deposit import (
     PAPER_TABLE_1,
@@ -390,7 +390,7 @@ def test_each_cell_is_its_run(copy: Path):
 def test_workers_find_what_one_process_finds(copy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The micro scale reaches the workers with their jobs; they know nothing of it themselves."""
     monkeypatch.setattr(study, "run_jobs", run_jobs)
-    monkeypatch.setattr(local, "plan_workers", lambda *_: (2, torch.get_num_threads()))
+    monkeypatch.setattr(many, "plan_workers", lambda *_: (2, torch.get_num_threads()))
     state = reproduce(tmp_path / "study", scale="smoke", workers=2)
     assert state.complete
     assert told(state) == told(gather(copy))
