@@ -1,0 +1,80 @@
+"""The command that times this installation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toeplens.cli.options import Device, Json, path
+from toeplens.ground.places import entered
+from toeplens.start import starting
+
+CONTESTS = ("training", "ablation", "profile")
+SCALES = ("laptop", "desk", "paper")
+
+
+def bench(
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the page and record; none unless given.", parser=path)
+    ] = None,
+    contest: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(CONTESTS)}; all unless given, may be repeated.")
+    ] = None,
+    scale: Annotated[
+        list[str] | None, typer.Option(help=f"Shape of the models: {', '.join(SCALES)}; all unless given.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of each contest, at most.")] = 20,
+    seconds: Annotated[float, typer.Option(help="Begin no further round of a contest after so many.")] = 30.0,
+    threads: Annotated[int | None, typer.Option(help="Threads on a CPU; torch's own choice unless given.")] = None,
+    price_per_hour: Annotated[float | None, typer.Option(help="Of this machine, for what the paper's grid costs.")] = (
+        None
+    ),
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Time training, ablation and profiles here, against others' programs; say what the papers' grid would take."""
+    with starting():
+        import torch
+
+        from toeplens.cli import console
+        from toeplens.ground.machine import cores, within
+        from toeplens.report import write_bench
+        from toeplens.studies import benching
+
+    if threads is not None:
+        within("threads", threads, 1, 4 * cores())
+        torch.set_num_threads(threads)
+
+    def told(found: benching.Contest) -> None:
+        console.say(f"{found.kind}, {found.work.split(':')[0]}: done")
+
+    def timed() -> benching.BenchRecord:
+        return benching.bench(
+            device=device,
+            contests=contest or CONTESTS,
+            scales=scale or SCALES,
+            rounds=rounds,
+            seconds=seconds,
+            on_contest=told,
+        )
+
+    if out is None:
+        record, page = timed(), None
+    else:
+        with entered(out, "bench", (benching.RECORD,)):
+            record = timed()
+            benching.save_bench(record, out)
+            page = write_bench(record, out)
+    hours = record.table_1_hours(price_per_hour)
+    if as_json:
+        console.print_json({**record.to_dict(), "table_1": hours, "page": None if page is None else str(page)})
+        return
+    for table in console.bench_tables(record):
+        console.out.print(table)
+    if hours is not None:
+        cost = "" if hours[1] is None else f", at {price_per_hour:g} an hour {hours[1]:,.0f}"
+        console.say(f"the 80 models of the papers' Table 1 would take {hours[0]:,.1f} hours on this machine{cost}.")
+    if page is not None:
+        console.say(f"page: {page}")
