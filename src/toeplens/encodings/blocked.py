@@ -56,14 +56,14 @@ def attend_blocked(
 
 
 def _blocks(q: Tensor, causal: bool) -> list[tuple[slice, slice, int]]:
-    """Texts and queries of each block, and how many keys these see."""
+    """Texts and queries of each block, and how many keys these see: of each text all of them first."""
     texts, heads, length, _ = q.shape
     rows = length if not causal or length <= 3 * _ROWS // 4 else -(-length // -(-length // _ROWS))
     size = max(1, round(_BLOCK / (heads * rows * length)))
     return [
         (slice(text, min(text + size, texts)), slice(start, stop), stop if causal else length)
         for text in range(0, texts, size)
-        for start in range(0, length, rows)
+        for start in reversed(range(0, length, rows))
         for stop in (min(start + rows, length),)
     ]
 
@@ -82,18 +82,17 @@ class _Blocked(torch.autograd.Function):
     ) -> Tensor:
         texts, heads, length, _ = q.shape
         keeps = any(ctx.needs_input_grad)
-        out = q.new_empty(texts, length, heads, v.shape[-1]).transpose(1, 2)  # as heads are merged afterwards
-        hidden: dict[int, Tensor] = {}  # of blocks of so many queries, the keys of their own that they do not see
+        blocks = _blocks(q, causal)
+        out = None
+        if len(blocks) > 1:
+            out = q.new_empty(texts, length, heads, v.shape[-1]).transpose(1, 2)  # as heads are merged afterwards
+        hidden = q.new_full((length, length), float("-inf")).triu_(1) if causal else None
         kept: list[Tensor] = []
-        for some, rows, keys in _blocks(q, causal):
-            logits = _product(q[some, :, rows], k[some, :, :keys].transpose(-1, -2)).mul_(scale)
+        for some, rows, keys in blocks:
+            unseen = None if hidden is None else hidden[rows, :keys]
+            logits = _product(q[some, :, rows], k[some, :, :keys].transpose(-1, -2), scale, unseen)
             if bias is not None:
                 logits.add_(bias[some if len(bias) > 1 else slice(None), :, rows, :keys])
-            if causal:
-                count = rows.stop - rows.start
-                if count not in hidden:
-                    hidden[count] = q.new_full((count, count), float("-inf")).triu_(1)
-                logits[..., rows].add_(hidden[count])
             weights = logits.softmax(-1)
             if keeps:
                 kept.append(weights)
@@ -101,7 +100,12 @@ class _Blocked(torch.autograd.Function):
                 weights, mask = torch.native_dropout(weights, dropout, True)
                 if keeps:
                     kept.append(mask)
-            out[some, :, rows] = _product(weights, v[some, :, :keys])
+            found = _product(weights, v[some, :, :keys])
+            if out is None:
+                out = found
+            else:
+                out[some, :, rows] = found
+        assert out is not None
         if keeps:
             ctx.save_for_backward(q, k, v, bias, *kept)
         ctx.dropout, ctx.scale, ctx.causal = dropout, scale, causal
@@ -113,9 +117,10 @@ class _Blocked(torch.autograd.Function):
         if torch.is_grad_enabled():  # the gradients are to have gradients
             return _again(ctx, grads[0], q, k, v, bias)
         kept.reverse()
-        of_q, of_k, of_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        blocks = _blocks(q, ctx.causal)
+        of_each = [torch.empty_like(x) for x in (q, k, v)] if len(blocks) > 1 else []
         of_bias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
-        for some, rows, keys in _blocks(q, ctx.causal):
+        for some, rows, keys in blocks:
             weights = kept.pop()
             grad = grads[0][some, :, rows]
             of_weights = _product(grad, v[some, :, :keys].transpose(-1, -2))
@@ -124,15 +129,22 @@ class _Blocked(torch.autograd.Function):
                 mask, rest = kept.pop(), 1 / (1 - ctx.dropout)
                 used = weights * mask * rest
                 of_weights.mul_(mask).mul_(rest)
-            of_v[some, :, :keys] += _product(used.transpose(-1, -2), grad)
+            of_v = _product(used.transpose(-1, -2), grad)
             of_logits = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, weights.dtype)
             if of_bias is not None:
                 own = of_bias[some if len(of_bias) > 1 else slice(None), :, rows, :keys]
                 own += of_logits.sum_to_size(own.shape)
-            of_logits.mul_(ctx.scale)
-            of_q[some, :, rows] = _product(of_logits, k[some, :, :keys])
-            of_k[some, :, :keys] += _product(of_logits.transpose(-1, -2), q[some, :, rows])
-        return of_q, of_k, of_v, of_bias, None, None, None
+            of_q = _product(of_logits, k[some, :, :keys], ctx.scale)
+            of_k = _product(of_logits.transpose(-1, -2), q[some, :, rows], ctx.scale)
+            if not of_each:
+                return of_q, of_k, of_v, of_bias, None, None, None
+            of_each[0][some, :, rows] = of_q
+            for whole, part in zip(of_each[1:], (of_k, of_v), strict=True):
+                if keys == k.shape[-2]:  # the first of these texts
+                    whole[some] = part
+                else:
+                    whole[some, :, :keys] += part
+        return *of_each, of_bias, None, None, None
 
 
 def _again(ctx: Any, grad: Tensor, *given: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -157,6 +169,13 @@ def _again(ctx: Any, grad: Tensor, *given: Tensor | None) -> tuple[Tensor | None
     return *each, None, None, None
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Matrix products over texts and heads."""
-    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
+def _product(a: Tensor, b: Tensor, scale: float = 1.0, added: Tensor | None = None) -> Tensor:
+    """Matrix products over texts and heads, times a factor; and what is added to each."""
+    left, right = a.flatten(0, 1), b.flatten(0, 1)
+    if added is None and scale == 1.0:
+        found = torch.bmm(left, right)
+    elif added is None:
+        found = torch.baddbmm(left.new_empty(1, 1, 1), left, right, beta=0, alpha=scale)
+    else:
+        found = torch.baddbmm(added, left, right, alpha=scale)
+    return found.unflatten(0, a.shape[:2])
