@@ -14,6 +14,7 @@ from toeplens.encodings.attention import Places
 from toeplens.encodings.shapes import Keys, Queries
 from toeplens.model.config import DecoderConfig
 from toeplens.model.norms import frozen
+from toeplens.model.parts import in_parts
 
 Asking = Float[Tensor, "B Nq d_model"]
 Asked = Float[Tensor, "B Nk d_model"]
@@ -87,10 +88,9 @@ class Attention(_Heads):
     def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         width = self.out.in_features
         if queries is context:
-            q, k, v = self.qkv(queries).split(width, dim=-1)
-        else:
-            q = F.linear(queries, self.qkv.weight[:width], self.qkv.bias[:width])
-            k, v = F.linear(context, self.qkv.weight[width:], self.qkv.bias[width:]).split(width, dim=-1)
+            return in_parts(self.qkv(queries), self.num_heads)
+        q = F.linear(queries, self.qkv.weight[:width], self.qkv.bias[:width])
+        k, v = F.linear(context, self.qkv.weight[width:], self.qkv.bias[width:]).split(width, dim=-1)
         return self._split(q), self._split(k), self._split(v)
 
     def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:
