@@ -1,11 +1,11 @@
-"""How cost grows: cells with workers, tokens a second with length, audits with tokens; and a cluster, simulated.
+"""How cost grows: a store's requests, a driver's work for each cell, training by length; and a cluster, simulated.
 
-    python benchmarks/scaling.py [--seconds 20] [--simulate-only]
+    python benchmarks/scaling.py [--seconds 3]
 
-What is measured: the time of one small cell, of a store's requests (on this machine's disk and on a local S3 server, if
-moto is installed), and of what a driver does for each cell. The simulation takes these as they are and asks for the time
-of 1,000 cells on 4 to 64 GPUs: a cell is given out when a place is free, takes its time, and keeps its lease and its
-likeness in the store meanwhile; the driver does one thing at a time.
+Measured: the requests of a store on this machine's disk and on an S3 server of this machine (if moto is installed), and
+what a driver needs for a cell that does nothing (if ray is). The simulation takes these as they are, and asks how long
+1,000 cells take on 1 to 64 GPUs: the driver gives out one cell at a time, each takes its time (and up to a fifth more)
+and the store's requests. Four cells on a GPU are taken to need twice the time of one: an assumption, not a measurement.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from toeplens.engine import Cluster, Limits
+from toeplens.engine.cluster import in_cluster
 from toeplens.engine.leases import take
 from toeplens.engine.store import Store
 from toeplens.model import Decoder
 from toeplens.model.config import decoder_config
 
-DRIVER = 0.012  # seconds of the driver for a cell: giving it out, asking for it, telling of it (see docs/scale.md)
+UNKNOWN = 0.05  # seconds for what could not be measured
 
 
 def simulate(cells: int, places: int, seconds: float, spread: float, driver: float, store: float) -> float:
@@ -102,7 +105,14 @@ def by_length(seconds: float) -> list[tuple[int, float]]:
         torch.manual_seed(0)
         model = Decoder(
             decoder_config(
-                num_layers=3, num_heads=8, d_model=128, d_ff=256, vocab_size=64, num_classes=24, max_len=length, dropout=0.0
+                num_layers=3,
+                num_heads=8,
+                d_model=128,
+                d_ff=256,
+                vocab_size=64,
+                num_classes=24,
+                max_len=length,
+                dropout=0.0,
             )
         )
         tokens = torch.randint(1, 64, (8192 // length, length))
@@ -115,32 +125,51 @@ def by_length(seconds: float) -> list[tuple[int, float]]:
     return found
 
 
+def nothing(piece: int, limits: Limits, tell: Callable[[Any], None]) -> int:
+    """A cell that does nothing."""
+    return piece
+
+
+def driver_seconds(cells: int = 300) -> float | None:
+    """What a cell costs that does nothing, on a cluster of this machine: an upper bound of the driver's own work."""
+    try:
+        import ray
+    except ImportError:
+        return None
+    done: list[int] = []
+    for count in (20, cells):  # the first start the workers
+        begun = time.perf_counter()
+        in_cluster(nothing, range(count), Limits(), Cluster(), on_done=lambda index, _: done.append(index))
+    ray.shutdown()
+    return (time.perf_counter() - begun) / cells
+
+
 def main() -> None:
     """Measure, simulate, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0, help="for each length")
-    parser.add_argument("--simulate-only", action="store_true")
     given = parser.parse_args()
     console = Console()
-    slowest = 0.05
-    if not given.simulate_only:
-        table = Table("store", "lease taken and given back", "write 10 MB", "read 10 MB", title="Requests, milliseconds")
-        with places() as urls:
-            for name, url in urls.items():
-                took = requests(url)
-                slowest = max(slowest, sum(took.values()))
-                table.add_row(name, *(f"{1e3 * each:.1f}" for each in took.values()))
-        console.print(table)
-        table = Table("tokens in a text", "k tokens/s", title="Training by length: 3 layers of 8 heads of 16")
-        for length, speed in by_length(given.seconds):
-            table.add_row(f"{length:,}", f"{speed:.1f}")
-        console.print(table)
+    slowest = 0.0
+    table = Table("store", "lease taken and given back", "write 10 MB", "read 10 MB", title="Milliseconds")
+    with places() as urls:
+        for name, url in urls.items():
+            took = requests(url)
+            slowest = max(slowest, sum(took.values()))
+            table.add_row(name, *(f"{1e3 * each:.1f}" for each in took.values()))
+    console.print(table)
+    driver = driver_seconds()
+    console.print(f"a cell that does nothing: {'not measured' if driver is None else f'{1e3 * driver:.1f} ms'}")
+    table = Table("tokens in a text", "k tokens/s", title="Training by length: 3 layers of 8 heads of 16")
+    for length, speed in by_length(given.seconds):
+        table.add_row(f"{length:,}", f"{speed:.1f}")
+    console.print(table)
     table = Table("minutes a cell", "GPUs", "cells each", "hours", "of the ideal", title="1,000 cells, simulated")
     for minutes in (1, 8):
         for gpus in (1, 4, 16, 64):
             for each in (1, 4):
-                seconds = 60.0 * minutes * each / (1 if each == 1 else 2.0)  # four on a GPU: each takes twice as long
-                took = simulate(1000, gpus * each, seconds, 0.2, DRIVER, slowest)
+                seconds = 60.0 * minutes * (1 if each == 1 else 2)
+                took = simulate(1000, gpus * each, seconds, 0.2, driver or UNKNOWN, slowest)
                 ideal = 1000 * seconds * 1.1 / (gpus * each)
                 table.add_row(str(minutes), str(gpus), str(each), f"{took / 3600:.2f}", f"{ideal / took:.0%}")
     console.print(table)

@@ -73,7 +73,19 @@ def test_a_card_in_a_process_of_its_own_or_here(
     assert "rope" in page.read_text()
 
 
-COMMANDS = ["reproduce", "study", "theory", "audit", "compare", "survey", "train", "ablate", "decompose", "extrapolate", "bench"]
+COMMANDS = [
+    "reproduce",
+    "study",
+    "theory",
+    "audit",
+    "compare",
+    "survey",
+    "train",
+    "ablate",
+    "decompose",
+    "extrapolate",
+    "bench",
+]
 COMMANDS += ["probe", "pretrained", "report", "claims", "encodings", "card", "tasks"]
 
 

@@ -31,6 +31,7 @@ def machines() -> Iterator[Any]:
     """Three machines of one core, on this one."""
     from ray.cluster_utils import Cluster as Machines
 
+    ray.shutdown()  # of another test
     machines = Machines(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     for _ in range(2):
         machines.add_node(num_cpus=1)

@@ -48,7 +48,8 @@ def bench(
         torch.set_num_threads(threads)
 
     def told(found: benching.Contest) -> None:
-        console.say(f"{found.kind}, {found.work.split(':')[0]}: done")
+        if not as_json:
+            console.say(f"{found.kind}, {found.work.split(':')[0]}: done")
 
     def timed() -> benching.BenchRecord:
         return benching.bench(

@@ -24,8 +24,8 @@ def in_parts(
 
 
 def _views(x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = x.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-    return q, k, v
+    parts = x.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return parts[0], parts[1], parts[2]
 
 
 class _Parts(torch.autograd.Function):
@@ -36,6 +36,8 @@ class _Parts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        if torch.is_grad_enabled():  # the gradients are to have gradients
+            return torch.stack([grad.transpose(1, 2) for grad in grads], dim=2).flatten(2), None
         whole = grads[0].new_empty(ctx.shape)
         for place, grad in zip(_views(whole, ctx.heads), grads, strict=True):
             place.copy_(grad)

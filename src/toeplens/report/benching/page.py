@@ -8,7 +8,7 @@ from toeplens.report.kit.blocks import Block, Panel, View, numbered
 from toeplens.report.kit.canvas import Canvas
 from toeplens.report.kit.colours import BLUE
 from toeplens.report.kit.page import render_page, write_report
-from toeplens.studies.benching import BenchRecord, Contest
+from toeplens.studies.benching import BenchRecord
 
 _TITLES = {
     "training": "A training step",
@@ -46,12 +46,6 @@ def ratios(record: BenchRecord) -> Block:
     canvas.line_at(1.0, vertical=True)
     canvas.x("times as long as ours", rangemode="tozero")
     canvas.y("", autorange="reversed")
-    text = "; ".join(told) + "."
+    text = f"From {min(values):.2f} to {max(values):.2f} times our time." if values else ""
     caption = "Time of each program over that of toeplens, the median over rounds in which all took their turn."
     return Block("ratios", "Beside others", caption, [View.of([Panel("Ratios", canvas.figure(), text)])], "full")
-
-
-def fastest(contest: Contest) -> str:
-    """The fastest other program, in words."""
-    peer = contest.best_peer
-    return "" if peer is None else f"{contest.ratio(peer):.2f} times as fast as {peer.name}"

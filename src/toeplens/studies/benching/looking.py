@@ -87,7 +87,7 @@ def profile(device: torch.device, rounds: int, seconds: float) -> Contest:
     times = race({"toeplens": ours, "from the N x N matrix": whole}, device, rounds=rounds, seconds=seconds)
     return Contest(
         kind="profile",
-        work=f"one head of {_WIDTH} dimensions, {_LONG:,} tokens",
+        work=f"profile: one head of {_WIDTH} dimensions, {_LONG:,} tokens",
         unit="logits",
         count=_LONG * (_LONG + 1) // 2,
         apart=abs(found["ours"] - found["whole"]),
