@@ -48,8 +48,7 @@ def bench(
         torch.set_num_threads(threads)
 
     def told(found: benching.Contest) -> None:
-        if not as_json:
-            console.say(f"{found.kind}, {found.work.split(':')[0]}: done")
+        console.say(f"{found.kind}, {found.work.split(':')[0]}: done", aside=True)
 
     def timed() -> benching.BenchRecord:
         return benching.bench(
