@@ -42,9 +42,10 @@ def ratios(record: BenchRecord) -> Block:
     values = [value for _, value, _ in bars]
     told = [f"{_TITLES[contest.kind]}, {name}: {value:.2f} times our time" for name, value, contest in bars]
     hover = "%{hovertext}<extra></extra>"
-    canvas.add("bar", orientation="h", x=values, y=names, marker={"color": BLUE}, hovertext=told, hovertemplate=hover)
+    canvas.marks(values, names, {"color": BLUE, "size": 9}, hover, hovertext=told)
     canvas.line_at(1.0, vertical=True)
-    canvas.x("times as long as ours", rangemode="tozero")
+    ticks = [0.5, 1, 2, 5, 10, 20, 50]
+    canvas.x("times as long as ours", type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
     canvas.y("", autorange="reversed")
     text = f"From {min(values):.2f} to {max(values):.2f} times our time." if values else ""
     caption = "Time of each program over that of toeplens, the median over rounds in which all took their turn."
