@@ -143,6 +143,7 @@ FITTED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "order": [[0, head] for head in range(len(content["order"]))],
         "sufficient": [[0, head] for head in range(min(len(content["order"]), len(content["sufficient"])))],
     },
+    "Contest": lambda content: {"timed": [{**content["timed"][0], "ours": True}, *content["timed"][1:]]},
     "LengthResult": lambda content: (
         dict.fromkeys(("accuracy", "low", "high", "chance", "length_chance"), 0.5) | {"examples": 3}
     ),
