@@ -74,6 +74,8 @@ def test_objects_are_read_as_they_were_written_and_made_by_one_alone(url: str):
     assert not other.create("run/b/c", b"second")
     assert store.read("run/b/c") == b"first"
     assert other.names("run") == ["a", "b"]
+    store.write("run/.a.1234abcd.tmp", b"half")  # left by somebody who was killed while writing
+    assert other.names("run") == ["a", "b"]
     store.remove(["run/a", "run/b", "run/none"])
     assert other.names("run") == []
 

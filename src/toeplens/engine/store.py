@@ -13,7 +13,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from toeplens.ground import EnvironmentFailure, InputError, write_bytes
-from toeplens.ground.files import environment_failure, make_directory
+from toeplens.ground.files import environment_failure, is_leftover, make_directory
 
 
 class Store:
@@ -68,7 +68,8 @@ class Store:
         """Names of all objects under a name, sorted, the last parts of them."""
         with suppress(FileNotFoundError, NotADirectoryError):
             found = self._asked("list", under, self._fs.ls, detail=False)
-            return sorted(str(path).rstrip("/").rsplit("/", 1)[-1] for path in found)
+            names = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in found}
+            return sorted(name for name in names if not is_leftover(Path(name)))
         return []
 
     def remove(self, names: Iterable[str]) -> None:
