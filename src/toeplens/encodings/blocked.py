@@ -17,6 +17,7 @@ from toeplens.encodings.shapes import Keys, Queries
 
 LEARNING, READING = 512, 64  # tokens up to which it is faster with gradients, and without
 _BLOCK = 1 << 20  # numbers of weights in a block
+_MOST = 1 << 27  # numbers of weights that a layer may keep: half a gigabyte
 _ROWS = 64  # queries in a block; up to three quarters of that a text is one block
 _DTYPES = (torch.float32, torch.float64)
 
@@ -29,6 +30,7 @@ def is_faster(q: Queries, k: Keys) -> bool:
         and q.dtype in _DTYPES
         and q.numel() > 0
         and q.shape[-2] == k.shape[-2] <= (LEARNING if learning else READING)
+        and q.shape[:-1].numel() * k.shape[-2] <= _MOST
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
     )
