@@ -23,18 +23,19 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """Until when, on which device and with which store."""
+    """Until when, on which device, how many models as one, and with which store."""
 
     time_budget: str | None
     device: str
     compile: str
     store: str | None
+    stack: int | None
 
     def limits(self) -> engines.Limits:
         """What an engine is given of it."""
         from toeplens.cli.progress import limits_of
 
-        return limits_of(self.time_budget, self.device, self.compile, self.store)
+        return limits_of(self.time_budget, self.device, self.compile, self.store, self.stack)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,10 @@ def _means(
     store: Annotated[
         str | None,
         typer.Option(help="Keep runs at this URL too (a path, s3://, gs://), which other machines may share."),
+    ] = None,
+    stack: Annotated[
+        int | None,
+        typer.Option(help="Models of equal shape to train as one; unless given, what fills a GPU, and 1 on a CPU."),
     ] = None,
 ) -> Means:
     return Means(**locals())

@@ -30,9 +30,12 @@ from toeplens.training import RunSpec, plan_execution
 State = TypeVar("State")
 
 
-def limits_of(time_budget: str | None, device: str, compile: str, store: str | None = None) -> Limits:
+def limits_of(
+    time_budget: str | None, device: str, compile: str, store: str | None = None, stack: int | None = None
+) -> Limits:
     """The limits that these options set; time runs from now on."""
-    return limits_for(seconds(time_budget), Limits(device=device, compile=compile, store=store))  # type: ignore[arg-type]
+    limits = Limits(device=device, compile=compile, store=store, stack=stack)  # type: ignore[arg-type]
+    return limits_for(seconds(time_budget), limits)
 
 
 class _Opening:
@@ -40,7 +43,7 @@ class _Opening:
 
     def __init__(self, about: str, specs: Sequence[RunSpec], limits: Limits, *columns: ProgressColumn) -> None:
         """``specs`` are the runs to train: said are where, the tokens read in all, and the memory of the largest."""
-        where = plan_execution(limits.device, limits.compile, specs[0].precision).describe()
+        where = plan_execution(limits.device, limits.compile, specs[0].precision, specs[0].model.d_model).describe()
         tokens, least = sum(spec.tokens for spec in specs), max(spec.memory_at_least for spec in specs)
         work = f"{tokens:,} tokens to train on, at least {size(least)} of memory{' each' if len(specs) > 1 else ''}"
         self._about = f"{about} on {where}: {work}"

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.blocked import attend_blocked, is_faster
+from toeplens.encodings.kit import is_mapped
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Keys, Notes, Pairs, Positions, Queries
 
@@ -76,7 +77,7 @@ def attend(
     encoding, q_positions, k_positions, seen = whole.encoding, whole.q_positions, whole.k_positions, whole.seen
     q, k, mask, causal, scale = seen.q, seen.k, seen.mask, seen.causal, seen.scale
     in_order = told.get("rows") is None  # then the queries are the last tokens of the keys
-    fused = fused and encoding.fusable
+    fused = fused and encoding.fusable and not is_mapped()  # torch's would go one by one, or fail
     square = in_order and mask is None and q.shape[-2] == k.shape[-2]
     if fused and added is None and not encoding.overrides("bias"):
         if square or (mask is None and not causal):

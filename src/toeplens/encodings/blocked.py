@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from toeplens.encodings.kit import is_mapped
 from toeplens.encodings.shapes import Keys, Queries
 
 LEARNING, READING = 512, 64  # tokens up to which it is faster with gradients, and without
@@ -32,7 +33,7 @@ def is_faster(q: Queries, k: Keys) -> bool:
         and q.shape[-2] == k.shape[-2] <= (LEARNING if learning else READING)
         and q.shape[:-1].numel() * k.shape[-2] <= _MOST
         and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
+        and not is_mapped()
     )
 
 

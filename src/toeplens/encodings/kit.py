@@ -27,6 +27,11 @@ def rotary_frequencies(rotary_dim: int, base: float) -> Float[Tensor, "n"]:
     return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
 
 
+def is_mapped() -> bool:
+    """Whether this is worked for many at once, by `torch.func.vmap` or another of its transforms."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def phases_of(positions: Positions, frequencies: Float[Tensor, "*_H n"]) -> Float[Tensor, "*B H N n"]:
     """The angles i theta_t in float64: [H or 1, N, n], or [B, H or 1, N, n] where either has a row a sequence."""
     return positions.to(torch.float64)[..., None, :, None] * frequencies.unsqueeze(-2)

@@ -194,6 +194,7 @@ def _do(desk: Any, work: Work[Any], index: int, piece: Any, limits: Limits, left
             deadline=None if left is None else time.time() + left,
             should_stop=leaving.is_set,
             store=limits.store,
+            stack=limits.stack,
         )
         return stoppably(work, piece, own, tell)
     finally:

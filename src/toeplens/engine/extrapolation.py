@@ -15,7 +15,7 @@ from toeplens.ground.records import AtLeast1, Record
 from toeplens.model import Decoder
 from toeplens.tasks import Examples, Task, trivial_baselines
 from toeplens.training import Batches, Run, plan_execution
-from toeplens.training.loop import answer
+from toeplens.training.batches import answer
 
 FACTORS = (1.0, 1.25, 1.5, 2.0, 4.0)
 _TOKENS = {"cpu": 2**15, "cuda": 2**20}

@@ -87,7 +87,7 @@ def _carried_out(job: Job, out: Path, limits: Limits, on_progress: Progress | No
             deadline=limits.deadline_now(),
             should_stop=limits.should_stop,
             on_progress=on_progress,
-            watcher=HeadWatch(job.spec, whole=job.examples, split=job.split) if job.watch else None,
+            watcher=watcher_of(job),
         )
     if run.status != "complete" or not job.examples:
         return run
@@ -100,6 +100,11 @@ def _carried_out(job: Job, out: Path, limits: Limits, on_progress: Progress | No
             raise Stopped
         measure_run(run, measure, examples=job.examples, split=job.split, device=limits.device)
     return run
+
+
+def watcher_of(job: Job) -> HeadWatch | None:
+    """What watches the job's heads while it is trained, if it is to be watched."""
+    return HeadWatch(job.spec, whole=job.examples, split=job.split) if job.watch else None
 
 
 def is_done(job: Job, directory: Path) -> bool:

@@ -22,6 +22,8 @@ class Limits:
     deadline            `time.time()` at which to have stopped. A clock that is set anew later changes nothing: time is
                         counted from when the limits were made, in all processes of this machine
     should_stop         asked before every unit of work
+    stack               how many models of equal shape are trained as one, see `toeplens.engine.stacks`; None: as many
+                        as fill a GPU, and on a CPU, where it does not pay, 1
     store               URL of where runs are kept beside this machine, see `toeplens.engine.store`; None for nowhere
     """
 
@@ -31,6 +33,7 @@ class Limits:
     deadline: float | None = None
     should_stop: Callable[[], bool] = lambda: False
     store: str | None = None
+    stack: int | None = None
     made: tuple[float, float] = field(default_factory=_clocks, repr=False, compare=False)
 
     def late(self, ahead: float = 0.0) -> bool:

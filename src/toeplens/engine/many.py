@@ -20,6 +20,7 @@ from toeplens.engine.limits import Limits
 from toeplens.engine.nodes import Cluster
 from toeplens.engine.pool import Piece, Put, Told, Work, in_processes
 from toeplens.engine.sharing import fetch, is_behind, shared
+from toeplens.engine.stacks import stacks_of, train_stack
 from toeplens.engine.store import Store
 from toeplens.ground import write_bytes
 from toeplens.ground.files import make_directory
@@ -134,6 +135,16 @@ def run_jobs(
         left = [index for index in left if not is_done(jobs[index], out / jobs[index].spec.name)]
         for index in sorted(set(range(len(jobs))) - set(left)):
             ended(index, Run.open(out / jobs[index].spec.name).status)
+    stacks = stacks_of(jobs, left, out, limits)
+    if stacks:
+        spread(
+            train_stack,
+            [([jobs[index] for index in some], None if store is not None else out) for some in stacks],
+            limits,
+            workers,
+            on_done=lambda place, status: None,
+            on_told=lambda place, told: tell(Event(stacks[place][told[0]], *told[1:])),
+        )
     spread(
         _work,
         [(jobs[index], None if store is not None else out) for index in left],

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding, Positions
+from toeplens.encodings.kit import is_mapped
 from toeplens.ground import InputError
 from toeplens.model.attention import Attention, LatentAttention
 from toeplens.model.config import DecoderConfig
@@ -254,7 +255,9 @@ class Decoder(nn.Module):
 
 def _check_lengths(lengths: Tensor | None, most: int) -> None:
     """Refuse impossible lengths, where looking costs nothing (not on a GPU, which would have to be waited for)."""
-    if lengths is None or lengths.device.type != "cpu" or torch.compiler.is_compiling() or lengths.numel() == 0:
+    if lengths is None or lengths.device.type != "cpu" or lengths.numel() == 0:
+        return
+    if torch.compiler.is_compiling() or is_mapped():
         return
     if int(lengths.min()) < 1 or int(lengths.max()) > most:
         raise InputError(f"lengths: {lengths.tolist()[:8]} were given; each must be from 1 to {most}.")

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from toeplens.encodings.kit import is_mapped
+
 
 def in_parts(
     x: Float[Tensor, "B N width"], heads: int
@@ -17,7 +19,7 @@ def in_parts(
     torch's own `split` brings the three gradients back in three steps (each into the order of ``x``, side by side, and
     in one piece); here each is written once, where it belongs.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or is_mapped():
         return _views(x, heads)
     found: Any = _Parts.apply(x, heads)
     return found

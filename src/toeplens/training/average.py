@@ -19,9 +19,13 @@ class Average:
     def __init__(self, of: Decoder, decay: float) -> None:
         self.model, self.decay = copy.deepcopy(of), decay
 
+    def share(self, step: int) -> float:
+        """How much of the mean a step's weights become, the first being 1."""
+        return 1 - min(self.decay, (1 + step) / (10 + step))
+
     @torch.no_grad()
     def follow(self, of: Decoder, step: int) -> None:
         """Take up the weights after a step, the first being 1."""
-        share = 1 - min(self.decay, (1 + step) / (10 + step))
+        share = self.share(step)
         for mean, weight in zip(self.model.parameters(), of.parameters(), strict=True):
             mean.lerp_(weight, share)

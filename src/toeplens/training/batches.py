@@ -54,6 +54,11 @@ def correct(logits: Float[Tensor, "b C"], labels: Int[Tensor, "b"]) -> Bool[Tens
     return logits.argmax(-1) == labels
 
 
+def precise(logits: Float[Tensor, "b C"]) -> Float[Tensor, "b C"]:
+    """Logits in float32 at least, in which losses are taken."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 @torch.no_grad()
 def answer(
     model: Decoder, batch: tuple[Tensor, Tensor, Tensor | None], amp: Callable[[], Any] = nullcontext
@@ -62,7 +67,7 @@ def answer(
     tokens, labels, lengths = batch
     model.eval()
     with amp():
-        logits = model(tokens, lengths).float()
+        logits = precise(model(tokens, lengths))
     loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
     return torch.stack((loss, correct(logits, labels).sum(), (labels != IGNORED).sum())).double()
 

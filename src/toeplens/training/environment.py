@@ -33,12 +33,16 @@ class Execution:
         return f"{self.device.type}, {'bfloat16 products' if self.bf16 else 'float32'}, {mode} ({self.why})"
 
 
-def plan_execution(device: str, compile_mode: CompileMode, precision: str) -> Execution:
+_WIDE = 256  # from where bfloat16 products pay on a GPU
+
+
+def plan_execution(device: str, compile_mode: CompileMode, precision: str, width: int = _WIDE) -> Execution:
     """Decide device, precision and compilation.
 
     On a GPU small models are bound by launches, so they are compiled where a compiler is present. On a CPU compiled
     code was measured slower than eager at the laptop scale (docs/decisions/005; benchmarks/training.py measures it
-    again), so there it is taken only on request.
+    again), so there it is taken only on request. ``width`` is the model's: products of bfloat16 are faster on a GPU
+    at the papers' 256 and slower at 128 (docs/scale.md), so ``auto`` means them from 256 on.
     """
     choose("compile", compile_mode, ("auto", "on", "off"))
     choose("precision", precision, ("auto", "float32", "bf16"))
@@ -66,7 +70,7 @@ def plan_execution(device: str, compile_mode: CompileMode, precision: str) -> Ex
         compiled, why = compiler is not None, "a GPU and a compiler" if compiler else "no C++ compiler"
     else:
         compiled, why = False, "compiling does not pay on a CPU at these sizes"
-    bf16 = precision == "bf16" or (precision == "auto" and chosen.type == "cuda")
+    bf16 = precision == "bf16" or (precision == "auto" and chosen.type == "cuda" and width >= _WIDE)
     return Execution(chosen, bf16, compiled, why)
 
 

@@ -24,7 +24,10 @@ class Setup(Record):
     compiled           whether the training step was compiled
     threads            of the process
     toeplens, torch, processor  versions, and the processor's name
+    stacked            whether it was one of several models trained as one, see `toeplens.training.stack`
     """
+
+    LATER = ("stacked",)
 
     device: Text
     gpu: Text | None
@@ -34,10 +37,11 @@ class Setup(Record):
     toeplens: Text
     torch: Text
     processor: Text
+    stacked: Truth = False
 
     def __str__(self) -> str:
         where = self.gpu if self.gpu is not None else f"{self.processor}, {self.threads} thread(s)"
-        mode = "compiled" if self.compiled else "eager"
+        mode = ("compiled" if self.compiled else "eager") + (", one of a stack" if self.stacked else "")
         return f"{self.device} ({where}), {self.precision}, {mode}, torch {self.torch}, toeplens {self.toeplens}"
 
 
@@ -50,7 +54,7 @@ class Segment(Record):
     setup: Setup
 
 
-def setup_of(execution: Execution) -> Setup:
+def setup_of(execution: Execution, *, stacked: bool = False) -> Setup:
     """This process's set-up."""
     return Setup(
         device=str(execution.device),
@@ -61,6 +65,7 @@ def setup_of(execution: Execution) -> Setup:
         toeplens=__version__,
         torch=str(torch.__version__),  # a class of its own, which a checkpoint does not hold
         processor=processor(),
+        stacked=stacked,
     )
 
 

@@ -1,48 +1,28 @@
-"""Fit one run: AdamW, warm-up, cosine or constant, evaluations, checkpoints, exact resume."""
+"""Fit runs, one or many of equal shape as one: steps, evaluations, looks, checkpoints, exact resume."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
-from toeplens.ground import write_json
-from toeplens.model import Decoder
 from toeplens.training import run as store
-from toeplens.training.average import Average
-from toeplens.training.batches import IGNORED, Batches, answer, correct
-from toeplens.training.environment import CompileMode, Execution, environment, plan_execution
-from toeplens.training.history import Segment, ended, gone_on, read_history, setup_of
-from toeplens.training.run import Run, Status
+from toeplens.training.environment import CompileMode, plan_execution
+from toeplens.training.run import Run
+from toeplens.training.session import Session, initial_model
 from toeplens.training.spec import RunSpec
-from toeplens.training.watcher import Watch, Watcher
+from toeplens.training.stack import Stack, must_stack
+from toeplens.training.watcher import Watcher
 
-_TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**20}  # what attention with dropout needs grows with it: 13 GB at 2**16
 Progress = Callable[[int, int, dict[str, Any] | None], None]
+ProgressOf = Callable[[int, int, int, dict[str, Any] | None], None]
 
-
-def cosine_with_warmup(warmup_steps: int, total_steps: int) -> Callable[[int], float]:
-    """Learning-rate factor by step: linear from 0 over the warm-up, then a half cosine to 0."""
-
-    def factor(step: int) -> float:
-        if step < warmup_steps:
-            return step / warmup_steps
-        return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, total_steps - warmup_steps)))
-
-    return factor
-
-
-def constant_with_warmup(warmup_steps: int) -> Callable[[int], float]:
-    """Learning-rate factor by step: linear from 0 over the warm-up, then 1."""
-    return lambda step: step / warmup_steps if step < warmup_steps else 1.0
+__all__ = ["Progress", "ProgressOf", "initial_model", "train", "train_as_one"]
 
 
 def train(
@@ -77,295 +57,123 @@ def train(
     weights are those of the run without it. A finished run is returned as it is, watched or not; moments that were
     passed without a watcher stay missing. If a look raises, a checkpoint is written first.
     """
-    directory = Path(out) / spec.name
-    with store.entered(directory, spec):
-        if (directory / store.RESULT).exists():  # until then the checkpoint has all that the other files say
-            return Run.open(directory)
-        execution = plan_execution(device, compile, spec.precision)
-        devices = [execution.device] if execution.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            session = _Session(spec, directory, execution, watcher)
-            if on_progress is not None:
-                on_progress(session.step, spec.total_steps, session.rows[-1] if session.rows else None)
-            status = session.fit(checkpoint_seconds, deadline, should_stop or (lambda: False), on_progress)
-        if status != "stopped":
-            session.finish(status)
-    return Run.open(directory)
+    (run,) = train_as_one(
+        [spec],
+        out,
+        device=device,
+        compile=compile,
+        checkpoint_seconds=checkpoint_seconds,
+        deadline=deadline,
+        should_stop=should_stop,
+        on_progress=None if on_progress is None else lambda index, *told: on_progress(*told),
+        watchers=[watcher],
+    )
+    return run
 
 
-def initial_model(spec: RunSpec) -> Decoder:
-    """The model as a run begins, on the CPU; sets torch's global random state to the run's seed, as the run does."""
-    torch.manual_seed(spec.seed)
-    return Decoder(spec.model)
+def train_as_one(
+    specs: Sequence[RunSpec],
+    out: Path | str,
+    *,
+    device: str = "auto",
+    compile: CompileMode = "auto",
+    checkpoint_seconds: float = 30.0,
+    deadline: float | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    on_progress: ProgressOf | None = None,
+    watchers: Sequence[Watcher | None] | None = None,
+) -> list[Run]:
+    """Carry out several specs of equal shape, their models trained as one stacked model; see `train`.
+
+    Each run has its own directory, examples, order of data, evaluations and checkpoints, and ends with the numbers that
+    it has alone, up to rounding: it can be begun alone and gone on with in a stack, or the other way round. Runs that
+    are further on wait for the others; one that ends leaves the stack. A run's seconds are its share.
+
+    ``on_progress`` is called with the run's place first. Raises `InputError` unless the specs can be stacked
+    (`toeplens.training.stack.must_stack`).
+    """
+    watching = list(watchers) if watchers is not None else [None] * len(specs)
+    directories = [Path(out) / spec.name for spec in specs]
+    with ExitStack() as held:
+        for directory, spec in sorted(zip(directories, specs, strict=True), key=lambda each: each[0]):
+            held.enter_context(store.entered(directory, spec))
+        # until a result is there, the checkpoint has all that the other files say
+        places = [place for place, directory in enumerate(directories) if not (directory / store.RESULT).exists()]
+        if places:
+            must_stack([specs[place] for place in places])
+            first = specs[places[0]]
+            execution = plan_execution(device, compile, first.precision, first.model.d_model)
+            if len(places) > 1:
+                execution = replace(execution, compiled=False, why="one of several models trained as one")
+            devices = [execution.device] if execution.device.type == "cuda" else []
+            tell = on_progress or (lambda *told: None)
+            with torch.random.fork_rng(devices=devices):
+                sessions = [
+                    Session(specs[place], directories[place], execution, watching[place], stacked=len(places) > 1)
+                    for place in places
+                ]
+                for place, session in zip(places, sessions, strict=True):
+                    tell(place, session.step, session.spec.total_steps, session.rows[-1] if session.rows else None)
+                _fit(sessions, places, checkpoint_seconds, deadline, should_stop or (lambda: False), tell)
+        return [Run.open(directory) for directory in directories]
 
 
-class _Session:
-    """The moving parts of a run while it is being fitted; all of them are in its checkpoint."""
-
-    def __init__(self, spec: RunSpec, directory: Path, execution: Execution, watcher: Watcher | None) -> None:
-        self.spec, self.directory, self.execution = spec, directory, execution
-        self.watch = Watch(watcher, spec.total_steps)
-        task, device = spec.build_task(), execution.device
-        self.train = Batches.of(task.dataset("train", spec.train_examples, spec.data_seed), device, spec.ignore_label)
-        self.test = Batches.of(task.dataset("test", spec.test_examples, spec.data_seed), device, spec.ignore_label)
-        self.model = initial_model(spec).to(device)
-        self.average = None if spec.average is None else Average(self.model, spec.average)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=True
-        )
-        warmup = int(spec.warmup * spec.total_steps)
-        constant = spec.schedule == "constant"
-        schedule = constant_with_warmup(warmup) if constant else cosine_with_warmup(warmup, spec.total_steps)
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, schedule)
-        self.loss = torch.compile(self._loss, dynamic=False) if execution.compiled else self._loss
-        self.done = False
-        self.step = 0
-        self.seconds = 0.0
-        self.rows: list[dict[str, Any]] = []
-        self.order: tuple[int, Tensor] | None = None
-        self.tested = 0
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self.test_sums, self.fit_sums = torch.zeros_like(self.sums), torch.zeros_like(self.sums)
-        self.diverged = self.worked = self.stepped = False
-        self.history = gone_on([], 0, setup_of(execution))
-        self.cuda_rng: Tensor | None = None  # a run that goes on on a CPU keeps it for when it is back on a GPU
-        self._resume()
-        self._write_environment(self.history)
-
-    @property
-    def told(self) -> Decoder:
-        """The model that is tested, looked at and kept."""
-        return self.model if self.average is None else self.average.model
-
-    def amp(self) -> Any:
-        """bfloat16 matrix products where the run asks for them."""
-        return torch.autocast(self.execution.device.type, torch.bfloat16) if self.execution.bf16 else nullcontext()
-
-    def _loss(self, tokens: Tensor, labels: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sum of the losses, and right answers."""
-        with self.amp():
-            logits = self.model(tokens, lengths)
-        logits = logits.float()
-        loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-        return loss, correct(logits.detach(), labels).sum()
-
-    @property
-    def owes_evaluation(self) -> bool:
-        """Whether an evaluation is due whose row is not written yet."""
-        return len(self.rows) < self.spec.evaluations_by(self.step)
-
-    def _owes_look(self) -> bool:
-        if self.owes_evaluation:
-            return False
-        try:
-            return self.watch.owed(self.step, self.rows, ended=self.done)
-        except Exception:
-            self._save()
-            raise
-
-    def fit(
-        self,
-        checkpoint_seconds: float,
-        deadline: float | None,
-        should_stop: Callable[[], bool],
-        on_progress: Progress | None,
-    ) -> Status:
-        """Work in units (a training step, a batch of an evaluation, a look) until done or told to stop."""
-        saved = shown = begun = time.monotonic()
-        ends = None if deadline is None else begun + deadline - time.time()  # whatever the clock is set to later
-        slowest = 0.0
-        while (owes_look := self._owes_look()) or not self.done:
-            if should_stop() or (ends is not None and self.worked and time.monotonic() + slowest >= ends):
-                self._save()
-                return "stopped"
-            compiling, looked = False, 0.0
-            if owes_look:
-                looked = self._look()
-            elif self.owes_evaluation:
-                self._evaluate_batch()
-                if self.diverged:
-                    return "diverged"
-            else:
-                compiling = self.execution.compiled and not self.stepped
-                self._step()
-                self.stepped = True
-            now = time.monotonic()
-            took, begun = now - begun, now
-            self.seconds += took - looked
-            if not compiling:  # a compiled run's first step is mostly the compiler's
-                slowest = max(slowest, took)
-            self.worked = True
-            if on_progress and now - shown > 0.2:
-                on_progress(self.step, self.spec.total_steps, self.rows[-1] if self.rows else None)
-                shown = now
-            if now - saved >= checkpoint_seconds and not self.done:
-                self._save()
-                saved = begun = time.monotonic()
-        return "complete"
-
-    def _rows(self) -> Tensor:
-        """The rows of the next step: each epoch has its own order, made from the seed."""
-        epoch, place = divmod(self.step, self.spec.steps_per_epoch)
-        if self.order is None or self.order[0] != epoch:
-            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.spec.seed, epoch))))
-            self.order = epoch, torch.from_numpy(rng.permutation(self.spec.train_examples)).to(self.execution.device)
-        size = self.spec.batch_size
-        return self.order[1][place * size : (place + 1) * size]
-
-    def _step(self) -> None:
-        rows = self._rows()
-        tokens, labels, lengths = self.train.take(rows)
-        missing = self.spec.batch_size - len(rows)
-        if missing and self.execution.compiled:  # one shape for the compiler; the added rows count nowhere
-            tokens, lengths = _pad_rows(tokens, missing), None if lengths is None else _pad_rows(lengths, missing)
-            labels = F.pad(labels, (0, missing), value=IGNORED)
-        self.model.train()
-        self.optimizer.zero_grad()
-        counted = (labels != IGNORED).sum()
-        size = max(1, _TOKENS_AT_ONCE[self.execution.device.type] // tokens.shape[1])
-        for part in Batches(tokens, labels, lengths).split(size):  # gradients add up to those of the whole batch
-            loss, right = self.loss(*part)
-            (loss / counted.clamp(min=1)).backward()
-            self.sums[:2] += torch.stack((loss.detach().double(), right.double()))
-        self.sums[2] += counted
-        self.optimizer.step()
-        self.scheduler.step()
-        self.step += 1
-        if self.average is not None:
-            self.average.follow(self.model, self.step)
-
-    def _look(self) -> float:
-        try:
-            return self.watch.look(self.told, self.step, self.rows)
-        except Exception:
-            self._save()
-            raise
-
-    def _evaluate_batch(self) -> None:
-        """A batch of the test set; after it, of the training set."""
-        place = self.tested - len(self.test)
-        data, sums, start, end = (
-            (self.test, self.test_sums, self.tested, len(self.test))
-            if place < 0
-            else (self.train, self.fit_sums, place, self.spec.fit_examples)
-        )
-        stop = min(start + self.spec.batch_size, end)
-        sums += answer(self.told, data.take(slice(start, stop)), self.amp)
-        self.tested += stop - start
-        if self.tested == len(self.test) + self.spec.fit_examples:
-            self._end_evaluation()
-
-    def _end_evaluation(self) -> None:
-        train, test, fit = (sums.tolist() for sums in (self.sums, self.test_sums, self.fit_sums))
-        for sums in (self.sums, self.test_sums, self.fit_sums):
-            sums.zero_()
-        self.tested = 0
-        evaluations = self.spec.evaluations
-        self.diverged = not (math.isfinite(train[0]) and math.isfinite(test[0]))
-        self.rows.append(
-            {
-                "epoch": len(self.rows) + 1 if evaluations == 1 else self.step / self.spec.steps_per_epoch,
-                "step": self.step,
-                **_figures("train", *train),
-                **_figures("test", *test),
-                **_figures("fit", *fit),
-                "lr": self.scheduler.get_last_lr()[0],
-                "seconds": round(self.seconds, 3),
-            }
-        )
-        self.done = self.spec.is_over(self.rows)
-        self._write_rows()
-
-    def _write_rows(self) -> None:
-        store.write_rows(self.directory / store.METRICS, self.rows)
-        path = self.directory / store.WATCHED
-        if self.watch.rows or path.exists():  # it may hold more than the checkpoint from which this session went on
-            store.write_rows(path, self.watch.rows)
-
-    def _write_environment(self, history: list[Segment]) -> None:
-        told = [segment.to_dict() for segment in history]
-        write_json(self.directory / store.ENVIRONMENT, {**environment(self.execution), "history": told})
-
-    def _save(self) -> None:
-        if self.execution.device.type == "cuda":
-            self.cuda_rng = torch.cuda.get_rng_state(self.execution.device)
-        state = {
-            "run": self.spec.name,
-            "history": [segment.to_dict() for segment in ended(self.history, self.step)],
-            "model": store.own_state(self.model),
-            "average": None if self.average is None else store.own_state(self.average.model),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": {"last_epoch": self.scheduler.last_epoch},
-            "step": self.step,
-            "seconds": self.seconds,
-            "rows": self.rows,
-            "sums": self.sums,
-            "tested": self.tested,
-            "test_sums": self.test_sums,
-            "fit_sums": self.fit_sums,
-            "watched": self.watch.state(),
-            "rng": torch.get_rng_state(),
-            "cuda_rng": self.cuda_rng,
-        }
-        store.save_checkpoint(self.directory, state)
-        write_json(self.directory / store.PROGRESS, {"step": self.step, "of": self.spec.total_steps})
-
-    def _resume(self) -> None:
-        state = store.load_checkpoint(self.directory, self.spec)
-        if state is None:
+def _fit(
+    sessions: list[Session],
+    places: list[int],
+    checkpoint_seconds: float,
+    deadline: float | None,
+    should_stop: Callable[[], bool],
+    tell: ProgressOf,
+) -> None:
+    """Work in units (a training step, a batch of an evaluation, a look) until done or told to stop."""
+    place_of = dict(zip(sessions, places, strict=True))
+    saved = shown = begun = time.monotonic()
+    ends = None if deadline is None else begun + deadline - time.time()  # whatever the clock is set to later
+    slowest, worked = 0.0, False
+    stack: Stack | None = None
+    left = list(sessions)
+    while left:
+        looking = next((session for session in left if session.owes_look()), None)
+        if looking is None and (over := [session for session in left if session.done]):
+            for session in over:
+                session.finish("diverged" if session.diverged else "complete")
+                left.remove(session)
+            begun = time.monotonic()
+            continue
+        if should_stop() or (ends is not None and worked and time.monotonic() + slowest >= ends):
+            for session in left:
+                session.save()
             return
-        if "watched" in state:  # older checkpoints know of no watching
-            self.watch.resume(state["watched"])
-        with torch.no_grad():
-            for name, tensor in store.own_state(self.model).items():
-                tensor.copy_(state["model"][name])
-            if self.average is not None:
-                for name, tensor in store.own_state(self.average.model).items():
-                    tensor.copy_(state["average"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.last_epoch = state["scheduler"]["last_epoch"]
-        self.scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
-        self.step, self.seconds, self.rows = state["step"], state["seconds"], state["rows"]
-        self.tested, self.done = state["tested"], self.spec.is_over(self.rows)
-        self.sums.copy_(state["sums"])
-        self.test_sums.copy_(state["test_sums"])
-        if state.get("fit_sums") is not None:  # older checkpoints know of no look back at the training set
-            self.fit_sums.copy_(state["fit_sums"])
-        torch.set_rng_state(state["rng"])
-        self.cuda_rng = state["cuda_rng"]
-        if self.cuda_rng is not None and self.execution.device.type == "cuda":
-            torch.cuda.set_rng_state(self.cuda_rng, self.execution.device)
-        had = read_history(state, self.directory / store.CHECKPOINT)  # none if an earlier version wrote it
-        self.history = gone_on(had, self.step, setup_of(self.execution))
-
-    def finish(self, status: Status) -> None:
-        """Write the weights, then the result; the checkpoint is not needed any more."""
-        store.save_weights(self.directory, self.told)
-        self._write_rows()
-        last, spec = self.rows[-1], self.spec
-        epochs, steps = divmod(self.step, spec.steps_per_epoch)
-        tokens = (epochs * spec.train_examples + steps * spec.batch_size) * self.train.tokens.shape[1]
-        told = {key: last[key] for key in last if key.endswith(("_loss", "_accuracy"))}
-        if spec.plateau is not None:
-            told["plateau"] = spec.plateau.reached(self.rows, spec.guess, spec.total_evaluations)
-        result = {
-            "status": status,
-            "steps": self.step,
-            "seconds": round(self.seconds, 3),
-            "tokens_per_second": round(tokens / max(self.seconds, 1e-9)),
-            **told,
-        }
-        self._write_environment(ended(self.history, self.step))
-        write_json(self.directory / store.RESULT, result)
-        (self.directory / store.CHECKPOINT).unlink(missing_ok=True)
-        (self.directory / store.PROGRESS).unlink(missing_ok=True)
-
-
-def _pad_rows(x: Tensor, count: int) -> Tensor:
-    return torch.cat((x, x[:1].expand(count, *x.shape[1:])))
-
-
-def _figures(split: str, loss: float, right: float, count: float) -> dict[str, float | None]:
-    """Mean loss and accuracy; None where the loss is not finite (nothing means anything there), or nothing counted."""
-    meant = bool(count) and math.isfinite(loss)
-    return {f"{split}_loss": loss / count if meant else None, f"{split}_accuracy": right / count if meant else None}
+        compiling, looked = False, 0.0
+        at_work = [looking] if looking else [each for each in left if each.owes_evaluation][:1]
+        if looking:
+            looked = looking.look()
+        elif at_work:
+            at_work[0].evaluate_batch()
+        else:
+            first = min(session.step for session in left)
+            at_work = [session for session in left if session.step == first]
+            compiling = at_work[0].is_compiling
+            if len(sessions) == 1:
+                at_work[0].take_step()
+            else:
+                if stack is None or stack.sessions != at_work:
+                    stack = Stack(at_work)
+                stack.take_step()
+        now = time.monotonic()
+        took, begun = now - begun, now
+        for session in at_work:
+            session.seconds += (took - looked) / len(at_work)
+        if not compiling:  # a compiled run's first step is mostly the compiler's
+            slowest = max(slowest, took)
+        worked = True
+        if now - shown > 0.2:
+            for session in at_work:
+                total, rows = session.spec.total_steps, session.rows
+                tell(place_of[session], session.step, total, rows[-1] if rows else None)
+            shown = now
+        if now - saved >= checkpoint_seconds and not all(session.done for session in left):
+            for session in left:
+                session.save()
+            saved = begun = time.monotonic()

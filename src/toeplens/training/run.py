@@ -193,8 +193,17 @@ def save_weights(directory: Path, model: nn.Module) -> None:
 def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint, atomically."""
     content = io.BytesIO()
-    torch.save({"format": _FORMAT, **state}, content)
+    torch.save(_own({"format": _FORMAT, **state}), content)
     write_bytes(directory / CHECKPOINT, content.getvalue())
+
+
+def _own(x: Any) -> Any:
+    """What holds tensors, each with storage of its own: of a part of a larger one, torch would save the whole."""
+    if isinstance(x, Tensor):
+        return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
+    if isinstance(x, dict):
+        return {key: _own(value) for key, value in x.items()}
+    return [_own(each) for each in x] if isinstance(x, list) else x
 
 
 def load_checkpoint(directory: Path, spec: RunSpec) -> dict[str, Any] | None:

@@ -1,0 +1,277 @@
+"""A run while it is being fitted: its model, optimiser, data and rows, all of which its checkpoint has."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from toeplens.ground import write_json
+from toeplens.model import Decoder
+from toeplens.training import run as store
+from toeplens.training.average import Average
+from toeplens.training.batches import IGNORED, Batches, answer, correct, precise
+from toeplens.training.environment import Execution, environment
+from toeplens.training.history import Segment, ended, gone_on, read_history, setup_of
+from toeplens.training.schedule import learning_rate
+from toeplens.training.spec import RunSpec
+from toeplens.training.watcher import Watch, Watcher
+
+_TESTED_AT_ONCE = 2**18  # tokens of an evaluation, on a GPU
+TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**20}  # what attention with dropout needs grows with it: 13 GB at 2**16
+
+
+def initial_model(spec: RunSpec) -> Decoder:
+    """The model as a run begins, on the CPU; sets torch's global random state to the run's seed, as the run does."""
+    torch.manual_seed(spec.seed)
+    return Decoder(spec.model)
+
+
+class Session:
+    """The moving parts of a run while it is being fitted; all of them are in its checkpoint."""
+
+    def __init__(
+        self, spec: RunSpec, directory: Path, execution: Execution, watcher: Watcher | None, *, stacked: bool = False
+    ) -> None:
+        self.spec, self.directory, self.execution, self.stacked = spec, directory, execution, stacked
+        self.watch = Watch(watcher, spec.total_steps)
+        task, device = spec.build_task(), execution.device
+        self.train = Batches.of(task.dataset("train", spec.train_examples, spec.data_seed), device, spec.ignore_label)
+        self.test = Batches.of(task.dataset("test", spec.test_examples, spec.data_seed), device, spec.ignore_label)
+        self.model = initial_model(spec).to(device)
+        self.average = None if spec.average is None else Average(self.model, spec.average)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=True
+        )
+        self.optimizer.param_groups[0]["initial_lr"] = spec.lr
+        self.learning_rate = learning_rate(spec)
+        self.loss = torch.compile(self._loss, dynamic=False) if execution.compiled else self._loss
+        self.tested_at_once = spec.batch_size
+        if device.type == "cuda":  # where small batches leave most of it idle
+            self.tested_at_once *= max(1, _TESTED_AT_ONCE // (spec.batch_size * task.length))
+        self.done = False
+        self.step = 0
+        self.seconds = 0.0
+        self.rows: list[dict[str, Any]] = []
+        self.order: tuple[int, Tensor] | None = None
+        self.tested = 0
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self.test_sums, self.fit_sums = torch.zeros_like(self.sums), torch.zeros_like(self.sums)
+        self.diverged = self.stepped = False
+        self.history = gone_on([], 0, setup_of(execution, stacked=stacked))
+        self.cuda_rng: Tensor | None = None  # a run that goes on on a CPU keeps it for when it is back on a GPU
+        self._resume()
+        self.rng = torch.get_rng_state()  # which nothing changes while models are trained as one
+        self._write_environment(self.history)
+
+    @property
+    def told(self) -> Decoder:
+        """The model that is tested, looked at and kept."""
+        return self.model if self.average is None else self.average.model
+
+    def amp(self) -> Any:
+        """bfloat16 matrix products where the run asks for them."""
+        return torch.autocast(self.execution.device.type, torch.bfloat16) if self.execution.bf16 else nullcontext()
+
+    def _loss(self, tokens: Tensor, labels: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Sum of the losses, and right answers."""
+        with self.amp():
+            logits = self.model(tokens, lengths)
+        logits = precise(logits)
+        loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+        return loss, correct(logits.detach(), labels).sum()
+
+    @property
+    def owes_evaluation(self) -> bool:
+        """Whether an evaluation is due whose row is not written yet."""
+        return len(self.rows) < self.spec.evaluations_by(self.step)
+
+    def owes_look(self) -> bool:
+        """Whether the watcher wants to see the model as it is."""
+        if self.owes_evaluation or self.diverged:
+            return False
+        try:
+            return self.watch.owed(self.step, self.rows, ended=self.done)
+        except Exception:
+            self.save()
+            raise
+
+    def rows_of_step(self) -> Tensor:
+        """The rows of the next step: each epoch has its own order, made from the seed."""
+        epoch, place = divmod(self.step, self.spec.steps_per_epoch)
+        if self.order is None or self.order[0] != epoch:
+            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.spec.seed, epoch))))
+            self.order = epoch, torch.from_numpy(rng.permutation(self.spec.train_examples)).to(self.execution.device)
+        size = self.spec.batch_size
+        return self.order[1][place * size : (place + 1) * size]
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether the next step is mostly the compiler's."""
+        return self.execution.compiled and not self.stepped
+
+    def take_step(self) -> None:
+        """One training step."""
+        rows = self.rows_of_step()
+        tokens, labels, lengths = self.train.take(rows)
+        missing = self.spec.batch_size - len(rows)
+        if missing and self.execution.compiled:  # one shape for the compiler; the added rows count nowhere
+            tokens, lengths = _pad_rows(tokens, missing), None if lengths is None else _pad_rows(lengths, missing)
+            labels = F.pad(labels, (0, missing), value=IGNORED)
+        self.model.train()
+        self.optimizer.zero_grad()
+        counted = (labels != IGNORED).sum()
+        size = max(1, TOKENS_AT_ONCE[self.execution.device.type] // tokens.shape[1])
+        for part in Batches(tokens, labels, lengths).split(size):  # gradients add up to those of the whole batch
+            loss, right = self.loss(*part)
+            (loss / counted.clamp(min=1)).backward()
+            self.sums[:2] += torch.stack((loss.detach().double(), right.double()))
+        self.sums[2] += counted
+        self.optimizer.param_groups[0]["lr"] = self.learning_rate(self.step)
+        self.optimizer.step()
+        self.step += 1
+        self.stepped = True
+        if self.average is not None:
+            self.average.follow(self.model, self.step)
+
+    def look(self) -> float:
+        """Have the watcher look at the model; the seconds it took."""
+        try:
+            return self.watch.look(self.told, self.step, self.rows)
+        except Exception:
+            self.save()
+            raise
+
+    def evaluate_batch(self) -> None:
+        """A batch of the test set; after it, of the training set."""
+        place = self.tested - len(self.test)
+        data, sums, start, end = (
+            (self.test, self.test_sums, self.tested, len(self.test))
+            if place < 0
+            else (self.train, self.fit_sums, place, self.spec.fit_examples)
+        )
+        stop = min(start + self.tested_at_once, end)
+        sums += answer(self.told, data.take(slice(start, stop)), self.amp)
+        self.tested += stop - start
+        if self.tested == len(self.test) + self.spec.fit_examples:
+            self._end_evaluation()
+
+    def _end_evaluation(self) -> None:
+        train, test, fit = (sums.tolist() for sums in (self.sums, self.test_sums, self.fit_sums))
+        for sums in (self.sums, self.test_sums, self.fit_sums):
+            sums.zero_()
+        self.tested = 0
+        evaluations = self.spec.evaluations
+        self.diverged = not (math.isfinite(train[0]) and math.isfinite(test[0]))
+        self.rows.append(
+            {
+                "epoch": len(self.rows) + 1 if evaluations == 1 else self.step / self.spec.steps_per_epoch,
+                "step": self.step,
+                **_figures("train", *train),
+                **_figures("test", *test),
+                **_figures("fit", *fit),
+                "lr": self.learning_rate(self.step),
+                "seconds": round(self.seconds, 3),
+            }
+        )
+        self.done = self.diverged or self.spec.is_over(self.rows)
+        self._write_rows()
+
+    def _write_rows(self) -> None:
+        store.write_rows(self.directory / store.METRICS, self.rows)
+        path = self.directory / store.WATCHED
+        if self.watch.rows or path.exists():  # it may hold more than the checkpoint from which this session went on
+            store.write_rows(path, self.watch.rows)
+
+    def _write_environment(self, history: list[Segment]) -> None:
+        told = [segment.to_dict() for segment in history]
+        write_json(self.directory / store.ENVIRONMENT, {**environment(self.execution), "history": told})
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        if self.execution.device.type == "cuda":
+            self.cuda_rng = torch.cuda.get_rng_state(self.execution.device)
+        state = {
+            "run": self.spec.name,
+            "history": [segment.to_dict() for segment in ended(self.history, self.step)],
+            "model": store.own_state(self.model),
+            "average": None if self.average is None else store.own_state(self.average.model),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": {"last_epoch": self.step},
+            "step": self.step,
+            "seconds": self.seconds,
+            "rows": self.rows,
+            "sums": self.sums,
+            "tested": self.tested,
+            "test_sums": self.test_sums,
+            "fit_sums": self.fit_sums,
+            "watched": self.watch.state(),
+            "rng": self.rng if self.stacked else torch.get_rng_state(),
+            "cuda_rng": self.cuda_rng,
+        }
+        store.save_checkpoint(self.directory, state)
+        write_json(self.directory / store.PROGRESS, {"step": self.step, "of": self.spec.total_steps})
+
+    def _resume(self) -> None:
+        state = store.load_checkpoint(self.directory, self.spec)
+        if state is None:
+            return
+        if "watched" in state:  # older checkpoints know of no watching
+            self.watch.resume(state["watched"])
+        with torch.no_grad():
+            for name, tensor in store.own_state(self.model).items():
+                tensor.copy_(state["model"][name])
+            if self.average is not None:
+                for name, tensor in store.own_state(self.average.model).items():
+                    tensor.copy_(state["average"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds, self.rows = state["step"], state["seconds"], state["rows"]
+        self.tested, self.done = state["tested"], self.spec.is_over(self.rows)
+        self.sums.copy_(state["sums"])
+        self.test_sums.copy_(state["test_sums"])
+        if state.get("fit_sums") is not None:  # older checkpoints know of no look back at the training set
+            self.fit_sums.copy_(state["fit_sums"])
+        torch.set_rng_state(state["rng"])
+        self.cuda_rng = state["cuda_rng"]
+        if self.cuda_rng is not None and self.execution.device.type == "cuda":
+            torch.cuda.set_rng_state(self.cuda_rng, self.execution.device)
+        had = read_history(state, self.directory / store.CHECKPOINT)  # none if an earlier version wrote it
+        self.history = gone_on(had, self.step, setup_of(self.execution, stacked=self.stacked))
+
+    def finish(self, status: store.Status) -> None:
+        """Write the weights, then the result; the checkpoint is not needed any more."""
+        store.save_weights(self.directory, self.told)
+        self._write_rows()
+        last, spec = self.rows[-1], self.spec
+        epochs, steps = divmod(self.step, spec.steps_per_epoch)
+        tokens = (epochs * spec.train_examples + steps * spec.batch_size) * self.train.tokens.shape[1]
+        told = {key: last[key] for key in last if key.endswith(("_loss", "_accuracy"))}
+        if spec.plateau is not None:
+            told["plateau"] = spec.plateau.reached(self.rows, spec.guess, spec.total_evaluations)
+        result = {
+            "status": status,
+            "steps": self.step,
+            "seconds": round(self.seconds, 3),
+            "tokens_per_second": round(tokens / max(self.seconds, 1e-9)),
+            **told,
+        }
+        self._write_environment(ended(self.history, self.step))
+        write_json(self.directory / store.RESULT, result)
+        (self.directory / store.CHECKPOINT).unlink(missing_ok=True)
+        (self.directory / store.PROGRESS).unlink(missing_ok=True)
+
+
+def _pad_rows(x: Tensor, count: int) -> Tensor:
+    return torch.cat((x, x[:1].expand(count, *x.shape[1:])))
+
+
+def _figures(split: str, loss: float, right: float, count: float) -> dict[str, float | None]:
+    """Mean loss and accuracy; None where the loss is not finite (nothing means anything there), or nothing counted."""
+    meant = bool(count) and math.isfinite(loss)
+    return {f"{split}_loss": loss / count if meant else None, f"{split}_accuracy": right / count if meant else None}

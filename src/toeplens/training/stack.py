@@ -1,0 +1,290 @@
+"""Many models of equal shape trained as one: their weights lie in one block, and each product is one for all."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from toeplens.ground import InputError
+from toeplens.model import Decoder
+from toeplens.training.batches import IGNORED, correct, precise
+from toeplens.training.session import TOKENS_AT_ONCE, Session, initial_model
+from toeplens.training.spec import RunSpec
+
+_ALIGNED = 64  # numbers, at whose multiples each parameter begins
+_WARM_UP = 3  # passes before a CUDA graph is captured, as torch asks for
+
+# of a spec, all of which are numbers of their own for each model, or only say when it is looked at
+_OWN = ("model", "lr", "weight_decay", "betas", "warmup", "schedule", "seed", "data_seed")
+_OWN_TOO = ("epochs", "evaluations", "plateau", "test_examples")
+
+
+def shape_of(spec: RunSpec) -> tuple[Any, ...]:
+    """What runs must have in common to be trained as one, as far as their specs say it."""
+    told = spec.model_dump(mode="json", exclude={*_OWN, *_OWN_TOO})
+    model = spec.model.model_dump(mode="json", exclude={"encoding_options", "input_encoding_options"})
+    return repr(sorted(told.items())), repr(sorted(model.items()))
+
+
+def must_stack(specs: Sequence[RunSpec]) -> None:
+    """Raise an `InputError` that says why, unless the models of these specs can be trained as one.
+
+    They can if their specs differ only in seeds, in the optimiser's numbers, in when they are looked at, and in what an
+    encoding keeps as tensors (RoPE's base, ALiBi's slopes); and if training draws no random numbers (dropout), which
+    would be others than those of a model alone.
+    """
+    if len(specs) == 1:
+        return
+    first = specs[0]
+    for spec in specs[1:]:
+        if shape_of(spec) != shape_of(first):
+            raise InputError(f"stack: the runs {first.name} and {spec.name} differ in more than seeds and rates.")
+    if first.model.dropout and first.model.dropout_on:
+        raise InputError(
+            f"stack: models with dropout ({first.model.dropout:g}) are trained one by one: in a stack they would draw "
+            f"other numbers."
+        )
+    with torch.random.fork_rng(devices=[]):
+        models = [initial_model(spec) for spec in {spec.model.model_dump_json(): spec for spec in specs}.values()]
+        if any(not _alike(models[0], model) for model in models[1:]):
+            raise InputError(f"stack: the encodings ({first.model.encoding}) differ in more than tensors.")
+        _try_out(first, models[0])
+
+
+def _alike(a: Decoder, b: Decoder) -> bool:
+    """Whether two models differ in nothing but the values of parameters and buffers."""
+    ours, theirs = dict(a.named_modules()), dict(b.named_modules())
+    if ours.keys() != theirs.keys():
+        return False
+    return all(_told_apart(ours[name]) == _told_apart(theirs[name]) for name in ours)
+
+
+def _told_apart(module: nn.Module) -> tuple[Any, ...]:
+    own = {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "config"}
+    tensors = [
+        (name, tensor.shape, tensor.dtype, tensor.requires_grad)
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    ]
+    return type(module), tensors, repr(sorted(own.items()))
+
+
+@torch.no_grad()
+def _try_out(spec: RunSpec, model: Decoder) -> None:
+    """A step's pass of two copies on two texts; raises unless it goes, and says what it says alone."""
+    task = spec.build_task()
+    examples = task.dataset("train", min(2, spec.train_examples), spec.data_seed)
+    tokens, lengths = torch.from_numpy(examples.tokens), torch.from_numpy(examples.lengths)
+    other = copy.deepcopy(model)
+    for parameter in other.parameters():
+        parameter += 0.1 * torch.randn_like(parameter)
+    theirs = _state(other)
+    state = {name: torch.stack((tensor, theirs[name])) for name, tensor in _state(model).items()}
+    try:
+        found = vmap(lambda own: _call(model, own, tokens, lengths))(state)
+    except Exception as error:
+        raise InputError(
+            f"stack: models with the encoding {spec.model.encoding} cannot be trained as one "
+            f"({str(error).splitlines()[0][:120]})."
+        ) from None
+    alone = torch.stack([each(tokens, lengths) for each in (model, other)])
+    if not torch.allclose(found, alone, rtol=1e-3, atol=1e-4):
+        raise InputError(f"stack: models with the encoding {spec.model.encoding} say something else trained as one.")
+
+
+def _call(model: nn.Module, state: dict[str, Tensor], tokens: Tensor, lengths: Tensor | None) -> Tensor:
+    """What a model with these parameters and buffers says."""
+    found: Tensor = functional_call(model, state, (tokens, lengths), tie_weights=False)  # each is there under one name
+    return found
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+class Stack:
+    """Sessions at the same step, whose models, means and moments lie side by side while the stack lives and after.
+
+    A session's model stays a model of its own, whose parameters are rows of the stack's.
+    """
+
+    def __init__(self, sessions: Sequence[Session]) -> None:
+        self.sessions = list(sessions)
+        first = self.first = sessions[0]
+        self.device = first.execution.device
+        self.template = first.model
+        named = dict(first.model.named_parameters())
+        self.places: dict[str, slice] = {}
+        width = 0
+        for name, parameter in named.items():
+            self.places[name] = slice(width, width + parameter.numel())
+            width += -(-parameter.numel() // _ALIGNED) * _ALIGNED
+        dtypes = {parameter.dtype for parameter in named.values()}
+        assert len(dtypes) == 1
+        many = len(sessions)
+        self.flat = torch.zeros(many, width, dtype=dtypes.pop(), device=self.device)
+        self.grads, self.mean, self.square = (torch.zeros_like(self.flat) for _ in range(3))
+        self.averages = torch.zeros_like(self.flat) if first.average is not None else None
+        self.sums = torch.stack([session.sums for session in sessions])
+        self.steps = [torch.tensor(float(first.step), device=self.device) for _ in sessions]
+        for row, session in enumerate(sessions):
+            self._take_in(row, session)
+        self.params = {name: self._whole(self.flat, place, named[name]) for name, place in self.places.items()}
+        self.own_grads = [self._whole(self.grads, place, named[name]).detach() for name, place in self.places.items()]
+        self.shared, self.buffers = self._buffers()
+        self.optimizer = self._optimizer()
+        self.size = max(1, TOKENS_AT_ONCE[self.device.type] // first.train.tokens.shape[1])
+        self.tokens = torch.stack([session.train.tokens for session in sessions])
+        self.labels = torch.stack([session.train.labels for session in sessions])
+        lengths = [session.train.lengths for session in sessions]
+        full = self.tokens.shape[-1]
+        self.lengths = None
+        if any(each is not None for each in lengths):
+            self.lengths = torch.stack(
+                [torch.full_like(self.labels[0], full) if each is None else each for each in lengths]
+            )
+        self.rows = torch.zeros(many, first.spec.batch_size, dtype=torch.long, device=self.device)
+        self.each = torch.arange(many, device=self.device).unsqueeze(1)
+        self.share = torch.zeros(many, 1, dtype=self.flat.dtype, device=self.device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def _take_in(self, row: int, session: Session) -> None:
+        """Make the session's tensors rows of the stack's."""
+        session.sums = self.sums[row]
+        had = session.optimizer.state
+        with torch.no_grad():
+            for name, parameter in session.model.named_parameters():
+                place, shape = self.places[name], parameter.shape
+                state = had.get(parameter, {})
+                rows = {"exp_avg": self.mean[row, place], "exp_avg_sq": self.square[row, place]}
+                for key, own in rows.items():
+                    if key in state:
+                        own.copy_(state[key].flatten())
+                had[parameter] = {"step": self.steps[row], **{key: own.view(shape) for key, own in rows.items()}}
+                self.flat[row, place] = parameter.flatten()
+                parameter.data = self.flat[row, place].view(shape)
+                parameter.grad = None
+            if self.averages is not None:
+                assert session.average is not None
+                for name, parameter in session.average.model.named_parameters():
+                    self.averages[row, self.places[name]] = parameter.flatten()
+                    parameter.data = self.averages[row, self.places[name]].view(parameter.shape)
+
+    def _whole(self, flat: Tensor, place: slice, parameter: Tensor) -> nn.Parameter:
+        return nn.Parameter(flat[:, place].view(len(flat), *parameter.shape), requires_grad=parameter.requires_grad)
+
+    def _buffers(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The models' buffers: those that are the same in all, and the others stacked."""
+        each = [dict(session.model.named_buffers()) for session in self.sessions]
+        same = {name for name, own in each[0].items() if all(torch.equal(own, other[name]) for other in each[1:])}
+        return (
+            {name: each[0][name] for name in same},
+            {name: torch.stack([other[name] for other in each]) for name in each[0].keys() - same},
+        )
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """AdamW on the rows, those of equal settings in one group."""
+        groups: dict[Any, dict[str, Any]] = {}
+        on_gpu = self.device.type == "cuda"
+        state = {}
+        for row, session in enumerate(self.sessions):
+            spec = session.spec
+            key = (spec.lr, spec.warmup, spec.schedule, spec.total_steps, spec.betas, spec.weight_decay)
+            rate = torch.tensor(spec.lr, device=self.device) if on_gpu else spec.lr
+            settings = {"lr": rate, "betas": spec.betas, "weight_decay": spec.weight_decay}
+            group = groups.setdefault(key, {**settings, "rate": session.learning_rate, "params": []})
+            own = nn.Parameter(self.flat[row])
+            own.grad = self.grads[row]
+            group["params"].append(own)
+            state[own] = {"step": self.steps[row], "exp_avg": self.mean[row], "exp_avg_sq": self.square[row]}
+        optimizer = torch.optim.AdamW(list(groups.values()), fused=True, capturable=on_gpu)
+        optimizer.state.update(state)
+        return optimizer
+
+    def take_step(self) -> None:
+        """One training step of all."""
+        step = self.first.step
+        rows = torch.stack([session.rows_of_step() for session in self.sessions])
+        for group in self.optimizer.param_groups:
+            rate = group["rate"](step)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        if self.averages is not None:
+            shares = {session.average.share(step + 1) for session in self.sessions if session.average is not None}
+            assert len(shares) == 1
+            self.share.fill_(shares.pop())
+        if self.device.type == "cuda" and rows.shape == self.rows.shape:
+            self.rows.copy_(rows)
+            if self.graph is None:
+                self._capture()
+            assert self.graph is not None
+            self.graph.replay()
+        else:
+            self._learn(rows)
+            self._update()
+        for session in self.sessions:
+            session.step += 1
+
+    def _capture(self) -> None:
+        """The step as a CUDA graph: a small model's step is mostly launches."""
+        sums = self.sums.clone()
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_UP):
+                self._learn(self.rows)
+        torch.cuda.current_stream().wait_stream(aside)
+        self.sums.copy_(sums)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._learn(self.rows)
+            self._update()
+
+    def _learn(self, rows: Tensor) -> None:
+        """The gradients of these examples of each model."""
+        self.template.train()
+        wanted = list(self.params.values())
+        tokens, labels = self.tokens[self.each, rows], self.labels[self.each, rows]
+        lengths = None if self.lengths is None else self.lengths[self.each, rows]
+        counted = (labels != IGNORED).sum(1)
+        for start in range(0, rows.shape[1], self.size):  # gradients add up to those of the whole batch
+            part = slice(start, start + self.size)
+            given = tokens[:, part], labels[:, part], None if lengths is None else lengths[:, part]
+            loss, right = vmap(self._loss, in_dims=(0, 0, 0, 0, None if lengths is None else 0))(
+                self.params, self.buffers, *given
+            )
+            grads = torch.autograd.grad(
+                (loss / counted.clamp(min=1)).sum(), wanted, allow_unused=True, materialize_grads=True
+            )
+            (torch._foreach_add_ if start else torch._foreach_copy_)(self.own_grads, grads)
+            self.sums[:, 0] += loss.detach().double()
+            self.sums[:, 1] += right.double()
+        self.sums[:, 2] += counted
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        self.optimizer.step()
+        if self.averages is not None:
+            self.averages.lerp_(self.flat, self.share)
+
+    def _loss(
+        self,
+        params: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        tokens: Tensor,
+        labels: Tensor,
+        lengths: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Of one model: the sum of the losses, and right answers."""
+        with self.first.amp():
+            logits = _call(self.template, {**self.shared, **params, **buffers}, tokens, lengths)
+        logits = precise(logits)
+        loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+        return loss, correct(logits.detach(), labels).sum()
