@@ -148,7 +148,7 @@ def test_the_same_command_again_has_nothing_to_do(toeplens: Toeplens, tmp_path: 
     command = ["train", *TINY, "--out", tmp_path, "--json"]
     first = toeplens(*command).json()
     before = files(tmp_path)
-    monkeypatch.setattr("toeplens.training.loop._Session", None)
+    monkeypatch.setattr("toeplens.training.loop.Session", None)
     assert toeplens(*command).json() == first
     assert files(tmp_path) == before
 

@@ -12,7 +12,7 @@ from tests.builders import MODEL
 from toeplens.model import Decoder
 from toeplens.training import Run, initial_model, run_spec, train
 from toeplens.training.average import Average
-from toeplens.training.loop import _Session
+from toeplens.training.session import Session
 
 
 def spec(**fields: Any):
@@ -68,14 +68,14 @@ def test_weights_that_do_not_move_are_their_own_mean() -> None:
 def test_the_mean_is_what_is_tested_and_kept_and_training_is_as_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sessions: list[_Session] = []
-    original = _Session.finish
+    sessions: list[Session] = []
+    original = Session.finish
 
-    def kept(session: _Session, status: Any) -> None:
+    def kept(session: Session, status: Any) -> None:
         sessions.append(session)
         original(session, status)
 
-    monkeypatch.setattr(_Session, "finish", kept)
+    monkeypatch.setattr(Session, "finish", kept)
     run, plain = train(spec(), tmp_path), train(spec(average=None), tmp_path)
     with_it, without = sessions
     for own, other in zip(with_it.model.parameters(), without.model.parameters(), strict=True):

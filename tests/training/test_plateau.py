@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.builders import After, outcome, refusal, tiny
 
 from toeplens.training import Run, train
-from toeplens.training.loop import constant_with_warmup
 from toeplens.training.plateau import Plateau
+from toeplens.training.schedule import constant_with_warmup
 
 pytestmark = pytest.mark.usefixtures("unchecked", "no_disk")
 SHORT = {"gain": 10.0, "patience": 1, "skill": 0.0}  # reached at the second evaluation, whatever is learned

@@ -229,13 +229,13 @@ def test_a_checkpoint_whose_fields_do_not_go_together_is_refused(tmp_path: Path,
 def test_one_loss_that_is_not_finite_is_divergence_and_its_figures_are_null(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str
 ):
-    whole = loop._Session._end_evaluation
+    whole = loop.Session._end_evaluation
 
     def end(session: Any) -> None:
         (session.sums if side == "train" else session.test_sums)[0] = math.nan
         whole(session)
 
-    monkeypatch.setattr(loop._Session, "_end_evaluation", end)
+    monkeypatch.setattr(loop.Session, "_end_evaluation", end)
     run = train(tiny(), tmp_path)
     assert run.status == run.result["status"] == "diverged"
     for split in ("train", "test"):

@@ -156,14 +156,14 @@ def test_a_deadline_is_kept_by_not_beginning_what_would_pass_it_whatever_the_clo
 ):
     steady, wall = [0.0], [1000.0]
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: steady[0], time=lambda: wall[0]))
-    step = loop._Session._step
+    step = loop.Session.take_step
 
     def slow(session: Any) -> None:
         steady[0] += 10
         wall[0] = 0.0 if set_back else wall[0] + 10
         step(session)
 
-    monkeypatch.setattr(loop._Session, "_step", slow)
+    monkeypatch.setattr(loop.Session, "take_step", slow)
     assert train(tiny(), tmp_path, deadline=1025.0).step == 2
     assert steady[0] <= 25
 
@@ -363,7 +363,7 @@ def test_a_run_that_diverges_is_recorded_and_not_continued(tmp_path: Path, lr: f
     assert "NaN" not in text
     assert "Infinity" not in text
     assert not (run.directory / store.CHECKPOINT).exists()
-    monkeypatch.setattr(loop, "_Session", None)
+    monkeypatch.setattr(loop, "Session", None)
     assert train(run.spec, tmp_path) == run
 
 

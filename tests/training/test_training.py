@@ -31,8 +31,8 @@ from toeplens.training import (
     cosine_with_warmup,
     environment,
     evaluate,
-    loop,
     plan_execution,
+    session,
     train,
 )
 
@@ -274,7 +274,7 @@ def test_parts_of_a_batch_that_is_too_large_to_be_held_at_once_give_the_same_run
 ):
     spec = tiny(COUNTING, encoding="t5", train_examples=50, epochs=3)
     whole = train(spec, tmp_path / "whole")
-    monkeypatch.setitem(loop._TOKENS_AT_ONCE, "cpu", tokens_at_once)
+    monkeypatch.setitem(session.TOKENS_AT_ONCE, "cpu", tokens_at_once)
     parts = train(spec, tmp_path / "parts")
     for (name, ours), theirs in zip(parts.model().named_parameters(), whole.model().parameters(), strict=True):
         if name.endswith("qkv.bias"):  # a bias of the keys moves all logits of a query alike: its gradient is rounding

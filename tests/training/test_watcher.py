@@ -305,7 +305,7 @@ def test_two_watchers_rows_are_not_mixed(tmp_path: Path, watched: Run):
 def test_a_finished_run_is_returned_and_not_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = train(tiny(), tmp_path)
     before = files(run.directory)
-    monkeypatch.setattr(loop, "_Session", None)
+    monkeypatch.setattr(loop, "Session", None)
     again = train(tiny(), tmp_path, watcher=Digests())
     assert again == run
     assert again.watched == []
@@ -360,14 +360,14 @@ class Clock:
         self.now, self.took = 0.0, first
         for module in (loop, watcher):
             patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
-        original = loop._Session._step
+        original = loop.Session.take_step
 
         def step(session: Any) -> None:
             original(session)
             self.now += self.took
             self.took = 1.0
 
-        patch.setattr(loop._Session, "_step", step)
+        patch.setattr(loop.Session, "take_step", step)
 
     def watcher(self, at: Sequence[int]) -> Digests:
         def pass_time(model: Decoder) -> None:

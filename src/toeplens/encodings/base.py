@@ -242,6 +242,8 @@ class PositionalEncoding(nn.Module):
             require_whole(type(self).__name__, positions)
         if not self.bounded or torch.compiler.is_compiling() or positions.numel() == 0:
             return
+        if positions.is_cuda and torch.cuda.is_current_stream_capturing():  # which nothing may wait for
+            return
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high >= self.max_len:
             raise InputError(

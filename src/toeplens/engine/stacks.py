@@ -84,7 +84,7 @@ def train_stack(piece: tuple[Sequence[Job], Path | None], limits: Limits, tell: 
                 compile=limits.compile,
                 checkpoint_seconds=limits.checkpoint_seconds,
                 deadline=limits.deadline_now(),
-                should_stop=lambda: any([stop() for stop in stops]),  # each publishes what is new of its run
+                should_stop=lambda: max([stop() for stop in stops], default=False),  # each publishes what is new
                 on_progress=report,
                 watchers=[watcher_of(jobs[place]) for place in mine],
             )

@@ -152,6 +152,7 @@ class Stack:
         self.each = torch.arange(many, device=self.device).unsqueeze(1)
         self.share = torch.zeros(many, 1, dtype=self.flat.dtype, device=self.device)
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.captures = self.device.type == "cuda"
 
     def _take_in(self, row: int, session: Session) -> None:
         """Make the session's tensors rows of the stack's."""
@@ -220,19 +221,29 @@ class Stack:
             shares = {session.average.share(step + 1) for session in self.sessions if session.average is not None}
             assert len(shares) == 1
             self.share.fill_(shares.pop())
-        if self.device.type == "cuda" and rows.shape == self.rows.shape:
-            self.rows.copy_(rows)
-            if self.graph is None:
-                self._capture()
-            assert self.graph is not None
-            self.graph.replay()
+        graph = self._graph_of(rows)
+        if graph is not None:
+            graph.replay()
         else:
             self._learn(rows)
             self._update()
         for session in self.sessions:
             session.step += 1
 
-    def _capture(self) -> None:
+    def _graph_of(self, rows: Tensor) -> torch.cuda.CUDAGraph | None:
+        """What takes a whole step on these rows, where there can be such a thing."""
+        if not self.captures or rows.shape != self.rows.shape:
+            return None
+        self.rows.copy_(rows)
+        if self.graph is None:
+            try:
+                self.graph = self._captured()
+            except RuntimeError:  # an encoding has to wait for what the GPU says
+                torch.cuda.synchronize(self.device)
+                self.captures = False
+        return self.graph
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
         """The step as a CUDA graph: a small model's step is mostly launches."""
         sums = self.sums.clone()
         aside = torch.cuda.Stream()
@@ -242,10 +253,11 @@ class Stack:
                 self._learn(self.rows)
         torch.cuda.current_stream().wait_stream(aside)
         self.sums.copy_(sums)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             self._learn(self.rows)
             self._update()
+        return graph
 
     def _learn(self, rows: Tensor) -> None:
         """The gradients of these examples of each model."""

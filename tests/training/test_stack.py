@@ -1,0 +1,182 @@
+"""Models trained as one end as they do alone, and can be stopped, killed and gone on with in either way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests import builders
+from tests.builders import After, refusal, timeless
+
+from toeplens.engine import Job, Limits, run_jobs
+from toeplens.training import Run, RunSpec, train, train_as_one
+from toeplens.training import run as store
+from toeplens.training.stack import must_stack
+
+PLATEAU = {"gain": 0.5, "patience": 1}  # which these models reach soon, each in its own time
+
+
+def tiny(seed: int = 0, encoding: str = "rope", protocol: str = "paper", **changes: Any) -> RunSpec:
+    model = {"num_layers": 2, "dropout": 0.0, "protocol": protocol} | changes.pop("model", {})
+    return builders.tiny(encoding, model=model, seed=seed, data_seed=seed, **{"epochs": 3} | changes)
+
+
+def three(encoding: str = "rope", **changes: Any) -> list[RunSpec]:
+    """Three seeds; the second with another learning rate, other betas and another schedule."""
+    other = {"lr": 3e-3, "betas": (0.8, 0.99), "warmup": 0.2, "schedule": "constant", "weight_decay": 0.1}
+    return [tiny(0, encoding, **changes), tiny(1, encoding, **changes | other), tiny(2, encoding, **changes)]
+
+
+@pytest.fixture
+def double() -> Any:
+    """All in float64."""
+    had = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(had)
+
+
+def apart(ours: Sequence[Run], theirs: Sequence[Run]) -> float:
+    """The largest difference of any weight or figure."""
+    found = 0.0
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.spec, one.status, len(one.metrics)) == (other.spec, other.status, len(other.metrics))
+        weights, others = store.own_state(one.model()), store.own_state(other.model())
+        found = max(found, *(float((weights[name] - others[name]).abs().max()) for name in weights))
+        for row, same in zip(timeless(one.metrics), timeless(other.metrics), strict=True):
+            assert row.keys() == same.keys()
+            found = max(found, *(abs(row[key] - same[key]) for key in row))
+    return found
+
+
+# ---- the numbers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("encoding", ["rope", "nope", "alibi", "shaw", "learned", "mla", "t5", "fire", "cope"])
+@pytest.mark.parametrize("protocol", ["paper", "released"])
+def test_in_float64_each_ends_as_it_does_alone(tmp_path: Path, encoding: str, protocol: str):
+    specs = three(encoding, protocol=protocol)
+    assert apart(train_as_one(specs, tmp_path / "one"), [train(spec, tmp_path / "alone") for spec in specs]) < 1e-9
+
+
+def test_in_float32_to_rounding(tmp_path: Path):
+    specs = three()
+    assert apart(train_as_one(specs, tmp_path / "one"), [train(spec, tmp_path / "alone") for spec in specs]) < 1e-4
+
+
+@pytest.mark.usefixtures("double")
+def test_what_an_encoding_keeps_as_tensors_may_differ(tmp_path: Path):
+    specs = [tiny(0, model={"encoding_options": {"base": base}}) for base in (10.0, 10_000.0)]
+    together = train_as_one(specs, tmp_path / "one")
+    assert apart(together, [train(spec, tmp_path / "alone") for spec in specs]) < 1e-9
+    assert not torch.equal(*(run.model().readout.weight for run in together))
+
+
+@pytest.mark.usefixtures("double")
+def test_the_mean_of_the_weights_plateaus_and_evaluations_are_each_models_own(tmp_path: Path):
+    changes = {"average": 0.9, "evaluations": 2, "epochs": 8, "plateau": PLATEAU, "schedule": "constant"}
+    specs = [tiny(seed, lr=lr, **changes) for seed, lr in enumerate((1e-2, 1e-5, 3e-3))]
+    together = train_as_one(specs, tmp_path / "one")
+    assert apart(together, [train(spec, tmp_path / "alone") for spec in specs]) < 1e-9
+    assert len({run.step for run in together}) > 1, "they were to end at different steps"
+
+
+@pytest.mark.usefixtures("double")
+def test_ignored_labels_padding_and_a_last_batch_that_is_smaller(tmp_path: Path):
+    specs = [tiny(seed, **builders.COUNTING, train_examples=50, test_examples=19) for seed in range(2)]
+    assert apart(train_as_one(specs, tmp_path / "one"), [train(spec, tmp_path / "alone") for spec in specs]) < 1e-9
+
+
+# ---- stopped and gone on with ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("units", [1, 4, 9, 13])
+def test_stopped_and_gone_on_with_in_the_stack_it_ends_bit_identical(tmp_path: Path, units: int):
+    specs = three(average=0.9)
+    whole = train_as_one(specs, tmp_path / "whole")
+    stopped = train_as_one(specs, tmp_path / "again", should_stop=After(units))
+    assert {run.status for run in stopped} == {"stopped"}
+    assert apart(train_as_one(specs, tmp_path / "again"), whole) == 0.0
+
+
+@pytest.mark.usefixtures("double")
+def test_begun_in_a_stack_each_goes_on_alone_and_the_other_way_round(tmp_path: Path):
+    specs = three(average=0.9)
+    alone = [train(spec, tmp_path / "alone") for spec in specs]
+    train_as_one(specs, tmp_path / "mixed", should_stop=After(4))
+    assert apart([train(spec, tmp_path / "mixed") for spec in specs], alone) < 1e-9
+    for units, spec in zip((2, 5, 7), specs, strict=True):  # which the stack takes up at different steps
+        assert train(spec, tmp_path / "again", should_stop=After(units)).status == "stopped"
+    found = train_as_one(specs, tmp_path / "again")
+    assert apart(found, alone) < 1e-9
+    assert [segment.setup.stacked for segment in found[0].history] == [False, True]
+
+
+def test_what_is_finished_is_left_alone_and_the_others_are_trained(tmp_path: Path):
+    specs = three()
+    done = train(specs[1], tmp_path)
+    found = train_as_one(specs, tmp_path)
+    assert [run.status for run in found] == ["complete"] * 3
+    assert found[1] == done
+
+
+def test_a_checkpoint_of_one_of_many_holds_its_own_alone(tmp_path: Path):
+    sizes = []
+    for many in (1, 8):
+        out = tmp_path / str(many)
+        runs = train_as_one([tiny(seed) for seed in range(many)], out, should_stop=After(3))
+        sizes.append((runs[0].directory / store.CHECKPOINT).stat().st_size)
+    assert sizes[1] < 1.2 * sizes[0]
+
+
+def test_one_that_diverges_leaves_the_others_as_they_are(tmp_path: Path):
+    specs = [tiny(0), tiny(1, lr=1e30), tiny(2)]
+    found = train_as_one(specs, tmp_path / "one")
+    assert [run.status for run in found] == ["complete", "diverged", "complete"]
+    kept = [found[0], found[2]]
+    assert apart(kept, [train(specs[0], tmp_path / "alone"), train(specs[2], tmp_path / "alone")]) < 1e-4
+
+
+# ---- what cannot be stacked -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("specs", "why"),
+    [
+        ([tiny(0), tiny(1, batch_size=8)], "differ in more than seeds and rates"),
+        ([tiny(0), tiny(1, model={"num_layers": 1})], "differ in more than seeds and rates"),
+        ([tiny(0), tiny(1, model={"encoding_options": {"pairing": "half"}})], "differ in more than tensors"),
+        ([tiny(0, model={"dropout": 0.1}), tiny(1, model={"dropout": 0.1})], "dropout (0.1)"),
+        ([tiny(0, "shape"), tiny(1, "shape")], "cannot be trained as one"),
+    ],
+)
+def test_a_refusal_says_why(specs: list[RunSpec], why: str):
+    assert why in refusal(lambda: must_stack(specs))
+
+
+# ---- many jobs ------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_are_trained_as_one_where_they_can_be_and_each_is_then_done_as_alone(tmp_path: Path):
+    specs = [*three(), tiny(3, "alibi"), tiny(4, "rope", model={"dropout": 0.1})]
+    jobs = [Job(spec, spec.name, examples=16) for spec in specs]
+    told: list[int] = []
+    stacked, plain = tmp_path / "stacked", tmp_path / "plain"
+    heard = run_jobs(jobs, stacked, Limits(stack=8), workers=1, on_event=lambda event: told.append(event.job))
+    assert heard == run_jobs(jobs, plain, Limits(), workers=1) == ["complete"] * 5
+    assert set(told) == set(range(5))
+    for spec in specs:
+        assert (stacked / spec.name / "ablation.json").exists()
+        (segment,) = Run.open(stacked / spec.name).history
+        assert segment.setup.stacked == (spec in specs[:3])
+    assert "stack" in refusal(lambda: run_jobs(jobs, tmp_path / "none", Limits(stack=0), workers=1))
+
+
+def test_jobs_stopped_in_a_stack_are_gone_on_with(tmp_path: Path):
+    jobs = [Job(spec, spec.name) for spec in three()]
+    assert run_jobs(jobs, tmp_path, Limits(stack=8, deadline=0.0), workers=1) == ["stopped"] * 3
+    assert run_jobs(jobs, tmp_path, Limits(stack=8, store=str(tmp_path / "store")), workers=1) == ["complete"] * 3
