@@ -275,7 +275,11 @@ class Stack:
             grads = torch.autograd.grad(
                 (loss / counted.clamp(min=1)).sum(), wanted, allow_unused=True, materialize_grads=True
             )
-            (torch._foreach_add_ if start else torch._foreach_copy_)(self.own_grads, grads)
+            for own, grad in zip(self.own_grads, grads, strict=True):
+                if start:
+                    own += grad
+                else:
+                    own.copy_(grad)
             self.sums[:, 0] += loss.detach().double()
             self.sums[:, 1] += right.double()
         self.sums[:, 2] += counted
@@ -288,7 +292,7 @@ class Stack:
 
     def _loss(
         self,
-        params: dict[str, Tensor],
+        params: dict[str, nn.Parameter],
         buffers: dict[str, Tensor],
         tokens: Tensor,
         labels: Tensor,
