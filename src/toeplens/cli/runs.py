@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -54,6 +55,7 @@ def train_run(
         from toeplens.engine import HeadWatch, Limits
         from toeplens.model import scale_left_open
         from toeplens.training import Run, run_spec, starting_spec, told, train
+        from toeplens.training.ranks import follows
         from toeplens.training.run import WATCHED
 
     if spec is not None:
@@ -73,6 +75,11 @@ def train_run(
             raise InputError(f"scale: {scale!r} was given beside {spec}, which has sizes of its own; leave it out.")
         _agree(spec, wanted, encoding=encoding, protocol=protocol, task=task, seed=seed)
     limits = limits_of(time_budget, device, compile)
+    if follows():  # it stops when the leader does, and the leader tells
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        train(wanted, out, device=device)
+        return
     progress = RunProgress(wanted, limits)
 
     def work(limits: Limits) -> Run:

@@ -22,9 +22,10 @@ from toeplens.engine.pool import Piece, Put, Told, Work, in_processes
 from toeplens.engine.sharing import fetch, is_behind, shared
 from toeplens.engine.stacks import stacks_of, train_stack
 from toeplens.engine.store import Store
-from toeplens.ground import write_bytes
+from toeplens.ground import InputError, write_bytes
 from toeplens.ground.files import make_directory
 from toeplens.ground.machine import cores, within
+from toeplens.training.ranks import is_one_of_many
 from toeplens.training.run import Run, Status
 
 Workers = int | Cluster | None  # processes on this machine (None: one a core), or a cluster
@@ -76,6 +77,11 @@ def _seen(out: Path, limits: Limits) -> Iterator[Path | None]:
 
 def plan_workers(jobs: int, device: str, workers: int | None) -> tuple[int, int]:
     """Processes, and threads in each: small models use cores best one run a core; a GPU is for one run at a time."""
+    if is_one_of_many():
+        raise InputError(
+            "torchrun: it shares one run among processes ('toeplens train'); many runs are spread by --workers or "
+            "--engine ray."
+        )
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     count = workers if workers is not None else (1 if on_gpu else cores())
     within("workers", count, 1, max(_ALWAYS_ALLOWED, 4 * cores()))

@@ -13,6 +13,7 @@ import torch
 
 from toeplens.training import run as store
 from toeplens.training.environment import CompileMode, plan_execution
+from toeplens.training.ranks import ALONE, Ranks, ranks
 from toeplens.training.run import Run
 from toeplens.training.session import Session, initial_model
 from toeplens.training.spec import RunSpec
@@ -53,22 +54,41 @@ def train(
 
     On a CPU a run that was stopped or killed anywhere and started again ends bit-identical to one that was not, on
     the same machine, thread count and versions; elsewhere it goes on too, and `Run.history` tells from step to step
-    on what. A watcher is no part of the spec and changes nothing but the time: the
+    on what. Started by ``torchrun``, its processes share each batch (`toeplens.training.ranks`); the first of them
+    writes, evaluates and looks. A watcher is no part of the spec and changes nothing but the time: the
     weights are those of the run without it. A finished run is returned as it is, watched or not; moments that were
     passed without a watcher stay missing. If a look raises, a checkpoint is written first.
     """
-    (run,) = train_as_one(
-        [spec],
-        out,
-        device=device,
-        compile=compile,
-        checkpoint_seconds=checkpoint_seconds,
-        deadline=deadline,
-        should_stop=should_stop,
-        on_progress=None if on_progress is None else lambda index, *told: on_progress(*told),
-        watchers=[watcher],
-    )
+    with ranks(device) as among:
+        if not among.leads:
+            return _follow(spec, Path(out) / spec.name, among)
+        try:
+            (run,) = train_as_one(
+                [spec],
+                out,
+                device=device if among.size == 1 else among.device,
+                compile=compile,
+                checkpoint_seconds=checkpoint_seconds,
+                deadline=deadline,
+                should_stop=should_stop,
+                on_progress=None if on_progress is None else lambda index, *told: on_progress(*told),
+                watchers=[watcher],
+                among=among,
+            )
+        finally:
+            among.agreed(False)
     return run
+
+
+def _follow(spec: RunSpec, directory: Path, among: Ranks) -> Run:
+    """Take part in each step of the leader's until it says that there are no more."""
+    if among.agreed(False):
+        execution = plan_execution(among.device, "off", spec.precision, spec.model.d_model)
+        with torch.random.fork_rng(devices=[execution.device] if execution.device.type == "cuda" else []):
+            session = Session(spec, directory, execution, None, ranks=among)
+            while among.agreed(False):
+                session.take_step()
+    return Run.open(directory)
 
 
 def train_as_one(
@@ -82,6 +102,7 @@ def train_as_one(
     should_stop: Callable[[], bool] | None = None,
     on_progress: ProgressOf | None = None,
     watchers: Sequence[Watcher | None] | None = None,
+    among: Ranks = ALONE,
 ) -> list[Run]:
     """Carry out several specs of equal shape, their models trained as one stacked model; see `train`.
 
@@ -89,8 +110,8 @@ def train_as_one(
     it has alone, up to rounding: it can be begun alone and gone on with in a stack, or the other way round. Runs that
     are further on wait for the others; one that ends leaves the stack. A run's seconds are its share.
 
-    ``on_progress`` is called with the run's place first. Raises `InputError` unless the specs can be stacked
-    (`toeplens.training.stack.must_stack`).
+    ``on_progress`` is called with the run's place first; ``among``, of one run alone: who shares its batches. Raises
+    `InputError` unless the specs can be stacked (`toeplens.training.stack.must_stack`).
     """
     watching = list(watchers) if watchers is not None else [None] * len(specs)
     directories = [Path(out) / spec.name for spec in specs]
@@ -105,11 +126,21 @@ def train_as_one(
             execution = plan_execution(device, compile, first.precision, first.model.d_model)
             if len(places) > 1:
                 execution = replace(execution, compiled=False, why="one of several models trained as one")
+            if among.size > 1:
+                execution = replace(execution, compiled=False, why=f"{among.size} processes")
+                among.agreed(True)
             devices = [execution.device] if execution.device.type == "cuda" else []
             tell = on_progress or (lambda *told: None)
             with torch.random.fork_rng(devices=devices):
                 sessions = [
-                    Session(specs[place], directories[place], execution, watching[place], stacked=len(places) > 1)
+                    Session(
+                        specs[place],
+                        directories[place],
+                        execution,
+                        watching[place],
+                        stacked=len(places) > 1,
+                        ranks=among,
+                    )
                     for place in places
                 ]
                 for place, session in zip(places, sessions, strict=True):
@@ -156,6 +187,7 @@ def _fit(
             at_work = [session for session in left if session.step == first]
             compiling = at_work[0].is_compiling
             if len(sessions) == 1:
+                at_work[0].ranks.agreed(True)
                 at_work[0].take_step()
             else:
                 if stack is None or stack.sessions != at_work:
