@@ -77,7 +77,7 @@ def test_parts_of_a_batch_too_large_to_be_held_at_once_are_shared_too(tmp_path: 
 def test_stopped_on_two_it_goes_on_on_one_and_the_other_way_round(tmp_path: Path):
     long = spec(epochs=200)
     whole = train(long, tmp_path / "one")
-    said = ended(start(long, tmp_path, "--time-budget", "500ms"))
+    said = ended(start(long, tmp_path, "--time-budget", "0.6s"))
     assert "stopped" in said
     assert 0 < Run.open(tmp_path / "two" / long.name).step < long.total_steps
     run = train(long, tmp_path / "two", should_stop=builders.After(20))
