@@ -68,7 +68,7 @@ def test_two_processes_end_as_one_and_only_the_first_speaks(tmp_path: Path):
 
 
 def test_parts_of_a_batch_too_large_to_be_held_at_once_are_shared_too(tmp_path: Path):
-    """2,049 texts of 8 tokens are three parts of 2**13 tokens; shared by two, they are two parts for one, one for one."""
+    """2,049 texts of 8 tokens are three parts of 2**13 tokens; shared by two, two parts for one and one for one."""
     large = spec(train_examples=2049, batch_size=2049, epochs=2)
     ended(start(large, tmp_path))
     equal(Run.open(tmp_path / "two" / large.name), train(large, tmp_path / "one"))
