@@ -35,7 +35,7 @@ def stacks_of(jobs: Sequence[Job], places: Sequence[int], out: Path, limits: Lim
     if limits.stack == 1 or (limits.stack is None and not on_gpu):
         return []
     alike: dict[Any, list[int]] = defaultdict(list)
-    for place in places:
+    for place in {jobs[place].spec.name: place for place in places}.values():
         spec = jobs[place].spec
         if not (out / spec.name / RESULT).exists():
             alike[shape_of(spec), repr(spec.model.encoding_options)].append(place)
@@ -65,7 +65,7 @@ def train_stack(piece: tuple[Sequence[Job], Path | None], limits: Limits, tell: 
     stops = []
     with tempfile.TemporaryDirectory(prefix="toeplens-") as scratch, ExitStack() as held:
         where = out or Path(scratch)
-        for place, job in enumerate(jobs):
+        for place, job in sorted(enumerate(jobs), key=lambda each: each[1].spec.name):  # nobody waits in a circle
             directory = where / job.spec.name
             own = ExitStack()
             try:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
@@ -19,6 +20,8 @@ from toeplens.training.spec import RunSpec
 
 _ALIGNED = 64  # numbers, at whose multiples each parameter begins
 _WARM_UP = 3  # passes before a CUDA graph is captured, as torch asks for
+
+_ANY_MODULES = set(vars(nn.Module()))  # attributes
 
 # of a spec, all of which are numbers of their own for each model, or only say when it is looked at
 _OWN = ("model", "lr", "weight_decay", "betas", "warmup", "schedule", "seed", "data_seed")
@@ -66,7 +69,11 @@ def _alike(a: Decoder, b: Decoder) -> bool:
 
 
 def _told_apart(module: nn.Module) -> tuple[Any, ...]:
-    own = {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "config"}
+    own = {
+        name: value.tolist() if isinstance(value, (Tensor, np.ndarray)) else value
+        for name, value in vars(module).items()
+        if name not in _ANY_MODULES and name != "config"
+    }
     tensors = [
         (name, tensor.shape, tensor.dtype, tensor.requires_grad)
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
