@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests import builders
-from tests.builders import After, refusal, timeless
+from tests.builders import After, held, refusal, timeless
 
 from toeplens.engine import Job, Limits, run_jobs
+from toeplens.engine import many as engine
+from toeplens.engine.stacks import train_stack
+from toeplens.model import attention
 from toeplens.training import Run, RunSpec, train, train_as_one
 from toeplens.training import run as store
+from toeplens.training.session import Session
 from toeplens.training.stack import must_stack
 
 PLATEAU = {"gain": 0.5, "patience": 1}  # which these models reach soon, each in its own time
@@ -91,6 +96,13 @@ def test_ignored_labels_padding_and_a_last_batch_that_is_smaller(tmp_path: Path)
     assert apart(train_as_one(specs, tmp_path / "one"), [train(spec, tmp_path / "alone") for spec in specs]) < 1e-9
 
 
+@pytest.mark.usefixtures("double")
+def test_texts_too_long_for_all_their_weights_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention, "attend", partial(attention.attend, at_once=64))
+    specs = [tiny(seed, "shaw") for seed in range(2)]
+    assert apart(train_as_one(specs, tmp_path / "one"), [train(spec, tmp_path / "alone") for spec in specs]) < 1e-9
+
+
 # ---- stopped and gone on with ---------------------------------------------------------------------------------------
 
 
@@ -141,6 +153,41 @@ def test_one_that_diverges_leaves_the_others_as_they_are(tmp_path: Path):
     assert apart(kept, [train(specs[0], tmp_path / "alone"), train(specs[2], tmp_path / "alone")]) < 1e-4
 
 
+def test_one_that_diverged_is_not_gone_on_with_wherever_the_others_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    specs = [tiny(0), tiny(1, lr=1e30), tiny(2)]
+    finish = Session.finish
+
+    def killed(session: Session, status: Any) -> None:
+        if session.spec == specs[1]:
+            raise KeyboardInterrupt
+        finish(session, status)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train_as_one(specs, tmp_path, checkpoint_seconds=0.0)
+    run = train(specs[1], tmp_path)
+    assert (run.status, len(run.metrics)) == ("diverged", 1)
+
+
+def test_a_look_that_fails_costs_none_of_them_anything(tmp_path: Path):
+    class Fails:
+        name = "fails"
+
+        def moments(self, total_steps: int) -> list[int]:
+            return [2]
+
+        def look(self, model: Any, step: int) -> dict[str, Any]:
+            raise OSError("no look")
+
+    specs = three()
+    with pytest.raises(OSError, match="no look"):
+        train_as_one(specs, tmp_path, watchers=[None, Fails(), None])
+    assert [Run.open(tmp_path / spec.name).step for spec in specs] == [2, 2, 2]
+
+
 # ---- what cannot be stacked -----------------------------------------------------------------------------------------
 
 
@@ -180,3 +227,21 @@ def test_jobs_stopped_in_a_stack_are_gone_on_with(tmp_path: Path):
     jobs = [Job(spec, spec.name) for spec in three()]
     assert run_jobs(jobs, tmp_path, Limits(stack=8, deadline=0.0), workers=1) == ["stopped"] * 3
     assert run_jobs(jobs, tmp_path, Limits(stack=8, store=str(tmp_path / "store")), workers=1) == ["complete"] * 3
+
+
+def test_a_stop_in_the_stack_is_a_stop_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    begun: list[Any] = []
+    monkeypatch.setattr(
+        engine, "spread", lambda work, pieces, *rest, on_done, **more: (begun.append(work), on_done(0, None))
+    )
+    jobs = [Job(spec, spec.name) for spec in three()]
+    assert run_jobs(jobs, tmp_path, Limits(stack=8), workers=1) == ["stopped"] * 3
+    assert begun == [train_stack]
+
+
+def test_a_run_that_somebody_else_holds_is_left_to_them(tmp_path: Path):
+    specs = three()
+    (tmp_path / specs[1].name).mkdir()
+    with held(tmp_path / specs[1].name):
+        assert train_stack(([Job(spec, spec.name) for spec in specs], tmp_path), Limits(), lambda told: None)
+    assert [(tmp_path / spec.name / store.RESULT).exists() for spec in specs] == [True, False, True]

@@ -103,7 +103,7 @@ def attend(
         stop = min(start + size, q.shape[-2])
         keys = stop + k.shape[-2] - q.shape[-2] if in_order and causal else k.shape[-2]
         work = whole.part(start, stop, keys)
-        if len(starts) > 1 and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if len(starts) > 1 and torch.is_grad_enabled() and not (torch.compiler.is_compiling() or is_mapped()):
             parts.append(checkpoint(work.attend, use_reentrant=False))
         else:
             parts.append(work.attend())

@@ -142,15 +142,18 @@ def run_jobs(
         for index in sorted(set(range(len(jobs))) - set(left)):
             ended(index, Run.open(out / jobs[index].spec.name).status)
     stacks = stacks_of(jobs, left, out, limits)
+    stopped: list[int] = []
     if stacks:
         spread(
             train_stack,
             [([jobs[index] for index in some], None if store is not None else out) for some in stacks],
             limits,
             workers,
-            on_done=lambda place, status: None,
+            on_done=lambda place, whole: None if whole else stopped.append(place),
             on_told=lambda place, told: tell(Event(stacks[place][told[0]], *told[1:])),
         )
+    if stopped:
+        return statuses
     spread(
         _work,
         [(jobs[index], None if store is not None else out) for index in left],

@@ -24,7 +24,8 @@ from toeplens.training.run import RESULT, entered
 from toeplens.training.stack import must_stack, shape_of
 
 _FULL = 2**17  # tokens of a step that fill a GPU
-_MOST = 1024
+_WEIGHTS = 2**31  # numbers of attention weights that a stack's layers may keep, formed whole
+_MOST = 256  # each holds a file open
 
 
 def stacks_of(jobs: Sequence[Job], places: Sequence[int], out: Path, limits: Limits) -> list[list[int]]:
@@ -42,7 +43,9 @@ def stacks_of(jobs: Sequence[Job], places: Sequence[int], out: Path, limits: Lim
     found = []
     for some in alike.values():
         spec = jobs[some[0]].spec
-        most = limits.stack or max(1, _FULL // (spec.batch_size * spec.build_task().length))
+        length, model = spec.build_task().length, spec.model
+        weights = spec.batch_size * model.num_heads * model.num_layers * length**2
+        most = limits.stack or min(_MOST, max(1, min(_FULL // (spec.batch_size * length), _WEIGHTS // weights)))
         stacks = -(-len(some) // most)
         size = -(-len(some) // stacks)
         with suppress(InputError):  # what cannot be stacked is trained alone
@@ -69,7 +72,7 @@ def train_stack(piece: tuple[Sequence[Job], Path | None], limits: Limits, tell: 
             directory = where / job.spec.name
             own = ExitStack()
             try:
-                own.enter_context(entered(directory, job.spec, until=limits.over))
+                own.enter_context(entered(directory, job.spec))
                 stops.append(own.enter_context(shared(directory, limits)).should_stop)
             except (Busy, HeldElsewhere):
                 own.close()

@@ -166,7 +166,7 @@ def _fit(
     left = list(sessions)
     while left:
         looking = next((session for session in left if session.owes_look()), None)
-        if looking is None and (over := [session for session in left if session.done]):
+        if over := [session for session in left if session.done and not session.owes_look()]:
             for session in over:
                 session.finish("diverged" if session.diverged else "complete")
                 left.remove(session)
@@ -179,7 +179,13 @@ def _fit(
         compiling, looked = False, 0.0
         at_work = [looking] if looking else [each for each in left if each.owes_evaluation][:1]
         if looking:
-            looked = looking.look()
+            try:
+                looked = looking.look()
+            except Exception:  # it has saved itself
+                for session in left:
+                    if session is not looking:
+                        session.save()
+                raise
         elif at_work:
             at_work[0].evaluate_batch()
         else:
@@ -191,6 +197,7 @@ def _fit(
                 at_work[0].take_step()
             else:
                 if stack is None or stack.sessions != at_work:
+                    stack = None  # what it holds makes room
                     stack = Stack(at_work)
                 stack.take_step()
         now = time.monotonic()
@@ -205,7 +212,7 @@ def _fit(
                 total, rows = session.spec.total_steps, session.rows
                 tell(place_of[session], session.step, total, rows[-1] if rows else None)
             shown = now
-        if now - saved >= checkpoint_seconds and not all(session.done for session in left):
-            for session in left:
+        if now - saved >= checkpoint_seconds and (open_ones := [each for each in left if not each.done]):
+            for session in open_ones:
                 session.save()
             saved = begun = time.monotonic()

@@ -81,25 +81,34 @@ def _told_apart(module: nn.Module) -> tuple[Any, ...]:
     return type(module), tensors, repr(sorted(own.items()))
 
 
-@torch.no_grad()
 def _try_out(spec: RunSpec, model: Decoder) -> None:
-    """A step's pass of two copies on two texts; raises unless it goes, and says what it says alone."""
+    """Two copies on two texts, and back; raises unless that goes, and says what it says alone."""
+    if not all(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("stack: models with parameters that are not trained are trained one by one.")
+    if len({parameter.dtype for parameter in model.parameters()}) > 1:
+        raise InputError("stack: models with parameters of several types are trained one by one.")
     task = spec.build_task()
     examples = task.dataset("train", min(2, spec.train_examples), spec.data_seed)
     tokens, lengths = torch.from_numpy(examples.tokens), torch.from_numpy(examples.lengths)
     other = copy.deepcopy(model)
-    for parameter in other.parameters():
-        parameter += 0.1 * torch.randn_like(parameter)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
     theirs = _state(other)
-    state = {name: torch.stack((tensor, theirs[name])) for name, tensor in _state(model).items()}
+    state = {name: torch.stack((tensor, theirs[name])).detach() for name, tensor in _state(model).items()}
+    trained = [state[name].requires_grad_() for name, _ in model.named_parameters()]
     try:
         found = vmap(lambda own: _call(model, own, tokens, lengths))(state)
+        grads = torch.autograd.grad(found.sum(), trained, allow_unused=True)
     except Exception as error:
         raise InputError(
             f"stack: models with the encoding {spec.model.encoding} cannot be trained as one "
             f"({str(error).splitlines()[0][:120]})."
         ) from None
-    alone = torch.stack([each(tokens, lengths) for each in (model, other)])
+    if any(grad is None for grad in grads):
+        raise InputError("stack: models with parameters that nothing depends on are trained one by one.")
+    with torch.no_grad():
+        alone = torch.stack([each(tokens, lengths) for each in (model, other)])
     if not torch.allclose(found, alone, rtol=1e-3, atol=1e-4):
         raise InputError(f"stack: models with the encoding {spec.model.encoding} say something else trained as one.")
 
@@ -255,11 +264,13 @@ class Stack:
         sums = self.sums.clone()
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(_WARM_UP):
-                self._learn(self.rows)
-        torch.cuda.current_stream().wait_stream(aside)
-        self.sums.copy_(sums)
+        try:
+            with torch.cuda.stream(aside):
+                for _ in range(_WARM_UP):
+                    self._learn(self.rows)
+        finally:
+            torch.cuda.current_stream().wait_stream(aside)
+            self.sums.copy_(sums)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._learn(self.rows)
@@ -279,9 +290,7 @@ class Stack:
             loss, right = vmap(self._loss, in_dims=(0, 0, 0, 0, None if lengths is None else 0))(
                 self.params, self.buffers, *given
             )
-            grads = torch.autograd.grad(
-                (loss / counted.clamp(min=1)).sum(), wanted, allow_unused=True, materialize_grads=True
-            )
+            grads = torch.autograd.grad((loss / counted.clamp(min=1)).sum(), wanted)
             for own, grad in zip(self.own_grads, grads, strict=True):
                 if start:
                     own += grad
