@@ -1,8 +1,9 @@
-"""What is done beside a pass is done in order, one at a time, and its errors are not lost."""
+"""What is done beside a pass is done by whichever thread is free, and its errors are not lost."""
 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import wait
 from functools import partial
 
 import pytest
@@ -19,7 +20,7 @@ def threads() -> object:
     torch.set_num_threads(before)
 
 
-def test_it_is_done_in_order_in_another_thread_with_half_of_the_threads() -> None:
+def test_it_is_done_in_another_thread_with_half_of_the_threads() -> None:
     seen: list[tuple[int, bool, int]] = []
 
     def work(number: int) -> int:
@@ -28,11 +29,32 @@ def test_it_is_done_in_order_in_another_thread_with_half_of_the_threads() -> Non
 
     with beside() as start:
         assert torch.get_num_threads() == 4  # as long as nothing is done beside
-        found = [start(partial(work, number)) for number in range(5)]
+        found = []
+        for number in range(5):
+            found.append(start(partial(work, number)))
+            assert found[-1].result() == 10 * number  # nothing waits
         assert torch.get_num_threads() == 2
-    assert [each.result() for each in found] == [0, 10, 20, 30, 40]
     assert seen == [(number, False, 2) for number in range(5)]
     assert torch.get_num_threads() == 4
+
+
+def test_who_is_ahead_takes_a_piece_and_nobody_waits() -> None:
+    go = threading.Event()
+    seen: list[tuple[int, bool]] = []
+
+    def work(number: int) -> int:
+        here = threading.current_thread() is threading.main_thread()
+        if not here:
+            go.wait(10)
+        seen.append((number, here))
+        return number
+
+    with beside() as start:
+        found = [start(partial(work, number)) for number in range(5)]
+        assert seen == [(2, True), (3, True), (4, True)]  # the other has one, and one waits for it
+        go.set()
+    assert [each.result() for each in found] == list(range(5))
+    assert sorted(seen) == [(0, False), (1, False), (2, True), (3, True), (4, True)]
 
 
 @pytest.mark.parametrize("after", [0, 1])
@@ -44,7 +66,7 @@ def test_an_error_is_raised_where_the_next_begins_or_on_leaving(after: int) -> N
 
     def both() -> None:
         with beside() as start:
-            start(fail)
+            wait([start(fail)])
             for _ in range(after):
                 start(lambda: None)
             reached.append(1)

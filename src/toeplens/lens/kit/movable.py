@@ -15,6 +15,7 @@ from torch import Tensor
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.rotary import Pairing, Rotary
 from toeplens.ground import InputError, choose
+from toeplens.lens.kit.dimensions import index_of
 from toeplens.lens.kit.given import Given, KeySplit
 from toeplens.lens.kit.main_effect import known_key_part
 from toeplens.lens.kit.pieces import bias_by_offset
@@ -67,7 +68,7 @@ class MovableKeys:
         """In float64, the dimensions as: first of each rotated pair, second of each, those that are not rotated."""
         order = self.groups.argsort(stable=True)
         still = len(order) - 2 * self.pairs
-        return x.double()[..., torch.cat((order[still::2], order[still + 1 :: 2], order[:still]))]
+        return x[..., index_of(torch.cat((order[still::2], order[still + 1 :: 2], order[:still])))].double()
 
     def key_heads(self, heads: slice) -> Int[Tensor, "h"]:
         """The key head of each of these heads."""
@@ -334,7 +335,7 @@ def turned_pairs(
 ) -> Float[Tensor, "B H N d"]:
     """Queries or keys with their pairs multiplied by these."""
     order = groups.argsort(stable=True)[len(groups) - 2 * turns.shape[-1] :]
-    first, second = order[::2], order[1::2]
+    first, second = index_of(order[::2]), index_of(order[1::2])
     pairs = torch.complex(q[..., first], q[..., second]) * turns
     q = q.clone()
     q[..., first], q[..., second] = pairs.real, pairs.imag

@@ -1,10 +1,12 @@
-"""Work beside a model's pass: one thing at a time in another thread, with half of torch's threads for each of the two.
+"""Work beside a model's pass: in another thread, with half of torch's threads for each of the two.
 
-Most operations of measures are too small for several threads to pay; two streams of them fill two cores.
+Most operations of measures are too small for several threads to pay; two streams of them fill two cores. Where the pass
+is ahead of them, its own thread takes a piece.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -13,31 +15,39 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
+_WAITING = 2  # one that is done, and one that waits
 
 
 @contextmanager
 def beside() -> Iterator[Callable[[Callable[[], T]], Future[T]]]:
-    """What starts a piece of work beside what goes on, once the piece before it is done; its error is then raised.
+    """What starts a piece of work beside what goes on; an error of a piece before it that is done is then raised.
+
+    A piece is done by the other thread, after those that it has; where one waits there already, at once by the thread
+    that starts it. So neither waits for the other, and two pieces at most are held beside the one that is started.
 
     All that was started is finished, or has failed, on leaving. Where torch has one thread alone, a piece is done where
     it is started.
     """
     alone = torch.get_num_threads() == 1
-    last: list[Future[T]] = []
-    with ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(1))
+    given: deque[Future[T]] = deque()  # to the other thread, and not known to be done
+    with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+        begun = False
 
         def start(work: Callable[[], T]) -> Future[T]:
-            if last:
-                last.pop().result()
-            elif not alone:
+            nonlocal begun
+            while given and given[0].done():
+                given.popleft().result()
+            if alone or len(given) == _WAITING:
+                return _done(work)
+            if not begun:
+                begun = True
                 stack.enter_context(_halved())
-            last.append(_done(work) if alone else pool.submit(work))
-            return last[0]
+            given.append(pool.submit(work))
+            return given[-1]
 
         yield start
-        if last:
-            last[0].result()
+        for each in given:
+            each.result()
 
 
 def _done(work: Callable[[], T]) -> Future[T]:

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from toeplens.encodings.rotary import Pairing
+from toeplens.lens.kit.dimensions import index_of
 from toeplens.lens.kit.pieces import NoForm
 
 _TRIED = 32  # positions on which the pairs of dimensions are tried out
@@ -82,7 +83,8 @@ def ratio(parts: list[tuple[Tensor, Tensor]]) -> Complex[Tensor, "B 1 N n"]:
 
 def as_complex(x: Float[Tensor, "*B d"], pairs: Int[Tensor, "n 2"]) -> Complex[Tensor, "*B n"]:
     """Each pair as a complex number."""
-    return torch.complex(x[..., pairs[:, 0]], x[..., pairs[:, 1]])
+    first, second = (x[..., index_of(dimensions)] for dimensions in pairs.unbind(-1))
+    return torch.complex(first, second)
 
 
 def _misfit(both: Both, pairs: Tensor, out: Tensor) -> float:
