@@ -6,6 +6,7 @@ attention apart and passes that silence heads may run in several threads at once
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from functools import partial, wraps
@@ -22,7 +23,14 @@ _EAGER = "eager_attention_forward"  # how the name of a model's own eager attent
 
 
 class Observer:
-    """Is told of what happens in the passes of its thread; this one lets all of it be."""
+    """Is told of what happens in the passes of its thread; this one lets all of it be.
+
+    pieces  whether it takes attention that a module asks for again, of the same queries and keys with other values, as
+            one with what was asked for before; where it does not, that is an error
+    """
+
+    pieces = False
+    asked: tuple[weakref.ref[Any], ...] = ()  # a module, queries and keys
 
     def attend(self, function: Callable[..., Any], from_table: bool, module: nn.Module, *args: Any, **more: Any) -> Any:
         """A module asks for attention, by a function of the interface's table or by its own eager one."""
@@ -61,10 +69,27 @@ def eager_entries(model: nn.Module) -> Iterator[Entry]:
 def _observed(from_table: bool, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def observed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return OBSERVER.get().attend(function, from_table, module, *args, **kwargs)
+        observer = OBSERVER.get()
+        if observer is NOBODY or observer.pieces:
+            return observer.attend(function, from_table, module, *args, **kwargs)
+        asked = (module, *args[:2])
+        _check_once(observer, asked)
+        made = observer.attend(function, from_table, module, *args, **kwargs)
+        observer.asked = tuple(map(weakref.ref, asked))
+        return made
 
     setattr(observed, _ORIGINAL, function)
     return observed
+
+
+def _check_once(observer: Observer, asked: tuple[Any, ...]) -> None:
+    """Raise `InputError` where a module asks for attention of the queries and keys that it asked for last."""
+    before = [ref() for ref in observer.asked]
+    if len(asked) == len(before) == 3 and all(x is y for x, y in zip(before, asked, strict=True)):
+        raise InputError(
+            f"model: each head of {type(asked[0]).__name__} puts out several products of the same weights, which "
+            "cannot be changed as one; its heads have no effects."
+        )
 
 
 def eager_function(module: nn.Module) -> Callable[..., Any]:

@@ -56,6 +56,21 @@ class BandedAttention(SoftAttention):
         return table.softmax(-1) @ v
 
 
+class BlockAttention(SoftAttention):
+    """Every query sees the three keys of its own block."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.unflatten(2, (-1, 3)) for x in (q, k, v))
+        return ((q @ k.transpose(-1, -2)).softmax(-1) @ v).flatten(2, 3)
+
+
+class NoAttention(SoftAttention):
+    """What would attend is not there."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.zeros_like(q)
+
+
 class ExponentialAttention(SoftAttention):
     """A softmax without the function of that name, of a table that products were written into."""
 
@@ -128,14 +143,20 @@ def calls_of(*parts: nn.Module) -> list[AttentionCall]:
 def test_attention_without_a_softmax_is_passed_by() -> None:
     calls = calls_of(LinearAttention(), SoftAttention(), LinearAttention())
     assert [call.module for call in calls] == ["parts.1 (SoftAttention)"]
-    with pytest.raises(InputError, match="no attention was called"):
+    with pytest.raises(
+        InputError, match=r"of Hand was understood: its LinearAttention took no softmax of queries and keys\.$"
+    ):
         calls_of(LinearAttention(), LinearAttention())
+    words = "its LinearAttention, NoAttention took no softmax of queries and keys, and NoAttention gave nothing but 0"
+    with pytest.raises(InputError, match=words):
+        calls_of(LinearAttention(), NoAttention())
 
 
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (BandedAttention, "parts.1 .BandedAttention. was not understood: its '_softmax'"),
+        (BandedAttention, "parts.1 .BandedAttention. was not understood: its '_softmax' is no softmax of a product"),
+        (BlockAttention, r"its '_softmax' is of numbers of shape \[2, 2, 4, 3, 3\], bands or blocks of keys in place"),
         (ExponentialAttention, "parts.1 .ExponentialAttention. was not understood: its 'exp'"),
         (TorchAttention, "parts.1 .TorchAttention. was not understood: its '.*(attention|softmax)"),
         (Mixer, "outside the modules that are named after attention"),

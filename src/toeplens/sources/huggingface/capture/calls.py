@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -33,7 +33,8 @@ class Attention:
     q, k, v    [B, H, Nq, d], [B, G, Nk, d], [B, G, Nk, dv] as they enter the products; head h reads h // (H / G)
     scale      factor of q . k
     softcap    c of c tanh(x / c), which the scaled product passes through; None if it does not
-    sinks      [H] one more logit of each head, which takes weight and gives no value; None if there is none
+    sinks      [H] one more logit of each head, which takes weight and gives no value; [H, B, Nq] where each query has
+               its own; None if there is none
     bias       [B or 1, H or 1, Nq or 1, Nk] what is added after the cap, 0 where nothing is visible; None if nothing is
     causal     whether keys after the query are hidden
     visible    the same shape as the bias: whether the query sees the key; None if every key is seen that ``causal``
@@ -45,7 +46,7 @@ class Attention:
     v: Float[Tensor, "B G2 Nk dv"] = field(repr=False)
     scale: float
     softcap: float | None = None
-    sinks: Float[Tensor, "H"] | None = None
+    sinks: Float[Tensor, "H"] | Float[Tensor, "H B Nq"] | None = None
     bias: Float[Tensor, "_B _H _Nq Nk"] | None = field(default=None, repr=False)
     causal: bool = False
     visible: Bool[Tensor, "_B _H _Nq Nk"] | None = field(default=None, repr=False)
@@ -69,12 +70,35 @@ class Attention:
             made = made.masked_fill(later, -torch.inf)
         return made
 
-    def softmax(self, logits: Float[Tensor, "B H R K"]) -> Float[Tensor, "B H R K"]:
-        """The weights; a sink is one more logit of each head, whose weight is dropped."""
+    def softmax(
+        self, logits: Float[Tensor, "B H R K"], rows: Int[Tensor, "R"] | None = None
+    ) -> Float[Tensor, "B H R K"]:
+        """The weights; a sink is one more logit of each head, whose weight is dropped.
+
+        Arguments
+            rows  the queries of the logits; all unless given
+
+        Raises `InputError` for logits of some queries where each has a sink of its own and they are not said.
+        """
         if self.sinks is None:
             return logits.softmax(-1)
-        more = self.sinks.to(logits.dtype).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+        more = (
+            self.sinks.view(1, -1, 1) if self.sinks.ndim == 1 else self._own_sinks(len(logits), logits.shape[2], rows)
+        )
+        more = more.to(logits.dtype).unsqueeze(-1).expand(*logits.shape[:3], 1)
         return torch.cat((logits, more), -1).softmax(-1)[..., :-1]
+
+    def _own_sinks(self, batch: int, queries: int, rows: Int[Tensor, "R"] | None) -> Float[Tensor, "B H R"]:
+        """Those of these queries, in the first so many sequences."""
+        assert self.sinks is not None
+        own = self.sinks[:, :batch].transpose(0, 1)
+        own = own if rows is None else own.index_select(2, rows)
+        if own.shape[2] != queries:
+            raise InputError(
+                f"sinks: each of {own.shape[2]} queries has its own, and weights of {queries} were asked for without "
+                "saying which; give fewer tokens."
+            )
+        return own
 
 
 @dataclass(frozen=True)
@@ -123,7 +147,7 @@ def prove(
     formed = parts.logits(rows)
     seen = formed.isfinite().any(-1, keepdim=True)
     formed = formed.masked_fill(~seen, 0)
-    ours = parts.softmax(formed)
+    ours = parts.softmax(formed, rows)
     made = torch.einsum("bhqk,bhkd->bqhd", ours, v.repeat_interleave(q.shape[1] // v.shape[1], 1).double())
     outputs, asked = heads.index_select(1, rows).double(), seen.transpose(1, 2)
     wrong = 0.0 if own is None else float(((ours - own.double()) * seen).abs().max())
@@ -161,6 +185,8 @@ class AttentionCall(Attention):
     unknown    why it is not known whether or how q and k are rotated, as a sentence; None where it is known
     proof      how near the parts come to the model's own weights and outputs
     positions  [B or 1, Nq] of the queries, and of the keys too where they are of the same tokens
+    pieces     how many products the weights went into, each with values of its own; ``v`` and ``heads`` are theirs, one
+               piece's after the other's, as if it were one product
     """
 
     layer: int
@@ -174,6 +200,7 @@ class AttentionCall(Attention):
     unknown: str | None
     proof: Proof
     positions: Int[Tensor, "_B Nq"] = field(repr=False)
+    pieces: int = 1
 
     @property
     def place(self) -> Place:
@@ -194,7 +221,7 @@ class AttentionCall(Attention):
             last = self.k.shape[2] if self.window is None else min(self.k.shape[2], part.stop + self.window - 1)
             last = part.stop if self.causal and self.kind == "self" else last
             made = self.logits(rows, slice(first, last), dtype)
-            weights = self.softmax(made)
+            weights = self.softmax(made, rows)
             yield rows, first, made, weights if self.visible is None else weights.nan_to_num(nan=0.0)
 
     @cached_property
@@ -289,3 +316,20 @@ class AttentionCall(Attention):
             "window": self.window,
             "chunk": self.chunk,
         }
+
+
+def joined(pieces: Sequence[AttentionCall]) -> AttentionCall:
+    """Products of the same weights with several values as one call, the values and outputs next to each other."""
+    first, *others = pieces
+    if not others:
+        return first
+    worst = max((each.proof for each in pieces), key=lambda proof: proof.outputs)
+    return replace(
+        first,
+        v=torch.cat([each.v for each in pieces], dim=-1),
+        heads=torch.cat([each.heads for each in pieces], dim=-1),
+        proof=replace(
+            worst, weights=max((each.proof.weights for each in pieces if each.proof.weights is not None), default=None)
+        ),
+        pieces=len(pieces),
+    )

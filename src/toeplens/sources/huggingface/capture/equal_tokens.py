@@ -28,6 +28,8 @@ class _Seen(Exception):
 class _Trial(Observer):
     """An observer that keeps queries and keys, of the first sequence, and ends the module there."""
 
+    pieces = True
+
     def __init__(self, batch: int) -> None:
         self.batch = batch
         self.found: tuple[Tensor, Tensor] | None = None

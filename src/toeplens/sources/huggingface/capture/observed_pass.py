@@ -44,7 +44,8 @@ def captured(
         inputs    what its ``forward`` takes, by name: ``input_ids``, ``attention_mask``, ``decoder_input_ids``, ...
         on_layer  is called with each `AttentionCall`, in the order of the pass
         instead   is called with each too, before the pass goes on from it, and returns what takes the place of its
-                  ``heads``, or None. What is handed over is as the model made it
+                  ``heads``, or None. What is handed over is as the model made it. Of a call that is made of several
+                  products of the same weights it is called with each by itself, all of the same layer
 
     Returns what the model returns. Raises `InputError` that names the module where an attention was not understood: its
     weights and outputs, formed again from the parts, are not the model's own, or no parts were found, or it is in no
@@ -70,8 +71,7 @@ def captured(
         OBSERVER.reset(token)
         for handle in handles:
             handle.remove()
-    if not observer.counts:
-        raise InputError(f"model: no attention was called in the pass of {type(model).__name__}.")
+    observer.require_any(type(model).__name__)
     return output
 
 

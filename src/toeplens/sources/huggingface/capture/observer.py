@@ -16,13 +16,22 @@ from torch.utils._pytree import tree_leaves
 
 from toeplens.ground import InputError
 from toeplens.lens.kit.pieces import NoForm
-from toeplens.sources.huggingface.capture.calls import Attention, AttentionCall, Side, prove, proved_rows
+from toeplens.sources.huggingface.capture.calls import Attention, AttentionCall, Side, joined, prove, proved_rows
 from toeplens.sources.huggingface.capture.eager import Eager, run_eager
 from toeplens.sources.huggingface.capture.equal_tokens import of_equal_tokens, stays
 from toeplens.sources.huggingface.capture.masks import bias_and_mask, just_causal, one_way
 from toeplens.sources.huggingface.capture.pairing import Turned, before_rotation
-from toeplens.sources.huggingface.capture.products import Exponentials, Followed, Products, four, innermost
+from toeplens.sources.huggingface.capture.products import (
+    Exponentials,
+    Followed,
+    Products,
+    at_each_token,
+    four,
+    innermost,
+)
+from toeplens.sources.huggingface.capture.refusals import Shared, without_softmax
 from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation, tables_of
+from toeplens.sources.huggingface.capture.sinks import sinks_of, with_sinks
 from toeplens.sources.huggingface.interface import NOBODY, OBSERVER, Observer, eager_function
 from toeplens.sources.huggingface.model import attention_modules, functions_of, precision
 
@@ -55,11 +64,13 @@ class _Frame:
     turned: list[Turned] = field(default_factory=list)
     beside: list[Tensor] = field(default_factory=list)  # what else rotations were given
     equal: tuple[Tensor, Tensor] | None = None  # queries and keys of tokens that are all alike
-    shared: str | None = None  # an operation in it that may share weight out among keys
+    shared: list[Shared] = field(default_factory=list)  # operations in it that may share weight out among keys
 
 
 class PassObserver(Observer):
     """One pass of a model under observation, from one thread."""
+
+    pieces = True
 
     def __init__(
         self,
@@ -77,6 +88,7 @@ class PassObserver(Observer):
         self.instead = instead
         self.frames: list[_Frame] = []
         self.counts: Counter[tuple[str, str]] = Counter()
+        self.passed: dict[str, bool] = {}  # classes of modules without a softmax, and whether they gave but 0
         self.aside = False  # while what is computed is no attention module's own code
         given = [x for x in inputs.values() if isinstance(x, Tensor) and x.ndim >= 2]
         self.batch = given[0].shape[0] if given else 1
@@ -131,9 +143,9 @@ class PassObserver(Observer):
             return 0
         return 2 if x.shape[1] not in self.lengths and x.shape[2] in self.lengths else 1
 
-    def shares(self, name: str) -> None:
+    def shares(self, name: str, shape: tuple[int, ...]) -> None:
         """An operation in a module's own code may share weight out among keys."""
-        self.frames[-1].shared = name
+        self.frames[-1].shared.append(Shared(name, shape))
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """An attention module ends: its call is handed over. Without one, it was not understood if it has a softmax."""
@@ -142,21 +154,23 @@ class PassObserver(Observer):
         frame, why = self.frames.pop(), self.products.last
         self.products.last = None
         if len(frame.calls) + frame.inside == 0:
-            if why is None and frame.shared is None:  # linear attention, a recurrence
+            if why is None and not frame.shared:  # linear attention, a recurrence
+                if not self.counts:
+                    zero = not any(bool(x.any()) for x in tree_leaves(output) if isinstance(x, Tensor))
+                    name = type(module).__name__
+                    self.passed[name] = zero and self.passed.get(name, True)
                 return
-            why = (
-                f"its {frame.shared!r} is no softmax of a product that was followed" if why is None else f"it has {why}"
-            )
+            why = frame.shared[0].why(frame.tokens) if why is None else f"it has {why}"
             raise InputError(f"model: the attention of {self.name(module)} was not understood: {why}.")
-        if len(frame.calls) > 1:
-            raise InputError(
-                f"model: the attention of {self.name(module)} was not understood: it is made of {len(frame.calls)} "
-                "pieces, each with its own softmax."
-            )
         if self.frames:
             self.frames[-1].inside += 1
-        for call in frame.calls:
-            self._hand_over(call)
+        if frame.calls:
+            self._hand_over(joined(frame.calls))
+
+    def require_any(self, kind: str) -> None:
+        """Raise `InputError` where the pass had no call."""
+        if not self.counts:
+            raise InputError(f"model: {without_softmax(kind, self.passed)}.")
 
     def rotated(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """A function that applies a rotation was called."""
@@ -193,6 +207,7 @@ class PassObserver(Observer):
         named = inspect.signature(eager).bind(module, query, key, value, mask, *args, **kwargs)
         named.apply_defaults()
         options = named.arguments | named.arguments.get("kwargs", {})
+        sinks, own = sinks_of(options, query, key)
         scale = options.get("scaling")
         if scale is None:
             scale = getattr(module, "scaling", query.shape[-1] ** -0.5)
@@ -201,17 +216,17 @@ class PassObserver(Observer):
             return function(module, query, key, value, attention_mask, *args, **kwargs)[0]
 
         with self.outside():
-            made = run_eager(
-                eager, module, query, key, value, mask, causal, args, kwargs, fused if from_table else None
-            )
+            attend = eager if own is None else with_sinks(eager)
+            more = kwargs if own is None else kwargs | {"sinks": own}
+            made = run_eager(attend, module, query, key, value, mask, causal, args, more, fused if from_table else None)
             if made.own is None:
                 raise InputError(
                     f"model: the attention of {self.name(module)} was not understood: it gives no weights."
                 )
             terms = [x for x in (options.get("position_bias"), mask) if x is not None and x.dtype != torch.bool]
             hidden = [~mask] if mask is not None and mask.dtype == torch.bool else []
-            caps = {"softcap": options.get("softcap"), "sinks": options.get("s_aux")}
-            parts = Attention(q=query, k=key, v=value, scale=float(scale), causal=causal, **caps)
+            cap = options.get("softcap")
+            parts = Attention(q=query, k=key, v=value, scale=float(scale), causal=causal, softcap=cap, sinks=sinks)
             put = self._add(module, parts, made, terms, hidden)
         return (made.heads if put is None else put), made.weights
 
@@ -233,6 +248,9 @@ class PassObserver(Observer):
         elif not frame.cross and q.shape[2] != frame.tokens:
             over = f"{q.shape[2]} queries of {frame.tokens}"
         if over is not None:
+            if at_each_token(made) and q.shape[1] == frame.tokens:
+                del frame.shared[-1:]  # the softmax of this product: it is among no tokens
+                return None
             raise InputError(
                 f"model: the attention of {self.name(frame.module)} was not understood: a softmax in it is over {over}."
             )
@@ -248,13 +266,15 @@ class PassObserver(Observer):
     ) -> Tensor | None:
         """Prove a call and hand it over; what is to take its heads' outputs' place, if anything."""
         frame = self.frames[-1] if self.frames and self.frames[-1].module is module else None
+        if frame is not None and frame.calls:
+            return self._add_piece(module, frame, parts.v, made)
 
         def weights(bias: Tensor | None, visible: Tensor | None) -> Tensor:
             """The model's own at the queries that are proved; formed with this bias and mask where it gives none."""
             if made.own is not None:
                 return made.own
             tried = replace(parts, bias=bias, visible=visible)
-            return tried.softmax(tried.logits(made.rows, dtype=torch.float32))
+            return tried.softmax(tried.logits(made.rows, dtype=torch.float32), made.rows)
 
         bias, visible = bias_and_mask(terms, hidden, parts.k.shape[2], made.rows, weights)
         causal, cross = parts.causal, parts.q.shape[2] != parts.k.shape[2] if frame is None else frame.cross
@@ -289,11 +309,29 @@ class PassObserver(Observer):
             self._hand_over(call)
         else:
             frame.calls.append(call)
+        return self._put_instead(call)
+
+    def _add_piece(self, module: nn.Module, frame: _Frame, v: Tensor, made: Eager) -> Tensor | None:
+        """Another product in a module that had one: a piece of its attention, if the weights are the same."""
+        first = frame.calls[0]
+        try:
+            proof = prove(self.name(module), replace(first, v=v), made.rows, made.own, made.heads)
+            if v.shape[1] != first.v.shape[1]:
+                raise InputError("values: their heads are not those of the first.")
+        except InputError as error:
+            raise InputError(
+                f"model: the attention of {self.name(module)} was not understood: it is made of pieces, each with its "
+                "own softmax."
+            ) from error
+        frame.calls.append(replace(first, v=v, weights=made.weights, heads=made.heads, proof=proof))
+        return self._put_instead(frame.calls[-1])
+
+    def _put_instead(self, call: AttentionCall) -> Tensor | None:
         if self.instead is None:
             return None
         with self.outside():
             put = self.instead(call)
-        return None if put is None else put.to(made.heads.dtype)
+        return None if put is None else put.to(call.heads.dtype)
 
     def _hand_over(self, call: AttentionCall) -> None:
         token = OBSERVER.set(NOBODY)

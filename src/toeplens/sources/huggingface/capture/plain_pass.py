@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -25,13 +26,15 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     """`captured`, and a plain pass of the model in its own attention: the largest difference of their outputs.
 
     It is relative to the largest output. The outputs are the model's first, of the first sequence: last states, or of a
-    language model the logits at the last 64 positions, on which all layers and earlier positions have their effect.
+    language model the logits at the last 64 positions, on which all layers and earlier positions have their effect. A
+    model that draws at random draws the same in both passes, and the caller's generators stay as they were.
 
     Raises `InputError` where they are not the same but for rounding, and as `captured`.
     """
     with patched(model, _shortened(model)), torch.no_grad():
         own = _first(_plain(model, _first_sequence(inputs)))
-        made = _first(captured(model, inputs, on_layer))
+        with _drawn_alike(model):
+            made = _first(captured(model, inputs, on_layer))
         far, allowed = _apart(made[: len(own)], own), tolerance(precision(model), "pass")
         if not far <= allowed and len(own) < len(made):  # sequences may have to do with each other
             far = _apart(made, _first(_plain(model, inputs)))
@@ -59,12 +62,18 @@ def _apart(made: Tensor, own: Tensor) -> float:
 def _plain(model: Any, inputs: Mapping[str, Any]) -> Any:
     """A pass of the model by itself. Raises `InputError` for whatever goes wrong in it but a full memory."""
     try:
-        return model(**inputs)
+        with _drawn_alike(model):
+            return model(**inputs)
     except Exception as error:
         if out_of_memory(error) or not of_libraries(error):
             raise
         why = f"{words(error)}{_longest(model, inputs)}"
         raise InputError(f"model: {type(model).__name__} does not run on this input by itself: {why}.") from error
+
+
+def _drawn_alike(model: Any) -> AbstractContextManager[None]:
+    """What is drawn at random in it leaves the generators of the CPU and of the model's device as they were."""
+    return torch.random.fork_rng([model.device] if model.device.type == "cuda" else [])
 
 
 def _longest(model: Any, inputs: Mapping[str, Any]) -> str:

@@ -142,7 +142,12 @@ class Exponentials(TorchDispatchMode):
     into that are no parameters. It sees the operations that torch's functions and compiled code are made of.
     """
 
-    def __init__(self, watching: Callable[[], bool], found: Callable[[str], None], weights: Iterable[Tensor]) -> None:
+    def __init__(
+        self,
+        watching: Callable[[], bool],
+        found: Callable[[str, tuple[int, ...]], None],
+        weights: Iterable[Tensor],
+    ) -> None:
         super().__init__()
         self._watching, self._found = watching, found
         self._weights = {_storage(weight) for weight in weights}
@@ -161,11 +166,11 @@ class Exponentials(TorchDispatchMode):
     def _note(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
         given, made = ([x for x in tree_leaves(each) if isinstance(x, Tensor)] for each in ((args, kwargs), out))
         if any(word in name for word in _SHARING) or any(x.layout is not torch.strided for x in (*given, *made)):
-            self._found(name)
+            self._found(name, _shape(given))
             return
         follows = any(_storage(x) in self._products for x in given)
         if follows and name.rstrip("_") in _EXPONENTIALS and not (name == "pow" and isinstance(args[0], Tensor)):
-            self._found(name)
+            self._found(name, _shape(given))
         if name.rstrip("_") in _MULTIPLIED:
             follows = follows or not any(_storage(x) in self._weights for x in given[-2:])
         if follows:
@@ -175,6 +180,10 @@ class Exponentials(TorchDispatchMode):
 def innermost(mode: Products | Exponentials) -> bool:
     """Whether a mode is the one that an operation comes to first, of its kind."""
     return mode is (_get_current_function_mode() if isinstance(mode, Products) else _get_current_dispatch_mode())
+
+
+def _shape(given: list[Tensor]) -> tuple[int, ...]:
+    return tuple(given[0].shape) if given else ()
 
 
 def _storage(x: Tensor) -> int:
@@ -286,6 +295,15 @@ def _number(others: list[Any], most: float | None = None) -> float | None:
 def _is_mask(others: list[Any]) -> bool:
     """Whether the one factor is a tensor of nothing but 0 and 1."""
     return len(others) == 1 and isinstance(others[0], Tensor) and bool(((others[0] == 0) | (others[0] == 1)).all())
+
+
+def at_each_token(made: Followed) -> bool:
+    """Whether the queries are the same numbers in memory all along their second dimension.
+
+    Of heads they never are. So it is the tokens', each of which is asked anew what it takes of numbers of its own, as
+    of its states in the layers before: that is no attention among tokens.
+    """
+    return made.left.ndim == 4 and made.left.shape[1] > 1 and made.left.stride(1) == 0
 
 
 def four(x: Tensor, batch: int, ndim: int = 3) -> Tensor:

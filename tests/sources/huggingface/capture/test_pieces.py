@@ -1,0 +1,215 @@
+"""Attention whose weights go into several products, or that has a sink a query; and softmaxes among no tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.sources.huggingface.models import INPUTS, SIZES, TOKENS, WIDTH, Hand, SoftAttention, calls_in, tiny
+from torch import Tensor, nn
+
+from toeplens.ground import InputError
+from toeplens.sources.huggingface import Change, captured, compared, head_effects, intervened
+from toeplens.sources.huggingface.capture import masks
+from toeplens.sources.huggingface.effects.head_effects import Silenced
+from toeplens.studies.auditing.survey.models import small_inputs, small_model
+
+DIFFERENTIAL = SIZES | {"num_key_value_heads": 2, "head_dim": 8}
+LAYOUT = SIZES | {"hidden_size": 48, "channel_shrink_ratio": 2}
+
+
+class TwiceAttention(SoftAttention):
+    """The same as `SoftAttention`, with half of each head's values at a time."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.cat([(q @ k.transpose(-1, -2) * 0.5).softmax(-1) @ part for part in v.chunk(2, -1)], -1)
+
+
+class TwoAttention(SoftAttention):
+    """Other weights for the second half of the values, which are next to nothing."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        (one, two), logits = v.chunk(2, -1), q @ k.transpose(-1, -2)
+        return torch.cat([(logits * 0.5).softmax(-1) @ one, (logits * 0.4).softmax(-1) @ (1e-9 * two)], -1)
+
+
+class DepthAttention(nn.Module):
+    """Every token asks by the same query what it takes of its own states, as of layers before."""
+
+    def __init__(self, softmax: bool = False) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.ones(WIDTH))
+        self.softmax = softmax
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = torch.stack((x, x.sin(), x.cos()), -2)
+        query = self.query.view(1, WIDTH).expand(*x.shape[:2], -1, -1)
+        made = nn.functional.scaled_dot_product_attention(query, own, own).squeeze(-2)
+        return made.cumsum(1).softmax(1) * made if self.softmax else made
+
+
+class Drawing(Hand):
+    """Reads its embeddings with noise."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        x = self.embed(input_ids)
+        x = x + torch.randn_like(x)
+        return {"states": x + self.parts[0](x)}
+
+
+def differential() -> Any:
+    return tiny("DiffLlamaForCausalLM", **DIFFERENTIAL)
+
+
+def test_products_of_the_same_weights_are_one_call() -> None:
+    """With the values of all, as if they had been multiplied at once."""
+    own, twice = (calls_in(Hand(kind(), kind())) for kind in (SoftAttention, TwiceAttention))
+    assert [(call.layer, call.pieces) for call in own] == [(0, 1), (1, 1)]
+    assert [(call.layer, call.pieces) for call in twice] == [(0, 2), (1, 2)]
+    for one, other in zip(own, twice, strict=True):
+        assert other.weights is not None
+        for name in ("q", "k", "v", "heads", "weights"):
+            torch.testing.assert_close(getattr(other, name), getattr(one, name), atol=1e-5, rtol=1e-5)
+        assert other.proof.weights is not None
+        assert max(other.proof.weights, other.proof.outputs) < 1e-5
+
+
+def test_pieces_with_weights_of_their_own_are_refused() -> None:
+    with pytest.raises(InputError, match=r"parts.0 \(TwoAttention\) was not understood: it is made of pieces, each"):
+        calls_in(Hand(TwoAttention()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "values"), [("DiffLlamaForCausalLM", DIFFERENTIAL, 16), ("LiltModel", LAYOUT, 18)]
+)
+def test_models_that_take_several_products(kind: str, sizes: dict[str, Any], values: int) -> None:
+    """Differential attention and that of LiLT: heads put out the values of both, and are the model's own."""
+    model = tiny(kind, **sizes)
+    calls = calls_in(model)
+    assert [(call.layer, call.pieces, call.heads.shape[-1]) for call in calls] == [(0, 2, values), (1, 2, values)]
+    for call in calls:
+        weights = call.logits().softmax(-1)
+        v = call.v.double().repeat_interleave(call.q.shape[1] // call.v.shape[1], 1)
+        torch.testing.assert_close((weights @ v).transpose(1, 2), call.heads.double(), atol=1e-5, rtol=1e-5)
+    assert compared(model, INPUTS, lambda call: None) < 1e-5
+
+
+@pytest.mark.parametrize("change", [{"output": "zero"}, {"output": "mean"}, {"output": "resample", "seed": 1}])
+def test_changes_are_of_all_products(change: dict[str, Any]) -> None:
+    """Of the second layer's first head; as in the model that takes one product."""
+    found = []
+    for kind in (SoftAttention, TwiceAttention):
+        model = Hand(kind(), kind())
+        with intervened(model, Change(layer=1, heads=(0,), **change)):
+            found.append(model(**INPUTS)[0])
+    plain = Hand(SoftAttention(), SoftAttention())(**INPUTS)[0]
+    assert float((found[0] - plain).abs().max().detach()) > 0.1
+    torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
+
+
+def test_a_changed_rotation_is_of_both_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differential attention, stopped everywhere: as the model without a rotation."""
+    from transformers.models.diffllama import modeling_diffllama
+
+    model = differential()
+    with intervened(model, [Change(layer=layer, speed=0.0) for layer in range(2)]):
+        still = model(**INPUTS).logits
+    monkeypatch.setattr(modeling_diffllama, "apply_rotary_pos_emb", lambda q, k, *rest: (q, k))
+    with torch.no_grad():
+        torch.testing.assert_close(still, model(**INPUTS).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_heads_that_put_out_several_products_have_no_effects() -> None:
+    """Silenced, each would lose one product of them: refused, whichever layers are asked for."""
+    for model, words in (
+        (differential(), "DiffLlamaAttention puts out several products"),
+        (tiny("LiltModel", **LAYOUT), "outputs of the heads of LiltSelfAttention were not seen"),
+    ):
+        call, *_ = calls_in(model)
+        given: Silenced = (call.module, call.side, call.kind, call.layer, call.q.shape[1])
+        with pytest.raises(InputError, match=words):
+            head_effects(model, INPUTS, [given])
+
+
+def test_a_sink_a_query_is_read() -> None:
+    """Loops, float64: a logit of each query's own takes weight and gives no value, also where queries go in blocks."""
+    model = small_model("inkling2_text")
+    inputs = small_inputs(model, padded=False)
+    calls = calls_in(model, inputs)
+    for call in calls:
+        assert call.sinks is not None
+        assert call.weights is not None
+        assert call.sinks.shape == (4, 2, TOKENS)
+        assert float((call.sinks - call.sinks[..., :1]).abs().max()) > 0.1
+        logits = call.logits()
+        for batch in range(2):
+            for head in range(4):
+                for row in range(TOKENS):
+                    each = logits[batch, head, row].exp()
+                    weights = each / (each.sum() + call.sinks[head, batch, row].double().exp())
+                    torch.testing.assert_close(weights, call.weights[batch, head, row].double(), atol=1e-6, rtol=0)
+        with pytest.raises(InputError, match="each of 12 queries has its own, and weights of 3 were asked"):
+            call.softmax(logits[:, :, :3])
+        some = torch.tensor([2, 5])
+        torch.testing.assert_close(call.softmax(logits[:, :, some], some), call.softmax(logits)[:, :, some])
+
+
+def test_a_sink_a_query_goes_with_its_query_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model("inkling2_text")
+    inputs = small_inputs(model, padded=False)
+    whole = calls_in(model, inputs)
+    monkeypatch.setattr(masks, "AT_ONCE", 5 * 2 * 4 * TOKENS)  # five queries
+    parts = calls_in(model, inputs)
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one.heads, other.heads, atol=1e-5, rtol=1e-5)
+        assert other.proof.outputs < 1e-5
+
+
+def test_a_bias_is_taken_away_beside_a_sink_a_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one head, by the formula; where its queries go in blocks it is refused, as theirs are not told apart there."""
+    model = small_model("inkling2_text")
+    inputs = small_inputs(model, padded=False)
+    put: list[Tensor] = []
+    call = calls_in(model, inputs)[0]
+    with intervened(model, Change(layer=0, heads=(1,), bias=False)):
+        layer = model.model.layers[0].self_attn
+        handle = layer.o_proj.register_forward_pre_hook(lambda module, args: put.append(args[0]))
+        model(**inputs)
+        handle.remove()
+    with torch.no_grad():
+        bare = call.scale * call.q[:, 1].double() @ call.k[:, 0].double().transpose(-1, -2)
+        seen = call.logits()[:, 1].isfinite()
+        assert call.sinks is not None
+        each = bare.exp() * seen
+        weights = each / (each.sum(-1, keepdim=True) + call.sinks[1].double().exp().unsqueeze(-1))
+        gates: list[Tensor] = []
+        handle = layer.gate_proj.register_forward_hook(lambda module, args, out: gates.append(out))
+        model(**inputs)
+        handle.remove()
+        wanted = (weights @ call.v[:, 0].double()) * gates[0].double().sigmoid().unflatten(-1, (4, -1))[:, :, 1]
+    torch.testing.assert_close(put[0].unflatten(-1, (4, -1))[:, :, 1].double(), wanted, atol=1e-5, rtol=1e-5)
+    monkeypatch.setattr(masks, "AT_ONCE", 5 * 2 * TOKENS)
+    with (
+        intervened(model, Change(layer=0, heads=(1,), bias=False)),
+        pytest.raises(InputError, match="each of 12 queries has its own, and weights of 5 were asked"),
+    ):
+        model(**inputs)
+
+
+def test_a_softmax_at_each_token_alone_is_no_attention() -> None:
+    calls = calls_in(Hand(DepthAttention(), SoftAttention()))
+    assert [(call.module, call.layer) for call in calls] == [("parts.1 (SoftAttention)", 0)]
+    with pytest.raises(InputError, match=r"parts.0 \(DepthAttention\) was not understood: its '_softmax'"):
+        calls_in(Hand(DepthAttention(softmax=True), SoftAttention()))
+
+
+def test_models_that_draw_are_compared_on_the_same_draws() -> None:
+    """And the caller's generator goes on as if there had been no pass."""
+    model = Drawing(SoftAttention())
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    assert compared(model, INPUTS, lambda call: None) < 1e-5
+    assert torch.equal(torch.random.get_rng_state(), before)
+    one, two = (captured(model, INPUTS, lambda call: None)["states"] for _ in range(2))
+    assert not torch.equal(one, two)
