@@ -19,8 +19,10 @@ from toeplens.studies.auditing.survey.check import check, surveyed
 from toeplens.studies.auditing.survey.models import (
     LARGEST,
     NotText,
+    given_beside,
     model_class,
     model_types,
+    refuse_other_inputs,
     small_config,
     small_inputs,
     small_model,
@@ -105,17 +107,87 @@ def test_models_and_inputs_are_the_same_each_time() -> None:
     assert float(seen.max()) > 2 / 12  # not flat
 
 
-def test_other_outcomes_are_told_apart() -> None:
+@pytest.mark.parametrize(
+    ("name", "calls", "placed", "effect", "why"),
+    [
+        ("bros", 2, 0, "states", "its bias is no function of the offset alone"),
+        ("blt", 11, 8, "states", "it has 26 queries for 12 keys"),
+        ("diffllama", 2, 2, None, "DiffLlamaAttention puts out several products of the same weights"),
+        ("inkling2_text", 2, 0, "loss", "depend on the position in a way that was not found"),
+        ("lilt", 2, 0, None, "depend on the position in a way that was not found"),
+        ("vits", 2, 0, "states", "its bias is no function of the offset alone"),
+    ],
+)
+def test_what_reads_draws_or_attends_otherwise_is_proved(
+    name: str, calls: int, placed: int, effect: str | None, why: str
+) -> None:
+    """Boxes beside tokens, patches of bytes, several products of the same weights, sinks a query, noise in the pass."""
+    found = surveyed(name)
+    assert (found.outcome, found.calls, found.placed, found.effect) == ("proved", calls, placed, effect)
+    assert why in str(found.why)
+    for value in (found.weights, found.outputs, found.whole):
+        assert value is not None
+        assert value < 1e-5
+
+
+def test_other_outcomes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert surveyed("mamba").outcome == "none"
-    vision, cut, refused = surveyed("vit"), surveyed("bros"), surveyed("diffllama")
+    vision, refused = surveyed("vit"), surveyed("longformer")
     assert vision.outcome == "other"
     assert "takes no token ids but pixel_values" in str(vision.why)
-    assert cut.outcome == "failed"
-    assert "bbox" in str(cut.why)
     assert refused.outcome == "refused"
-    assert "layers.0.self_attn (DiffLlamaAttention)" in str(refused.why)
+    assert "layer.0.attention.self (LongformerSelfAttention)" in str(refused.why)
     with pytest.raises(NotText, match="its configuration has vision_config"):
         small_model("qwen3_5")
+    monkeypatch.setattr("toeplens.studies.auditing.survey.models.BESIDE", {})
+    cut = surveyed("bros")
+    assert cut.outcome == "failed"
+    assert "bbox" in str(cut.why)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("dia", "its decoder_config reads num_channels codes at each place"),
+        ("gemma4_assistant", "reads what another model has computed: it takes shared_kv_states"),
+        ("gemma4_unified_assistant", "reads what another model has computed: it takes shared_kv_states"),
+        ("higgs_audio_v2_tokenizer", "HiggsAudioV2TokenizerModel is for more than text: it needs torchaudio"),
+        ("voxtral_realtime_text", "VoxtralRealtimeTextModel is not among what transformers loads"),
+    ],
+)
+def test_what_is_no_text_model_by_itself_is_another_thing(name: str, why: str) -> None:
+    found = surveyed(name)
+    if name.startswith("higgs") and "input_values" in str(found.why):  # torchaudio is there
+        why = "takes no token ids but input_values"
+    assert found.outcome == "other"
+    assert why in str(found.why)
+
+
+def test_a_placeholder_of_another_library_is_no_text_model() -> None:
+    class Placeholder:
+        _backends = ("torch", "torchvision")
+
+    with pytest.raises(NotText, match="Placeholder is for more than text: it needs torchvision"):
+        refuse_other_inputs(Placeholder, "bert")
+
+
+def test_what_goes_with_tokens_is_made_of_them() -> None:
+    model = small_model("bros")
+    inputs = small_inputs(model)
+    assert inputs["bbox"].shape == (2, 12, 4)
+    assert bool((inputs["bbox"][..., 2:] > inputs["bbox"][..., :2]).all())
+    with torch.no_grad():
+        wanted = model(**inputs)[0]
+        with given_beside(model):
+            for found in (model(inputs["input_ids"], attention_mask=inputs["attention_mask"]), model(**inputs)):
+                torch.testing.assert_close(found[0], wanted)
+            row = model(input_ids=inputs["input_ids"][:1])[0]
+    torch.testing.assert_close(row, wanted[:1], atol=1e-5, rtol=1e-5)
+    assert "forward" not in vars(model)
+    with pytest.raises(ValueError, match="bbox"):
+        model(inputs["input_ids"])
+    with given_beside(gpt := small_model("gpt2")):
+        assert "forward" not in vars(gpt)
 
 
 def summed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -206,6 +278,18 @@ def test_another_pass_is_never_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     found = surveyed("gpt2")
     assert found.outcome == "refused"
     assert "broke off: TypeError: a mask is missing" in str(found.why)
+
+
+def test_calls_without_shares_are_told_by_their_reason() -> None:
+    bart, gpt = surveyed("bart"), surveyed("gpt2")
+    assert gpt.unplaced == {}
+    assert bart.unplaced == {"its queries and keys are of different sequences.": {"decoder cross": [0, 1]}}
+    other = Surveyed("c_d", "proved", "X", unplaced={"a | b": {"encoder self": [0], "decoder self": [2]}})
+    refused = Surveyed("e", "refused", "X", unplaced={"a | b": {"encoder self": [0]}})
+    assert Survey({}, (bart, gpt, other, refused)).without_shares().splitlines()[2:] == [
+        "| a / b | `c_d` (encoder self 1; decoder self 3) |",
+        "| its queries and keys are of different sequences | `bart` (decoder cross 1, 2) |",
+    ]
 
 
 def test_a_survey_goes_on_where_it_was(tmp_path: Path, in_process: list[str]) -> None:

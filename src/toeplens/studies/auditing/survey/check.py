@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,13 @@ from torch.utils._pytree import tree_leaves
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import AttentionCall, captured
-from toeplens.sources.huggingface.capture.products import Products
+from toeplens.sources.huggingface.capture.products import Followed, Products, at_each_token
 from toeplens.sources.huggingface.model import attention_modules, configs_of
 from toeplens.sources.huggingface.patches import patched
 from toeplens.studies.auditing.inputs import repeated
+from toeplens.studies.auditing.record import LayerRecord
 from toeplens.studies.auditing.study import audit
-from toeplens.studies.auditing.survey.models import FIRST_WORD, NotText, small_inputs, small_model
+from toeplens.studies.auditing.survey.models import FIRST_WORD, NotText, given_beside, small_inputs, small_model
 from toeplens.studies.auditing.survey.record import Surveyed
 
 WHOLE = 1e-3  # of the largest output: what a captured pass may differ by from a plain one
@@ -76,8 +77,11 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
     weights: list[float] = []
     outputs: list[float] = []
     formed: list[Tensor] = []
+    products = 0
 
     def look(call: AttentionCall) -> None:
+        nonlocal products
+        products += call.pieces
         outputs.append(call.proof.outputs)
         formed.append(call.softmax(call.logits()))
         if call.proof.weights is not None:
@@ -93,14 +97,15 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
             f"pass, where at most {WHOLE:.0e} is allowed."
         )
     seen = _products(model, inputs)
-    if seen > len(outputs):
+    if seen > products:
         raise InputError(
-            f"model: of {seen} softmaxes of products in the plain pass of {type(model).__name__}, {len(outputs)} were "
+            f"model: of {seen} softmaxes of products in the plain pass of {type(model).__name__}, {products} were "
             "captured as attention."
         )
     returned = _returned(model, inputs)
     tokens = repeated(_WORDS, range(FIRST_WORD), _SEQUENCES, _TOKENS, _SEED)
-    audited = audit(model, tokens.tokens)
+    with given_beside(model):
+        audited = audit(model, tokens.tokens)
     outputs += [layer.outputs for layer in audited.layers]
     weights += [layer.weights for layer in audited.layers if layer.weights is not None]
     reasons = [layer.unknown for layer in audited.layers if layer.unknown is not None]
@@ -115,7 +120,18 @@ def check(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
         "outputs": max(outputs),
         "whole": max(whole, audited.whole),
         "why": " ".join(reasons[:1] + ([without] if without else [])) or None,
+        "unplaced": _unplaced(audited.layers),
     }
+
+
+def _unplaced(layers: Sequence[LayerRecord]) -> dict[str, dict[str, list[int]]]:
+    """Why calls have no shares, without the names of their modules; and which those are, by side and kind."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for layer in layers:
+        if layer.unknown is not None:
+            why = layer.unknown.removeprefix(f"{layer.module}: ")
+            found.setdefault(why, {}).setdefault(f"{layer.side} {layer.kind}", []).append(layer.layer)
+    return found
 
 
 @torch.no_grad()
@@ -143,11 +159,14 @@ def _same(formed: Tensor, returned: Tensor) -> bool:
 
 
 def _products(model: Any, inputs: Mapping[str, Tensor]) -> int:
-    """How many products with values are taken, in any module of a plain pass, of a softmax of queries times keys."""
-    found: list[int] = []
-    with Products(lambda: True, lambda made, values, out: found.append(1)):
+    """How many products with values are taken, in any module of a plain pass, of a softmax of queries times keys.
+
+    Those that are taken at each token alone, over what it holds itself, are no attention.
+    """
+    found: list[Followed] = []
+    with Products(lambda: True, lambda made, values, out: found.append(made)):
         _plain(model, inputs)
-    return len(found)
+    return sum(not at_each_token(made) for made in found)
 
 
 def _difference(plain: Tensor, own: Tensor, inputs: Mapping[str, Tensor]) -> float:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
 from inspect import signature
 from typing import Any
 
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.studies.auditing.survey.special import LISTS, MORE, SMALL, VARIANTS
+from toeplens.studies.auditing.survey.special import BESIDE, LISTS, MORE, SMALL, VARIANTS
 
 _HEADS = ("FOR_SEQ_TO_SEQ_CAUSAL_LM_", "FOR_MASKED_LM_", "FOR_CAUSAL_LM_", "FOR_TEXT_ENCODING_", "")  # first that is
 _SENSES = (
@@ -27,6 +30,9 @@ _SENSES = (
     "visual_feats",
     "codec",
 )
+_LIBRARIES = {"torchaudio", "torchvision", "timm"}  # of sound and images
+_FOREIGN = "shared_kv_states"  # an input: keys and values of another model
+_CODES = "num_channels"  # a field of a part: how many codes of sound it reads at each place
 LARGEST = 50_000_000  # parameters
 TOKENS, DECODED, PADDED = 12, 7, 9  # of an input, of what is decoded, of the second sequence without its padding
 FIRST_WORD = 16  # tokens before it may have a meaning of their own
@@ -34,7 +40,7 @@ _SEED = 7
 
 
 class NotText(Exception):
-    """The model type takes other inputs than text."""
+    """The model type takes other inputs than text, or is no model that could be loaded by itself."""
 
 
 def model_types() -> list[str]:
@@ -46,14 +52,21 @@ def model_types() -> list[str]:
 
 
 def model_class(model_type: str) -> Any:
-    """The class that has the whole of a model type: encoder and decoder, else a language model, else the bare model."""
+    """The class that has the whole of a model type: encoder and decoder, else a language model, else the bare model.
+
+    Raises `NotText` where transformers names one and has none to load.
+    """
     import transformers
     from transformers.models.auto import modeling_auto
 
     for head in _HEADS:
         names = getattr(modeling_auto, f"MODEL_{head}MAPPING_NAMES").get(model_type)
         if names is not None:
-            return getattr(transformers, names if isinstance(names, str) else names[0])
+            name = names if isinstance(names, str) else names[0]
+            found = getattr(transformers, name, None)
+            if found is None:
+                raise NotText(f"{name} is not among what transformers loads: it is a part of another model alone.")
+            return found
     raise InputError(f"model type: transformers has no model for {model_type!r}.")
 
 
@@ -109,7 +122,7 @@ def small_model(name: str) -> Any:
     whatever transformers raises where it cannot build it.
     """
     kind = model_class(VARIANTS.get(name, (name,))[0])
-    _refuse_other_inputs(kind, VARIANTS.get(name, (name,))[0])
+    refuse_other_inputs(kind, VARIANTS.get(name, (name,))[0])
     config = small_config(name)
     if hasattr(config, "use_cache"):
         config.use_cache = False  # as an audit has it; some models hide no key from a query where it is set
@@ -128,13 +141,18 @@ def small_model(name: str) -> Any:
     return model
 
 
-def _refuse_other_inputs(kind: Any, model_type: str) -> None:
+def refuse_other_inputs(kind: Any, model_type: str) -> None:
     """`NotText` where the model takes no tokens, or takes more than text, or its configuration has a part that does.
 
-    What a class says of its modalities is no guide: text models inherit it from those that they are parts of.
+    Likewise where its class is a placeholder for want of a library of sound or images, where it takes what another
+    model has computed, and where a part of it reads several codes of sound at each place. What a class says of its
+    modalities is no guide: text models inherit it from those that they are parts of.
     """
     from transformers import CONFIG_MAPPING
 
+    missing = sorted(_LIBRARIES & set(getattr(kind, "_backends", ())))
+    if missing:
+        raise NotText(f"{kind.__name__} is for more than text: it needs {', '.join(missing)}.")
     names = list(signature(kind.forward).parameters)
     config_class: Any = CONFIG_MAPPING[model_type]
     if "input_ids" not in names:
@@ -143,6 +161,11 @@ def _refuse_other_inputs(kind: Any, model_type: str) -> None:
         other = [name for name in given if any(word in name for word in _SENSES)]
         if other:
             raise NotText(f"{kind.__name__} is for more than text: {what} {', '.join(other)}.")
+    if _FOREIGN in names:
+        raise NotText(f"{kind.__name__} reads what another model has computed: it takes {_FOREIGN}.")
+    for part, inner in config_class.sub_configs.items():
+        if dataclasses.is_dataclass(inner) and _CODES in {each.name for each in dataclasses.fields(inner)}:
+            raise NotText(f"{kind.__name__} is for more than text: its {part} reads {_CODES} codes at each place.")
 
 
 def small_inputs(model: Any, *, padded: bool = True) -> dict[str, Tensor]:
@@ -157,4 +180,30 @@ def small_inputs(model: Any, *, padded: bool = True) -> dict[str, Tensor]:
         inputs["attention_mask"] = there
     if model.config.is_encoder_decoder and "decoder_input_ids" in names:
         inputs["decoder_input_ids"] = tokens[:, :DECODED].flip(1)
-    return inputs
+    return inputs | beside(model, tokens)
+
+
+def beside(model: Any, tokens: Tensor) -> dict[str, Tensor]:
+    """What a model that does not run on tokens alone is given with them, by name."""
+    make = BESIDE.get(model.config.model_type)
+    return {} if make is None else make(tokens)
+
+
+@contextmanager
+def given_beside(model: Any) -> Iterator[None]:
+    """The model in it runs on tokens alone: what it is given beside them is made of them, pass by pass."""
+    forward = model.forward
+
+    @wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        tokens = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        return forward(*args, **beside(model, tokens) | kwargs)
+
+    if model.config.model_type not in BESIDE:
+        yield
+        return
+    model.forward = run
+    try:
+        yield
+    finally:
+        del model.forward

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from toeplens.ground.reading import Count, Positive, Text
@@ -16,7 +16,7 @@ OUTCOMES: dict[Outcome, str] = {
     "refused": "an attention was not understood; the sentence names it",
     "none": "the model has no attention",
     "failed": "no small model could be built from its configuration, or it could not be run",
-    "other": "its input is not text alone",
+    "other": "its input is not text alone, or it is no model by itself",
 }
 COLUMNS: dict[str, str] = {
     "name": "model type of transformers, and after a + what differs from its default configuration",
@@ -37,10 +37,14 @@ COLUMNS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Surveyed(Record):
-    """One model type. The fields are the columns of the table (`COLUMNS`), and ``seconds`` that it took."""
+    """One model type. The fields are the columns of the table (`COLUMNS`), and two more.
+
+    seconds   that it took
+    unplaced  why calls have no shares, and of each reason which calls: their side and kind, and their layers from 0
+    """
 
     WORDS = "survey"
-    LATER = ("returned",)
+    LATER = ("returned", "unplaced")
 
     name: Text
     outcome: Outcome
@@ -56,6 +60,7 @@ class Surveyed(Record):
     why: Text | None = None
     seconds: Positive | None = None
     returned: Count | None = None
+    unplaced: dict[Text, dict[Text, list[Count]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,17 @@ class Survey(Record):
             rest = (str(row.calls), shares, row.effect or "–", returned, *numbers) if proved else (_cell(row.why),)
             lines.append((f"`{row.name}`", f"{row.model or '–'}", *rest))
         lines.insert(1, ("---",) * len(lines[0]))
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+    def without_shares(self) -> str:
+        """A table for people: why calls of proved types have no shares, and which calls of which types."""
+        found: dict[str, list[str]] = {}
+        for row in self.of("proved"):
+            for why, calls in row.unplaced.items():
+                each = (f"{where} {', '.join(str(layer + 1) for layer in layers)}" for where, layers in calls.items())
+                found.setdefault(why, []).append(f"`{row.name}` ({'; '.join(each)})")
+        lines = [("why", "types (their calls, counted from 1)"), ("---", "---")]
+        lines += [(_cell(why.rstrip(".")), ", ".join(types)) for why, types in sorted(found.items())]
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def to_dict(self) -> dict[str, Any]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import Tensor
 
 
 def _scaled(kind: str, **more: Any) -> dict[str, Any]:
@@ -13,6 +17,28 @@ def _scaled(kind: str, **more: Any) -> dict[str, Any]:
 def _axes(*sections: int) -> dict[str, Any]:
     """Parameters of a rotary encoding whose pairs are shared out among axes."""
     return _scaled("default", mrope_section=list(sections))
+
+
+def _byte_latent() -> dict[str, Any]:
+    """Sizes of a model of bytes in patches: those of its parts go together, and its tables of hashes are short."""
+    local = {name: SMALL[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
+    local |= {name: SMALL[name] for name in ("intermediate_size", "max_position_embeddings")}
+    across = {"hidden_size_global": 2 * SMALL["hidden_size"]}
+    return {
+        "encoder_hash_byte_group_vocab": 64,
+        "encoder_hash_byte_group_size": [3, 4],
+        "local_attention_window_len": SMALL["sliding_window"],
+        "patcher_config": local,
+        "encoder_config": local | across,
+        "decoder_config": local | across,
+        "global_config": local | {"hidden_size": across["hidden_size_global"]},
+    }
+
+
+def _boxes(tokens: Tensor) -> dict[str, Tensor]:
+    """The corners of a box on a page for each token, by its id: [B, N, 4] of left, top, right and bottom."""
+    left, top = (tokens % 8) / 10, (tokens // 8 % 8) / 10
+    return {"bbox": torch.stack((left, top, left + 0.1, top + 0.1), dim=-1)}
 
 
 _DISENTANGLED = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 16}
@@ -56,6 +82,7 @@ SMALL |= {f"{name}_token_id": token for name, token in _TOKENS.items()}
 # fields that have an entry a layer
 LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "block_types", "no_rope_layers", "indexer_types")
 MORE: dict[str, dict[str, Any]] = {
+    "blt": _byte_latent(),
     "bamba": {"mamba_n_heads": 16, "attn_layer_indices": [1]},
     "cohere_compass_text": {
         "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _scaled("default"))
@@ -103,10 +130,24 @@ MORE: dict[str, dict[str, Any]] = {
         "hash_seed": 1,
     },
     "sam3_lite_text_text_model": {"num_hidden_layers": 4},
+    "vits": {
+        "upsample_initial_channel": 16,
+        "upsample_rates": (2, 2),
+        "upsample_kernel_sizes": (4, 4),
+        "resblock_kernel_sizes": (3,),
+        "resblock_dilation_sizes": ((1,),),
+        "flow_size": 16,
+        "spectrogram_bins": 17,
+        "duration_predictor_filter_channels": 16,
+        "prior_encoder_num_flows": 1,
+        "prior_encoder_num_wavenet_layers": 1,
+        "posterior_encoder_num_wavenet_layers": 1,
+    },
     "xmod": {"default_language": "en_XX"},
     "zamba": {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "num_hidden_layers": 4},
     "zaya": {"num_experts_per_tok": 1},
 }
+BESIDE: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {"bros": _boxes}  # what goes with tokens, or nothing runs
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # of a type whose position is not told by its default alone
     "esm+rotary": ("esm", {"position_embedding_type": "rotary"}),
     "falcon+alibi": ("falcon", {"alibi": True}),
