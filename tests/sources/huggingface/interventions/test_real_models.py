@@ -7,29 +7,54 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.interventions.test_interventions import angles, logits, near, stopped, without_head
+from tests.sources.huggingface.interventions.ways import (
+    angles,
+    brute_force,
+    by_loops,
+    emptied,
+    exchanged,
+    heads_in,
+    logits,
+    near,
+    of_pairs,
+    put_out,
+    silenced,
+    stopped,
+)
+from tests.sources.huggingface.models import calls_in
 from torch import Tensor
 
 from toeplens.encodings import BandControl
+from toeplens.encodings.control import swapped
 from toeplens.sources.huggingface import Change, intervened, load_model
+from toeplens.sources.huggingface.interventions.outputs import changed_outputs
 
 MODELS = Path(__file__).parents[4] / "models"
 PLACE = "model.layers.{}.self_attn.o_proj"
+TOKENS = 48
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("unchecked")]
 
 
-@pytest.fixture(scope="module", params=["smollm2", "gemma3"])
-def model(request: pytest.FixtureRequest) -> Any:
-    path = MODELS / request.param
+def opened(name: str) -> Any:
+    path = MODELS / name
     if not path.exists():
         pytest.skip(f"{path} is not there: make real-models fetches it")
     return load_model(str(path), device="cpu").model
 
 
+def tokens(rows: int, count: int = TOKENS) -> Tensor:
+    return torch.randint(100, 40_000, (rows, count), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module", params=["smollm2", "gemma3"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return opened(request.param)
+
+
 @pytest.fixture(scope="module")
 def inputs() -> dict[str, Tensor]:
-    return {"input_ids": torch.randint(100, 40_000, (2, 48), generator=torch.Generator().manual_seed(1))}
+    return {"input_ids": tokens(2)}
 
 
 @pytest.fixture(scope="module")
@@ -52,26 +77,23 @@ def test_stopped_rotations_are_angles_of_0(model: Any, inputs: dict[str, Tensor]
     assert not near(found, plain, 1e-3)
 
 
-def test_silent_bands_are_columns_of_0_and_exchanged_ones_columns_exchanged(
-    model: Any, inputs: dict[str, Tensor]
+def test_tokens_twice_as_far_apart_are_those_of_twice_the_position(
+    model: Any, inputs: dict[str, Tensor], plain: Tensor
 ) -> None:
+    wanted = logits(model, inputs | {"position_ids": 2 * torch.arange(TOKENS).unsqueeze(0)})
+    with intervened(model, [Change(layer=layer, speed=2.0) for layer in range(model.config.num_hidden_layers)]):
+        found = logits(model, inputs)
+    assert near(found, wanted)
+    assert not near(found, plain, 1e-3)
+
+
+def test_bands_are_columns_of_the_table_of_angles(model: Any, inputs: dict[str, Tensor]) -> None:
     pairs = model.config.head_dim // 2
-    columns = [4, 4 + pairs]
-
-    def silent(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = cos.clone(), sin.clone()
-        cos[..., columns] = sin[..., columns] = 0
-        return cos, sin
-
-    def exchanged(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        order = list(range(2 * pairs))
-        for half in (0, pairs):
-            order[half + 4], order[half + 20] = half + 20, half + 4
-        return cos[..., order], sin[..., order]
-
-    order = list(range(pairs))
-    order[4], order[20] = 20, 4
-    for edited, bands in ((silent, BandControl(silent=(4,))), (exchanged, BandControl(order=tuple(order)))):
+    for bands, edited in (
+        (BandControl(still=(4, 20)), of_pairs([4, 20], stopped)),
+        (BandControl(silent=(4,)), of_pairs([4], silenced)),
+        (BandControl(order=swapped(pairs, [4], [20])), exchanged(4, 20)),
+    ):
         with angles(model, 3, edited):
             wanted = logits(model, inputs)
         with intervened(model, Change(layer=3, bands=bands)):
@@ -79,16 +101,64 @@ def test_silent_bands_are_columns_of_0_and_exchanged_ones_columns_exchanged(
 
 
 def test_a_silent_head_is_an_empty_place(model: Any, inputs: dict[str, Tensor]) -> None:
-    wanted = without_head(model, PLACE, 7, 1, model.config.num_attention_heads, inputs)
+    with put_out(model, PLACE, 7, model.config.num_attention_heads, emptied(1)):
+        wanted = logits(model, inputs)
     with intervened(model, Change(layer=7, heads=(1,), output="zero")):
         assert near(logits(model, inputs), wanted)
 
 
+def test_a_group_is_its_heads_with_their_rotation_stopped(model: Any, inputs: dict[str, Tensor]) -> None:
+    """What they put out where all heads' angles are 0, and the other heads as they are."""
+    heads = model.config.num_attention_heads
+    group = list(range(heads // model.config.num_key_value_heads))
+    with angles(model, 5, stopped):
+        still = heads_in(model, PLACE, 5, inputs, heads)
+
+    def put(x: Tensor) -> None:
+        x[..., group, :] = still[..., group, :]
+
+    with put_out(model, PLACE, 5, heads, put):
+        wanted = logits(model, inputs)
+    with intervened(model, Change(layer=5, groups=(0,), speed=0.0)):
+        assert near(logits(model, inputs), wanted)
+
+
+@pytest.mark.parametrize("way", ["mean", "resample"])
+def test_means_and_others_outputs_are_those_of_the_tokens_alone(model: Any, way: Any) -> None:
+    mask = (torch.arange(TOKENS) < torch.tensor([TOKENS, 30, TOKENS]).unsqueeze(1)).long()
+    given, there = {"input_ids": tokens(3), "attention_mask": mask}, mask.bool()
+    with put_out(model, PLACE, 7, model.config.num_attention_heads, by_loops(way, there, [0, 1])):
+        wanted = logits(model, given)[there]
+    assert not near(wanted, logits(model, given)[there], 1e-4)
+    with intervened(model, Change(layer=7, heads=(0, 1), output=way, seed=2)):
+        assert near(logits(model, given)[there], wanted)
+
+
 @pytest.mark.parametrize("part", ["positional", "symbolic"])
-def test_parts_of_the_logits_change_what_the_model_says(
+def test_parts_of_the_logits_are_the_means_of_each_query_s_table(
     model: Any, inputs: dict[str, Tensor], plain: Tensor, part: Any
 ) -> None:
+    """What one head puts out for some queries; in a pass it changes what the model says."""
+    call, queries = calls_in(model, inputs)[1], [0, 1, 7, 20, TOKENS - 1]
+    found = changed_outputs(call, Change(layer=1, heads=(1,), attention=part))[:, queries, 1]
+    assert near(found.double(), brute_force(call, 1, part, queries))
     with intervened(model, Change(layer=1, attention=part)):
-        found = logits(model, inputs)
-    assert bool(found.isfinite().all())
-    assert not near(found, plain, 1e-3)
+        assert not near(logits(model, inputs), plain, 1e-3)
+
+
+def test_a_text_longer_than_the_window() -> None:
+    """Gemma 3's sliding layers see 512 tokens: the last of 600 do not see the first."""
+    gemma = opened("gemma3")
+    given: dict[str, Any] = {"input_ids": tokens(1, 600), "logits_to_keep": 16}
+    assert gemma.config.layer_types[3] == "sliding_attention"
+    assert calls_in(gemma, given)[3].window == 512
+    plain = logits(gemma, given)
+    for change, edited in (
+        (Change(layer=3, speed=0.0), stopped),
+        (Change(layer=3, bands=BandControl(silent=(4,))), of_pairs([4], silenced)),
+    ):
+        with angles(gemma, 3, edited):
+            wanted = logits(gemma, given)
+        assert not near(wanted, plain, 1e-4)
+        with intervened(gemma, change):
+            assert near(logits(gemma, given), wanted)

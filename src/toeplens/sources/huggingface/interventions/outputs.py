@@ -15,41 +15,56 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
+from toeplens.ground import InputError
 from toeplens.lens.kit.interventions import donors
 from toeplens.sources.huggingface.capture.calls import Attention, AttentionCall
 from toeplens.sources.huggingface.capture.masks import at_rows, blocks
 from toeplens.sources.huggingface.capture.pairing import as_complex
 from toeplens.sources.huggingface.capture.rotation import turn
 from toeplens.sources.huggingface.interventions.change import Change, Part
+from toeplens.sources.huggingface.interventions.padding import tokens_of
 
 
-def changed_outputs(call: AttentionCall, change: Change) -> Float[Tensor, "B Nq H dv"]:
+def changed_outputs(
+    call: AttentionCall, change: Change, there: Bool[Tensor, "B Nq"] | None = None
+) -> Float[Tensor, "B Nq H dv"]:
     """All heads' outputs, those of the change as it makes them; in float32, or the model's own dtype if that is wider.
 
-    Raises `InputError` where the call does not have what is to be changed.
+    ``there`` is which queries are tokens and no padding, of which a cross attention does not tell; unless given it is
+    what the call's own mask says (`tokens_of`). Raises `InputError` where the call does not have what is to be changed,
+    and for means and other sequences' outputs where it is not known what is padding.
     """
     heads = list(change.heads_of(call))
     change.check(call)
     found = call.heads.to(torch.promote_types(call.heads.dtype, torch.float32)).clone()
-    if change.output is not None:
-        found[:, :, heads] = _put_out(found[:, :, heads], change)
+    if change.output == "zero":
+        found[:, :, heads] = 0
+    elif change.output is not None:
+        found[:, :, heads] = _of_others(found[:, :, heads], change, tokens_of(call) if there is None else there)
     else:
         found[:, :, heads] = _attended(call, change, heads).to(found.dtype)
     return found
 
 
-def _put_out(own: Float[Tensor, "B Nq h dv"], change: Change) -> Float[Tensor, "B Nq h dv"]:
+def _of_others(
+    own: Float[Tensor, "B Nq h dv"], change: Change, there: Bool[Tensor, "B Nq"]
+) -> Float[Tensor, "B Nq h dv"]:
+    """Means and others' outputs; padding neither gives them nor gets them."""
+    tokens = there[:, :, None, None]
     if change.output == "mean":
-        return own.mean(0, keepdim=True).expand_as(own)
-    if change.output == "resample":
-        lengths = np.full(len(own), own.shape[1])
-        return own[torch.from_numpy(donors(lengths, change.seed)).to(own.device)]
-    return torch.zeros_like(own)
+        count = tokens.sum(0, keepdim=True).clamp_min(1)
+        return torch.where(tokens, own.where(tokens, 0).sum(0, keepdim=True) / count, own)
+    giving = torch.from_numpy(donors(there.sum(1).cpu().numpy(), change.seed)).to(own.device)
+    if bool((there & ~there[giving]).any()):
+        raise InputError(
+            "output: resample was given, and a sequence has tokens where the one drawn for it has padding; each needs "
+            "another of the batch that is as long."
+        )
+    return torch.where(tokens, own[giving], own)
 
 
 def _attended(call: AttentionCall, change: Change, heads: list[int]) -> Float[Tensor, "B Nq h dv"]:

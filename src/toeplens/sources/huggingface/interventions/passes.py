@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -13,12 +14,17 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.capture.calls import AttentionCall, Kind, Side
 from toeplens.sources.huggingface.capture.observed_pass import captured
-from toeplens.sources.huggingface.capture.observer import PassObserver
 from toeplens.sources.huggingface.capture.plain_pass import compared
-from toeplens.sources.huggingface.interface import OBSERVER
+from toeplens.sources.huggingface.failures import of_libraries, words
+from toeplens.sources.huggingface.interface import NOBODY, OBSERVER
 from toeplens.sources.huggingface.interventions.change import Change
 from toeplens.sources.huggingface.interventions.outputs import changed_outputs
+from toeplens.sources.huggingface.interventions.padding import tokens_of
+from toeplens.sources.huggingface.loading import Loaded
 from toeplens.sources.huggingface.model import checked_model
+
+_HELD = "toeplens_changes"  # of a model's forward that changes its passes: by what
+_Held = list[tuple[Change, ...]]
 
 
 @contextmanager
@@ -27,37 +33,80 @@ def intervened(model: Any, changes: Sequence[Change] | Change) -> Iterator[None]
 
     A pass is taken apart call by call, each proved on its own input as in an audit, and the outputs of the heads that
     are changed are formed from the parts (`changed_outputs`); what is not changed is the model's own. Of several
-    changes of one call each must be of other heads. Passes have no gradients and no cache of keys.
+    changes of one call each must be of other heads. One in another is as one with the changes of both. Passes have no
+    gradients and no cache of keys.
 
     Arguments
         model    a `transformers.PreTrainedModel`
         changes  what is done; nothing with none
 
-    A pass raises `InputError` as `captured` does; for a layer, heads or frequencies that the model does not have; and
-    where what is to be changed is not there (a rotation, a bias, a positional part).
+    A pass raises `InputError` as `captured` does; for a layer, heads or frequencies that the model does not have; where
+    what is to be changed is not there (a rotation, a bias, a positional part); for tokens or places that it has no
+    vectors for; and where it is run in another pass that is taken apart or changed.
     """
     checked_model(model)
+    held: _Held | None = getattr(vars(model).get("forward"), _HELD, None)
     wanted = (changes,) if isinstance(changes, Change) else tuple(changes)
+    with _changing(model) if held is None else nullcontext(held) as held:
+        held.append(wanted)
+        try:
+            yield
+        finally:
+            held.remove(wanted)
+
+
+@contextmanager
+def _changing(model: Any) -> Iterator[_Held]:
+    """Passes of the model are changed by what is in the list that is given."""
     original, had = model.forward, "forward" in vars(model)
+    held: _Held = []
+    running: list[Changed] = []
 
     @wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if isinstance(OBSERVER.get(), PassObserver):  # the pass that this one is made of
+        observer = OBSERVER.get()
+        if getattr(observer, "instead", None) in running:  # the pass that this one is made of
             return original(*args, **kwargs)
+        if observer is not NOBODY:
+            raise InputError(
+                f"model: {type(model).__name__}, which `intervened` changes, is run in a pass that is itself taken "
+                "apart or changed; the changes must be given to that one."
+            )
         inputs = dict(zip(inspect.signature(original).parameters, args, strict=False)) | kwargs
-        changed = Changed(wanted)
-        output = captured(model, inputs, changed.note, changed)
+        changed = Changed(list(chain(*held)))
+        running.append(changed)
+        try:
+            output = captured(model, inputs, changed.note, changed)
+        except (IndexError, RuntimeError) as error:
+            unfit = _unfit(model, inputs, error) if of_libraries(error) else None
+            if unfit is None:
+                raise
+            raise unfit from error
+        finally:
+            running.remove(changed)
         changed.require_all()
         return output
 
+    setattr(forward, _HELD, held)
     model.forward = forward
     try:
-        yield
+        yield held
     finally:
         if had:
             model.forward = original
         else:
             del model.forward
+
+
+def _unfit(model: Any, inputs: Mapping[str, Any], error: Exception) -> InputError | None:
+    """What to say of a pass in which a table of vectors had no such place or token; None of one that failed else."""
+    length = max((x.shape[1] for x in inputs.values() if isinstance(x, Tensor) and x.ndim > 1), default=0)
+    limit = Loaded(model).longest
+    if limit is not None and length > limit:
+        return InputError(f"inputs: {length} tokens were given; the model has positions for {limit}.")
+    if isinstance(error, IndexError):
+        return InputError(f"inputs: the model has no vector for a token or a place in them ({words(error)}).")
+    return None
 
 
 def compared_changed(
@@ -87,8 +136,12 @@ class Changed:
         self.changes = changes
         self.seen: list[tuple[Kind, Side]] = []
         self.met: set[int] = set()
+        self.there: Tensor | None = None  # which tokens of the last self attention are no padding
+        self.asked = any(change.kind == "cross" and change.output in ("mean", "resample") for change in changes)
 
     def __call__(self, call: AttentionCall) -> Tensor | None:
+        if self.asked and call.kind == "self":
+            self.there = tokens_of(call)
         found, taken = None, set[int]()
         for number, change in enumerate(self.changes):
             if not change.meets(call):
@@ -99,12 +152,17 @@ class Changed:
             if again:
                 raise InputError(f"changes: head {again[0]} of {call.module} is changed twice; once is allowed.")
             taken |= set(heads)
-            made = changed_outputs(call, change)
+            made = changed_outputs(call, change, self._tokens(call))
             if found is None:
                 found = made
             else:
                 found[:, :, list(heads)] = made[:, :, list(heads)]
         return found
+
+    def _tokens(self, call: AttentionCall) -> Tensor | None:
+        """Which queries of a cross attention are no padding: those of the self attention before it."""
+        fits = call.kind == "cross" and self.there is not None and self.there.shape == call.heads.shape[:2]
+        return self.there if fits else None
 
     def note(self, call: AttentionCall) -> None:
         """A call of the pass."""
@@ -113,12 +171,7 @@ class Changed:
     def require_all(self) -> None:
         """Refuse changes whose call was not met, and those that met one on each side of a model."""
         for number, change in enumerate(self.changes):
-            sides = {side for kind, side in self.seen if kind == change.kind}
-            if number not in self.met:
-                of = [side for kind, side in self.seen if kind == change.kind and change.side in (None, side)]
-                raise InputError(
-                    f"layer: {change.layer} was given; there are {len(of)} calls of {change.kind} attention"
-                    f"{f' on the side {change.side}' if change.side else ''}, counted from 0."
-                )
-            if change.side is None and len(sides) > 1:
+            if change.side is None and len({side for kind, side in self.seen if kind == change.kind}) > 1:
                 raise InputError("side: it was not given; this model has an encoder and a decoder.")
+            if number not in self.met:
+                raise change.no_layer(sum(change.of_side(*each) for each in self.seen))

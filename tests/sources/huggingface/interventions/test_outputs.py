@@ -1,0 +1,143 @@
+"""Means and other sequences' outputs, and padding, which neither gives nor gets any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.sources.huggingface.interventions.ways import LLAMA, ROTARY, apart, by_loops, logits, mask_of, near, put_out
+from tests.sources.huggingface.models import NARROW, T5, TOKENS, XLNET, calls_in, tiny
+from torch import Tensor
+
+from toeplens.ground import InputError
+from toeplens.lens.kit.interventions import donors
+from toeplens.sources.huggingface import Change, intervened
+from toeplens.sources.huggingface.interventions.outputs import changed_outputs
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+PLACE = ROTARY["LlamaForCausalLM"][1]
+WAYS = ["mean", "resample"]
+LENGTHS = [12, 7, 12, 9]
+
+
+def text(rows: int, seed: int = 5) -> Tensor:
+    return torch.randint(4, 31, (rows, TOKENS), generator=torch.Generator().manual_seed(seed))
+
+
+def otherwise_padded(tokens: Tensor, mask: Tensor, seed: int) -> Tensor:
+    """The same with other tokens in the place of the padding."""
+    return torch.where(mask.bool(), tokens, text(len(tokens), seed))
+
+
+def test_means_and_outputs_of_others() -> None:
+    call = calls_in(tiny("LlamaForCausalLM", **LLAMA), {"input_ids": text(3)})[1]
+    mean = changed_outputs(call, Change(layer=1, heads=(0,), output="mean"))
+    other = changed_outputs(call, Change(layer=1, heads=(0,), output="resample", seed=2))
+    giving = donors(np.full(3, TOKENS), 2)
+    for row in range(3):
+        torch.testing.assert_close(mean[row, :, 0], call.heads[:, :, 0].mean(0))
+        torch.testing.assert_close(other[row, :, 0], call.heads[giving[row], :, 0])
+        assert giving[row] != row
+    for made in (mean, other):
+        assert torch.equal(made[:, :, 1:], call.heads[:, :, 1:])
+
+
+# ---- padding ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "MistralForCausalLM", "BertForMaskedLM"])
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("way", WAYS)
+def test_in_a_padded_batch_they_are_those_of_the_tokens_alone(way: Any, side: str, kind: str) -> None:
+    place = "bert.encoder.layer.{}.attention.output.dense" if kind == "BertForMaskedLM" else PLACE
+    model, mask = tiny(kind, **NARROW), mask_of(LENGTHS, side)
+    inputs, there = {"input_ids": text(4), "attention_mask": mask}, mask.bool()
+    with put_out(model, place, 0, 4, by_loops(way, there, [0, 3])):
+        wanted = logits(model, inputs)[there]
+    assert apart(wanted, logits(model, inputs)[there])
+    with intervened(model, Change(layer=0, heads=(0, 3), output=way, seed=2)):
+        assert near(logits(model, inputs)[there], wanted)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=12, deadline=None)
+@given(lengths=st.lists(st.integers(1, TOKENS), min_size=1, max_size=2), seed=st.integers(0, 999))
+def test_other_tokens_in_the_padding_s_place_change_nothing(way: Any, side: str, lengths: list[int], seed: int) -> None:
+    model, mask = tiny("LlamaForCausalLM", **LLAMA), mask_of([TOKENS, *lengths, TOKENS], side)
+    with intervened(model, [Change(layer=layer, output=way) for layer in range(2)]):
+        found, again = (
+            logits(model, {"input_ids": tokens, "attention_mask": mask})[mask.bool()]
+            for tokens in (text(len(mask)), otherwise_padded(text(len(mask)), mask, seed))
+        )
+    assert near(found, again, 1e-6)
+
+
+@pytest.mark.parametrize(("side", "kind"), [("encoder", "self"), ("decoder", "self"), (None, "cross")])
+@pytest.mark.parametrize("way", WAYS)
+def test_of_an_encoder_and_a_decoder_with_padding_each(way: Any, side: Any, kind: Any) -> None:
+    """A cross attention's mask is of the encoder's padding; its queries are those of the decoder's own attention."""
+    model, masks = tiny("T5ForConditionalGeneration", **T5), (mask_of([9, 12, 12]), mask_of([12, 12, 5]))
+    modules = {("encoder", "self"): "encoder.block.0.layer.0.SelfAttention.o"}
+    modules |= {("decoder", "self"): "decoder.block.0.layer.0.SelfAttention.o"}
+    module = modules.get((side, kind), "decoder.block.0.layer.1.EncDecAttention.o")
+
+    def told(*tokens: Tensor) -> Tensor:
+        inputs = dict(zip(("input_ids", "decoder_input_ids"), tokens, strict=True))
+        made = logits(model, inputs | dict(zip(("attention_mask", "decoder_attention_mask"), masks, strict=True)))
+        return made[masks[1].bool()]
+
+    own = text(3), text(3, 6)
+    with put_out(model, module, 0, 4, by_loops(way, masks[side != "encoder"].bool(), [0, 2])):
+        wanted = told(*own)
+    assert apart(wanted, told(*own))
+    with intervened(model, Change(layer=0, heads=(0, 2), kind=kind, side=side, output=way, seed=2)):
+        assert near(told(*own), wanted)
+        again = told(*(otherwise_padded(tokens, mask, 8) for tokens, mask in zip(own, masks, strict=True)))
+        assert near(again, wanted)
+
+
+def test_chunks_without_padding_have_none() -> None:
+    """The last of each chunk is seen by no other query."""
+    sizes = {"attention_chunk_size": 5, "intermediate_size_mlp": 48, "moe_layers": [], "num_local_experts": 2}
+    model, inputs = tiny("Llama4ForCausalLM", **NARROW | sizes), {"input_ids": text(3)}
+    (first, *_) = calls_in(model, inputs)
+    assert first.chunk == 5
+    with put_out(model, PLACE, 0, 4, by_loops("mean", torch.ones(3, TOKENS).bool(), [0, 1, 2, 3])):
+        wanted = logits(model, inputs)
+    with intervened(model, Change(layer=0, output="mean")):
+        assert near(logits(model, inputs), wanted)
+
+
+def test_the_longest_sequence_has_another_to_draw_from_or_is_refused() -> None:
+    model = tiny("LlamaForCausalLM", **LLAMA)
+    inputs = {"input_ids": text(2), "attention_mask": mask_of([TOKENS, 5])}
+    refused = (
+        r"^output: resample was given, and a sequence has tokens where the one drawn for it has padding; each need"
+    )
+    with intervened(model, Change(layer=0, output="resample")), pytest.raises(InputError, match=refused):
+        logits(model, inputs)
+    with intervened(model, Change(layer=1, output="mean")):  # where it is alone, its own are the mean
+        assert near(logits(model, inputs)[0, 5:], logits(tiny("LlamaForCausalLM", **LLAMA), inputs)[0, 5:])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_where_padding_is_not_known_it_is_refused(way: Any) -> None:
+    """Of a cross attention by itself; of XLNet, where what is padding sees itself; not of its sequences without any."""
+    inputs = {"input_ids": text(3), "decoder_input_ids": text(3)}
+    calls = calls_in(tiny("T5ForConditionalGeneration", **T5), inputs)
+    cross = next(call for call in calls if call.kind == "cross")
+    with pytest.raises(InputError, match=r"^output: which queries of decoder.* are padding is not known, and none may"):
+        changed_outputs(cross, Change(layer=0, kind="cross", output=way))
+    model = tiny("XLNetLMHeadModel", **XLNET)
+    with intervened(model, Change(layer=0, output=way)):
+        assert logits(model, {"input_ids": text(3)}).isfinite().all()
+        with pytest.raises(
+            InputError, match=r"^output: a token of transformer.* is seen by no other; whether it is pad"
+        ):
+            logits(model, {"input_ids": text(3), "attention_mask": mask_of([12, 12, 9])})
