@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import GROUPED, T5, tiny
+from tests.sources.huggingface.models import GROUPED, tiny
 
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change
-from toeplens.sources.huggingface.loading import Loaded
 from toeplens.studies.auditing import Audit, audit
 from toeplens.studies.auditing.words import audited
-from toeplens.studies.kit.changes import changes_of, read_change
 
 TOKENS = torch.randint(3, 31, (3, 20), generator=torch.Generator().manual_seed(4))
 ZERO = Change(layer=0, heads=(2,), output="zero")
@@ -49,16 +47,6 @@ def test_later_layers_read_what_is_changed(model: Any) -> None:
     assert found.about["changes"] == ["layer 1, head 3: silenced"]
     assert audited(found).endswith("; changed: layer 1, head 3: silenced")
     assert Audit.from_dict(found.to_dict()) == found
-
-
-def test_all_layers_are_those_of_the_side() -> None:
-    made = Loaded(tiny("T5ForConditionalGeneration", **T5 | {"num_decoder_layers": 3}))
-    for text, count in (("side=encoder", 2), ("side=decoder", 3), ("kind=cross", 3)):
-        found = changes_of(made, [read_change(f"layers=all output=zero {text}"), read_change("layers=1 output=zero")])
-        assert [change.layer for change in found] == [*range(count), 0]
-    with pytest.raises(InputError, match=r"^side: it was not given"):
-        changes_of(made, [read_change("layers=all output=zero")])
-    assert changes_of(made, []) == []
 
 
 @pytest.mark.parametrize(

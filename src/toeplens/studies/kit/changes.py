@@ -3,63 +3,117 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from toeplens.encodings import BandControl
+from toeplens.encodings.control import swapped
 from toeplens.ground import InputError
+from toeplens.ground.machine import out_of_memory
 from toeplens.ground.words import listed, spans
-from toeplens.sources.huggingface import Change, captured
-from toeplens.sources.huggingface.capture.calls import Kind, Side
+from toeplens.sources.huggingface import AttentionCall, Change, captured
+from toeplens.sources.huggingface.capture.calls import Place
+from toeplens.sources.huggingface.interventions.change import NotThere, pairs_of
 from toeplens.sources.huggingface.loading import Loaded
 
 _EXAMPLE = "'layers=3-5 heads=1,4 output=zero' or 'layers=all still=1-8'"
 _MOST = 10_000
-_KEYS = ("layers", "heads", "groups", "kind", "side", "still", "silent", "speed", "bias", "attention", "output", "seed")
+_BANDS = ("still", "silent", "exchange")
+_KEYS = ("layers", "heads", "groups", "kind", "side", *_BANDS, "speed", "bias", "attention", "output", "seed")
+_RUNS = 8  # of pairs that are exchanged, which are told
 
 
 @dataclass(frozen=True)
 class Wish:
     """A change of several layers.
 
-    layers  from 0; None for all that the model has
-    change  what is done to each of them; its own layer says nothing
+    layers     from 0; None for all that the model has
+    change     what is done to each of them; its own layer says nothing
+    exchanged  two bands of pairs, from 0, that exchange their frequencies, the first for the first; two empty ones if
+               none do
     """
 
     layers: tuple[int, ...] | None
     change: Change
+    exchanged: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
-    def of(self, count: int) -> list[Change]:
-        """The changes of a model with so many layers."""
-        return [replace(self.change, layer=layer) for layer in (range(count) if self.layers is None else self.layers)]
+    def at(self, layer: int, pairs: int = 0) -> Change:
+        """The change of a layer; ``pairs`` is how many its rotation turns, asked for where some are exchanged."""
+        change = replace(self.change, layer=layer)
+        if change.bands is None or not self.exchanged[0]:
+            return change
+        return replace(change, bands=replace(change.bands, order=swapped(pairs, *self.exchanged)))
 
 
 def changes_of(loaded: Loaded, wishes: Sequence[Wish]) -> list[Change]:
-    """The changes of a model that is loaded. Its layers are counted in a short pass where some are of all of them."""
-    places: list[tuple[Kind, Side]] = []
-    if any(wish.layers is None for wish in wishes):
-        tokens = torch.arange(1, 9, device=loaded.model.device).unsqueeze(0)
-        inputs = {"input_ids": tokens}
-        if loaded.model.config.is_encoder_decoder:
-            inputs["decoder_input_ids"] = tokens
-        captured(loaded.model, inputs, lambda call: places.append((call.kind, call.side)))
-    found = []
-    for wish in wishes:
-        kind, side = wish.change.kind, wish.change.side
-        if wish.layers is None and side is None and len({of for what, of in places if what == kind}) > 1:
-            raise InputError("side: it was not given; this model has an encoder and a decoder.")
-        found += wish.of(sum(what == kind and side in (None, of) for what, of in places))
-    return found
+    """The changes of a model that is loaded, each tried on its calls in a short pass.
+
+    Raises `InputError`, with numbers from 1, for what the model does not have and for a head that is changed twice.
+    """
+    if not wishes:
+        return []
+    calls: list[AttentionCall] = []
+    tokens = torch.arange(1, 9, device=loaded.model.device)
+    tokens = torch.stack((tokens, tokens.flip(0)))
+    inputs = {"input_ids": tokens}
+    if loaded.model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens
+    try:
+        captured(loaded.model, inputs, calls.append)
+    except Exception as error:  # whatever so few tokens may do to a model; what is wrong is told when all are read
+        if out_of_memory(error) or any(wish.layers is None or wish.exchanged[0] for wish in wishes):
+            raise
+        return [wish.at(layer) for wish in wishes for layer in wish.layers or ()]
+    taken: set[tuple[Place, int]] = set()
+    try:
+        return [change for wish in wishes for change in _tried(wish, calls, taken)]
+    except NotThere as error:
+        raise error.for_people() from None
+
+
+def _tried(wish: Wish, calls: Sequence[AttentionCall], taken: set[tuple[Place, int]]) -> Iterator[Change]:
+    """A wish's changes, whose layers, heads and pairs are all there, and their heads not yet ``taken``."""
+    calls = [call for call in calls if wish.change.of_side(call.kind, call.side)]
+    if wish.layers is None and len({call.side for call in calls}) > 1:
+        raise InputError("side: it was not given; this model has an encoder and a decoder.")
+    if wish.layers is None and not calls:
+        raise InputError(f"layers: all were given; {wish.change.no_layer(0).there}.")
+    for layer in range(len(calls)) if wish.layers is None else wish.layers:
+        meant = [call for call in calls if call.layer == layer]
+        if not meant:
+            raise replace(wish.change, layer=layer).no_layer(len(calls)).for_people("layers")
+        change = wish.at(layer, min(_pairs(wish, call) for call in meant))
+        for call in meant:
+            heads = {(call.place, head) for head in change.heads_of(call)}
+            if call.unknown is None:  # which more tokens may tell
+                change.check(call)
+            if taken & heads:
+                head = 1 + min(head for _, head in taken & heads)
+                raise InputError(f"change: head {head} of {call.module} is changed twice; once is allowed.")
+            taken |= heads
+        yield change
+
+
+def _pairs(wish: Wish, call: AttentionCall) -> int:
+    """How many pairs a call turns, if some are to be exchanged."""
+    if not wish.exchanged[0]:
+        return 0
+    pairs = pairs_of(call, "exchange")
+    over = [pair for band in wish.exchanged for pair in band if pair >= pairs]
+    if over:
+        raise NotThere("exchange", over, f"{call.module} turns {pairs} pairs")
+    return pairs
 
 
 def read_change(text: str) -> Wish:
     """What ``layers=3-5 heads=1,4 output=zero`` says. Raises `InputError` for what cannot be read.
 
-    layers, heads, groups, still and silent are numbers and ranges from 1 (layers may be ``all``); speed is a number,
-    bias ``off``; attention, output, kind, side and seed are as in `toeplens.sources.huggingface.Change`.
+    layers, heads, groups, still and silent are numbers and ranges from 1 (layers may be ``all``); exchange is two of
+    them with a colon between, ``1-4:29-32``; speed is a number, bias ``off``; attention, output, kind, side and seed
+    are as in `toeplens.sources.huggingface.Change`.
     """
     given: dict[str, str] = {}
     for word in text.split():
@@ -76,7 +130,8 @@ def read_change(text: str) -> Wish:
     bands = {name: numbers(name, given[name]) for name in ("still", "silent") if name in given}
     options: dict[str, Any] = {name: numbers(name, given[name]) for name in ("heads", "groups") if name in given}
     options |= {name: given[name] for name in ("attention", "output", "kind", "side") if name in given}
-    if bands:
+    exchanged = _exchanged(given["exchange"]) if "exchange" in given else ((), ())
+    if bands or exchanged[0]:
         options["bands"] = BandControl(**bands)
     if "bias" in given:
         if given["bias"] != "off":
@@ -88,7 +143,19 @@ def read_change(text: str) -> Wish:
                 options[name] = make(given[name])
             except ValueError:
                 raise InputError(f"{name}: {given[name]!r} was given; it must be a number.") from None
-    return Wish(layers, Change(layer=0, **options))
+    return Wish(layers, Change(layer=0, **options), exchanged)
+
+
+def _exchanged(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The two bands of ``1-4:29-32``, from 0."""
+    bands = [numbers("exchange", part) for part in text.split(":")]
+    named = [pair for band in bands for pair in band]
+    if len(bands) != 2 or len(bands[0]) != len(bands[1]) or len(set(named)) != len(named):
+        raise InputError(
+            f"exchange: {text!r} was given; it must be two bands of as many different pairs, none in both, such as "
+            "1-4:29-32."
+        )
+    return bands[0], bands[1]
 
 
 def numbers(field: str, text: str) -> tuple[int, ...]:
@@ -133,7 +200,7 @@ def _what(change: Change) -> str:
                 which = f"pair{'s' if several else ''} {spans(pair + 1 for pair in pairs)}"
                 found.append(f"{which} {verbs[several]} {state}")
         if change.bands.order is not None:
-            found.append("frequencies exchanged")
+            found.append(_order(change.bands.order))
     if change.speed != 1:
         found.append("the rotation stopped" if change.speed == 0 else f"turned {change.speed:g} times as fast")
     if not change.bias:
@@ -143,3 +210,19 @@ def _what(change: Change) -> str:
     if change.output is not None:
         found.append({"zero": "silenced", "mean": "its mean put out"}.get(change.output, "another sequence’s output"))
     return listed(found)
+
+
+def _order(order: Sequence[int]) -> str:
+    """Which pairs have exchanged their frequencies; of an order that is no exchange, which turn as which others did."""
+    moved = [(pair, other) for pair, other in enumerate(order) if pair != other]
+    mutual = all(order[other] == pair for pair, other in moved)
+    runs: list[list[tuple[int, int]]] = []
+    for pair, other in moved:
+        if runs and runs[-1][-1] == (pair - 1, other - 1):
+            runs[-1].append((pair, other))
+        elif not mutual or pair < other:
+            runs.append([(pair, other)])
+    verb, word = ("exchanged", "with") if mutual else ("that turn as others did", "as")
+    said = [f"{spans(a + 1 for a, _ in run)} {word} {spans(b + 1 for _, b in run)}" for run in runs]
+    rest = [f"… ({len(said)} in all)"] if len(said) > _RUNS else []
+    return f"pairs {verb}, {', '.join(said[:_RUNS] + rest) or 'none'}"

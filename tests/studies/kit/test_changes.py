@@ -1,0 +1,178 @@
+"""Changes are read and told with numbers from 1, and what a model does not have is refused with numbers from 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.sources.huggingface.models import GPT, GROUPED, INPUTS, T5, tiny
+
+from toeplens.encodings import BandControl
+from toeplens.encodings.control import swapped
+from toeplens.ground import InputError
+from toeplens.sources.huggingface import Change, intervened
+from toeplens.sources.huggingface.loading import Loaded
+from toeplens.studies.kit.changes import changes_of, read_change, told
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.fixture(scope="module")
+def llama() -> Loaded:
+    """2 layers, 4 heads in 2 groups, 4 pairs."""
+    return Loaded(tiny("LlamaForCausalLM", **GROUPED))
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Loaded:
+    return Loaded(tiny("GPT2LMHeadModel", **GPT))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("layers=1 heads=1,4 output=zero", "layer 1, heads 1, 4: silenced"),
+        ("layers=1-2 heads=2 output=zero", "layers 1–2, head 2: silenced"),
+        ("layers=all still=1-2 silent=4", "layers 1–2: pairs 1–2 stand still and pair 4 is silent"),
+        ("layers=all exchange=1-2:3-4", "layers 1–2: pairs exchanged, 1–2 with 3–4"),
+        ("layers=2 exchange=1,2:4,3", "layer 2: pairs exchanged, 1 with 4, 2 with 3"),
+        ("layers=2 still=3 exchange=4:1", "layer 2: pair 3 stands still; pairs exchanged, 1 with 4"),
+        ("layers=2 exchange=1:2 speed=0.5", "layer 2: pairs exchanged, 1 with 2; turned 0.5 times as fast"),
+        ("layers=2 groups=1 speed=0", "layer 2, group 1: the rotation stopped"),
+        ("layers=1 attention=positional", "layer 1: the positional part of the logits alone"),
+        ("layers=1 speed=2", "layer 1: turned 2 times as fast"),
+        ("layers=1 output=mean", "layer 1: its mean put out"),
+        ("layers=1 output=resample seed=3", "layer 1: another sequence’s output"),
+    ],
+)
+def test_changes_are_read_and_told(llama: Loaded, text: str, words: str) -> None:
+    assert told(changes_of(llama, [read_change(text)])) == [words]
+
+
+def test_an_order_that_is_no_exchange_is_told_too() -> None:
+    cycle = BandControl(order=(1, 2, 0, 3))
+    assert told([Change(layer=0, bands=cycle)]) == ["layer 1: pairs that turn as others did, 1–2 as 2–3, 3 as 1"]
+    turned = BandControl(order=tuple(range(31, -1, -1)))
+    (words,) = told([Change(layer=0, bands=turned)])
+    assert words.startswith("layer 1: pairs exchanged, 1 with 32, 2 with 31, ")
+    assert words.endswith("8 with 25, … (16 in all)")
+
+
+def test_bands_that_are_exchanged_are_those_of_the_model(llama: Loaded) -> None:
+    """Counted from 1, the first for the first, in the layers that are named."""
+    (found,) = changes_of(llama, [read_change("layers=2 exchange=1,2:4,3 silent=3")])
+    assert found == Change(layer=1, bands=BandControl(order=swapped(4, [0, 1], [3, 2]), silent=(2,)))
+    tables = []
+    for changes in ([found], [Change(layer=1, bands=BandControl(order=(3, 2, 1, 0), silent=(2,)))], []):
+        with torch.no_grad(), intervened(llama.model, changes):
+            tables.append(llama.model(**INPUTS).logits)
+    assert torch.equal(tables[0], tables[1])
+    assert not torch.allclose(tables[0], tables[2], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("heads=1 output=zero", "^change: .* names no layers"),
+        ("layers=1", "none were given, nor speed"),
+        ("layers=1 zero", "^change: 'zero' in 'layers=1 zero' is no setting; allowed are .* still, silent, exchange, "),
+        ("layers=0 output=zero", "^layers: '0' was given"),
+        ("layers=1 output=none", "^output: there is no 'none'"),
+        ("layers=1 speed=fast", "^speed: 'fast' was given; it must be a number"),
+        ("layers=1 output=resample seed=-1", "^seed: -1 was given; it must be at least 0"),
+        ("layers=1 bias=on", "^bias: 'on' was given; only off"),
+        ("layers=1 layers=2 output=zero", "is no setting"),
+        ("layers=1 still=4-2", "^still: '4-2' was given"),
+        ("layers=1 still=1 output=zero", "^output: it was given beside still"),
+        ("layers=1 exchange=1-4", "^exchange: '1-4' was given; it must be two bands of as many different pairs"),
+        ("layers=1 exchange=1-4:29-31", "^exchange: '1-4:29-31' was given; .* none in both, such as 1-4:29-32"),
+        ("layers=1 exchange=1-4:4-7", "^exchange: '1-4:4-7' was given; it must be two bands of as many"),
+        ("layers=1 exchange=1,1:2,3", "^exchange: '1,1:2,3' was given; it must be two bands of as many"),
+        ("layers=1 exchange=1:2:3", "^exchange: '1:2:3' was given; it must be two bands of as many"),
+        ("layers=1 exchange=0:2", "^exchange: '0' was given; it must be numbers from 1"),
+    ],
+)
+def test_changes_that_cannot_be_read(text: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read_change(text)
+
+
+ONCE = ", each to be named once."
+ATTENTION = "model.layers.0.self_attn (LlamaAttention)"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("layers=99 output=zero", "layers: 99 was given; there are 2 calls of self attention, counted from 1."),
+        ("layers=2-3 output=zero", "layers: 3 was given; there are 2 calls of self attention, counted from 1."),
+        (
+            "layers=1 kind=cross output=zero",
+            "layers: 1 was given; there are 0 calls of cross attention, counted from 1.",
+        ),
+        ("layers=all kind=cross output=zero", "layers: all were given; there are 0 calls of cross attention."),
+        (
+            "layers=all side=encoder output=zero",
+            "layers: all were given; there are 0 calls of self attention on the side encoder.",
+        ),
+        ("layers=1 heads=12 speed=0", f"heads: 12 was given; {ATTENTION} has 4, counted from 1{ONCE}"),
+        ("layers=1 heads=3-9999 speed=0", f"heads: 3–9999 were given; {ATTENTION} has 4, counted from 1{ONCE}"),
+        ("layers=1 groups=5 speed=0", f"groups: 5 was given; {ATTENTION} has 2, counted from 1{ONCE}"),
+        ("layers=1 still=40", f"still: 40 was given; {ATTENTION} turns 4 pairs, counted from 1{ONCE}"),
+        ("layers=1 silent=4-5", f"silent: 4–5 were given; {ATTENTION} turns 4 pairs, counted from 1{ONCE}"),
+        ("layers=1 exchange=1-2:4-5", f"exchange: 5 was given; {ATTENTION} turns 4 pairs, counted from 1{ONCE}"),
+        ("layers=1 bias=off", f"bias: {ATTENTION} adds nothing to its logits that could be taken away."),
+        ("layers=1,1 output=zero", f"change: head 1 of {ATTENTION} is changed twice; once is allowed."),
+    ],
+)
+def test_what_the_model_does_not_have_is_refused_with_numbers_from_1(llama: Loaded, text: str, sentence: str) -> None:
+    with pytest.raises(InputError) as caught:
+        changes_of(llama, [read_change(text)])
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("way", ["still=1", "silent=1", "exchange=1:2", "speed=0", "speed=2"])
+def test_a_model_without_a_rotation_is_refused_by_the_name_of_what_was_given(gpt2: Loaded, way: str) -> None:
+    field = way.partition("=")[0]
+    with pytest.raises(InputError, match=rf"^{field}: transformer.h.0.attn .* has no rotation that could be stopped"):
+        changes_of(gpt2, [read_change(f"layers=1 {way}")])
+
+
+def test_two_changes_of_one_head_are_refused_together(llama: Loaded) -> None:
+    wishes = [read_change("layers=all heads=1,2 output=zero"), read_change("layers=2 heads=2-3 speed=0")]
+    with pytest.raises(
+        InputError, match=r"^change: head 2 of model.layers.1.self_attn .* is changed twice; once is al"
+    ):
+        changes_of(llama, wishes)
+    assert len(changes_of(llama, [wishes[0], read_change("layers=2 heads=3-4 speed=0")])) == 3
+
+
+def test_all_layers_are_those_of_the_side() -> None:
+    made = Loaded(tiny("T5ForConditionalGeneration", **T5 | {"num_decoder_layers": 3}))
+    for text, count in (("side=encoder", 2), ("side=decoder", 3), ("kind=cross", 3)):
+        wishes = [read_change(f"layers=all heads=1-2 output=zero {text}"), read_change("layers=1 heads=3 output=zero")]
+        assert [change.layer for change in changes_of(made, wishes)] == [*range(count), 0]
+    with pytest.raises(InputError, match=r"^side: it was not given"):
+        changes_of(made, [read_change("layers=all output=zero")])
+
+
+def test_without_wishes_there_are_no_changes_and_no_pass(llama: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toeplens.studies.kit.changes.captured", pytest.fail)
+    assert changes_of(llama, []) == []
+    assert told([]) == []
+
+
+def test_a_short_pass_that_breaks_off_leaves_what_is_wrong_to_the_long_one(
+    llama: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ValueError("too few")
+
+    monkeypatch.setattr("toeplens.studies.kit.changes.captured", broken)
+    assert changes_of(llama, [read_change("layers=1,99 output=zero")]) == [
+        Change(layer=layer, output="zero") for layer in (0, 98)
+    ]
+    for text in ("layers=all output=zero", "layers=1 exchange=1:2"):
+        with pytest.raises(ValueError, match="too few"):
+            changes_of(llama, [read_change(text)])
