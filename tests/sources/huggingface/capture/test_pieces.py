@@ -27,11 +27,15 @@ class TwiceAttention(SoftAttention):
 
 
 class TwoAttention(SoftAttention):
-    """Other weights for the second half of the values, which are next to nothing."""
+    """Other weights for the second half of the values, which are next to nothing, or nothing."""
+
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.size = size
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (one, two), logits = v.chunk(2, -1), q @ k.transpose(-1, -2)
-        return torch.cat([(logits * 0.5).softmax(-1) @ one, (logits * 0.4).softmax(-1) @ (1e-9 * two)], -1)
+        return torch.cat([(logits * 0.5).softmax(-1) @ one, (logits * 0.4).softmax(-1) @ (self.size * two)], -1)
 
 
 class DepthAttention(nn.Module):
@@ -75,9 +79,10 @@ def test_products_of_the_same_weights_are_one_call() -> None:
         assert max(other.proof.weights, other.proof.outputs) < 1e-5
 
 
-def test_pieces_with_weights_of_their_own_are_refused() -> None:
+@pytest.mark.parametrize("size", [1.0, 1e-9, 0.0])
+def test_pieces_with_weights_of_their_own_are_refused(size: float) -> None:
     with pytest.raises(InputError, match=r"parts.0 \(TwoAttention\) was not understood: it is made of pieces, each"):
-        calls_in(Hand(TwoAttention()))
+        calls_in(Hand(TwoAttention(size)))
 
 
 @pytest.mark.parametrize(
