@@ -40,6 +40,7 @@ def probe(
     with starting():
         from toeplens.cli import audit_output, console
         from toeplens.report import write_probe
+        from toeplens.sources.huggingface.beforehand import check_decoder
         from toeplens.sources.huggingface.loading import open_model
         from toeplens.studies import auditing, probing
 
@@ -54,6 +55,7 @@ def probe(
     data = auditing.read_text(text)
     with entered(out, "probe", (probing.RECORD,)), audit_output.AuditProgress() as progress:
         loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)  # type: ignore[arg-type]
+        check_decoder(loaded, "a probe")
         found = probing.probe(
             loaded,
             data,

@@ -16,7 +16,7 @@ from toeplens.ground import InputError
 from toeplens.report import render_probe
 from toeplens.sources.huggingface import AttentionCall, Change, captured, intervened, load_model
 from toeplens.studies.kit.questions import Writer
-from toeplens.studies.probing import ABOUT, Asked, ProbeRecord, open_probe, probe, read_change, save_probe, told
+from toeplens.studies.probing import ABOUT, Asked, ProbeRecord, open_probe, probe, save_probe
 
 ASKED = Asked(lengths=(64, 80), depths=(0.0, 1.0), repeats=1, sequences=2, lists=2)
 CHANGES = (Change(layer=0, speed=0.0), Change(layer=1, heads=(1,), output="zero"))
@@ -131,43 +131,9 @@ def test_the_same_seed_gives_the_same(model: Path, found: ProbeRecord) -> None:
     assert again.heads == found.heads
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("layers=3-5 heads=1,4 output=zero", "layers 3–5, heads 1, 4: silenced"),
-        ("layers=all still=1-2 silent=4", "layers 1–6: pairs 1–2 stand still and pair 4 is silent"),
-        ("layers=2 groups=1 speed=0 bias=off", "layer 2, group 1: the rotation stopped and without bias"),
-        ("layers=1 attention=positional", "layer 1: the positional part of the logits alone"),
-        ("layers=1 speed=2", "layer 1: turned 2 times as fast"),
-        ("layers=1 output=mean", "layer 1: its mean put out"),
-    ],
-)
-def test_changes_are_read_and_told(text: str, words: str) -> None:
-    assert told(read_change(text).of(6)) == [words]
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("heads=1 output=zero", "names no layers"),
-        ("layers=1", "none were given, nor speed"),
-        ("layers=1 zero", "'zero' in 'layers=1 zero' is no setting"),
-        ("layers=0 output=zero", "layers: '0' was given"),
-        ("layers=1 output=none", "output: there is no 'none'"),
-        ("layers=1 speed=fast", "speed: 'fast' was given; it must be a number"),
-        ("layers=1 bias=on", "bias: 'on' was given; only off"),
-        ("layers=1 layers=2 output=zero", "is no setting"),
-        ("layers=1 still=4-2", "still: '4-2' was given"),
-    ],
-)
-def test_changes_that_cannot_be_read(text: str, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        read_change(text)
-
-
 def test_lengths_over_the_models_own(tmp_path: Path) -> None:
     model = saved(tmp_path / "short", max_position_embeddings=70)
-    with pytest.raises(InputError, match="lengths: 80 tokens were given; the model has positions for 70"):
+    with pytest.raises(InputError, match="lengths: sequences of 80 tokens were given; the model is made for 70"):
         probe(str(model), TEXT, asked=ASKED, device="cpu")
 
 

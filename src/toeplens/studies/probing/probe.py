@@ -17,6 +17,7 @@ import torch
 from toeplens.ground import EnvironmentFailure, InputError, read_json, write_json
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface import Change
+from toeplens.sources.huggingface.beforehand import calls_of, check_decoder, check_length, check_predicts
 from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library
@@ -27,6 +28,7 @@ from toeplens.studies.kit.retrieving import HeadRetrieval, retrieval_of
 from toeplens.studies.probing.record import ItemRecord, ProbeRecord
 
 RECORD = "probe.json"
+NEEDING = "a probe"  # what needs a model that predicts the next token
 _AT_ONCE = 4096  # tokens of a pass, over its sequences
 _CHANGED_AT_ONCE = 1024  # of a pass that is taken apart
 Progress = Callable[[str, int, int], None]
@@ -51,9 +53,10 @@ class Probing:
         cls, loaded: Loaded, text: str, asked: Asked, *, tokenizer: Any = None, seed: int = 0, report: Progress
     ) -> Probing:
         """Of a model and a text. Raises `InputError` as `probe` does."""
+        check_decoder(loaded, NEEDING)
         loaded.check_numbers()
         loaded.check_all()
-        _check(loaded, asked)
+        check_length(loaded, "lengths", max(asked.lengths))
         if seed < 0:
             raise InputError(f"seed: {seed} was given; it must be at least 0.")
         items = Writer(loaded.tokenizer() if tokenizer is None else tokenizer, text, seed).items(asked)
@@ -91,6 +94,7 @@ class Probing:
                 f"output: {mixed} was given; questions are asked one by one, so that only zero is allowed."
             )
         try:
+            self._check(changes)
             intact = self.intact
             if changes:
                 changed = _answers(self.loaded.model, self.items, changes, self._told("changed"))
@@ -102,6 +106,11 @@ class Probing:
         rows = [row for number, item in enumerate(self.items) for row in _rows(number, item, intact, changed)]
         about = self.about | {"seconds": round(time.monotonic() - started, 1)}
         return ProbeRecord(about, tuple(told(changes)), tuple(rows), found)
+
+    def _check(self, changes: Sequence[Change]) -> None:
+        """Refuse what a short pass tells: that a model sees what comes after, and has not what is to be changed."""
+        tokens = torch.tensor([self.items[0].tokens], device=self.loaded.model.device)
+        check_predicts(self.loaded, calls_of(self.loaded.model, {"input_ids": tokens}, changes), NEEDING)
 
     def _told(self, what: str) -> Callable[[int], None]:
         return lambda done: self.report(what, done, len(self.items))
@@ -147,7 +156,7 @@ def probe(
         seed       of the items
 
     Raises `InputError` for a model that predicts no tokens or is not understood, lengths over the model's own, a text
-    that is too short; `EnvironmentFailure` where memory runs out.
+    that is too short, a change of what the model does not have; `EnvironmentFailure` where memory runs out.
     """
     report = on_progress or (lambda what, done, total: None)
     loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)
@@ -167,14 +176,6 @@ def open_probe(directory: Path | str) -> ProbeRecord:
     if not path.is_file():
         raise InputError(f"probe: {directory} holds no {RECORD}; it must be the directory of a probe.")
     return ProbeRecord.from_dict(read_json(path), path)
-
-
-def _check(loaded: Loaded, asked: Asked) -> None:
-    longest, limit = max(asked.lengths), loaded.longest
-    told = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
-    limit = min((each for each in (limit, told) if isinstance(each, int) and each > 0), default=None)
-    if limit is not None and longest > limit:
-        raise InputError(f"lengths: {longest} tokens were given; the model has positions for {limit}.")
 
 
 def _answers(

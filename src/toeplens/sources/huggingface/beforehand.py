@@ -1,0 +1,142 @@
+"""What is asked of a model before anything is measured: room for the tokens, the next token, layers that are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from toeplens.ground import InputError
+from toeplens.ground.machine import out_of_memory
+from toeplens.sources.huggingface.capture.calls import AttentionCall, Kind, Side
+from toeplens.sources.huggingface.capture.observed_pass import captured
+from toeplens.sources.huggingface.interventions.change import Change
+from toeplens.sources.huggingface.interventions.passes import Changed
+from toeplens.sources.huggingface.loading import Loaded
+
+_SEQUENCES, _TOKENS = 2, 16  # of a short pass, at most
+
+
+class Called(NamedTuple):
+    """One call of attention in a pass."""
+
+    side: Side
+    kind: Kind
+    layer: int
+    heads: int
+    causal: bool
+
+
+def longest(loaded: Loaded) -> int | None:
+    """How many tokens the model has positions for; None where neither a table nor its configuration says so.
+
+    A table of position vectors says it, or ``max_position_embeddings`` of the configuration, also of a model that
+    turns its queries and keys: beyond it are angles that it has not been made for. Scaled rotations reach as far as
+    their factor says. A model with ALiBi is made to be read on.
+    """
+    return min((limit for limit, _ in _limits(loaded)), default=None)
+
+
+def check_length(loaded: Loaded, field: str, tokens: int) -> None:
+    """Refuse sequences of more tokens than the model has positions for, by the name of the ``field`` that gave them."""
+    for limit, said in sorted(_limits(loaded)):
+        if tokens > limit:
+            raise InputError(f"{field}: sequences of {tokens} tokens were given; {said.format(limit)}.")
+
+
+def check_decoder(loaded: Loaded, what: str) -> None:
+    """Refuse a model with an encoder where ``what`` is asked for needs one that predicts the next token."""
+    if loaded.model.config.is_encoder_decoder:
+        raise InputError(
+            f"model: {type(loaded.model).__name__} has an encoder; {what} needs a model that predicts the next token "
+            "from those before it alone."
+        )
+
+
+def check_predicts(loaded: Loaded, calls: Sequence[Called], what: str) -> None:
+    """Refuse a model whose queries see the keys after them, by the calls of a short pass; likewise."""
+    if any(call.kind == "self" and not call.causal for call in calls):
+        raise InputError(
+            f"model: {type(loaded.model).__name__} sees the tokens after each one; {what} needs a model that predicts "
+            "the next token from those before it alone."
+        )
+
+
+def calls_of(model: Any, inputs: Mapping[str, Tensor], changes: Sequence[Change] = ()) -> tuple[Called, ...]:
+    """The calls of attention in a pass over the first tokens of the first inputs, in their order.
+
+    None where that pass breaks off: what is wrong then is told when all tokens are read.
+
+    Arguments
+        inputs   what ``forward`` takes, each [B, N]
+        changes  that will be made: whether the model has what they are of is seen here
+
+    Raises `InputError` for a change of a layer, of heads, groups, frequencies or a bias that the model does not have.
+    """
+    found: list[Called] = []
+    refused: list[InputError] = []
+    changed = Changed(changes)
+
+    def look(call: AttentionCall) -> None:
+        found.append(Called(call.side, call.kind, call.layer, call.q.shape[1], call.causal))
+        changed.note(call)
+        for number, change in enumerate(changes):
+            if change.meets(call):
+                changed.met.add(number)
+                try:
+                    change.heads_of(call)
+                    if call.unknown is None:  # which more tokens may tell
+                        change.check(call)
+                except InputError as error:
+                    refused.append(error)
+
+    try:
+        captured(model, {name: x[:_SEQUENCES, :_TOKENS] for name, x in inputs.items()}, look)
+    except Exception as error:  # whatever so few tokens may do to a model
+        if out_of_memory(error):
+            raise
+        found = []
+    if refused:
+        raise refused[0]
+    if found:
+        changed.require_all()
+    return tuple(found)
+
+
+def _limits(loaded: Loaded) -> Iterator[tuple[int, str]]:
+    """How many tokens, and what says so."""
+    if loaded.longest is not None:
+        yield loaded.longest, "the model has positions for {}"
+    stated = _stated(loaded.model.config)
+    if stated is not None:
+        yield stated, "the model is made for {}, by max_position_embeddings of its configuration"
+
+
+def _stated(config: Any) -> int | None:
+    """What the configuration of a model, or of its decoder, says; None where it says nothing."""
+    try:
+        text = config.get_text_config()
+    except ValueError:  # of several parts
+        text = config.get_text_config(decoder=True)
+    limit = getattr(text, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit < 1 or getattr(text, "alibi", False):
+        return None
+    return max(limit, *(_reach(each, limit) for each in _ropes(getattr(text, "rope_parameters", None))), 0)
+
+
+def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
+    """What is said of the rotation, or of the rotation of each kind of layer."""
+    if isinstance(parameters, Mapping):
+        yield parameters
+        yield from (each for each in parameters.values() if isinstance(each, Mapping))
+
+
+def _reach(rope: Mapping[str, Any], limit: int) -> int:
+    """How far a scaled rotation reaches: so many times as far as the model was first trained; 0 where that is not said.
+
+    A ``dynamic`` one begins to scale where the configuration's limit is passed.
+    """
+    first = limit if rope.get("rope_type") == "dynamic" else rope.get("original_max_position_embeddings")
+    factor = rope.get("factor")
+    return int(first * factor) if isinstance(first, int) and isinstance(factor, int | float) else 0
