@@ -21,6 +21,7 @@ from toeplens.papers.positional_symbolic.pretrained.making import PIECES, Making
 from toeplens.papers.positional_symbolic.pretrained.plan import AUDITED, Asking, Plan
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.sources.huggingface import captured
+from toeplens.sources.huggingface.beforehand import check_decoder, check_length
 from toeplens.sources.huggingface.loading import Dtype, Loaded, load_model
 from toeplens.studies.auditing.kept import files_of
 from toeplens.studies.auditing.record import AuditRecord
@@ -102,14 +103,19 @@ def examine(
         on_progress  told how much of a piece is done
         sizes        of `Plan`: sequences, tokens, effect_tokens, probe_tokens, seed
 
-    Raises `InputError` for a model that is not understood, texts that are too short, and a directory that holds
-    another study or that of another model, other texts or other sizes.
+    Raises `InputError` for a model that is not understood or has an encoder, more tokens than it has positions for,
+    texts that are too short, and a directory that holds another study or that of another model, other texts or other
+    sizes.
     """
     limits, directory = limits or Limits(), Path(out)
     plan = Plan(model=model, texts=dict(sorted(texts.items())), **sizes)
     loaded = load_model(model, dtype=dtype, device=device)
+    check_decoder(loaded, "the study of a pretrained model")
+    check_length(loaded, "tokens", plan.tokens)
     loaded.check_all()
     plan = replace(plan, **_nature(loaded))
+    if plan.predicts:
+        check_length(loaded, "probe_tokens", plan.probe_tokens)
     asked = asdict(replace(plan, texts=plan.digests()))
     _same(directory, asked)
     pieces = list(plan.pieces())
