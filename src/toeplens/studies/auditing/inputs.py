@@ -1,47 +1,60 @@
-"""What a model is audited on: sequences of one length, of tokens that are given, of a text, or random and repeated."""
+"""What a model is audited on: sequences of tokens that are given, of one text or several, or random and repeated."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.ground.words import listed
+from toeplens.sources.huggingface.beforehand import check_length, longest
 from toeplens.sources.huggingface.loading import Loaded
 
 SEQUENCES, TOKENS = 16, 256  # unless told otherwise
 _NUMPY = b"\x93NUMPY"  # how a .npy file begins
 _LARGEST = int(np.iinfo(np.int64).max)
 _NAMED = 200  # characters of a path that are told
+_TOLD = 4  # texts whose names are told
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences of one length.
+    """Sequences, the longest first; shorter ones have padding on their right, which is no token of theirs.
 
-    tokens  [B, N] their token ids
-    origin  where they came from, in words
-    words   the tokens of the first sequence as text; empty where no tokenizer made them
+    tokens   [B, N] their token ids, 0 in the padding
+    origin   where they came from, in words
+    words    the tokens of the first sequence as text; empty where no tokenizer made them
+    lengths  of each sequence, without its padding; empty where all are of one length
+    texts    what the text of each sequence is called; empty where they are not of several
     """
 
     tokens: Int[Tensor, "B N"]
     origin: str
     words: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+
+    @property
+    def there(self) -> Bool[Tensor, "B N"] | None:
+        """Which tokens are no padding; None without padding."""
+        return torch.arange(self.tokens.shape[1]) < torch.tensor(self.lengths).unsqueeze(1) if self.lengths else None
 
 
 def sequences_of(
     loaded: Loaded, data: Any, tokenizer: Any, sequences: int, max_tokens: int | None, seed: int
 ) -> tuple[Sequences, Any]:
     """What the model reads, and the tokenizer, if there is one."""
-    limit, length = loaded.longest, max_tokens or TOKENS
+    limit, length = longest(loaded), max_tokens or TOKENS
     length = length if limit is None or max_tokens is not None else min(length, limit)
     if data is None:
         words = loaded.vocabulary
@@ -50,19 +63,47 @@ def sequences_of(
         named = (each for key, each in vars(loaded.model.config).items() if key.endswith("token_id"))
         special = [each for each in named if isinstance(each, int)]
         return repeated(words, special, sequences, length, seed), tokenizer
-    texts = [data] if isinstance(data, str) else data
-    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
+    texts = texts_of(data)
+    if texts is None:
         return given(data, sequences, max_tokens), tokenizer
     tokenizer = loaded.tokenizer() if tokenizer is None else tokenizer
-    return from_texts(tokenizer, texts, sequences, length, "text as given"), tokenizer
+    return from_texts(tokenizer, texts, sequences, length), tokenizer
 
 
-def inputs_of(model: Any, tokens: Int[Tensor, "B N"]) -> dict[str, Tensor]:
-    """What ``forward`` takes; an encoder-decoder reads the same on both sides, the decoder's one place later."""
-    tokens = tokens.to(model.device)
-    found = {"input_ids": tokens}
+def texts_of(data: Any) -> dict[str, str] | None:
+    """The texts by what they are called, where one or several were given; None for other data."""
+    if isinstance(data, str):
+        return {"text as given": data}
+    if isinstance(data, list | tuple) and all(isinstance(text, str) for text in data):
+        data = {f"text {number}" if len(data) > 1 else "text as given": text for number, text in enumerate(data, 1)}
+    if not isinstance(data, Mapping) or not data or not all(isinstance(text, str) for text in data.values()):
+        return None
+    return {str(name): text for name, text in data.items()}
+
+
+def inputs_of(model: Any, read: Sequences) -> dict[str, Tensor]:
+    """What ``forward`` takes; an encoder-decoder reads the same on both sides, the decoder's one place later.
+
+    Raises `InputError` for padding that the model cannot be told of.
+    """
+    tokens, there = read.tokens, read.there
+    if there is not None:
+        pad, words = (getattr(model.config, name, None) for name in ("pad_token_id", "vocab_size"))
+        known = isinstance(pad, int) and isinstance(words, int) and 0 <= pad < words
+        tokens = tokens.masked_fill(~there, int(pad or 0) if known else 0)
+    found, sides = {"input_ids": tokens.to(model.device)}, [""]
     if model.config.is_encoder_decoder:
-        found["decoder_input_ids"] = _shifted(tokens, model.config)
+        found["decoder_input_ids"] = _shifted(found["input_ids"], model.config)
+        sides.append("decoder_")
+    if there is not None:
+        names = [f"{side}attention_mask" for side in sides]
+        found |= dict.fromkeys(names, there.to(device=model.device, dtype=torch.long))
+        unknown = [name for name in names if name not in inspect.signature(model.forward).parameters]
+        if unknown:
+            raise InputError(
+                f"tokens: sequences of different lengths were given; {type(model).__name__} takes no {unknown[0]}, so "
+                "that all must be of one length."
+            )
     return found
 
 
@@ -82,9 +123,7 @@ def check_fit(loaded: Loaded, read: Sequences) -> None:
             f"tokens: they go from {least} to {most}; the model's vocabulary goes from 0 to {words - 1} (is the "
             "tokenizer another model's?)."
         )
-    limit, length = loaded.longest, read.tokens.shape[1]
-    if limit is not None and length > limit:
-        raise InputError(f"max_tokens: sequences of {length} tokens were given; the model has positions for {limit}.")
+    check_length(loaded, "max_tokens", read.tokens.shape[1])
 
 
 def mask_token_of(tokenizer: Any) -> int | None:
@@ -109,20 +148,18 @@ def repeated(vocabulary: int, special: Sequence[int], sequences: int, tokens: in
 
 
 def given(tokens: Any, sequences: int, length: int | None) -> Sequences:
-    """Token ids as a tensor, an array or lists: [B, N], or [N] for one sequence; cut to so many and so long."""
-    try:
-        array = np.asarray(tokens.cpu() if isinstance(tokens, Tensor) else tokens)
-    except ValueError:
-        raise InputError("tokens: sequences of different lengths were given; all must be of one length.") from None
-    if array.ndim == 1:
-        array = array[None]
-    if array.ndim != 2 or (array.dtype.kind not in "iu" and array.size):
-        raise InputError(
-            f"tokens: {list(array.shape)} of {array.dtype} were given; they must be whole numbers, sequences by tokens."
-        )
-    array = array[:sequences, :length]
-    if array.size and int(array.max()) > _LARGEST:
-        raise InputError(f"tokens: they go up to {int(array.max())}; a token is at most {_LARGEST}.")
+    """Token ids as a tensor, an array or lists: [B, N], or [N] for one sequence; cut to so many and so long.
+
+    Lists of sequences of different lengths are taken too.
+    """
+    rows = _uneven(tokens)
+    if rows is not None:
+        cut = [_few(_whole(row, 1)[:length]) for row in rows[:sequences]]
+        short = next((number for number, row in enumerate(cut, 1) if len(row) < 2), None)
+        if short is not None:
+            raise InputError(f"tokens: sequence {short} has {len(cut[short - 1])}; at least 2 are needed.")
+        return _together([row.tolist() for row in cut], "tokens as given")
+    array = _few(_whole(tokens, 2)[:sequences, :length])
     try:
         found = torch.from_numpy(array.astype(np.int64))
     except MemoryError:
@@ -133,31 +170,99 @@ def given(tokens: Any, sequences: int, length: int | None) -> Sequences:
     return Sequences(found, "tokens as given")
 
 
-def from_texts(tokenizer: Any, texts: Sequence[str], sequences: int, length: int, origin: str) -> Sequences:
-    """A text's tokens, cut into sequences of ``length`` with the tokenizer's special tokens around each.
+def _uneven(tokens: Any) -> Sequence[Any] | None:
+    """The sequences of a list whose sequences are of different lengths; None for anything else."""
+    if not isinstance(tokens, list | tuple) or any(isinstance(row, str) for row in tokens):
+        return None
+    try:
+        return tokens if len({len(row) for row in tokens}) > 1 else None
+    except TypeError:  # numbers have no length
+        return None
 
-    What does not fill a sequence at a text's end is left out, unless there is nothing else. Sequences are of one
-    length: of several texts those that are too short for it are left out, and the origin says how many.
+
+def _whole(tokens: Any, dimensions: int) -> Int[np.ndarray, "*N"]:
+    """Token ids of so many dimensions, or of one fewer. Raises `InputError` for what are none."""
+    if isinstance(tokens, list | tuple):
+        tokens = [row.cpu() if isinstance(row, Tensor) else row for row in tokens]
+    try:
+        array = np.asarray(tokens.cpu() if isinstance(tokens, Tensor) else tokens)
+    except ValueError:
+        raise InputError("tokens: lists of different lengths were given in one sequence; tokens are numbers.") from None
+    array = array[None] if array.ndim == dimensions - 1 else array
+    if array.ndim != dimensions or (array.dtype.kind not in "iu" and array.size):
+        raise InputError(
+            f"tokens: {list(array.shape)} of {array.dtype} were given; they must be whole numbers, sequences by tokens."
+        )
+    return array
+
+
+def _few(array: Int[np.ndarray, "*N"]) -> Int[np.ndarray, "*N"]:
+    """The tokens that are taken. Raises `InputError` for numbers that are too large."""
+    if array.size and int(array.max()) > _LARGEST:
+        raise InputError(f"tokens: they go up to {int(array.max())}; a token is at most {_LARGEST}.")
+    return array
+
+
+def from_texts(tokenizer: Any, texts: Mapping[str, str], sequences: int, length: int) -> Sequences:
+    """Tokens of one text or several, cut into sequences of ``length`` with the tokenizer's special tokens around each.
+
+    The sequences are shared out among the texts as evenly as these allow, the first ones of each text. What does not
+    fill a sequence at a text's end is left out, unless there is nothing else: a text that is shorter than ``length`` is
+    one sequence of its own length.
     """
-    found: list[list[int]] = []
-    for text in texts:
-        made = _cut(tokenizer, text, length)
-        whole = [each for each in made if len(each) == length]
-        found += whole or [max(made, key=len, default=[])]
-        if len(found) >= sequences:
-            break
-    most = max(map(len, found), default=0)
-    kept = [each for each in found if len(each) == most]
-    short = len(found) - len(kept)
-    if short:
-        origin += f"; {short} of {len(texts)} texts left out, shorter than {most} tokens"
-    kept = kept[:sequences]
-    if most < 2:
-        raise InputError("text: it has less than 2 tokens; there is no attention to look at.")
-    if not any(tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts):
-        raise InputError("text: there is none; a text of at least one token is needed.")
-    words = tuple(str(word) for word in tokenizer.convert_ids_to_tokens(kept[0]))
-    return Sequences(torch.tensor(kept), origin, words)
+    read = list(texts)[:sequences]
+    pieces = {name: _pieces(tokenizer, name if len(texts) > 1 else None, texts[name], length) for name in read}
+    counts = shared({name: len(own) for name, own in pieces.items()}, sequences)
+    rows = [(name, piece) for name, own in pieces.items() for piece in own[: counts[name]]]
+    rows = sorted(rows, key=lambda row: -len(row[1]))
+    words = tuple(str(word) for word in tokenizer.convert_ids_to_tokens(rows[0][1]))
+    names = tuple(name for name, _ in rows) if len(counts) > 1 else ()
+    return _together([piece for _, piece in rows], _origin(counts, len(texts)), words, names)
+
+
+def shared(room: Mapping[str, int], count: int) -> dict[str, int]:
+    """So many sequences shared out as evenly as there is room, first come first served where they do not come out."""
+    found = dict.fromkeys(room, 0)
+    for _ in range(min(count, sum(room.values()))):
+        found[min((name for name in room if found[name] < room[name]), key=lambda name: found[name])] += 1
+    return found
+
+
+def _origin(counts: Mapping[str, int], texts: int) -> str:
+    """Where sequences came from, and which texts none was taken of."""
+    if texts == 1:
+        return next(iter(counts))
+    missing = texts - len(counts)
+    left = f"; {missing} of {texts} texts left out, for want of sequences" if missing else ""
+    if len(counts) > _TOLD:
+        least, most = min(counts.values()), max(counts.values())
+        of_each = f"{least}" if least == most else f"{least} to {most}"
+        return f"{of_each} of each of {len(counts)} texts, {', '.join(list(counts)[:_TOLD])} and others{left}"
+    return f"{listed(f'{count} of {name}' for name, count in counts.items())}{left}"
+
+
+def _together(
+    rows: Sequence[Sequence[int]], origin: str, words: tuple[str, ...] = (), texts: tuple[str, ...] = ()
+) -> Sequences:
+    """Sequences as one tensor, the longest first."""
+    rows = sorted(rows, key=lambda row: -len(row))
+    most = len(rows[0])
+    lengths = tuple(map(len, rows)) if len(rows[-1]) < most else ()
+    tokens = torch.tensor([[*row, *[0] * (most - len(row))] for row in rows])
+    return Sequences(tokens, origin, words, lengths, texts)
+
+
+def _pieces(tokenizer: Any, name: str | None, text: str, length: int) -> list[list[int]]:
+    """The sequences of a text of this name, or of the only one; all of one length."""
+    made = _cut(tokenizer, text, length)
+    whole = [each for each in made if len(each) == length]
+    found = whole or [max(made, key=len, default=[])]
+    if len(found[0]) < 2:
+        raise InputError(f"text: {name or 'it'} has less than 2 tokens; there is no attention to look at.")
+    if not tokenizer(text, add_special_tokens=False)["input_ids"]:
+        where = "" if name is None else f" in {name}"
+        raise InputError(f"text: there is none{where}; a text of at least one token is needed.")
+    return found
 
 
 def _cut(tokenizer: Any, text: str, length: int) -> list[list[int]]:
@@ -173,7 +278,7 @@ def _cut(tokenizer: Any, text: str, length: int) -> list[list[int]]:
 
 
 def read_tokens(path: Path) -> Any:
-    """Token ids of a file: .npy, or .json with a list, or a list of lists."""
+    """Token ids of a file: .npy, or .json with a list, or a list of lists, which may be of different lengths."""
     _there(path, "tokens")
     try:
         if path.suffix == ".npy":
@@ -183,7 +288,8 @@ def read_tokens(path: Path) -> Any:
                 raise InputError(f"tokens: {path} could not be read (it is no .npy file).")
             return np.load(path, mmap_mode="r", allow_pickle=False)  # what is not taken is not read
         if path.suffix == ".json":
-            return np.asarray(json.loads(path.read_text(encoding="utf-8")))
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return content if _uneven(content) is not None else np.asarray(content)
     except InputError:
         raise
     except (ValueError, OSError, EOFError, RecursionError, OverflowError) as error:

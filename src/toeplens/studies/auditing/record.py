@@ -249,6 +249,8 @@ class _About(BaseModel):
     seconds: Size = None
     needles: reading.Count | None = None
     changes: list[reading.Text] = []
+    texts: list[reading.Text] = []
+    lengths: list[reading.Count] = []
     random_weights: list[reading.Text] = []
     unused_weights: list[reading.Text] = []
     no_effects: reading.Text | None = None
@@ -262,8 +264,10 @@ class AuditRecord(Record):
     about        the model and how it was audited, as names and values: model, class, model_type, parameters, dtype,
                  weights (how a GGUF file kept them), device, text (where the tokens came from), random_weights (that
                  the checkpoint lacks), unused_weights (that the model has no place for), no_effects (why there are
-                 none), sequences, tokens (of each), needles (that retrieval was measured on), changes (of the model, in
-                 words), seed, intervals (what those of effects are over), torch, transformers, python, seconds
+                 none), sequences, tokens (of each, or of the longest), lengths (of the sequences, where they differ),
+                 texts (that each sequence is of, where there are several), needles (that retrieval was measured on),
+                 changes (of the model, in words), seed, intervals (what those of effects are over), torch,
+                 transformers, python, seconds
     layers       every attention call, in the order of the pass
     heads        every head, in the same order
     effect       what the heads' effects are of: ``loss`` (nats a token) or ``states`` (the squared distance of the last

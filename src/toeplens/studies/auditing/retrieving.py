@@ -8,6 +8,7 @@ from typing import Any
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.loading import Loaded
+from toeplens.studies.auditing.inputs import texts_of
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.record import HeadRecord, Measured
 from toeplens.studies.kit.questions import Item, Writer
@@ -23,10 +24,10 @@ def needles_of(tokenizer: Any, data: Any, count: int, length: int, seed: int) ->
     """
     if not count:
         return []
-    texts = [data] if isinstance(data, str) else data
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+    texts = texts_of(data)
+    if texts is None:
         raise InputError(f"needles: {count} were given without a text to put them in; a text is needed.")
-    writer = Writer(tokenizer, "\n\n".join(texts), seed)
+    writer = Writer(tokenizer, "\n\n".join(texts.values()), seed)
     return [writer.needle(length, number / max(1, count - 1), field="max_tokens") for number in range(count)]
 
 

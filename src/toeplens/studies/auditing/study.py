@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from toeplens.ground import EnvironmentFailure, InputError, choose
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface import Change, NoGradient, NoPosition
+from toeplens.sources.huggingface.beforehand import Called, calls_of
 from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library
@@ -21,7 +22,8 @@ from toeplens.studies.auditing.inputs import SEQUENCES, Sequences, check_fit, in
 from toeplens.studies.auditing.kept import Kept, identity
 from toeplens.studies.auditing.measuring import Estimate, Progress, measure
 from toeplens.studies.auditing.own import audit_run, is_run
-from toeplens.studies.auditing.record import NoSuchHead
+from toeplens.studies.auditing.padded import measure_padded
+from toeplens.studies.auditing.record import NoSuchHead, NoSuchLayer
 from toeplens.studies.auditing.retrieving import needles_of, scores_of, with_retrieval
 from toeplens.studies.kit.changes import told
 
@@ -60,13 +62,15 @@ def audit(
     Arguments
         model        a `transformers.PreTrainedModel`; a directory that holds one, or its name on the hub; or a finished
                      `toeplens.training.Run` or its directory, which is audited on examples of its test set
-        data         token ids [B, N] or [N] (a tensor, an array, lists), or a text or several; random tokens whose
-                     second half repeats the first unless given. An encoder-decoder reads the same on both sides, the
-                     decoder's one place later
+        data         token ids [B, N] or [N] (a tensor, an array, lists, which may be of different lengths), or a text
+                     or several, in a list or by name; random tokens whose second half repeats the first unless given.
+                     An encoder-decoder reads the same on both sides, the decoder's one place later. Sequences are
+                     shared out among texts as evenly as these allow, and intervals are then over texts
         tokenizer    of a text; the one that lies with the model unless given
         layers       which layers are measured, as `LayerRecord.layer` counts them; all unless given
         sequences    at most so many; 16 unless given, of a run's examples 256
-        max_tokens   of a sequence, at most; 256 unless given, of tokens as many as they have
+        max_tokens   of a sequence, at most; 256 unless given, of tokens as many as they have. A text that is shorter is
+                     a sequence of its own length
         effects      what is done to each head: it is silenced (``exact``; ``attribution`` is a first-order estimate of
                      that, for language models), position is taken from it, its rotation and its bias (``position``), or
                      ``none``. Or to each layer: ``bands`` of its frequencies stand still, one after the other
@@ -121,24 +125,34 @@ def audit(
     loaded.check_numbers()
     read, tokenizer = sequences_of(loaded, data, tokenizer, sequences or SEQUENCES, max_tokens, seed)
     check_fit(loaded, read)
-    inputs, mask_token = inputs_of(model, read.tokens), mask_token_of(tokenizer)
+    if first is not None and read.texts:
+        raise InputError(
+            f"first: {first} was given beside several texts; heads are left out by what blocks of tokens say, so that "
+            "it is of one text."
+        )
+    inputs, mask_token = inputs_of(model, read), mask_token_of(tokenizer)
     some = None if heads is None else frozenset(heads)
+    if wanted is not None or some is not None or changes:
+        _check_there(calls_of(model, inputs, changes), wanted, some)
     how = (effects, first, None if some is None else sorted(some))
     asked = needles_of(tokenizer, data, needles, read.tokens.shape[1], seed)
     how = (*how, [item.tokens for item in asked], [repr(change) for change in changes])
     kept = Kept(directory, {} if directory is None else _key(loaded, read, wanted, how, mask_token, seed))
     try:
         scores = scores_of(loaded, asked, kept, partial(report, "needles"))
-        measured, whole = measure(loaded, inputs, wanted, kept, report, expect, changes)
+        if read.there is None:
+            measured, whole = measure(loaded, inputs, wanted, kept, report, expect, changes)
+        else:
+            measured, whole = measure_padded(loaded, inputs, read.there, wanted, kept, report, changes)
         measured = with_retrieval(measured, scores)
         changed = not_silenced(measured)
-        most = max((each.layer.heads for each in measured), default=0)
-        if some is not None and not 0 <= min(some) <= max(some) < most:
-            raise NoSuchHead(max(some), most - 1)
+        _check_heads(some, [each.layer.heads for each in measured])
         if effects != "none":
             try:
                 say = partial(report, "heads")
-                changed = silence(model, inputs, measured, effects, mask_token, seed, kept, say, first, some)
+                changed = silence(
+                    model, inputs, measured, effects, mask_token, seed, kept, say, first, some, read.texts
+                )
             except (NoGradient, NoPosition):  # what was asked for cannot be: nothing the model is to blame for
                 raise
             except InputError as error:
@@ -156,7 +170,7 @@ def audit(
         raise
     count, length = read.tokens.shape
     about = _about(loaded) | {"text": read.origin, "sequences": count, "tokens": length}
-    more = {"needles": needles, "changes": told(changes)}
+    more = {"needles": needles, "changes": told(changes), "texts": list(read.texts), "lengths": list(read.lengths)}
     about |= {name: value for name, value in more.items() if value}
     return finished(changed, about, whole=whole, seed=seed, started=started, words=read.words)
 
@@ -171,6 +185,22 @@ def check_run_options(**options: Any) -> None:
         )
 
 
+def _check_there(calls: Sequence[Called], layers: frozenset[int] | None, heads: frozenset[int] | None) -> None:
+    """Refuse layers and heads that none of the calls has; what they are, where they are known."""
+    if not calls:
+        return
+    seen = {call.layer for call in calls}
+    if layers is not None and not layers <= seen:
+        raise NoSuchLayer(min(layers - seen), max(seen))
+    _check_heads(heads, [call.heads for call in calls if layers is None or call.layer in layers])
+
+
+def _check_heads(heads: frozenset[int] | None, counts: Sequence[int]) -> None:
+    most = max(counts, default=0)
+    if heads is not None and not 0 <= min(heads) <= max(heads) < most:
+        raise NoSuchHead(max(heads), most - 1)
+
+
 def _key(
     loaded: Loaded, read: Sequences, layers: frozenset[int] | None, effects: Any, mask_token: int | None, seed: int
 ) -> dict[str, Any]:
@@ -181,7 +211,11 @@ def _key(
         "class": type(model).__name__,
         "dtype": str(model.dtype),
         "device": str(model.device),
-        "tokens": [list(read.tokens.shape), hashlib.sha256(read.tokens.numpy().tobytes()).hexdigest()],
+        "tokens": [
+            list(read.tokens.shape),
+            list(read.lengths),
+            hashlib.sha256(read.tokens.numpy().tobytes()).hexdigest(),
+        ],
         "layers": None if layers is None else sorted(layers),
         "effects": effects,
         "mask_token": mask_token,

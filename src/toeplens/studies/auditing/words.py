@@ -83,7 +83,9 @@ def audited(audit: AuditRecord) -> str:
     """What was looked at: sequences, tokens, and where they came from."""
     about = audit.about
     sequences, tokens = about.get("sequences"), about.get("tokens")
-    size = "tokens whose number was not recorded" if None in (sequences, tokens) else f"{sequences} × {tokens} tokens"
+    lengths = about.get("lengths")
+    long = f"{min(lengths)} to {tokens}" if lengths else f"{tokens}"
+    size = "tokens whose number was not recorded" if None in (sequences, tokens) else f"{sequences} × {long} tokens"
     changes = about.get("changes") or ()
     return (
         f"{size} ({about.get('text') or 'source not recorded'}){'; changed: ' if changes else ''}{'; '.join(changes)}"

@@ -1,0 +1,133 @@
+"""An audit's pass over sequences of different lengths: padding is no token of any measure, and changes no other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from toeplens.ground import InputError
+from toeplens.lens import NoForm
+from toeplens.sources.huggingface import AttentionCall, Change, compared, compared_changed
+from toeplens.sources.huggingface.capture.calls import Place
+from toeplens.sources.huggingface.loading import Loaded
+from toeplens.sources.huggingface.model import precision, tolerance
+from toeplens.studies.auditing import measuring
+from toeplens.studies.auditing.kept import Kept
+from toeplens.studies.auditing.record import Measured, NoSuchLayer
+
+_PASS = "pass"
+
+
+@torch.no_grad()
+def measure_padded(
+    loaded: Loaded,
+    inputs: Mapping[str, Tensor],
+    there: Bool[Tensor, "B N"],
+    layers: frozenset[int] | None,
+    kept: Kept,
+    report: measuring.Progress,
+    changes: Sequence[Change] = (),
+) -> tuple[list[Measured], float]:
+    """`measuring.measure`, of sequences with padding on their right, the longest first and the shortest last.
+
+    What a query of padding looks at is left out of all measures.
+
+    Arguments
+        there  which tokens are no padding
+
+    Raises `InputError` also where padding changes what the model makes of the tokens before it.
+    """
+    done = kept.get(_PASS)
+    if isinstance(done, dict):
+        again = [found for number in done["calls"] if (found := kept.layer(number)) is not None]
+        if len(again) == len(done["calls"]):
+            return again, float(done["whole"])
+    check_padding(loaded, inputs, int(there[-1].sum()))
+    names, calls = loaded.attention, 0
+    count = sum(not any(other.startswith(f"{name}.") for other in names) for name in names)
+    measured: dict[int, Measured] = {}
+    seen: set[int] = set()
+
+    def look(call: AttentionCall) -> None:
+        nonlocal calls
+        loaded.check_attention(call.module)
+        seen.add(call.layer)
+        number, calls = calls, calls + 1
+        if layers is None or call.layer in layers:
+            tokens = inputs.get(f"{call.side}_input_ids", inputs["input_ids"])
+            measured[number] = kept.layer(number) or _measured(call, tokens, there.to(call.q.device))
+            kept.put_layer(number, measured[number])
+        report("layers", calls, max(calls, count))
+
+    report("layers", 0, count)
+    model = loaded.model
+    whole = compared_changed(model, inputs, look, changes) if changes else compared(model, inputs, look)
+    if layers is not None and not layers <= seen:
+        raise NoSuchLayer(min(layers - seen), max(seen))
+    kept.put(_PASS, {"calls": list(measured), "whole": whole})
+    return list(measured.values()), whole
+
+
+def check_padding(loaded: Loaded, inputs: Mapping[str, Tensor], length: int) -> None:
+    """Refuse a model that makes something else of the shortest sequence, the last one, where padding follows it.
+
+    What its last token's heads put out is compared in every call: alone, and beside the first and longest sequence.
+    """
+    model = loaded.model
+    alone: dict[Place, Float[Tensor, "H d"]] = {}
+    beside: dict[Place, Float[Tensor, "H d"]] = {}
+
+    def keep(call: AttentionCall) -> None:
+        alone[call.place] = call.heads[0, -1].clone()
+
+    def keep_padded(call: AttentionCall) -> None:
+        if call.q.shape[2] != len(inputs["input_ids"][0]):
+            raise InputError(
+                f"tokens: sequences of different lengths were given, and it is not known which of the queries of "
+                f"{call.module} are padding; all must be of one length."
+            )
+        beside[call.place] = call.heads[-1, length - 1].clone()
+
+    masks = [name for name in inputs if name.endswith("attention_mask")]
+    compared(model, {name: x[-1:, :length] for name, x in inputs.items() if name not in masks}, keep)
+    compared(model, {name: x[[0, -1]] for name, x in inputs.items()}, keep_padded)
+    same = alone.keys() == beside.keys()
+    far = max(_apart(alone[place], beside[place]) for place in alone) if same else torch.inf
+    if not far <= tolerance(precision(model), "states"):
+        raise InputError(
+            f"tokens: sequences of different lengths were given; {type(model).__name__} makes something else of a "
+            f"sequence that padding follows (it differs by {far:.1e}), so that all must be of one length."
+        )
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """The largest difference, relative to the largest number."""
+    size = float(one.abs().max())
+    return float((one - other).abs().max()) / (size if size > 0 else 1.0) if one.shape == other.shape else torch.inf
+
+
+def _measured(call: AttentionCall, tokens: Tensor, there: Bool[Tensor, "B N"]) -> Measured:
+    """The measures of a call, in which queries of padding see nothing."""
+    seen = there[:, None, :, None]
+    visible = seen.expand(-1, 1, -1, call.k.shape[2]) if call.visible is None else call.visible & seen
+    hidden = replace(call, visible=visible)
+    found = measuring.measure_call(hidden, tokens)
+    return replace(found, layer=replace(found.layer, unknown=_why(hidden, found.layer.unknown)))
+
+
+def _why(call: AttentionCall, unknown: str | None) -> str | None:
+    """Why there are no shares: that position is in the keys is told of sequences of one length alone."""
+    if unknown is None or call.rotation is not None or call.bias is not None:
+        return unknown
+    try:
+        call.placed()
+    except NoForm:
+        return unknown
+    return (
+        f"{call.module}: position is in its keys, and their mean over at least {measuring.MEANS} sequences of one "
+        "length is needed to tell it from content."
+    )

@@ -1,0 +1,247 @@
+"""An audit of sequences of different lengths is that of each alone; padding that a model goes by is refused."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.sources.huggingface.models import GPT, GROUPED, SIZES, T5, calls_in, tiny
+from tests.studies.probing.models import tokenizer
+from torch import Tensor
+
+from toeplens.ground import InputError
+from toeplens.ground.stops import Interrupted
+from toeplens.lens import behaviour, frequency_use
+from toeplens.sources.huggingface import Change
+from toeplens.studies.auditing import Audit, HeadRecord, audit, measuring, open_audit, read_tokens, save
+from toeplens.studies.auditing.words import audited
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+LENGTHS = (12, 19, 26)
+IDS = [torch.randint(4, 31, (n,), generator=torch.Generator().manual_seed(n)) for n in LENGTHS]
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("LlamaForCausalLM", GROUPED),
+    "Mistral": ("MistralForCausalLM", GROUPED | {"sliding_window": 5}),
+    "GPT2": ("GPT2LMHeadModel", GPT),
+    "BERT": ("BertModel", SIZES),
+    "Bloom": ("BloomForCausalLM", {"vocab_size": 31, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "T5": ("T5ForConditionalGeneration", T5),
+}
+ROTARY = ("Llama", "Mistral")
+# means over queries, and whether one query of a sequence has no such key
+QUERIES = {"previous": True, "first": True, "next": True, "current": False, "distance": False, "entropy": False}
+
+
+@cache
+def model_of(kind: str) -> Any:
+    name, sizes = KINDS[kind]
+    return tiny(name, **sizes)
+
+
+@cache
+def together(kind: str) -> Audit:
+    return audit(model_of(kind), IDS)
+
+
+@cache
+def alone(kind: str) -> list[Audit]:
+    return [audit(model_of(kind), ids[None]) for ids in IDS]
+
+
+def inputs_of(kind: str, ids: Tensor) -> dict[str, Tensor]:
+    if kind != "T5":
+        return {"input_ids": ids[None]}
+    return {"input_ids": ids[None], "decoder_input_ids": torch.cat((torch.zeros(1, dtype=torch.long), ids[:-1]))[None]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_patterns_are_means_over_the_queries_of_each(kind: str) -> None:
+    for at, head in enumerate(together(kind).heads):
+        each = [found.heads[at] for found in alone(kind)]
+        one_sees_itself = head.side == "decoder" and head.kind == "self"  # the first, whose entropy is not taken
+        for name, less in QUERIES.items():
+            less = one_sees_itself if name == "entropy" else less and head.kind == "self"
+            values = [getattr(one, name) for one in each]
+            if None in values:
+                assert getattr(head, name) is None, name
+            else:
+                wanted = np.average(values, weights=[n - less for n in LENGTHS])
+                assert getattr(head, name) == pytest.approx(wanted, abs=1e-5), name
+        bins = [np.pad(one.profile, (0, len(head.profile) - len(one.profile))) for one in each]
+        assert head.profile == pytest.approx(np.average(bins, axis=0, weights=LENGTHS).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_effects_are_means_over_the_sequences(kind: str) -> None:
+    found = together(kind)
+    assert found.effect == ("states" if kind == "BERT" else "loss")
+    for at, head in enumerate(found.heads):
+        assert head.effect == pytest.approx(np.mean([one.heads[at].effect for one in alone(kind)]), abs=1e-5)
+    if kind != "BERT":
+        assert found.baseline == pytest.approx(np.mean([one.baseline for one in alone(kind)]), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ROTARY)
+def test_shares_are_those_of_all_variances_together(kind: str) -> None:
+    """Of each sequence alone, weighed by its queries and their variance; means of norms by its visible pairs."""
+    pairs = [sum(min(i + 1, 5) if kind == "Mistral" else i + 1 for i in range(n)) for n in LENGTHS]
+    calls = [calls_in(model_of(kind), inputs_of(kind, ids)) for ids in IDS]
+    for layer in range(2):
+        placed = [each[layer].placed() for each in calls]
+        shares = [behaviour(**one) for one in placed]
+        weights = np.stack([one.variance * one.queries for one in shares])
+        norms = torch.stack([frequency_use(**one).norms for one in placed])
+        use = (norms * torch.tensor(pairs).view(-1, 1, 1)).sum(0)
+        for head in together(kind).of(together(kind).layers[layer]):
+            for name in ("positional", "symbolic", "interaction"):
+                values = [getattr(one, name)[head.head] for one in shares]
+                assert getattr(head, name) == pytest.approx(np.average(values, weights=weights[:, head.head]), abs=1e-5)
+            assert head.norm_use == pytest.approx((use / use.sum(-1, keepdim=True))[head.head].tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_alone_and_together_are_known_alike(kind: str) -> None:
+    found = together(kind)
+    assert [one.unknown is None for one in found.layers] == [one.unknown is None for one in alone(kind)[0].layers]
+    for one, other in zip(found.layers, alone(kind)[0].layers, strict=True):
+        assert one.position.removesuffix(", a mask hides keys") == other.position
+    assert [one.window for one in found.layers] == [5 if kind == "Mistral" else None] * len(found.layers)
+    said = [one.unknown for one in found.layers]
+    if kind in ("GPT2", "BERT"):
+        assert all("mean over at least 8 sequences of one length is needed" in (each or "") for each in said)
+
+
+def test_induction_is_that_of_each_alone() -> None:
+    """Of sequences whose second half repeats the first, so that queries with a copy are known."""
+    halves = [ids.repeat(2) for ids in IDS]
+    found = audit(model_of("Llama"), halves, effects="none")
+    each = [audit(model_of("Llama"), ids[None], effects="none") for ids in halves]
+    follows = [
+        sum(any(ids[j - 1] == ids[i] for j in range(1, i + 1)) for i in range(len(ids)))  # j - 1 < i
+        for ids in halves
+    ]
+    for at, head in enumerate(found.heads):
+        values = [one.heads[at].induction for one in each]
+        assert head.induction == pytest.approx(np.average(values, weights=follows), abs=1e-5)
+
+
+@pytest.mark.parametrize("effects", ["position", "bands", "attribution"])
+def test_all_methods_leave_padding_out(effects: Any) -> None:
+    found = audit(model_of("Llama"), IDS, effects=effects)
+    each = [audit(model_of("Llama"), ids[None], effects=effects) for ids in IDS]
+    if effects == "attribution":
+        assert found.check is not None
+        assert found.baseline == pytest.approx(together("Llama").baseline) or not found.check.holds
+        return
+    rows = [one.bands if effects == "bands" else one.heads for one in (found, *each)]
+    for whole, *parts in zip(*rows, strict=True):
+        assert whole.effect == pytest.approx(np.mean([part.effect for part in parts]), abs=1e-5)
+
+
+def test_what_stands_in_the_padding_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another token of padding, the same numbers."""
+    model = model_of("Llama")
+    monkeypatch.setattr(model.config, "pad_token_id", 17)
+    other = audit(model, IDS)
+    for one, two in zip(together("Llama").heads, other.heads, strict=True):
+        for name in ("positional", "toeplitz", "entropy", "induction", "effect", "centre", "massive_k"):
+            assert getattr(one, name) == pytest.approx(getattr(two, name), abs=1e-6), name
+
+
+def test_lengths_are_recorded_and_said(tmp_path: Path) -> None:
+    found = together("Llama")
+    assert found.about["lengths"] == [26, 19, 12]
+    assert (found.about["sequences"], found.about["tokens"]) == (3, 26)
+    assert audited(found).startswith("3 × 12 to 26 tokens")
+    save(found, tmp_path)
+    assert open_audit(tmp_path).about["lengths"] == [26, 19, 12]
+    assert "lengths" not in alone("Llama")[0].about
+
+
+def test_lists_arrays_tensors_and_files_are_taken_alike(tmp_path: Path) -> None:
+    (tmp_path / "ids.json").write_text(json.dumps([ids.tolist() for ids in IDS]))
+    kinds = [[ids.tolist() for ids in IDS], [ids.numpy() for ids in IDS], read_tokens(tmp_path / "ids.json")]
+    for data in kinds:
+        assert audit(model_of("Llama"), data).heads == together("Llama").heads
+    cut = audit(model_of("Llama"), IDS, max_tokens=12, effects="none")
+    assert "lengths" not in cut.about
+    assert cut.about["tokens"] == 12
+
+
+def test_a_changed_model_is_audited_on_them_too() -> None:
+    change = Change(layer=0, heads=(2,), output="zero")
+    model = model_of("Llama")
+    found = audit(model, IDS, effects="none", changes=[change])
+    each = [audit(model, ids[None], effects="none", changes=[change]) for ids in IDS]
+    for at, head in enumerate(found.heads):
+        values = [one.heads[at].previous for one in each]
+        assert head.previous == pytest.approx(np.average(values, weights=[n - 1 for n in LENGTHS]), abs=1e-5)
+
+
+class Stop:
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if (what, done) == ("layers", 1):
+            raise Interrupted
+
+
+def test_they_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    own = measuring.measure_call
+    monkeypatch.setattr(measuring, "measure_call", lambda *given: (counts.append(1), own(*given))[1])
+    with pytest.raises(Interrupted):
+        audit(model_of("Llama"), IDS, keep=tmp_path, on_progress=Stop())
+    assert audit(model_of("Llama"), IDS, keep=tmp_path).heads == together("Llama").heads
+    assert len(counts) == 2
+    assert audit(model_of("Llama"), IDS, keep=tmp_path).heads == together("Llama").heads
+    assert len(counts) == 2
+
+
+def test_a_text_that_is_shorter_is_read_at_its_own_length() -> None:
+    model, long, short = tiny("LlamaForCausalLM", **GROUPED | {"vocab_size": 700}), "apple dog river " * 30, "sea sun"
+    found = audit(model, {"long": long, "short": short}, tokenizer=tokenizer(), max_tokens=20, sequences=3)
+    ids = [tokenizer()(text)["input_ids"] for text in (long, short)]
+    assert found.about["lengths"][:2] == [20, 20]
+    assert found.about["lengths"][2] == len(ids[1]) < 20
+    assert found.about["texts"] == ["long", "long", "short"]
+    one = audit(model, [ids[1]], effects="none").heads[0]
+    others = audit(model, {"long": long}, tokenizer=tokenizer(), max_tokens=20, sequences=2, effects="none").heads[0]
+    both: HeadRecord = found.heads[0]
+    queries = [2 * 19, len(ids[1]) - 1]
+    assert both.previous == pytest.approx(np.average([others.previous, one.previous], weights=queries), abs=1e-5)
+
+
+def test_padding_that_changes_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model without a mask for it, and one that goes by the tokens after a sequence."""
+    model = tiny("BertModel", **SIZES)
+    own = type(model).forward
+    monkeypatch.setattr(model, "forward", lambda input_ids: own(model, input_ids))
+    with pytest.raises(
+        InputError, match=r"^tokens: sequences of different lengths .* BertModel takes no attention_mask"
+    ):
+        audit(model, IDS)
+    monkeypatch.setattr(model, "forward", lambda input_ids, attention_mask=None: own(model, input_ids))
+    with pytest.raises(InputError, match=r"BertModel makes something else of a sequence that padding follows"):
+        audit(model, IDS)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ([[3, 4], [5]], "tokens: sequence 2 has 1; at least 2 are needed."),
+        ([[3, 4], [0.5, 1, 2]], "must be whole numbers"),
+        ([[3, 4], [5, [6], 7]], "tokens: lists of different lengths were given in one sequence"),
+        ([[3, 4], [2**64, 4, 5]], "tokens: "),
+        ([[3, 4], [3, 99, 5]], "the model's vocabulary goes from 0 to 30"),
+        ([[3, 4], [3] * 65], "sequences of 65 tokens were given"),
+    ],
+)
+def test_sequences_that_are_none_are_refused(data: Any, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        audit(model_of("GPT2"), data)
+    assert said in str(error.value)

@@ -1,0 +1,172 @@
+"""Several texts: sequences shared out among them, each of a text that is named, and intervals over texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from tests.sources.huggingface.models import GROUPED, tiny
+from tests.studies.probing.models import WORDS, tokenizer
+
+from toeplens.ground import InputError
+from toeplens.studies.auditing import Audit, audit
+from toeplens.studies.auditing.effects import concentration, interval_of, over_texts, way_of
+from toeplens.studies.auditing.inputs import from_texts, shared, texts_of
+from toeplens.studies.auditing.words import audited
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def text(seed: int, words: int = 200) -> str:
+    return " ".join(np.random.default_rng(seed).choice(WORDS, words))
+
+
+OPTIONS: dict[str, Any] = {"tokenizer": tokenizer(), "sequences": 4, "max_tokens": 16}
+TEXTS = {"novel": text(1), "code": text(2)}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny("LlamaForCausalLM", **GROUPED | {"vocab_size": 700, "max_position_embeddings": 128})
+
+
+@pytest.fixture(scope="module")
+def found(model: Any) -> Audit:
+    return audit(model, TEXTS, **OPTIONS)
+
+
+def test_sequences_are_shared_out_as_evenly_as_there_is_room() -> None:
+    assert shared({"a": 99, "b": 99}, 16) == {"a": 8, "b": 8}
+    assert shared({"a": 99, "b": 99}, 5) == {"a": 3, "b": 2}
+    assert shared({"a": 99, "b": 2, "c": 5}, 16) == {"a": 9, "b": 2, "c": 5}
+    assert shared({"a": 1, "b": 2}, 16) == {"a": 1, "b": 2}
+
+
+def test_each_sequence_is_the_beginning_of_its_text() -> None:
+    made = from_texts(tokenizer(), TEXTS, 5, 16)
+    assert made.texts == ("novel", "novel", "novel", "code", "code")
+    assert made.origin == "3 of novel and 2 of code"
+    for name, content in TEXTS.items():
+        own = made.tokens[[number for number, each in enumerate(made.texts) if each == name]]
+        ids = tokenizer()(content, add_special_tokens=False)["input_ids"]
+        assert own[:, 1:].flatten().tolist() == ids[: own[:, 1:].numel()]  # after <s>
+
+
+def test_a_shorter_text_is_one_sequence_of_its_own_length() -> None:
+    made = from_texts(tokenizer(), {"short": "sea sun", **TEXTS}, 5, 16)
+    assert made.texts == ("novel", "novel", "code", "code", "short")
+    assert made.lengths == (16, 16, 16, 16, len(tokenizer()("sea sun")["input_ids"]))
+    assert made.there is not None
+    assert made.there.sum(1).tolist() == list(made.lengths)
+
+
+def test_texts_without_a_sequence_are_said() -> None:
+    many = {f"text {number}": text(number) for number in range(1, 9)}
+    assert from_texts(tokenizer(), many, 3, 16).origin == (
+        "1 of text 1, 1 of text 2 and 1 of text 3; 5 of 8 texts left out, for want of sequences"
+    )
+    whole = "1 to 2 of each of 8 texts, text 1, text 2, text 3, text 4 and others"
+    assert from_texts(tokenizer(), many, 9, 16).origin == whole
+
+
+def test_lists_and_names_are_texts() -> None:
+    assert texts_of("one") == texts_of(["one"]) == {"text as given": "one"}
+    assert texts_of(["one", "other"]) == {"text 1": "one", "text 2": "other"}
+    assert texts_of({"a": "one"}) == {"a": "one"}
+    assert [texts_of(data) for data in ([], {}, [1, 2], {"a": 3}, [[1], [2]])] == [None] * 5
+
+
+def test_an_audit_names_its_texts(found: Audit) -> None:
+    assert found.about["text"] == "2 of novel and 2 of code"
+    assert found.about["texts"] == ["novel", "novel", "code", "code"]
+    assert audited(found) == "4 × 16 tokens (2 of novel and 2 of code)"
+    assert found.about["intervals"] == "over 2 texts"
+
+
+def test_an_audit_of_several_texts_is_that_of_their_sequences(model: Any, found: Audit) -> None:
+    """With the second text in it: the mean of those of each, and Student's interval over their two means."""
+    each = [audit(model, content, **OPTIONS | {"sequences": 2}) for content in TEXTS.values()]
+    assert all("texts" not in one.about for one in each)
+    for at, head in enumerate(found.heads):
+        means = np.array([one.heads[at].effect for one in each], dtype=float)
+        assert head.effect == pytest.approx(means.mean(), abs=1e-5)
+        reach = stats.t.ppf(0.975, 1) * means.std(ddof=1) / np.sqrt(2)
+        ends = [means.mean() - reach, means.mean() + reach]
+        assert [head.effect_low, head.effect_high] == pytest.approx(ends, abs=1e-4)
+
+
+def test_what_heads_share_out_is_told_of_two_texts_too(found: Audit) -> None:
+    """Noise is that of two means, not their wide interval."""
+    layer = found.layers[1]
+    heads = [(head.effect or 0, head.effect_low or 0, head.effect_high or 0) for head in found.of(layer)]
+    effects, low, high = np.array(heads).T
+    assert layer.deposit == concentration(effects, low, high, stats.t.ppf(0.975, 1))
+    drops = np.clip(effects, 0, None)
+    errors = (high - low) / 2 / stats.t.ppf(0.975, 1)
+    noise = 0.399 * errors.sum() + 1.645 * 0.584 * np.sqrt((errors**2).sum())
+    assert layer.deposit["top_share"] == (pytest.approx(drops.max() / drops.sum()) if drops.sum() > noise else None)
+
+
+def test_bands_have_intervals_over_texts_too(model: Any) -> None:
+    found = audit(model, TEXTS, effects="bands", **OPTIONS)
+    each = [audit(model, content, effects="bands", **OPTIONS | {"sequences": 2}) for content in TEXTS.values()]
+    assert found.about["intervals"] == "over 2 texts"
+    for band, *own in zip(found.bands, *(one.bands for one in each), strict=True):
+        far = abs((own[0].effect or 0) - (own[1].effect or 0)) / 2
+        assert (band.effect_high or 0) - (band.effect or 0) == pytest.approx(stats.t.ppf(0.975, 1) * far, abs=1e-4)
+
+
+def test_texts_of_many_sequences_weigh_as_much_as_they_are() -> None:
+    """The mean is that over sequences, and the parts' spread that of the linearised mean, by hand."""
+    parts, texts = np.random.default_rng(0).normal(size=(7, 2, 3)), ("a", "a", "a", "a", "b", "c", "c")
+    own, each = over_texts(parts, texts), parts.mean(1)
+    np.testing.assert_allclose(own.mean((0, 1)), parts.mean((0, 1)), atol=1e-12)
+    wanted = [each.mean(0) + 3 / 7 * (rows - each.mean(0)).sum(0) for rows in (each[:4], each[4:5], each[5:])]
+    np.testing.assert_allclose(own[:, 0], wanted, atol=1e-12)
+    assert over_texts(parts, ()) is parts
+    assert way_of(parts, 16, texts) == "over 3 texts"
+    assert way_of(parts, 16) == "over blocks of about 8 tokens within the sequences"
+
+
+@pytest.mark.parametrize("count", [3, 20])
+def test_intervals_hold_where_sequences_of_a_text_are_alike(count: int) -> None:
+    """Of texts that differ and whose 8 sequences do not; intervals over sequences would hold far less often."""
+    random = np.random.default_rng(1)
+    texts = [f"{number}" for number in range(count) for _ in range(8)]
+    held = {True: 0, False: 0}
+    for _ in range(400):
+        each = np.repeat(random.normal(1, 1, count), 8) + random.normal(0, 0.2, 8 * count)
+        parts = each.reshape(-1, 1, 1)
+        for over in held:
+            _, low, high = interval_of(over_texts(parts, texts) if over else parts, 0)
+            held[over] += bool(low[0] < 1 < high[0])
+    assert held[True] / 400 > 0.9
+    assert held[False] / 400 < 0.7
+
+
+def test_what_cannot_be_done_with_several_texts(model: Any) -> None:
+    with pytest.raises(InputError, match=r"^first: 3 was given beside several texts"):
+        audit(model, TEXTS, first=3, **OPTIONS)
+    with pytest.raises(InputError, match=r"^text: there is none in text 2; "):
+        audit(model, ["sea sun moon", ""], tokenizer=_bare(), max_tokens=16)
+    with pytest.raises(InputError, match=r"^text: text 2 has less than 2 tokens; "):
+        audit(model, ["sea sun moon", ""], tokenizer=tokenizer(), max_tokens=16)
+
+
+def test_needles_lie_in_all_of_them(model: Any) -> None:
+    found = audit(model, TEXTS, needles=2, effects="none", **OPTIONS | {"max_tokens": 72})
+    assert found.about["needles"] == 2
+    assert all(head.retrieval is not None for head in found.heads)
+
+
+def _bare() -> Any:
+    """A tokenizer that puts two special tokens around a text."""
+    from tokenizers import processors
+
+    made = tokenizer()
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A <s>", special_tokens=[("<s>", 0)]
+    )
+    return made
