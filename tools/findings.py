@@ -9,34 +9,37 @@ of it from the records. `tests/docs/test_real_models.py` holds that the page is 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from toeplens.papers.positional_symbolic.pretrained import Pretrained, open_record
 from toeplens.papers.positional_symbolic.pretrained.changes import PREVIOUS, previous, retrieving
+from toeplens.papers.positional_symbolic.pretrained.clustered import ByText, by_text
 from toeplens.papers.positional_symbolic.pretrained.heads import Heads, effects_of
 from toeplens.studies.probing import RETRIEVES, Behaviour
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "real-models.md"
 NAMES = {"smollm2": "SmolLM2", "gemma3": "Gemma 3"}
+ENCODERS = {"minilm": "MiniLM"}
 _NULLS = {"random": "the same architecture with random weights", "shuffled": "the same tokens in random order"}
 
 
-def records() -> dict[str, Pretrained]:
-    """The models that are recorded, by their names for people."""
-    paths = {title: ROOT / "results" / name / "results.json.gz" for name, title in NAMES.items()}
+def records(names: Mapping[str, str] = NAMES) -> dict[str, Pretrained]:
+    """The models that are recorded, by their names for people; language models unless others are named."""
+    paths = {title: ROOT / "results" / name / "results.json.gz" for name, title in names.items()}
     return {title: open_record(path) for title, path in paths.items() if path.exists()}
 
 
 def page() -> str:
     """The page with its findings as the records have them."""
-    found = records()
+    found, encoders = records(), records(ENCODERS)
 
     def written(match: re.Match[str]) -> str:
-        return f"{match[1]}\n" + "\n".join(_PARTS[match[2]](found)) + "\n<!-- end -->"
+        told = encoders if match[2] == "an encoder" else found
+        return f"{match[1]}\n" + "\n".join(_PARTS[match[2]](told)) + "\n<!-- end -->"
 
     return re.sub(r"(<!-- found: ([a-z ]+) -->)\n.*?<!-- end -->", written, PAGE.read_text(), flags=re.DOTALL)
 
@@ -126,6 +129,12 @@ def _retrieval(study: Pretrained) -> Iterator[str]:
         f"The slowest quarter of their pairs silenced costs the number {_nats(slow)} nats a token, the fastest "
         f"{_nats(fast)}, quarters that were drawn {min(drawn):.2f} to {max(drawn):.2f}."
     )
+    still, found = study.probes["retrieval-still"], _more(study, "retrieval-still", "needle")
+    yield (
+        f"Standing still instead, the slowest quarter costs it {_nats(found)} nats, and "
+        f"{round(_kept(study, 'retrieval-still') * len(still.of('needle')))} of {len(still.of('needle'))} needles are "
+        "found."
+    )
 
 
 def _bands(study: Pretrained) -> Iterator[str]:
@@ -133,16 +142,16 @@ def _bands(study: Pretrained) -> Iterator[str]:
     yield "Stopping an eighth of all pairs costs most, in nats a token:"
     yield "; ".join(f"{words}, {_largest(more[name])}" for name, words in _COSTS.items()) + "."
     last = max(max(values[6:]) for values in more.values())
-    yield f"The slowest quarter, eighths 7 and 8, costs none of them more than {last:.2f}."
+    yield f"Of the two slowest eighths neither, stopped by itself, costs any of them more than {last:.2f}."
     bands = sorted(study.audits["bands"].bands, key=lambda band: -(band.effect or 0))
     top = ", ".join(
         f"layer {band.layer + 1} (pairs {band.first + 1} to {band.last + 1}) {band.effect:.3f}" for band in bands[:3]
     )
     total = sum(band.effect or 0 for band in bands)
-    first, second, *_ = sorted(_by_eighth(study).items(), key=lambda each: -each[1])
+    most = sorted(_by_eighth(study).items(), key=lambda each: -each[1])[:2]
+    parts = " eighth, ".join(f"{effect / total:.0%} in the {_PLACES[eighth]}" for eighth, effect in most)
     yield (
-        f"Stopped in one layer at a time, the costliest are {top}, of {len(bands)} that add up to {total:.2f}: "
-        f"{first[1] / total:.0%} in the {_PLACES[first[0]]} eighth, {second[1] / total:.0%} in the {_PLACES[second[0]]}."
+        f"Stopped in one layer at a time, the costliest are {top}, of {len(bands)} that add up to {total:.2f}: {parts}."
     )
 
 
@@ -172,11 +181,72 @@ def _position(study: Pretrained) -> Iterator[str]:
         f"({heads.mean('positional')[most]:.0%}), and costs {effects[most]:.3f}; the median head costs "
         f"{np.median(effects):.4f}."
     )
+    thirds = [
+        f"{effects[counted & (heads.layer * 3 // len(audit.layers) == third)].sum() / effects[counted].sum():.0%}"
+        for third in range(3)
+    ]
+    yield f"Of what it costs in those heads {', '.join(thirds)} are in the first, second and last third of the layers."
     silenced = effects_of(study.audits["silenced"])
     best = int(np.argmax(silenced))
     yield (
         f"Silencing a head costs most in layer {heads.layer[best] + 1} head {heads.head[best] + 1}: "
         f"{silenced[best]:.3f}."
+    )
+
+
+def _lists(study: Pretrained) -> Iterator[str]:
+    right = {name: [item.right for item in study.probes["intact"].of(name)] for name in ("counting", "order")}
+    yield "; ".join(f"{name}: {sum(values):.0f} of {len(values)} right" for name, values in right.items()) + "."
+
+
+def _texts(study: Pretrained) -> Iterator[str]:
+    found = list(by_text(study))
+    others = [each for each in found if each.differs]
+    many = len(found) - len(others)
+    yield f"Of {len(found)} comparisons over sequences {many} come out the same."
+    yield (
+        "Otherwise: "
+        + "; ".join(
+            f"`{each.entry.claim.id}`{'' if each.part.essential else ' (a supporting part)'}, "
+            f"{each.part.evidence.split(': ')[0]}: {each.value:.3f} [{each.low:.3f}, {each.high:.3f}], "
+            f"bar {_bar(each)}, *{each.verdict}*, over sequences {each.part.verdict}"
+            for each in others
+        )
+        + "."
+    )
+
+
+def _bar(each: ByText) -> str:
+    assert each.part.comparison is not None
+    return " to ".join(f"{bar:g}" for bar in (each.part.comparison.low, each.part.comparison.high) if np.isfinite(bar))
+
+
+def _encoder(study: Pretrained) -> Iterator[str]:
+    heads = _heads(study)
+    over = {kind: [_many(_heads(study, kind), name, 0.5) for name in ("positional", "symbolic")] for kind in _ALL}
+    yield (
+        f"Of {len(heads.layer)} heads {over['text'][0]} are over half positional and {over['text'][1]} over half "
+        f"symbolic, with random weights {over['random'][0]} and {over['random'][1]}, with tokens in random order "
+        f"{over['shuffled'][0]} and {over['shuffled'][1]}."
+    )
+    by_layer = [heads.mean("positional")[heads.layer == layer].mean() for layer in sorted(set(heads.layer.tolist()))]
+    yield f"The mean positional share of its layers is {', '.join(f'{share:.0%}' for share in by_layer)}."
+    pure = next(entry for entry in study.entries if entry.claim.id == "pure-heads")
+    yield f"That purely positional and purely symbolic heads exist: {pure.verdict} ({'; '.join(pure.evidence)})."
+    silenced = effects_of(study.audits["silenced"])
+    best = int(np.argmax(silenced))
+    yield (
+        f"Silencing a head moves the last states most in layer {heads.layer[best] + 1} head {heads.head[best] + 1}, by "
+        f"{silenced[best]:.3f} of their variance over tokens."
+    )
+    reasons: dict[str, list[str]] = {}
+    for entry in study.entries:
+        if not any(part.known for part in entry.findings):
+            reasons.setdefault(entry.evidence[0].split(": ")[-1], []).append(f"`{entry.claim.id}`")
+    yield (
+        "Undecided, as they do not apply: "
+        + "; ".join(f"{', '.join(ids)} ({why})" for why, ids in reasons.items())
+        + "."
     )
 
 
@@ -190,6 +260,9 @@ _PARTS: dict[str, Callable[[dict[str, Pretrained]], Iterator[str]]] = {
     "retrieval": _each(_retrieval),
     "bands": _each(_bands),
     "position": _each(_position),
+    "lists": _each(_lists),
+    "texts": _each(_texts),
+    "an encoder": _each(_encoder),
 }
 
 

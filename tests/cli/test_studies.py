@@ -24,6 +24,8 @@ from toeplens.training import Run, environment
 from toeplens.training import run as store
 from toeplens.training.presets import COUNT, DISTANCE
 
+RESULTS = Path(__file__).parents[2] / "results"
+
 
 @pytest.fixture
 def micro(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +133,23 @@ def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monk
     assert "another study" in toeplens("theory", "--out", _reproduction(tmp_path)).refusal()
     assert "study at scale 'smoke'" in toeplens("theory", "--scale", "laptop", "--out", tmp_path / "theory").refusal()
     assert "seeds: 0 was given" in toeplens("theory", "--seeds", "0", "--out", tmp_path / "new").refusal()
+
+
+@pytest.mark.parametrize("name", ["smollm2", "gemma3", "minilm"])
+def test_a_recorded_pretrained_model_has_its_page_and_its_claims(toeplens: Toeplens, tmp_path: Path, name: str):
+    """From results.json.gz and claims.json, which are all that `results/` keeps of it."""
+    for file in ("results.json.gz", "claims.json"):
+        (tmp_path / file).write_bytes((RESULTS / name / file).read_bytes())
+    page = toeplens("report", tmp_path, "--json").json()["page"]
+    assert page == str(tmp_path / "report.html")
+    assert "The map of heads" in Path(page).read_text()
+    recorded = read_json(tmp_path / "claims.json")["claims"]
+    assert toeplens("claims", tmp_path, "--json").json() == recorded
+    assert set(files(tmp_path)) == {"results.json.gz", "claims.json", "report.html"}
+
+
+def test_a_record_of_runs_has_no_page_without_them(toeplens: Toeplens):
+    assert "is not a study's directory (no study.json)" in toeplens("report", RESULTS / "laptop").refusal()
 
 
 def _reproduction(directory: Path) -> Path:

@@ -161,7 +161,7 @@ def _kind(directory: Path) -> tuple[Any, Callable[[Any], Path], str]:
 
 
 def report_page(directory: StudyDirectory, as_json: Json = False) -> None:
-    """Write a study's page again from what is finished."""
+    """Write a study's page again from what is finished, or that of a recorded pretrained model from its results."""
     with starting():
         from toeplens.cli import console
 

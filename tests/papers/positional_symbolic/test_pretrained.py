@@ -26,6 +26,7 @@ from toeplens.papers.positional_symbolic.pretrained import (
 )
 from toeplens.papers.positional_symbolic.pretrained import changes as changes_module
 from toeplens.papers.positional_symbolic.pretrained.changes import changes_of, previous, retrieving
+from toeplens.papers.positional_symbolic.pretrained.clustered import by_text
 from toeplens.papers.positional_symbolic.pretrained.making import Making
 from toeplens.papers.positional_symbolic.pretrained.page import render_pretrained
 from toeplens.sources.huggingface import Change, load_model
@@ -57,14 +58,38 @@ def test_every_piece_is_there_and_read_back(study: Pretrained) -> None:
     results = json.loads((study.directory / "results.json").read_text())
     assert set(results["audits"]) == set(study.audits)
     assert set(results["probes"]) == set(study.probes)
-    packed = study.directory / "pieces" / "packed.json.gz"
-    packed.write_bytes(gzip.compress((study.directory / "results.json").read_bytes()))
-    for path in (study.directory / "results.json", packed):
-        again = open_record(path)
+    assert list((study.directory / "pieces").glob("*.parts")) == []
+
+
+def test_a_record_of_it_is_read_and_has_the_same_page(study: Pretrained, tmp_path: Path) -> None:
+    """results.json.gz and claims.json alone, as `results/` holds them."""
+    assert not is_pretrained(tmp_path)
+    (tmp_path / "results.json.gz").write_bytes(gzip.compress((study.directory / "results.json").read_bytes()))
+    assert not is_pretrained(tmp_path)
+    (tmp_path / "claims.json").write_bytes((study.directory / "claims.json").read_bytes())
+    assert is_pretrained(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    for again in (open_record(study.directory / "results.json"), gather(tmp_path)):
         assert (again.audits, again.probes, again.plan) == (study.audits, study.probes, study.plan)
         assert [entry.to_dict() for entry in again.entries] == [entry.to_dict() for entry in study.entries]
-    packed.unlink()
-    assert list((study.directory / "pieces").glob("*.parts")) == []
+    assert sorted(tmp_path.iterdir()) == before, "nothing is written beside a record"
+    assert render_pretrained(gather(tmp_path)) == render_pretrained(gather(study.directory))
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"none", "could not be read"),
+        (gzip.compress(b"{}" * 99)[:20], "could not be read"),
+        (gzip.compress(b"[1]"), "it must have named fields"),
+        (gzip.compress(b"{}"), "is damaged: .* it is missing"),
+    ],
+)
+def test_a_damaged_record_is_one_sentence(content: bytes, sentence: str, study: Pretrained, tmp_path: Path) -> None:
+    (tmp_path / "results.json.gz").write_bytes(content)
+    (tmp_path / "claims.json").write_bytes((study.directory / "claims.json").read_bytes())
+    with pytest.raises(InputError, match=sentence):
+        gather(tmp_path)
 
 
 def test_a_study_that_was_stopped_ends_with_the_same(study: Pretrained, model: Path, tmp_path: Path) -> None:
@@ -183,6 +208,59 @@ def test_pure_heads_are_counted(study: Pretrained) -> None:
     assert verdicts(study)["pure-heads"] == "fails"
 
 
+def test_texts_that_differ_leave_open_what_their_sequences_decide(study: Pretrained) -> None:
+    """Three sequences of one text have no pure head, those of the other have: six numbers, but two texts."""
+
+    def pure(head: HeadRecord, text: int) -> dict[str, Any]:
+        return {"positional": 0.95 * (text < 3 or number(head) < 2), "symbolic": 0.95}
+
+    found = [each for each in by_text(judged(planted(study, pure))) if each.entry.claim.id == "pure-heads"]
+    assert [(each.part.verdict, each.verdict) for each in found] == [("holds", "undecided"), ("holds", "holds")]
+    assert [each.value for each in found] == [5.0, 8.0]
+    one = replace(study, plan=replace(study.plan, sequences=1, texts=dict.fromkeys("abcdef", "")))
+    assert list(by_text(judged(one))) == [], "of one sequence a text there is nothing to be drawn together"
+
+
+def test_what_is_not_known_is_neither_pure_nor_impure(study: Pretrained) -> None:
+    def without(*names: str) -> Pretrained:
+        return planted(study, lambda head, text: dict.fromkeys(names))
+
+    shares = without("positional", "symbolic", "interaction")
+    for claim in ("pure-heads", "positional-frequency", "correspondence-learned", "position-worth"):
+        assert verdicts(shares)[claim] == "undecided", claim
+    (pure,) = (entry for entry in judged(shares).entries if entry.claim.id == "pure-heads")
+    assert pure.evidence == [
+        f"heads whose {name} share is 0.9 or more: no head's share is known" for name in ("positional", "symbolic")
+    ]
+    some = planted(
+        study,
+        lambda head, text: (
+            {"positional": 0.95, "symbolic": 0.95} if number(head) else {"positional": None, "symbolic": None}
+        ),
+    )
+    assert verdicts(some)["pure-heads"] == "holds", "those that are known count"
+    once = planted(study, lambda head, text: {"symbolic": None} if text == 2 else {})
+    assert verdicts(once)["pure-heads"] in ("fails", "undecided")
+    assert verdicts(without("centre"))["positional-frequency"] == "undecided"
+    assert verdicts(without("previous"))["previous-token-fast"] == "undecided"
+    three: dict[int, float] = dict.fromkeys((0, 3, 5), 0.5)
+    assert verdicts(retrieved(shares, three, {}))["retrieval-symbolic"] == "undecided"
+    assert verdicts(retrieved(study, three, {}))["retrieval-symbolic"] != "undecided"
+
+
+def test_heads_without_position_take_no_part_in_a_deposit(study: Pretrained) -> None:
+    """Layers without a rotation in a model that has some: their heads' effects are not known."""
+    found = worth(study, [1.0, *[0.05] * 7], 0.05)
+    audit = found.audits["position"]
+    none = dict.fromkeys(("effect", "effect_low", "effect_high"))
+    heads = tuple(replace(head, **none) if head.layer else head for head in audit.heads)
+    some = replace(found, audits=dict(found.audits) | {"position": replace(audit, heads=heads)})
+    assert verdicts(some)["deposit-pretrained"] == "holds"
+    nothing = tuple(replace(head, **none) for head in audit.heads)
+    bare = replace(found, audits=dict(found.audits) | {"position": replace(audit, heads=nothing)})
+    assert verdicts(bare)["deposit-pretrained"] == "undecided"
+
+
 def retrieved(study: Pretrained, scores: dict[int, float], lost: dict[str, float]) -> Pretrained:
     """The study whose heads retrieve so well and whose needles are lost to such a share."""
     probes = dict(study.probes)
@@ -265,6 +343,9 @@ def test_changes_are_of_the_heads_and_frequencies_that_are_named(study: Pretrain
     quarter = changes_of("slow-silent", plan, audits, intact)
     assert [(c.layer, c.heads) for c in quarter] == [(0, (2, 3)), (1, (1,))]
     assert all(c.bands is not None and c.bands.silent == (3,) for c in quarter), "the slowest of four pairs"
+    still = changes_of("retrieval-still", plan, audits, intact)
+    assert [(c.layer, c.heads) for c in still] == [(c.layer, c.heads) for c in quarter], "the heads that retrieve"
+    assert all(c.bands is not None and (c.bands.still, c.bands.silent) == ((3,), ()) for c in still)
     fast = changes_of("fast-still", plan, audits, intact)
     assert [(c.layer, c.heads, c.bands.still if c.bands else ()) for c in fast] == [(0, (1,), (0,)), (1, (2,), (0,))]
     first = changes_of("still-0", plan, audits, intact)
@@ -312,8 +393,9 @@ def test_a_noise_floor_is_no_rest(study: Pretrained) -> None:
 def test_models_that_do_not_turn_or_predict_have_fewer_pieces() -> None:
     plan = Plan(model="m", texts=TEXTS, sequences=3)
     names = [name for name, _ in plan.pieces()]
-    assert len(names) == len(set(names)) == 41
+    assert len(names) == len(set(names)) == 42
     still = [name for name, _ in replace(plan, turns=False).pieces()]
     assert set(names) - set(still) >= {"still-0", "slow-silent", "position", "bands"}
     assert "intact" in still
+    assert [name for name, _ in replace(plan, turns=False, biased=True).pieces()] == [*still, "position"]
     assert [name for name, _ in replace(plan, turns=False, predicts=False).pieces()][18:] == ["silenced"]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from toeplens.ground import read_json
-from toeplens.papers.positional_symbolic.pretrained import Pretrained, open_record
+from toeplens.papers.positional_symbolic.pretrained import Pretrained, gather, is_pretrained, open_record
+from toeplens.papers.positional_symbolic.pretrained.clustered import by_text
 from toeplens.papers.positional_symbolic.pretrained.page import render_pretrained
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -39,3 +42,44 @@ def test_a_page_is_made_of_it(record: Pretrained) -> None:
     page = render_pretrained(record)
     for words in ("The map of heads", "Bands that stand still", "What needles need", "Frequencies against behaviour"):
         assert words in page
+    assert '<p class="note" id="by-text"><b>By text.</b>' in page
+
+
+def test_what_is_recorded_is_a_study_to_the_commands(record: Pretrained) -> None:
+    """`toeplens report results/smollm2` makes its page."""
+    assert is_pretrained(record.directory)
+    assert gather(record.directory) == record
+
+
+def test_what_was_added_later_was_measured_on_the_same_items(record: Pretrained) -> None:
+    """`retrieval-still` was made after the others, on another machine: the intact model's answers are the same."""
+    intact, later = (record.probes[name] for name in ("intact", "retrieval-still"))
+    assert len(intact.items) == len(later.items)
+    for one, other in zip(intact.items, later.items, strict=True):
+        assert (one.behaviour, one.item, one.length, one.depth, one.start) == (
+            *(other.behaviour, other.item, other.length, other.depth, other.start),
+        )
+        assert one.right == other.right
+        assert abs(one.nats - other.nats) < 1e-4
+
+
+def test_texts_in_place_of_sequences(record: Pretrained) -> None:
+    """Each text's two sequences as one number, by Student's interval of three means with two degrees of freedom."""
+    found = list(by_text(record))
+    claims = {"positional-frequency", "correspondence-learned", "pure-heads", "retrieval-symbolic"}
+    assert claims <= {each.entry.claim.id for each in found} <= claims | {"previous-token-fast"}
+    heads = record.heads("text")
+    assert heads is not None
+    ((_, which), *_) = heads.parts.items()
+    means = np.reshape(heads.correlations("positional", "centre", which), (3, 2)).mean(1)
+    first = next(each for each in found if each.entry.claim.id == "positional-frequency")
+    reach = stats.t.ppf(0.975, 2) * means.std(ddof=1) / np.sqrt(3)
+    np.testing.assert_allclose((first.value, first.low, first.high), means.mean() + np.array([0, -reach, reach]))
+    for each in found:
+        assert each.part.comparison is not None
+        bars = each.part.comparison.low, each.part.comparison.high
+        inside, outside = bars[0] < each.low and each.high < bars[1], each.high < bars[0] or bars[1] < each.low
+        assert each.verdict == ("holds" if inside else "fails" if outside else "undecided")
+    others = {each.entry.claim.id for each in found if each.differs and each.part.essential}
+    smollm2 = record.directory.name == "smollm2"
+    assert others == ({"correspondence-learned", "pure-heads"} if smollm2 else {"correspondence-learned"})

@@ -137,13 +137,15 @@ def retrieval(study: Pretrained) -> Block:
     """What is left of needles without the heads that retrieve, and without some of their frequencies."""
     caption = (
         "What was done is down; across is how many nats a token more the needle’s number then has, with its 95% "
-        "interval over needles. Grey: as many other heads of the same layers, or as many other frequencies of the same "
+        "interval over needles. A pair that is silent adds nothing to the logit; one that is still says what a key "
+        "holds, and not where. Grey: as many other heads of the same layers, or as many other frequencies of the same "
         "heads, drawn."
     )
     rows = [
         ("no-retrieval", "heads that retrieve silenced", ORANGE),
         *((f"no-others-{n}", f"as many others ({n + 1})", GREY) for n in range(DRAWS)),
         ("slow-silent", "their slowest quarter silent", ORANGE),
+        ("retrieval-still", "their slowest quarter still", GREEN),
         ("fast-silent", "their fastest quarter silent", BLUE),
         *((f"some-silent-{n}", f"a drawn quarter ({n + 1})", GREY) for n in range(DRAWS)),
     ]

@@ -48,6 +48,8 @@ def changes_of(piece: str, plan: Plan, audits: Sequence[AuditRecord], intact: Pr
     found = retrieving(intact)
     if piece == "no-retrieval":
         return _silenced(found)
+    if piece == "retrieval-still":
+        return _of_heads(found, layers, "still", which=False)
     random = np.random.Generator(np.random.Philox(key=[plan.seed, int(number) if number.isdecimal() else 0]))
     if name == "no-others":
         return _silenced(_others(found, layers, random))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -25,10 +26,14 @@ _ROUND = "arXiv 2410.06205"
 _RETRIEVAL = "arXiv 2404.15574"
 _ROPE_RETRIEVAL = "arXiv 2606.21249"
 _STRONG, _LEARNED, _OCTAVES, _PURE, _FEW = 0.5, 0.1, 2.0, 0.9, 0.05
+_STILL = "the model has no rotation"
+_SILENT = "the model does not predict the next token"
+_UNPLACED = "no head has a rotation or a bias that could be taken from it"
+_UNSHARED = "no head's share is known"
 _NULLS = {"random": "random weights", "shuffled": "tokens in random order"}
 
 
-def _texts(finding: Finding, units: str = "sequences") -> Finding:
+def _over(finding: Finding, units: str) -> Finding:
     """What is over seeds elsewhere is over sequences here, or over questions."""
     said, wanting = (
         text.replace(" seeds", f" {units}").replace(" seed)", f" {units[:-1]})")
@@ -37,11 +42,14 @@ def _texts(finding: Finding, units: str = "sequences") -> Finding:
     return replace(finding, evidence=said, wanting=wanting)
 
 
-def _missing(study: Pretrained, what: str) -> list[Finding]:
-    why = "its pieces are not finished"
-    if study.complete:
-        why = "the model has no rotation" if study.plan.predicts else "the model does not predict the next token"
-    return [unknown(what, why)]
+def over_units(finding: Finding, study: Pretrained) -> bool:
+    """Whether a finding is over the study's sequences, or its groups of them, one number each."""
+    return f" over {len(study.plan.places)} {study.plan.units}," in finding.evidence
+
+
+def _missing(study: Pretrained, what: str, nature: str) -> list[Finding]:
+    """Nothing is known: of a study that is complete because of the model's ``nature``."""
+    return [unknown(what, nature if study.complete else "its pieces are not finished")]
 
 
 # ---- positional heads and frequencies --------------------------------------------------------------------------------
@@ -49,36 +57,37 @@ def _missing(study: Pretrained, what: str) -> list[Finding]:
 
 def _correspondence(study: Pretrained) -> list[Finding]:
     heads, what = study.heads("text"), "rank correlation of the positional share and the frequency used"
-    if heads is None:
-        return _missing(study, what)
+    if heads is None or not study.plan.turns:
+        return _missing(study, what, _STILL)
     found = []
     for part, which in heads.parts.items():
         own = heads.correlations("positional", "centre", which)
-        found.append(_texts(above(f"{what}, {part}", own, _STRONG)))
+        found.append(_over(above(f"{what}, {part}", own, _STRONG), study.plan.units))
     return found
 
 
 def _learned(study: Pretrained) -> list[Finding]:
     heads, what = study.heads("text"), "that correlation less that of"
-    if heads is None:
-        return _missing(study, what)
+    if heads is None or not study.plan.turns:
+        return _missing(study, what, _STILL)
     found = []
     for kind, words in _NULLS.items():
         other = study.heads(kind)
         if other is None:
-            found += _missing(study, f"{what} {words}")
+            found += _missing(study, f"{what} {words}", _STILL)
             continue
         for part, which in heads.parts.items():
             pairs = zip(*(each.correlations("positional", "centre", which) for each in (heads, other)), strict=True)
-            finding = _texts(above(f"{what} {words}, {part}", [a - b for a, b in pairs], _LEARNED))
+            finding = above(f"{what} {words}, {part}", [a - b for a, b in pairs], _LEARNED)
+            finding = _over(finding, study.plan.units)
             found.append(finding if kind == "random" else supporting(finding))
     return found
 
 
 def _previous_fast(study: Pretrained) -> list[Finding]:
     heads, what = study.heads("text"), "octaves by which previous-token heads use faster pairs than the others"
-    if heads is None:
-        return _missing(study, what)
+    if heads is None or not study.plan.turns:
+        return _missing(study, what, _STILL)
     chosen = heads.mean("previous") >= PREVIOUS
     if chosen.sum() < FEWEST:
         return [unknown(what, f"{int(chosen.sum())} heads look at the token before; {FEWEST} are needed")]
@@ -86,25 +95,27 @@ def _previous_fast(study: Pretrained) -> list[Finding]:
     def apart(columns: dict[str, np.ndarray]) -> float:
         return float(np.nanmean(columns["centre"][chosen]) - np.nanmean(columns["centre"][~chosen]))
 
-    found = [_texts(above(f"{what} ({int(chosen.sum())} heads)", heads.by_text(apart), _OCTAVES))]
+    found = [_over(above(f"{what} ({int(chosen.sum())} heads)", heads.by_text(apart), _OCTAVES), study.plan.units)]
     found += _more(study, "fast-still", "slow-still", "copying", "their fastest quarter stopped, less the slowest", 0.1)
     return found
 
 
 def _pure(study: Pretrained) -> list[Finding]:
-    heads = study.heads("text")
-    if heads is None:
-        return _missing(study, "heads that are purely positional or symbolic")
-    return [
-        _texts(
-            above(f"heads whose {name} share is {_PURE} or more", heads.by_text(lambda c, n=name: _count(c[n])), 0.5)
-        )
-        for name in ("positional", "symbolic")
-    ]
+    heads, found = study.heads("text"), []
+    for name in ("positional", "symbolic"):
+        what = f"heads whose {name} share is {_PURE} or more"
+        if heads is None:
+            found += _missing(study, what, _UNSHARED)
+        elif not np.isfinite(heads.columns[name]).any(1).all():  # on some sequence no head's share is known
+            found.append(unknown(what, _UNSHARED))
+        else:
+            found.append(_over(above(what, heads.by_text(partial(_count, name)), 0.5), study.plan.units))
+    return found
 
 
-def _count(values: np.ndarray) -> float:
-    return float((values >= _PURE).sum())
+def _count(name: str, columns: dict[str, np.ndarray]) -> float:
+    """How many heads are pure, of those whose share is known."""
+    return float((columns[name] >= _PURE).sum())
 
 
 # ---- retrieval -------------------------------------------------------------------------------------------------------
@@ -113,7 +124,7 @@ def _count(values: np.ndarray) -> float:
 def _sparse(study: Pretrained) -> list[Finding]:
     what, intact = "share of the heads that retrieve", study.probes.get("intact")
     if intact is None or not intact.heads:
-        return _missing(study, what)
+        return _missing(study, what, _SILENT)
     many = len(retrieving(intact))
     if not any(item.right for item in intact.of("needle")):
         return [unknown(what, "the model finds no needle")]
@@ -132,12 +143,14 @@ def _causal(study: Pretrained) -> list[Finding]:
         if values is None:
             there = all(each in study.probes for each in names)
             found += (
-                [unknown(what, "the model finds no needle, or has no such heads")] if there else _missing(study, what)
+                [unknown(what, "the model finds no needle, or has no such heads")]
+                if there
+                else _missing(study, what, _SILENT)
             )
         elif name == "no-retrieval":
-            found.append(_texts(above(what, values, 0.5), "needles"))
+            found.append(_over(above(what, values, 0.5), "needles"))
         else:
-            found.append(_texts(below(what, values, 0.1), "needles"))
+            found.append(_over(below(what, values, 0.1), "needles"))
     return found
 
 
@@ -164,18 +177,18 @@ def _more(study: Pretrained, first: str, second: str, of: Behaviour, words: str,
     """By how many nats one change costs a behaviour more than another, over its items."""
     what, probes = f"nats of {of}, {words}", [study.probes.get(name) for name in (first, second)]
     if any(probe is None for probe in probes):
-        return _missing(study, what)
+        return _missing(study, what, _STILL if study.plan.predicts else _SILENT)
     nats = [[item.changed_nats for item in probe.of(of) if item.changed_nats is not None] for probe in probes if probe]
     if not all(nats):
         return [unknown(what, "the model has no such heads")]
-    return [_texts(above(what, [a - b for a, b in zip(*nats, strict=True)], bar), "items")]
+    return [_over(above(what, [a - b for a, b in zip(*nats, strict=True)], bar), "items")]
 
 
 def _symbolic(study: Pretrained) -> list[Finding]:
     heads, intact = study.heads("text"), study.probes.get("intact")
     what = "symbolic share of the heads that retrieve, less that of the others"
     if heads is None or intact is None:
-        return _missing(study, what)
+        return _missing(study, what, _SILENT)
     chosen = heads.among(retrieving(intact))
     if chosen.sum() < FEWEST:
         return [unknown(what, f"{int(chosen.sum())} heads retrieve; {FEWEST} are needed")]
@@ -183,8 +196,13 @@ def _symbolic(study: Pretrained) -> list[Finding]:
     def apart(name: str) -> list[float]:
         return heads.by_text(lambda c: float(np.nanmean(c[name][chosen]) - np.nanmean(c[name][~chosen])))
 
+    if not np.isfinite(heads.columns["symbolic"]).any():
+        return [unknown(what, _UNSHARED)]
+    found = [_over(above(what, apart("symbolic"), _LEARNED), study.plan.units)]
     slower = "octaves by which they use faster pairs than the others"
-    return [_texts(above(what, apart("symbolic"), _LEARNED)), supporting(_texts(below(slower, apart("centre"), 0.0)))]
+    if study.plan.turns:
+        return [*found, supporting(_over(below(slower, apart("centre"), 0.0), study.plan.units))]
+    return [*found, supporting(unknown(slower, _STILL))]
 
 
 # ---- what position is worth ------------------------------------------------------------------------------------------
@@ -193,10 +211,10 @@ def _symbolic(study: Pretrained) -> list[Finding]:
 def _worth(study: Pretrained) -> list[Finding]:
     what, audit, heads = "the most positional head", study.audits.get("position"), study.heads("text")
     if audit is None or heads is None:
-        return _missing(study, what)
+        return _missing(study, what, _UNPLACED)
     shares = heads.mean("positional")
     if not np.isfinite(shares).any():
-        return [unknown(what, "no head's share is known")]
+        return [unknown(what, _UNSHARED)]
     at = int(np.nanargmax(shares))
     head = audit.heads[at]
     others = np.delete(effects_of(audit), at)
@@ -207,17 +225,19 @@ def _worth(study: Pretrained) -> list[Finding]:
     said = (
         f"nats that position is worth to {what}, layer {head.layer + 1} head {head.head + 1}; the bar is half's worth"
     )
-    return [interval_above(said, head.effect, head.effect_low, head.effect_high or head.effect_low, bar)]
+    high = head.effect_low if head.effect_high is None else head.effect_high
+    return [interval_above(said, head.effect, head.effect_low, high, bar)]
 
 
 def _concentrated(study: Pretrained) -> list[Finding]:
     what, audit = "share of the costliest head in all that position is worth", study.audits.get("position")
     if audit is None:
-        return _missing(study, what)
+        return _missing(study, what, _UNPLACED)
     effects, low, high = (effects_of(audit, end) for end in ("", "_low", "_high"))
-    if not np.isfinite(effects).all() or not np.isfinite(low).all():
+    known = np.isfinite(effects)  # a head without rotation and bias has none to be taken
+    if not known.any() or not np.isfinite(low[known]).all():
         return [unknown(what, "no effects are known")]
-    at, counts = int(effects.argmax()), low > 0
+    at, counts = int(np.nanargmax(effects)), low > 0
     if not counts[at]:
         return [unknown(what, "no head's position is worth anything that is told from nothing")]
     counts[at] = False

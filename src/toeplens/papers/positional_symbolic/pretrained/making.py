@@ -66,7 +66,8 @@ class Making:
         found = []
         for at, (name, text) in enumerate(self.plan.texts.items()):
             writer = Writer(self.tokenizer, text, self.plan.seed + at)
-            count, length = self.plan.sequences, self.plan.tokens - len(writer.start)
+            count = self.plan.sequences * self.plan.together
+            length = self.plan.tokens - len(writer.start)
             room = len(writer.text) - count * length
             if room < 0:
                 raise InputError(
@@ -90,7 +91,8 @@ class Making:
             short = self.windows[:, : self.plan.effect_tokens]
             return self._audited(self.loaded, short, METHODS[name], name)
         kind, _, number = name.partition("-")
-        tokens, loaded = self.windows[[int(number)]], self.loaded
+        count, loaded = self.plan.together, self.loaded
+        tokens = self.windows[int(number) * count :][:count]
         if kind == "shuffled":
             random = np.random.Generator(np.random.Philox(key=[self.plan.seed, int(number)]))
             first = len(Writer(self.tokenizer, "so", 0).start)

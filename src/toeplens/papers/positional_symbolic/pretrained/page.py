@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from toeplens.papers.positional_symbolic.pretrained import change_figures, head_figures
+from toeplens.papers.positional_symbolic.pretrained.clustered import by_text
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.report.kit.blocks import Block, numbered
 from toeplens.report.kit.page import ledger, render_page, write_report
 from toeplens.studies import RULE
+from toeplens.studies.kit.verdicts import ENOUGH
 from toeplens.studies.probing import ABOUT
 from toeplens.studies.probing.words import interval, title_of
 
@@ -39,7 +41,9 @@ def render_pretrained(study: Pretrained) -> str:
         model="/".join(Path(study.plan.model).parts[-2:]),
         claims=ledger(study.entries),
         tally=Counter(entry.verdict for entry in study.entries),
-        rule=RULE.replace("seed", "sequence"),
+        rule=RULE.replace("seed", study.plan.units.removesuffix("s")),
+        clustered=list(by_text(study)),
+        enough=ENOUGH,
         first=first,
         summaries=[] if intact is None else [each for name in ABOUT for each in intact.summaries(name)],
         about=ABOUT,

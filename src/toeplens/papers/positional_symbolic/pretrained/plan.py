@@ -14,6 +14,7 @@ from toeplens.studies.probing import Asked
 
 BANDS = 8  # into which each layer's frequencies are parted, by their speed
 DRAWS = 3  # of heads, or of frequencies, that are there for comparison
+TOGETHER = 32  # sequences whose mean tells position from content: 1/32 of what keys hold is left in that mean
 AUDITED, PROBED = "audit", "probe"
 LONGEST = 1 << 20
 
@@ -30,6 +31,9 @@ class Plan:
     probe_tokens   of a text with a needle in it, and of what is copied
     seed           of places in the texts, of random weights, of questions
     turns          whether the model has a rotation
+    biased         whether its attention adds a bias to the logits (ALiBi, T5)
+    together       sequences that are measured at once and count as one: several where position is in what the heads
+                   read, which the mean over sequences tells from content
     predicts       whether it predicts the next token
     dtype          of its weights
     weights        names and sizes of its files, or its commit on the hub, as a digest
@@ -43,6 +47,8 @@ class Plan:
     probe_tokens: int = 512
     seed: int = 42
     turns: bool = True
+    biased: bool = False
+    together: int = 1
     predicts: bool = True
     dtype: str = "float32"
     weights: str = ""
@@ -58,8 +64,13 @@ class Plan:
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Every sequence: its text's name, and which of that text it is."""
+        """Every sequence, or every group that counts as one: its text's name, and which of that text it is."""
         return [(name, number) for name in self.texts for number in range(self.sequences)]
+
+    @property
+    def units(self) -> str:
+        """What claims about heads are judged over: sequences, or groups of sequences that are measured at once."""
+        return "sequences" if self.together == 1 else "groups"
 
     @property
     def asked(self) -> Asked:
@@ -78,8 +89,13 @@ class Plan:
             yield from ((f"still-{band}", PROBED) for band in range(BANDS))
             yield from ((f"{name}-silent", PROBED) for name in ("slow", "fast"))
             yield from ((f"some-silent-{number}", PROBED) for number in range(DRAWS))
+            yield "retrieval-still", PROBED
             yield from ((f"{name}-still", PROBED) for name in ("fast", "slow"))
-        yield from ((name, AUDITED) for name in ("silenced", *(("position", "bands") if self.turns else ())))
+        yield "silenced", AUDITED
+        if self.turns or self.biased:
+            yield "position", AUDITED
+        if self.turns:
+            yield "bands", AUDITED
 
     def digests(self) -> dict[str, str]:
         """Of each text, its SHA-256."""
@@ -90,7 +106,7 @@ class Plan:
 class Asking(Begun):
     """study.json: the plan, each text by its digest."""
 
-    LATER = ("study", "seconds")
+    LATER = ("study", "seconds", "biased", "together")
 
     model: reading.Text
     texts: dict[str, reading.Text]
@@ -100,6 +116,8 @@ class Asking(Begun):
     probe_tokens: AtLeast1
     seed: reading.Count
     turns: reading.Truth
+    biased: reading.Truth = False
+    together: AtLeast1 = 1
     predicts: reading.Truth
     dtype: reading.Text
     weights: reading.Text

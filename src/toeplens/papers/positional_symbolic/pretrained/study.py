@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping
@@ -13,19 +12,18 @@ from typing import Any
 import torch
 
 from toeplens.engine import Limits
-from toeplens.ground import InputError, parse_json, read_json
+from toeplens.ground import InputError, read_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.stops import Interrupted, interruptible
-from toeplens.papers.positional_symbolic.pretrained.claims import CLAIMS
 from toeplens.papers.positional_symbolic.pretrained.making import PIECES, Making, path_of, read
-from toeplens.papers.positional_symbolic.pretrained.plan import AUDITED, Asking, Plan
+from toeplens.papers.positional_symbolic.pretrained.plan import AUDITED, TOGETHER, Asking, Plan
+from toeplens.papers.positional_symbolic.pretrained.recorded import judged, open_record, record_in
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.sources.huggingface import captured
 from toeplens.sources.huggingface.beforehand import check_decoder, check_length
 from toeplens.sources.huggingface.loading import Dtype, Loaded, load_model
 from toeplens.studies.auditing.kept import files_of
 from toeplens.studies.auditing.record import AuditRecord
-from toeplens.studies.kit.claims import judge_all
 from toeplens.studies.kit.study import STUDY, Kind
 from toeplens.studies.probing import ProbeRecord
 
@@ -52,32 +50,18 @@ def _read(directory: Path, plan: Plan, environment: dict[str, Any]) -> Pretraine
     )
 
 
-def judged(state: Pretrained) -> Pretrained:
-    """The same with the verdicts on its claims."""
-    return replace(state, entries=judge_all(CLAIMS, state))
-
-
-def open_record(path: Path | str) -> Pretrained:
-    """A study as its results.json tells it, or that file compressed by gzip; its claims are judged as rules are now."""
-    path = Path(path)
-    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text(encoding="utf-8")
-    content = parse_json(text, path)
-    asking = Asking.from_dict({**content, "seconds": 0.0}, path)
-    return judged(
-        Pretrained(
-            directory=path.parent,
-            finished=content["finished"],
-            total=content["total"],
-            environment=content["environment"],
-            plan=asking.plan(),
-            audits=AuditRecord.from_named(content["audits"], path),
-            probes=ProbeRecord.from_named(content["probes"], path),
-        )
-    )
-
-
 KIND = Kind("pretrained", "pretrained", Asking, Asking.plan, _read)
-gather, is_pretrained = KIND.gather, KIND.holds
+
+
+def is_pretrained(directory: Path | str) -> bool:
+    """Whether a directory is that of such a study, or holds the record of one."""
+    return KIND.holds(directory) or record_in(Path(directory)) is not None
+
+
+def gather(directory: Path | str) -> Pretrained:
+    """What a study has finished, judged and written down; of a record, what it holds, judged as rules are now."""
+    record = None if KIND.holds(directory) else record_in(Path(directory))
+    return KIND.gather(directory) if record is None else open_record(record)
 
 
 def examine(
@@ -143,19 +127,28 @@ def examine(
 
 
 def _nature(loaded: Loaded) -> dict[str, Any]:
-    """Whether a model turns queries and keys and whether it predicts the next token, from a short pass; its dtype."""
-    turns, causal = [], []
+    """What a short pass tells of position in a model, and whether it predicts the next token; its dtype."""
+    turns, biased, causal, inside = [], [], [], []
     tokens = torch.arange(1, 9, device=loaded.model.device).unsqueeze(0)
 
     def look(call: Any) -> None:
         turns.append(call.rotation is not None)
+        biased.append(call.bias is not None)
+        inside.append(call.rotation is None and call.bias is None and call.unknown is None)
         causal.append(call.causal)
 
     captured(loaded.model, {"input_ids": tokens}, look)
     head = loaded.model.get_output_embeddings() is not None
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     weights = hashlib.sha256(repr(_files(loaded)).encode()).hexdigest()
-    return {"turns": any(turns), "predicts": head and all(causal), "dtype": dtype, "weights": weights}
+    return {
+        "turns": any(turns),
+        "biased": any(biased),
+        "together": TOGETHER if all(inside) else 1,
+        "predicts": head and all(causal),
+        "dtype": dtype,
+        "weights": weights,
+    }
 
 
 def _files(loaded: Loaded) -> list[Any]:

@@ -1,0 +1,150 @@
+"""Models whose position is a bias, or in what their heads read: what is made of them, and which claims are theirs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.studies.probing.models import TEXT, tokenizer
+
+from toeplens.papers.positional_symbolic.pretrained import Pretrained, examine, gather
+from toeplens.papers.positional_symbolic.pretrained.making import Making
+from toeplens.papers.positional_symbolic.pretrained.page import render_pretrained
+from toeplens.papers.positional_symbolic.pretrained.plan import TOGETHER
+from toeplens.sources.huggingface import load_model
+from toeplens.studies.auditing import audit
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+
+TEXTS = {"one": f"{TEXT} {TEXT} {TEXT}", "other": TEXT[::-1]}
+SIZES: dict[str, Any] = {"sequences": 3, "tokens": 20, "effect_tokens": 20, "probe_tokens": 96}
+NATURES = {
+    "alibi": lambda: transformers.BloomForCausalLM(
+        transformers.BloomConfig(vocab_size=700, hidden_size=32, n_layer=2, n_head=4)
+    ),
+    "encoder": lambda: transformers.BertModel(
+        transformers.BertConfig(
+            vocab_size=700,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=48,
+            max_position_embeddings=32,
+        )
+    ),
+}
+
+pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.heavy]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {}
+    for name, build in NATURES.items():
+        made[name] = tmp_path_factory.mktemp(name)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            build().save_pretrained(made[name])
+        tokenizer().save_pretrained(made[name])
+    return made
+
+
+@pytest.fixture(scope="module")
+def alibi(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pretrained:
+    return examine(str(models["alibi"]), TEXTS, tmp_path_factory.mktemp("study"), device="cpu", **SIZES)
+
+
+@pytest.fixture(scope="module")
+def encoder(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pretrained:
+    return examine(str(models["encoder"]), TEXTS, tmp_path_factory.mktemp("study"), device="cpu", **SIZES)
+
+
+def told(study: Pretrained) -> dict[str, tuple[str, str]]:
+    """Of every claim its verdict and all its evidence."""
+    return {entry.claim.id: (entry.verdict, "; ".join(entry.evidence)) for entry in study.entries}
+
+
+def test_position_is_taken_from_heads_that_have_a_bias(alibi: Pretrained) -> None:
+    """As `toeplens audit --effects position` does; there are no bands of frequencies to be stopped."""
+    assert alibi.complete
+    assert (alibi.plan.turns, alibi.plan.biased, alibi.plan.together) == (False, True, 1)
+    assert {"position", "silenced", "intact", "no-retrieval"} <= {*alibi.audits, *alibi.probes}
+    assert not {"bands", "still-0", "slow-silent", "retrieval-still"} & {*alibi.audits, *alibi.probes}
+    assert all(head.effect is not None for head in alibi.audits["position"].heads)
+    found = told(alibi)
+    assert "nats that position is worth to the most positional head" in found["position-worth"][1]
+    for claim in ("positional-frequency", "correspondence-learned", "previous-token-fast", "retrieval-slow"):
+        assert found[claim][0] == "undecided"
+        assert found[claim][1].endswith("the model has no rotation")
+
+
+def test_where_position_is_in_the_keys_several_sequences_are_measured_at_once(encoder: Pretrained) -> None:
+    assert encoder.complete
+    assert (encoder.plan.turns, encoder.plan.biased, encoder.plan.together) == (False, False, 32)
+    assert set(encoder.audits) == {f"{kind}-{at}" for kind in ("text", "random", "shuffled") for at in range(6)} | {
+        "silenced"
+    }
+    assert encoder.probes == {}
+    for each in encoder.audits.values():
+        assert each.about["sequences"] == (192 if each is encoder.audits["silenced"] else 32)
+        for head in each.heads:
+            assert head.positional is not None
+            assert abs(head.positional + (head.symbolic or 0) + (head.interaction or 0) - 1) < 1e-6
+
+
+def test_groups_share_no_token_and_are_put_in_random_order_row_by_row(encoder: Pretrained, models: Any) -> None:
+    loaded = load_model(str(models["encoder"]), device="cpu")
+    plan = replace(encoder.plan, texts=TEXTS)
+    windows = Making(loaded, plan, encoder.directory, lambda what, done, total: None).windows
+    assert windows.shape == (2 * 3 * 32, 20)
+    whole = loaded.tokenizer()(TEXTS["one"], add_special_tokens=False)["input_ids"]
+    rest = list(whole)
+    for row in windows[:96].tolist():
+        at = next(i for i in range(len(rest)) if rest[i : i + 19] == row[1:])
+        rest = rest[at + 19 :]
+
+
+def test_heads_that_know_no_position_can_be_purely_symbolic(models: dict[str, Path]) -> None:
+    """The mean over a group keeps 1/32 of what keys hold, which the pure heads' tenth has room for; 1/8 it had not."""
+    loaded = load_model(str(models["encoder"]), device="cpu")
+    loaded.model.embeddings.position_embeddings.weight.data.zero_()
+    tokens = np.random.default_rng(0).integers(0, 700, (TOGETHER, 30))
+    shares = [head.symbolic or 0 for head in audit(loaded, tokens, sequences=TOGETHER, effects="none").heads]
+    assert 0.95 < min(shares) < max(shares) < 0.98
+    few = [head.symbolic or 0 for head in audit(loaded, tokens[:8], effects="none").heads]
+    assert max(few) < 0.9
+
+
+def test_claims_that_are_not_an_encoders_say_why(encoder: Pretrained) -> None:
+    found = told(encoder)
+    assert found["pure-heads"][0] in ("holds", "fails")
+    assert "over 6 groups" in found["pure-heads"][1]
+    reasons = {
+        "positional-frequency": "the model has no rotation",
+        "correspondence-learned": "the model has no rotation",
+        "previous-token-fast": "the model has no rotation",
+        "retrieval-sparse": "the model does not predict the next token",
+        "retrieval-causal": "the model does not predict the next token",
+        "retrieval-slow": "the model does not predict the next token",
+        "retrieval-symbolic": "the model does not predict the next token",
+        "position-worth": "no head has a rotation or a bias that could be taken from it",
+        "deposit-pretrained": "no head has a rotation or a bias that could be taken from it",
+    }
+    assert {claim: found[claim] for claim in reasons} == {claim: ("undecided", found[claim][1]) for claim in reasons}
+    for claim, reason in reasons.items():
+        assert found[claim][1].endswith(reason)
+
+
+def test_their_pages_are_made(alibi: Pretrained, encoder: Pretrained) -> None:
+    assert "6 groups of 32 sequences of 20 tokens" in render_pretrained(encoder)
+    assert "6 sequences of 20 tokens" in render_pretrained(alibi)
+    for study in (alibi, encoder):
+        assert np.isfinite(study.heads("text").columns["positional"]).all()  # type: ignore[union-attr]
+        assert gather(study.directory).entries == study.entries
+        asked = json.loads((study.directory / "study.json").read_text())
+        assert (asked["biased"], asked["together"]) == (study.plan.biased, study.plan.together)
