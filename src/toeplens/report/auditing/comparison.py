@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from toeplens.ground.places import write_page
+from toeplens.report.auditing.bands import bands_of_both
 from toeplens.report.auditing.maps import alike
 from toeplens.report.auditing.marks import tints
 from toeplens.report.auditing.page import chosen, sees
@@ -76,7 +78,7 @@ def render_comparison(first: Audit, second: Audit, names: tuple[str, str]) -> st
     drawn = _scatter(pair, (one, other), names) if same else _distributions(pair, (one, other), names)
     return render_page(
         "report/auditing/comparison.html.j2",
-        numbered([drawn], 2),  # the maps are the first figure
+        numbered([drawn, bands_of_both(*pair, names)], 2),  # the maps are the first figure
         command=COMMAND,
         pair=(first, second),
         names=names,
@@ -107,7 +109,7 @@ def comparable(first: Audit, second: Audit) -> bool:
 
 def _without_effects(audit: Audit) -> Audit:
     heads = tuple(replace(head, effect=None, effect_low=None, effect_high=None) for head in audit.heads)
-    return replace(audit, heads=heads)
+    return replace(audit, heads=heads, bands=())
 
 
 def _both(one: Values, other: Values) -> list[str]:
@@ -208,11 +210,22 @@ def _findings(pair: tuple[Audit, Audit], values: tuple[Values, Values], names: t
 
 def _settings(first: Audit, second: Audit) -> list[Difference]:
     known = [name for name in dict.fromkeys((*first.about, *second.about)) if name not in _PASSING]
-    found = [(name, *(str(a.about.get(name, "–")) for a in (first, second))) for name in known]
+    found = [(name, *(_said(a.about.get(name)) for a in (first, second))) for name in known]
     found += [("effects of", str(first.effect or "none"), str(second.effect or "none"))]
     found += [("effects found by", str(first.method or "–"), str(second.method or "–"))]
     found += [("intact loss", words.told(first.baseline), words.told(second.baseline))]
     return [Difference(name.replace("_", " "), "", a, b) for name, a, b in found if a != b]
+
+
+def _said(value: Any) -> str:
+    """A setting in words; a dash where there is none."""
+    return (
+        "; ".join(map(str, value)) or "none"
+        if isinstance(value, list | tuple)
+        else "–"
+        if value is None
+        else str(value)
+    )
 
 
 def _layers(first: Audit, second: Audit) -> list[Difference]:
