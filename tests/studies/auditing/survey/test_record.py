@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,29 @@ def test_the_record_is_whole_and_has_the_families(recorded: Survey) -> None:
 
 def test_the_documentation_has_its_tables(recorded: Survey) -> None:
     page = (ROOT / "docs" / "architectures.md").read_text()
-    for outcome in ("proved", "refused", "failed"):
+    for outcome in ("proved", "refused", "none"):
         assert recorded.markdown(outcome) in page
+    assert recorded.without_shares() in page
+    assert recorded.of("failed") == []
     totals = recorded.totals()
     assert f"{totals['proved']} of {len(recorded.found) - totals['other']}" in page
+
+
+def test_the_documentation_says_why_what_is_not_proved_is_not(recorded: Survey) -> None:
+    """Each type once, in the table of reasons; and which types count no longer."""
+    page = (ROOT / "docs" / "architectures.md").read_text()
+    reasons = page.partition("## Not proved, and why")[2].partition("What is said of each")[0]
+    named = re.findall(r"`([^`]+)`", reasons)
+    assert sorted(named) == [row.name for row in recorded.of("refused", "none")]
+    apart = {"dia", "gemma4_assistant", "gemma4_unified_assistant", "higgs_audio_v2_tokenizer", "voxtral_realtime_text"}
+    assert apart <= {row.name for row in recorded.of("other")}
+    assert all(f"`{name}`" in page for name in apart)
+    whole = sum(row.placed == row.calls for row in recorded.of("proved"))
+    assert f"known for {whole} types" in page
+    unplaced = {
+        row.name: sum(len(x) for calls in row.unplaced.values() for x in calls.values()) for row in recorded.found
+    }
+    assert all((row.calls or 0) - (row.placed or 0) == unplaced[row.name] for row in recorded.of("proved"))
 
 
 @pytest.mark.heavy
