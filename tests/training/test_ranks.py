@@ -101,6 +101,40 @@ def test_told_to_end_all_stop_with_a_checkpoint(tmp_path: Path):
     assert (directory / "checkpoint.pt").exists()
 
 
+def apart(spec: RunSpec, tmp_path: Path, units: int = 0) -> list[dict[str, Any]]:
+    """What each of two processes has in the end, whose directories no other sees."""
+    given = (str(Path(__file__).with_name("apart.py")), str(written(spec, tmp_path)), str(tmp_path), str(units))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.run((*TORCHRUN, *given), env=environment, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
+    return [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+
+
+def test_machines_that_share_no_directory_go_on_from_the_firsts_checkpoint(tmp_path: Path):
+    stopped = apart(spec(), tmp_path, units=9)
+    assert [told["status"] for told in stopped] == ["stopped"] * 2
+    assert stopped[0]["ended"] > 0
+    first, second = apart(spec(), tmp_path)
+    assert first["begun"] == second["begun"] == stopped[0]["ended"]
+    assert first["ended"] == second["ended"] == spec().total_steps
+    assert first["metrics"] == second["metrics"]
+    for name in first["weights"]:
+        torch.testing.assert_close(first["weights"][name], second["weights"][name], rtol=0, atol=0)
+    assert not (tmp_path / "1").exists()
+    equal(Run.open(tmp_path / "0" / spec().name), train(spec(), tmp_path / "one"))
+
+
+def test_a_damaged_checkpoint_ends_all_processes_and_the_first_says_which_it_is(tmp_path: Path):
+    directory = tmp_path / "two" / spec().name
+    train(spec(), tmp_path / "two", should_stop=builders.After(5))
+    (directory / "checkpoint.pt").write_bytes(b"half")
+    process = start(spec(), tmp_path)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode
+    assert f"checkpoint: {directory / 'checkpoint.pt'} is damaged" in errors
+    assert "error: torchrun: the first process ended with an error, which it tells." in errors
+
+
 def test_a_study_is_refused_in_one_sentence(tmp_path: Path):
     command = (*TORCHRUN, "-m", "toeplens", "reproduce", "--scale", "smoke", "--out", str(tmp_path / "study"))
     process = subprocess.run(command, capture_output=True, text=True, timeout=120)

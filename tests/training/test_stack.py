@@ -16,10 +16,10 @@ from toeplens.engine import Job, Limits, run_jobs
 from toeplens.engine import many as engine
 from toeplens.engine.stacks import train_stack
 from toeplens.model import attention
-from toeplens.training import Run, RunSpec, train, train_as_one
+from toeplens.training import Run, RunSpec, loop, train, train_as_one
 from toeplens.training import run as store
 from toeplens.training.session import Session
-from toeplens.training.stack import must_stack
+from toeplens.training.stack import must_stack, pays_alone
 
 PLATEAU = {"gain": 0.5, "patience": 1}  # which these models reach soon, each in its own time
 
@@ -101,6 +101,31 @@ def test_texts_too_long_for_all_their_weights_at_once(tmp_path: Path, monkeypatc
     monkeypatch.setattr(attention, "attend", partial(attention.attend, at_once=64))
     specs = [tiny(seed, "shaw") for seed in range(2)]
     assert apart(train_as_one(specs, tmp_path / "one"), [train(spec, tmp_path / "alone") for spec in specs]) < 1e-9
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("encoding", ["rope", "shaw"])
+def test_one_alone_ends_as_a_stack_of_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str):
+    spec = tiny(0, encoding, average=0.9)
+    alone = train(spec, tmp_path / "alone")
+    monkeypatch.setattr(loop, "pays_alone", lambda *_: True)
+    stack = train(spec, tmp_path / "one")
+    assert apart([stack], [alone]) < 1e-9
+    assert [segment.setup.stacked for run in (alone, stack) for segment in run.history] == [False, True]
+    assert not train(spec, tmp_path / "asked", compile="off").history[0].setup.stacked
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "expected"),
+    [
+        ({}, "cuda", True),
+        ({}, "cpu", False),
+        ({"model": {"dropout": 0.1}}, "cuda", False),
+        ({"batch_size": 2**11, "train_examples": 2**11}, "cuda", False),  # eight fill a GPU
+    ],
+)
+def test_one_alone_is_a_stack_of_one_on_a_gpu_that_it_leaves_empty(changes: dict, device: str, expected: bool):
+    assert pays_alone(tiny(0, **changes), torch.device(device)) == expected
 
 
 # ---- stopped and gone on with ---------------------------------------------------------------------------------------

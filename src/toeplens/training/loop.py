@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ import torch
 
 from toeplens.training import run as store
 from toeplens.training.environment import CompileMode, plan_execution
-from toeplens.training.ranks import ALONE, Ranks, ranks
+from toeplens.training.ranks import ALONE, LeaderFailed, Ranks, ranks
 from toeplens.training.run import Run
 from toeplens.training.session import Session, initial_model
 from toeplens.training.spec import RunSpec
-from toeplens.training.stack import Stack, must_stack
+from toeplens.training.stack import Stack, must_stack, pays_alone
 from toeplens.training.watcher import Watcher
 
 Progress = Callable[[int, int, dict[str, Any] | None], None]
@@ -55,40 +55,47 @@ def train(
     On a CPU a run that was stopped or killed anywhere and started again ends bit-identical to one that was not, on
     the same machine, thread count and versions; elsewhere it goes on too, and `Run.history` tells from step to step
     on what. Started by ``torchrun``, its processes share each batch (`toeplens.training.ranks`); the first of them
-    writes, evaluates and looks. A watcher is no part of the spec and changes nothing but the time: the
-    weights are those of the run without it. A finished run is returned as it is, watched or not; moments that were
+    reads and writes ``out``, evaluates and looks. A watcher is no part of the spec and changes nothing but the time:
+    the weights are those of the run without it. A finished run is returned as it is, watched or not; moments that were
     passed without a watcher stay missing. If a look raises, a checkpoint is written first.
     """
+    tell = None if on_progress is None else lambda index, *told: on_progress(*told)
     with ranks(device) as among:
+
+        def lead() -> Run:
+            try:
+                (run,) = train_as_one(
+                    [spec],
+                    out,
+                    device=device if among.size == 1 else among.device,
+                    compile=compile,
+                    checkpoint_seconds=checkpoint_seconds,
+                    deadline=deadline,
+                    should_stop=should_stop,
+                    on_progress=tell,
+                    watchers=[watcher],
+                    among=among,
+                )
+            finally:
+                among.agreed(False)
+            return run
+
         if not among.leads:
-            return _follow(spec, Path(out) / spec.name, among)
-        try:
-            (run,) = train_as_one(
-                [spec],
-                out,
-                device=device if among.size == 1 else among.device,
-                compile=compile,
-                checkpoint_seconds=checkpoint_seconds,
-                deadline=deadline,
-                should_stop=should_stop,
-                on_progress=None if on_progress is None else lambda index, *told: on_progress(*told),
-                watchers=[watcher],
-                among=among,
-            )
-        finally:
-            among.agreed(False)
-    return run
+            _follow(spec, Path(out) / spec.name, among)
+        return among.told(lead)
 
 
-def _follow(spec: RunSpec, directory: Path, among: Ranks) -> Run:
-    """Take part in each step of the leader's until it says that there are no more."""
+def _follow(spec: RunSpec, directory: Path, among: Ranks) -> None:
+    """Take part in each step of the leader's until it says that there are no more; of its files none is read."""
     if among.agreed(False):
         execution = plan_execution(among.device, "off", spec.precision, spec.model.d_model)
         with torch.random.fork_rng(devices=[execution.device] if execution.device.type == "cuda" else []):
-            session = Session(spec, directory, execution, None, ranks=among)
-            while among.agreed(False):
-                session.take_step()
-    return Run.open(directory)
+            with suppress(LeaderFailed):  # what it says last tells
+                session = Session(spec, directory, execution, None, ranks=among)
+                while among.agreed(False):
+                    session.take_step()
+                return
+            among.agreed(False)
 
 
 def train_as_one(
@@ -121,14 +128,18 @@ def train_as_one(
         # until a result is there, the checkpoint has all that the other files say
         places = [place for place, directory in enumerate(directories) if not (directory / store.RESULT).exists()]
         if places:
-            must_stack([specs[place] for place in places])
             first = specs[places[0]]
-            execution = plan_execution(device, compile, first.precision, first.model.d_model)
             if len(places) > 1:
+                must_stack([specs[place] for place in places])
+            execution = plan_execution(device, compile, first.precision, first.model.d_model)
+            stacked = len(places) > 1
+            if stacked:
                 execution = replace(execution, compiled=False, why="one of several models trained as one")
-            if among.size > 1:
+            elif among.size > 1:
                 execution = replace(execution, compiled=False, why=f"{among.size} processes")
                 among.agreed(True)
+            elif compile == "auto" and pays_alone(first, execution.device):
+                stacked, execution = True, replace(execution, compiled=False, why="a stack of one: a CUDA graph")
             devices = [execution.device] if execution.device.type == "cuda" else []
             tell = on_progress or (lambda *told: None)
             with torch.random.fork_rng(devices=devices):
@@ -138,7 +149,7 @@ def train_as_one(
                         directories[place],
                         execution,
                         watching[place],
-                        stacked=len(places) > 1,
+                        stacked=stacked,
                         ranks=among,
                     )
                     for place in places
@@ -192,7 +203,7 @@ def _fit(
             first = min(session.step for session in left)
             at_work = [session for session in left if session.step == first]
             compiling = at_work[0].is_compiling
-            if len(sessions) == 1:
+            if not at_work[0].stacked:
                 at_work[0].ranks.agreed(True)
                 at_work[0].take_step()
             else:

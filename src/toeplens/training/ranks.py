@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -16,6 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from toeplens.ground import EnvironmentFailure
 
 _PATIENCE = timedelta(hours=2)  # of those who wait while the leader evaluates or looks
+Found = TypeVar("Found")
+
+
+class LeaderFailed(EnvironmentFailure):
+    """The first of the processes raised an error, and the others end."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes the run's files and decides when to stop."""
+        """Whether this process reads and writes the run's files and decides when to stop."""
         return self.rank == 0
 
     def part(self, rows: Tensor) -> Tensor:
@@ -46,6 +51,20 @@ class Ranks:
         told = torch.tensor([answer], dtype=torch.uint8, device=self.device)
         distributed.broadcast(told, 0)
         return bool(told.item())
+
+    def told(self, find: Callable[[], Found]) -> Found:
+        """What the leader finds, in all processes; where it raises, the others raise `LeaderFailed`."""
+        if self.size == 1:
+            return find()
+        said: list[Any] = [False, None]
+        try:
+            if self.leads:
+                said = [True, find()]
+        finally:
+            distributed.broadcast_object_list(said, 0, device=torch.device(self.device))
+        if not said[0]:
+            raise LeaderFailed("torchrun: the first process ended with an error, which it tells.")
+        return said[1]
 
     def added(self, numbers: Tensor) -> Tensor:
         """The sum of all processes' numbers, in place."""

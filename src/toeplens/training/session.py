@@ -242,7 +242,7 @@ class Session:
         write_json(self.directory / store.PROGRESS, {"step": self.step, "of": self.spec.total_steps})
 
     def _resume(self) -> None:
-        state = store.load_checkpoint(self.directory, self.spec)
+        state = self.ranks.told(lambda: store.load_checkpoint(self.directory, self.spec))
         if state is None:
             return
         if "watched" in state:  # older checkpoints know of no watching

@@ -18,6 +18,9 @@ from toeplens.training.batches import IGNORED, correct, precise
 from toeplens.training.session import TOKENS_AT_ONCE, Session, initial_model
 from toeplens.training.spec import RunSpec
 
+_FULL = 2**17  # tokens of a step that fill a GPU
+_LAUNCHES = 16  # models that fill a GPU, from where on a step of one is mostly launches
+_WEIGHTS = 2**31  # numbers of attention weights that a stack's layers may keep, formed whole
 _ALIGNED = 64  # numbers, at whose multiples each parameter begins
 _WARM_UP = 3  # passes before a CUDA graph is captured, as torch asks for
 
@@ -42,8 +45,6 @@ def must_stack(specs: Sequence[RunSpec]) -> None:
     encoding keeps as tensors (RoPE's base, ALiBi's slopes); and if training draws no random numbers (dropout), which
     would be others than those of a model alone.
     """
-    if len(specs) == 1:
-        return
     first = specs[0]
     for spec in specs[1:]:
         if shape_of(spec) != shape_of(first):
@@ -58,6 +59,24 @@ def must_stack(specs: Sequence[RunSpec]) -> None:
         if any(not _alike(models[0], model) for model in models[1:]):
             raise InputError(f"stack: the encodings ({first.model.encoding}) differ in more than tensors.")
         _try_out(first, models[0])
+
+
+def that_fill_a_gpu(spec: RunSpec) -> int:
+    """How many models of this shape fill a GPU, and have room there for attention's weights."""
+    length, model = spec.build_task().length, spec.model
+    weights = spec.batch_size * model.num_heads * model.num_layers * length**2
+    return min(_FULL // (spec.batch_size * length), _WEIGHTS // weights)
+
+
+def pays_alone(spec: RunSpec, device: torch.device) -> bool:
+    """Whether one model is best trained as a stack of one: on a GPU that it leaves nearly empty."""
+    if device.type != "cuda" or that_fill_a_gpu(spec) < _LAUNCHES:
+        return False
+    try:
+        must_stack([spec])
+    except InputError:
+        return False
+    return True
 
 
 def _alike(a: Decoder, b: Decoder) -> bool:
