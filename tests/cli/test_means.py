@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.builders import tiny
 
-from toeplens.cli.means import Hands
-from toeplens.engine import Cluster
+from toeplens.cli.means import Hands, Means
+from toeplens.cli.progress import StudyProgress
+from toeplens.engine import Cluster, Job
 from toeplens.ground import InputError
 
+MEANS = {"time_budget": None, "device": "auto", "compile": "auto", "store": None, "stack": None}
 NONE = {"workers": None, "engine": "local", "address": None}
 CELL = {"cpus_per_cell": None, "gpus_per_cell": None, "memory_per_cell": None}
 
@@ -37,6 +40,35 @@ def test_what_options_come_to():
 def test_options_that_cannot_be_are_named(given: dict, says: str):
     with pytest.raises(InputError, match=says):
         Hands(**NONE | CELL | given).chosen()
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "said"),
+    [
+        ({}, "auto", "on a cluster's machines: 1 core a cell"),
+        ({"gpus_per_cell": 0.25}, "auto", "on a cluster's machines: 0.25 GPU a cell"),
+        ({"gpus_per_cell": 2.0}, "cuda", "on a cluster's machines: 2 GPUs a cell"),
+        ({"gpus_per_cell": 1.0, "cpus_per_cell": 4.0}, "cpu", "on a cluster's machines: 4 cores a cell"),
+    ],
+)
+def test_what_a_cluster_has_is_not_looked_for_on_this_machine(given: dict, device: str, said: str):
+    """Which has no GPU."""
+    hands = Hands(**NONE | CELL | {"engine": "ray"} | given)
+    limits = Means(**MEANS | {"device": device}, hands=hands).limits()
+    assert said in StudyProgress([Job(tiny(), "one")], "1 model", limits)._about
+    assert Means(**MEANS, hands=Hands(**NONE | CELL)).limits().machines is None
+
+
+def test_a_driver_without_a_gpu_is_not_asked_for_one(toeplens, tmp_path: Path):
+    given = ("--engine", "ray", "--address", "localhost:1", "--gpus-per-cell", "0.25", "--device", "cuda")
+    answer = toeplens("reproduce", "--scale", "smoke", "--out", tmp_path / "a", *given)
+    assert "address: 'localhost:1' was given; nothing answers there" in answer.refusal()
+
+
+def test_a_stack_that_cannot_be_is_refused_before_anything_is_written(toeplens, tmp_path: Path):
+    answer = toeplens("reproduce", "--scale", "smoke", "--out", tmp_path / "a", "--stack", "0")
+    assert "stack: 0 was given; it must be from 1 to 256" in answer.refusal()
+    assert not (tmp_path / "a").exists()
 
 
 def test_the_commands_take_them(toeplens, tmp_path: Path):

@@ -18,32 +18,12 @@ import torch
 from tests.builders import tiny, wait_until
 from tests.engine.test_many import outcome
 
-from toeplens.engine import Cluster, Event, Job, Limits, carry_out, cluster, nodes, run_jobs
+from toeplens.engine import Cluster, Event, Job, Limits, carry_out, cluster, run_jobs
 from toeplens.engine.store import Store
-from toeplens.ground import InputError
+from toeplens.ground import EnvironmentFailure, InputError
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.usefixtures("unchecked", "one_thread"), pytest.mark.filterwarnings("ignore")]  # Ray's own
-
-
-@pytest.fixture(scope="module")
-def machines() -> Iterator[Any]:
-    """Three machines of one core, on this one."""
-    from ray.cluster_utils import Cluster as Machines
-
-    ray.shutdown()  # of another test
-    machines = Machines(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    for _ in range(2):
-        machines.add_node(num_cpus=1)
-    machines.wait_for_nodes()
-    yield machines
-    ray.shutdown()
-    machines.shutdown()
-
-
-@pytest.fixture
-def three(machines: Any) -> Cluster:
-    return Cluster(machines.address)
 
 
 @pytest.fixture
@@ -246,84 +226,27 @@ def dies(*_: Any) -> None:
     os._exit(1)
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------
+def test_what_cannot_be_kept_stops_the_other_pieces(three: Cluster, tmp_path: Path):
+    def full(index: int, result: Any) -> None:
+        if result == "whole":
+            raise EnvironmentFailure("the disk is full")
+
+    with pytest.raises(EnvironmentFailure, match="the disk is full"):
+        cluster.in_cluster(stays, [(False, tmp_path), (True, tmp_path)], Limits(), three, on_done=full)
+    assert (tmp_path / "left").read_text() == "cpu"  # what a piece without a GPU is told
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"address": "there"}, "address: 'there' was given; it must be HOST:PORT"),
-        ({"address": "ray://localhost:10001"}, "address: 'ray://localhost:10001' was given; it must be HOST:PORT"),
-        ({"address": "localhost:1"}, "address: 'localhost:1' was given; nothing answers there"),
-    ],
-)
-def test_an_address_that_does_not_answer_is_named(given: dict[str, Any], says: str):
-    ray.shutdown()
-    with pytest.raises(InputError, match=says):
-        Cluster(**given).must_serve("cpu")
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"cpus": 0.0}, "cpus_per_cell: 0.0 was given; it must be over 0"),
-        ({"gpus": 1.5}, "gpus_per_cell: 1.5 was given; it must be 0 or more, and a whole number"),
-        ({"gpus": float("nan")}, "gpus_per_cell: nan was given"),
-        ({"memory": 0}, "memory_per_cell: 0 was given; it must be at least 1 byte"),
-        ({"at_once": 0}, "workers: 0 was given; it must be at least 1"),
-    ],
-)
-def test_needs_that_cannot_be_are_named(given: dict[str, Any], says: str):
-    with pytest.raises(InputError, match=says):
-        Cluster(**given)
-
-
-@pytest.mark.parametrize(
-    ("given", "device", "says"),
-    [
-        ({"gpus": 0.25}, "auto", "gpus_per_cell: 0.25 was given; the largest machine of the cluster has 0 GPUs"),
-        ({"cpus": 2.0}, "auto", "cpus_per_cell: 2 was given; the largest machine of the cluster has 1 cores"),
-        ({"memory": 10**15}, "auto", "memory_per_cell: 1000 TB was given; the largest machine"),
-        ({}, "cuda", "gpus_per_cell: 0 was given with device cuda"),
-    ],
-)
-def test_more_than_the_cluster_has_is_refused(machines: Any, given: dict[str, Any], device: str, says: str):
-    with pytest.raises(InputError, match=says):
-        Cluster(machines.address, **given).must_serve(device)
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("raise ModuleNotFoundError('no toeplens here')", r"cannot load toeplens \(ModuleNotFoundError"),
-        ("", r"has toeplens 0\.0; this one has"),
-    ],
-)
-def test_a_machine_without_the_package_or_with_another_is_named(
-    machines: Any, three: Cluster, tmp_path: Path, content: str, says: str
-):
-    package = tmp_path / "toeplens"
-    package.mkdir()
-    (package / "__init__.py").write_text(content, encoding="utf-8")
-    (package / "version.py").write_text("__version__ = '0.0'", encoding="utf-8")
-    odd = machines.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(tmp_path)})
-    machines.wait_for_nodes()
-    try:
-        with pytest.raises(InputError, match=f"the cluster's machine .*{says}"):
-            three.must_serve("auto")
-    finally:
-        machines.remove_node(odd)
-
-
-def test_a_directory_that_a_machine_does_not_see_is_named(three: Cluster, tmp_path: Path):
-    with pytest.raises(InputError, match=r"out: the cluster's machine .* does not see"):
-        three.must_serve("auto", tmp_path / "none")
-
-
-def test_without_ray_it_is_said(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(Exception, match="engine: ray is not installed"):
-        nodes.Cluster().join()
+def stays(piece: tuple[bool, Path], limits: Limits, tell: Any) -> str | None:
+    """One piece stays until it is told to stop, and says so; the other is done when that has begun."""
+    stays, directory = piece
+    if stays:
+        (directory / "begun").touch()
+        while not limits.over():
+            time.sleep(0.1)
+        (directory / "left").write_text(limits.device)
+        return None
+    wait_until((directory / "begun").exists)
+    return "whole"
 
 
 @pytest.mark.heavy

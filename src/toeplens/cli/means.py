@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,19 +23,23 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """Until when, on which device, how many models as one, and with which store."""
+    """Until when, on which device, how many models as one, with which store, and by whose hands, where that is told."""
 
     time_budget: str | None
     device: str
     compile: str
     store: str | None
     stack: int | None
+    hands: Hands | None = None
 
     def limits(self) -> engines.Limits:
         """What an engine is given of it."""
         from toeplens.cli.progress import limits_of
+        from toeplens.engine import Cluster
 
-        return limits_of(self.time_budget, self.device, self.compile, self.store, self.stack)
+        limits = limits_of(self.time_budget, self.device, self.compile, self.store, self.stack)
+        chosen = None if self.hands is None else self.hands.chosen()
+        return replace(limits, machines=chosen.described(self.device)) if isinstance(chosen, Cluster) else limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +122,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     def given(**values: Any) -> None:
         for name, options in made.items():
             values[name] = _OPTIONS[name](**{option: values.pop(option) for option in options})
+        if "means" in made and "hands" in made:
+            values["means"] = replace(values["means"], hands=values["hands"])
         command(**values)
 
     given.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

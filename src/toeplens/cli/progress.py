@@ -43,7 +43,10 @@ class _Opening:
 
     def __init__(self, about: str, specs: Sequence[RunSpec], limits: Limits, *columns: ProgressColumn) -> None:
         """``specs`` are the runs to train: said are where, the tokens read in all, and the memory of the largest."""
-        where = plan_execution(limits.device, limits.compile, specs[0].precision, specs[0].model.d_model).describe()
+        first = specs[0]
+        where = limits.machines  # whose devices are theirs to know
+        if where is None:
+            where = plan_execution(limits.device, limits.compile, first.precision, first.model.d_model).describe()
         tokens, least = sum(spec.tokens for spec in specs), max(spec.memory_at_least for spec in specs)
         work = f"{tokens:,} tokens to train on, at least {size(least)} of memory{' each' if len(specs) > 1 else ''}"
         self._about = f"{about} on {where}: {work}"

@@ -38,7 +38,7 @@ def in_cluster(
     ray = cluster.join()
     desk = _desk(ray)
     task = ray.remote(_do).options(num_cpus=cluster.cpus, num_gpus=cluster.gpus, memory=cluster.memory, max_retries=0)
-    plain = replace(limits, should_stop=_never, deadline=None)
+    plain = replace(limits, should_stop=_never, deadline=None, device=cluster.device(limits.device))
     upcoming = Upcoming(pieces, wait=_WAIT)
     waiting: dict[Any, int] = {}
     lost: Counter[int] = Counter()
@@ -95,7 +95,10 @@ def in_cluster(
                 continue
             if result is None:
                 stopping = True
-            on_done(index, result)
+            try:
+                on_done(index, result)
+            except (ToeplensError, KeyboardInterrupt) as error:
+                stopping, failure = True, failure or error
     for index, what in ray.get(desk.take.remote()):
         on_told(index, what)
     ray.kill(desk)

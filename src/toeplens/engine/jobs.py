@@ -64,15 +64,19 @@ def carry_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None 
     """Train the job's run in ``out``, ablate its heads and measure it; the run's status says how far it got.
 
     The run's directory is held from beginning to end; one that another process holds is waited for. With a store the
-    run is held there too, and kept as it grows; one that another worker holds there raises `HeldElsewhere`.
+    run is held there too, and kept as it grows; one that another worker holds there, or has taken over in the end,
+    raises `HeldElsewhere`.
     """
     directory = out / job.spec.name
     try:
         with entered(directory, job.spec, until=limits.over), shared(directory, limits) as within:
-            return _carried_out(job, out, within, on_progress)
+            try:
+                return _carried_out(job, out, within, on_progress)
+            except Stopped:  # it was left between two pieces of work
+                return replace(Run.open(directory), status="stopped")
     except HeldElsewhere:
         raise
-    except (Busy, Stopped):  # somebody else was at it until time was up, or it was left between two pieces of work
+    except Busy:  # somebody else was at it until time was up
         return replace(Run.open(directory), status="stopped")
 
 

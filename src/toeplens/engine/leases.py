@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 import threading
@@ -17,7 +18,7 @@ from toeplens.engine.store import Store
 from toeplens.ground import EnvironmentFailure
 from toeplens.ground.locks import Busy
 
-SECONDS = 30.0  # without renewal, after which a lease is taken for that of somebody who is gone
+SECONDS = 30.0  # without renewal, after which a lease may be taken for that of somebody who is gone
 _FOLDER = "leases"
 
 
@@ -28,22 +29,28 @@ class HeldElsewhere(Busy):
 class Lease:
     """The right to work on a run, numbered: each is one more than the last, and the highest is the one that counts.
 
-    Its object is made by one worker alone (`Store.create`) and rewritten three times in ``seconds``. Who holds a lower
-    number has lost it, and what it still writes under its number is not read by anyone. So clocks that go wrong and
-    networks that stall may cost time, but never a run.
+    Its object is made by one worker alone (`Store.create`) and rewritten three times in ``seconds``. One that could not
+    be rewritten for longer may be taken over, and is held until it is. Who holds a lower number has lost it, and what
+    it still writes under its number is not read by anyone. So clocks that go wrong and networks that stall may cost
+    time, but never a run.
     """
 
     def __init__(self, store: Store, run: str, number: int, seconds: float) -> None:
         self.store, self.run, self.number, self.seconds = store, run, number, seconds
         self._over, self._lost = threading.Event(), threading.Event()
-        self._renewed = time.monotonic()
         self._thread = threading.Thread(target=self._renew, daemon=True)
         self._thread.start()
 
     @property
     def lost(self) -> bool:
-        """Whether another may hold it by now: there is a higher number, or it could not be renewed in time."""
-        return self._lost.is_set() or time.monotonic() - self._renewed > self.seconds
+        """Whether another was seen to hold it by now."""
+        return self._lost.is_set()
+
+    def look(self) -> bool:
+        """Look whether another holds it by now."""
+        if _last(self.store, self.run) > self.number:
+            self._lost.set()
+        return self.lost
 
     def release(self) -> None:
         """Give it back: the next need not wait."""
@@ -55,13 +62,10 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._over.wait(self.seconds / 3):
-            begun = time.monotonic()
-            with suppress(EnvironmentFailure):  # tried again until it has run out
-                if _last(self.store, self.run) > self.number:
-                    self._lost.set()
+            with suppress(EnvironmentFailure):  # tried again
+                if self.look():
                     return
                 self.store.write(_name(self.run, self.number), _held(self.seconds))
-                self._renewed = begun
 
 
 def take(store: Store, run: str, over: Callable[[], bool] = lambda: False, seconds: float = SECONDS) -> Lease:
@@ -71,17 +75,17 @@ def take(store: Store, run: str, over: Callable[[], bool] = lambda: False, secon
     taken over if nothing moved; one of a process of this machine that is gone, at once.
     """
     last = _last(store, run)
-    if last and not _is_free(store, run, last, over):
+    if last and not _is_free(store, run, last, over, seconds):
         raise HeldElsewhere(f"run: {run} is being worked on by another process, in {store.url}; wait until it is done.")
     if not store.create(_name(run, last + 1), _held(seconds)):
         raise HeldElsewhere(f"run: {run} was taken by another process, in {store.url}; wait until it is done.")
     return Lease(store, run, last + 1, seconds)
 
 
-def _is_free(store: Store, run: str, number: int, over: Callable[[], bool]) -> bool:
+def _is_free(store: Store, run: str, number: int, over: Callable[[], bool], seconds: float) -> bool:
     name = _name(run, number)
     first = store.read(name)
-    held = _content(first)
+    held = _content(first, seconds)
     if held is None or _is_gone(held):
         return True
     if abs(time.time() - held["at"]) <= held["seconds"]:
@@ -94,14 +98,21 @@ def _is_free(store: Store, run: str, number: int, over: Callable[[], bool]) -> b
     return True
 
 
-def _content(read: bytes | None) -> dict[str, Any] | None:
-    """What a lease says of its holder; None if it was given back."""
-    content = json.loads(read or b"{}")
-    return content if content.keys() >= {"at", "seconds"} else None
+def _content(read: bytes | None, seconds: float) -> dict[str, Any] | None:
+    """What a lease says of its holder; None if it was given back. One that is damaged is somebody's, since long ago."""
+    try:
+        content = json.loads(b"{}" if read is None else read)
+        if content == {}:
+            return None
+        return {**content, "at": float(content["at"]), "seconds": float(content["seconds"])}
+    except (ValueError, TypeError, KeyError):
+        return {"at": 0.0, "seconds": seconds}
 
 
 def _last(store: Store, run: str) -> int:
-    return max((int(name.removesuffix(".json")) for name in store.names(f"{run}/{_FOLDER}")), default=0)
+    """The highest number of a run's leases; other objects among them are nobody's."""
+    found = (re.fullmatch(r"(\d+)\.json", name, re.ASCII) for name in store.names(f"{run}/{_FOLDER}"))
+    return max((int(match[1]) for match in found if match), default=0)
 
 
 def _name(run: str, number: int) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -18,13 +16,16 @@ from toeplens.engine.jobs import Job, carry_out, is_done
 from toeplens.engine.leases import HeldElsewhere
 from toeplens.engine.limits import Limits
 from toeplens.engine.nodes import Cluster
+from toeplens.engine.patience import patiently
 from toeplens.engine.pool import Piece, Put, Told, Work, in_processes
+from toeplens.engine.probes import on_show
+from toeplens.engine.scratch import scratch
 from toeplens.engine.sharing import fetch, is_behind, shared
-from toeplens.engine.stacks import stacks_of, train_stack
+from toeplens.engine.stacks import Room, stacks_of, train_stack
 from toeplens.engine.store import Store
-from toeplens.ground import InputError, write_bytes
-from toeplens.ground.files import make_directory
+from toeplens.ground import EnvironmentFailure, InputError, choose
 from toeplens.ground.machine import cores, within
+from toeplens.training.environment import CompileMode
 from toeplens.training.ranks import is_one_of_many
 from toeplens.training.run import Run, Status
 
@@ -50,29 +51,16 @@ OnEvent = Callable[[Event], None]
 
 def must_have(workers: Workers, jobs: int, limits: Limits, out: Path) -> None:
     """Raise unless these workers can do so many jobs, and what they do can be kept: before anything is written."""
+    if limits.store is not None:
+        store = Store(limits.store)
+        store.must_outlive_a_process()
+        store.must_take()
     if isinstance(workers, Cluster):
-        with _seen(out, limits) as seen:
-            workers.must_serve(limits.device, seen)
+        choose("compile", limits.compile, get_args(CompileMode))
+        with on_show(limits.store, out) as token:
+            workers.must_serve(limits.device, token, ("torch",))
     else:
         plan_workers(jobs, limits.device, workers)
-    if limits.store is not None:
-        Store(limits.store).must_take()
-
-
-@contextmanager
-def _seen(out: Path, limits: Limits) -> Iterator[Path | None]:
-    """A file beside ``out`` that all machines must see, where nothing else brings a run to this one."""
-    if limits.store is not None:
-        yield None
-        return
-    beside = out.absolute().parent
-    make_directory(beside)
-    token = beside / f".{secrets.token_hex(8)}.seen"
-    write_bytes(token, b"")
-    try:
-        yield token
-    finally:
-        token.unlink(missing_ok=True)
 
 
 def plan_workers(jobs: int, device: str, workers: int | None) -> tuple[int, int]:
@@ -82,11 +70,23 @@ def plan_workers(jobs: int, device: str, workers: int | None) -> tuple[int, int]
             "torchrun: it shares one run among processes ('toeplens train'); many runs are spread by --workers or "
             "--engine ray."
         )
-    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    count = workers if workers is not None else (1 if on_gpu else cores())
+    count = workers if workers is not None else (1 if _on_gpu(device) else cores())
     within("workers", count, 1, max(_ALWAYS_ALLOWED, 4 * cores()))
     count = max(1, min(count, jobs))
     return count, max(1, cores() // count)
+
+
+def _on_gpu(device: str) -> bool:
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+
+
+def _room(workers: Workers, jobs: int, limits: Limits) -> Room:
+    """How many pieces are done at a time, and what each has of a GPU."""
+    if isinstance(workers, Cluster):
+        on_gpu = workers.device(limits.device).startswith("cuda")
+        return Room(workers.at_a_time(), min(1.0, workers.gpus) if on_gpu else 0.0)
+    count, _ = plan_workers(jobs, limits.device, workers)
+    return Room(count, 1 / count if _on_gpu(limits.device) else 0.0)
 
 
 def spread(
@@ -120,8 +120,10 @@ def run_jobs(
     job stops the others likewise and is raised here. A cluster's workers see ``out`` too, or bring what they do to the
     limits' store, from where it is fetched.
     """
-    tell = on_event or (lambda event: None)
+    tell, out = on_event or (lambda event: None), out.absolute()
     statuses: list[Status] = ["stopped"] * len(jobs)
+    if limits.store is not None:
+        Store(limits.store).must_outlive_a_process()
     store = Store(limits.store) if limits.store is not None and isinstance(workers, Cluster) else None
     left = list(range(len(jobs)))
 
@@ -130,8 +132,9 @@ def run_jobs(
         tell(Event(index, 0, 0, None, status))
 
     def done(place: int, status: Status | None) -> None:
+        job = jobs[left[place]]
         if store is not None:
-            fetch(store, out / jobs[left[place]].spec.name)
+            _bring(store, job, out / job.spec.name, limits, finished=status is not None)
         if status is not None:
             ended(left[place], status)
 
@@ -141,7 +144,7 @@ def run_jobs(
         left = [index for index in left if not is_done(jobs[index], out / jobs[index].spec.name)]
         for index in sorted(set(range(len(jobs))) - set(left)):
             ended(index, Run.open(out / jobs[index].spec.name).status)
-    stacks = stacks_of(jobs, left, out, limits)
+    stacks = stacks_of(jobs, left, out, limits, _room(workers, len(left), limits)) if left else []
     stopped: list[int] = []
     if stacks:
         spread(
@@ -170,14 +173,32 @@ def _level(store: Store, jobs: Sequence[Job], out: Path, limits: Limits) -> None
 
     def level(job: Job) -> None:
         directory = out / job.spec.name
-        if not limits.over() and is_behind(store, directory):
+        if not limits.over() and patiently(lambda: is_behind(store, directory), limits.over):
             with suppress(HeldElsewhere), shared(directory, limits):
                 return
         if not limits.over():
-            fetch(store, directory)
+            patiently(lambda: fetch(store, directory), limits.over)
 
     with ThreadPoolExecutor(_REQUESTS) as pool:  # each waits for the network
         list(pool.map(level, jobs))
+
+
+def _bring(store: Store, job: Job, directory: Path, limits: Limits, *, finished: bool) -> None:
+    """Fetch what a worker has published of a job; raises `EnvironmentFailure` if it ``finished`` and is not there."""
+
+    def bring() -> None:
+        fetch(store, directory)
+        if not is_done(job, directory):
+            raise EnvironmentFailure(
+                f"store: {store.url} does not hold the run {job.spec.name}, which a worker has finished; give a place "
+                f"that all machines share."
+            )
+
+    if finished:
+        patiently(bring, limits.over)
+    else:  # the store has it
+        with suppress(EnvironmentFailure):
+            fetch(store, directory)
 
 
 def _work(piece: tuple[Job, Path | None], limits: Limits, tell: Callable[[Any], None]) -> Status | Put | None:
@@ -185,9 +206,9 @@ def _work(piece: tuple[Job, Path | None], limits: Limits, tell: Callable[[Any], 
         tell((step, total, row["test_accuracy"] if row else None))
 
     job, out = piece
-    with tempfile.TemporaryDirectory(prefix="toeplens-") as scratch:
+    with scratch() as own:
         try:
-            status = carry_out(job, out or Path(scratch), limits, report).status
+            status = carry_out(job, out or own, limits, report).status
         except HeldElsewhere:
             return Put.OFF
     return None if status == "stopped" else status

@@ -1,21 +1,25 @@
-"""What a Ray cluster is asked before it is given work: does it answer, has it this package, is there room."""
+"""A Ray cluster: does it answer, is there room for a piece of work, and what has a piece of its machines."""
 
 from __future__ import annotations
 
 import signal
 import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.engine.probes import Token, must_be_alike
+from toeplens.ground import EnvironmentFailure, InputError, shown
 from toeplens.ground.machine import cores, size
 
 _ANSWER = 5.0  # seconds for an address to take a connection
-_PROBE = 120.0  # seconds for a machine to start a process that imports this package
+_JOINED = 30  # seconds for Ray to join what answers there
+_AT_MOST = 120.0  # seconds for a process to start, and to do that
+_DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,32 @@ class Cluster:
         """How many pieces there is room for, on all machines that are there now."""
         return sum(_fits(node["Resources"], self.needs) for node in _nodes())
 
-    def must_serve(self, device: str, seen_by_all: Path | None = None) -> None:
+    def at_a_time(self) -> int:
+        """How many pieces are done at a time, on the machines that are there now; joins them."""
+        self.join()
+        return max(1, min(self.room(), self.at_once or self.room()))
+
+    def device(self, asked: str) -> str:
+        """What a worker is told for the ``asked`` device: ``auto`` is a GPU where a piece has one, or a part of one."""
+        return ("cuda" if self.gpus else "cpu") if asked == "auto" else asked
+
+    def described(self, device: str) -> str:
+        """The machines in words, before they are joined."""
+        if self.device(device) == "cpu":
+            return f"a cluster's machines: {self.cpus:g} core{'s' if self.cpus > 1 else ''} a cell"
+        return f"a cluster's machines: {self.gpus:g} GPU{'s' if self.gpus > 1 else ''} a cell"
+
+    def must_serve(
+        self, device: str, token: Token | None = None, packages: Sequence[str] = ("torch", "transformers")
+    ) -> None:
         """Raise an `InputError` unless the cluster answers and all its machines can do the work.
 
-        ``seen_by_all`` is a directory of this machine that each of them must see, where there is no store.
+        device    ``auto``, ``cpu`` or ``cuda``: a piece sees no GPU but its own
+        token     what each machine must see
+        packages  what must have the same version on each machine as here, if it is here
         """
+        if device not in _DEVICES:
+            raise InputError(f"device: {shown(device)} was given; with a cluster it must be auto, cpu or cuda.")
         if device.startswith("cuda") and not self.gpus:
             raise InputError(f"gpus_per_cell: 0 was given with device {device}; it must be over 0.")
         self.join()
@@ -77,9 +102,10 @@ class Cluster:
                 told = {"CPU": f"{most:g} cores", "GPU": f"{most:g} GPUs", "memory": size(int(most))}[name]
                 given = size(int(amount)) if name == "memory" else f"{amount:g}"
                 raise InputError(f"{field}: {given} was given; the largest machine of the cluster has {told}.")
-        if not any(_fits(node["Resources"], self.needs) for node in nodes):
+        able = [node for node in nodes if _fits(node["Resources"], self.needs)]
+        if not able:
             raise InputError(f"cpus_per_cell: no machine of the cluster has all that a cell needs ({self._told()}).")
-        _must_be_alike(self.needs, seen_by_all)
+        must_be_alike({_called(node): node["NodeID"] for node in able}, token, packages)
 
     def _told(self) -> str:
         told = {"CPU": "cores", "GPU": "GPUs", "memory": "bytes of memory"}
@@ -95,6 +121,8 @@ class Cluster:
             return ray
         if self.address is not None and self.address != "auto":
             _must_answer(self.address)
+        if self.address is not None:
+            _must_be_joined(self.address)
         here: dict[str, Any] = {"num_cpus": cores()} if self.address is None else {}
         with _handlers_kept():
             try:
@@ -118,6 +146,11 @@ def _nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
+def _called(node: dict[str, Any]) -> str:
+    """What people call a machine."""
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node['NodeID'][:8]})"
+
+
 def _fits(resources: dict[str, float], needs: dict[str, float]) -> int:
     """How many pieces with these needs a machine with these resources holds."""
     return min(int(resources.get(name, 0.0) / amount + 1e-9) for name, amount in needs.items())
@@ -134,6 +167,40 @@ def _must_answer(address: str) -> None:
         raise InputError(f"address: {address!r} was given; nothing answers there ({reason}).") from None
 
 
+_TRY = """
+import signal, sys
+import ray
+signal.alarm(int(sys.argv[2]))  # whatever Ray is at
+try:
+    ray.init(address=sys.argv[1], configure_logging=False, log_to_driver=False)
+except Exception as error:
+    print((str(error).splitlines() or [""])[0])
+    sys.exit(1)
+"""
+
+
+def _must_be_joined(address: str) -> None:
+    """Raise unless Ray can join what answers at an address.
+
+    Tried in a process of its own: where something else answers, Ray waits for a minute or more, and then ends the
+    process.
+    """
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-P", "-c", _TRY, address, str(_JOINED)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_AT_MOST,
+            text=True,
+        )
+    except subprocess.TimeoutExpired:
+        tried = None
+    if tried is None or tried.returncode:
+        said = (tried.stdout.strip() if tried is not None else "") or f"nothing that it knows for {_JOINED} seconds"
+        raise InputError(f"address: {address!r} was given; Ray does not answer there ({said.rstrip('. ')}).")
+
+
 @contextmanager
 def _handlers_kept() -> Iterator[None]:
     """What Ray's start changes of how this process takes signals is set back."""
@@ -146,62 +213,3 @@ def _handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _must_be_alike(needs: dict[str, float], seen_by_all: Path | None) -> None:
-    """Raise unless each machine that can take a piece has this package's source, and sees the directory."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    probe, seen = _probe(), None if seen_by_all is None else str(seen_by_all.resolve())
-    own = probe(None)
-    remote = ray.remote(probe)
-    asked = {}
-    for node in _nodes():
-        if _fits(node["Resources"], needs):
-            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node['NodeID'][:8]})"
-            asked[name] = remote.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(seen)
-    for name, answer in asked.items():
-        try:
-            found: Any = ray.get(answer, timeout=_PROBE)
-        except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
-            raise EnvironmentFailure(f"the cluster's machine {name} does not answer: {reason}.") from None
-        if "missing" in found:
-            raise InputError(f"address: the cluster's machine {name} cannot load toeplens ({found['missing']}).")
-        if found["version"] != own["version"]:
-            raise InputError(
-                f"address: the cluster's machine {name} has toeplens {found['version']}; this one has {own['version']}."
-            )
-        if found["source"] != own["source"]:
-            raise InputError(
-                f"address: the cluster's machine {name} has toeplens {own['version']} of another source; install the "
-                f"same on both."
-            )
-        if not found["sees"]:
-            raise InputError(
-                f"out: the cluster's machine {name} does not see {seen}; give a directory that all share, or a store."
-            )
-
-
-def _probe() -> Callable[[str | None], dict[str, Any]]:
-    """What each machine is asked; made inside a function, so that it travels whole: the package may not be there."""
-
-    def probe(sees: str | None) -> dict[str, Any]:
-        import hashlib
-        import importlib
-        import os
-        from pathlib import Path
-
-        try:
-            package = Path(str(importlib.import_module("toeplens").__file__)).parent
-            version = importlib.import_module("toeplens.version").__version__
-        except Exception as error:
-            return {"missing": f"{type(error).__name__}: {error}"}
-        digest = hashlib.sha256()
-        for path in sorted(package.rglob("*.py")):
-            digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-        return {"version": version, "source": digest.hexdigest(), "sees": sees is None or os.path.exists(sees)}
-
-    return probe

@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from toeplens.engine.leases import Lease, take
+from toeplens.engine.leases import HeldElsewhere, Lease, take
 from toeplens.engine.limits import Limits
+from toeplens.engine.patience import patiently
 from toeplens.engine.store import Store
 from toeplens.ground import EnvironmentFailure, InputError, write_bytes
 from toeplens.ground.files import is_leftover, make_directory
@@ -32,17 +33,19 @@ _TRIES = 5  # of a fetch, while somebody publishes
 def shared(directory: Path, limits: Limits) -> Iterator[Limits]:
     """Hold a run in the store that ``limits`` name, if any, and keep its likeness there while its directory grows.
 
-    Within it, the limits' `should_stop` publishes what is new from time to time; nothing is half-written whenever it
-    is asked. Raises `toeplens.engine.leases.HeldElsewhere` if another worker holds the run.
+    Within it, the limits' `should_stop` publishes what is new from time to time, and is true too once the run is lost
+    to another worker; nothing is half-written whenever it is asked. Before and after, a store that does not answer is
+    asked again for a while (`toeplens.engine.patience`). Raises `toeplens.engine.leases.HeldElsewhere` if another
+    worker holds the run, before or, having taken it over, in the end.
     """
     if limits.store is None:
         yield limits
         return
     store = Store(limits.store)
-    lease = take(store, directory.name, limits.over)
+    lease = patiently(lambda: take(store, directory.name, limits.over), limits.over)
     try:
-        fetch(store, directory)
-        likeness = _Likeness(directory, lease)
+        patiently(lambda: fetch(store, directory), limits.over)
+        likeness = patiently(lambda: _Likeness(directory, lease), limits.over)
 
         def should_stop() -> bool:
             likeness.follow(limits.checkpoint_seconds)
@@ -50,8 +53,13 @@ def shared(directory: Path, limits: Limits) -> Iterator[Limits]:
 
         try:
             yield replace(limits, should_stop=should_stop)
-        finally:
-            likeness.publish()
+        except BaseException:
+            with suppress(EnvironmentFailure):
+                likeness.publish()
+            raise
+        patiently(likeness.end, limits.over)
+        if lease.lost:
+            raise HeldElsewhere(f"run: {directory.name} was taken over by another process, in {store.url}.")
     finally:
         lease.release()
 
@@ -98,6 +106,11 @@ class _Likeness:
         if time.monotonic() - self.published >= seconds:
             with suppress(EnvironmentFailure):
                 self.publish()
+
+    def end(self) -> None:
+        """Publish what is new, and look whether that is what is read: whoever takes the run over later, reads it."""
+        self.publish()
+        self.lease.look()
 
     def publish(self) -> None:
         """Write what is new as objects, then the manifest; nothing under a lease that is lost."""

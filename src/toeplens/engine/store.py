@@ -11,29 +11,51 @@ from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from toeplens.ground import EnvironmentFailure, InputError, write_bytes
 from toeplens.ground.files import environment_failure, is_leftover, make_directory
 
+# the modules of file systems where of several who make an object at once one alone is told that it did; what fsspec
+# does for others (sftp, smb, webdav, ...) is to look whether it is there, and then to write it
+_BY_ONE_ALONE = ("fsspec.implementations.local.", "fsspec.implementations.memory.", "s3fs.", "gcsfs.", "adlfs.")
+_OF_THIS_MACHINE = (None, "file", "local")
+
+
+def located(url: str) -> str:
+    """The URL as it is understood wherever it is read: a path of this machine begins at its root."""
+    if fsspec.core.split_protocol(url)[0] not in _OF_THIS_MACHINE:
+        return url.rstrip("/")
+    return os.path.normpath(LocalFileSystem._strip_protocol(url))
+
 
 class Store:
-    """Named objects under a URL: ``/path``, ``s3://bucket/path``, ``gs://bucket/path``, ``memory://path``.
+    """Named objects under a URL: ``/path``, ``s3://bucket/path``, ``gs://``, ``abfs://``, ``memory://path``.
 
     An object is written in one piece: object stores do so by themselves, and on a disk it is put in place when it is
     whole. Nothing is remembered of what was seen there before. What a file system needs to know beside its URL
     (credentials, an endpoint) it takes from its own environment variables, as `AWS_ENDPOINT_URL`.
 
     Raises
-        InputError          the URL names no file system that is installed, or a place that cannot be written to
+        InputError          the URL names no file system that is installed, one where two could make the same object,
+                            or a place that cannot be written to
         EnvironmentFailure  the file system does not answer, or refuses
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        self.url = located(url)
         try:
+            kind = fsspec.get_filesystem_class(fsspec.core.split_protocol(self.url)[0] or "file")
+            if not f"{kind.__module__}.".startswith(_BY_ONE_ALONE):
+                raise InputError(
+                    f"store: {url} was given, on which two workers could take the same run; it must be a path, s3://, "
+                    f"gs:// or abfs://."
+                )
             self._fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True)
         except ImportError as error:
             raise InputError(f"store: {url} was given; its file system is not installed ({error}).") from None
+        except InputError:
+            raise
         except ValueError as error:
             raise InputError(f"store: {url} was given, which is no URL of a file system ({error}).") from None
         self._root = str(root).rstrip("/")
@@ -90,6 +112,11 @@ class Store:
         finally:
             with suppress(EnvironmentFailure):
                 self.remove([name])
+
+    def must_outlive_a_process(self) -> None:
+        """Raise where what is kept is seen by this process alone."""
+        if isinstance(self._fs, MemoryFileSystem):
+            raise InputError(f"store: {self.url} was given, which only one process sees; it must be seen by all.")
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

@@ -1,0 +1,133 @@
+"""Stacks of jobs: how many there are for so many places, and what becomes of them where a run or memory is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.builders import tiny
+
+from toeplens.engine import Cluster, Job, Limits, many, run_jobs, sharing, stacks
+from toeplens.engine.leases import take
+from toeplens.engine.stacks import Room, stacks_of, train_stack
+from toeplens.engine.store import Store
+from toeplens.training import Run, RunSpec
+from toeplens.training.run import RESULT
+from toeplens.training.stack import that_fill_a_gpu
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def jobs(count: int, **changes: Any) -> list[Job]:
+    specs = [tiny(model={"dropout": 0.0}, seed=seed, **changes) for seed in range(count)]
+    return [Job(spec, spec.name) for spec in specs]
+
+
+def nothing(told: Any) -> None:
+    """Who hears of no progress."""
+
+
+@pytest.mark.parametrize(
+    ("room", "full", "sizes"),
+    [
+        (Room(1, 1.0), 1000, [100]),
+        (Room(1, 1.0), 40, [34, 34, 32]),
+        (Room(64, 1.0), 1000, [2] * 50),  # else 63 of 64 GPUs had none
+        (Room(4, 0.25), 1000, [25] * 4),
+        (Room(4, 0.25), 40, [10] * 10),  # four on a GPU fill it together
+        (Room(200, 1.0), 1000, []),
+        (Room(8, 0.0), 1000, []),  # a CPU
+    ],
+)
+def test_stacks_are_shared_out_over_places_and_fill_a_share_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: Room, full: int, sizes: list[int]
+):
+    monkeypatch.setattr(stacks, "that_fill_a_gpu", lambda spec: full)
+    wanted = jobs(100)
+    found = stacks_of(wanted, range(100), tmp_path, Limits(), room)
+    assert [len(some) for some in found] == sizes
+    assert sorted(place for some in found for place in some) == list(range(100 if sizes else 0))
+
+
+def test_how_many_are_one_may_be_said(tmp_path: Path):
+    found = stacks_of(jobs(10), range(10), tmp_path, Limits(stack=5), Room(8, 0.0))
+    assert [len(some) for some in found] == [5, 5]
+    assert stacks_of(jobs(10), range(10), tmp_path, Limits(stack=1), Room(1, 1.0)) == []
+
+
+def test_more_models_fill_a_gpu_the_smaller_they_are():
+    def of(length: int, batch_size: int) -> int:
+        model = {"max_len": length, "num_classes": length, "num_heads": 8}
+        task_options = {"length": length, "vocab_size": 12}
+        return that_fill_a_gpu(tiny(task_options=task_options, batch_size=batch_size, model=model))
+
+    assert of(40, batch_size=32) == 2**17 // (32 * 40)
+    assert of(2048, batch_size=1) == 2**31 // (8 * 2 * 2048**2)  # attention's weights
+
+
+@pytest.mark.parametrize(("given", "sizes"), [({"gpus": 0.25}, [2, 2]), ({}, [])])
+def test_on_a_cluster_it_is_its_gpus_that_count_and_not_the_drivers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, float], sizes: list[int]
+):
+    assert not torch.cuda.is_available()
+    spread: list[Any] = []
+    monkeypatch.setattr(Cluster, "at_a_time", lambda cluster: 2)
+    monkeypatch.setattr(many, "spread", lambda work, pieces, *rest, **more: spread.append((work, pieces)))
+    run_jobs(jobs(4), tmp_path, Limits(), workers=Cluster(**given))
+    assert [len(some) for work, pieces in spread if work is train_stack for some, _ in pieces] == sizes
+
+
+@pytest.mark.parametrize("stack", [0, 257, -1])
+def test_a_number_that_cannot_be_is_refused_before_anything_is_begun(stack: int):
+    with pytest.raises(ValueError, match=f"^stack: {stack} was given; it must be from 1 to 256"):
+        Limits(stack=stack)
+
+
+def test_a_run_that_is_lost_leaves_the_stack_and_the_others_are_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sharing, "take", partial(take, seconds=0.3))
+    store, wanted, out = Store(str(tmp_path / "store")), jobs(3), tmp_path / "out"
+    lost, told = wanted[1].spec.name, []
+
+    def tell(what: Any) -> None:
+        told.append(what[0])
+        if store.create(f"{lost}/leases/000002.json", b"{}"):
+            time.sleep(0.5)
+
+    assert train_stack((wanted, out), Limits(store=store.url), tell)
+    assert [(out / job.spec.name / RESULT).exists() for job in wanted] == [True, False, True]
+    assert store.names(f"{lost}/manifests") == []
+    assert run_jobs(wanted, out, Limits(store=store.url), workers=1) == ["complete"] * 3
+    assert set(told) == {0, 1, 2}
+
+
+def test_where_memory_ends_a_stack_is_trained_in_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    train_as_one, sizes = stacks.train_as_one, []
+
+    def at_most_two(specs: Sequence[RunSpec], *given: Any, **options: Any) -> list[Run]:
+        sizes.append(len(specs))
+        if len(specs) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return train_as_one(specs, *given, **options)
+
+    monkeypatch.setattr(stacks, "train_as_one", at_most_two)
+    wanted, told = jobs(5), []
+    assert train_stack((wanted, tmp_path), Limits(), lambda what: told.append(what[0]))
+    assert sizes == [5, 2, 3, 1, 2]
+    assert [Run.open(tmp_path / job.spec.name).status for job in wanted] == ["complete"] * 5
+    assert set(told) == set(range(5))
+
+
+def test_a_model_for_which_there_is_no_memory_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def never(*given: Any, **options: Any) -> list[Run]:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(stacks, "train_as_one", never)
+    with pytest.raises(torch.OutOfMemoryError):
+        train_stack((jobs(3), tmp_path), Limits(), nothing)
