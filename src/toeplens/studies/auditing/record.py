@@ -46,10 +46,24 @@ COLUMNS: dict[str, str] = {
     "centre": "mean log2 of the rotation's frequencies (radians a position), weighed by what they do for the variance",
     "massive_q": "share of the squared norms of the queries that is in their largest dimension",
     "massive_k": "the same of the keys",
+    "norm_top": "share of the mean of ||q|| ||k|| that is in the rotation's strongest pair",
+    "dead": "pairs of the rotation that add to none of the head's logits: in them its queries or keys are 0",
     "offset": "how fixed the angle of queries and keys is in the rotation's pairs, weighed by norms: 1 always the same",
     "effect": "what silencing the head, or taking its position, adds to the loss, or how far it moves the last states",
     "effect_low": "lower end of the effect's interval (95 %)",
     "effect_high": "upper end",
+}
+
+# whose measure a column is, or is made after; the others are made here (docs/audit.md)
+SOURCES: dict[str, str] = {
+    **dict.fromkeys(("positional", "symbolic", "centre"), "after arXiv 2511.11579"),
+    **dict.fromkeys(("first", "sink"), "attention sinks: Xiao et al. 2023, arXiv 2309.17453"),
+    "previous": "previous-token heads: Elhage et al. 2021; Olsson et al. 2022, arXiv 2209.11895",
+    "induction": "induction heads: Olsson et al. 2022, arXiv 2209.11895",
+    "retrieval": "retrieval heads: Wu et al. 2024, arXiv 2404.15574",
+    **dict.fromkeys(("massive_q", "massive_k"), "massive values: Jin et al. 2025, arXiv 2502.01563"),
+    "norm_top": "norms by frequency: Barbero et al. 2024, arXiv 2410.06205",
+    "offset": "after Jonasson 2025, arXiv 2503.01832",
 }
 
 
@@ -81,7 +95,7 @@ class NoSuchHead(NotThere):
 
 @dataclass(frozen=True)
 class HeadRecord(Record):
-    """One head. The fields up to ``effect_high``, and ``half_distance``, are the columns of the table (`COLUMNS`).
+    """One head. The fields up to ``effect_high``, and what is made of the others below, are the table's `COLUMNS`.
 
     profile      attention by distance: at the query's own token, then at distances 1, 2-3, 4-7, 8-15, ... on either
                  side together; sums to 1 less what a sink takes
@@ -129,6 +143,16 @@ class HeadRecord(Record):
     def half_distance(self) -> Number:
         """That of the decay, where its form `explains` the mean logits."""
         return self.decay.half_distance if self.decay is not None and self.decay.explains else None
+
+    @property
+    def norm_top(self) -> Part:
+        """Of the pairs, the largest share of the norms; None where they are not known."""
+        return max(self.norm_use[1:], default=None)
+
+    @property
+    def dead(self) -> int | None:
+        """How many pairs have no norms at all in this head; None where they are not known."""
+        return sum(share == 0 for share in self.norm_use[1:]) if self.norm_use else None
 
 
 @dataclass(frozen=True)

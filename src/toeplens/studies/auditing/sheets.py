@@ -13,12 +13,12 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from toeplens.ground.words import or_none
-from toeplens.studies.auditing.record import COLUMNS, AuditRecord, Number
+from toeplens.studies.auditing.record import COLUMNS, SOURCES, AuditRecord, Number
 from toeplens.studies.auditing.words import Names, place_title, told
 
 NUMBERS = tuple(name for name in COLUMNS if name not in ("side", "kind", "layer", "head"))
 EFFECTS = ("effect", "effect_low", "effect_high")
-_DIGITS = {"distance": 1, "half_distance": 1, "centre": 2}
+_DIGITS = {"distance": 1, "half_distance": 1, "centre": 2, "dead": 0}
 _SHARE = 3  # decimals of what lies between 0 and 1
 Values = dict[str, list[Number]]
 
@@ -142,7 +142,13 @@ def sheet(
 def columns(*audits: Values) -> list[dict[str, Any]]:
     """The columns in which any number is known, in order."""
     return [
-        {"name": name, "title": title(name), "about": COLUMNS[name], "digits": digits_of(name, *audits)}
+        {
+            "name": name,
+            "title": title(name),
+            "about": COLUMNS[name],
+            "source": SOURCES.get(name, ""),
+            "digits": digits_of(name, *audits),
+        }
         for name in NUMBERS
         if any(name in values for values in audits)
     ]

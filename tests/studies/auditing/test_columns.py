@@ -1,0 +1,69 @@
+"""Columns made of a head's other numbers: pairs that are switched off, the strongest one; and whose measures are."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from html import unescape
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.report.reading import without_plotly
+from tests.sources.huggingface.models import GROUPED, tiny
+
+from toeplens.report.auditing.page import render_audit
+from toeplens.studies.auditing import COLUMNS, Audit, audit
+from toeplens.studies.auditing.audit import csv_of
+from toeplens.studies.auditing.record import SOURCES
+
+TOKENS = torch.randint(3, 31, (3, 20), generator=torch.Generator().manual_seed(4))
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.fixture(scope="module")
+def found() -> Audit:
+    """Of a model in whose layer 2 the queries of head 3 have nothing in pairs 1 and 4, counted from 1."""
+    model: Any = copy.deepcopy(tiny("LlamaForCausalLM", **GROUPED))
+    width = model.config.hidden_size // model.config.num_attention_heads
+    with torch.no_grad():
+        for pair in (0, 3):
+            for row in (pair, pair + width // 2):
+                model.model.layers[1].self_attn.q_proj.weight[2 * width + row] = 0
+    return audit(model, TOKENS, effects="none")
+
+
+def test_dead_pairs_are_counted_head_by_head(found: Audit) -> None:
+    """The layer has none: its other heads use these pairs."""
+    assert found.layers[1].dead == ()
+    assert {(head.layer, head.head): head.dead for head in found.heads if head.dead} == {(1, 2): 2}
+    assert found.table()["dead"] == [head.dead for head in found.heads]
+    assert b'"dead"' in csv_of(found).splitlines()[0]
+
+
+def test_the_strongest_pair_has_the_largest_share_of_the_norms(found: Audit) -> None:
+    for head in found.heads:
+        assert head.norm_top == max(head.norm_use[1:])
+        assert head.norm_top == pytest.approx(max(head.norm_use), abs=1e-9), "all dimensions are turned here"
+    model = tiny("BertModel")
+    unturned = audit(model, TOKENS, effects="none")
+    assert {(head.dead, head.norm_top) for head in unturned.heads} == {(None, None)}
+
+
+def test_they_are_columns_of_the_page_with_a_source_where_there_is_one(found: Audit) -> None:
+    page = render_audit(found)
+    (content,) = re.findall(r'<script type="application/json" id="sheets">(.*?)</script>', page, re.DOTALL)
+    made = json.loads(content)
+    columns = {column["name"]: column for column in made["columns"]}
+    assert (columns["dead"]["digits"], columns["norm_top"]["title"]) == (0, "norm top")
+    np.testing.assert_allclose(made["sheets"][0]["values"]["dead"], found.table()["dead"])
+    text = unescape(without_plotly(page))
+    for name, source in SOURCES.items():
+        if name in columns:
+            assert f"{COLUMNS[name][1:]} ({source}).</dd>" in text
+    assert SOURCES.keys() <= COLUMNS.keys()
+    assert {"previous", "first", "sink", "induction", "retrieval", "norm_top"} <= SOURCES.keys()
+    assert all(re.search(r"arXiv \d{4}\.\d{5}$", source) for source in SOURCES.values())
