@@ -145,7 +145,8 @@ def check_theory(
     choose("scale", scale, PRESETS)
     within("seeds", seeds, 1, MOST_SEEDS)
     limits = limits or Limits()
-    plan_execution(limits.device, limits.compile, "auto")
+    if limits.machines is None:  # what devices others have is theirs to know
+        plan_execution(limits.device, limits.compile, "auto")
     directory = Path(out)
     must_have(workers, 1, limits, directory)
 
