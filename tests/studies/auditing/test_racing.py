@@ -16,9 +16,9 @@ from scipy import stats
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import HeadEffects, head_effects
 from toeplens.studies import audit
-from toeplens.studies.auditing.effects import interval_of
+from toeplens.studies.auditing.effects import _raced, interval_of
 from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.racing import Race, race
+from toeplens.studies.auditing.racing import Heat, Race, race
 
 transformers = pytest.importorskip("transformers")
 
@@ -133,6 +133,92 @@ def test_heads_without_an_effect_leave_at_once() -> None:
     rows = np.concatenate([each[:, 0] for each in ran(world, 2).parts], axis=1)
     assert np.isnan(rows[:, 1]).all()
     assert np.isfinite(rows[:, 0]).all()
+
+
+class Long(Worlds):
+    """With effects of its own over the first quarter of the tokens."""
+
+    def __init__(self, means: Sequence[float], early: Sequence[float], seed: int = 0) -> None:
+        super().__init__(means, (len(means) // 2, len(means) - len(means) // 2), 0.1, seed)
+        self.early = self.all - np.asarray(means) + np.asarray(early)
+        self.lengths: list[int] = []
+
+    def __call__(self, inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]]) -> HeadEffects:
+        self.lengths.append(inputs["input_ids"].shape[1])
+        whole = self.all
+        self.all = self.early if self.lengths[-1] == 128 else whole
+        try:
+            return super().__call__(inputs, chosen)
+        finally:
+            self.all = whole
+
+    def race(self, first: int, sequences: int = 2, kept: Kept | None = None, heat: bool = True) -> Race:
+        tokens = torch.arange(sequences)[:, None].expand(sequences, 512)
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        return race(self, inputs, self.counts, first, kept or Kept(None, {}), lambda done, total: None, heat)
+
+
+RISING = [float(number) for number in range(40)]  # what 40 heads are worth
+
+
+def test_a_heat_over_a_quarter_leaves_heads_out_and_the_others_have_whole_effects() -> None:
+    world = Long(RISING, RISING)
+    found = world.race(3)
+    assert world.lengths[:2] == [128, 512]
+    assert found.heat is not None
+    assert (found.heat.left, found.heat.drawn, found.heat.missed) == (28, 8, 0)
+    rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)
+    means = np.nanmean(rows, 0)
+    np.testing.assert_array_equal(np.argsort(-means)[:3], [39, 38, 37])
+    alone = np.isfinite(rows[:16]).all(0)  # the heat's parts
+    assert alone.sum() == 20
+    assert not alone[28:].any(), "twelve go on"
+    whole = pooled(world.all[:1])
+    np.testing.assert_array_equal(rows[16:32][:, ~alone], whole[:, ~alone])
+    np.testing.assert_array_equal(rows[:16][:, alone], pooled(world.early[:1])[:, alone])
+
+
+def test_a_head_that_matters_later_alone_is_seen_where_it_is_drawn() -> None:
+    early = RISING.copy()
+    early[34:] = [-1.0] * 6  # nothing in the first quarter: 8 of 28 left out are drawn
+    found = Long(RISING, early).race(3)
+    assert found.heat is not None
+    rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)
+    drawn = np.isfinite(rows[16:32]).all(0)
+    assert found.heat.missed == drawn[37:].sum() + min(3 - drawn[37:].sum(), drawn[34:37].sum())
+    assert found.heat.missed > 0
+
+
+@pytest.mark.parametrize("case", ["few heads", "no order of tokens", "short", "more than tokens"])
+def test_there_is_no_heat_where_it_would_save_nothing_or_mean_nothing(case: str) -> None:
+    world = Long(RISING[:20] if case == "few heads" else RISING, RISING[:20] if case == "few heads" else RISING)
+    if case in ("few heads", "no order of tokens"):
+        found = world.race(3, heat=case == "few heads")
+    else:
+        tokens = torch.zeros(2, 511 if case == "short" else 512, dtype=torch.long)
+        inputs = {"input_ids": tokens, "bbox": torch.zeros(2, 512, 4)} if case != "short" else {"input_ids": tokens}
+        found = race(world, inputs, world.counts, 3, Kept(None, {}), lambda done, total: None, True)
+    assert found.heat is None
+    assert 128 not in world.lengths
+
+
+def test_a_heat_that_is_kept_is_not_run_again(tmp_path: Path) -> None:
+    world, again = Long(RISING, RISING), Long(RISING, RISING)
+    first = world.race(3, kept=Kept(tmp_path, {"a": 1}))
+    second = again.race(3, kept=Kept(tmp_path, {"a": 1}))
+    assert again.runs == 0
+    assert first.heat == second.heat
+    for one, other in zip(first.parts, second.parts, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("missed", [0, 2])
+def test_a_guess_is_told_with_what_became_of_those_drawn(missed: int) -> None:
+    words = _raced(10, Heat(230, 8, missed))
+    assert words.startswith("over blocks of tokens within the sequences; 230 heads were left out by a guess")
+    assert f"of 8 of them that were drawn and run on all, {missed or 'none'} came out among the first 10" in words
+    assert ("others may be, too" in words) == (missed > 0)
+    assert "guess" not in _raced(10, None)
 
 
 @pytest.mark.parametrize("method", ["exact", "position"])

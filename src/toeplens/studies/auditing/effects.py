@@ -16,7 +16,7 @@ from toeplens.lens import EstimateCheck, bootstrap_means, check_estimates, gini,
 from toeplens.sources.huggingface import BandEffects, HeadEffects, band_effects, head_effects
 from toeplens.sources.huggingface.effects.outcome import ENOUGH
 from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.racing import race
+from toeplens.studies.auditing.racing import Heat, race
 from toeplens.studies.auditing.record import BandRecord, Effect, HeadRecord, LayerRecord, Measured, Method, Number
 
 # of a layer's heads: effects, and the ends of their intervals
@@ -92,12 +92,13 @@ def silence(
             options = {"mask_token": mask_token, "seed": seed, "chosen": both}
             return head_effects(model, inputs, calls, method=method, **options)
 
-        raced = race(some, inputs, [count for *_, count in calls], first, kept, on_progress)
+        ahead = all(each.layer.causal and each.layer.side == "decoder" for each in measured) and mask_token is None
+        raced = race(some, inputs, [count for *_, count in calls], first, kept, on_progress, ahead, seed)
         told = {
             "effect": raced.outcome,
             "method": method,
             "baseline": _mean(raced.baseline),
-            "intervals": _raced(first),
+            "intervals": _raced(first, raced.heat),
         }
         return silenced(measured, (interval_of(own, seed) for own in raced.parts), **told)
     run = partial(head_effects, model, inputs, calls, mask_token=mask_token, seed=seed)
@@ -139,11 +140,19 @@ def _mean(baseline: Float[np.ndarray, "B"] | None) -> Number:
     return None if baseline is None else or_none(float(np.mean(baseline)))
 
 
-def _raced(first: int) -> str:
+def _raced(first: int, heat: Heat | None) -> str:
     """What the intervals are over, where heads were left out of a race for the first places."""
+    told = ""
+    if heat is not None and heat.left:
+        held = f"; of {heat.drawn} of them that were drawn and run on all, {heat.missed or 'none'}"
+        doubt = ", so that others may be, too: only without a race is that known" if heat.missed else ""
+        told = (
+            f"{heat.left} heads were left out by a guess, after a quarter of the tokens, over which their effects are"
+            f"{held} came out among the first {first}{doubt}; "
+        )
     return (
-        f"over blocks of tokens within the sequences; heads that could not be among the first {first} were left out "
-        "after the first of them"
+        f"over blocks of tokens within the sequences; {told}heads that could not be among the first {first} were left "
+        "out after the first of them"
     )
 
 

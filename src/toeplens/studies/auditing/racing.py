@@ -2,6 +2,10 @@
 
 Sequences are gone through some at a time. After each time a head is left out whose interval lies below those of as many
 others as are wanted, until the sequences end or no more heads are left than are wanted. Most heads need few tokens.
+
+Long sequences that are read from left to right have a heat before: their first quarter, which costs a quarter. What a
+head is worth there need not be what it is worth later, so that leaving it out is a guess. Four times as many heads as
+are wanted go on, and some of the others, drawn, with them: how many of these come out among the first is told.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ _ROUNDS = 8  # at most
 _LEVEL = 0.95
 _FEWEST = 4  # parts that an interval is taken over
 _PIECES = 16  # of a sequence, at most
+_LONG, _PART = 512, 4  # tokens from which on there is a heat, over one part of so many of them
+_GO_ON, _DRAWN = 4, 8  # times as many heads as are wanted that go on from it, and others
 Run = Callable[[Mapping[str, Any], Sequence[Sequence[int]]], HeadEffects]
 
 
@@ -33,11 +39,23 @@ class Race:
     parts     of each call, [R, 1, H], what each part of the sequences says of each head; NaN from where it was left out
     baseline  the intact loss of each sequence that was read; None for states
     outcome   ``loss`` or ``states``
+    heat      None without one
     """
 
     parts: list[Float[np.ndarray, "R 1 _H"]]
     baseline: Float[np.ndarray, "B"] | None
     outcome: Effect
+    heat: Heat | None = None
+
+
+@dataclass(frozen=True)
+class Heat:
+    """How many heads a heat left out, how many of those were drawn to be run all the same, and how many of these came
+    out among the first."""
+
+    left: int
+    drawn: int
+    missed: int
 
 
 def race(
@@ -47,6 +65,8 @@ def race(
     first: int,
     kept: Kept,
     report: Callable[[int, int], None],
+    heat: bool = False,
+    seed: int = 0,
 ) -> Race:
     """Effects of all heads, the more exact the nearer they are to being among the ``first``.
 
@@ -57,6 +77,8 @@ def race(
         counts  heads of each call
         kept    rounds that are there are not run again
         report  is told how many heads are done, as if all had to be done in every round
+        heat    whether what a query does depends on the tokens before it alone, so that there may be a heat
+        seed    of the heads that are drawn after it
     """
     sequences, ends = len(inputs["input_ids"]), np.cumsum(counts)[:-1]
     rounds = np.array_split(np.arange(sequences), min(sequences, _ROUNDS))
@@ -67,18 +89,55 @@ def race(
     made: dict[str, Any] = {}
     baselines: list[float] = []
     report(0, len(rounds) * len(racing))
+    drawn: Int[np.ndarray, "n"] | None = None
+    if heat and len(racing) > _GO_ON * first + _DRAWN and (quarter := _quarter(_cut(inputs, rounds[0]))) is not None:
+        made = kept.get("heat") or _round(run, quarter, racing, ends, pieces)
+        kept.put("heat", made)
+        rows = np.asarray(made["parts"], dtype=float)
+        racing, drawn = _go_on(rows.mean(0), first, seed)
+        rows[:, racing] = np.nan  # what goes on is known of all tokens
+        report(len(racing) // _PART, len(rounds) * len(racing))
+    before = len(rows)
     for number, some in enumerate(rounds):
         made = kept.get(f"round-{number}") or _round(run, _cut(inputs, some), racing, ends, pieces)
         kept.put(f"round-{number}", made)
         rows = np.concatenate((rows, np.asarray(made["parts"], dtype=float)))
         baselines += made["baseline"] or []
-        racing = _may_be(rows, racing, first, level)
+        racing = _may_be(rows[before:], racing, first, level)
         report((number + 1) * len(racing), len(rounds) * len(racing))
-        if racing.sum() <= first < np.isfinite(rows[: len(made["parts"])]).all(0).sum():
+        if racing.sum() <= first < np.isfinite(rows[before : before + len(made["parts"])]).all(0).sum():
             break
     report(len(rounds) * len(racing), len(rounds) * len(racing))
     split = [each[:, None] for each in np.split(rows, ends, axis=1)]
-    return Race(split, np.array(baselines) if baselines else None, made["outcome"])
+    told = None
+    if drawn is not None:
+        known = np.isfinite(rows[before:]).sum(0)
+        means = np.where(known > 0, np.nansum(rows[before:], 0) / np.maximum(known, 1), -np.inf)
+        best = np.argsort(-means)[:first]
+        told = Heat(
+            int(np.isfinite(rows[:before]).all(0).sum()) + len(drawn), len(drawn), len(np.intersect1d(drawn, best))
+        )
+    return Race(split, np.array(baselines) if baselines else None, made["outcome"], told)
+
+
+def _quarter(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The first tokens of long sequences; None where they are short, or the inputs hold more than tokens."""
+    tokens = inputs["input_ids"]
+    if tokens.shape[1] < _LONG or any(isinstance(x, Tensor) and x.shape != tokens.shape for x in inputs.values()):
+        return None
+    return {name: x[:, : x.shape[1] // _PART] if isinstance(x, Tensor) else x for name, x in inputs.items()}
+
+
+def _go_on(means: Float[np.ndarray, "n"], first: int, seed: int) -> tuple[Bool[np.ndarray, "n"], Int[np.ndarray, "d"]]:
+    """Which heads go on from a heat, and which of these were drawn and not chosen. Unknown ones do not."""
+    order = np.argsort(-np.nan_to_num(means, nan=-np.inf), kind="stable")
+    order = order[np.isfinite(means[order])]
+    best, others = np.split(order, [_GO_ON * first])
+    random = np.random.Generator(np.random.Philox(seed))
+    drawn = random.choice(others, min(_DRAWN, len(others)), replace=False)
+    goes = np.zeros(len(means), dtype=bool)
+    goes[np.concatenate((best, drawn))] = True
+    return goes, drawn
 
 
 def _round(
