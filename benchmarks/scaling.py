@@ -1,41 +1,58 @@
-"""How cost grows: a store's requests, a driver's work for each cell, training by length; and a cluster, simulated.
+"""How cost grows: stores, drivers, cells by workers, training and audits by length; and nodes, simulated.
 
-    python benchmarks/scaling.py [--seconds 3]
+    python benchmarks/scaling.py [--scale smoke] [--cells 8] [--seconds 1] [--minutes 1 8] [--record PATH]
 
-Measured: the requests of a store on this machine's disk and on an S3 server of this machine (if moto is installed), and
-what a driver needs for a cell that does nothing (if ray is). The simulation takes these as they are, and asks how long
-1,000 cells take on 1 to 64 GPUs: the driver gives out one cell at a time, each takes its time (and up to a fifth more)
-and the store's requests. Four cells on a GPU are taken to need twice the time of one: an assumption, not a measurement.
+Measured: the requests of a store on this machine's disk and on an S3 server of this machine (if moto is installed),
+what a driver needs for a cell that does nothing (if ray is), cells of a scale by one worker and by two, a training step
+by the length of its texts, and an audit by the tokens of its text.
+
+The simulation takes these as they are, and asks how long 1,000 cells take on 4 to 64 nodes that do one cell at a time:
+the driver gives out one cell after another, and each takes the time that one of the measured cells took on a core, and
+its store's requests. ``--minutes`` asks the same for cells whose time is assumed: so many minutes on a GPU, and up to a
+fifth more; four at once on a GPU are then taken to need twice the time of one. Neither is a measurement.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+import logging
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from toeplens.engine import Cluster, Limits
+from toeplens.engine import Cluster, Event, Job, Limits, run_jobs
 from toeplens.engine.cluster import in_cluster
 from toeplens.engine.leases import take
 from toeplens.engine.store import Store
+from toeplens.ground import write_json
+from toeplens.ground.machine import within
 from toeplens.model import Decoder
 from toeplens.model.config import decoder_config
+from toeplens.studies import audit
+from toeplens.studies.benching import not_negative
+from toeplens.studies.benching.reading import random_llama
+from toeplens.training import environment, run_spec
+from toeplens.training.presets import DISTANCE, PRESETS, starting_spec
 
-UNKNOWN = 0.05  # seconds for what could not be measured
+UNKNOWN = 0.05  # seconds of a driver that could not be measured
+SIMULATED = 1000  # cells
+NODES = (4, 8, 16, 32, 64)
+LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
+LEASED, PUBLISHED = 10.0, 30.0  # seconds after which a lease is taken anew, and a checkpoint published
 
 
-def simulate(cells: int, places: int, seconds: float, spread: float, driver: float, store: float) -> float:
-    """Seconds until all cells are done: each takes its time times 1 to 1 + spread, and the store's requests.
+def simulate(times: Sequence[float], cells: int, places: int, driver: float) -> float:
+    """Seconds until all cells are done; they take these times, one after another and again from the first.
 
     The driver is one process: it gives out and takes back one cell at a time.
     """
@@ -45,9 +62,62 @@ def simulate(cells: int, places: int, seconds: float, spread: float, driver: flo
     for cell in range(cells):
         begun = max(heapq.heappop(free), busy)
         busy = begun + driver
-        length = seconds * (1 + spread * (cell * 0.6180339887 % 1)) + store
-        heapq.heappush(free, busy + length)
+        heapq.heappush(free, busy + times[cell % len(times)])
     return max(free) + driver
+
+
+def in_store(seconds: float, requests: dict[str, float]) -> float:
+    """What a store adds to a cell of so many seconds: its lease, its checkpoints, and the first read back."""
+    leases, writes = 1 + seconds // LEASED, 1 + seconds // PUBLISHED
+    return leases * requests["lease"] + writes * requests["write 10 MB"] + requests["read 10 MB"]
+
+
+@contextmanager
+def on_cores(count: int) -> Iterator[None]:
+    """Processes that are begun meanwhile have so many cores, where this system can say so and has as many."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def cells_by_workers(scale: str, cells: int, workers: int) -> tuple[float, list[float]]:
+    """Seconds of so many cells in all, and from the end of one to the end of the next, by workers with a core each.
+
+    A cell is a model trained, and every head knocked out. The first includes the start of the workers' processes.
+    """
+    specs = [run_spec(**starting_spec(scale, "paper", DISTANCE, "rope", seed)) for seed in range(cells)]
+    ends: list[float] = []
+
+    def heard(event: Event) -> None:
+        if event.status is not None:
+            ends.append(time.perf_counter())
+
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.perf_counter()
+        jobs = [Job(spec, str(seed), examples=128) for seed, spec in enumerate(specs)]
+        with on_cores(workers):
+            run_jobs(jobs, Path(folder), Limits(device="cpu"), workers=workers, on_event=heard)
+        whole = time.perf_counter() - begun
+    return whole, [end - before for before, end in zip([begun, *ends], ends, strict=False)]
+
+
+def audits_by_tokens(tokens: Sequence[int]) -> list[tuple[int, float]]:
+    """Seconds of an audit without effects of one text, by its tokens: a random Llama of 2 layers of 8 heads of 32."""
+    model = random_llama(torch.device("cpu"), longest=max(tokens), layers=2)
+    found = []
+    for length in tokens:
+        half = torch.randint(1, model.config.vocab_size, (1, length // 2))
+        text = torch.cat((half, half), 1)
+        begun = time.perf_counter()
+        audit(model, text, effects="none")
+        found.append((length, time.perf_counter() - begun))
+    return found
 
 
 @contextmanager
@@ -61,6 +131,7 @@ def places() -> Iterator[dict[str, str]]:
         except ImportError:
             yield found
             return
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it tells of every request
         server = ThreadedMotoServer(port=0, verbose=False)
         server.start()
         host, port = server.get_host_and_port()
@@ -98,10 +169,10 @@ def requests(url: str, times: int = 20) -> dict[str, float]:
     return found
 
 
-def by_length(seconds: float) -> list[tuple[int, float]]:
-    """Thousand tokens a second of a training step, by the length of texts; 8,192 tokens a step."""
+def by_length(seconds: float, lengths: Sequence[int]) -> list[tuple[int, float]]:
+    """Tokens a second of a training step, by the length of texts; 8,192 tokens a step."""
     found = []
-    for length in (32, 64, 128, 256, 512, 1024, 2048):
+    for length in lengths:
         torch.manual_seed(0)
         model = Decoder(
             decoder_config(
@@ -121,7 +192,7 @@ def by_length(seconds: float) -> list[tuple[int, float]]:
             begun = time.perf_counter()
             model(tokens).logsumexp(-1).sum().backward()
             took.append(time.perf_counter() - begun)
-        found.append((length, 8.192 / statistics.median(took[1:])))
+        found.append((length, 8192 / statistics.median(took[1:])))
     return found
 
 
@@ -144,35 +215,111 @@ def driver_seconds(cells: int = 300) -> float | None:
     return (time.perf_counter() - begun) / cells
 
 
-def main() -> None:
-    """Measure, simulate, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3.0, help="for each length")
-    given = parser.parse_args()
-    console = Console()
-    slowest = 0.0
-    table = Table("store", "lease taken and given back", "write 10 MB", "read 10 MB", title="Milliseconds")
+def simulated(times: Sequence[float], stores: dict[str, dict[str, float]], driver: float) -> list[dict[str, Any]]:
+    """Hours of 1,000 cells that take the measured times, by store and nodes; and of the hours that nodes alone need."""
+    rows = []
+    for store, took in stores.items():
+        whole = [seconds + in_store(seconds, took) for seconds in times]
+        for nodes in NODES:
+            hours = simulate(whole, SIMULATED, nodes, driver) / 3600
+            ideal = SIMULATED * statistics.mean(times) / nodes / 3600
+            rows.append({"store": store, "nodes": nodes, "hours": hours, "of_the_ideal": ideal / hours})
+    return rows
+
+
+def assumed(minutes: float, stores: dict[str, dict[str, float]], driver: float) -> list[dict[str, Any]]:
+    """Hours of 1,000 cells of so many minutes and up to a fifth more on GPUs, one or four at once on each."""
+    rows = []
+    slowest = max(stores.values(), key=lambda took: in_store(60 * minutes, took))
+    for gpus in (1, 4, 16, 64):
+        for each in (1, 4):
+            seconds = 60 * minutes * (1 if each == 1 else 2)
+            times = [seconds * (1 + 0.2 * (cell * 0.6180339887 % 1)) for cell in range(SIMULATED)]
+            whole = [took + in_store(took, slowest) for took in times]
+            hours = simulate(whole, SIMULATED, gpus * each, driver) / 3600
+            ideal = sum(times) / (gpus * each) / 3600
+            rows.append({"minutes": minutes, "gpus": gpus, "each": each, "hours": hours, "of_the_ideal": ideal / hours})
+    return rows
+
+
+def measured(scale: str, cells: int, seconds: float, lengths: Sequence[int], tokens: Sequence[int]) -> dict[str, Any]:
+    """All measurements and the simulation from them, as they are recorded."""
     with places() as urls:
-        for name, url in urls.items():
-            took = requests(url)
-            slowest = max(slowest, sum(took.values()))
-            table.add_row(name, *(f"{1e3 * each:.1f}" for each in took.values()))
-    console.print(table)
+        stores = {name: requests(url) for name, url in urls.items()}
     driver = driver_seconds()
+    by_workers = {workers: cells_by_workers(scale, cells, workers) for workers in (1, 2)}
+    times = by_workers[1][1][1:]  # the first is also the start of its process
+    return {
+        "environment": environment(),
+        "stores": stores,
+        "driver": driver,
+        "scale": scale,
+        "cells": cells,
+        "by_workers": {str(workers): whole for workers, (whole, _) in by_workers.items()},
+        "cell_seconds": times,
+        "training": [{"length": length, "tokens_per_second": speed} for length, speed in by_length(seconds, lengths)],
+        "audits": [{"tokens": length, "seconds": took} for length, took in audits_by_tokens(tokens)],
+        "simulated": simulated(times, stores, driver or UNKNOWN),
+    }
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """Print a record."""
+    table = Table("store", "lease taken and given back", "write 10 MB", "read 10 MB", title="Milliseconds")
+    for name, took in found["stores"].items():
+        table.add_row(name, *(f"{1e3 * each:.1f}" for each in took.values()))
+    console.print(table)
+    driver = found["driver"]
     console.print(f"a cell that does nothing: {'not measured' if driver is None else f'{1e3 * driver:.1f} ms'}")
-    table = Table("tokens in a text", "k tokens/s", title="Training by length: 3 layers of 8 heads of 16")
-    for length, speed in by_length(given.seconds):
-        table.add_row(f"{length:,}", f"{speed:.1f}")
+    table = Table("workers", "seconds", "over one", title=f"{found['cells']} cells of scale {found['scale']}")
+    for workers, took in found["by_workers"].items():
+        table.add_row(workers, f"{took:.1f}", f"{took / found['by_workers']['1']:.2f}")
     console.print(table)
-    table = Table("minutes a cell", "GPUs", "cells each", "hours", "of the ideal", title="1,000 cells, simulated")
-    for minutes in (1, 8):
-        for gpus in (1, 4, 16, 64):
-            for each in (1, 4):
-                seconds = 60.0 * minutes * (1 if each == 1 else 2)
-                took = simulate(1000, gpus * each, seconds, 0.2, driver or UNKNOWN, slowest)
-                ideal = 1000 * seconds * 1.1 / (gpus * each)
-                table.add_row(str(minutes), str(gpus), str(each), f"{took / 3600:.2f}", f"{ideal / took:.0%}")
+    table = Table("tokens in a text", "tokens/s", title="Training by length: 3 layers of 8 heads of 16")
+    for row in found["training"]:
+        table.add_row(f"{row['length']:,}", f"{row['tokens_per_second']:,.0f}")
     console.print(table)
+    table = Table("tokens", "seconds", "µs a token", title="Audit without effects: 2 layers of 8 heads of 32, one text")
+    for row in found["audits"]:
+        table.add_row(f"{row['tokens']:,}", f"{row['seconds']:.2f}", f"{1e6 * row['seconds'] / row['tokens']:,.0f}")
+    console.print(table)
+    mean = statistics.mean(found["cell_seconds"])
+    title = f"{SIMULATED:,} cells of {mean:.1f} s each, as measured; nodes simulated"
+    table = Table("store", "nodes", "hours", "of the ideal", title=title)
+    for row in found["simulated"]:
+        table.add_row(row["store"], str(row["nodes"]), f"{row['hours']:.3f}", f"{row['of_the_ideal']:.0%}")
+    console.print(table)
+    if found.get("assumed"):
+        title = f"{SIMULATED:,} cells of assumed minutes, GPUs simulated"
+        table = Table("minutes a cell", "GPUs", "cells each", "hours", "of the ideal", title=title)
+        for row in found["assumed"]:
+            names = (f"{row['minutes']:g}", str(row["gpus"]), str(row["each"]))
+            table.add_row(*names, f"{row['hours']:.2f}", f"{row['of_the_ideal']:.0%}")
+        console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, simulate, print, record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", default="smoke", choices=[*PRESETS], help="of the cells")
+    parser.add_argument("--cells", type=int, default=8, help="by one worker, and by two")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each length")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens of a text in training")
+    parser.add_argument("--tokens", type=int, nargs="+", default=(256, 512, 1024, 2048, 4096), help="of an audit")
+    parser.add_argument("--minutes", type=float, nargs="*", default=(), help="of cells whose time is assumed")
+    parser.add_argument("--record", type=Path, help="JSON file for what was measured")
+    given = parser.parse_args(arguments)
+    within("cells", given.cells, 2, 1000)
+    within("lengths", given.lengths, 2, 8192)
+    within("tokens", given.tokens, 4, 65_536)
+    for field, number in (("seconds", given.seconds), *(("minutes", each) for each in given.minutes)):
+        not_negative(field, number)
+    found = measured(given.scale, given.cells, given.seconds, given.lengths, given.tokens)
+    driver, stores = found["driver"] or UNKNOWN, found["stores"]
+    found["assumed"] = [row for each in given.minutes for row in assumed(each, stores, driver)]
+    show(found, Console())
+    if given.record is not None:
+        write_json(given.record, found)
 
 
 if __name__ == "__main__":

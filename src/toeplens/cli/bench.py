@@ -11,7 +11,7 @@ from toeplens.cli.options import Device, Json, path
 from toeplens.ground.places import entered
 from toeplens.start import starting
 
-CONTESTS = ("training", "ablation", "profile")
+CONTESTS = ("training", "ablation", "profile", "audit")
 SCALES = ("laptop", "desk", "paper")
 
 
@@ -34,15 +34,17 @@ def bench(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Time training, ablation and profiles here, against others' programs; say what the papers' grid would take."""
+    """Time training, ablation, profiles and audits here, against others' programs; say what the papers' grid takes."""
     with starting():
         import torch
 
         from toeplens.cli import console
         from toeplens.ground.machine import cores, within
         from toeplens.report import write_bench
-        from toeplens.studies import benching
+        from toeplens.studies import audit, benching
 
+    benching.not_negative("seconds", seconds)
+    benching.not_negative("price_per_hour", price_per_hour)
     if threads is not None:
         within("threads", threads, 1, 4 * cores())
         torch.set_num_threads(threads)
@@ -52,6 +54,7 @@ def bench(
 
     def timed() -> benching.BenchRecord:
         return benching.bench(
+            audit,
             device=device,
             contests=contest or CONTESTS,
             scales=scale or SCALES,
@@ -73,8 +76,12 @@ def bench(
         return
     for table in console.bench_tables(record):
         console.out.print(table)
+    for each in record.contests:
+        ratios = each.beside_best()
+        if ratios is not None:
+            console.say(f"{ratios}.")
     if hours is not None:
         cost = "" if hours[1] is None else f", at {price_per_hour:g} an hour {hours[1]:,.0f}"
-        console.say(f"the 80 models of the papers' Table 1 would take {hours[0]:,.1f} hours on this machine{cost}.")
+        console.say(f"the 80 models of the papers' Table 1, with their dropout, take {hours[0]:,.1f} hours here{cost}.")
     if page is not None:
         console.say(f"page: {page}")

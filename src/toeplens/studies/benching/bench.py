@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,17 +10,18 @@ import torch
 
 from toeplens.ground import choose, write_json
 from toeplens.ground.machine import within
-from toeplens.studies.benching import looking, training
+from toeplens.studies.benching import looking, reading, training
 from toeplens.studies.benching.race import matrix_peak
-from toeplens.studies.benching.record import BenchRecord, Contest
+from toeplens.studies.benching.record import BenchRecord, Contest, not_negative
 from toeplens.training import environment, plan_execution
 
 RECORD = "bench.json"
-CONTESTS = ("training", "ablation", "profile")
+CONTESTS = ("training", "ablation", "profile", "audit")
 SCALES = ("laptop", "desk", "paper")
 
 
 def bench(
+    audit: reading.Audit,
     *,
     device: str = "auto",
     contests: Sequence[str] = CONTESTS,
@@ -31,19 +33,24 @@ def bench(
     """Time our programs against others, on this machine.
 
     Arguments
+        audit       `toeplens.studies.audit`, which takes part: a room of studies knows no other
         device      ``auto``, ``cpu`` or ``cuda``
         contests    of `CONTESTS`
         scales      shapes of the models: ``laptop``, ``desk``, ``paper``
         rounds      of each contest, at most
         seconds     after which no further round of a contest is begun, three at least being done
         on_contest  told of each as it ends
+
+    Raises `InputError` for what there is not, and `EnvironmentFailure` where the audit and the reader that was written
+    by hand find different numbers.
     """
     chosen = [choose("contest", each, CONTESTS) for each in contests]
     shapes = tuple(choose("scale", each, SCALES) for each in scales)
     within("rounds", rounds, 3, 1000)
-    execution = plan_execution(device, "off", "float32")
+    not_negative("seconds", seconds)
+    execution = plan_execution(device, "auto", "auto")
     there = execution.device
-    peak = matrix_peak(there, torch.bfloat16 if there.type == "cuda" else torch.float32)
+    peak = matrix_peak(there, torch.bfloat16 if execution.bf16 else torch.float32)
     found: list[Contest] = []
     missing: list[str] = []
 
@@ -52,7 +59,7 @@ def bench(
         on_contest(contest)
 
     if "training" in chosen:
-        for contest, absent in training.contests(there, shapes, rounds, seconds):
+        for contest, absent in training.contests(execution, shapes, rounds, seconds):
             missing = absent
             add(contest)
     if "ablation" in chosen:
@@ -60,6 +67,11 @@ def bench(
             add(looking.ablation(there, scale, rounds, seconds))
     if "profile" in chosen:
         add(looking.profile(there, rounds, seconds))
+    if "audit" in chosen:
+        if importlib.util.find_spec("transformers") is None:
+            missing = [*missing, "transformers (of the audit)"]
+        else:
+            add(reading.audits(audit, there, rounds, seconds))
     return BenchRecord(
         environment=environment(execution),
         device=there.type,

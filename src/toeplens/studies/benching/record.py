@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
+from toeplens.ground import InputError
 from toeplens.ground.reading import Number, Positive, Text, Truth
 from toeplens.ground.records import AtLeast1, Record
 
 TABLE_1 = 80 * 100 * 70_000 * 120  # tokens that the 80 models of arXiv 2505.13027's Table 1 are trained on
 
 
+Work = Literal["asked", "equal", "trained"]
+
+
+def not_negative(field: str, given: float | None) -> None:
+    """Raise an `InputError` unless the number is finite and not below 0; None is nothing given."""
+    if given is not None and not (math.isfinite(given) and given >= 0):
+        raise InputError(f"{field}: {given:g} was given; it must be a finite number, 0 or more.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Timed(Record):
-    """One program: its name, whether it is ours, and seconds of each round."""
+    """One program.
+
+    name     how it is called
+    ours     whether it is ours
+    work     ``asked``: what is done unless something else is asked for; of ours also ``equal``, without what makes its
+             work less, or more, than the others', and ``trained``, a step as the papers' models are trained
+    flops    operations of a round's products with weights, as torch counts them; None where they were not counted
+    seconds  of each round
+    """
+
+    LATER: ClassVar[tuple[str, ...]] = ("work", "flops")
 
     name: Text
     ours: Truth
+    work: Work = "asked"
+    flops: Positive | None = None
     seconds: list[Positive]
 
     def verify(self) -> None:
@@ -31,13 +55,12 @@ class Timed(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Contest(Record):
-    """Programs that do the same work.
+    """Programs that answer the same question.
 
-    kind    ``training``, ``ablation`` or ``profile``
+    kind    ``training``, ``ablation``, ``profile`` or ``audit``
     work    what is done, in words
     unit    what is counted: tokens, heads, logits
     count   how many a round
-    flops   of the matrix products of a round, at least; None where they differ
     apart   the largest difference between the programs' results, where these are comparable
     timed   ours first: that which is taken unless something else is asked for
     """
@@ -46,7 +69,6 @@ class Contest(Record):
     work: Text
     unit: Text
     count: AtLeast1
-    flops: Positive | None = None
     apart: Positive | None = None
     timed: tuple[Timed, ...]
 
@@ -58,15 +80,29 @@ class Contest(Record):
         """Units a second, of the median round."""
         return self.count / timed.median
 
-    def ratio(self, timed: Timed) -> float:
-        """How many times as fast our first is: the median over rounds of the ratio within each."""
-        own = self.timed[0].seconds
+    def ratio(self, timed: Timed, beside: Timed | None = None) -> float:
+        """How many times as long it takes as another, our first unless given: the median of the ratios in a round."""
+        own = (beside or self.timed[0]).seconds
         return statistics.median(theirs / ours for ours, theirs in zip(own, timed.seconds, strict=True))
+
+    @property
+    def equal(self) -> Timed | None:
+        """Ours, with work that is equal to the others'; None where ours as it is has that."""
+        return next((each for each in self.timed if each.work == "equal"), None)
 
     @property
     def best_peer(self) -> Timed | None:
         """The fastest of those that are not ours."""
         return min((each for each in self.timed if not each.ours), key=lambda each: each.median, default=None)
+
+    def beside_best(self) -> str | None:
+        """How long the fastest other takes beside ours, and beside ours with equal work, in words."""
+        peer, equal = self.best_peer, self.equal
+        if peer is None:
+            return None
+        more = "" if equal is None else f", and {self.ratio(peer, equal):.2f} times that of {equal.name}"
+        ratio = f"{self.ratio(peer):.2f} times the time of {self.timed[0].name}{more}"
+        return f"{self.work.split(':')[0]}: {peer.name} takes {ratio}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +122,18 @@ class BenchRecord(Record):
     contests: tuple[Contest, ...]
 
     def share(self, contest: Contest, timed: Timed) -> float | None:
-        """The part of the peak that its matrix products reach, all of its time counted."""
-        return None if contest.flops is None else contest.flops / timed.median / self.peak
+        """The part of the peak that its products with weights reach, all of its time counted."""
+        return None if timed.flops is None else timed.flops / timed.median / self.peak
 
     def table_1_hours(self, price_per_hour: float | None = None) -> tuple[float, float | None] | None:
-        """Hours, and price, of the papers' Table 1 at the speed of the paper's shape; None if it was not timed."""
+        """Hours, and price, of the papers' Table 1 at the speed of its models' step, dropout and all.
+
+        None where that step was not timed.
+        """
+        not_negative("price_per_hour", price_per_hour)
         for contest in self.contests:
-            if contest.kind == "training" and contest.work.startswith("paper"):
-                hours = TABLE_1 / contest.speed(contest.timed[0]) / 3600
+            trained = next((each for each in contest.timed if each.work == "trained"), None)
+            if contest.kind == "training" and contest.work.startswith("paper") and trained is not None:
+                hours = TABLE_1 / contest.speed(trained) / 3600
                 return hours, None if price_per_hour is None else hours * price_per_hour
         return None

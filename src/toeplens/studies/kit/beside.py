@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
-_WAITING = 2  # one that is done, and one that waits
+_WAITING = 3  # one that is done, and two that wait
 
 
 @contextmanager
