@@ -1,0 +1,85 @@
+"""How cost grows: the simulation by hand, and a small run of everything that is measured."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from tests.builders import script
+
+from toeplens.ground import InputError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def scaling() -> ModuleType:
+    return script(ROOT / "benchmarks" / "scaling.py")
+
+
+def test_places_take_cells_as_they_become_free(scaling: ModuleType):
+    assert scaling.simulate([10.0], 8, 4, 0.0) == 20
+    assert scaling.simulate([10.0, 20.0], 4, 2, 0.0) == 40  # the third behind the first, the last then behind it
+    assert scaling.simulate([1.0], 6, 2, 0.0) == 3
+
+
+def test_a_driver_gives_out_one_cell_after_another(scaling: ModuleType):
+    assert scaling.simulate([1.0], 10, 10, 5.0) == 5 * 10 + 1 + 5  # and takes the last back
+
+
+def test_a_store_is_asked_more_often_the_longer_a_cell_takes(scaling: ModuleType):
+    took = {"lease": 1.0, "write 10 MB": 10.0, "read 10 MB": 100.0}
+    assert scaling.in_store(5.0, took) == 111
+    assert scaling.in_store(65.0, took) == 7 + 30 + 100
+
+
+def test_nodes_are_simulated_from_the_measured_cells_and_stores(scaling: ModuleType):
+    took = {"lease": 0.0, "write 10 MB": 0.0, "read 10 MB": 0.0}
+    rows = scaling.simulated([3.6, 3.6], {"near": took, "far": took | {"read 10 MB": 3.6}}, 0.0)
+    assert [row["nodes"] for row in rows] == [4, 8, 16, 32, 64] * 2
+    assert rows[0]["hours"] == pytest.approx(0.25)  # 1,000 cells of a thousandth of an hour on 4 nodes
+    assert rows[0]["of_the_ideal"] == pytest.approx(1)
+    assert rows[5]["hours"] == pytest.approx(0.5)
+    assert rows[5]["of_the_ideal"] == pytest.approx(0.5)
+
+
+def test_all_is_measured_and_recorded(scaling: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    @contextmanager
+    def places():
+        yield {"disk": str(tmp_path / "store")}
+
+    monkeypatch.setattr(scaling, "places", places)
+    monkeypatch.setattr(scaling, "driver_seconds", lambda: None)  # it needs Ray
+    path = tmp_path / "scaling.json"
+    options = ("--cells", "2", "--seconds", "0", "--lengths", "32", "--tokens", "16", "32", "--minutes", "1")
+    scaling.main([*options, "--record", str(path)])
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert set(found["stores"]["disk"]) == {"lease", "write 10 MB", "read 10 MB"}
+    assert set(found["by_workers"]) == {"1", "2"}
+    assert len(found["cell_seconds"]) == 1
+    assert [row["tokens"] for row in found["audits"]] == [16, 32]
+    assert [row["length"] for row in found["training"]] == [32]
+    assert [row["nodes"] for row in found["simulated"]] == [4, 8, 16, 32, 64]
+    assert {row["minutes"] for row in found["assumed"]} == {1}
+    assert found["environment"]["torch"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--seconds", "nan", "seconds: nan was given"),
+        ("--minutes", "-1", "minutes: -1 was given"),
+        ("--cells", "1", "cells: 1 was given; it must be from 2 to 1000"),
+    ],
+)
+def test_what_cannot_be_measured_is_named(scaling: ModuleType, option: str, value: str, says: str):
+    with pytest.raises(InputError, match=says):
+        scaling.main([option, value])
+
+
+def test_it_is_part_of_make_bench():
+    target = (ROOT / "Makefile").read_text(encoding="utf-8").split("\nbench:")[1].split("\n\n")[0]
+    assert "benchmarks/scaling.py" in target
