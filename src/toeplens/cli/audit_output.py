@@ -170,6 +170,8 @@ def audit_notes(found: Audit) -> Iterator[str]:
         yield f"first-order effects: {found.check.words}"
     if found.effect is not None and "intervals" in found.about:
         yield f"intervals are 95 %, {found.about['intervals']}"
+    if "race" in found.about:
+        yield found.about["race"]
     yield f"the captured pass differs from a plain one by {found.whole:.1e} (relative)"
 
 

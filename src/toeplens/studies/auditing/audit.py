@@ -48,7 +48,7 @@ def finished(
     Arguments
         started  when it was begun, by `time.monotonic`
     """
-    said = {"no_effects": changed.unknown, "intervals": changed.intervals}
+    said = {"no_effects": changed.unknown, "intervals": changed.intervals, "race": changed.race}
     versions = {"torch": torch.__version__, "python": platform.python_version()}
     known = {name: value for name, value in said.items() if value is not None}
     return Audit(

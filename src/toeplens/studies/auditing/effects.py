@@ -37,6 +37,7 @@ class Silenced:
     """The fields of `toeplens.studies.auditing.Audit` that effects are in.
 
     intervals  what the effects' intervals are over, in words
+    race       which heads a race left out, in words; None without one
     unknown    why there are no effects; None where there are, or none were asked for
     """
 
@@ -46,6 +47,7 @@ class Silenced:
     method: Method | None = None
     baseline: Number = None
     intervals: str | None = None
+    race: str | None = None
     check: EstimateCheck | None = None
     unknown: str | None = None
     bands: tuple[BandRecord, ...] = ()
@@ -98,7 +100,8 @@ def silence(
             "effect": raced.outcome,
             "method": method,
             "baseline": _mean(raced.baseline),
-            "intervals": _raced(first, raced.heat),
+            "intervals": "over blocks of tokens within the sequences",
+            "race": _raced(first, raced.heat),
         }
         return silenced(measured, (interval_of(own, seed) for own in raced.parts), **told)
     run = partial(head_effects, model, inputs, calls, mask_token=mask_token, seed=seed)
@@ -141,18 +144,15 @@ def _mean(baseline: Float[np.ndarray, "B"] | None) -> Number:
 
 
 def _raced(first: int, heat: Heat | None) -> str:
-    """What the intervals are over, where heads were left out of a race for the first places."""
-    told = ""
-    if heat is not None and heat.left:
-        held = f"; of {heat.drawn} of them that were drawn and run on all, {heat.missed or 'none'}"
-        doubt = ", so that others may be, too: only without a race is that known" if heat.missed else ""
-        told = (
-            f"{heat.left} heads were left out by a guess, after a quarter of the tokens, over which their effects are"
-            f"{held} came out among the first {first}{doubt}; "
-        )
+    """Which heads were left out of a race for the first places, and what holds that up."""
+    told = f"Heads whose intervals lay below those of {first} others were left out of the later sequences."
+    if heat is None:
+        return told
+    doubt = ", so that others of them may be, too: only without a race is that known" if heat.missed else ""
     return (
-        f"over blocks of tokens within the sequences; {told}heads that could not be among the first {first} were left "
-        "out after the first of them"
+        f"{heat.left} heads were left out by a guess, from what they add over a quarter of the tokens; of "
+        f"{heat.drawn} of these that were drawn and run on all, {heat.missed or 'none'} came out among the first "
+        f"{first}{doubt}. {told}"
     )
 
 

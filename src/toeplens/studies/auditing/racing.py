@@ -11,7 +11,7 @@ are wanted go on, and some of the others, drawn, with them: how many of these co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -89,34 +89,30 @@ def race(
     made: dict[str, Any] = {}
     baselines: list[float] = []
     report(0, len(rounds) * len(racing))
-    drawn: Int[np.ndarray, "n"] | None = None
+    drawn: Int[np.ndarray, "d"] = np.empty(0, dtype=int)
+    told: Heat | None = None
     if heat and len(racing) > _GO_ON * first + _DRAWN and (quarter := _quarter(_cut(inputs, rounds[0]))) is not None:
         made = kept.get("heat") or _round(run, quarter, racing, ends, pieces)
         kept.put("heat", made)
-        rows = np.asarray(made["parts"], dtype=float)
-        racing, drawn = _go_on(rows.mean(0), first, seed)
-        rows[:, racing] = np.nan  # what goes on is known of all tokens
+        means = np.asarray(made["parts"], dtype=float).mean(0)
+        racing, drawn = _go_on(means, first, seed)
+        told = Heat(int(np.isfinite(means).sum() - racing.sum()) + len(drawn), len(drawn), 0)
         report(len(racing) // _PART, len(rounds) * len(racing))
-    before = len(rows)
     for number, some in enumerate(rounds):
         made = kept.get(f"round-{number}") or _round(run, _cut(inputs, some), racing, ends, pieces)
         kept.put(f"round-{number}", made)
         rows = np.concatenate((rows, np.asarray(made["parts"], dtype=float)))
         baselines += made["baseline"] or []
-        racing = _may_be(rows[before:], racing, first, level)
+        racing = _may_be(rows, racing, first, level)
         report((number + 1) * len(racing), len(rounds) * len(racing))
-        if racing.sum() <= first < np.isfinite(rows[before : before + len(made["parts"])]).all(0).sum():
+        if racing.sum() <= first < np.isfinite(rows[: len(made["parts"])]).all(0).sum():
             break
     report(len(rounds) * len(racing), len(rounds) * len(racing))
     split = [each[:, None] for each in np.split(rows, ends, axis=1)]
-    told = None
-    if drawn is not None:
-        known = np.isfinite(rows[before:]).sum(0)
-        means = np.where(known > 0, np.nansum(rows[before:], 0) / np.maximum(known, 1), -np.inf)
-        best = np.argsort(-means)[:first]
-        told = Heat(
-            int(np.isfinite(rows[:before]).all(0).sum()) + len(drawn), len(drawn), len(np.intersect1d(drawn, best))
-        )
+    if told is not None:
+        known = np.isfinite(rows).sum(0)
+        means = np.where(known > 0, np.nansum(rows, 0) / np.maximum(known, 1), -np.inf)
+        told = replace(told, missed=len(np.intersect1d(drawn, np.argsort(-means)[:first])))
     return Race(split, np.array(baselines) if baselines else None, made["outcome"], told)
 
 

@@ -157,7 +157,8 @@ def effects(audit: AuditRecord) -> str:
     }.get(audit.method or "", "Heads were silenced")
     base = "" if audit.baseline is None else f" The intact model’s loss is {told(audit.baseline)} nats a token."
     checked = "" if audit.check is None else f" {audit.check.words}"
-    return f"{how}; an effect is the {unit(audit)}.{base}{checked}"
+    race = f" {audit.about['race']}" if "race" in audit.about else ""
+    return f"{how}; an effect is the {unit(audit)}.{base}{checked}{race}"
 
 
 def unknown(audit: AuditRecord) -> list[tuple[str, str]]:
