@@ -160,7 +160,7 @@ def test_a_pretrained_model_is_examined_and_judged_again(
 ) -> None:
     out = tmp_path / "study"
     found = toeplens("pretrained", model, "--text", text, "--out", out, *SHORT, "--json").json()
-    assert found["finished"] == found["total"] == 26
+    assert found["finished"] == found["total"] == 27
     assert len(found["claims"]) == 10
     assert (out / "report.html").exists()
     assert len(toeplens("claims", out, "--json").json()) == 10
