@@ -38,7 +38,8 @@ _SHARES = ("positional", "symbolic", "interaction")
 _PATTERNS = [each.name for each in fields(Patterns) if each.name not in ("profile", "eligible")]
 Progress = Callable[[str, int, int], None]
 Estimate = Callable[[str, float], None]
-_PASS = "pass"
+Measure = Callable[[AttentionCall, Int[Tensor, "B N"]], Measured]
+PASS = "pass"
 _TRIED = 256  # tokens of one sequence that tell how long all will take
 
 
@@ -48,8 +49,9 @@ def measure(
     layers: frozenset[int] | None,
     kept: Kept,
     report: Progress,
-    expect: Estimate,
+    expect: Estimate | None,
     changes: Sequence[Change] = (),
+    measured_by: Measure | None = None,
 ) -> tuple[list[Measured], float]:
     """The measured calls in the order of the pass, and the distance of the captured pass from a plain one.
 
@@ -59,10 +61,11 @@ def measure(
     Arguments
         layers   which are measured; all if None
         report   is told how many calls are done
-        expect   is told, early in the first call, how many seconds all calls will take
+        expect   is told, early in the first call, how many seconds all calls will take; None to try nothing out
         changes  of the model: each call is measured as it reads what those before it put out
+        measured_by  what measures a call, given the tokens of its side; `measure_call` unless given
     """
-    done = kept.get(_PASS)
+    done = kept.get(PASS)
     if isinstance(done, dict):
         again = [kept.layer(number) for number in done["calls"]]
         whole = [each for each in again if each is not None]
@@ -82,10 +85,10 @@ def measure(
         if layers is None or call.layer in layers:
             found = kept.layer(number)
             tokens = inputs.get(f"{call.side}_input_ids", inputs["input_ids"])
-            if found is None and not measured:
+            if found is None and not measured and expect is not None:
                 expect("layers", _seconds(call, tokens) * (count if layers is None else len(layers)))
             held = _held(call) if found is None else call
-            measured.append(start(partial(_measured, number, held, tokens, kept, found)))
+            measured.append(start(partial(_measured, number, held, tokens, kept, found, measured_by or measure_call)))
             numbers.append(number)
         report("layers", calls, max(calls, count))  # some modules are called again and again
 
@@ -95,7 +98,7 @@ def measure(
         whole = compared_changed(model, inputs, look, changes) if changes else compared(model, inputs, look)
     if layers is not None and not layers <= seen:
         raise NoSuchLayer(min(layers - seen), max(seen))
-    kept.put(_PASS, {"calls": numbers, "whole": whole})
+    kept.put(PASS, {"calls": numbers, "whole": whole})
     return [each.result() for each in measured], whole
 
 
@@ -107,11 +110,16 @@ def _held(call: AttentionCall) -> AttentionCall:
 
 @torch.no_grad()
 def _measured(
-    number: int, call: AttentionCall, tokens: Int[Tensor, "B N"], kept: Kept, found: Measured | None
+    number: int,
+    call: AttentionCall,
+    tokens: Int[Tensor, "B N"],
+    kept: Kept,
+    found: Measured | None,
+    measured_by: Measure,
 ) -> Measured:
     """What is kept of a call, or is measured of it, and kept."""
     if found is None:
-        found = measure_call(call, tokens)
+        found = measured_by(call, tokens)
         kept.put_layer(number, found)
     return found
 

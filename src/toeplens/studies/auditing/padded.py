@@ -11,15 +11,13 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.lens import NoForm
-from toeplens.sources.huggingface import AttentionCall, Change, compared, compared_changed
+from toeplens.sources.huggingface import AttentionCall, Change, compared
 from toeplens.sources.huggingface.capture.calls import Place
 from toeplens.sources.huggingface.loading import Loaded
 from toeplens.sources.huggingface.model import precision, tolerance
 from toeplens.studies.auditing import measuring
 from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.record import Measured, NoSuchLayer
-
-_PASS = "pass"
+from toeplens.studies.auditing.record import Measured
 
 
 @torch.no_grad()
@@ -41,35 +39,13 @@ def measure_padded(
 
     Raises `InputError` also where padding changes what the model makes of the tokens before it.
     """
-    done = kept.get(_PASS)
-    if isinstance(done, dict):
-        again = [found for number in done["calls"] if (found := kept.layer(number)) is not None]
-        if len(again) == len(done["calls"]):
-            return again, float(done["whole"])
-    check_padding(loaded, inputs, int(there[-1].sum()))
-    names, calls = loaded.attention, 0
-    count = sum(not any(other.startswith(f"{name}.") for other in names) for name in names)
-    measured: dict[int, Measured] = {}
-    seen: set[int] = set()
+    if kept.get(measuring.PASS) is None:
+        check_padding(loaded, inputs, int(there[-1].sum()))
 
-    def look(call: AttentionCall) -> None:
-        nonlocal calls
-        loaded.check_attention(call.module)
-        seen.add(call.layer)
-        number, calls = calls, calls + 1
-        if layers is None or call.layer in layers:
-            tokens = inputs.get(f"{call.side}_input_ids", inputs["input_ids"])
-            measured[number] = kept.layer(number) or _measured(call, tokens, there.to(call.q.device))
-            kept.put_layer(number, measured[number])
-        report("layers", calls, max(calls, count))
+    def own(call: AttentionCall, tokens: Tensor) -> Measured:
+        return _measured(call, tokens, there.to(call.q.device))
 
-    report("layers", 0, count)
-    model = loaded.model
-    whole = compared_changed(model, inputs, look, changes) if changes else compared(model, inputs, look)
-    if layers is not None and not layers <= seen:
-        raise NoSuchLayer(min(layers - seen), max(seen))
-    kept.put(_PASS, {"calls": list(measured), "whole": whole})
-    return list(measured.values()), whole
+    return measuring.measure(loaded, inputs, layers, kept, report, None, changes, own)
 
 
 def check_padding(loaded: Loaded, inputs: Mapping[str, Tensor], length: int) -> None:
