@@ -21,7 +21,6 @@ check: .venv/.dev
 	.venv/bin/ruff format --check src tests benchmarks examples
 	.venv/bin/ruff check src tests benchmarks examples
 	.venv/bin/pyright
-	$(MAKE) test
 
 format: .venv/.dev
 	.venv/bin/ruff format src tests benchmarks examples

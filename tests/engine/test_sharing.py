@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.builders import tiny
+from tests.builders import taken, tiny
 
 from toeplens.engine import Job, Limits, carry_out, many, patience, sharing
 from toeplens.engine.leases import take
@@ -95,7 +95,7 @@ def test_a_lease_that_could_not_be_renewed_is_kept_unless_it_was_taken_over(url:
     assert not lease.lost
     gone.clear()
     lease.release()
-    assert take(store, "run", over=lambda: True).number == 2
+    assert taken(store, "run", over=lambda: True) == 2
 
 
 @pytest.mark.parametrize("foreign", [".DS_Store", "readme.txt", "7.json.bak", "x7.json"])
@@ -112,7 +112,7 @@ def test_what_is_no_lease_is_nobodys(url: str, foreign: str):
 def test_a_damaged_lease_is_taken_over_once_nothing_has_moved(url: str, content: bytes):
     store = Store(url)
     store.write("run/leases/000001.json", content)
-    assert take(store, "run", seconds=0.1).number == 2
+    assert taken(store, "run", seconds=0.1) == 2
 
 
 # ---- a store that does not answer -----------------------------------------------------------------------------------
