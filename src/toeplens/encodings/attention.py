@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from toeplens.encodings.asked import check_asked
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.blocked import attend_blocked, is_faster
 from toeplens.encodings.kit import is_mapped
@@ -22,6 +23,7 @@ from toeplens.encodings.shapes import Keys, Notes, Pairs, Positions, Queries
 AT_ONCE = 1 << 22  # query-key pairs, over batch and heads, that are worked at once where logits must be formed
 KEPT = 4 * AT_ONCE  # numbers of a bias that a pass keeps for all layers that share it
 FACTORED = 512  # queries at once where the bias is a product: its factors are taken relative to the first of them
+LEAST = 128  # queries at once where each sees a window of keys alone: fewer do not pay
 SMALLEST_HEAD = 16  # dimensions that flex attention's kernels take
 PRECISE = (torch.float32, torch.float64)  # dtypes in which such a product is as good as the bias itself
 
@@ -42,12 +44,16 @@ class Told(Places):
     scale: float
     notes: NotRequired[Notes | None]
     causal: NotRequired[bool]
+    window: NotRequired[int | None]
+    texts: NotRequired[Int[Tensor, "B Nk"] | None]
+    softcap: NotRequired[float | None]
+    sinks: NotRequired[Float[Tensor, "H"] | None]
 
 
 def attend(
     q: Queries,
     k: Keys,
-    v: Float[Tensor, "B H Nk dv"],
+    v: Float[Tensor, "B G Nk dv"],
     *,
     added: Float[Tensor, "*_B H Nq Nk"] | None = None,
     dropout: float = 0.0,
@@ -57,7 +63,9 @@ def attend(
 ) -> Float[Tensor, "B H Nq dv"]:
     """Each head's output, for queries and keys as they were projected: the encoding does all of its work in here.
 
-    A query that sees no key (padding before a text) has an output of 0, whatever the encoding and the path.
+    Keys and values may be of fewer heads than queries, a divisor G of H: each serves H / G heads that stand side by
+    side (grouped and multi-query attention). A query that sees no key (padding before a text) has an output of 0, whatever
+    the encoding and the path. Raises `InputError` for shapes that do not go together.
 
     Arguments
         encoding  of H heads
@@ -67,22 +75,31 @@ def attend(
         notes     the encoding's notes of the keys' tokens (see `PositionalEncoding.note`)
         mask      True where a key may be seen; all unless given
         causal    hide the keys after each query's own; unless given, they are
+        window    how many keys a query sees at most, the last of them its own (sliding windows); all unless given
+        texts     which text each key is of, where several are packed into a row: keys of other texts are not seen
+        softcap   c, where logits are c tanh(q . k scale / c) before any bias (Gemma 2, arXiv 2408.00118)
+        sinks     a logit a head, in the softmax but of no key: what goes there is lost (gpt-oss, arXiv 2508.10925)
         added     the encoding's fixed bias with the mask in it, from `fixed_bias`, where layers share it
         dropout   rate, on the attention weights
         fused     use torch's fused attention (on a GPU, flex attention for biases that depend on content) where the
                   encoding leaves logits and weights alone; else form the weights. Both give the same numbers.
         at_once   query-key pairs worked at once where they must be formed: memory is linear in the number of keys
     """
+    check_asked(q, k, v, **told)
     whole = _rotated(q, k, **told)
     encoding, q_positions, k_positions, seen = whole.encoding, whole.q_positions, whole.k_positions, whole.seen
-    q, k, mask, causal, scale = seen.q, seen.k, seen.mask, seen.causal, seen.scale
+    q, k, mask, causal, scale, window = seen.q, seen.k, seen.mask, seen.causal, seen.scale, seen.window
+    v = for_each_head(v, q.shape[1])
     in_order = told.get("rows") is None  # then the queries are the last tokens of the keys
-    fused = fused and encoding.fusable and not is_mapped()  # torch's would go one by one, or fail
-    square = in_order and mask is None and q.shape[-2] == k.shape[-2]
+    fused = fused and encoding.fusable and whole.plain and not is_mapped()  # torch's would go one by one, or fail
+    masked = mask is not None or seen.texts is not None
+    square = in_order and not masked and q.shape[-2] == k.shape[-2] and window is None
+    near = window if fused and in_order else None  # keys out of sight are then left out
     if fused and added is None and not encoding.overrides("bias"):
-        if square or (mask is None and not causal):
+        if square or not (masked or causal):
             return _fused(q, k, v, None, dropout, scale, is_causal=causal)
-        return _fused(q, k, v, seen.visible(), dropout, scale)
+        if near is None or q.shape[-2] <= near:
+            return _fused(q, k, v, seen.visible(), dropout, scale)
     if fused and added is None and square and not dropout and q.is_cuda:
         flexed = flex_attend(v, encoding, q_positions, k_positions, seen)
         if flexed is not None:
@@ -97,12 +114,14 @@ def attend(
     whole = replace(whole, v=v, added=added, dropout=dropout, fused=fused, factored=factored, triangle=triangle)
     numbers = (encoding.pair_width if added is None else 1) * k.shape[0] * k.shape[1] * k.shape[2]  # for each query
     size = FACTORED if factored else max(1, at_once // max(1, numbers))
+    size = size if near is None else min(size, max(near, LEAST))
     starts = range(0, q.shape[-2], size)
-    parts = []
+    parts, earlier = [], k.shape[-2] - q.shape[-2]
     for start in starts:
         stop = min(start + size, q.shape[-2])
-        keys = stop + k.shape[-2] - q.shape[-2] if in_order and causal else k.shape[-2]
-        work = whole.part(start, stop, keys)
+        first = 0 if near is None else max(0, start + earlier + 1 - near)
+        last = stop + earlier if in_order and causal else k.shape[-2]
+        work = whole.part(slice(start, stop), slice(first, last))
         if len(starts) > 1 and torch.is_grad_enabled() and not (torch.compiler.is_compiling() or is_mapped()):
             parts.append(checkpoint(work.attend, use_reentrant=False))
         else:
@@ -112,11 +131,13 @@ def attend(
 
 def attention_logits(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
     """The logits before the softmax, formed explicitly; minus infinity where a key is not visible."""
+    check_asked(q, k, None, **told)
     return _rotated(q, k, **told).logits()
 
 
 def attention_weights(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
     """The attention weights, formed explicitly: what `attend` weighs values with, 0 where a query sees no key."""
+    check_asked(q, k, None, **told)
     return _rotated(q, k, **told).weights()
 
 
@@ -164,17 +185,24 @@ class _Queries:
     fused: bool = False
     factored: bool = False
     triangle: bool = False  # as many queries as keys, each seeing those up to its own
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
-    def part(self, start: int, stop: int, keys: int) -> _Queries:
-        """Queries ``start`` to ``stop`` and the first ``keys`` keys alone."""
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but an encoding changes the logits or the softmax."""
+        return self.softcap is None and self.sinks is None
+
+    def part(self, queries: slice, keys: slice) -> _Queries:
+        """Some of the queries and some of the keys alone."""
         return replace(
             self,
-            q_positions=_between(self.encoding, self.q_positions, start, stop),
-            k_positions=_between(self.encoding, self.k_positions, 0, keys),
-            seen=self.seen.part(start, stop, keys),
-            v=None if self.v is None else self.v[..., :keys, :],
-            added=None if self.added is None else self.added[..., start:stop, :keys],
-            triangle=self.triangle and start == 0,
+            q_positions=_between(self.encoding, self.q_positions, queries),
+            k_positions=_between(self.encoding, self.k_positions, keys),
+            seen=self.seen.part(queries, keys),
+            v=None if self.v is None else self.v[..., keys, :],
+            added=None if self.added is None else self.added[..., queries, keys],
+            triangle=self.triangle and queries.start == 0,
         )
 
     def attend(self) -> Tensor:
@@ -184,7 +212,7 @@ class _Queries:
             return self._with_factors(self.v)
         if self.fused:
             seen, bias = self.seen, self._bias()
-            if self.triangle and is_faster(seen.q, seen.k):
+            if bias is not None and self.triangle and is_faster(seen.q, seen.k):
                 return attend_blocked(seen.q, seen.k, self.v, _four(bias), self.dropout, seen.scale, causal=True)
             return _fused(seen.q, seen.k, self.v, bias, self.dropout, seen.scale)
         weights = F.dropout(self.weights(), self.dropout)
@@ -200,16 +228,19 @@ class _Queries:
         mask = None if self.triangle else seen.visible()
         return _fused(q, k, v, mask, self.dropout, seen.scale, is_causal=self.triangle)
 
-    def _bias(self) -> Tensor:
-        """The bias with the mask in it."""
+    def _bias(self) -> Tensor | None:
+        """The bias with the mask in it; the mask, where there is none."""
         if self.added is not None:
             return self.added
-        return _hidden(self._hook("bias").to(self.seen.q.dtype), self.seen.visible())
+        bias = self._hook("bias")
+        return self.seen.visible() if bias is None else _hidden(bias.to(self.seen.q.dtype), self.seen.visible())
 
     def logits(self) -> Tensor:
         """What the softmax is taken of."""
         seen = self.seen
         logits = self._hook("score", seen.q, seen.k) * seen.scale
+        if self.softcap is not None:
+            logits = self.softcap * (logits / self.softcap).tanh()
         if self.added is not None:
             return logits + self.added
         bias = self._hook("bias")
@@ -219,8 +250,12 @@ class _Queries:
 
     def weights(self) -> Tensor:
         """What values are weighed with."""
-        masked = self.seen.mask is not None or self.added is not None
-        return self._hook("transform_weights", _shared_out(self.logits(), masked=masked))
+        logits = self.logits()
+        if self.sinks is None:
+            masked = self.seen.mask is not None or self.seen.texts is not None or self.added is not None
+            return self._hook("transform_weights", _shared_out(logits, masked=masked))
+        lost = self.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
+        return self._hook("transform_weights", torch.cat((logits, lost), dim=-1).softmax(-1)[..., :-1])
 
     def _hook(self, name: str, *arguments: Tensor) -> Any:
         return self.encoding.hook(name, *arguments, self.q_positions, self.k_positions, seen=self.seen)
@@ -234,12 +269,21 @@ def _rotated(
     q_positions: Positions,
     k_positions: Positions,
     scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     **more: Any,
 ) -> _Queries:
-    """All queries, and what the hooks after `rotate` see of them."""
+    """All queries, and what the hooks after `rotate` see of them; each head with keys of its own."""
+    k = k if encoding.turns_alike else for_each_head(k, q.shape[1])
     seen = Seen.of(q, k, scale=scale, **more)
     q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
-    return _Queries(encoding, q_positions, k_positions, replace(seen, q=q, k=k))
+    seen = replace(seen, q=q, k=for_each_head(k, q.shape[1]))
+    return _Queries(encoding, q_positions, k_positions, seen, softcap=softcap, sinks=sinks)
+
+
+def for_each_head(x: Float[Tensor, "B G Nk d"], heads: int) -> Float[Tensor, "B H Nk d"]:
+    """Keys or values of groups, once for each of a group's heads."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
 def _hidden(x: Tensor, visible: Tensor | None) -> Tensor:
@@ -267,9 +311,9 @@ def _fused(
     return out[..., :width]
 
 
-def _between(encoding: PositionalEncoding, positions: Positions, start: int, stop: int) -> Positions:
+def _between(encoding: PositionalEncoding, positions: Positions, some: slice) -> Positions:
     dim = positions.ndim - 1 - (encoding.axes > 1)
-    return positions.narrow(dim, start, stop - start)
+    return positions.narrow(dim, some.start, some.stop - some.start)
 
 
 def _four(x: Tensor) -> Tensor:

@@ -217,6 +217,11 @@ class PositionalEncoding(nn.Module):
         )
 
     @property
+    def turns_alike(self) -> bool:
+        """Whether `rotate` does the same to every head and looks at nothing else, so that it may take fewer of them."""
+        return not self.overrides("rotate")
+
+    @property
     def fixed_bias(self) -> bool:
         """Whether its bias depends on positions alone, so that it can be formed once for all who share it."""
         return self.overrides("bias") and "bias" not in self._seeing and not self.overrides("transform_logits")

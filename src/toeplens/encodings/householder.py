@@ -113,12 +113,19 @@ class PaTH(PositionalEncoding):
         return torch.cat((direction, linear(self.strength, x).unsqueeze(-1)), dim=-1).transpose(1, 2)
 
     def transformations(
-        self, notes: Float[Tensor, "B H N c"]
+        self, notes: Float[Tensor, "B H N c"], texts: Int[Tensor, "B N"] | None = None
     ) -> tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N"]]:
-        """w, of norm 1, and beta of every key, in the dtype of the notes."""
+        """w, of norm 1, and beta of every key, in the dtype of the notes; the convolution keeps to a token's text."""
         rows = notes[..., : self.head_dim].transpose(-2, -1).flatten(1, 2)
         weight = self.conv.weight.to(notes.dtype)
-        mixed = F.conv1d(F.pad(rows, (weight.shape[-1] - 1, 0)), weight, groups=len(weight))
+        if texts is None:
+            mixed = F.conv1d(F.pad(rows, (weight.shape[-1] - 1, 0)), weight, groups=len(weight))
+        else:
+            mixed = rows * weight[:, 0, -1, None]
+            for back in range(1, min(weight.shape[-1], rows.shape[-1])):
+                own = (texts[:, back:] == texts[:, :-back]).unsqueeze(1)
+                earlier = rows[..., :-back] * weight[:, 0, -1 - back, None] * own
+                mixed = mixed + F.pad(earlier, (back, 0))
         if self.activation == "silu":
             mixed = F.silu(mixed)
         w = mixed.unflatten(1, (self.num_heads, -1)).transpose(-2, -1)
@@ -128,7 +135,7 @@ class PaTH(PositionalEncoding):
         assert seen.notes is not None
         wide = widened(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
-            w, beta = self.transformations(seen.notes.to(wide))
+            w, beta = self.transformations(seen.notes.to(wide), seen.texts)
             return accumulate(q.to(wide), k.to(wide), w, beta, seen.rows).to(q.dtype)
 
 

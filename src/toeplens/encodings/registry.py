@@ -28,6 +28,14 @@ FAMILIES = (
     "tree",
     "configured",
     "scaled",
+    "generated",
+    "learned_angles",
+    "remembered",
+    "remapped",
+    "planes",
+    "tempered",
+    "breaking",
+    "segments",
 )  # the modules of this package, each with its ENCODINGS: name -> class
 
 

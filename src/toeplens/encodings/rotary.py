@@ -26,6 +26,7 @@ from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Str
 from toeplens.ground import InputError, choose
 
 Pairing = Literal["interleaved", "half"]
+_ALIKE = ("rotate", "frequencies_at", "phases", "tables", "_turn")  # what is the same for all heads unless overridden
 
 
 def turn(
@@ -106,6 +107,11 @@ class Rotary(PositionalEncoding):
         k_tables = self.tables(k_positions, frequencies, k.dtype)
         q_tables = k_tables if q_positions is k_positions else self.tables(q_positions, frequencies, q.dtype)
         return self._turn(q, q_tables), self._turn(k, k_tables)
+
+    @property
+    def turns_alike(self) -> bool:
+        own = all(getattr(type(self), name) is getattr(Rotary, name) for name in _ALIKE)
+        return own and len(self.frequencies) == 1 and self.control is None
 
     def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Complex[Tensor, "H n D"]:
         """e^(i delta theta_t) times the squared magnitude, so that a logit is Re sum_t q_t conj(k_t) kernel_t.

@@ -22,7 +22,9 @@ class Seen:
     notes   [B, H, Nk, c], the rows of `PositionalEncoding.note`, one a key; or None
     mask    True where a key may be seen, broadcastable to [B, H, Nq, Nk]; None if all may
     causal  whether the keys after a query's own are hidden from it
+    window  how many keys a query sees at most, the last of them its own; None for all before it
     scale   the factor of q . k
+    texts   which text each key is of, where several are packed one after another: [B, Nk]; None if each row is one
     """
 
     q: Float[Tensor, "B H Nq _"]
@@ -32,6 +34,8 @@ class Seen:
     mask: Bool[Tensor, "*_B _H _Nq Nk"] | None = None
     causal: bool = True
     scale: float = 1.0
+    window: int | None = None
+    texts: Int[Tensor, "B Nk"] | None = None
 
     @staticmethod
     def of(q: Queries, k: Keys, rows: Int[Tensor, "*B Nq"] | None = None, **more: Any) -> Seen:
@@ -56,23 +60,29 @@ class Seen:
 
     def visible(self) -> Bool[Tensor, "*B Nq Nk"] | None:
         """True where a query sees a key, formed on request; None if every query sees every key."""
+        if self.texts is not None:
+            own = self.texts.gather(1, self.rows.expand(len(self.texts), -1)).unsqueeze(2) == self.texts.unsqueeze(1)
+            own = own.unsqueeze(1)
+            return replace(self, texts=None, mask=own if self.mask is None else own & self.mask).visible()
         if not self.causal:
             return self.mask
-        past = torch.arange(self.k.shape[-2], device=self.k.device) <= self.rows.unsqueeze(-1)
+        keys, rows = torch.arange(self.k.shape[-2], device=self.k.device), self.rows.unsqueeze(-1)
+        past = keys <= rows if self.window is None else (keys <= rows) & (keys > rows - self.window)
         past = past if past.ndim == 2 else past.unsqueeze(1)
         return past if self.mask is None else past & self.mask
 
-    def part(self, start: int, stop: int, keys: int) -> Seen:
-        """The same for queries ``start`` to ``stop`` and the first ``keys`` keys alone."""
+    def part(self, queries: slice, keys: slice) -> Seen:
+        """The same for some of the queries and some of the keys alone."""
         mask = self.mask
         if mask is not None:
-            mask = mask[..., :keys]
-            mask = mask[..., start:stop, :] if mask.shape[-2] > 1 else mask
+            mask = mask[..., keys]
+            mask = mask[..., queries, :] if mask.shape[-2] > 1 else mask
         return replace(
             self,
-            q=self.q[..., start:stop, :],
-            k=self.k[..., :keys, :],
-            rows=self.rows[..., start:stop],
-            notes=None if self.notes is None else self.notes[..., :keys, :],
+            q=self.q[..., queries, :],
+            k=self.k[..., keys, :],
+            rows=self.rows[..., queries] - keys.start if keys.start else self.rows[..., queries],
+            notes=None if self.notes is None else self.notes[..., keys, :],
             mask=mask,
+            texts=None if self.texts is None else self.texts[..., keys],
         )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from torch import Tensor
 
-Positions = Int[Tensor, "_"] | Int[Tensor, "B _"] | Int[Tensor, "... _ axes"]  # unnamed: queries and keys may differ
+Positions = Real[Tensor, "_"] | Real[Tensor, "B _"] | Real[Tensor, "... _ axes"]  # unnamed: queries and keys may differ
 Stream = Float[Tensor, "B N d_model"]
 Queries = Float[Tensor, "B H Nq d"]
-Keys = Float[Tensor, "B H Nk d"]
-Turned = tuple[Float[Tensor, "B H Nq e"], Float[Tensor, "B H Nk e"]]  # queries and keys, of another width perhaps
+Keys = Float[Tensor, "B G Nk d"]  # as many heads as queries, but where groups of heads share keys (`turns_alike`)
+Turned = tuple[Float[Tensor, "B H Nq e"], Float[Tensor, "B G Nk e"]]  # queries and keys, of another width perhaps
 Pairs = Float[Tensor, "B H Nq Nk"]  # a number a head, query and key: a logit, a weight, a bias
 Notes = Float[Tensor, "B H N c"]
 Earlier = Float[Tensor, "B H M c"]

@@ -1,0 +1,252 @@
+"""Angles and positions that tokens choose: a rotation by what they add up to, by places of their own, or a cosine."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.kit import (
+    linear,
+    offsets_between,
+    phases_of,
+    require_count,
+    require_even,
+    require_number,
+    rotary_frequencies,
+    widened,
+)
+from toeplens.encodings.rotary import Pairing, pairing_of, turn
+from toeplens.encodings.seen import Seen
+from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, Stream, Turned
+from toeplens.ground import InputError, choose
+
+EPS = 1e-6  # added to |x|^2 before its root, as in the released program's kernels
+
+
+class _Chosen(PositionalEncoding):
+    """A rotation by angles that a subclass keeps in the first columns of its notes; positions are not used."""
+
+    coupling = "rotation"
+    data_dependent = True
+    toeplitz = False
+    shared = False
+
+    def __init__(self, *, base: float, pairing: Pairing, **sizes: int) -> None:
+        super().__init__(**sizes)
+        require_even("head_dim", self.head_dim)
+        self.pairing: Pairing = pairing_of(pairing)
+        self.frequencies = self.register_exact("frequencies", rotary_frequencies(self.head_dim, base))
+
+    def angles(self, notes: Float[Tensor, "B H N c"]) -> Float[Tensor, "B H N n"]:
+        """The angles of tokens with these notes, in float64."""
+        raise NotImplementedError
+
+    def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Turned:
+        assert seen.notes is not None
+        return self._turn(q, seen.own_notes()), self._turn(k, seen.notes)
+
+    def _turn(self, x: Float[Tensor, "B H N d"], notes: Float[Tensor, "B H N c"]) -> Float[Tensor, "B H N d"]:
+        angles, wide = self.angles(notes), widened(x.dtype)
+        return turn(x, angles.cos().to(wide), angles.sin().to(wide), self.pairing)
+
+
+class SelectiveRoPE(_Chosen):
+    """Selective RoPE: the step of every pair's angle is made from the token, and steps add up (Movahedi et al. 2025).
+
+    phi is a low-rank projection of the layer's input, each head's slice of which is divided by its norm, then a short
+    causal convolution of each channel. A step is phi times a gate sigmoid(w_h . x + b_h), and pair t turns by
+    tau_t = base^(-2t/d) (the temperature) times the sum of the steps so far, which is kept in float64. Only the order
+    of tokens counts, not the numbers of their positions.
+
+    The defaults are those of the paper's language models, with SiLU after the convolution and the gate, as readers of
+    the paper give them; the released program leaves both out by default. Left out: its projection by head with
+    weight norm, temperatures that are learned or of the paper's tan(theta/2), and q's and k's norm after turning.
+
+    Arguments
+        rank        rank of the projection (the program's 16; the paper also has 8)
+        conv_size   tokens that the convolution sees; None: no convolution but phi's difference from the token before,
+                    as the program has it, so that the angle is tau_t phi (without a gate)
+        activation  after the convolution: ``silu`` or ``none``
+        gate        with the gate
+        bias        add exp(b) to the steps, b learned and 0 at the start
+        base        the program's 500000
+        pairing     as in RoPE; the program pairs in halves
+    """
+
+    citation = "Movahedi et al. 2025, arXiv 2511.17388"
+    formula = (
+        r"\mathrm{Re} \sum_t q_t \bar k_t \exp\Big(\mathrm{i} \tau_t \sum_{m=j+1}^{i} \sigma(w_h^\top x_m)\,"
+        r" \phi_t(x_{\le m})\Big)"
+    )
+
+    def __init__(
+        self,
+        *,
+        rank: int = 16,
+        conv_size: int | None = 4,
+        activation: Literal["silu", "none"] = "silu",
+        gate: bool = True,
+        bias: bool = False,
+        base: float = 500000.0,
+        pairing: Pairing = "half",
+        **sizes: int,
+    ) -> None:
+        super().__init__(base=base, pairing=pairing, **sizes)
+        require_count(rank=rank, conv_size=1 if conv_size is None else conv_size)
+        if self.d_model % self.num_heads:
+            raise InputError(
+                f"d_model: {self.d_model} was given; it must be a multiple of num_heads, which is {self.num_heads}: "
+                f"each head's slice is normed."
+            )
+        self.activation = choose("activation", activation, ("silu", "none"))
+        width = self.num_heads * self.head_dim // 2
+        self.down = nn.Linear(self.d_model, rank, bias=False)
+        self.up = nn.Linear(rank, width, bias=False)
+        self.conv = None if conv_size is None else nn.Conv1d(width, width, conv_size, groups=width, bias=False)
+        self.gate = nn.Linear(self.d_model, self.num_heads) if gate else None
+        self.constant = self.learned((self.num_heads, 1, self.head_dim // 2), nn.init.zeros_) if bias else None
+
+    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
+        """The sums of the steps, and phi as it was before the convolution, which later tokens see; in float64."""
+        slices = x.to(widened(x.dtype)).unflatten(-1, (self.num_heads, -1))
+        normed = (slices * (slices.square().sum(-1, keepdim=True) + EPS).rsqrt()).flatten(-2)
+        phi = linear(self.up, linear(self.down, normed)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        earlier = phi.new_zeros(()) if before is None else before[..., self.head_dim // 2 :].to(phi.dtype)
+        steps = self._mixed(phi, None if before is None else earlier)
+        if self.constant is not None:
+            steps = steps + self.constant.to(steps.dtype).exp()
+        if self.gate is not None:
+            steps = steps * linear(self.gate, normed).sigmoid().transpose(1, 2).unsqueeze(-1)
+        sums = steps.to(torch.float64).cumsum(-2)
+        if before is not None:
+            sums = sums + before[:, :, -1:, : self.head_dim // 2]
+        return torch.cat((sums, phi.to(torch.float64)), dim=-1)
+
+    def _mixed(
+        self, phi: Float[Tensor, "B H N n"], earlier: Float[Tensor, "B H M n"] | None
+    ) -> Float[Tensor, "B H N n"]:
+        """Phi after its convolution and activation, or less the token's before, nothing standing before the first."""
+        size = 2 if self.conv is None else self.conv.weight.shape[-1]
+        seen = (
+            phi
+            if earlier is None
+            else torch.cat((earlier[:, :, earlier.shape[2] - min(size - 1, earlier.shape[2]) :], phi), dim=2)
+        )
+        seen = F.pad(seen, (0, 0, phi.shape[2] + size - 1 - seen.shape[2], 0))
+        if self.conv is None:
+            return seen[:, :, 1:] - seen[:, :, :-1]
+        channels = seen.transpose(-2, -1).flatten(1, 2)
+        mixed = F.conv1d(channels, self.conv.weight.to(phi.dtype), groups=channels.shape[1])
+        mixed = F.silu(mixed) if self.activation == "silu" else mixed
+        return mixed.unflatten(1, (self.num_heads, -1)).transpose(-2, -1)
+
+    def angles(self, notes: Float[Tensor, "B H N c"]) -> Float[Tensor, "B H N n"]:
+        return notes[..., : self.head_dim // 2] * self.frequencies
+
+
+class RePo(_Chosen):
+    """RePo: each token says where it stands, a real number a head, and RoPE turns it by that (Li et al. 2025).
+
+    z = W_o (silu(W_g x) * W_c x), x the layer's input; nothing keeps z in order, or positive. Neither the numbers of
+    positions nor the order of tokens count, beyond who sees whom. As in the released program no projection has a bias;
+    all start from N(0, 0.02^2). Its models have RePo from layer 5 of 16 on, and RoPE before; here every layer has it.
+
+    Arguments
+        width    of the hidden layer; default d_model // 8, as published
+        base     the program's 500000
+        pairing  as in RoPE; the program pairs in halves
+    """
+
+    citation = "Li et al. 2025, arXiv 2512.14391"
+    formula = (
+        r"\mathrm{Re} \sum_t q_t \bar k_t\, e^{\mathrm{i} (z_i - z_j) \theta_t},"
+        r"\quad z = W_o\, (\mathrm{silu}(W_g x) \odot W_c x)"
+    )
+
+    def __init__(
+        self, *, width: int | None = None, base: float = 500000.0, pairing: Pairing = "half", **sizes: int
+    ) -> None:
+        super().__init__(base=base, pairing=pairing, **sizes)
+        width = max(1, self.d_model // 8) if width is None else width
+        require_count(width=width)
+        self.gate, self.content = (nn.Linear(self.d_model, width, bias=False) for _ in range(2))
+        self.place_of = nn.Linear(width, self.num_heads, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for layer in (self.gate, self.content, self.place_of):
+            nn.init.normal_(layer.weight, std=0.02)
+
+    def note(self, x: Stream, before: Earlier | None = None) -> Notes:
+        wide = x.to(widened(x.dtype))
+        hidden = F.silu(linear(self.gate, wide)) * linear(self.content, wide)
+        return linear(self.place_of, hidden).transpose(1, 2).unsqueeze(-1)
+
+    def angles(self, notes: Float[Tensor, "B H N c"]) -> Float[Tensor, "B H N n"]:
+        return notes.to(torch.float64) * self.frequencies
+
+
+class TAPA(PositionalEncoding):
+    """Token-aware phase attention: a cosine whose phase two tokens and their distance make (Wang et al. 2025, eq. 12).
+
+    Heads are split: the first part of queries and keys gives the amplitude, the rest the phase,
+
+        (q_A . k_A / sqrt(share d)) cos(2 pi |i - j|^alpha q_P . k_P / sqrt((1 - share) d)).
+
+    It takes the place of q . k, has no parameters, and keeps no kernel: for a query and a key it is a function of the
+    distance, but no two pairs have the same one. At distance 0 it is q_A . k_A, scaled.
+
+    Arguments
+        alpha  exponent of the distance; published: 0.1
+        share  of the dimensions that the amplitude gets; published: 0.5
+        phase  ``quadratic``, as above, or ``linear``: the sum of q_P and k_P over sqrt((1 - share) d), which the paper
+               finds worse
+    """
+
+    coupling = "logits"
+    data_dependent = True
+    toeplitz = False
+    pair_width = 4
+    citation = "Wang et al. 2025, arXiv 2509.12635"
+    formula = (
+        r"\frac{q_A^\top k_A}{\sqrt{\theta d}}"
+        r" \cos\left(2 \pi |\delta|^\alpha \frac{q_P^\top k_P}{\sqrt{(1 - \theta) d}}\right)"
+    )
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 0.1,
+        share: float = 0.5,
+        phase: Literal["quadratic", "linear"] = "quadratic",
+        **sizes: int,
+    ) -> None:
+        super().__init__(**sizes)
+        self.alpha = require_number("alpha", alpha, over=0)
+        require_number("share", share, over=0)
+        self.first = round(share * self.head_dim)
+        if not 1 <= self.first < self.head_dim:
+            raise InputError(f"share: {share} was given; it must leave amplitude and phase a dimension each.")
+        self.phase = choose("phase", phase, ("quadratic", "linear"))
+
+    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
+        wide = widened(seen.q.dtype)
+        split = (self.first, self.head_dim - self.first)
+        (q_first, q_last), (k_first, k_last) = (x.to(wide).split(split, dim=-1) for x in (seen.q, seen.k))
+        amplitude = q_first @ k_first.mT * (seen.scale * math.sqrt(self.head_dim / self.first))
+        if self.phase == "quadratic":
+            phase = q_last @ k_last.mT
+        else:
+            phase = q_last.sum(-1).unsqueeze(-1) + k_last.sum(-1).unsqueeze(-2)
+        distance = offsets_between(q_positions, k_positions).abs().to(torch.float64).unsqueeze(-3)
+        turns = (distance**self.alpha / math.sqrt(split[1])).to(wide) * phase
+        return (amplitude * torch.cos(2 * math.pi * turns)).to(logits.dtype)
+
+
+ENCODINGS: dict[str, type[PositionalEncoding]] = {"selective-rope": SelectiveRoPE, "repo": RePo, "tapa": TAPA}

@@ -1,0 +1,247 @@
+"""RoPE at offsets that were changed first: clipped, counted in groups, or counted within chunks, to bear long texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor
+
+from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.kit import (
+    offsets_between,
+    require_even,
+    require_number,
+    rotary_frequencies,
+    turns,
+    widened,
+)
+from toeplens.encodings.rotary import Pairing, pairing_of, turn
+from toeplens.encodings.shapes import Keys, Pairs, Positions, Queries
+from toeplens.ground import choose
+
+Places = Float[Tensor, "... _"]  # unnamed: queries and keys may differ
+Way = tuple[Places, Places, Tensor]
+
+
+class Remapped(PositionalEncoding):
+    """RoPE of other places than the positions: several ways to place queries and keys, and for each pair one of them.
+
+    A subclass gives `ways`. Each way is a rotation of all queries and keys and a product; what a pair's way would be is
+    picked from them, since the offset by which a pair is turned is no difference of two places any more. Keys are kept
+    as they are (in a cache too) and turned where they are compared. Angles are formed in float64, as in `Rotary`.
+
+    Arguments
+        base     theta_t = base^(-2t/d)
+        pairing  as in RoPE
+    """
+
+    coupling = "accumulated"
+    pair_width = 4
+
+    def __init__(self, *, base: float = 10000.0, pairing: Pairing = "interleaved", **sizes: int) -> None:
+        super().__init__(**sizes)
+        require_even("head_dim", self.head_dim)
+        self.pairing: Pairing = pairing_of(pairing)
+        self.frequencies = self.register_exact("frequencies", rotary_frequencies(self.head_dim, base).unsqueeze(0))
+
+    def ways(self, q_positions: Positions, k_positions: Positions) -> Iterator[Way]:
+        """Places of queries, places of keys, and which pairs are turned by their difference: [Nq, Nk] or [B, Nq, Nk].
+
+        Each pair has one way; what no later one takes is the first's.
+        """
+        raise NotImplementedError
+
+    def offsets(self, q_positions: Positions, k_positions: Positions) -> Float[Tensor, "*B Nq Nk"]:
+        """The offset by which each pair is turned, in the place of i - j."""
+        ways = self.ways(q_positions, k_positions)
+        q_places, k_places, _ = next(ways)
+        offsets = q_places.unsqueeze(-1) - k_places.unsqueeze(-2)
+        for q_places, k_places, taken in ways:
+            offsets = torch.where(taken, q_places.unsqueeze(-1) - k_places.unsqueeze(-2), offsets)
+        return offsets
+
+    def score(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Pairs:
+        ways = self.ways(q_positions, k_positions)
+        product = self._product(q, k, next(ways))
+        for way in ways:
+            product = torch.where(way[2].unsqueeze(-3), self._product(q, k, way), product)
+        return product
+
+    def _product(self, q: Queries, k: Keys, way: Way) -> Pairs:
+        return self._turned(q, way[0]) @ self._turned(k, way[1]).transpose(-2, -1)
+
+    def _turned(self, x: Float[Tensor, "B H N d"], places: Places) -> Float[Tensor, "B H N d"]:
+        phases, wide = self._phases(places), widened(x.dtype)
+        return turn(x, phases.cos().to(wide), phases.sin().to(wide), self.pairing)
+
+    def _phases(self, places: Places) -> Float[Tensor, "... n"]:
+        return places[..., None, :, None] * self.frequencies
+
+    def _kernel_at(self, offsets: Float[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
+        return turns(self._phases(offsets).transpose(-2, -1))
+
+
+class ReRoPE(Remapped):
+    """Rectified RoPE: offsets beyond a window w count as w (Su 2023).
+
+    With a ``leak`` of 1/k they go on in steps of 1/k, the published Leaky ReRoPE: r(delta) = w + (delta - w)/k. Keys
+    after the query are clipped on their side, at -w; the released program, which is for causal text, gives those beyond
+    -w the offset +w. Left out is its factor of queries by log position: that is for a `Tempered`.
+
+    Arguments
+        window  w, in positions; default ``max_len``/8, as the released program's 512 of 4096
+        leak    1/k, at least 0 (ReRoPE, k infinite), at most 1 (RoPE); the released program's leaky one has 1/16
+        base, pairing  as in RoPE
+    """
+
+    citation = "Su 2023, Rectified rotary position embeddings (kexue.fm/archives/9708)"
+    formula = (
+        r"\mathrm{Re} \sum_t q_{i,t}\, \overline{k_{j,t}}\, e^{\mathrm{i} r(\delta) \theta_t},"
+        r" \quad r(\delta) = \min(\delta, w + (\delta - w)/k)"
+    )
+
+    def __init__(
+        self,
+        *,
+        window: float | None = None,
+        leak: float = 0.0,
+        base: float = 10000.0,
+        pairing: Pairing = "interleaved",
+        **sizes: int,
+    ) -> None:
+        super().__init__(base=base, pairing=pairing, **sizes)
+        self.window = max(1.0, self.max_len / 8) if window is None else window
+        require_number("window", self.window, over=0)
+        self.leak = require_number("leak", leak, at_least=0, at_most=1)
+
+    def ways(self, q_positions: Positions, k_positions: Positions) -> Iterator[Way]:
+        q_places, k_places = q_positions.double(), k_positions.double()
+        offsets = offsets_between(q_positions, k_positions)
+        yield q_places, k_places, offsets.abs() <= self.window
+        rest = self.window * (1 - self.leak)
+        yield q_places * self.leak + rest, k_places * self.leak, offsets > self.window
+        yield q_places * self.leak - rest, k_places * self.leak, offsets < -self.window
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
+        """e^(i r(delta) theta_t)."""
+        near = offsets.double().clamp(-self.window, self.window)
+        return self._kernel_at(near + self.leak * (offsets - near))
+
+
+class SelfExtend(Remapped):
+    """Self-Extend: offsets under a window w as they are, farther ones between groups of G positions (Jin et al. 2024).
+
+    A pair at a distance of w or more is turned by floor(i/G) - floor(j/G) + w - floor(w/G), so that the largest offset
+    grows with the length over G. Where groups begin depends on the positions: no function of i - j. Keys after the
+    query mirror those before it, which is ours. The released program shifts by w - w/G, unrounded, in one of its
+    implementations and as the paper in another; the same where G divides w.
+
+    Arguments
+        window  w, in positions; default ``max_len``/4, as the released program's 1024 for models of 4096
+        group   G, a whole number; the released program's 8. With 1 it is RoPE
+        base, pairing  as in RoPE
+    """
+
+    citation = "Jin et al. 2024, arXiv 2401.01325"
+    formula = (
+        r"\mathrm{Re} \sum_t q_{i,t}\, \overline{k_{j,t}}\, e^{\mathrm{i} r_{ij} \theta_t},\quad r_{ij} = \delta"
+        r" \text{ for } \delta < w, \text{ else } \lfloor i/G \rfloor - \lfloor j/G \rfloor + w - \lfloor w/G \rfloor"
+    )
+    toeplitz = False
+
+    def __init__(
+        self,
+        *,
+        window: int | None = None,
+        group: int = 8,
+        base: float = 10000.0,
+        pairing: Pairing = "interleaved",
+        **sizes: int,
+    ) -> None:
+        super().__init__(base=base, pairing=pairing, **sizes)
+        self.window = max(1, self.max_len // 4) if window is None else window
+        require_number("window", self.window, at_least=1)
+        require_number("group", group, at_least=1)
+        self.group = group
+        self.toeplitz = group == 1
+
+    def ways(self, q_positions: Positions, k_positions: Positions) -> Iterator[Way]:
+        offsets, shift = offsets_between(q_positions, k_positions), self.window - self.window // self.group
+        yield q_positions.double(), k_positions.double(), offsets.abs() < self.window
+        if self.group == 1:
+            return
+        q_groups, k_groups = (_floor(x, self.group).double() for x in (q_positions, k_positions))
+        yield q_groups + shift, k_groups, offsets >= self.window
+        yield q_groups - shift, k_groups, offsets <= -self.window
+
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 n D"] | None:
+        """RoPE's, where groups are of one position; else None."""
+        return self._kernel_at(offsets.double()) if self.group == 1 else None
+
+
+class DualChunk(Remapped):
+    """Dual Chunk Attention: keys are placed within chunks of s, queries in one of three ways (An et al. 2024).
+
+    A key is at j mod s. A query is at i mod s for keys of its own chunk, at min(s + i mod s, m) for those of the chunk
+    before it, so that what is nearer than the window keeps its offset, and at m for all earlier ones; m is the largest
+    position that training showed. Chunks begin at multiples of s: no function of i - j. Keys of later chunks, which the
+    paper never scores, are compared as those of the query's own, which is ours. A query's chunk is its position's: with
+    a text at an offset, or packed texts whose positions run on, chunks are not the text's own.
+
+    Not verified: the default sizes, and m = s + w - 1, which are from memory of the paper; the released programs have
+    m = s + w, and for models of length c take s + w = 3c/4 and w = c/16.
+
+    Arguments
+        chunk    s, positions of a chunk; default 3/4 of ``max_len``
+        window   w, positions beyond a chunk that a query may be at; default 1/4 of ``max_len``
+        largest  m: ``paper``, s + w - 1, or ``released``, s + w
+        base, pairing  as in RoPE
+    """
+
+    citation = "An et al. 2024, arXiv 2402.17463"
+    formula = (
+        r"\mathrm{Re} \sum_t q_{i,t}\, \overline{k_{j,t}}\, e^{\mathrm{i} (p_{ij} - j \bmod s) \theta_t},\quad"
+        r" p_{ij} \in \{i \bmod s,\ \min(s + i \bmod s, m),\ m\}"
+    )
+    toeplitz = False
+
+    def __init__(
+        self,
+        *,
+        chunk: int | None = None,
+        window: int | None = None,
+        largest: Literal["paper", "released"] = "paper",
+        base: float = 10000.0,
+        pairing: Pairing = "interleaved",
+        **sizes: int,
+    ) -> None:
+        super().__init__(base=base, pairing=pairing, **sizes)
+        self.chunk = max(1, self.max_len * 3 // 4) if chunk is None else chunk
+        self.window = max(1, self.max_len // 4) if window is None else window
+        require_number("chunk", self.chunk, at_least=1)
+        require_number("window", self.window, at_least=1)
+        self.largest = choose("largest", largest, ("paper", "released"))
+
+    def ways(self, q_positions: Positions, k_positions: Positions) -> Iterator[Way]:
+        q_chunks, k_chunks = (_floor(x, self.chunk) for x in (q_positions, k_positions))
+        q_places = (q_positions - q_chunks * self.chunk).double()
+        k_places = (k_positions - k_chunks * self.chunk).double()
+        last = self.chunk + self.window - (self.largest == "paper")
+        back = offsets_between(q_chunks, k_chunks)
+        yield q_places, k_places, back <= 0
+        yield (q_places + self.chunk).clamp(max=last), k_places, back == 1
+        yield torch.full_like(q_places, last), k_places, back > 1
+
+
+def _floor(positions: Positions, size: int) -> Positions:
+    return torch.div(positions, size, rounding_mode="floor")
+
+
+ENCODINGS: dict[str, type[PositionalEncoding]] = {
+    "rerope": ReRoPE,
+    "self-extend": SelfExtend,
+    "dual-chunk": DualChunk,
+}

@@ -1,0 +1,219 @@
+"""An attention layer with any positional encoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from toeplens import encodings
+from toeplens.encodings import MLA, PositionalEncoding, Positions, attend, attention_weights
+from toeplens.encodings.kit import require_count, require_number
+from toeplens.ground import InputError
+from toeplens.model.latent import LatentProjections
+from toeplens.nn.cache import Cache
+from toeplens.nn.places import Places, places
+
+
+class Attention(nn.Module):
+    """Self-attention in which position does what an encoding says.
+
+    Queries, keys and values are made from the input, [B, N, d_model], the batch first, and so is what comes out. The
+    encoding does all of its work in here, its vectors at the input included; in a model of several layers these are
+    added once, before the first (`PositionalEncoding.embed`), and the layers are made with ``embed=False``.
+
+    Arguments
+        d_model        width of the input and the output
+        num_heads      heads of queries
+        encoding       a name of `toeplens.encodings.names`, or an encoding already built
+        num_key_heads  heads of keys and values, a divisor of ``num_heads``: grouped-query attention, and multi-query
+                       attention for 1; as many as queries unless given
+        head_dim       dimensions of a head; d_model / num_heads unless given
+        max_len        places that a table of positions must hold
+        causal         whether a token sees those after it
+        window         how many tokens one sees at most, itself among them
+        softcap        the logits' bound, as in Gemma 2
+        sinks          whether each head has a learned logit that takes attention nowhere, as in gpt-oss
+        bias           whether the projections have biases
+        dropout        rate, on the attention weights
+        scale          factor of q . k; the encoding's published one unless given
+        embed          whether this layer adds the vectors of an encoding that acts at the input
+        options        the encoding's own options
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        encoding: str | PositionalEncoding = "rope",
+        num_key_heads: int | None = None,
+        head_dim: int | None = None,
+        max_len: int = 2048,
+        causal: bool = True,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
+        bias: bool = False,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        embed: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        require_count(d_model=d_model, num_heads=num_heads)
+        if head_dim is None and d_model % num_heads:
+            raise InputError(
+                f"num_heads: {num_heads} was given; it must divide d_model {d_model}, or head_dim be given."
+            )
+        self.d_model, self.num_heads = d_model, num_heads
+        self.head_dim = d_model // num_heads if head_dim is None else head_dim
+        self.num_key_heads = num_heads if num_key_heads is None else num_key_heads
+        require_count(head_dim=self.head_dim, num_key_heads=self.num_key_heads)
+        if num_heads % self.num_key_heads:
+            raise InputError(f"num_key_heads: {num_key_heads} was given; it must divide num_heads {num_heads}.")
+        self.dropout = require_number("dropout", dropout, at_least=0, at_most=1)
+        self.causal, self.window, self.softcap, self.embeds = causal, window, softcap, embed
+        sizes = {"d_model": d_model, "num_heads": num_heads, "head_dim": self.head_dim}
+        self.encoding = _encoding(encoding, sizes, max_len, options)
+        self.scale = self.encoding.scale if scale is None else scale
+        self.projections = self._projections(bias)
+        self.out = nn.Linear(num_heads * self.head_dim, d_model, bias=bias)
+        self.sinks = nn.Parameter(torch.zeros(num_heads)) if sinks else None
+
+    def _projections(self, bias: bool) -> nn.Module:
+        if not isinstance(self.encoding, MLA):
+            width = self.encoding.query_dim
+            return _Projections(self.d_model, self.num_heads, self.num_key_heads, width, self.head_dim, bias)
+        if bias or self.num_key_heads != self.num_heads or self.num_heads * self.head_dim != self.d_model:
+            raise InputError(
+                "encoding: 'mla' was given; latent attention has keys for each head, heads that together are as wide "
+                "as the model, and no biases: leave num_key_heads, head_dim and bias out."
+            )
+        return _LatentProjections(self.encoding)
+
+    def new_cache(self, batch: int, length: int) -> Cache:
+        """An empty key cache for ``batch`` sequences of up to ``length`` tokens."""
+        return Cache(batch, length)
+
+    def places(self, x: Float[Tensor, "B N d_model"], **given: Any) -> Places:
+        """Where the tokens stand, from what forward is given of it."""
+        return places(self.encoding, *x.shape[:2], x.device, **given)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N d_model"],
+        *,
+        positions: Positions | None = None,
+        key_padding_mask: Bool[Tensor, "B N"] | None = None,
+        segments: Int[Tensor, "B N"] | None = None,
+        mask: Bool[Tensor, "*_B _H N M"] | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "B N d_model"]:
+        """The layer's output.
+
+        Arguments
+            positions         where the tokens stand, [N] or [B, N]; counted from 0 in each text unless given
+            key_padding_mask  True where a token is padding, on whichever side, as in `torch.nn.MultiheadAttention`
+            segments          which text each token is of, where several are packed into a sequence
+            mask              True where a query may see a key, beside what the rest says; a row a query, or one for all
+            cache             of `new_cache`: these tokens come after those in it, and are kept there
+        """
+        found = self.places(x, positions=positions, key_padding_mask=key_padding_mask, segments=segments, cache=cache)
+        return self.attend(x, found, mask=mask, cache=cache)
+
+    def attend(
+        self, x: Float[Tensor, "B N d_model"], found: Places, *, mask: Tensor | None = None, cache: Cache | None = None
+    ) -> Float[Tensor, "B N d_model"]:
+        """The layer's output for tokens whose places are known, as layers of one model share them."""
+        q, k, v, told = self._asked(x, found, mask, cache)
+        z = attend(q, k, v, dropout=self.dropout if self.training else 0.0, **told)
+        return self.out(z.transpose(1, 2).flatten(-2))
+
+    def weights(
+        self, x: Float[Tensor, "B N d_model"], *, mask: Tensor | None = None, **given: Any
+    ) -> Float[Tensor, "B H N N"]:
+        """The attention weights, formed explicitly; takes what `forward` takes."""
+        q, k, _, told = self._asked(x, self.places(x, **given), mask, given.get("cache"))
+        return attention_weights(q, k, **told)
+
+    def _asked(
+        self, x: Tensor, found: Places, mask: Tensor | None, cache: Cache | None
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+        """q, k, v and what attention is told beside them."""
+        here = found.positions
+        x = self.encoding.embed(x, here) if self.embeds else x
+        q, k, v = self.projections(x)
+        content = x if found.padding is None else x.masked_fill(found.padding.unsqueeze(-1), 0.0)  # padding has none
+        notes = self.encoding.note(content, None if cache is None else cache.notes)
+        there, padding = here, found.padding
+        if cache is not None:
+            ragged = self.encoding.by_sequence(here)
+            k, v, notes, there, padding = cache.append(k, v, notes, here, padding, ragged=ragged)
+        hidden = None if padding is None else ~padding[:, None, None, :]
+        if mask is not None:
+            hidden = mask if hidden is None else hidden & mask
+        return (
+            q,
+            k,
+            v,
+            {
+                "encoding": self.encoding,
+                "q_positions": here,
+                "k_positions": there,
+                "scale": self.scale,
+                "notes": notes,
+                "mask": hidden,
+                "causal": self.causal,
+                "window": self.window,
+                "texts": found.texts,
+                "softcap": self.softcap,
+                "sinks": self.sinks,
+            },
+        )
+
+    def extra_repr(self) -> str:
+        groups = "" if self.num_key_heads == self.num_heads else f", num_key_heads={self.num_key_heads}"
+        return f"d_model={self.d_model}, num_heads={self.num_heads}{groups}, head_dim={self.head_dim}"
+
+
+class _Projections(nn.Module):
+    """q, k, v as [B, heads, N, dimensions]."""
+
+    def __init__(self, d_model: int, heads: int, groups: int, width: int, values: int, bias: bool) -> None:
+        super().__init__()
+        self.heads, self.groups = heads, groups
+        self.q = nn.Linear(d_model, heads * width, bias=bias)
+        self.k = nn.Linear(d_model, groups * width, bias=bias)
+        self.v = nn.Linear(d_model, groups * values, bias=bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        made = ((self.q, self.heads), (self.k, self.groups), (self.v, self.groups))
+        return tuple(layer(x).unflatten(-1, (heads, -1)).transpose(1, 2) for layer, heads in made)
+
+
+class _LatentProjections(LatentProjections):
+    def __init__(self, encoding: MLA) -> None:
+        super().__init__()
+        self.num_heads = encoding.num_heads
+        self.add_projections(encoding.d_model, encoding)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.project(x, x)
+
+
+def _encoding(
+    given: str | PositionalEncoding, sizes: dict[str, int], max_len: int, options: dict[str, Any]
+) -> PositionalEncoding:
+    if isinstance(given, str):
+        return encodings.build(given, max_len=max_len, **sizes, **options)
+    if options:
+        raise InputError(
+            f"{next(iter(options))}: it was given beside an encoding already built, which has its options."
+        )
+    for name, size in sizes.items():
+        if given.sizes[name] != size:
+            raise InputError(f"encoding: one with {name} {given.sizes[name]} was given; this layer has {name} {size}.")
+    return given

@@ -1,0 +1,122 @@
+"""A key cache: keys, values, notes and places of the tokens that went before, with room for those to come."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from toeplens.encodings import Positions
+from toeplens.encodings.kit import require_count
+from toeplens.encodings.shapes import Keys, Notes
+from toeplens.ground import InputError
+
+
+class Cache:
+    """What one attention layer keeps of earlier tokens; `toeplens.nn.Attention.new_cache` makes it, forward fills it.
+
+    Keys are kept as projected, not rotated, so that encodings whose frequencies depend on the length give what a full
+    pass gives. For inference: what is kept carries no gradients.
+
+    Arguments
+        batch   sequences
+        length  tokens of each that there is room for
+
+    ``ragged`` is whether sequences differ in where their tokens stand.
+    """
+
+    def __init__(self, batch: int, length: int) -> None:
+        require_count(batch=batch, length=length)
+        self.batch, self.room, self.filled = batch, length, 0
+        self.ragged = False
+        self._kept: dict[str, Tensor] = {}
+
+    def __len__(self) -> int:
+        return self.filled
+
+    @property
+    def notes(self) -> Notes | None:
+        """The notes of the tokens so far."""
+        return self._so_far("notes", 2)
+
+    @property
+    def padding(self) -> Bool[Tensor, "B N"] | None:
+        """True where a token so far is padding; None before the first."""
+        return self._so_far("padding", 1)
+
+    @property
+    def next_places(self) -> Int[Tensor, "B"] | None:
+        """How many tokens of each sequence, without its padding, there are so far; None before the first."""
+        padding = self.padding
+        return None if padding is None else (~padding).sum(1)
+
+    def require(self, batch: int, tokens: int) -> None:
+        """Refuse more tokens than there is room for, or those of another batch."""
+        if batch != self.batch:
+            raise InputError(f"cache: it was made for {self.batch} sequences; {batch} were given.")
+        if self.filled + tokens > self.room:
+            raise InputError(
+                f"cache: it has room for {self.room} tokens and holds {self.filled}; {tokens} more were given."
+            )
+
+    def append(
+        self,
+        k: Keys,
+        v: Float[Tensor, "B G N dv"],
+        notes: Notes | None,
+        positions: Positions,
+        padding: Bool[Tensor, "B N"] | None,
+        *,
+        ragged: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Positions, Bool[Tensor, "B M"] | None]:
+        """Keep what belongs to new tokens; the same of all tokens so far.
+
+        ``ragged``: whether ``positions`` have a row a sequence. What comes back has, once any did.
+        """
+        tokens = k.shape[2]
+        self.require(len(k), tokens)
+        self.ragged = self.ragged or ragged or padding is not None
+        positions = positions if ragged else positions.expand(self.batch, *positions.shape)
+        padding = torch.zeros(self.batch, tokens, dtype=torch.bool, device=k.device) if padding is None else padding
+        given = {"k": (k, 2), "v": (v, 2), "notes": (notes, 2), "positions": (positions, 1), "padding": (padding, 1)}
+        start, self.filled = self.filled, self.filled + tokens
+        for name, (new, dim) in given.items():
+            if new is None:
+                continue
+            if name not in self._kept:
+                shape = list(new.shape)
+                shape[dim] = self.room
+                self._kept[name] = new.new_zeros(shape)
+            self._kept[name].narrow(dim, start, new.shape[dim]).copy_(new.detach())
+        keys, values, places, hidden = (
+            self._so_far(name, given[name][1]) for name in ("k", "v", "positions", "padding")
+        )
+        assert keys is not None
+        assert values is not None
+        assert places is not None
+        assert hidden is not None
+        if not self.ragged:
+            return keys, values, self.notes, places[0], None
+        return keys, values, self.notes, places, hidden
+
+    def reorder(self, sequences: Int[Tensor, "B"]) -> None:
+        """Put sequence ``sequences[b]`` in place b: what beam search does to its beams, as many as there are."""
+        if sequences.shape != (self.batch,):
+            raise InputError(f"sequences: {tuple(sequences.shape)} were given; it must be {self.batch} numbers.")
+        self._kept = {name: kept.index_select(0, sequences) for name, kept in self._kept.items()}
+
+    def repeat(self, times: int) -> None:
+        """Have each sequence ``times`` times, side by side."""
+        require_count(times=times)
+        self.batch *= times
+        self._kept = {name: kept.repeat_interleave(times, dim=0) for name, kept in self._kept.items()}
+
+    def crop(self, length: int) -> None:
+        """Forget all tokens but the first ``length``."""
+        if not 0 <= length <= self.filled:
+            raise InputError(f"length: {length} was given; it must be from 0 to {self.filled}, what the cache holds.")
+        self.filled = length
+
+    def _so_far(self, name: str, dim: int) -> Tensor | None:
+        kept = self._kept.get(name)
+        return None if kept is None else kept.narrow(dim, 0, self.filled)

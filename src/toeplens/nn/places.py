@@ -1,0 +1,79 @@
+"""Where the tokens of a pass stand, and which keys each may see: padding, packed texts, tokens that went before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from toeplens.encodings import PositionalEncoding, Positions
+from toeplens.ground import InputError
+from toeplens.nn.cache import Cache
+
+
+@dataclass(frozen=True)
+class Places:
+    """The places of a pass's tokens, for all of its layers.
+
+    positions  [N], or [B, N] where sequences differ, with the coordinates last where an encoding's positions have some
+    padding    True where a token is padding: [B, N]; None if none is
+    texts      which text each token is of: [B, N]; None if each sequence is one text
+    """
+
+    positions: Positions
+    padding: Bool[Tensor, "B N"] | None = None
+    texts: Int[Tensor, "B N"] | None = None
+
+
+def places(
+    encoding: PositionalEncoding,
+    batch: int,
+    tokens: int,
+    device: torch.device,
+    *,
+    positions: Positions | None = None,
+    key_padding_mask: Bool[Tensor, "B N"] | None = None,
+    segments: Int[Tensor, "B N"] | None = None,
+    cache: Cache | None = None,
+) -> Places:
+    """Where ``tokens`` new tokens of each sequence stand.
+
+    Unless ``positions`` says so: from 0 on in each text, padding not counted, so that padding on either side and texts
+    packed one after another change nothing; after the tokens in the ``cache``, where there is one.
+
+    Arguments
+        key_padding_mask  True where a token is padding
+        segments          which text each token of a sequence is of: numbers that change from text to text
+    """
+    for name, given in {"key_padding_mask": key_padding_mask, "segments": segments}.items():
+        if given is not None and given.shape != (batch, tokens):
+            raise InputError(f"{name}: a shape of {tuple(given.shape)} was given; it must be [{batch}, {tokens}].")
+    if key_padding_mask is not None and key_padding_mask.dtype != torch.bool:
+        raise InputError(f"key_padding_mask: {key_padding_mask.dtype} was given; it must be bool, True for padding.")
+    if segments is not None and cache is not None:
+        raise InputError("segments: packed texts and a cache were given; texts are packed where all tokens are there.")
+    if cache is not None:
+        cache.require(batch, tokens)
+    if positions is None:
+        positions = encoding.place(_counted(batch, tokens, device, key_padding_mask, segments, cache))
+    return Places(positions, key_padding_mask, segments)
+
+
+def _counted(
+    batch: int, tokens: int, device: torch.device, padding: Tensor | None, segments: Tensor | None, cache: Cache | None
+) -> Tensor:
+    """Running numbers: [N] where all sequences have the same, else [B, N]."""
+    if segments is not None:
+        index = torch.arange(tokens, device=device).expand(batch, tokens)
+        begins = torch.ones_like(segments, dtype=torch.bool)
+        begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+        return index - index.where(begins, torch.zeros_like(index)).cummax(1).values
+    if padding is None and (cache is None or not cache.ragged):
+        start = 0 if cache is None else len(cache)
+        return torch.arange(start, start + tokens, device=device)
+    real = torch.ones(batch, tokens, dtype=torch.long, device=device) if padding is None else (~padding).long()
+    before = None if cache is None else cache.next_places
+    counted = real.cumsum(1) - 1 if before is None else real.cumsum(1) - 1 + before[:, None]
+    return counted.clamp(min=0)

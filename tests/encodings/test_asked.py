@@ -1,0 +1,138 @@
+"""What attention is asked beyond an encoding: grouped keys, windows, soft caps, sinks; and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tests.encodings.samples import draw
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.encodings import attend, attention_logits, attention_weights
+from toeplens.encodings.conformance import SIZES, Specimen
+from toeplens.ground import InputError
+
+B, H, N, D = 2, 6, 21, 8
+NAMES = encodings.names()
+
+
+def given(name: str, length: int = N, start: int = 0) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    """q, k, v of six heads and what attention is told, of an encoding with random parameters."""
+    specimen = Specimen(lambda: encodings.build(name, **{**SIZES, "num_heads": H}))
+    positions = specimen.positions(length, start)
+    x = specimen.encoding.embed(specimen.content(B, length), positions)
+    return *specimen.project(x), specimen.layer(x, positions)
+
+
+def close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-9) -> None:
+    scale = max(1.0, float(theirs.detach().abs().max()))
+    assert float((ours - theirs).detach().abs().max()) <= tolerance * scale
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_grouped_keys_are_as_if_each_head_had_its_own(name: str, groups: int) -> None:
+    q, k, v, told = given(name)
+    k, v = k[:, :groups], v[:, :groups]
+    whole = [x.repeat_interleave(H // groups, dim=1) for x in (k, v)]
+    for fused in (True, False):
+        close(attend(q, k, v, fused=fused, **told), attend(q, *whole, fused=fused, **told))
+    close(attend(q, k, v, at_once=1, **told), attend(q, *whole, **told))
+    close(attention_weights(q, k, **told), attention_weights(q, whole[0], **told))
+
+
+@pytest.mark.parametrize("window", [1, 3, 8, 50])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_window_is_a_mask(name: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toeplens.encodings.attention.LEAST", 4)  # several blocks, each with its own keys
+    q, k, v, told = given(name)
+    offset = torch.arange(N)[:, None] - torch.arange(N)
+    mask = (offset >= 0) & (offset < window)
+    wanted = attend(q, k, v, mask=mask, fused=False, **told)
+    for more in ({}, {"fused": False}, {"at_once": B * H * N * 4}):
+        close(attend(q, k, v, window=window, **more, **told), wanted)
+    padded = torch.arange(N) >= torch.tensor([0, 5])[:, None]
+    padded = padded[:, None, None]
+    close(attend(q, k, v, window=window, mask=padded, **told), attend(q, k, v, mask=mask & padded, fused=False, **told))
+    last = {**told, "q_positions": told["q_positions"][-3:]}  # with a key cache
+    close(attend(q[:, :, -3:], k, v, window=window, **last), wanted[:, :, -3:])
+
+
+def test_what_a_window_leaves_out_is_not_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4,000 tokens that see 100 each: no product of more keys than a window's and a block's."""
+    sizes: list[tuple[int, int]] = []
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def noted(q: Tensor, k: Tensor, *args: Any, **more: Any) -> Tensor:
+        sizes.append((q.shape[-2], k.shape[-2]))
+        return fused(q, k, *args, **more)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    for name in ("rope", "alibi", "t5"):
+        encoding = encodings.build(name, **{**SIZES, "num_heads": 1})
+        q, k, v = draw(3, 1, 1, 4000, 8, dtype=torch.float32)
+        p = torch.arange(4000)
+        attend(q, k, v, encoding=encoding, scale=0.3, q_positions=p, k_positions=p, window=100)
+    assert max(n * m for n, m in sizes) <= 512 * 612
+    assert sum(n * m for n, m in sizes) < 3 * 4000 * 700
+
+
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "fox"])
+def test_soft_caps_and_sinks_are_what_their_formulas_say(name: str) -> None:
+    """By loops over heads and queries, in float64, to 1e-12."""
+    q, k, v, told = given(name)
+    cap, sinks = 0.7, draw(H, seed=3)
+    plain = attention_logits(q, k, **told)
+    encoding, p = told["encoding"], told["q_positions"]
+    bias = torch.zeros_like(plain)
+    if name == "alibi":
+        bias = encoding.bias(p, p).expand_as(plain)
+    out = attend(q, k, v, sinks=sinks, **told)
+    for b in range(B):
+        for h in range(H):
+            for i in range(N):
+                row = plain[b, h, i, : i + 1].exp()
+                close(out[b, h, i], (row @ v[b, h, : i + 1]) / (row.sum() + sinks[h].exp()), 1e-12)
+    if name != "fox":
+        capped = attention_logits(q, k, softcap=cap, **told)
+        seen = torch.ones(N, N, dtype=torch.bool).tril()
+        wanted = cap * ((plain - bias) / cap).tanh() + bias
+        close(capped[..., seen], wanted[..., seen], 1e-12)
+        close(attend(q, k, v, softcap=cap, **told), capped.softmax(-1) @ v, 1e-12)
+    close(attend(q, k, v, softcap=1e9, sinks=torch.full((H,), -math.inf), **told), attend(q, k, v, **told), 1e-6)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"q": draw(B, H, N)}, r"^q: a shape of \(2, 6, 21\) was given; it must be \[B, heads, N, dimensions\]"),
+    ({"q": draw(B, 5, N, D)}, r"^q: 5 heads were given; this RoPE was built for 6"),
+    ({"k": draw(B, 4, N, D)}, r"^k: 4 heads were given for 6 of q; their number must divide it"),
+    ({"k": draw(B, H, N, 4)}, r"^k: a shape of .* it must be \[2, G, Nk, 8\]"),
+    ({"v": draw(B, 3, N, D)}, r"^v: a shape of .* it must be \[2, 6, 21, dimensions\]"),
+    ({"q_positions": torch.arange(5)}, r"^q_positions: a shape of \(5,\) was given; it must be \[21\] or \[2, 21\]"),
+    ({"k_positions": torch.arange(42).view(1, N, 2)}, r"^k_positions: a shape of \(1, 21, 2\)"),
+    ({"rows": torch.arange(3)}, r"^rows: a shape of \(3,\) was given; it must be \[21\] or \[2, 21\]"),
+    ({"mask": torch.ones(3, 1, 1, N, dtype=torch.bool)}, r"^mask: a shape of \(3, 1, 1, 21\) was given"),
+    ({"mask": torch.ones(B, 1, N, 1, dtype=torch.bool)}, r"^mask: a shape of .* hold every key"),
+    ({"notes": draw(B, H, 3, 1)}, r"^notes: a shape of \(2, 6, 3, 1\) was given"),
+    ({"window": 0}, r"^window: 0 was given; it must be at least 1"),
+    ({"window": 3, "causal": False}, r"^window: 3 was given; it must be at least 1, and attention causal"),
+    ({"softcap": 0.0}, r"^softcap: 0.0 was given; it must be positive and finite"),
+    ({"sinks": draw(3)}, r"^sinks: a shape of \(3,\) was given; it must be \[6\]"),
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("change", "sentence"), REFUSED)
+def test_shapes_that_do_not_go_together_are_refused(change: dict[str, Any], sentence: str) -> None:
+    q, k, v, told = given("rope")
+    with pytest.raises(InputError, match=sentence):
+        attend(**{"q": q, "k": k, "v": v, **told, **change})
+
+
+def test_coordinates_are_asked_for() -> None:
+    q, k, v, told = given("axial-rope")
+    with pytest.raises(InputError, match=r"^q_positions: .* positions of \w+ have 2 coordinates"):
+        attend(q, k, v, **{**told, "q_positions": torch.arange(N)})

@@ -1,0 +1,191 @@
+"""Attention with every encoding: with a cache, padding, packed texts and grouped keys it is what it is without."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from toeplens import encodings
+from toeplens.ground import InputError
+from toeplens.nn import Attention, Cache
+
+NAMES = encodings.names()
+GROUPED = [name for name in NAMES if name != "mla"]
+N = 11
+TOLERANCE = 1e-9  # float64, of outputs about 1
+
+
+def layer(name: str, heads: int = 4, **more: Any) -> Attention:
+    """With random parameters, so that nothing is neutral by its start."""
+    torch.manual_seed(0)
+    made = Attention(32, heads, encoding=name, max_len=64, **more).double().eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.normal_(std=0.3)
+    return made
+
+
+def tokens(length: int = N) -> Tensor:
+    return torch.randn(2, length, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    assert ours.shape == theirs.shape
+    assert float((ours - theirs).detach().abs().max()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_a_cache_it_is_the_full_pass(name: str) -> None:
+    attention, x = layer(name), tokens()
+    cache = attention.new_cache(2, 20)
+    out = [attention(x[:, at], cache=cache) for at in (slice(0, 5), slice(5, 6), slice(6, 7), slice(7, N))]
+    assert len(cache) == N
+    if attention.encoding.length_dependent:
+        for part, stop in zip(out, (5, 6, 7, N), strict=True):
+            close(part, attention(x[:, :stop])[:, -part.shape[1] :])
+    else:
+        close(torch.cat(out, dim=1), attention(x))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(name: str, side: str) -> None:
+    attention, x = layer(name), tokens()
+    alone = attention(x[:1, :7])
+    place = slice(4, N) if side == "left" else slice(0, 7)
+    padding = torch.ones(2, N, dtype=torch.bool)
+    padding[0, place], padding[1] = False, False
+    padded = torch.full_like(x, 3.0)
+    padded[0, place], padded[1] = x[0, :7], x[1]
+    out = attention(padded, key_padding_mask=padding)
+    close(out[:1, place], alone if not attention.encoding.length_dependent else out[:1, place])
+    close(out[1:], attention(x[1:]))
+    cache = attention.new_cache(2, N)
+    steps = [attention(padded[:, i : i + 1], key_padding_mask=padding[:, i : i + 1], cache=cache) for i in range(N)]
+    if not attention.encoding.length_dependent:
+        close(torch.cat(steps, dim=1)[~padding], out[~padding])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_texts_are_as_apart(name: str) -> None:
+    attention, x = layer(name), tokens()
+    if attention.encoding.length_dependent:
+        pytest.skip("the longest text decides for all of a row")
+    segments = torch.tensor([[3] * 4 + [1] * 5 + [2] * 2, [0] * N])
+    out = attention(x, segments=segments)
+    for some in (slice(0, 4), slice(4, 9), slice(9, N)):
+        close(out[:1, some], attention(x[:1, some]))
+    close(out[1:], attention(x[1:]))
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_grouped_keys_are_repeated_ones(name: str) -> None:
+    grouped = layer(name, num_key_heads=2)
+    whole = layer(name)
+    copied = copy.deepcopy(grouped.state_dict())
+    for key in ("k", "v"):
+        weight = copied[f"projections.{key}.weight"].unflatten(0, (2, -1))
+        copied[f"projections.{key}.weight"] = weight.repeat_interleave(2, dim=0).flatten(0, 1)
+    whole.load_state_dict(copied)
+    close(grouped(tokens()), whole(tokens()))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_without_position_it_is_torch_s_multihead_attention(causal: bool) -> None:
+    ours, theirs = layer("nope", bias=True, causal=causal), nn.MultiheadAttention(32, 4, batch_first=True).double()
+    state = ours.state_dict()
+    theirs.load_state_dict(
+        {
+            "in_proj_weight": torch.cat([state[f"projections.{key}.weight"] for key in "qkv"]),
+            "in_proj_bias": torch.cat([state[f"projections.{key}.bias"] for key in "qkv"]),
+            "out_proj.weight": state["out.weight"],
+            "out_proj.bias": state["out.bias"],
+        }
+    )
+    x, padding = tokens(), torch.zeros(2, N, dtype=torch.bool)
+    padding[0, 8:] = True
+    hidden = torch.ones(N, N, dtype=torch.bool).triu(1) if causal else None
+    wanted, weights = theirs(x, x, x, key_padding_mask=padding, attn_mask=hidden, average_attn_weights=False)
+    close(ours(x, key_padding_mask=padding), wanted)
+    close(ours.weights(x, key_padding_mask=padding), weights)
+
+
+def test_a_mask_a_window_a_cap_and_sinks_act() -> None:
+    x = tokens()
+    near = torch.ones(N, N, dtype=torch.bool).triu(-2)
+    close(layer("rope", window=3)(x), layer("rope")(x, mask=near))
+    assert float((layer("rope", softcap=0.1)(x) - layer("rope")(x)).detach().abs().max()) > 1e-3
+    lost = layer("rope", sinks=True)
+    assert float(lost.weights(x).sum(-1).max().detach()) < 1
+
+
+def test_vectors_at_the_input_are_added_once() -> None:
+    """A layer by itself adds them; a layer of a model leaves it to the model."""
+    x, alone, inner = tokens(), layer("sinusoidal"), layer("sinusoidal", embed=False)
+    close(alone(x), inner(alone.encoding.embed(x, torch.arange(N))))
+
+
+def test_gradients_and_dropout_reach_through() -> None:
+    attention = layer("fire", dropout=0.5).train()
+    x = tokens().requires_grad_()
+    attention(x).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in attention.parameters())
+    torch.manual_seed(0)
+    first = attention(x)
+    assert not torch.equal(first, attention(x))
+
+
+def test_a_cache_is_reordered_repeated_and_cropped() -> None:
+    attention, x = layer("fox"), tokens()
+    cache = attention.new_cache(2, N)
+    attention(x[:, :6], cache=cache)
+    cache.reorder(torch.tensor([1, 1]))
+    close(attention(x[:, 6:7], cache=cache), attention(torch.cat((x[[1, 1], :6], x[:, 6:7]), dim=1))[:, -1:])
+    cache.crop(6)
+    cache.repeat(2)
+    new = x[:, 7:8].repeat(2, 1, 1)
+    close(attention(new, cache=cache), attention(torch.cat((x[[1] * 4, :6], new), dim=1))[:, -1:])
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"num_heads": 3}, r"^num_heads: 3 was given; it must divide d_model 32, or head_dim be given"),
+    ({"num_key_heads": 3}, r"^num_key_heads: 3 was given; it must divide num_heads 4"),
+    ({"encoding": "rop"}, r"^encoding: .*'rop'"),
+    ({"bass": 3.0}, r"option of encoding 'rope'"),
+    ({"dropout": 1.5}, r"^dropout: 1.5 was given"),
+    ({"encoding": "mla", "bias": True}, r"^encoding: 'mla' was given; .* leave num_key_heads, head_dim and bias out"),
+    (
+        {"encoding": encodings.build("rope", d_model=32, num_heads=2, head_dim=16, max_len=8)},
+        r"^encoding: .* num_heads 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), REFUSED)
+def test_a_layer_that_cannot_be_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Attention(**{"d_model": 32, "num_heads": 4, **options})
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    attention, x = layer("rope"), tokens()
+    with pytest.raises(InputError, match=r"^key_padding_mask: a shape of \(2, 3\) was given; it must be \[2, 11\]"):
+        attention(x, key_padding_mask=torch.ones(2, 3, dtype=torch.bool))
+    with pytest.raises(InputError, match="it must be bool, True for padding"):
+        attention(x, key_padding_mask=torch.ones(2, N))
+    with pytest.raises(InputError, match=r"^cache: it was made for 3 sequences; 2 were given"):
+        attention(x, cache=attention.new_cache(3, 20))
+    cache = attention.new_cache(2, 12)
+    attention(x, cache=cache)
+    with pytest.raises(InputError, match=r"^cache: it has room for 12 tokens and holds 11; 2 more were given"):
+        attention(x[:, :2], cache=cache)
+    with pytest.raises(InputError, match=r"^length: 12 was given; it must be from 0 to 11"):
+        cache.crop(12)
+    with pytest.raises(InputError, match=r"^segments: packed texts and a cache"):
+        attention(x, segments=torch.zeros(2, N, dtype=torch.long), cache=Cache(2, 30))
+    with pytest.raises(InputError, match="max_len: position 64 was asked for"):
+        layer("learned")(tokens(65))
