@@ -87,7 +87,7 @@ def test_padding_before_a_text_is_not_counted_if_positions_start_after_it() -> N
 def test_logits_of_the_usual_length_start_at_their_usual_size() -> None:
     encoding = encodings.build("scalable-softmax", **SIZES)
     assert isinstance(encoding, Tempered)
-    assert float(encoding.factor(torch.arange(1024)).mean()) == pytest.approx(1, abs=5e-3)
+    assert float(encoding.factor(torch.arange(1024)).detach().mean()) == pytest.approx(1, abs=5e-3)
 
 
 def test_llama_4s_factors_are_the_formula() -> None:
@@ -108,8 +108,8 @@ def test_a_layer_without_rope_is_transformers_llama_4s() -> None:
         floor_scale=3,
         attn_scale=0.7,
         attn_temperature_tuning=True,
-        attn_implementation="eager",
     )
+    config._attn_implementation = "eager"
     theirs = randomised(llama4.Llama4TextAttention(config, 0), 0.5).double().eval()
     assert not theirs.use_rope
     x = draw(2, 20, H * D)
@@ -124,7 +124,7 @@ def test_a_layer_without_rope_is_transformers_llama_4s() -> None:
     out = attend(q, k, v, **told(encoding, torch.arange(20)))
     agree(theirs.o_proj(out.transpose(1, 2).flatten(-2)), wanted, 1e-6)
     plain = attend(q, k, v, **told(encodings.build("nope", **SIZES), torch.arange(20)))
-    assert float((plain - out).abs().max()) > 0.01
+    assert float((plain - out).detach().abs().max()) > 0.01
 
 
 def test_the_default_steps_are_llama_4s() -> None:
@@ -150,8 +150,9 @@ def test_after_a_rotation_it_multiplies_the_logit(place: int, name: str) -> None
 @pytest.mark.usefixtures("unchecked")
 def test_fractions_of_a_position_have_a_factor() -> None:
     half = torch.tensor([0.5, 3.5])
-    slope = build("scalable-softmax").get_parameter("slope")[0].item()
-    assert build("scalable-softmax").factor(half)[0, 1].item() == pytest.approx(slope * math.log(4.5))
+    encoding = build("scalable-softmax")
+    slope = encoding.get_parameter("slope")[0].item()
+    assert encoding.factor(half)[0, 1].item() == pytest.approx(slope * math.log(4.5))
     assert build("llama4-temperature", floor_scale=1.5).factor(half)[0].tolist() == pytest.approx(
         [1 + 0.1 * math.log(2), 1 + 0.1 * math.log(4)]
     )
@@ -187,4 +188,4 @@ def test_layers_have_numbers_of_their_own_unless_shared() -> None:
     own, shared = build("scalable-softmax"), build("scalable-softmax", shared=True)
     assert shared.for_layer(3) is shared
     fresh = own.for_layer(3)
-    assert float((fresh.get_parameter("slope") - 0.168).abs().max()) < 1e-6
+    agree(fresh.get_parameter("slope"), torch.full((H,), 0.168).double(), 1e-6)

@@ -46,9 +46,15 @@ def card(
     out: Annotated[
         Path, typer.Option(help="The page to write; for all encodings, the directory of their pages.", parser=path)
     ],
-    name: Annotated[str | None, typer.Argument(help="See 'toeplens encodings'; all of them unless given.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="See 'toeplens encodings'; several at once as rope+fox; all of them unless given."),
+    ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change an option of the encoding, e.g. --set base=500.")
+        list[str] | None,
+        typer.Option(
+            "--set", help="Change an option of the encoding, e.g. --set base=500; of rope+fox, rope.base=500."
+        ),
     ] = None,
     length: Annotated[int, typer.Option(help="Tokens of the texts that are measured.")] = 512,
     as_json: Json = False,
@@ -61,10 +67,11 @@ def card(
 
     if name is None and set_:
         raise InputError("set: an option was given, but no encoding; name the one that it belongs to.")
-    names = encodings.names() if name is None else (choose("encoding", name, encodings.names()),)
+    names = encodings.names() if name is None else (encodings.canonical(name),)
     options = changed({}, set_ or [])
     for option in options:
-        choose(f"option of encoding {name!r}", option, encodings.options(names[0]))
+        known = encodings.named(names[0])  # options of several are given by name
+        choose(f"option of encoding {names[0]!r}", option, known if len(known) > 1 else encodings.options(names[0]))
     if name is None:
         report.free_for_cards(names, out)
     else:

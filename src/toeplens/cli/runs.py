@@ -25,7 +25,9 @@ def train_run(
     spec: Annotated[
         Path | None, typer.Argument(help="A run's spec as JSON (as in a run directory's spec.json).", parser=path)
     ] = None,
-    encoding: Annotated[str | None, typer.Option(help="See 'toeplens encodings'; rope unless given.")] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="See 'toeplens encodings'; rope unless given. Several at once: rope+alibi.")
+    ] = None,
     protocol: Annotated[str | None, typer.Option(help="paper or released; paper unless given.")] = None,
     task: Annotated[str | None, typer.Option(help="See 'toeplens tasks'; trigger-distance unless given.")] = None,
     scale: Annotated[
@@ -50,6 +52,7 @@ def train_run(
 ) -> None:
     """Fit one run, or go on with it; prints where it is and what it reached."""
     with starting():
+        from toeplens import encodings
         from toeplens.cli import console
         from toeplens.cli.progress import RunProgress, carry_out, limits_of
         from toeplens.engine import HeadWatch, Limits
@@ -73,7 +76,8 @@ def train_run(
     if spec is not None:
         if scale is not None:
             raise InputError(f"scale: {scale!r} was given beside {spec}, which has sizes of its own; leave it out.")
-        _agree(spec, wanted, encoding=encoding, protocol=protocol, task=task, seed=seed)
+        several = encoding if encoding is None or "+" not in encoding else encodings.canonical(encoding)
+        _agree(spec, wanted, encoding=several, protocol=protocol, task=task, seed=seed)
     limits = limits_of(time_budget, device, compile)
     if follows():  # it stops when the leader does, and the leader tells
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -6,9 +6,10 @@ A new encoding is a class in its family's file (or a file for a new family) and 
 from toeplens.encodings.attention import KEPT, attend, attention_logits, attention_weights, fixed_bias
 from toeplens.encodings.base import Coupling, PositionalEncoding
 from toeplens.encodings.bias import OffsetBias
+from toeplens.encodings.composed import Composed, compose
 from toeplens.encodings.control import BandControl, swapped
 from toeplens.encodings.kit import offsets_between
-from toeplens.encodings.registry import build, get, names, options
+from toeplens.encodings.registry import build, canonical, get, named, names, options
 from toeplens.encodings.rotary import MLA, Rotary, controlled
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Positions
@@ -17,6 +18,7 @@ __all__ = [
     "KEPT",
     "MLA",
     "BandControl",
+    "Composed",
     "Coupling",
     "OffsetBias",
     "PositionalEncoding",
@@ -27,9 +29,12 @@ __all__ = [
     "attention_logits",
     "attention_weights",
     "build",
+    "canonical",
+    "compose",
     "controlled",
     "fixed_bias",
     "get",
+    "named",
     "names",
     "offsets_between",
     "options",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Complex, Float, Int
@@ -56,21 +56,21 @@ class PositionalEncoding(nn.Module):
         layers            the layers on which it acts, counted from 0; None for all
     """
 
-    coupling: ClassVar[Coupling] = "none"
+    coupling: Coupling = "none"
     also_couples: tuple[Coupling, ...] = ()
     data_dependent: bool = False
     toeplitz: bool = True
-    bounded: ClassVar[bool] = False
+    bounded: bool = False
     length_dependent: bool = False
     factorable: bool = False
     scale_terms: int = 1
     pair_width: int = 1
     axes: int = 1
     shared: bool = True
-    citation: ClassVar[str] = ""
-    formula: ClassVar[str] = ""
+    citation: str = ""
+    formula: str = ""
     layers: frozenset[int] | None = None
-    _seeing: ClassVar[frozenset[str]] = frozenset()
+    _seeing: frozenset[str] = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -59,7 +59,7 @@ class _Generated(PositionalEncoding):
 
     def coordinates(self, positions: Positions) -> Float[Tensor, "*B N axes"]:
         """The coordinates in units of ``extent``, in float64; of running numbers too."""
-        placed = positions if self.axes > 1 and positions.ndim > 1 else self.place(positions)
+        placed = self.place(positions) if positions.ndim == 1 else positions
         return (placed if self.axes > 1 else placed.unsqueeze(-1)).to(torch.float64) / self.extent
 
     def spectrum(self) -> Float[Tensor, "H axes n"]:
@@ -79,8 +79,7 @@ class _Generated(PositionalEncoding):
         return self.turned(q.to(wide), q_positions).to(q.dtype), self.turned(k.to(wide), k_positions).to(k.dtype)
 
     def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Complex[Tensor, "H n D"] | None:
-        """e^(i delta . lambda) of each plane in which the commuting generators turn; offsets [D] are the same along all
-        axes. None where generators do not commute, and for offsets [D] on a grid."""
+        """e^(i delta . lambda) of each plane; None where generators do not commute, and for offsets [D] on a grid."""
         if not self.toeplitz or (offsets.ndim == 1 and self.grid is not None and self.axes > 1):
             return None
         return turns(self.phases(offsets).transpose(-2, -1))
@@ -117,11 +116,11 @@ class LieRE(_Exponential):
     Only the entries above the diagonal are used, as in the released program; they start uniformly from 0 to 2 pi, for
     coordinates from 0 to 1. With several axes the generators do not commute, so that the logit is not a function of
     the offset; with one, exp(p G) is RoPE in a learned basis with learned frequencies. The program leaves class tokens
-    unturned: give such tokens coordinates of 0. Costs a ``block`` x ``block`` exponential for each token and head.
+    unturned: give such tokens coordinates of 0. Forms a matrix exponential for each token, head and block.
 
     Arguments
         axes    number of coordinates; published: 2 and 3
-        block   size of the blocks on the generators' diagonals; None: the whole head, as published (also 2 to 32)
+        block   size of the blocks on the generators' diagonals; None: the whole head. The program takes any
         grid    sizes of the axes, if running numbers are raster positions
         extent  coordinates are divided by these; default as in the program: the last place of each axis is 1, so the
                 grid's sizes less 1, or ``max_len`` - 1 (ours)
@@ -143,9 +142,8 @@ class LieRE(_Exponential):
         if extent is None:
             self.extent.copy_(torch.tensor([max(1, size - 1) for size in self.lengths()]))
         block = self.head_dim if block is None else block
-        count = _blocks(block, self.head_dim)
         self.toeplitz = axes == 1 or block == 2
-        shape = (self.num_heads, axes, count, block, block)
+        shape = (self.num_heads, axes, _blocks(block, self.head_dim), block, block)
         self.weight = self.learned(shape, partial(nn.init.uniform_, a=0.0, b=2 * math.pi))
 
     def generators(self) -> Float[Tensor, "H axes m b b"]:
@@ -161,7 +159,7 @@ class ComRoPE(_Exponential):
     heads. All start from a normal distribution of standard deviation 1, for coordinates from 0 to 1, as in the released
     program. Its random shifts of the coordinates while training are left out.
 
-    Not verified: the block size of the paper's experiments, which readers give as 8 and the program as 2 to choose.
+    Not verified: the block size of the paper's experiments, which readers give as 8; the program's default is 2.
 
     Arguments
         variant  ``ld``, the better one in the paper, or ``ap``
@@ -191,15 +189,14 @@ class ComRoPE(_Exponential):
         super().__init__(axes=axes, grid=grid, extent=extent, **sizes)
         if extent is None:
             self.extent.copy_(torch.tensor(self.lengths()))
-        partition = choose("variant", variant, ("ld", "ap")) == "ap"
-        parts = axes if partition else 1
+        parts = axes if choose("variant", variant, ("ld", "ap")) == "ap" else 1
         if block is None:
             block = next((size for size in (8, 4, 2) if self.head_dim % (size * parts) == 0), 2)
         count = _blocks(block, self.head_dim)
         if count % parts:
             raise InputError(f"block: {block} was given; {count} blocks of it cannot be shared out among {axes} axes.")
         self.weight = self.learned((self.num_heads, count, block, block), normal(1.0))
-        self.factors = None if partition else self.learned((axes, count), normal(1.0))
+        self.factors = None if variant == "ap" else self.learned((axes, count), normal(1.0))
         own = torch.arange(count) % axes == torch.arange(axes).unsqueeze(-1)
         self.own = self.register_exact("own", own.to(torch.float64))
 
@@ -215,7 +212,7 @@ class STRING(_Generated):
     ``cayley``: R(p) = RoPE(p) P with an orthogonal P = (I - S)(I + S)^-1, S skew-symmetric, and RoPE's angles
     p . omega_t; S and omega are learned, a set a head and layer. ``circulant``: R(p) = exp(sum_a p_a (C_a - C_a^T))
     with circulant matrices C_a, whose first columns c_a are learned; it turns the Fourier components by the angles
-    sum_a p_a 2 Im F(c_a)_f, and leaves their mean and, if d is even, the alternating one as they are.
+    2 sum_am p_a c_am sin(2 pi f m / d), and leaves the mean and, if d is even, the alternating one as they are.
 
     Of another STRING, the shifted rotary positions of An et al. 2024 (arXiv 2410.18745), it has the name alone.
 
@@ -256,11 +253,11 @@ class STRING(_Generated):
         if self.form == "cayley":
             self.skew = self.learned((self.num_heads, d, d), nn.init.zeros_)
         else:
-            component = torch.arange(1, pairs + 1, dtype=torch.float64)
-            angles = 2 * math.pi / d * torch.arange(d, dtype=torch.float64).unsqueeze(-1) * component
+            rows, component = torch.arange(d).unsqueeze(-1), torch.arange(1, pairs + 1)
+            angles = (rows * component).to(torch.float64) * (2 * math.pi / d)
             waves = torch.stack((angles.cos(), angles.sin()), dim=-1).flatten(-2) * math.sqrt(2 / d)
             self.waves = self.register_exact("waves", waves)
-            self.sines = self.register_exact("sines", -2 * angles.sin())
+            self.sines = self.register_exact("sines", 2 * angles.sin())
         self.weight = nn.Parameter(torch.empty(self.num_heads, axes, pairs if self.form == "cayley" else d))
         self.reset_parameters()
 

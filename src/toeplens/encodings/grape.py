@@ -1,8 +1,8 @@
-"""Group representational position encoding (GRAPE): rotations made of planes, and biases that a unipotent group adds."""
+"""Group representational position encoding (GRAPE): rotations made of planes, and biases of a unipotent group."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Complex, Float, Int
@@ -149,16 +149,17 @@ class GRAPEAdditive(PositionalEncoding):
     The bias is -|i - j| omega_h (softplus(v_h . q_i / sqrt d) + softplus(u_h . k_j / sqrt d)), which a unipotent matrix
     of two more dimensions makes. As in the released program u and v are divided by their norms, and omega_h is ALiBi's
     slope times softplus of what is learned, 1 at the start; with ``constant`` it is that alone: ALiBi at the start.
-    Without a causal mask, keys after the query take the same penalty: ours. The bias is a function of the offset times
-    numbers of the query and of the key, so by our definition its position part is not data-dependent; `kernel` is that
-    function, |delta|, or the bias itself where the rate is constant. FoX is a case of `GRAPEPath`.
+    Without a causal mask, keys after the query take the same penalty: ours. The penalty is a function of the offset
+    times numbers of the query and of the key, so by our definition its position part is not data-dependent; `kernel`
+    is that function, |delta|. FoX is a case of `GRAPEPath`.
 
     Arguments
         rate  ``query-key`` (the paper's GRAPE-A-QK), ``query``, ``key``, or ``constant``
     """
 
-    coupling = "bias"
+    coupling = "logits"
     shared = False
+    pair_width = 3
     citation = "Zhang et al. 2025, arXiv 2512.07805, section 4"
     formula = (
         r"b_{ij} = -|i - j|\, \omega_h \left(\mathrm{softplus}(v_h^\top q_i / \sqrt d)"
@@ -178,23 +179,17 @@ class GRAPEAdditive(PositionalEncoding):
         """omega_h, in float64."""
         return self.slopes * F.softplus(self.omega.to(torch.float64))
 
-    def bias(
-        self, q_positions: Positions, k_positions: Positions, seen: Seen | None = None
-    ) -> Float[Tensor, "*B_H_Nq_Nk"]:
-        distances = offsets_between(q_positions, k_positions).abs().to(torch.float64).unsqueeze(-3)
-        bias = -distances * self.scales()[:, None, None]
-        if self.rate == "constant":
-            return bias
-        assert seen is not None
+    def transform_logits(self, logits: Pairs, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
+        wide = widened(logits.dtype)
         rates = [_rate(seen.q, self.v).unsqueeze(-1)] if self.v is not None else []
         rates += [_rate(seen.k, self.u).unsqueeze(-2)] if self.u is not None else []
-        return bias.to(rates[0].dtype) * sum(rates[1:], rates[0])
+        distances = offsets_between(q_positions, k_positions).abs().to(torch.float64).unsqueeze(-3)
+        penalty = (distances * self.scales()[:, None, None]).to(wide)
+        return (logits - penalty * sum(rates[1:], rates[0]) if rates else logits - penalty).to(logits.dtype)
 
-    def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"] | Complex[Tensor, "1 1 D"]:
-        distances = offsets.abs().to(torch.float64)
-        if self.rate == "constant":
-            return -self.scales().unsqueeze(-1) * distances
-        return distances.to(torch.complex128)[None, None]
+    def kernel(self, offsets: Int[Tensor, "D"]) -> Complex[Tensor, "1 1 D"]:
+        """The function of the offset that queries and keys weigh: the distance."""
+        return offsets.abs().to(torch.complex128)[None, None]
 
 
 def _softplus_of_one(omega: Tensor) -> Tensor:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,7 +15,6 @@ from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.kit import (
     linear,
     offsets_between,
-    phases_of,
     require_count,
     require_even,
     require_number,
@@ -30,7 +30,7 @@ EPS = 1e-6  # added to |x|^2 before its root, as in the released program's kerne
 
 
 class _Chosen(PositionalEncoding):
-    """A rotation by angles that a subclass keeps in the first columns of its notes; positions are not used."""
+    """A rotation by angles that a subclass makes of the tokens' notes; positions are not used."""
 
     coupling = "rotation"
     data_dependent = True
@@ -43,17 +43,16 @@ class _Chosen(PositionalEncoding):
         self.pairing: Pairing = pairing_of(pairing)
         self.frequencies = self.register_exact("frequencies", rotary_frequencies(self.head_dim, base))
 
-    def angles(self, notes: Float[Tensor, "B H N c"]) -> Float[Tensor, "B H N n"]:
-        """The angles of tokens with these notes, in float64."""
+    def angles(self, notes: Notes, texts: Int[Tensor, "B N"] | None) -> Float[Tensor, "B H N n"]:
+        """The angles of all keys, in float64; ``texts`` as in `Seen`."""
         raise NotImplementedError
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Turned:
         assert seen.notes is not None
-        return self._turn(q, seen.own_notes()), self._turn(k, seen.notes)
-
-    def _turn(self, x: Float[Tensor, "B H N d"], notes: Float[Tensor, "B H N c"]) -> Float[Tensor, "B H N d"]:
-        angles, wide = self.angles(notes), widened(x.dtype)
-        return turn(x, angles.cos().to(wide), angles.sin().to(wide), self.pairing)
+        wide, angles = widened(q.dtype), self.angles(seen.notes, seen.texts)
+        own = replace(seen, notes=angles).own_notes()
+        turned = (turn(x, a.cos().to(wide), a.sin().to(wide), self.pairing) for x, a in ((q, own), (k, angles)))
+        return next(turned), next(turned)
 
 
 class SelectiveRoPE(_Chosen):
@@ -61,8 +60,9 @@ class SelectiveRoPE(_Chosen):
 
     phi is a low-rank projection of the layer's input, each head's slice of which is divided by its norm, then a short
     causal convolution of each channel. A step is phi times a gate sigmoid(w_h . x + b_h), and pair t turns by
-    tau_t = base^(-2t/d) (the temperature) times the sum of the steps so far, which is kept in float64. Only the order
-    of tokens counts, not the numbers of their positions.
+    tau_t = base^(-2t/d) (the temperature) times the sum of the steps so far, which is formed in float64. Only the order
+    of tokens counts, not the numbers of their positions. What is kept of a token is phi before its convolution, and
+    the gate, so that decoding with a cache repeats the full pass, and the convolution of packed texts keeps to each.
 
     The defaults are those of the paper's language models, with SiLU after the convolution and the gate, as readers of
     the paper give them; the released program leaves both out by default. Left out: its projection by head with
@@ -105,49 +105,44 @@ class SelectiveRoPE(_Chosen):
                 f"each head's slice is normed."
             )
         self.activation = choose("activation", activation, ("silu", "none"))
-        width = self.num_heads * self.head_dim // 2
         self.down = nn.Linear(self.d_model, rank, bias=False)
-        self.up = nn.Linear(rank, width, bias=False)
-        self.conv = None if conv_size is None else nn.Conv1d(width, width, conv_size, groups=width, bias=False)
+        self.up = nn.Linear(rank, self.num_heads * self.head_dim // 2, bias=False)
+        self.taps = self.register_exact("taps", torch.tensor([-1.0, 1.0], dtype=torch.float64).expand(1, 1, 2))
+        shape = (self.num_heads, self.head_dim // 2, conv_size or 0)
+        self.conv = None if conv_size is None else self.learned(shape, _as_convolution)
         self.gate = nn.Linear(self.d_model, self.num_heads) if gate else None
         self.constant = self.learned((self.num_heads, 1, self.head_dim // 2), nn.init.zeros_) if bias else None
 
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
-        """The sums of the steps, and phi as it was before the convolution, which later tokens see; in float64."""
+        """Phi before its convolution, and the gate."""
         slices = x.to(widened(x.dtype)).unflatten(-1, (self.num_heads, -1))
         normed = (slices * (slices.square().sum(-1, keepdim=True) + EPS).rsqrt()).flatten(-2)
         phi = linear(self.up, linear(self.down, normed)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        earlier = phi.new_zeros(()) if before is None else before[..., self.head_dim // 2 :].to(phi.dtype)
-        steps = self._mixed(phi, None if before is None else earlier)
+        if self.gate is None:
+            return phi
+        return torch.cat((phi, linear(self.gate, normed).sigmoid().transpose(1, 2).unsqueeze(-1)), dim=-1)
+
+    def angles(self, notes: Notes, texts: Int[Tensor, "B N"] | None) -> Float[Tensor, "B H N n"]:
+        phi = notes[..., : self.head_dim // 2]
+        taps = self.taps.to(phi.dtype) if self.conv is None else self.conv.to(phi.dtype)
+        steps = phi * taps[:, None, :, -1]
+        for back in range(1, min(taps.shape[-1], phi.shape[2])):
+            earlier = phi[:, :, :-back] * taps[:, None, :, -1 - back]
+            if texts is not None:
+                earlier = earlier * (texts[:, back:] == texts[:, :-back])[:, None, :, None]
+            steps = steps + F.pad(earlier, (0, 0, back, 0))
+        if self.activation == "silu" and self.conv is not None:
+            steps = F.silu(steps)
         if self.constant is not None:
             steps = steps + self.constant.to(steps.dtype).exp()
         if self.gate is not None:
-            steps = steps * linear(self.gate, normed).sigmoid().transpose(1, 2).unsqueeze(-1)
-        sums = steps.to(torch.float64).cumsum(-2)
-        if before is not None:
-            sums = sums + before[:, :, -1:, : self.head_dim // 2]
-        return torch.cat((sums, phi.to(torch.float64)), dim=-1)
+            steps = steps * notes[..., -1:]
+        return steps.to(torch.float64).cumsum(-2) * self.frequencies
 
-    def _mixed(
-        self, phi: Float[Tensor, "B H N n"], earlier: Float[Tensor, "B H M n"] | None
-    ) -> Float[Tensor, "B H N n"]:
-        """Phi after its convolution and activation, or less the token's before, nothing standing before the first."""
-        size = 2 if self.conv is None else self.conv.weight.shape[-1]
-        seen = (
-            phi
-            if earlier is None
-            else torch.cat((earlier[:, :, earlier.shape[2] - min(size - 1, earlier.shape[2]) :], phi), dim=2)
-        )
-        seen = F.pad(seen, (0, 0, phi.shape[2] + size - 1 - seen.shape[2], 0))
-        if self.conv is None:
-            return seen[:, :, 1:] - seen[:, :, :-1]
-        channels = seen.transpose(-2, -1).flatten(1, 2)
-        mixed = F.conv1d(channels, self.conv.weight.to(phi.dtype), groups=channels.shape[1])
-        mixed = F.silu(mixed) if self.activation == "silu" else mixed
-        return mixed.unflatten(1, (self.num_heads, -1)).transpose(-2, -1)
 
-    def angles(self, notes: Float[Tensor, "B H N c"]) -> Float[Tensor, "B H N n"]:
-        return notes[..., : self.head_dim // 2] * self.frequencies
+def _as_convolution(taps: Float[Tensor, "H n size"]) -> Tensor:
+    """The start of torch's convolutions of one channel each."""
+    return nn.init.uniform_(taps, -(taps.shape[-1] ** -0.5), taps.shape[-1] ** -0.5)
 
 
 class RePo(_Chosen):
@@ -188,7 +183,7 @@ class RePo(_Chosen):
         hidden = F.silu(linear(self.gate, wide)) * linear(self.content, wide)
         return linear(self.place_of, hidden).transpose(1, 2).unsqueeze(-1)
 
-    def angles(self, notes: Float[Tensor, "B H N c"]) -> Float[Tensor, "B H N n"]:
+    def angles(self, notes: Notes, texts: Int[Tensor, "B N"] | None) -> Float[Tensor, "B H N n"]:
         return notes.to(torch.float64) * self.frequencies
 
 
@@ -212,7 +207,7 @@ class TAPA(PositionalEncoding):
     coupling = "logits"
     data_dependent = True
     toeplitz = False
-    pair_width = 4
+    pair_width = 6
     citation = "Wang et al. 2025, arXiv 2509.12635"
     formula = (
         r"\frac{q_A^\top k_A}{\sqrt{\theta d}}"
@@ -240,13 +235,14 @@ class TAPA(PositionalEncoding):
         split = (self.first, self.head_dim - self.first)
         (q_first, q_last), (k_first, k_last) = (x.to(wide).split(split, dim=-1) for x in (seen.q, seen.k))
         amplitude = q_first @ k_first.mT * (seen.scale * math.sqrt(self.head_dim / self.first))
+        q_last, k_last = q_last.to(torch.float64), k_last.to(torch.float64)
         if self.phase == "quadratic":
             phase = q_last @ k_last.mT
         else:
             phase = q_last.sum(-1).unsqueeze(-1) + k_last.sum(-1).unsqueeze(-2)
         distance = offsets_between(q_positions, k_positions).abs().to(torch.float64).unsqueeze(-3)
-        turns = (distance**self.alpha / math.sqrt(split[1])).to(wide) * phase
-        return (amplitude * torch.cos(2 * math.pi * turns)).to(logits.dtype)
+        turns = distance**self.alpha / math.sqrt(split[1]) * phase
+        return (amplitude * torch.cos(2 * math.pi * turns).to(wide)).to(logits.dtype)
 
 
 ENCODINGS: dict[str, type[PositionalEncoding]] = {"selective-rope": SelectiveRoPE, "repo": RePo, "tapa": TAPA}

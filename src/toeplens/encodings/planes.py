@@ -101,7 +101,7 @@ class SwinV2(PlaneBias):
     """A small network of log-spaced row and column offsets gives each head its bias (Liu et al. 2022, section 3.3).
 
     b = 16 sigmoid(W2 ReLU(W1 u + c)), u the two offsets, each as sign(x) log2(1 + |x|) / log2(8) of x = 8 delta / (M -
-    1). The factors 8 and 16 are the released program's, not the paper's. It is a function of any offset, of fractions
+    1). The factors 8 and 16 are those of transformers' program. It is a function of any offset, of fractions
     too, so that a network that was trained in one window serves a larger one. The network is worked once for each
     different offset where finding those costs nothing.
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
+from toeplens.encodings.accord import citation, couplings, formula
 from toeplens.encodings.base import PositionalEncoding
+from toeplens.encodings.composed import Composed, compose
 from toeplens.ground import InputError, choose, shown
 from toeplens.ground.options import must_be
 
@@ -29,8 +32,9 @@ FAMILIES = (
     "configured",
     "scaled",
     "generated",
+    "grape",
     "learned_angles",
-    "remembered",
+    "lengths",
     "remapped",
     "planes",
     "tempered",
@@ -55,30 +59,106 @@ def names() -> tuple[str, ...]:
     return tuple(_all())
 
 
-def get(name: str) -> type[PositionalEncoding]:
-    """The class behind ``name``; an unknown name raises an `InputError` that lists the nearest ones."""
-    return _all()[choose("encoding", name, _all())]
+def named(name: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of the encodings that ``name`` stands for: one; or several, as a list or as ``rope + alibi``.
+
+    Raises `InputError` for names that there are not, and for one that is there twice.
+    """
+    if isinstance(name, str) and (name in _all() or "+" not in name):
+        return (choose("encoding", name, _all()),)
+    given = [part.strip() for part in name.split("+")] if isinstance(name, str) else name
+    if not isinstance(given, Sequence) or not given or not all(isinstance(part, str) for part in given):
+        raise InputError(f"encoding: {shown(name)} was given; it must be a name or a list of names.")
+    for part in given:
+        choose("encoding", part, _all())
+        if given.count(part) > 1:
+            raise InputError(f"encoding: {shown(name)} was given; {part!r} is in it more than once.")
+    return tuple(given)
 
 
-def options(name: str) -> dict[str, inspect.Parameter]:
-    """The options that ``build(name, ...)`` takes beside the sizes, with their defaults."""
+def canonical(name: str | Sequence[str]) -> str:
+    """What specs, tables and labels call it: the name, or several as ``rope + alibi``, in the order given."""
+    return " + ".join(named(name))
+
+
+def get(name: str | Sequence[str]) -> type[PositionalEncoding]:
+    """The class behind ``name``; an unknown name raises an `InputError` that lists the nearest ones.
+
+    Of several, a class that builds them as one (`toeplens.encodings.compose`), whose options are those of each by name.
+    """
+    parts = named(name)
+    kinds = tuple(_all()[part] for part in parts)
+    return kinds[0] if len(parts) == 1 else _together(parts, kinds)
+
+
+@cache
+def _together(parts: tuple[str, ...], kinds: tuple[type[PositionalEncoding], ...]) -> type[PositionalEncoding]:
+    def new(cls: type, *, d_model: int, num_heads: int, head_dim: int, max_len: int, **given: Any) -> Composed:
+        sizes = {"d_model": d_model, "num_heads": num_heads, "head_dim": head_dim, "max_len": max_len}
+        for part, options_given in given.items():
+            choose(f"option of encoding {' + '.join(parts)!r}", part, parts)
+            if not isinstance(options_given, Mapping):
+                raise InputError(f"{part}: {shown(options_given)} was given; it must be options of {part!r}, by name.")
+        return compose(*(_part(part, sizes, given.get(part, {})) for part in parts), names=parts)
+
+    first, more = couplings(kinds)
+    about = [
+        f"{part}: {(inspect.getdoc(kind) or '').partition(chr(10))[0]}" for part, kind in zip(parts, kinds, strict=True)
+    ]
+    facts = {
+        "coupling": first,
+        "also_couples": more,
+        "data_dependent": any(kind.data_dependent for kind in kinds),
+        "toeplitz": False,  # which depends on the options: ask one that was built
+        "bounded": any(kind.bounded for kind in kinds),
+        "shared": all(kind.shared for kind in kinds),
+        "citation": citation(kinds),
+        "formula": formula(kinds),
+        "options": classmethod(lambda cls: _options_of(parts)),
+        "__doc__": "\n\n".join(("Several encodings that act together, each through its own hooks.", *about)),
+        "__new__": new,
+    }
+    return type("Composed", (Composed,), facts)
+
+
+def _part(name: str, sizes: dict[str, int], options_given: Mapping[str, Any]) -> PositionalEncoding:
+    """One of several; what is wrong with its options is said with its name."""
+    try:
+        return build(name, **sizes, **options_given)
+    except InputError as error:
+        if str(error).partition(":")[0] not in options(name):
+            raise
+        raise InputError(f"{name}.{error}") from error
+
+
+def _options_of(parts: Sequence[str]) -> dict[str, inspect.Parameter]:
+    return {f"{part}.{option}": taken for part in parts for option, taken in options(part).items()}
+
+
+def options(name: str | Sequence[str]) -> dict[str, inspect.Parameter]:
+    """The options that ``build(name, ...)`` takes beside the sizes, with their defaults; ``rope.base`` of several."""
     return get(name).options()
 
 
 def build(
-    name: str, *, d_model: int, num_heads: int, head_dim: int, max_len: int, **options_given: Any
+    name: str | Sequence[str], *, d_model: int, num_heads: int, head_dim: int, max_len: int, **options_given: Any
 ) -> PositionalEncoding:
-    """Build the encoding ``name``.
+    """Build the encoding ``name``, or several as one: ``["rope", "fox"]``, or ``"rope + fox"``.
 
     Arguments
         d_model    width of the residual stream
         num_heads  heads of one attention layer
         head_dim   dimensions of one head (for ``mla``: of its content part)
         max_len    number of positions that a table must hold
-        options    the encoding's own options; ``toeplens encodings`` lists them
+        options    the encoding's own options; ``toeplens encodings`` lists them. Of several, those of each by its name:
+                   ``rope={"base": 500}``
 
     Raises `InputError` for an unknown name or option, or sizes that the encoding cannot take.
     """
+    sizes = {"d_model": d_model, "num_heads": num_heads, "head_dim": head_dim, "max_len": max_len}
+    if len(named(name)) > 1:
+        return get(name)(**sizes, **options_given)
+    name = canonical(name)
     kind = get(name)
     known = options(name)
     for option, value in options_given.items():
@@ -95,7 +175,7 @@ def build(
         if not nested and option not in types:
             choose(f"option of encoding {name!r}", option, known)
     try:
-        return kind(d_model=d_model, num_heads=num_heads, head_dim=head_dim, max_len=max_len, **options_given)
+        return kind(**sizes, **options_given)
     except InputError:
         raise
     except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:  # numbers that none can take

@@ -30,7 +30,7 @@ def segment_positions(
         first       the position of the first of these tokens, as `following_position` gives it; default (0, 0)
     """
     ends = _ends(tokens, separators)
-    begins = F.pad(ends[..., :-1], (1, 0), value=False)
+    begins = F.pad(ends, (1, 0))[..., :-1]
     numbers = torch.arange(tokens.shape[-1], device=tokens.device).expand_as(tokens)
     segments = begins.cumsum(-1)
     places = numbers - torch.where(begins, numbers, 0).cummax(-1).values
@@ -145,7 +145,7 @@ class BiPE(PositionalEncoding):
 
     def bias_product(
         self, q_positions: Positions, k_positions: Positions
-    ) -> tuple[Float[Tensor, "*B H Nq 1"], Float[Tensor, "*B H Nk 1"]]:
+    ) -> tuple[Float[Tensor, "H Nq 1"], Float[Tensor, "*B H Nk 1"]]:
         a, b = self.across.bias_product(self.levels(q_positions)[0], self.levels(k_positions)[0])
         return a * self.slope_factor, b
 

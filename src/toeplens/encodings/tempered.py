@@ -42,12 +42,12 @@ class ScalableSoftmax(Tempered):
     is treated as if all before it were seen; with a window of keys, or without a causal mask, n is not their number.
     Positions under 0 count as 0. The query at position 0, which sees itself alone, is multiplied by log 1 = 0.
 
-    Not verified: the start of s. 0.168 is what we remember of the paper, whose text we could not read again; it is
-    1 over the mean of log n for n = 1 .. 1024, so that logits of texts of that length start at their usual size.
+    Not verified: the start of s, 0.168, which is from memory of the paper. It is 1 over the mean of log n for n = 1 ..
+    1024, so that logits in texts of that length start at their usual size.
 
     Arguments
         start   where s starts
-        bias    with a learned number b a head, for (s log n + b); it starts at 0. The paper tries it and leaves it out
+        bias    with a learned number b a head that starts at 0, for (s log n + b): a variant of the paper's
         shared  one set of numbers for all layers; else each layer has its own, as published
     """
 

@@ -68,8 +68,10 @@ class DecoderConfig(BaseModel):
         vocab_size, num_classes  input tokens and output classes (num_classes: vocab_size unless given, as in both)
         d_model, d_ff, num_layers (to 1000), num_heads, max_len; what has no room in the machine's memory is refused
     Encoding
-        encoding, encoding_options              see `toeplens.encodings.names` and `options`
-        input_encoding, input_encoding_options  a second encoding, added at the input alone
+        encoding, encoding_options              see `toeplens.encodings.names` and `options`. Several at once as a list
+                                                or as ``rope+alibi``, kept as ``rope + alibi``; then options are those
+                                                of each by its name, ``{"rope": {"base": 500}}``
+        input_encoding, input_encoding_options  another encoding, added at the input alone
     Switches
         causal            keys after the query are hidden
         pad_mask          padding is hidden from attention
@@ -114,6 +116,7 @@ class DecoderConfig(BaseModel):
     def _switches_of_protocol(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
+        given = {**given, **{field: _named(given[field]) for field in ("encoding", "input_encoding") if field in given}}
         protocol, encoding = given.get("protocol", "paper"), given.get("encoding", "rope")
         if protocol in get_args(Protocol) and isinstance(encoding, str):
             return protocol_switches(protocol, encoding) | given
@@ -198,6 +201,12 @@ class DecoderConfig(BaseModel):
 
     def _build(self, name: str, options: dict[str, Any]) -> encodings.PositionalEncoding:
         return _encoding(dict(self), name, options)
+
+
+def _named(given: Any) -> Any:
+    """The one way in which several encodings are written; what is no list and has no plus stays as it is."""
+    several = isinstance(given, (list, tuple)) or (isinstance(given, str) and "+" in given)
+    return encodings.canonical(given) if several else given
 
 
 class _Facts(NamedTuple):

@@ -131,11 +131,12 @@ def flat(kernel: np.ndarray) -> Float[np.ndarray, "H D"]:
 def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) -> Card:
     """Measure an encoding's card: 8 heads of 32 dimensions, ``length`` positions, at its starting parameters.
 
+    Of several at once (``rope + fox``), ``options`` are those of each by its name.
     ``rounds`` is how often each time is taken, in turn with no encoding's.
     """
     within("length", length, 2 * _ROWS, _MOST_TOKENS)
     sizes = {"d_model": 256, "num_heads": 8, "head_dim": 32, "max_len": length}
-    kind = encodings.get(name)
+    name, kind = encodings.canonical(name), encodings.get(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         encoding = encodings.build(name, **sizes, **options).eval()
@@ -148,9 +149,11 @@ def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) 
             window = 1 - np.abs(offsets) / length
             angles, complex_values = symbol(flat(kernel).astype(np.float64) * window, 4 * length)
             values = np.real(complex_values)
+        several = len(encodings.named(name)) > 1
+        given = {f"{part}.{n}": v for part, own in options.items() for n, v in own.items()} if several else options
         return Card(
             name=name,
-            options={**{n: p.default for n, p in encodings.options(name).items()}, **options},
+            options={**{n: p.default for n, p in encodings.options(name).items()}, **given},
             sizes=sizes,
             citation=kind.citation,
             formula=kind.formula,

@@ -32,8 +32,10 @@ NO_FORM = {
     for name in encodings.names()
     if encodings.build(name, d_model=32, num_heads=4, head_dim=8, max_len=8).data_dependent
 }
+NO_FORM |= {"rerope", "self-extend", "dual-chunk"}  # several products of a query and a key
 NO_FORM |= {"urpe"}  # acts after the softmax
 NONLINEAR = {"pope", "complexformer"}  # magnitudes of queries and keys are not linear in them
+NONLINEAR |= {"grape-additive"}  # nor are the rates of its penalty
 CASES = (
     "nope",
     "rope",

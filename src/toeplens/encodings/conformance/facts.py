@@ -112,10 +112,13 @@ def _is_no_kernel_family(specimen: Specimen, couplings: frozenset[str]) -> bool:
     most = 4 * encoding.query_dim + 4  # sums of products of a query, a key and fixed functions stay well under this
     length = 2 * most  # more distances than that
     length = min(length, encoding.max_len) if encoding.bounded else length
-    contents = (specimen.content(1, 1).expand(1, length, -1) for _ in range(3 * most))
-    rows = [logits_of(specimen, *specimen.project(x)[:2], x)[0, 0, -1] for x in contents]
-    singular = torch.linalg.svdvals(torch.stack(rows).detach())
-    return int((singular > NOTHING * singular[0]).sum()) > most
+    for size in (1, 8):  # a phase that content makes shows itself at large ones alone
+        contents = (size * specimen.content(1, 1).expand(1, length, -1) for _ in range(3 * most))
+        rows = [logits_of(specimen, *specimen.project(x)[:2], x)[0, 0, -1] for x in contents]
+        singular = torch.linalg.svdvals(torch.stack(rows).detach())
+        if int((singular > NOTHING * singular[0]).sum()) > most:
+            return True
+    return False
 
 
 def _is_toeplitz(specimen: Specimen, couplings: frozenset[str]) -> bool:

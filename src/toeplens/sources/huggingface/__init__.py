@@ -6,6 +6,7 @@ from toeplens.sources.huggingface.capture.plain_pass import compared
 from toeplens.sources.huggingface.capture.rotation import Rotation
 from toeplens.sources.huggingface.effects.band_effects import BandEffects, band_effects
 from toeplens.sources.huggingface.effects.head_effects import HeadEffects, NoGradient, NoPosition, head_effects
+from toeplens.sources.huggingface.frames import as_tokens
 from toeplens.sources.huggingface.interventions.change import Change
 from toeplens.sources.huggingface.interventions.passes import compared_changed, intervened
 from toeplens.sources.huggingface.loading import load_model, load_tokenizer
@@ -19,6 +20,7 @@ __all__ = [
     "NoPosition",
     "Proof",
     "Rotation",
+    "as_tokens",
     "band_effects",
     "captured",
     "compared",

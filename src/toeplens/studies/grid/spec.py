@@ -69,10 +69,11 @@ class TaskPart(_Part):
 class EncodingPart(_Part):
     """A column of the grid.
 
-    encoding  its name (`toeplens.encodings.names`); the label unless given
+    encoding  its name (`toeplens.encodings.names`), or a list of names that act at once; the label unless given
     title     what people call it
-    options   of the encoding
-    scan      one option and the values it takes in turn, each a column of its own, ``LABEL/VALUE``
+    options   of the encoding; of several, those of each by its name
+    scan      one option and the values it takes in turn, each a column of its own, ``LABEL/VALUE``; one of several
+              encodings' as ``rope.base``
     model     fields of `DecoderConfig` that differ for this encoding
     tasks     labels of the tasks it is trained on; all unless given
     """
@@ -83,6 +84,11 @@ class EncodingPart(_Part):
     scan: dict[str, list[Number]] = {}
     model: dict[str, Any] = {}
     tasks: tuple[str, ...] | None = None
+
+    @field_validator("encoding", mode="before")
+    @classmethod
+    def _written_in_one_way(cls, value: Any) -> Any:
+        return encodings.canonical(value) if isinstance(value, list) else value
 
     @field_validator("scan", mode="after")
     @classmethod
@@ -155,7 +161,7 @@ class GridSpec(_Part):
         for label, part in self.tasks.items():
             choose(f"tasks.{label}", part.task or label, tasks.names())
         for label, part in self.encodings.items():
-            choose(f"encodings.{label}", part.encoding or label, encodings.names())
+            _known(f"encodings.{label}", part.encoding or label)
             for task in part.tasks or ():
                 choose(f"encodings.{label}.tasks", task, self.tasks)
         counts = Counter(column.label for column in self.columns())
@@ -167,13 +173,15 @@ class GridSpec(_Part):
     def columns(self) -> Iterator[Column]:
         """The encodings in order, scans value by value."""
         for label, part in self.encodings.items():
-            about = {"encoding": part.encoding or label, "model": part.model, "tasks": part.tasks or tuple(self.tasks)}
+            name = encodings.canonical(part.encoding or label)
+            about = {"encoding": name, "model": part.model, "tasks": part.tasks or tuple(self.tasks)}
+            called = part.title or (label if part.encoding else name)
             if not part.scan:
-                yield Column(label, part.title or label, options=part.options, **about)
+                yield Column(label, called, options=part.options, **about)
             for option, values in part.scan.items():
                 for value in values:
-                    title = f"{part.title or label}, {option} {value:g}"
-                    options = {**part.options, option: value}
+                    title = f"{called}, {option} {value:g}"
+                    options = _with(part.options, option, value) if " + " in name else {**part.options, option: value}
                     yield Column(f"{label}/{value:g}", title, options=options, scan=label, value=value, **about)
 
     def to_yaml(self) -> str:
@@ -183,6 +191,21 @@ class GridSpec(_Part):
     def title_of(self, task: str) -> str:
         """What people call a task."""
         return self.tasks[task].title or task
+
+
+def _known(field: str, name: str) -> None:
+    """Refuse a name, or several at once, that there is not."""
+    try:
+        encodings.named(name)
+    except InputError as error:
+        raise InputError(f"{field}: {str(error).removeprefix('encoding: ')}") from error
+
+
+def _with(options: dict[str, Any], option: str, value: float) -> dict[str, Any]:
+    """Options of several encodings with one of them changed: ``rope.base``."""
+    name, _, own = option.partition(".")
+    given = options.get(name, {})
+    return {**options, name: {**given, own: value} if own and isinstance(given, dict) else value}
 
 
 def specs() -> tuple[str, ...]:

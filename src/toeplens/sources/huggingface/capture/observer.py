@@ -29,7 +29,7 @@ from toeplens.sources.huggingface.capture.products import (
     four,
     innermost,
 )
-from toeplens.sources.huggingface.capture.refusals import Shared, without_softmax
+from toeplens.sources.huggingface.capture.refusals import Shared, same_numbers, turned_before, without_softmax
 from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation, tables_of
 from toeplens.sources.huggingface.capture.sinks import sinks_of, with_sinks
 from toeplens.sources.huggingface.interface import NOBODY, OBSERVER, Observer, eager_function
@@ -59,6 +59,7 @@ class _Frame:
     module: nn.Module
     tokens: int
     cross: bool
+    states: Tensor  # what the module is given
     calls: list[AttentionCall] = field(default_factory=list)
     inside: int = 0  # calls of the modules in it
     turned: list[Turned] = field(default_factory=list)
@@ -132,7 +133,7 @@ class PassObserver(Observer):
             if not cross and first.numel() and first.is_floating_point():
                 with self.outside():
                     equal = of_equal_tokens(module, args, kwargs, first, axis, self.batch)
-        self.frames.append(_Frame(module, first.shape[axis], cross, equal=equal))
+        self.frames.append(_Frame(module, first.shape[axis], cross, first, equal=equal))
         self.products.last = None
 
     def _tokens(self, x: Tensor) -> int:
@@ -363,6 +364,8 @@ class PassObserver(Observer):
         if frame is not None and frame.turned:
             before = before_rotation(q, frame.turned), before_rotation(k, frame.turned)
             if before[0] is None or before[1] is None:
+                if any(same_numbers(x, frame.states) for x, _ in frame.turned):
+                    return None, None, turned_before(frame.equal)
                 return None, None, "what its rotation makes of queries and keys is changed before their product."
             unrotated = before[0], before[1]
             if q.shape[2] != k.shape[2]:

@@ -1,0 +1,350 @@
+"""Several encodings at once: the hooks of each act together, and what cannot is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any, cast
+
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor, nn
+
+from toeplens.encodings.accord import check, citation, couplings, formula, is_toeplitz, layers_of, quoted
+from toeplens.encodings.attention import attention_weights
+from toeplens.encodings.base import HOOKS, PositionalEncoding
+from toeplens.encodings.seen import Seen
+from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
+from toeplens.encodings.tempered import Tempered
+from toeplens.ground import InputError, shown
+
+
+def compose(*encodings: PositionalEncoding, names: Sequence[str] = ()) -> Composed:
+    """These encodings as one: input vectors and biases add, every other hook is that of the one that has it.
+
+    They are built for the same sizes, and one instance of each is used. Raises an `InputError` of one sentence for what
+    cannot act together; see `Composed`.
+
+    Arguments
+        names  what sentences call them; their classes' names unless given
+    """
+    return Composed(*encodings, names=names)
+
+
+class Composed(PositionalEncoding):
+    """Several encodings that act together, in the order of attention, whatever the order in which they are given.
+
+    Vectors are added at the input; a rotation acts, then temperatures (`Tempered`) multiply queries; a product of
+    queries and keys (`score`); all biases are added to it; then logits, weights and outputs are changed, each by one.
+    What acts later sees queries and keys as what acts earlier left them. Notes are kept side by side, and each encoding
+    is given its own.
+
+    The factor of q . k is 1/sqrt(d) unless one of them publishes another (`t5`: 1), which is then that of all.
+
+    Refused: two that act through the same hook, but for input vectors, biases and temperatures; a rotation beside a
+    `score`; a bias beside what forms logits anew; vectors of the same waves twice; sizes, coordinates, widths of
+    queries, and factors of their own that differ.
+    """
+
+    def __init__(self, *encodings: PositionalEncoding, names: Sequence[str] = ()) -> None:
+        parts = _names(encodings, names)
+        check(parts)
+        each = list(parts.values())
+        super().__init__(**each[0].sizes)
+        self.names = tuple(parts)
+        self.parts = nn.ModuleList(each)
+        self._acting = {hook: [i for i, part in enumerate(each) if part.overrides(hook)] for hook in HOOKS}
+        self._acting["rotate"].sort(key=lambda i: isinstance(each[i], Tempered))
+        self._seeing = frozenset(
+            hook for hook, acting in self._acting.items() if any(hook in each[i]._seeing for i in acting)
+        )
+        self.coupling, self.also_couples = couplings(each)
+        self.data_dependent = any(part.data_dependent for part in each)
+        self.toeplitz = is_toeplitz(each)
+        self.bounded = any(part.bounded for part in each)
+        self.length_dependent = any(part.length_dependent for part in each)
+        self.factorable = bool(self._acting["bias"]) and all(part.factorable for part in self._biased())
+        self.scale_terms = next((part.scale_terms for part in each if part.scale_terms != 1), 1)
+        self.pair_width = max(1, sum(part.pair_width for part in each if any(map(part.overrides, HOOKS[2:]))))
+        self._first = next((i for i, part in enumerate(each) if part.coupling != "none"), 0)  # says where tokens are
+        self.axes = each[self._first].axes
+        self.shared = all(part.shared for part in each)
+        self.citation, self.formula = citation(each), formula(each)
+        self.layers = layers_of(each)
+        self._noted = self._layout()
+        self._try()
+
+    # ---- the hooks ------------------------------------------------------------------------------------------------
+
+    def embed(self, x: Stream, positions: Positions) -> Stream:
+        for part in self._each():
+            x = part.embed(x, positions)
+        return x
+
+    def note(self, x: Stream, before: Earlier | None = None) -> Notes | None:
+        """The notes of the one that has some; of several, as one row a token: `own_notes` takes them apart again."""
+        made: list[Tensor] = []
+        for index in self._noted:
+            earlier = None if before is None else self._own_notes(index, before)
+            notes = self._part(index).note(x, earlier)
+            assert notes is not None
+            made.append(notes)
+        if len(made) < 2:
+            return made[0] if made else None
+        return torch.cat([notes.transpose(1, 2).flatten(2) for notes in made], dim=-1).unsqueeze(1)
+
+    def rotate(
+        self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
+    ) -> Turned:
+        for index in self._acting["rotate"]:
+            q, k = self._ask(index, "rotate", q, k, q_positions, k_positions, seen=seen)
+        return q, k
+
+    def score(
+        self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
+    ) -> Pairs:
+        for index in self._acting["score"]:
+            return self._ask(index, "score", q, k, q_positions, k_positions, seen=seen)
+        return super().score(q, k, q_positions, k_positions)
+
+    def bias(
+        self, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
+    ) -> Float[Tensor, "*H_Nq_Nk"] | None:
+        total: Tensor | None = None
+        for index in self._acting["bias"]:
+            bias = self._ask(index, "bias", q_positions, k_positions, seen=seen)
+            if bias is not None:
+                total = bias if total is None else total + bias
+        return total
+
+    def bias_product(
+        self, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
+    ) -> tuple[Float[Tensor, "*B H Nq r"], Float[Tensor, "*B H Nk r"]]:
+        """The products of all biases, side by side."""
+        acting = self._acting["bias"]
+        pairs = [self._ask(index, "bias_product", q_positions, k_positions, seen=seen) for index in acting]
+        return _beside([a for a, _ in pairs]), _beside([b for _, b in pairs])
+
+    def transform_logits(
+        self, logits: Pairs, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
+    ) -> Pairs:
+        for index in self._acting["transform_logits"]:
+            logits = self._ask(index, "transform_logits", logits, q_positions, k_positions, seen=seen)
+        return logits
+
+    def transform_weights(
+        self, weights: Pairs, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
+    ) -> Pairs:
+        for index in self._acting["transform_weights"]:
+            weights = self._ask(index, "transform_weights", weights, q_positions, k_positions, seen=seen)
+        return weights
+
+    def add_values(
+        self, weights: Pairs, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
+    ) -> Queries | None:
+        for index in self._acting["add_values"]:
+            return self._ask(index, "add_values", weights, q_positions, k_positions, seen=seen)
+        return None
+
+    def score_mod(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> ScoreMod | None:
+        """One after the other, where every bias has one."""
+        made: list[ScoreMod] = []
+        for index in self._acting["bias"]:
+            mod = self._part(index).score_mod(q_positions, k_positions, self._own(index, seen))
+            if mod is None:
+                return None
+            made.append(mod)
+
+        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            for mod in made:
+                score = mod(score, batch, head, query, key)
+            return score
+
+        return add if made else None
+
+    def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Float[Tensor, "H D"] | Complex[Tensor, "H n D"] | None:
+        """Of biases, their sum, also beside a rotation, whose own is that of its part; of a rotation alone, its own.
+
+        Beside input vectors, that of the others; of several input vectors, whose inner products mix, None.
+        """
+        if biases := self._with_bias():
+            made = [part.kernel(offsets) for part in biases]
+            real = [kernel for kernel in made if kernel is not None and not kernel.is_complex()]
+            return sum(real[1:], real[0]) if len(real) == len(made) else None
+        acting = [part for part in self._each() if part.coupling != "none"]
+        if self.coupling in ("none", "input"):
+            return acting[0].kernel(offsets) if len(acting) == 1 else None if acting else self._part(0).kernel(offsets)
+        hooks = ("rotate", "score", "transform_logits", "add_values")
+        kernels = [part.kernel(offsets) for part in acting if any(map(part.overrides, hooks))]
+        rows = [kernel for kernel in kernels if kernel is not None and kernel.is_complex()]
+        if len(rows) < len(kernels) or not rows:
+            return None
+        heads = max(len(kernel) for kernel in rows)
+        return torch.cat([kernel.expand(heads, -1, -1) for kernel in rows], dim=1)
+
+    # ---- how a model uses it --------------------------------------------------------------------------------------
+
+    def for_layer(self, layer: int) -> PositionalEncoding:
+        parts = [part.for_layer(layer) for part in self._each()]
+        same = all(ours is theirs for ours, theirs in zip(parts, self._each(), strict=True))
+        return self if same else Composed(*parts, names=self.names)
+
+    def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
+        if self.axes > 1:
+            return self._part(self._first).place(tokens)
+        for part in self._each():
+            tokens = part.place(tokens)
+        return tokens
+
+    def factors_at(self, q_positions: Positions, k_positions: Positions) -> bool:
+        return self.factorable and all(part.factors_at(q_positions, k_positions) for part in self._biased())
+
+    def overrides(self, name: str) -> bool:
+        """Whether one of them acts through the hook ``name``."""
+        if name == "bias_product":
+            return self.factorable
+        return bool(self._acting[name]) if name in self._acting else any(part.overrides(name) for part in self._each())
+
+    @property
+    def fusable(self) -> bool:
+        return all(part.fusable for part in self._each())
+
+    @property
+    def turns_alike(self) -> bool:
+        return all(self._part(index).turns_alike for index in self._acting["rotate"])
+
+    @property
+    def fixed_bias(self) -> bool:
+        biases = self._with_bias()
+        plain = "bias" not in self._seeing and not self.overrides("transform_logits")
+        return bool(biases) and plain and all(part.fixed_bias for part in biases)
+
+    @property
+    def query_dim(self) -> int:
+        return self._part(0).query_dim
+
+    def check_positions(self, positions: Positions) -> None:
+        for part in self._each():
+            part.check_positions(positions)
+
+    # ---- each with its own ----------------------------------------------------------------------------------------
+
+    def _part(self, index: int) -> PositionalEncoding:
+        return cast(PositionalEncoding, self.parts[index])
+
+    def _each(self) -> list[PositionalEncoding]:
+        return [self._part(index) for index in range(len(self.parts))]
+
+    def _biased(self) -> list[PositionalEncoding]:
+        """Those that have the hook."""
+        return [self._part(index) for index in self._acting["bias"]]
+
+    def _with_bias(self) -> list[PositionalEncoding]:
+        """Those that add one: a hook may have nothing to add, by an option."""
+        return [part for part in self._biased() if "bias" in (part.coupling, *part.also_couples)]
+
+    def _ask(self, index: int, name: str, *arguments: Any, seen: Seen | None) -> Any:
+        part = self._part(index)
+        if name not in part._seeing:
+            return getattr(part, name)(*arguments)
+        assert seen is not None
+        return getattr(part, name)(*arguments, seen=self._own(index, seen))
+
+    def _own(self, index: int, seen: Seen) -> Seen:
+        """What is seen, with this one's notes alone."""
+        if seen.notes is None or (len(self._noted) == 1 and index in self._noted):
+            return seen
+        return replace(seen, notes=self._own_notes(index, seen.notes) if index in self._noted else None)
+
+    def _own_notes(self, index: int, notes: Notes) -> Notes:
+        """One encoding's notes, of those of all; of the widest dtype among them."""
+        if len(self._noted) == 1:
+            return notes
+        start = 0
+        for other, (heads, width) in self._noted.items():
+            if other == index:
+                break
+            start += heads * width
+        heads, width = self._noted[index]
+        return notes[:, 0, :, start : start + heads * width].unflatten(-1, (heads, width)).transpose(1, 2)
+
+    @torch.no_grad()
+    def _layout(self) -> dict[int, tuple[int, int]]:
+        """The heads and numbers of each one's notes, from those of one token."""
+        found: dict[int, tuple[int, int]] = {}
+        for index, part in enumerate(self._each()):
+            notes = part.note(torch.zeros(1, 1, self.d_model, device=_device(part))) if part.overrides("note") else None
+            if notes is not None:
+                found[index] = notes.shape[1], notes.shape[3]
+        return found
+
+    @torch.no_grad()
+    def _try(self) -> None:
+        """Attention of two tokens, so that what cannot read what another makes is refused here and not later."""
+        device = _device(self)
+        if device.type == "meta":
+            return
+        length = min(2, self.max_len)
+        positions = torch.arange(length, device=device)
+        positions = self.place(positions) if self.axes > 1 else positions
+        x = torch.ones(1, length, self.d_model, device=device)
+        q = k = torch.ones(1, self.num_heads, length, self.query_dim, device=device)
+        told = {"encoding": self, "q_positions": positions, "k_positions": positions, "scale": self.scale}
+        try:
+            attention_weights(q, k, notes=self.note(x), **told)
+        except Exception as error:
+            raise InputError(
+                f"encoding: {quoted(self.names)} do not go together: one of them cannot read what another makes of "
+                f"queries and keys."
+            ) from error
+        for index in self._acting["transform_logits"]:
+            others = [other for hook in ("score", "bias") for other in self._acting[hook] if other != index]
+            if others and self._is_blind(index, q, k, positions, x):
+                name, other = self.names[index], self.names[others[0]]
+                hook = "score" if others[0] in self._acting["score"] else "bias"
+                raise InputError(
+                    f"encoding: {name!r} forms logits anew from queries and keys (transform_logits), so that the "
+                    f"{hook} of {other!r} would be lost."
+                )
+
+    def _is_blind(self, index: int, q: Tensor, k: Tensor, positions: Tensor, x: Tensor) -> bool:
+        """Whether what it makes of logits does not depend on them; or is worked twice, the second time without."""
+        if self._part(index).overrides("transform_weights"):
+            return True
+        seen = Seen.of(q, k, notes=self.note(x), scale=self.scale)
+        logits = q @ k.transpose(-2, -1) * self.scale
+        made = [self._ask(index, "transform_logits", z, positions, positions, seen=seen) for z in (logits, logits + 1)]
+        return torch.equal(made[0], made[1])
+
+
+def _names(encodings: Sequence[PositionalEncoding], names: Sequence[str]) -> dict[str, PositionalEncoding]:
+    """Each with what it is called, those inside of others too; two of one name are told apart by number."""
+    if names and len(names) != len(encodings):
+        raise InputError(f"names: {len(names)} were given for {len(encodings)} encodings.")
+    found: list[tuple[str, PositionalEncoding]] = []
+    for number, each in enumerate(encodings):
+        if not isinstance(each, PositionalEncoding):
+            raise InputError(f"encoding: {shown(each)} was given; it must be an encoding that was built.")
+        if isinstance(each, Composed):
+            found += zip(each.names, each._each(), strict=True)
+        else:
+            found.append((names[number] if names else type(each).__name__, each))
+    if len(found) < 2:
+        raise InputError(f"encoding: {len(found)} was given to be composed; at least two are needed.")
+    counts = Counter(name for name, _ in found)
+    return {f"{name} {n}" if counts[name] > 1 else name: part for n, (name, part) in enumerate(found, 1)}
+
+
+def _beside(factors: Sequence[Float[Tensor, "*B H N r"]]) -> Float[Tensor, "*B H N r"]:
+    """Factors of several products as those of their sum."""
+    lead = torch.broadcast_shapes(*(factor.shape[:-1] for factor in factors))
+    return torch.cat([factor.expand(*lead, -1) for factor in factors], dim=-1)
+
+
+def _device(module: nn.Module) -> torch.device:
+    """Where its numbers are."""
+    for tensor in chain(module.parameters(), module.buffers()):
+        return tensor.device
+    return torch.zeros(()).device

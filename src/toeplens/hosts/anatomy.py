@@ -1,0 +1,222 @@
+"""Where a model's attention is, found by running it on a few tokens; what of its position enters where."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toeplens import encodings
+from toeplens.encodings import MLA, PositionalEncoding
+from toeplens.ground import InputError
+from toeplens.hosts.families import forward_of
+from toeplens.hosts.interface import NAME, Call, recorded, register
+from toeplens.hosts.seat import PASS
+from toeplens.sources.huggingface.model import attention_modules, configs_of
+
+_TABLES = ("wpe", "embed_positions", "position_embeddings")  # the names of what looks positions up, in our families
+_LENGTHS = ("max_position_embeddings", "n_positions", "seq_length")
+ENCODED, DECODED = 5, 7  # tokens of an example, so that each side's attention is known by its shape
+
+
+@dataclass(frozen=True)
+class Found:
+    """One side of a model: a stack and its self-attention, layer after layer.
+
+    stack    the module that runs the layers
+    modules  their attention
+    heads, groups, head_dim, d_model  sizes of a layer's attention, heads of queries and of keys
+    tables   what looks positions up in a table at the input
+    pairing  how the model's own rotation pairs dimensions; None if it has none
+    reached  of each attention module itself, or the module around it, that an argument given to the stack reaches
+    causal   whether attention is
+    """
+
+    stack: nn.Module
+    modules: list[nn.Module]
+    heads: int
+    groups: int
+    head_dim: int
+    d_model: int
+    max_len: int
+    tables: list[nn.Module]
+    pairing: str | None
+    reached: list[nn.Module | None]
+    causal: bool
+
+    def build(self, name: str, options: dict[str, Any]) -> PositionalEncoding:
+        """The encoding for this side; ``pairing`` and ``bidirectional`` are the model's own unless the options say."""
+        sizes = {"d_model": self.d_model, "num_heads": self.heads, "head_dim": self.head_dim, "max_len": self.max_len}
+        own = {"pairing": self.pairing, "bidirectional": not self.causal or None}
+        known = encodings.options(name)
+        options = {option: value for option, value in own.items() if value and option in known} | options
+        made = encodings.build(name, **sizes, **options)
+        if isinstance(made, MLA) or made.query_dim != self.head_dim:
+            raise InputError(
+                f"encoding: {name!r} was given; it takes queries and keys of {made.query_dim} dimensions, with "
+                f"projections of its own, and {type(self.modules[0]).__name__} has heads of {self.head_dim}."
+            )
+        return made
+
+
+class Anatomy:
+    """The sides of a model, in each of which an encoding is to act."""
+
+    def __init__(self, model: Any, max_len: int | None) -> None:
+        self.model = model
+        both = model.config.is_encoder_decoder
+        stacks = [model.get_encoder(), model.get_decoder()] if both else [_trunk(model)]
+        with trial(model), recorded() as calls, _told(stacks) as told:
+            run(model, self.example())
+        self._pairing = self._turned(stacks) if told["rotates"] and calls else None
+        self.sides = [self._side(stack, calls, told, max_len) for stack in stacks]
+        self.asking = [call.module for call in calls]
+
+    def example(self, seed: int = 0) -> dict[str, Tensor]:
+        """A few tokens that the model can be run on, a sequence of them."""
+        draw = torch.Generator().manual_seed(seed)
+        high = max(2, int(self.model.config.get_text_config().vocab_size))
+        names = {"input_ids": DECODED}
+        if self.model.config.is_encoder_decoder:
+            names = {"input_ids": ENCODED, "decoder_input_ids": DECODED}
+        made = {name: torch.randint(high, (1, length), generator=draw) for name, length in names.items()}
+        return {name: x.to(self.model.device) for name, x in made.items()}
+
+    def _turned(self, stacks: list[nn.Module]) -> str:
+        """How the model's rotation pairs dimensions: by which of them a quarter of a turn puts in the first's place."""
+        queries = []
+        for cos, sin in ((1.0, 0.0), (0.0, 1.0)):
+            with trial(self.model), recorded() as calls, _told(stacks, (cos, sin)):
+                run(self.model, self.example())
+            queries.append(calls[0].q)
+        plain, turned = queries
+        partner = int((plain + turned[..., :1]).abs().amax((0, 1, 2))[1:].argmin()) + 1
+        return "interleaved" if partner == 1 else "half"
+
+    def _side(self, stack: nn.Module, calls: list[Call], told: dict[str, Any], max_len: int | None) -> Found:
+        inside = set(stack.modules())
+        found = [call for call in calls if call.module in inside and call.q.shape[2] == call.k.shape[2]]
+        modules = [call.module for call in found]
+        modules += [module for module in stack.modules() if forward_of(module)] if not modules else []
+        kind = type(self.model).__name__
+        if not modules or len(set(modules)) != len(modules):
+            raise InputError(
+                f"model: {kind} does not ask transformers' attention interface once a layer; an encoding cannot be "
+                "installed in it."
+            )
+        sizes = {(call.q.shape[1], call.k.shape[1], call.q.shape[3]) for call in found}
+        if len(sizes) > 1:
+            raise InputError(
+                f"model: the layers of {kind} have heads of several sizes, {sorted(sizes)}; one is needed."
+            )
+        config = stack.config.get_text_config()  # type: ignore[union-attr, operator]
+        heads, groups, head_dim = sizes.pop() if sizes else _bloom(modules[0])
+        causal = bool(getattr(modules[0], "is_causal", True))
+        own = next((getattr(config, name) for name in _LENGTHS if getattr(config, name, None)), 2048)
+        return Found(
+            stack,
+            modules,
+            heads,
+            groups,
+            head_dim,
+            int(config.hidden_size),
+            int(own) if max_len is None else max_len,
+            _tables(stack),
+            self._pairing,
+            [_nearest(stack, module, told["reached"]) for module in modules],
+            causal,
+        )
+
+
+def _trunk(model: Any) -> nn.Module:
+    """What runs the layers of a model of one side, and is called itself."""
+    inner = model.get_decoder()
+    return inner if isinstance(inner, nn.Module) and hasattr(inner, "get_input_embeddings") else model.base_model
+
+
+def _bloom(module: Any) -> tuple[int, int, int]:
+    return module.num_heads, module.num_heads, module.head_dim
+
+
+def _nearest(stack: nn.Module, module: nn.Module, reached: set[nn.Module]) -> nn.Module | None:
+    """Of a module and those around it, the innermost of ``reached``."""
+    name = next(name for name, each in stack.named_modules() if each is module)
+    while name:
+        if (around := stack.get_submodule(name)) in reached:
+            return around
+        name = name.rpartition(".")[0]
+    return None
+
+
+def _tables(stack: nn.Module) -> list[nn.Module]:
+    found = (module for name, module in stack.named_modules() if name.rsplit(".", 1)[-1] in _TABLES)
+    return [module for module in found if isinstance(module, nn.Embedding)]
+
+
+@contextmanager
+def trial(model: Any) -> Iterator[None]:
+    """The model's attention through our function, for a while, without gradients and without dropout."""
+    register()
+    before = [(config, config._attn_implementation_internal) for config in configs_of(model)]
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    for config, _ in before:
+        config._attn_implementation_internal = NAME
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for config, name in before:
+            config._attn_implementation_internal = name
+        for module in training:
+            module.training = True
+
+
+def run(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """The model's first output."""
+    return model(**inputs, use_cache=False)[0] if _takes_cache(model) else model(**inputs)[0]
+
+
+def _takes_cache(model: Any) -> bool:
+    return "use_cache" in inspect.signature(model.forward).parameters
+
+
+@contextmanager
+def _told(stacks: list[nn.Module], turn: tuple[float, float] | None = None) -> Iterator[dict[str, Any]]:
+    """Which modules an argument of their stack reaches, and whether attention is given a rotation.
+
+    ``turn``: a cosine and a sine that all of it is made.
+    """
+    told: dict[str, Any] = {"reached": set(), "rotates": False}
+
+    def give(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, {**kwargs, PASS: told}
+
+    def see(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if (given := kwargs.get("position_embeddings")) is not None and isinstance(given, tuple):
+            told["rotates"] = True
+            if turn is not None:
+                turned = tuple(torch.full_like(x, value) for x, value in zip(given, turn, strict=True))
+                kwargs = {**kwargs, "position_embeddings": turned}
+        if kwargs.get(PASS) is not told:
+            return args, kwargs
+        told["reached"].add(module)
+        kept = {name: value for name, value in kwargs.items() if name != PASS}
+        return args, kept if module in ours else kwargs
+
+    hooks, ours = [], {module for stack in stacks for module in attention_modules(stack)}
+    for stack in stacks:
+        takes = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(stack.forward).parameters.values())
+        hooks += [stack.register_forward_pre_hook(give, with_kwargs=True)] if takes else []
+        inside = [module for module in stack.modules() if module is not stack]
+        hooks += [module.register_forward_pre_hook(see, with_kwargs=True) for module in inside]
+    try:
+        yield told
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,280 @@
+"""LieRE, ComRoPE and STRING: against matrix exponentials and inverses that are formed one at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.encodings.samples import SIZES, agree, draw, randomised
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.encodings import PositionalEncoding
+from toeplens.encodings.conformance import check
+from toeplens.ground import InputError
+
+H, D, N = 3, 8, 5
+PLANE = torch.tensor([[0, 0], [1, 0], [2, 5], [7, 3], [-4, 60]])
+LINE = torch.tensor([0, 1, 9, 300, -7])
+
+
+def build(name: str, **options: Any) -> PositionalEncoding:
+    torch.manual_seed(0)
+    return randomised(encodings.build(name, **SIZES, **options).double().requires_grad_(False), std=0.5)
+
+
+def exponential(matrix: np.ndarray) -> np.ndarray:
+    """The power series of a halved matrix, squared again."""
+    halvings = max(0, math.ceil(math.log2(max(1e-9, float(np.abs(matrix).sum())))) + 4)
+    small, term = np.eye(len(matrix)), np.eye(len(matrix))
+    for n in range(1, 20):
+        term = term @ matrix / 2**halvings / n
+        small = small + term
+    for _ in range(halvings):
+        small = small @ small
+    return small
+
+
+def turned(encoding: PositionalEncoding, x: Tensor, places: Tensor) -> Tensor:
+    return encoding.rotate(x, x, places, places)[0].detach()
+
+
+def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor) -> Tensor:
+    turned_q, turned_k = encoding.rotate(q, k, places, places)
+    return turned_q @ turned_k.mT
+
+
+def apply(matrices: list[list[np.ndarray]], x: Tensor) -> Tensor:
+    """Each head's and token's matrix times its vector."""
+    rows = [[matrices[h][n] @ x[b, h, n].numpy() for n in range(N)] for b in range(len(x)) for h in range(H)]
+    return torch.from_numpy(np.array(rows)).reshape(x.shape)
+
+
+def unit(places: Tensor, extents: list[float]) -> np.ndarray:
+    return places.reshape(N, -1).double().numpy() / np.array(extents)
+
+
+@pytest.mark.parametrize("block", [None, 2, 4])
+@pytest.mark.parametrize(("axes", "places"), [(1, LINE), (2, PLANE)])
+def test_lieres_rotation_is_the_exponential_of_its_generators(axes: int, places: Tensor, block: int | None) -> None:
+    encoding = build("liere", axes=axes, block=block)
+    raw, size = encoding.weight.numpy(), block or D
+    at = unit(places, [63.0] * axes)
+    matrices = []
+    for h in range(H):
+        row = []
+        for n in range(N):
+            generator = np.zeros((D, D))
+            for a in range(axes):
+                for m in range(D // size):
+                    for i in range(size):
+                        for j in range(i + 1, size):
+                            generator[m * size + i, m * size + j] += at[n, a] * raw[h, a, m, i, j]
+                            generator[m * size + j, m * size + i] -= at[n, a] * raw[h, a, m, i, j]
+            row.append(exponential(generator))
+        matrices.append(row)
+    x = draw(2, H, N, D)
+    agree(turned(encoding, x, places), apply(matrices, x), 1e-11)
+
+
+def test_lieres_start_is_uniform_over_a_turn_for_coordinates_up_to_one() -> None:
+    torch.manual_seed(0)
+    encoding = encodings.build("liere", **SIZES, grid=[5, 9])
+    assert encoding.extent.tolist() == [4, 8]
+    assert encodings.build("liere", **SIZES, axes=1, extent=[2.5]).extent.tolist() == [2.5]
+    values = encoding.weight.detach()
+    assert 0 <= float(values.min()) < 0.2
+    assert 6.0 < float(values.max()) <= 2 * math.pi
+    assert not torch.equal(encoding.for_layer(1).weight, encoding.weight)
+
+
+def test_lieres_axes_do_not_commute() -> None:
+    encoding = build("liere")
+    q, k = draw(1, H, N, D), draw(1, H, N, D, seed=2)
+    moved = logits(encoding, q, k, PLANE + torch.tensor([20, 40]))
+    assert float((moved - logits(encoding, q, k, PLANE)).abs().max()) > 0.1
+    assert not encoding.toeplitz
+    assert encoding.kernel(PLANE) is None
+    pairs = build("liere", block=2)
+    agree(logits(pairs, q, k, PLANE + 40), logits(pairs, q, k, PLANE), 1e-10)
+
+
+@pytest.mark.parametrize("variant", ["ld", "ap"])
+@pytest.mark.parametrize("block", [2, 4])
+def test_comropes_rotation_is_the_exponential_of_commuting_matrices(variant: str, block: int) -> None:
+    encoding = build("comrope", variant=variant, block=block)
+    weight = encoding.weight.numpy()
+    at = unit(PLANE, [64.0, 64.0])
+    matrices = []
+    for h in range(H):
+        row = []
+        for n in range(N):
+            generator = np.zeros((D, D))
+            for m in range(D // block):
+                part = slice(m * block, (m + 1) * block)
+                for a in range(2):
+                    own = float(m % 2 == a) if variant == "ap" else float(encoding.factors[a, m])
+                    generator[part, part] += at[n, a] * own * (weight[h, m] - weight[h, m].T)
+            row.append(exponential(generator))
+        matrices.append(row)
+    x = draw(2, H, N, D)
+    agree(turned(encoding, x, PLANE), apply(matrices, x), 1e-11)
+
+
+def test_comropes_blocks_are_as_large_as_fits() -> None:
+    assert encodings.build("comrope", **SIZES).weight.shape == (H, 1, 8, 8)
+    assert encodings.build("comrope", **SIZES, variant="ap").weight.shape == (H, 2, 4, 4)
+    assert encodings.build("comrope", **SIZES, grid=[4, 16]).extent.tolist() == [4, 16]
+
+
+@pytest.mark.parametrize(("axes", "places"), [(1, LINE), (2, PLANE)])
+def test_cayley_string_is_rope_after_an_orthogonal_map(axes: int, places: Tensor) -> None:
+    encoding = build("string", axes=axes)
+    at, omega, weight = unit(places, [1.0] * axes), encoding.weight.numpy(), encoding.skew.numpy()
+    matrices = []
+    for h in range(H):
+        skew = np.triu(weight[h], 1) - np.triu(weight[h], 1).T
+        basis = (np.eye(D) - skew) @ np.linalg.inv(np.eye(D) + skew)
+        assert np.abs(basis @ basis.T - np.eye(D)).max() < 1e-12
+        row = []
+        for n in range(N):
+            rope = np.zeros((D, D))
+            for t in range(D // 2):
+                angle = sum(at[n, a] * omega[h, a, t] for a in range(axes))
+                c, s = math.cos(angle), math.sin(angle)
+                rope[2 * t : 2 * t + 2, 2 * t : 2 * t + 2] = [[c, -s], [s, c]]
+            row.append(rope @ basis)
+        matrices.append(row)
+    x = draw(2, H, N, D)
+    agree(turned(encoding, x, places), apply(matrices, x), 1e-11)
+
+
+@pytest.mark.parametrize("head_dim", [7, 8])
+@pytest.mark.parametrize(("axes", "places"), [(1, LINE), (2, PLANE)])
+def test_circulant_string_is_the_exponential_of_circulant_matrices(axes: int, places: Tensor, head_dim: int) -> None:
+    sizes = SIZES | {"head_dim": head_dim}
+    encoding = randomised(
+        encodings.build("string", **sizes, form="circulant", axes=axes).double().requires_grad_(False), std=0.5
+    )
+    at, column = unit(places, [1.0] * axes), encoding.weight.numpy()
+    x = draw(2, H, N, head_dim)
+    ours = turned(encoding, x, places)
+    for h in range(H):
+        for n in range(N):
+            generator = np.zeros((head_dim, head_dim))
+            for a in range(axes):
+                circulant = np.array(
+                    [[column[h, a, (i - j) % head_dim] for j in range(head_dim)] for i in range(head_dim)]
+                )
+                generator += at[n, a] * (circulant - circulant.T)
+            wanted = torch.from_numpy(exponential(generator)) @ x[:, h, n].unsqueeze(-1)
+            assert float((ours[:, h, n] - wanted.squeeze(-1)).abs().max()) < 1e-9
+
+
+def test_cayley_string_on_one_axis_starts_as_rope() -> None:
+    q, k = draw(2, H, N, D), draw(2, H, N, D, seed=2)
+    string = encodings.build("string", **SIZES, axes=1, base=500.0)
+    agree(logits(string, q, k, LINE), logits(encodings.build("rope", **SIZES, base=500.0), q, k, LINE), 1e-4)
+
+
+@pytest.mark.parametrize("form", ["cayley", "circulant"])
+def test_string_starts_from_ropes_frequencies_along_some_direction(form: str) -> None:
+    torch.manual_seed(0)
+    for axes in (1, 2, 3):
+        encoding = encodings.build("string", **SIZES, form=form, axes=axes).double()
+        lengths = encoding.spectrum().detach().norm(dim=1)
+        wanted = 10000.0 ** (-2 * torch.arange(lengths.shape[-1], dtype=torch.float64) / D)
+        torch.testing.assert_close(lengths, wanted.expand_as(lengths), rtol=1e-5, atol=1e-7)
+
+
+COMMUTING: list[tuple[str, dict[str, Any]]] = [
+    ("comrope", {"variant": "ld", "block": 4}),
+    ("comrope", {"variant": "ap", "block": 2}),
+    ("string", {"form": "cayley"}),
+    ("string", {"form": "circulant"}),
+    ("liere", {"block": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), COMMUTING)
+@given(shift=st.tuples(st.floats(-50, 50), st.floats(-50, 50)))
+def test_where_generators_commute_the_offset_is_all_that_counts(
+    name: str, options: dict[str, Any], shift: tuple[float, float]
+) -> None:
+    """Coordinates that are no integers too."""
+    encoding = build(name, **options)
+    q, k = draw(1, H, N, D), draw(1, H, N, D, seed=2)
+    places = PLANE.double() + 0.25
+    agree(logits(encoding, q, k, places + torch.tensor(shift)), logits(encoding, q, k, places), 1e-10)
+
+
+@pytest.mark.parametrize(("name", "options"), [*COMMUTING, ("liere", {"axes": 1}), ("comrope", {"axes": 1})])
+def test_the_kernel_has_the_angles_of_the_rotation(name: str, options: dict[str, Any]) -> None:
+    """The trace of a rotation is the sum of 2 cos of its planes' angles, and 1 for what stays."""
+    encoding = build(name, **options)
+    places = LINE if encoding.axes == 1 else PLANE
+    kernel = encoding.kernel(places)
+    unit_vectors = torch.eye(D, dtype=torch.float64).expand(N, H, D, D).transpose(0, 2)  # [D, H, N, D]
+    moved, still = encoding.rotate(unit_vectors, unit_vectors, places, torch.zeros_like(places))
+    traces = (moved * still).sum(-1).sum(0)
+    agree(traces, 2 * kernel.real.sum(1), 1e-9)  # the circulant form's 1 stands for two components
+
+
+@pytest.mark.parametrize("options", [{"form": "circulant"}, {"form": "cayley"}])
+@given(first=st.integers(-(10**6), 10**6), second=st.integers(-(10**6), 10**6))
+def test_a_rotation_is_a_group_that_keeps_norms(options: dict[str, Any], first: int, second: int) -> None:
+    encoding = build("string", axes=1, **options)
+    x = draw(1, H, 1, D)
+    both, start, end = (torch.tensor([i]) for i in (first + second, 0, second))
+    one = encoding.rotate(x, x, both, end)
+    other = encoding.rotate(x, x, torch.tensor([first]), start)
+    agree((one[0] * one[1]).sum(-1), (other[0] * other[1]).sum(-1), 1e-7)
+    torch.testing.assert_close(one[0].norm(dim=-1), x.norm(dim=-1), rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("name", ["liere", "comrope", "string"])
+def test_running_numbers_are_raster_positions_on_a_grid(name: str) -> None:
+    encoding = build(name, grid=[4, 5])
+    numbers = torch.tensor([0, 4, 5, 13, 21])
+    raster = torch.tensor([[0, 0], [0, 4], [1, 0], [2, 3], [4, 1]])
+    x = draw(2, H, N, D)
+    agree(turned(encoding, x, numbers), turned(encoding, x, raster), 0)
+    assert torch.equal(encoding.place(numbers), raster)
+
+
+@pytest.mark.usefixtures("checked_in_ci")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("liere", {"axes": 1, "block": 4}),
+        ("comrope", {"variant": "ap", "block": 2}),
+        ("comrope", {"axes": 1}),
+        ("string", {"form": "circulant", "axes": 1}),
+        ("string", {"axes": 1}),
+    ],
+)
+def test_variants_conform(name: str, options: dict[str, Any]) -> None:
+    check(name, skip=["compile"], **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("liere", {"block": 3}, "^block: 3 was given; it must be at least 2 and divide head_dim, which is 8"),
+        ("liere", {"axes": 0}, "^axes: 0 was given; it must be at least 1"),
+        ("liere", {"grid": [4]}, r"^grid: \[4\] was given; it must be 2 positive sizes"),
+        ("liere", {"extent": [1.0, -1.0]}, "^extent: .* it must be 2 positive numbers"),
+        ("comrope", {"variant": "dl"}, "^variant: there is no 'dl'"),
+        ("comrope", {"variant": "ap", "block": 8}, "^block: 8 was given; 1 blocks of it cannot be shared out among 2"),
+        ("string", {"form": "circular"}, "^form: there is no 'circular'"),
+        ("string", {"base": 0.0}, "^base: 0.0 was given"),
+    ],
+)
+def test_bad_options_are_refused_in_a_sentence(name: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        encodings.build(name, **SIZES, **options)

@@ -1,0 +1,249 @@
+"""Selective RoPE, RePo and TAPA, against plain loops."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from typing import Any
+
+import pytest
+import torch
+from tests.encodings.samples import SIZES, agree, draw, randomised
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.encodings import PositionalEncoding, Seen, attention_logits
+from toeplens.encodings.conformance import SIZES as SMALL
+from toeplens.encodings.conformance import Specimen, check, measure
+from toeplens.encodings.learned_angles import TAPA
+from toeplens.ground import InputError
+
+B, H, D, N, W = 2, 3, 8, 6, 24
+PLACES = torch.tensor([-5, 0, 1, 9, 300, 12])
+SCALE = D**-0.5
+
+
+def build(name: str, **options: Any) -> PositionalEncoding:
+    torch.manual_seed(0)
+    return randomised(encodings.build(name, **SIZES, **options).double().requires_grad_(False), std=0.5)
+
+
+def content() -> tuple[Tensor, Tensor, Tensor]:
+    return draw(B, H, N, D), draw(B, H, N, D, seed=2), draw(B, N, W, seed=3)
+
+
+def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, x: Tensor, places: Tensor = PLACES) -> Tensor:
+    told = {"encoding": encoding, "q_positions": places, "k_positions": places, "scale": SCALE, "causal": False}
+    return attention_logits(q, k, notes=encoding.note(x), **told)
+
+
+def turned(q: Tensor, k: Tensor, angle_q: list[float], angle_k: list[float], pairing: str) -> float:
+    total = 0.0
+    for t in range(D // 2):
+        a, b = (t, t + D // 2) if pairing == "half" else (2 * t, 2 * t + 1)
+        x, y = complex(q[a], q[b]), complex(k[a], k[b])
+        total += (x * y.conjugate() * cmath.exp(1j * (angle_q[t] - angle_k[t]))).real
+    return total * SCALE
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+# ---- Selective RoPE -------------------------------------------------------------------------------------------------
+
+
+def angles_by_loops(encoding: Any, x: Tensor, base: float) -> list[list[list[float]]]:
+    """[head][token][pair] of one sequence [N, W], a step after the other."""
+    width = W // H
+    rows = []
+    for token in x:
+        parts = [token[h * width : (h + 1) * width] for h in range(H)]
+        rows.append(torch.cat([part / math.sqrt(float(part @ part) + 1e-6) for part in parts]))
+    phi = [encoding.up.weight @ (encoding.down.weight @ row) for row in rows]
+    angles: list[list[list[float]]] = [[] for _ in range(H)]
+    for h in range(H):
+        sums = [0.0] * (D // 2)
+        for n in range(N):
+            for t in range(D // 2):
+                channel = h * (D // 2) + t
+                if encoding.conv is None:
+                    step = float(phi[n][channel]) - (float(phi[n - 1][channel]) if n else 0.0)
+                else:
+                    kernel = encoding.conv[h, t]
+                    last = len(kernel) - 1
+                    step = sum(float(kernel[last - m] * phi[n - m][channel]) for m in range(min(n, last) + 1))
+                    step = step * sigmoid(step) if encoding.activation == "silu" else step
+                if encoding.constant is not None:
+                    step += math.exp(float(encoding.constant[h, 0, t]))
+                if encoding.gate is not None:
+                    step *= sigmoid(float(encoding.gate.weight[h] @ rows[n] + encoding.gate.bias[h]))
+                sums[t] += step
+            angles[h].append([s * base ** (-2 * t / D) for t, s in enumerate(sums)])
+    return angles
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"conv_size": 1, "activation": "none", "gate": False},
+        {"conv_size": 3, "bias": True, "base": 100.0, "pairing": "interleaved"},
+        {"conv_size": None, "rank": 2},
+        {"conv_size": None, "gate": False, "bias": True},
+    ],
+)
+def test_selective_rope_turns_by_the_sum_of_the_tokens_steps(options: dict[str, Any]) -> None:
+    encoding = build("selective-rope", **options)
+    q, k, x = content()
+    ours = logits(encoding, q, k, x)
+    for b in range(B):
+        angles = angles_by_loops(encoding, x[b], options.get("base", 500000.0))
+        for h in range(H):
+            for i in range(N):
+                for j in range(N):
+                    wanted = turned(q[b, h, i], k[b, h, j], angles[h][i], angles[h][j], encoding.pairing)
+                    assert abs(float(ours[b, h, i, j]) - wanted) < 1e-10
+
+
+def test_without_a_convolution_or_gate_the_angle_is_the_tokens_own() -> None:
+    """Differences add up to what the last token says: the order of the others does not count."""
+    encoding = build("selective-rope", conv_size=None, gate=False)
+    q, k, x = content()
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    shuffled = logits(encoding, q[:, :, order], k[:, :, order], x[:, order])
+    agree(shuffled, logits(encoding, q, k, x)[:, :, order][..., order], 1e-12)
+
+
+def test_the_numbers_of_positions_do_not_count() -> None:
+    for name in ("selective-rope", "repo"):
+        encoding = build(name)
+        q, k, x = content()
+        agree(logits(encoding, q, k, x), logits(encoding, q, k, x, torch.arange(N)), 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"conv_size": None}])
+def test_a_convolution_keeps_to_its_text(options: dict[str, Any]) -> None:
+    encoding = build("selective-rope", **options)
+    q, k, x = content()
+    texts = torch.tensor([[4, 4, 4, 1, 1, 7]] * B)
+    seen = Seen.of(q, k, notes=encoding.note(x), texts=texts)
+    packed = encoding.rotate(q, k, PLACES, PLACES, seen=seen)
+    for part in (slice(0, 3), slice(3, 5), slice(5, 6)):
+        q_part, k_part = packed[0][:, :, part], packed[1][:, :, part]
+        apart = logits(encoding, q[:, :, part], k[:, :, part], x[:, part], PLACES[part])
+        agree(q_part @ k_part.mT * SCALE, apart, 1e-12)
+
+
+# ---- RePo -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"width": 5, "base": 100.0, "pairing": "interleaved"}])
+def test_repo_turns_each_token_by_the_place_that_it_takes(options: dict[str, Any]) -> None:
+    encoding = build("repo", **options)
+    q, k, x = content()
+    ours, base = logits(encoding, q, k, x), options.get("base", 500000.0)
+    for h in range(H):
+        angles = []
+        for token in x[1]:
+            gate, told = encoding.gate.weight @ token, encoding.content.weight @ token
+            hidden = [float(g) * sigmoid(float(g)) * float(c) for g, c in zip(gate, told, strict=True)]
+            place = sum(float(w) * y for w, y in zip(encoding.place_of.weight[h], hidden, strict=True))
+            angles.append([place * base ** (-2 * t / D) for t in range(D // 2)])
+        for i in range(N):
+            for j in range(N):
+                wanted = turned(q[1, h, i], k[1, h, j], angles[i], angles[j], encoding.pairing)
+                assert abs(float(ours[1, h, i, j]) - wanted) < 1e-10
+
+
+def test_repo_knows_no_order() -> None:
+    encoding = build("repo")
+    q, k, x = content()
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    shuffled = logits(encoding, q[:, :, order], k[:, :, order], x[:, order])
+    agree(shuffled, logits(encoding, q, k, x)[:, :, order][..., order], 1e-12)
+    same = x[:, :1].expand(-1, N, -1)
+    agree(logits(encoding, q, k, same), q @ k.mT * SCALE, 1e-12)
+
+
+def test_repo_is_an_eighth_as_wide_as_the_model() -> None:
+    assert encodings.build("repo", **SIZES).gate.weight.shape == (3, W)
+    assert encodings.build("repo", **SIZES | {"d_model": 6}).gate.weight.shape == (1, 6)
+
+
+# ---- TAPA -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("alpha", "share"), [(0.1, 0.5), (0.7, 0.25), (1.0, 0.75)])
+@pytest.mark.parametrize("phase", ["quadratic", "linear"])
+def test_tapas_logits_are_the_formulas(alpha: float, share: float, phase: str) -> None:
+    encoding = build("tapa", alpha=alpha, share=share, phase=phase)
+    q, k, x = content()
+    ours, first = logits(encoding, q, k, x), round(share * D)
+    for h in range(H):
+        for row, i in enumerate(PLACES.tolist()):
+            for column, j in enumerate(PLACES.tolist()):
+                a, b = q[1, h, row], k[1, h, column]
+                if phase == "quadratic":
+                    angle = float(a[first:] @ b[first:])
+                else:
+                    angle = float(a[first:].sum() + b[first:].sum())
+                angle *= 2 * math.pi * abs(i - j) ** alpha / math.sqrt(D - first)
+                wanted = float(a[:first] @ b[:first]) / math.sqrt(first) * math.cos(angle)
+                assert abs(float(ours[1, h, row, column]) - wanted) < 1e-10
+
+
+def test_tapa_is_an_inner_product_where_nothing_says_a_phase() -> None:
+    encoding = build("tapa")
+    q, k, x = content()
+    q[..., 4:] = 0
+    agree(logits(encoding, q, k, x), q[..., :4] @ k[..., :4].mT / 2, 1e-12)
+
+
+def test_tapa_depends_on_the_offset_between_the_same_contents() -> None:
+    encoding = build("tapa")
+    q, k, x = content()
+    agree(logits(encoding, q, k, x, PLACES + 100_000), logits(encoding, q, k, x), 1e-12)
+
+
+def test_tapas_functions_of_the_distance_are_no_fixed_set() -> None:
+    """With larger contents their number grows; with small ones the suite's rank does not tell."""
+    specimen = Specimen(lambda: TAPA(**SMALL))
+    plain = specimen.content
+    specimen.content = lambda *size: 8 * plain(*size)
+    assert measure(specimen).data_dependent
+
+
+@pytest.mark.usefixtures("checked_in_ci")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("selective-rope", {"conv_size": None, "gate": False, "bias": True}),
+        ("selective-rope", {"conv_size": 1, "activation": "none", "pairing": "interleaved"}),
+        ("repo", {"width": 5, "pairing": "interleaved"}),
+        ("tapa", {"alpha": 1.0, "share": 0.25}),
+        ("tapa", {"alpha": 0.7, "phase": "linear"}),
+    ],
+)
+def test_variants_conform(name: str, options: dict[str, Any]) -> None:
+    check(name, skip=["compile"], **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("selective-rope", {"rank": 0}, "^rank: 0 was given; it must be at least 1"),
+        ("selective-rope", {"conv_size": 0}, "^conv_size: 0 was given; it must be at least 1"),
+        ("selective-rope", {"activation": "relu"}, "^activation: there is no 'relu'"),
+        ("selective-rope", {"d_model": 25}, "^d_model: 25 was given; it must be a multiple of num_heads, which is 3"),
+        ("selective-rope", {"head_dim": 7}, "^head_dim: 7 was given"),
+        ("repo", {"width": 0}, "^width: 0 was given; it must be at least 1"),
+        ("repo", {"pairing": "odd"}, "^pairing: there is no 'odd'"),
+        ("tapa", {"alpha": 0.0}, "^alpha: 0.0 was given; it must be finite and over 0"),
+        ("tapa", {"share": 1.0}, "^share: 1.0 was given; it must leave amplitude and phase a dimension each"),
+        ("tapa", {"phase": "cubic"}, "^phase: there is no 'cubic'"),
+    ],
+)
+def test_bad_options_are_refused_in_a_sentence(name: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        encodings.build(name, **SIZES | options)

@@ -1,0 +1,161 @@
+"""Resonance RoPE, HoPE and RoPE++, against plain loops and what their authors' programs compute."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.encodings.samples import SIZES, agree, draw
+from torch import Tensor
+
+from toeplens import encodings
+from toeplens.encodings import BandControl, PositionalEncoding, controlled
+from toeplens.encodings.conformance import check
+from toeplens.ground import InputError
+
+B, H, D, N = 2, 3, 8, 6
+PLACES = torch.tensor([-5, 0, 1, 9, 300, 12345])
+
+
+def build(name: str, **options: Any) -> PositionalEncoding:
+    return encodings.build(name, **SIZES, **options)
+
+
+def logits(encoding: PositionalEncoding, q: Tensor, k: Tensor, places: Tensor = PLACES) -> Tensor:
+    turned_q, turned_k = encoding.rotate(q, k, places, places)
+    return turned_q @ turned_k.mT
+
+
+def vectors() -> tuple[Tensor, Tensor]:
+    return draw(B, H, N, D), draw(B, H, N, D, seed=2)
+
+
+def product(q: Tensor, k: Tensor, offset: float, frequencies: list[float], pairing: str) -> complex:
+    total = 0j
+    for t, theta in enumerate(frequencies):
+        a, b = (t, t + D // 2) if pairing == "half" else (2 * t, 2 * t + 1)
+        total += complex(q[a], q[b]) * complex(k[a], k[b]).conjugate() * cmath.exp(1j * offset * theta)
+    return total
+
+
+def check_logits(encoding: PositionalEncoding, frequencies: list[float], pairing: str) -> None:
+    q, k = vectors()
+    ours = logits(encoding, q, k)
+    for h in range(H):
+        for row, i in enumerate(PLACES.tolist()):
+            for column, j in enumerate(PLACES.tolist()):
+                wanted = product(q[1, h, row], k[1, h, column], i - j, frequencies, pairing).real
+                assert abs(float(ours[1, h, row, column]) - wanted) < 1e-9
+
+
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+def test_resonance_ropes_wavelengths_are_whole_numbers(pairing: str, factor: float) -> None:
+    encoding = build("resonance-rope", pairing=pairing, factor=factor)
+    wavelengths = [round(2 * math.pi * factor * 10000.0 ** (2 * t / D)) for t in range(D // 2)]
+    assert encoding.wavelengths.tolist() == [wavelengths]
+    assert wavelengths == ([6, 63, 628, 6283] if factor == 1 else [25, 251, 2513, 25133])
+    check_logits(encoding, [2 * math.pi / length for length in wavelengths], pairing)
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(-100, 100))
+def test_a_pair_shows_the_same_angle_a_wavelength_later(offset: int, times: int) -> None:
+    encoding = build("resonance-rope")
+    for t, length in enumerate(encoding.wavelengths[0].long().tolist()):
+        here, later = encoding.kernel(torch.tensor([offset, offset + times * length]))[0, t]
+        assert abs(complex(here) - complex(later)) < 1e-8
+
+
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+@pytest.mark.parametrize(("length", "kept"), [(7, 1), (62, 1), (63, 2), (628, 2), (629, 3), (6284, 4)])
+def test_hope_keeps_what_turns_once_within_the_length(length: int, kept: int, pairing: str) -> None:
+    frequencies = [10000.0 ** (-2 * t / D) if t < kept else 0.0 for t in range(D // 2)]
+    check_logits(build("hope", train_length=length, pairing=pairing), frequencies, pairing)
+
+
+def test_hope_is_a_p_rope_whose_share_the_length_decides() -> None:
+    q, k = vectors()
+    assert torch.equal(logits(build("hope"), q, k), logits(build("p-rope", p=0.5), q, k))
+    assert torch.equal(logits(build("hope", train_length=100_000), q, k), logits(build("rope"), q, k))
+
+
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+@pytest.mark.parametrize("heads", ["shared", "own"])
+def test_every_second_head_has_the_imaginary_part(heads: str, pairing: str) -> None:
+    encoding = build("rope-plus-plus", heads=heads, pairing=pairing)
+    q, k = vectors()
+    ours, frequencies = logits(encoding, q, k), [10000.0 ** (-2 * t / D) for t in range(D // 2)]
+    for h in range(H):
+        source = h // 2 * 2 if heads == "shared" else h
+        for row, i in enumerate(PLACES.tolist()):
+            for column, j in enumerate(PLACES.tolist()):
+                z = product(q[0, source, row], k[0, source, column], i - j, frequencies, pairing)
+                assert abs(float(ours[0, h, row, column]) - (z.imag if h == 1 else z.real)) < 1e-9
+
+
+def test_the_imaginary_head_is_the_programs() -> None:
+    """Its queries are q sin - rotate_half(q) cos; its real ones q cos + rotate_half(q) sin."""
+    q, k = vectors()
+    ours = build("rope-plus-plus").rotate(q, k, PLACES, PLACES)
+    angles = PLACES.double().unsqueeze(-1) * 10000.0 ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D)
+    cos, sin = (table.repeat(1, 2) for table in (angles.cos(), angles.sin()))
+    for h in range(H):
+        x, y = q[:, h // 2 * 2], k[:, h // 2 * 2]
+        half, key_half = (torch.cat((-z[..., D // 2 :], z[..., : D // 2]), dim=-1) for z in (x, y))
+        agree(ours[0][:, h], x * sin - half * cos if h == 1 else x * cos + half * sin, 1e-9)
+        agree(ours[1][:, h], y * cos + key_half * sin, 1e-9)
+
+
+def test_real_heads_are_ropes_and_the_kernel_says_which_are_not() -> None:
+    q, k = vectors()
+    ours, rope = build("rope-plus-plus", heads="own"), build("rope", pairing="half")
+    agree(logits(ours, q, k)[:, ::2], logits(rope, q, k)[:, ::2], 0)
+    offsets = torch.arange(-9, 10)
+    kernel, plain = ours.kernel(offsets), rope.kernel(offsets)[0]
+    for h in range(H):
+        agree(torch.view_as_real(kernel[h]), torch.view_as_real(plain * (-1j if h == 1 else 1)), 1e-12)
+    same = draw(1, H, 1, D).expand(1, H, N, D)
+    agree(logits(ours, same, same)[0, 1].diagonal(), torch.zeros(N, dtype=torch.float64), 1e-9)
+
+
+def test_bands_under_control_stop_in_imaginary_heads_too() -> None:
+    q, k = vectors()
+    stopped = controlled(build("rope-plus-plus", heads="own"), BandControl(still=(0, 1, 2, 3)))
+    ours = logits(stopped, q, k)
+    a, b = (x[:, 1].unflatten(-1, (2, -1)) for x in (q, k))
+    imaginary = torch.complex(a[..., 0, :], a[..., 1, :]) @ torch.complex(b[..., 0, :], b[..., 1, :]).mH
+    agree(ours[:, 1], imaginary.imag, 1e-12)
+    agree(ours[:, 0], (q @ k.mT)[:, 0], 1e-12)
+
+
+@pytest.mark.usefixtures("checked_in_ci")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("resonance-rope", {"factor": 3.0, "pairing": "half"}),
+        ("hope", {"train_length": 10}),
+        ("rope-plus-plus", {"heads": "own", "pairing": "interleaved"}),
+    ],
+)
+def test_variants_conform(name: str, options: dict[str, Any]) -> None:
+    check(name, skip=["compile"], **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("resonance-rope", {"factor": 0.5}, "^factor: 0.5 was given; it must be finite and at least 1"),
+        ("hope", {"train_length": 6}, "^train_length: 6 was given; it must be at least 7"),
+        ("hope", {"max_len": 5}, "^max_len: 5 was given; it must be at least 7"),
+        ("rope-plus-plus", {"heads": "half"}, "^heads: there is no 'half'"),
+        ("rope-plus-plus", {"num_heads": 1}, "^num_heads: 1 was given; a real and an imaginary head are at least 2"),
+    ],
+)
+def test_bad_options_are_refused_in_a_sentence(name: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        encodings.build(name, **SIZES | options)

@@ -1,0 +1,249 @@
+"""Models of sound and other inputs that are no tokens: Conformers with both kinds of position, audited on waveforms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tests.sources.huggingface.models import GROUPED, INPUTS, SIZES, T5, calls_in, state, tiny
+from torch import Tensor
+
+from toeplens import audit
+from toeplens.ground import InputError
+from toeplens.lens import NoForm
+from toeplens.sources.huggingface import NoPosition, as_tokens, captured, compared
+from toeplens.sources.huggingface.capture.refusals import offset_share, turned_before
+from toeplens.studies.auditing import Audit, open_audit, save
+
+WIDTH, HEADS, RATE, SAMPLES, FRAMES = 32, 4, 16000, 640, 30
+CONFORMER = {name: SIZES[name] for name in SIZES if name != "max_position_embeddings"} | {
+    "conv_dim": (16, 16),
+    "conv_kernel": (10, 8),
+    "conv_stride": (5, 4),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 4,
+    "conv_depthwise_kernel_size": 5,
+}
+KINDS = ("rotary", "relative")
+CLASSES = ("Wav2Vec2ConformerModel", "Wav2Vec2ConformerForCTC")
+
+
+def conformer(kind: str, cls: str = CLASSES[0]) -> Any:
+    return tiny(cls, position_embeddings_type=kind, **CONFORMER)
+
+
+def waves(count: int = 9) -> dict[str, Tensor]:
+    """Sines of different pitches, with noise."""
+    times, pitches = torch.arange(SAMPLES) / RATE, 200 + 60 * torch.arange(count)
+    noise = torch.randn(count, SAMPLES, generator=torch.Generator().manual_seed(0))
+    return {"input_values": (2 * math.pi * pitches[:, None] * times).sin() + 0.1 * noise}
+
+
+def given_to_attention(model: Any, inputs: dict[str, Tensor]) -> list[tuple[Any, Tensor]]:
+    """The attention modules, and the states that each is given in a plain pass."""
+    found: list[tuple[Any, Tensor]] = []
+    modules = [layer.self_attn for layer in model.encoder.layers]
+    hooks = [
+        module.register_forward_pre_hook(
+            lambda module, args, kwargs: found.append((module, kwargs["hidden_states"])), with_kwargs=True
+        )
+        for module in modules
+    ]
+    with torch.no_grad():
+        model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def in_heads(x: Tensor) -> Tensor:
+    return x.double().unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+
+def numbers(found: Audit, *without: str) -> list[dict[str, Any]]:
+    return [{name: value for name, value in vars(head).items() if name not in without} for head in found.heads]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_call_is_proved_on_its_own_waveforms(kind: str, cls: str) -> None:
+    model, calls = conformer(kind, cls), []
+    before = state(model)
+    assert compared(model, waves(), calls.append) < 1e-5
+    assert [(call.side, call.kind, call.layer, call.q.shape[2]) for call in calls] == [
+        ("encoder", "self", layer, FRAMES) for layer in range(2)
+    ]
+    for call in calls:
+        assert call.proof.weights is not None
+        assert call.proof.weights < 1e-4
+        assert call.proof.outputs < 1e-4
+        assert call.proof.queries == FRAMES
+        assert call.weights is not None
+        assert (call.softmax(call.logits()) - call.weights).abs().max() < 1e-4
+    assert state(model) == before
+
+
+def test_the_rotation_of_states_leaves_logits_at_both_positions_and_no_shares() -> None:
+    """x_i^T R_i^T W_q^T W_k R_j x_j, written out by complex numbers."""
+    model, inputs = conformer("rotary"), waves()
+    calls = calls_in(model, inputs)
+    for call, (module, states) in zip(calls, given_to_attention(model, inputs), strict=True):
+        half = WIDTH // HEADS // 2
+        x = states.double().unflatten(-1, (HEADS, 2, half))
+        speeds = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+        turns = torch.arange(FRAMES, dtype=torch.float64)[:, None] * speeds
+        z = torch.complex(x[..., 0, :], x[..., 1, :]) * torch.polar(torch.ones_like(turns), turns)[:, None]
+        turned = torch.stack((z.real, z.imag), -2).flatten(2)
+        q, k = (in_heads(turned @ of.weight.double().T + of.bias.double()) for of in (module.linear_q, module.linear_k))
+        assert (call.scale * q @ k.transpose(-1, -2) - call.logits()).abs().max() < 1e-4
+        assert call.rotation is None
+        assert call.unrotated is None
+        assert call.bias is None
+        with pytest.raises(NoForm, match=r"rotation is of the states, before their projection .* at most \d\d? % of"):
+            call.placed()
+
+
+def test_what_the_offset_explains_is_all_of_it_where_projections_and_rotation_change_places() -> None:
+    model, inputs = conformer("rotary"), waves()
+    with torch.no_grad():
+        for layer in model.encoder.layers:
+            for of in (layer.self_attn.linear_q, layer.self_attn.linear_k):
+                of.weight.copy_(torch.eye(WIDTH))
+                of.bias.zero_()
+    said = calls_in(model, inputs)[0].unknown
+    assert said == "its rotation is of the states, before their projection to queries and keys."  # and no share is told
+    generator = torch.Generator().manual_seed(1)
+    places = torch.arange(12.0)
+    turned = torch.stack((places.cos(), places.sin()), -1)[None, None].expand(1, 4, -1, -1)
+    assert offset_share(turned, turned[:, :2]) == pytest.approx(1)
+    random = torch.randn(1, 2, 12, 2, generator=generator)
+    share = offset_share(random, random.flip(2))
+    assert 0 < share < 0.9
+    assert f"at most {100 * share:.0f} % of" in turned_before((random, random.flip(2)))
+    assert "%" not in turned_before(None)
+
+
+def test_the_relative_form_is_a_query_by_offset_and_has_no_shares() -> None:
+    """Its parts, formed from the module's weights offset by offset: (q + u) . k and (q + v) . r of i - j."""
+    model, inputs = conformer("relative"), waves()
+    calls = calls_in(model, inputs)
+    for call, (module, states) in zip(calls, given_to_attention(model, inputs), strict=True):
+        u, v = (x.double()[:, None] for x in (module.pos_bias_u, module.pos_bias_v))
+        q = in_heads(module.linear_q(states))
+        assert (call.q - (q + u)).abs().max() < 1e-4
+        offsets = torch.arange(FRAMES)[:, None] - torch.arange(FRAMES)
+        speeds = 10000.0 ** (-torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
+        angles = offsets[..., None] * speeds
+        table = torch.stack((angles.sin(), angles.cos()), -1).flatten(-2) @ module.linear_pos.weight.double().T
+        bias = call.scale * torch.einsum("bhid,ijhd->bhij", q + v, table.unflatten(-1, (HEADS, -1)))
+        assert call.bias is not None
+        assert (call.bias - bias).abs().max() < 1e-4
+        assert call.unknown is None
+        assert call.rotation is None
+        with pytest.raises(NoForm, match=r"self_attn .* its bias is no function of the offset alone"):
+            call.placed()
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_audit_runs_to_its_end_and_says_what_it_is_of(kind: str, cls: str, tmp_path: Any) -> None:
+    model = conformer(kind, cls)
+    before = state(model)
+    found = audit(*as_tokens(model, waves()))
+    assert state(model) == before
+    assert (found.about["class"], found.about["sequences"], found.about["tokens"]) == (cls, 9, FRAMES)
+    assert found.whole < 1e-5
+    assert (found.effect, found.method, len(found.heads)) == ("states", "exact", 2 * HEADS)
+    why, position = {
+        "rotary": ("its rotation is of the states, before their projection", "a rotation that is not understood"),
+        "relative": ("its bias is no function of the offset alone.", "bias"),
+    }[kind]
+    for layer in found.layers:
+        assert layer.unknown is not None
+        assert why in layer.unknown
+        assert "Wav2Vec2ConformerSelfAttention" in layer.module
+        assert layer.position == position
+        assert layer.weights is not None
+        assert max(layer.weights, layer.outputs) < 1e-4
+    for head in found.heads:
+        assert head.positional is head.symbolic is head.interaction is head.induction is None
+        assert None not in (head.toeplitz, head.toeplitz_variance, head.entropy, head.previous, head.decay)
+        assert head.effect is not None
+        assert head.effect > 0
+    assert open_audit(save(found, tmp_path / "audit")) == found
+
+
+def test_position_is_taken_from_the_relative_form_alone() -> None:
+    found = audit(*as_tokens(conformer("relative"), waves()), effects="position")
+    assert all(head.effect is not None and head.effect > 0 for head in found.heads)
+    with pytest.raises(NoPosition):
+        audit(*as_tokens(conformer("rotary"), waves()), effects="position")
+
+
+def test_some_sequences_are_those_alone() -> None:
+    model = conformer("relative")
+    some = audit(*as_tokens(model, waves()), sequences=3, effects="none")
+    alone = audit(*as_tokens(model, {name: x[:3] for name, x in waves().items()}), effects="none")
+    assert some.about["sequences"] == 3
+    for one, other in zip(some.heads, alone.heads, strict=True):
+        assert one.entropy == pytest.approx(other.entropy, abs=1e-6)
+
+
+def test_vectors_of_tokens_are_measured_as_the_tokens_are() -> None:
+    """But for induction, as no place is another's copy, and effects, which of vectors are of the last states."""
+    ids = INPUTS["input_ids"].repeat(4, 1) + torch.arange(8)[:, None] % 3
+    for cls, sizes in (("LlamaForCausalLM", GROUPED), ("BertModel", SIZES)):
+        model = tiny(cls, **sizes)
+        vectors = model.get_input_embeddings()(ids % 31).detach()
+        mine, own = (
+            audit(*given, effects="none") for given in (as_tokens(model, {"inputs_embeds": vectors}), (model, ids % 31))
+        )
+        for one, other in zip(numbers(mine, "induction"), numbers(own, "induction"), strict=True):
+            assert one["positional"] == pytest.approx(other["positional"], abs=1e-5)
+            assert one["entropy"] == pytest.approx(other["entropy"], abs=1e-5)
+        assert audit(*as_tokens(model, {"inputs_embeds": vectors})).effect == "states"
+
+
+def test_other_inputs_have_other_numbers_and_the_same_ones_the_same() -> None:
+    """What is kept of an audit goes by them."""
+    model = conformer("rotary")
+    first, again, other = (
+        as_tokens(model, x)[1] for x in (waves(), waves(), {"input_values": 2 * waves()["input_values"]})
+    )
+    assert torch.equal(first, again)
+    assert first.shape == (9, FRAMES)
+    assert len(first.unique()) == first.numel()
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({}, "inputs: none were given"),
+        ({"input_values": [1.0, 2.0]}, "input_values is list; it must be a tensor"),
+        ({"input_values": torch.zeros(4)}, r"input_values is \[4\]; it must be a tensor with the sequences first"),
+        (
+            {"waves": torch.zeros(2, 640)},
+            "waves was given, which Wav2Vec2ConformerModel does not take; .* input_values",
+        ),
+        ({**waves(2), "attention_mask": torch.ones(3, SAMPLES)}, "2 of input_values, 3 of attention_mask were given"),
+        ({**waves(2), "attention_mask": torch.ones(2, SAMPLES).tril(600)}, "their mask hides some of them"),
+        ({"input_values": torch.zeros(2, 45)}, "a single frame of each; at least 2"),
+        ({"input_values": torch.zeros(2, 5)}, "Wav2Vec2ConformerModel does not run on this input: "),
+    ],
+)
+def test_inputs_that_cannot_be_read_are_refused(inputs: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        as_tokens(conformer("rotary"), inputs)
+
+
+def test_models_with_two_sides_and_parts_of_sequences_are_refused() -> None:
+    with pytest.raises(InputError, match="T5Model has an encoder and a decoder"):
+        as_tokens(tiny("T5Model", **T5), {"inputs_embeds": torch.zeros(2, 12, 32)})
+    with pytest.raises(InputError, match=f"not whole sequences of the {FRAMES} frames"):
+        audit(*as_tokens(conformer("rotary"), waves()), max_tokens=10, effects="none")
+    loaded, numbers_of = as_tokens(conformer("rotary"), waves())
+    with pytest.raises(InputError, match="not whole sequences"):
+        captured(loaded.model, {"input_ids": numbers_of + 9 * FRAMES}, lambda call: None)
