@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toeplens import encodings, engine, ground, lens, model, report, sources, studies, tasks, training
+    from toeplens import encodings, engine, ground, hosts, lens, model, nn, report, sources, studies, tasks, training
     from toeplens.encodings import PositionalEncoding
     from toeplens.engine import ablate_run, extrapolate
     from toeplens.ground import EnvironmentFailure, InputError
@@ -41,8 +41,10 @@ __all__ = [
     "engine",
     "extrapolate",
     "ground",
+    "hosts",
     "lens",
     "model",
+    "nn",
     "report",
     "run_spec",
     "sources",
@@ -56,8 +58,10 @@ _HOLDERS = {
     "encodings": ("PositionalEncoding",),
     "engine": ("ablate_run", "extrapolate"),
     "ground": ("EnvironmentFailure", "InputError"),
+    "hosts": (),
     "lens": ("ablate_heads", "behaviour", "decompose"),
     "model": ("Decoder", "DecoderConfig", "decoder_config"),
+    "nn": (),
     "report": (),
     "sources": (),
     "studies": ("Audit", "audit"),

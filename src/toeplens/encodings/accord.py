@@ -91,7 +91,7 @@ def check(parts: Mapping[str, PositionalEncoding]) -> None:
                     f"keys to their product; there is room for one."
                 )
         if one.axes == other.axes > 1 and not _same(_placed, one, other):
-            raise InputError(f"encoding: {a!r} and {b!r} place running numbers at other coordinates (place).")
+            raise InputError(f"encoding: {a!r} and {b!r} place running numbers otherwise (place); give both one grid.")
         waves = isinstance(one, Sinusoidal) and isinstance(other, Sinusoidal) and one.layout == other.layout
         if waves and _same(lambda part: part.frequencies, one, other):
             raise InputError(f"encoding: {a!r} and {b!r} both add the same waves at the input (embed).")

@@ -64,8 +64,8 @@ def attend(
     """Each head's output, for queries and keys as they were projected: the encoding does all of its work in here.
 
     Keys and values may be of fewer heads than queries, a divisor G of H: each serves H / G heads that stand side by
-    side (grouped and multi-query attention). A query that sees no key (padding before a text) has an output of 0, whatever
-    the encoding and the path. Raises `InputError` for shapes that do not go together.
+    side (grouped and multi-query attention). A query that sees no key (padding before a text) has an output of 0,
+    whatever the encoding and the path. Raises `InputError` for shapes that do not go together.
 
     Arguments
         encoding  of H heads

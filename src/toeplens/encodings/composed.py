@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-from toeplens.encodings.accord import check, citation, couplings, formula, is_toeplitz, layers_of, quoted
-from toeplens.encodings.attention import attention_weights
+from toeplens.encodings.accord import check, citation, couplings, formula, is_toeplitz, layers_of
 from toeplens.encodings.base import HOOKS, PositionalEncoding
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
 from toeplens.encodings.tempered import Tempered
+from toeplens.encodings.trial import Trial
 from toeplens.ground import InputError, shown
 
 
@@ -44,8 +44,9 @@ class Composed(PositionalEncoding):
     The factor of q . k is 1/sqrt(d) unless one of them publishes another (`t5`: 1), which is then that of all.
 
     Refused: two that act through the same hook, but for input vectors, biases and temperatures; a rotation beside a
-    `score`; a bias beside what forms logits anew; vectors of the same waves twice; sizes, coordinates, widths of
-    queries, and factors of their own that differ.
+    `score`; a bias beside what forms logits anew; what reads a query beside a rotation that scales it by the text's
+    middle (`xpos`); vectors of the same waves twice; sizes, coordinates, widths of queries, and factors of their own
+    that differ.
     """
 
     def __init__(self, *encodings: PositionalEncoding, names: Sequence[str] = ()) -> None:
@@ -74,7 +75,10 @@ class Composed(PositionalEncoding):
         self.citation, self.formula = citation(each), formula(each)
         self.layers = layers_of(each)
         self._noted = self._layout()
-        self._try()
+        device = _device(self)
+        if device.type != "meta":
+            with torch.no_grad():
+                self.data_dependent |= Trial(self, parts, device).run()
 
     # ---- the hooks ------------------------------------------------------------------------------------------------
 
@@ -176,6 +180,8 @@ class Composed(PositionalEncoding):
         acting = [part for part in self._each() if part.coupling != "none"]
         if self.coupling in ("none", "input"):
             return acting[0].kernel(offsets) if len(acting) == 1 else None if acting else self._part(0).kernel(offsets)
+        if self.overrides("rotate") and "transform_logits" in self._seeing:
+            return None  # functions of a turned query, which are others at every place
         hooks = ("rotate", "score", "transform_logits", "add_values")
         kernels = [part.kernel(offsets) for part in acting if any(map(part.overrides, hooks))]
         rows = [kernel for kernel in kernels if kernel is not None and kernel.is_complex()]
@@ -279,44 +285,6 @@ class Composed(PositionalEncoding):
             if notes is not None:
                 found[index] = notes.shape[1], notes.shape[3]
         return found
-
-    @torch.no_grad()
-    def _try(self) -> None:
-        """Attention of two tokens, so that what cannot read what another makes is refused here and not later."""
-        device = _device(self)
-        if device.type == "meta":
-            return
-        length = min(2, self.max_len)
-        positions = torch.arange(length, device=device)
-        positions = self.place(positions) if self.axes > 1 else positions
-        x = torch.ones(1, length, self.d_model, device=device)
-        q = k = torch.ones(1, self.num_heads, length, self.query_dim, device=device)
-        told = {"encoding": self, "q_positions": positions, "k_positions": positions, "scale": self.scale}
-        try:
-            attention_weights(q, k, notes=self.note(x), **told)
-        except Exception as error:
-            raise InputError(
-                f"encoding: {quoted(self.names)} do not go together: one of them cannot read what another makes of "
-                f"queries and keys."
-            ) from error
-        for index in self._acting["transform_logits"]:
-            others = [other for hook in ("score", "bias") for other in self._acting[hook] if other != index]
-            if others and self._is_blind(index, q, k, positions, x):
-                name, other = self.names[index], self.names[others[0]]
-                hook = "score" if others[0] in self._acting["score"] else "bias"
-                raise InputError(
-                    f"encoding: {name!r} forms logits anew from queries and keys (transform_logits), so that the "
-                    f"{hook} of {other!r} would be lost."
-                )
-
-    def _is_blind(self, index: int, q: Tensor, k: Tensor, positions: Tensor, x: Tensor) -> bool:
-        """Whether what it makes of logits does not depend on them; or is worked twice, the second time without."""
-        if self._part(index).overrides("transform_weights"):
-            return True
-        seen = Seen.of(q, k, notes=self.note(x), scale=self.scale)
-        logits = q @ k.transpose(-2, -1) * self.scale
-        made = [self._ask(index, "transform_logits", z, positions, positions, seen=seen) for z in (logits, logits + 1)]
-        return torch.equal(made[0], made[1])
 
 
 def _names(encodings: Sequence[PositionalEncoding], names: Sequence[str]) -> dict[str, PositionalEncoding]:

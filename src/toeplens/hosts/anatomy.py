@@ -20,7 +20,8 @@ from toeplens.hosts.seat import PASS
 from toeplens.sources.huggingface.model import attention_modules, configs_of
 
 _TABLES = ("wpe", "embed_positions", "position_embeddings")  # the names of what looks positions up, in our families
-_LENGTHS = ("max_position_embeddings", "n_positions", "seq_length")
+_LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_source_positions")
+_SPEECH = "wav2vec2-conformer"
 ENCODED, DECODED = 5, 7  # tokens of an example, so that each side's attention is known by its shape
 
 
@@ -69,6 +70,12 @@ class Anatomy:
 
     def __init__(self, model: Any, max_len: int | None) -> None:
         self.model = model
+        self._speech = model.config.model_type == _SPEECH
+        if model.main_input_name != "input_ids" and not self._speech:
+            raise InputError(
+                f"model: {type(model).__name__} takes {model.main_input_name}; of the models that take no token ids, "
+                "Wav2Vec2-Conformer alone takes an encoding."
+            )
         both = model.config.is_encoder_decoder
         stacks = [model.get_encoder(), model.get_decoder()] if both else [_trunk(model)]
         with trial(model), recorded() as calls, _told(stacks) as told:
@@ -78,8 +85,10 @@ class Anatomy:
         self.asking = [call.module for call in calls]
 
     def example(self, seed: int = 0) -> dict[str, Tensor]:
-        """A few tokens that the model can be run on, a sequence of them."""
+        """A few tokens that the model can be run on, a sequence of them; a third of a second of noise for speech."""
         draw = torch.Generator().manual_seed(seed)
+        if self._speech:
+            return {"input_values": torch.randn(1, 5600, generator=draw).to(self.model.device, self.model.dtype)}
         high = max(2, int(self.model.config.get_text_config().vocab_size))
         names = {"input_ids": DECODED}
         if self.model.config.is_encoder_decoder:
@@ -114,7 +123,8 @@ class Anatomy:
             raise InputError(
                 f"model: the layers of {kind} have heads of several sizes, {sorted(sizes)}; one is needed."
             )
-        config = stack.config.get_text_config()  # type: ignore[union-attr, operator]
+        config: Any = self.model.config if self._speech else stack.config
+        config = config.get_text_config()
         heads, groups, head_dim = sizes.pop() if sizes else _bloom(modules[0])
         causal = bool(getattr(modules[0], "is_causal", True))
         own = next((getattr(config, name) for name in _LENGTHS if getattr(config, name, None)), 2048)
@@ -135,6 +145,8 @@ class Anatomy:
 
 def _trunk(model: Any) -> nn.Module:
     """What runs the layers of a model of one side, and is called itself."""
+    if model.config.model_type == _SPEECH:
+        return model.base_model.encoder
     inner = model.get_decoder()
     return inner if isinstance(inner, nn.Module) and hasattr(inner, "get_input_embeddings") else model.base_model
 

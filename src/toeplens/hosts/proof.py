@@ -56,7 +56,7 @@ def _spread(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _takes_positions(model: Any) -> bool:
-    return "position_ids" in inspect.signature(model.forward).parameters
+    return model.main_input_name == "input_ids" and "position_ids" in inspect.signature(model.forward).parameters
 
 
 def _apart(a: Tensor, b: Tensor) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,16 @@ from toeplens.encodings import PositionalEncoding, attend
 from toeplens.hosts.families import forward_of
 from toeplens.hosts.passes import Pass
 
-if TYPE_CHECKING:
-    from toeplens.hosts.stack import Stack
-
 SEAT = "toeplens_seat"  # where an attention module carries it
 PASS = "toeplens_pass"  # the argument in which layers hand a pass on
 _HIDDEN = ("hidden_states", "x")
+
+
+class Side(Protocol):
+    """What a seat knows of its stack: the pass at hand, and whether attention is causal where a module does not say."""
+
+    now: Pass | None
+    causal: bool
 
 
 class Seat:
@@ -33,7 +37,7 @@ class Seat:
     """
 
     def __init__(
-        self, module: nn.Module, stack: Stack, layer: int, encoding: PositionalEncoding, around: nn.Module | None
+        self, module: nn.Module, stack: Side, layer: int, encoding: PositionalEncoding, around: nn.Module | None
     ) -> None:
         self.stack, self.layer, self.encoding = stack, layer, encoding
         self.now: Pass | None = None
@@ -63,6 +67,9 @@ class Seat:
         if (turned := kwargs.get("position_embeddings")) is not None:
             cos, sin = turned
             kwargs["position_embeddings"] = (torch.ones_like(cos), torch.zeros_like(sin))
+        if (turned := kwargs.get("relative_position_embeddings")) is not None:  # Wav2Vec2-Conformer's
+            still = torch.stack((torch.ones_like(turned[0]), torch.zeros_like(turned[0])))
+            kwargs["relative_position_embeddings"] = still if _rotates(module) else turned
         return args, kwargs
 
     def _tell(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -116,6 +123,10 @@ class Seat:
     def _last(self, count: int) -> Tensor | None:
         notes = self.notes
         return notes if notes is None else F.pad(notes, (0, 0, 0, count - notes.shape[2]))
+
+
+def _rotates(module: Any) -> bool:
+    return module.position_embeddings_type == "rotary"
 
 
 def _written_on(tensor: Tensor | None, now: Pass | None) -> Pass | None:

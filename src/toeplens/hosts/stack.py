@@ -30,11 +30,11 @@ class Stack:
         self.encoding, self.carries, self.causal = encoding, carries, causal
         self.now: Pass | None = None
         self._signature = inspect.signature(module.forward)
-        embeddings = module.get_input_embeddings()  # type: ignore[operator]
+        embeddings = getattr(module, "get_input_embeddings", lambda: None)()
         self._hooks = [
             module.register_forward_pre_hook(self._begin, with_kwargs=True),
             module.register_forward_hook(self._end, with_kwargs=True),
-            embeddings.register_forward_hook(self._embed),
+            *(each.register_forward_hook(self._embed) for each in (embeddings,) if each is not None),
             *(table.register_forward_hook(_nothing) for table in tables),
         ]
 
@@ -45,8 +45,9 @@ class Stack:
 
     def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         given = self._signature.bind_partial(*args, **kwargs).arguments
-        tokens, vectors = given.get("input_ids"), given.get("inputs_embeds")
-        x = vectors if tokens is None else tokens
+        tokens = given.get("input_ids")
+        name = "inputs_embeds" if "inputs_embeds" in self._signature.parameters else "hidden_states"
+        x = given.get(name) if tokens is None else tokens
         if not isinstance(x, Tensor):
             return args, kwargs
         cache = given.get("past_key_values")
@@ -58,8 +59,10 @@ class Stack:
             cache=cache,
         )
         kwargs = dict(kwargs)
-        if tokens is None and "inputs_embeds" in kwargs:
-            kwargs["inputs_embeds"] = self._embedded(vectors)
+        if tokens is None and name in kwargs:
+            kwargs[name] = self._embedded(x)
+        elif tokens is None:  # a stack that is given states is given them first
+            args = (self._embedded(args[0]), *args[1:])
         if self.carries:
             kwargs[PASS] = self.now
         return args, kwargs

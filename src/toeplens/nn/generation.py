@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,13 +11,22 @@ from torch import Tensor
 from toeplens.encodings.kit import require_count, require_number
 from toeplens.ground import InputError
 
-if TYPE_CHECKING:
-    from toeplens.nn.transformer import Transformer
+
+class Model(Protocol):
+    """What text can be had from: `toeplens.nn.Transformer`, and what is called as it is."""
+
+    training: bool
+
+    def __call__(self, tokens: Tensor, **given: Any) -> Float[Tensor, "B N vocab_size"]: ...
+
+    def new_cache(self, batch: int, length: int) -> Any: ...
+
+    def train(self, mode: bool = True) -> Any: ...
 
 
 @torch.no_grad()
 def generate(
-    model: Transformer,
+    model: Model,
     tokens: Int[Tensor, "B N"],
     *,
     max_new_tokens: int,
@@ -61,7 +70,7 @@ def generate(
             "key_padding_mask: a sequence that ends in padding was given; texts go on at the end, pad left."
         )
     was_training = model.training
-    model.eval()
+    model.train(False)
     try:
         told = _Told(model, tokens, key_padding_mask, start + max_new_tokens, use_cache)
         if beams > 1:
@@ -81,7 +90,7 @@ def generate(
 class _Told:
     """The tokens so far, and what the model says comes next."""
 
-    def __init__(self, model: Transformer, tokens: Tensor, padding: Tensor | None, most: int, use_cache: bool) -> None:
+    def __init__(self, model: Model, tokens: Tensor, padding: Tensor | None, most: int, use_cache: bool) -> None:
         self.model, self.tokens, self.padding = model, tokens, padding
         self.cache = model.new_cache(len(tokens), most) if use_cache else None
 

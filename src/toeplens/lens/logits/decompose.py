@@ -160,6 +160,10 @@ def _require_form(encoding: PositionalEncoding) -> None:
             f"encoding: the position part of {name} depends on the content of other tokens, so that its logits are no "
             "sum of content and position parts."
         )
+    if encoding.overrides("score") and not encoding.data_dependent:
+        raise NoForm(
+            f"encoding: {name} forms several products of a query and a key, of which its logits are no one sum."
+        )
     if encoding.overrides("transform_weights"):
         raise NoForm(
             f"encoding: {name} acts on the weights after the softmax, so that its logits are not all of its position."

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from torch import Tensor
+
 from toeplens.ground import EnvironmentFailure, InputError, choose
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface import Change, NoGradient, NoPosition
+from toeplens.sources.huggingface import Change, NoGradient, NoPosition, as_tokens
 from toeplens.sources.huggingface.beforehand import Called, calls_of
 from toeplens.sources.huggingface.failures import of_libraries, words
 from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
@@ -63,7 +65,8 @@ def audit(
         model        a `transformers.PreTrainedModel`; a directory that holds one, or its name on the hub; or a finished
                      `toeplens.training.Run` or its directory, which is audited on examples of its test set
         data         token ids [B, N] or [N] (a tensor, an array, lists, which may be of different lengths), or a text
-                     or several, in a list or by name; random tokens whose second half repeats the first unless given.
+                     or several, in a list or by name; or what ``forward`` takes, tensors by name (`as_tokens` of the
+                     sources); random tokens whose second half repeats the first unless given.
                      An encoder-decoder reads the same on both sides, the decoder's one place later. Sequences are
                      shared out among texts as evenly as these allow, and intervals are then over texts
         tokenizer    of a text; the one that lies with the model unless given
@@ -121,6 +124,8 @@ def audit(
         options = {"sequences": sequences or EXAMPLES, "device": device, "seed": seed, "on_progress": report}
         return audit_run(model, layers=wanted, method=method, directory=directory, **options)
     loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)
+    if isinstance(data, Mapping) and any(isinstance(x, Tensor) for x in data.values()):
+        loaded, data = as_tokens(loaded, data)
     model = loaded.model
     loaded.check_numbers()
     read, tokenizer = sequences_of(loaded, data, tokenizer, sequences or SEQUENCES, max_tokens, seed)

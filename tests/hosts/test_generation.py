@@ -1,0 +1,109 @@
+"""Every encoding in a Llama: generation with a key cache is generation without, with padding and with beams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.hosts.families import FAMILIES
+from tests.sources.huggingface.models import tiny
+from torch import Tensor
+
+from toeplens import encodings, hosts
+from toeplens.ground import InputError
+
+PROMPTS = torch.randint(3, 31, (2, 9), generator=torch.Generator().manual_seed(1))
+MASK = torch.ones_like(PROMPTS)
+MASK[0, :4] = 0
+HOW = {"do_sample": False, "max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0}
+OTHERS = ["Mistral", "Gemma 3", "GPT-2", "OPT", "BLOOM", "GPT-NeoX", "T5"]
+
+
+def host(name: str, family: str = "Llama") -> Any:
+    """A model in float64 with the encoding at random parameters; None where it cannot act there."""
+    model = tiny(FAMILIES[family][0], **FAMILIES[family][1]).double()
+    if name == "mla":
+        with pytest.raises(InputError, match="projections of its own"):
+            hosts.install(model, name)
+        return None
+    installed = hosts.install(model, name)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in installed.encodings.parameters():
+            parameter.normal_(std=0.3)
+    return model
+
+
+def depends_on_length(model: Any) -> bool:
+    """Then a pass over all tokens works the earlier ones again, at the new length, and need not say the same."""
+    return any(encoding.length_dependent for encoding in model.toeplens_encodings)
+
+
+def generated(model: Any, prompts: Tensor = PROMPTS, mask: Tensor = MASK, **more: Any) -> Tensor:
+    return model.generate(prompts, attention_mask=mask, **HOW, **more)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", encodings.names())
+def test_with_a_cache_it_is_what_it_is_without(name: str, beams: int) -> None:
+    model = host(name)
+    if model is None:
+        return
+    cached = generated(model, num_beams=beams)
+    if not depends_on_length(model):
+        assert cached.equal(generated(model, num_beams=beams, use_cache=False))
+        assert cached[:1, 4:].equal(generated(model, PROMPTS[:1, 4:], MASK[:1, 4:], num_beams=beams))
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "t5", "fox", "path", "sinusoidal", "fire", "shaw", "stick-breaking"])
+@pytest.mark.parametrize("family", OTHERS)
+def test_in_other_families_too(family: str, name: str) -> None:
+    model = host(name, family)
+    for beams in (1, 2):
+        cached = generated(model, num_beams=beams)
+        assert cached.equal(generated(model, num_beams=beams, use_cache=False))
+
+
+@pytest.mark.parametrize("name", ["rope", "fox", "path", "t5"])
+def test_a_static_cache_gives_the_same(name: str) -> None:
+    model = host(name)
+    assert generated(model).equal(generated(model, cache_implementation="static"))
+
+
+@pytest.mark.parametrize("name", ["rope", "fox"])
+def test_a_cache_goes_from_pass_to_pass_and_is_cut(name: str) -> None:
+    model = host(name)
+    with torch.no_grad():
+        whole = model(PROMPTS).logits
+        first = model(PROMPTS[:, :5], use_cache=True)
+        cache = first.past_key_values
+        assert torch.allclose(model(PROMPTS[:, 5:], past_key_values=cache).logits, whole[:, 5:], atol=1e-9)
+        cache.crop(-2)
+        assert torch.allclose(model(PROMPTS[:, 7:], past_key_values=cache).logits, whole[:, 7:], atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "fox", "path"])
+def test_packed_texts_are_as_apart(name: str) -> None:
+    """Position ids that begin again tell transformers, and us, that another text begins."""
+    model = host(name)
+    ids, places = PROMPTS[:1], torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    with torch.no_grad():
+        packed = model(ids, position_ids=places, use_cache=False).logits
+        apart = [model(ids[:, some], use_cache=False).logits for some in (slice(0, 4), slice(4, 9))]
+    assert torch.allclose(packed, torch.cat(apart, dim=1), atol=1e-9)
+
+
+def test_vectors_in_place_of_tokens_get_their_positions() -> None:
+    model = host("learned")
+    vectors = model.get_input_embeddings().weight[PROMPTS]
+    with torch.no_grad():
+        assert torch.allclose(model(inputs_embeds=vectors).logits, model(PROMPTS).logits, atol=1e-9)
+
+
+def test_a_cache_that_was_filled_before_is_refused() -> None:
+    model = tiny(FAMILIES["Llama"][0], **FAMILIES["Llama"][1])
+    cache = model(PROMPTS[:, :5], use_cache=True).past_key_values
+    hosts.install(model, "alibi")
+    with pytest.raises(InputError, match=r"^past_key_values: a cache of 5 tokens was given that was not filled"):
+        model(PROMPTS[:, 5:], past_key_values=cache)

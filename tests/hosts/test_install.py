@@ -1,0 +1,215 @@
+"""A host is trained, copied, cast, compiled, saved, opened again and given back."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.hosts.families import FAMILIES
+from tests.sources.huggingface.models import INPUTS, state, tiny
+from torch import Tensor
+
+from toeplens import hosts
+from toeplens.ground import InputError
+
+IDS = INPUTS["input_ids"]
+
+
+def llama(family: str = "Llama") -> Any:
+    return tiny(FAMILIES[family][0], **FAMILIES[family][1])
+
+
+def installed(name: str, family: str = "Llama", **options: Any) -> Any:
+    model = llama(family)
+    host = hosts.install(model, name, **options)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in host.encodings.parameters():
+            parameter.normal_(std=0.3)
+    return model
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+def gradients(model: Any) -> list[Tensor]:
+    """Of two passes, after both were made."""
+    model.zero_grad()
+    torch.manual_seed(0)
+    more = {} if model.config.is_encoder_decoder else {"use_cache": False}
+    losses = [model(ids, labels=ids, **more).loss for ids in (IDS, IDS[:1, 3:9])]
+    sum(losses).backward()  # type: ignore[union-attr]
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`:FutureWarning")
+@pytest.mark.parametrize("name", ["rope", "alibi", "fire", "t5", "fox", "path"])
+@pytest.mark.parametrize("family", ["Llama", "GPT-2", "BERT", "BLOOM", "T5"])
+def test_layers_worked_again_find_their_own_pass(family: str, name: str) -> None:
+    """Gradient checkpointing, with another pass between forward and backward."""
+    if family == "BERT" and name == "path":
+        pytest.skip("it is causal")
+    model = installed(name, family).double().train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    plain = gradients(model)
+    model.gradient_checkpointing_enable()
+    again = gradients(model)
+    assert len(again) == len(plain)
+    for ours, theirs in zip(again, plain, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-12)
+    assert all(p.grad is not None and bool(p.grad.any()) for p in model.toeplens_encodings.parameters()) or name == "t5"
+
+
+def test_it_learns() -> None:
+    """A tiny Llama with FIRE in the place of RoPE learns a text by heart."""
+    model = installed("fire").train()
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(40):
+        loss = model(IDS, labels=IDS).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.2 * losses[0]
+
+
+@pytest.mark.parametrize(("name", "options"), [("fire", {}), ("rope", {"base": 500.0}), ("t5", {"num_buckets": 8})])
+def test_it_is_saved_and_opened_again_by_one_call(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model = installed(name, **options)
+    model.save_pretrained(tmp_path)
+    again = hosts.load(tmp_path)
+    assert logits(again).equal(logits(model))
+    hosts.uninstall(again)
+    again.save_pretrained(tmp_path / "plain")
+    with pytest.raises(InputError, match="has no encoding of ours; open it with from_pretrained"):
+        hosts.load(tmp_path / "plain")
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^path: .*nothing was given; it must be a folder that save_pretrained wrote"):
+        hosts.load(tmp_path / "nothing")
+    model = installed("fire")
+    model.save_pretrained(tmp_path)
+    model.toeplens_encodings = torch.nn.ModuleList()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"the weights in .* are not those of the encoding 'fire'"):
+        hosts.load(tmp_path)
+
+
+def test_it_is_given_back_bit_for_bit() -> None:
+    for family in ("Llama", "GPT-2", "BLOOM", "T5"):
+        model = llama(family)
+        inputs = dict(INPUTS) | ({"decoder_input_ids": IDS} if family == "T5" else {})
+        before, names = model(**inputs)[0], list(model.state_dict())
+        hosts.install(model, "nope")
+        hosts.uninstall(model)  # the interface's table keeps our name from here on
+        kept = state(model)
+        hosts.install(model, "fox")
+        model(**inputs)
+        hosts.uninstall(model)
+        assert state(model) == kept
+        assert list(model.state_dict()) == names
+        assert model(**inputs)[0].equal(before)
+
+
+def test_a_copy_is_a_host_of_its_own() -> None:
+    model = installed("fire")
+    copied = copy.deepcopy(model)
+    assert logits(copied).equal(logits(model))
+    hosts.uninstall(model)
+    assert not logits(copied).equal(logits(model))
+    hosts.uninstall(copied)
+    assert logits(copied).equal(logits(model))
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "fox"])
+def test_in_bfloat16_it_is_as_near_as_bfloat16_is(name: str) -> None:
+    exact = logits(installed(name))
+    model = llama().to(torch.bfloat16)
+    host = hosts.install(model, name)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in host.encodings.parameters():
+            parameter.copy_(torch.empty(parameter.shape).normal_(std=0.3))
+    out = logits(model)
+    assert out.dtype == torch.bfloat16
+    assert float((out.float() - exact).abs().max()) <= 0.05 * float(exact.abs().max())
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["rope", "fire", "fox"])
+def test_it_compiles_whole(name: str) -> None:
+    """Without a break in the graph, with padding; the same numbers and gradients."""
+    model = installed(name).train()
+    mask = torch.ones_like(IDS)
+    mask[1, 9:] = 0
+    inputs = {"input_ids": IDS, "attention_mask": mask, "labels": IDS, "use_cache": False}
+    plain = model(**inputs)
+    plain.loss.backward()
+    gradient = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True)(**inputs)
+    compiled.loss.backward()
+    assert torch.allclose(compiled.logits, plain.logits, atol=1e-4)
+    for ours, theirs in zip(model.parameters(), gradient, strict=True):
+        assert ours.grad is not None
+        assert torch.allclose(ours.grad, theirs, atol=1e-4)
+
+
+def test_a_dimension_s_partner_is_found_in_either_pairing() -> None:
+    for family, pairing in (("Llama", "half"), ("GLM", "interleaved"), ("Cohere", "interleaved"), ("gpt-oss", "half")):
+        model = llama(family)
+        assert hosts.install(model, "rope").encodings[0].pairing == pairing
+
+
+def test_both_sides_of_a_t5_have_buckets_of_their_own_kind() -> None:
+    encoder, decoder = hosts.install(llama("T5"), "t5").encodings
+    assert encoder.bidirectional
+    assert not decoder.bidirectional
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("rope", {"layers": [5]}, r"^layers: \[5\] was given; it must be different layers from 0 to 1"),
+    ("rope", {"layers": []}, r"^layers: \[\] was given"),
+    ("rope", {"layers": [0, 0]}, r"^layers: \[0, 0\] was given"),
+    ("sinusoidal", {"layers": [0]}, r"^layers: \[0\] was given; its vectors enter at the input"),
+    ("roap", {}, r"^encoding: there is no 'roap'"),
+    ("rope", {"bass": 1.0}, r"option of encoding 'rope'"),
+    ("mla", {}, r"^encoding: 'mla' was given; it takes queries and keys of 12 dimensions"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "sentence"), REFUSED)
+def test_what_cannot_be_installed_is_refused_and_nothing_is_left(
+    name: str, options: dict[str, Any], sentence: str
+) -> None:
+    model = llama()
+    before, names = logits(model), list(model.state_dict())
+    with pytest.raises(InputError, match=sentence):
+        hosts.install(model, name, **options)
+    assert logits(model).equal(before)
+    assert list(model.state_dict()) == names
+
+
+def test_a_second_one_a_missing_one_and_a_short_table_are_refused() -> None:
+    model = llama("GPT-2")
+    with pytest.raises(InputError, match=r"^layers: \[0\] was given; the model's own positions enter at the input"):
+        hosts.install(model, "rope", layers=[0])
+    with pytest.raises(InputError, match="it has no encoding installed"):
+        hosts.uninstall(model)
+    hosts.install(model, "learned", max_len=8)
+    with pytest.raises(InputError, match="max_len: position 11 was asked for"):
+        model(IDS)
+    with pytest.raises(InputError, match="it has an encoding installed; uninstall that one first"):
+        hosts.install(model, "rope")
+    with pytest.raises(InputError, match=r"^model: a Linear was given; it must be a transformers.PreTrainedModel"):
+        hosts.install(torch.nn.Linear(2, 2), "rope")

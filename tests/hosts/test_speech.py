@@ -1,0 +1,106 @@
+"""Wav2Vec2-Conformer takes an encoding too: on waveforms, its own rotation or relative positions out of the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from toeplens import hosts
+from toeplens.ground import InputError
+
+transformers = pytest.importorskip("transformers")
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "conv_dim": (16, 16),
+    "conv_stride": (5, 4),
+    "conv_kernel": (10, 8),
+    "num_feat_extract_layers": 2,
+    "conv_depthwise_kernel_size": 5,
+    "num_conv_pos_embedding_groups": 2,
+    "num_conv_pos_embeddings": 8,
+    "vocab_size": 12,
+    "max_source_positions": 400,
+}
+
+
+def speech(kind: str) -> Any:
+    torch.manual_seed(0)
+    config = transformers.Wav2Vec2ConformerConfig(position_embeddings_type=kind, layerdrop=0.0, **SIZES)
+    model = transformers.Wav2Vec2ConformerForCTC(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.mul_(4.0 if weight.shape[0] <= 64 else 1.0)
+    return model
+
+
+def waves() -> Tensor:
+    """Two tones with noise, of half a second at 16 kHz."""
+    time = torch.arange(4000) / 16000
+    tones = torch.stack([(2 * torch.pi * pitch * time).sin() for pitch in (220.0, 523.0)])
+    return tones + 0.1 * torch.randn(tones.shape, generator=torch.Generator().manual_seed(1))
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(waves()).logits
+
+
+def stopped(model: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """The logits of the model with its own position stopped by its own means."""
+    encoder = model.wav2vec2_conformer.encoder
+    with monkeypatch.context() as patch:
+        if kind == "rotary":
+            plain = encoder.embed_positions.forward
+
+            def still(x: Tensor) -> Tensor:
+                made = plain(x)
+                return torch.stack((torch.ones_like(made[0]), torch.zeros_like(made[1])))
+
+            patch.setattr(encoder.embed_positions, "forward", still)
+        else:
+            for layer in encoder.layers:
+                patch.setattr(layer.self_attn.linear_pos.weight, "data", torch.zeros(32, 32))
+        return logits(model)
+
+
+@pytest.mark.parametrize("kind", ["rotary", "relative"])
+def test_without_position_it_is_the_model_with_its_own_stopped(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = speech(kind)
+    plain, wanted = logits(model), stopped(model, kind, monkeypatch)
+    hosts.install(model, "nope")
+    size = float(wanted.abs().max())
+    assert float((logits(model) - wanted).abs().max()) <= 2e-6 * size
+    assert float((plain - wanted).abs().max()) > 1e-4 * size
+    hosts.uninstall(model)
+    assert logits(model).equal(plain)
+
+
+@pytest.mark.parametrize("name", ["rope", "t5", "alibi", "sinusoidal", "fox", "shaw"])
+def test_an_encoding_acts_and_learns(name: str) -> None:
+    model = speech("rotary")
+    hosts.install(model, "nope")
+    without = logits(model)
+    hosts.uninstall(model)
+    host = hosts.install(model, name)
+    with torch.no_grad():
+        for parameter in host.encodings.parameters():
+            parameter.normal_(std=0.3)
+    assert float((logits(model) - without).abs().max()) > 1e-5
+    model.train()
+    labels = torch.randint(1, 12, (2, 4), generator=torch.Generator().manual_seed(2))
+    model(waves(), labels=labels).loss.backward()
+    assert all(parameter.grad is not None for parameter in host.encodings.parameters())
+
+
+def test_other_models_without_tokens_are_refused() -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    model = transformers.ViTModel(transformers.ViTConfig(image_size=32, **sizes))
+    with pytest.raises(InputError, match=r"^model: ViTModel takes pixel_values; .* Wav2Vec2-Conformer alone"):
+        hosts.install(model, "rope")
