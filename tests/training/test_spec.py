@@ -263,7 +263,7 @@ def test_what_just_fits_is_a_spec():
         ({"model": MODEL | {"num_heads": 3}}, "model: d_model: 16 was given; it must be divisible by num_heads (3)."),
         ({"model": MODEL | {"encoding": "rop"}}, "model: encoding: there is no 'rop'; did you mean 'rope'"),
         ({"model": MODEL | {"encoding_options": {"base": float("inf")}}}, "model.encoding_options: "),
-        ({"model": MODEL | {"encoding": ["rope"], "protocol": "released"}}, "model.encoding: "),
+        ({"model": MODEL | {"encoding": ["rope", 3], "protocol": "released"}}, "model.encoding: "),
         ({"task_options": {"length": float("nan")}}, "task_options: "),
         ({"model": 3}, "model: "),
         (

@@ -86,12 +86,17 @@ def attend(
         at_once   query-key pairs worked at once where they must be formed: memory is linear in the number of keys
     """
     check_asked(q, k, v, **told)
-    whole = _rotated(q, k, **told)
+    groups = told["encoding"].turns_alike and not told["encoding"].looks_at_keys and q.device.type == "cpu"
+    whole = _rotated(q, k, groups=groups and fused, **told)
     encoding, q_positions, k_positions, seen = whole.encoding, whole.q_positions, whole.k_positions, whole.seen
     q, k, mask, causal, scale, window = seen.q, seen.k, seen.mask, seen.causal, seen.scale, seen.window
-    v = for_each_head(v, q.shape[1])
+    v = for_each_head(v, k.shape[1])
     in_order = told.get("rows") is None  # then the queries are the last tokens of the keys
     fused = fused and encoding.fusable and whole.plain and not is_mapped()  # torch's would go one by one, or fail
+    if not fused:
+        whole = whole.ungrouped()
+        k, v = whole.seen.k, for_each_head(v, q.shape[1])
+        seen = whole.seen
     masked = mask is not None or seen.texts is not None
     square = in_order and not masked and q.shape[-2] == k.shape[-2] and window is None
     near = window if fused and in_order else None  # keys out of sight are then left out
@@ -108,11 +113,11 @@ def attend(
     factored = factored and in_order and encoding.factors_at(q_positions, k_positions)
     once = fused and added is None and square and encoding.fixed_bias and not factored
     once = once and q_positions is k_positions and not encoding.by_sequence(k_positions)
-    if once and encoding.pair_width * k.shape[1] * k.shape[2] ** 2 <= 4 * at_once:
+    if once and encoding.pair_width * q.shape[1] * k.shape[2] ** 2 <= 4 * at_once:
         added = fixed_bias(encoding, k_positions, dtype=q.dtype, mask=None, causal=causal)
     triangle = square and causal
     whole = replace(whole, v=v, added=added, dropout=dropout, fused=fused, factored=factored, triangle=triangle)
-    numbers = (encoding.pair_width if added is None else 1) * k.shape[0] * k.shape[1] * k.shape[2]  # for each query
+    numbers = (encoding.pair_width if added is None else 1) * q.shape[0] * q.shape[1] * k.shape[2]  # for each query
     size = FACTORED if factored else max(1, at_once // max(1, numbers))
     size = size if near is None else min(size, max(near, LEAST))
     starts = range(0, q.shape[-2], size)
@@ -193,6 +198,10 @@ class _Queries:
         """Whether nothing but an encoding changes the logits or the softmax."""
         return self.softcap is None and self.sinks is None
 
+    def ungrouped(self) -> _Queries:
+        """With keys for each head."""
+        return replace(self, seen=replace(self.seen, k=for_each_head(self.seen.k, self.seen.q.shape[1])))
+
     def part(self, queries: slice, keys: slice) -> _Queries:
         """Some of the queries and some of the keys alone."""
         return replace(
@@ -213,7 +222,8 @@ class _Queries:
         if self.fused:
             seen, bias = self.seen, self._bias()
             if bias is not None and self.triangle and is_faster(seen.q, seen.k):
-                return attend_blocked(seen.q, seen.k, self.v, _four(bias), self.dropout, seen.scale, causal=True)
+                k, v = (for_each_head(x, seen.q.shape[1]) for x in (seen.k, self.v))
+                return attend_blocked(seen.q, k, v, _four(bias), self.dropout, seen.scale, causal=True)
             return _fused(seen.q, seen.k, self.v, bias, self.dropout, seen.scale)
         weights = F.dropout(self.weights(), self.dropout)
         out, more = weights @ self.v, self._hook("add_values", weights)
@@ -224,7 +234,8 @@ class _Queries:
         seen = self.seen
         a, b = self._hook("bias_product")
         q = torch.cat((seen.q, (a / seen.scale).to(seen.q.dtype).expand(*seen.q.shape[:-1], -1)), dim=-1)
-        k = torch.cat((seen.k, b.to(seen.k.dtype).expand(*seen.k.shape[:-1], -1)), dim=-1)
+        k, v = (for_each_head(x, q.shape[1]) for x in (seen.k, v))
+        k = torch.cat((k, b.to(k.dtype).expand(*k.shape[:-1], -1)), dim=-1)
         mask = None if self.triangle else seen.visible()
         return _fused(q, k, v, mask, self.dropout, seen.scale, is_causal=self.triangle)
 
@@ -271,13 +282,14 @@ def _rotated(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    groups: bool = False,
     **more: Any,
 ) -> _Queries:
-    """All queries, and what the hooks after `rotate` see of them; each head with keys of its own."""
+    """All queries, and what the hooks after `rotate` see of them: keys for each head, or as they are if ``groups``."""
     k = k if encoding.turns_alike else for_each_head(k, q.shape[1])
     seen = Seen.of(q, k, scale=scale, **more)
     q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
-    seen = replace(seen, q=q, k=for_each_head(k, q.shape[1]))
+    seen = replace(seen, q=q, k=k if groups else for_each_head(k, q.shape[1]))
     return _Queries(encoding, q_positions, k_positions, seen, softcap=softcap, sinks=sinks)
 
 
@@ -299,6 +311,7 @@ def _fused(
     Where they are slower than products over blocks, these.
     """
     if mask is None and is_faster(q, k):
+        k, v = (for_each_head(x, q.shape[1]) for x in (k, v))
         return attend_blocked(q, k, v, None, dropout, scale, causal=is_causal)
     mask = None if mask is None else _four(mask)
     width = v.shape[-1]
@@ -307,7 +320,9 @@ def _fused(
         v = F.pad(v, (0, missing))
     elif missing < 0:
         q, k = F.pad(q, (0, -missing)), F.pad(k, (0, -missing))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale)
+    grouped = q.shape[1] != k.shape[1]
+    more = {"dropout_p": dropout, "is_causal": is_causal, "scale": scale, "enable_gqa": grouped}
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **more)
     return out[..., :width]
 
 

@@ -222,6 +222,11 @@ class PositionalEncoding(nn.Module):
         return not self.overrides("rotate")
 
     @property
+    def looks_at_keys(self) -> bool:
+        """Whether a hook after `rotate` asks for what is ``seen``, keys of each head among it."""
+        return bool(self._seeing - {"rotate"})
+
+    @property
     def fixed_bias(self) -> bool:
         """Whether its bias depends on positions alone, so that it can be formed once for all who share it."""
         return self.overrides("bias") and "bias" not in self._seeing and not self.overrides("transform_logits")

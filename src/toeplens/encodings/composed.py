@@ -83,7 +83,7 @@ class Composed(PositionalEncoding):
     # ---- the hooks ------------------------------------------------------------------------------------------------
 
     def embed(self, x: Stream, positions: Positions) -> Stream:
-        for part in self._each():
+        for part in self.each():
             x = part.embed(x, positions)
         return x
 
@@ -125,7 +125,7 @@ class Composed(PositionalEncoding):
 
     def bias_product(
         self, q_positions: Positions, k_positions: Positions, *, seen: Seen | None = None
-    ) -> tuple[Float[Tensor, "*B H Nq r"], Float[Tensor, "*B H Nk r"]]:
+    ) -> tuple[Float[Tensor, "*_B H Nq r"], Float[Tensor, "*_B H Nk r"]]:
         """The products of all biases, side by side."""
         acting = self._acting["bias"]
         pairs = [self._ask(index, "bias_product", q_positions, k_positions, seen=seen) for index in acting]
@@ -177,7 +177,7 @@ class Composed(PositionalEncoding):
             made = [part.kernel(offsets) for part in biases]
             real = [kernel for kernel in made if kernel is not None and not kernel.is_complex()]
             return sum(real[1:], real[0]) if len(real) == len(made) else None
-        acting = [part for part in self._each() if part.coupling != "none"]
+        acting = [part for part in self.each() if part.coupling != "none"]
         if self.coupling in ("none", "input"):
             return acting[0].kernel(offsets) if len(acting) == 1 else None if acting else self._part(0).kernel(offsets)
         if self.overrides("rotate") and "transform_logits" in self._seeing:
@@ -192,15 +192,19 @@ class Composed(PositionalEncoding):
 
     # ---- how a model uses it --------------------------------------------------------------------------------------
 
+    def each(self) -> list[PositionalEncoding]:
+        """The encodings that act together, in the order given."""
+        return [self._part(index) for index in range(len(self.parts))]
+
     def for_layer(self, layer: int) -> PositionalEncoding:
-        parts = [part.for_layer(layer) for part in self._each()]
-        same = all(ours is theirs for ours, theirs in zip(parts, self._each(), strict=True))
+        parts = [part.for_layer(layer) for part in self.each()]
+        same = all(ours is theirs for ours, theirs in zip(parts, self.each(), strict=True))
         return self if same else Composed(*parts, names=self.names)
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
         if self.axes > 1:
             return self._part(self._first).place(tokens)
-        for part in self._each():
+        for part in self.each():
             tokens = part.place(tokens)
         return tokens
 
@@ -211,11 +215,11 @@ class Composed(PositionalEncoding):
         """Whether one of them acts through the hook ``name``."""
         if name == "bias_product":
             return self.factorable
-        return bool(self._acting[name]) if name in self._acting else any(part.overrides(name) for part in self._each())
+        return bool(self._acting[name]) if name in self._acting else any(part.overrides(name) for part in self.each())
 
     @property
     def fusable(self) -> bool:
-        return all(part.fusable for part in self._each())
+        return all(part.fusable for part in self.each())
 
     @property
     def turns_alike(self) -> bool:
@@ -232,16 +236,13 @@ class Composed(PositionalEncoding):
         return self._part(0).query_dim
 
     def check_positions(self, positions: Positions) -> None:
-        for part in self._each():
+        for part in self.each():
             part.check_positions(positions)
 
     # ---- each with its own ----------------------------------------------------------------------------------------
 
     def _part(self, index: int) -> PositionalEncoding:
         return cast(PositionalEncoding, self.parts[index])
-
-    def _each(self) -> list[PositionalEncoding]:
-        return [self._part(index) for index in range(len(self.parts))]
 
     def _biased(self) -> list[PositionalEncoding]:
         """Those that have the hook."""
@@ -264,7 +265,7 @@ class Composed(PositionalEncoding):
             return seen
         return replace(seen, notes=self._own_notes(index, seen.notes) if index in self._noted else None)
 
-    def _own_notes(self, index: int, notes: Notes) -> Notes:
+    def _own_notes(self, index: int, notes: Float[Tensor, "B _ N _"]) -> Float[Tensor, "B _ N _"]:
         """One encoding's notes, of those of all; of the widest dtype among them."""
         if len(self._noted) == 1:
             return notes
@@ -280,7 +281,7 @@ class Composed(PositionalEncoding):
     def _layout(self) -> dict[int, tuple[int, int]]:
         """The heads and numbers of each one's notes, from those of one token."""
         found: dict[int, tuple[int, int]] = {}
-        for index, part in enumerate(self._each()):
+        for index, part in enumerate(self.each()):
             notes = part.note(torch.zeros(1, 1, self.d_model, device=_device(part))) if part.overrides("note") else None
             if notes is not None:
                 found[index] = notes.shape[1], notes.shape[3]
@@ -296,7 +297,7 @@ def _names(encodings: Sequence[PositionalEncoding], names: Sequence[str]) -> dic
         if not isinstance(each, PositionalEncoding):
             raise InputError(f"encoding: {shown(each)} was given; it must be an encoding that was built.")
         if isinstance(each, Composed):
-            found += zip(each.names, each._each(), strict=True)
+            found += zip(each.names, each.each(), strict=True)
         else:
             found.append((names[number] if names else type(each).__name__, each))
     if len(found) < 2:
@@ -305,7 +306,7 @@ def _names(encodings: Sequence[PositionalEncoding], names: Sequence[str]) -> dic
     return {f"{name} {n}" if counts[name] > 1 else name: part for n, (name, part) in enumerate(found, 1)}
 
 
-def _beside(factors: Sequence[Float[Tensor, "*B H N r"]]) -> Float[Tensor, "*B H N r"]:
+def _beside(factors: Sequence[Tensor]) -> Tensor:
     """Factors of several products as those of their sum."""
     lead = torch.broadcast_shapes(*(factor.shape[:-1] for factor in factors))
     return torch.cat([factor.expand(*lead, -1) for factor in factors], dim=-1)

@@ -63,7 +63,7 @@ class Host:
             if not any(encoding is known for known in self.encodings):
                 self.encodings.append(encoding)
             module, around = found.modules[layer], found.reached[layer]
-            self._seats.append((module, Seat(module, stack, layer, encoding, around)))
+            self._seats.append((module, Seat(module, stack, layer, encoding, around=around, pairing=found.pairing)))
 
     def leave(self) -> None:
         """Take it out of the model."""

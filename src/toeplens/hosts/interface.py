@@ -58,9 +58,9 @@ def register() -> None:
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of a module: by its encoding, where it has one, else as it was."""
+    """Attention of a module: by its encoding, where it has one that is not done by now, else as it was."""
     seat: Seat | None = module.__dict__.get(SEAT)
-    if seat is not None:
+    if seat is not None and not seat.turned:
         made = seat.attend(module, query, key, value, attention_mask, **kwargs)
     else:
         made = plain(module, query, key, value, attention_mask, **kwargs)

@@ -91,6 +91,7 @@ class Pass:
     texts        which text each token is of: [B, M]; None if each sequence is one
     memory       what is kept beside the cache's keys, these tokens' included
     before       the notes of each layer before these tokens
+    tables       cosines and sines of the new tokens, by encoding
     """
 
     positions: Int[Tensor, "*B N"]
@@ -99,6 +100,7 @@ class Pass:
     texts: Int[Tensor, "B M"] | None
     memory: Memory
     before: dict[int, Notes]
+    tables: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def new_padding(self) -> Bool[Tensor, "B N"] | None:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from toeplens.encodings import PositionalEncoding, attend
 from toeplens.hosts.families import forward_of
 from toeplens.hosts.passes import Pass
+from toeplens.hosts.turning import neutral, our_table, turned_by_host
 
 SEAT = "toeplens_seat"  # where an attention module carries it
 PASS = "toeplens_pass"  # the argument in which layers hand a pass on
@@ -31,17 +32,29 @@ class Seat:
     A pass comes to it through the layers' arguments, so that a layer that is worked again in the backward pass
     (gradient checkpointing) finds its own, whatever else was run in between.
 
+    ``turned`` is whether the module's own function has turned queries and keys as the encoding does, which was then all.
+
     Arguments
-        layer   of the stack, from 0
-        around  the module itself or one around it, which is given the pass; None if none is
+        layer    of the stack, from 0
+        around   the module itself or one around it, which is given the pass; None if none is
+        pairing  how the module's own rotation pairs dimensions; None if it has none
     """
 
     def __init__(
-        self, module: nn.Module, stack: Side, layer: int, encoding: PositionalEncoding, around: nn.Module | None
+        self,
+        module: nn.Module,
+        stack: Side,
+        layer: int,
+        encoding: PositionalEncoding,
+        *,
+        around: nn.Module | None,
+        pairing: str | None,
     ) -> None:
         self.stack, self.layer, self.encoding = stack, layer, encoding
         self.now: Pass | None = None
         self.notes: Tensor | None = None
+        self.pairing = pairing
+        self.turned = False
         module.__dict__[SEAT] = self
         self._hooks = [module.register_forward_pre_hook(self._before, with_kwargs=True)]
         self._told = around not in (None, module)
@@ -64,9 +77,12 @@ class Seat:
             self.now = kwargs.pop(PASS, None) or _written_on(kwargs.get("alibi"), self.stack.now)
         hidden = next((kwargs[name] for name in _HIDDEN if name in kwargs), args[0] if args else None)
         self.notes = self._note(hidden)
-        if (turned := kwargs.get("position_embeddings")) is not None:
-            cos, sin = turned
-            kwargs["position_embeddings"] = (torch.ones_like(cos), torch.zeros_like(sin))
+        given = kwargs.get("position_embeddings")
+        self.turned = self.now is not None and turned_by_host(self.encoding, self.pairing, given)
+        if given is not None:
+            kwargs["position_embeddings"] = (
+                our_table(self.encoding, self.now, given) if self.turned else neutral(given)  # type: ignore[arg-type]
+            )
         if (turned := kwargs.get("relative_position_embeddings")) is not None:  # Wav2Vec2-Conformer's
             still = torch.stack((torch.ones_like(turned[0]), torch.zeros_like(turned[0])))
             kwargs["relative_position_embeddings"] = still if _rotates(module) else turned

@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from toeplens import encodings
-from toeplens.ground import InputError, choose, plain, sentence
+from toeplens.ground import InputError, choose, plain, sentence, shown
 from toeplens.ground.machine import must_fit
 
 Protocol = Literal["paper", "released"]
@@ -116,8 +116,11 @@ class DecoderConfig(BaseModel):
     def _switches_of_protocol(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        given = {**given, **{field: _named(given[field]) for field in ("encoding", "input_encoding") if field in given}}
         protocol, encoding = given.get("protocol", "paper"), given.get("encoding", "rope")
+        try:
+            encoding = _named(encoding)
+        except InputError:
+            return given  # what is wrong with it is said where it is looked at
         if protocol in get_args(Protocol) and isinstance(encoding, str):
             return protocol_switches(protocol, encoding) | given
         return given
@@ -126,6 +129,14 @@ class DecoderConfig(BaseModel):
     @classmethod
     def _options_are_json(cls, value: dict[str, Any]) -> dict[str, Any]:
         return plain(value)
+
+    @field_validator("encoding", "input_encoding", mode="before")
+    @classmethod
+    def _written_in_one_way(cls, value: Any) -> Any:
+        try:
+            return _named(value)
+        except InputError as error:
+            raise ValueError(str(error).removeprefix("encoding: ")) from None
 
     @field_validator("num_classes")
     @classmethod
@@ -205,12 +216,14 @@ class DecoderConfig(BaseModel):
 
 def _named(given: Any) -> Any:
     """The one way in which several encodings are written; what is no list and has no plus stays as it is."""
+    if isinstance(given, (list, tuple)) and not all(isinstance(part, str) for part in given):
+        raise InputError(f"encoding: {shown(given)} was given; it must be a name or a list of names.")
     several = isinstance(given, (list, tuple)) or (isinstance(given, str) and "+" in given)
     return encodings.canonical(given) if several else given
 
 
 class _Facts(NamedTuple):
-    """What a configuration asks of an encoding; its scale is None where it is 1/sqrt(dimensions of q)."""
+    """What a configuration asks of an encoding: a scale, None where it is 1/sqrt(dimensions of q); layers it names."""
 
     scale: float | None
     layers: frozenset[int] | None
@@ -227,7 +240,10 @@ def _facts(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> _Facts:
 def _looked_at(kind: type, name: str, sizes: tuple[int, ...], options: str) -> _Facts:
     with torch.random.fork_rng(devices=[]):
         made = _encoding(dict(zip(("d_model", "num_heads", "max_len"), sizes, strict=True)), name, json.loads(options))
-    return _Facts(None if made.scale == made.query_dim**-0.5 else made.scale, made.layers, made.coupling)
+    parts = made.each() if isinstance(made, encodings.Composed) else [made]
+    layers = [part.layers for part in parts if part.layers is not None]
+    named = frozenset().union(*layers) if layers else None
+    return _Facts(None if made.scale == made.query_dim**-0.5 else made.scale, named, made.coupling)
 
 
 def _encoding(sizes: dict[str, Any], name: str, options: dict[str, Any]) -> encodings.PositionalEncoding:

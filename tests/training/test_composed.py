@@ -1,0 +1,125 @@
+"""Runs whose model has several encodings at once: one way to write them, and training that goes on where it stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.builders import After, outcome, refusal, tiny
+from tests.cli.command import TINY, Toeplens
+
+from toeplens.ground import InputError
+from toeplens.model import DecoderConfig
+from toeplens.studies.grid.spec import spec_from_yaml
+from toeplens.training import Run, run_spec, train
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # the same encodings run checked in tests/encodings
+BOTH: Any = ["rope", "alibi"]
+
+
+def test_one_way_is_kept_of_those_in_which_it_is_written() -> None:
+    options = {"encoding_options": {"rope": {"base": 500}}}
+    specs = [tiny(name, model=options) for name in (BOTH, "rope+alibi", "rope + alibi", ("rope", "alibi"))]
+    assert len({spec.name for spec in specs}) == 1
+    assert specs[0].content["model"]["encoding"] == "rope + alibi"
+    assert specs[0].content["model"]["encoding_options"] == {"rope": {"base": 500}}
+    again = run_spec(**specs[0].content)
+    assert again == specs[0]
+    one: Any = ["rope"]
+    assert tiny(one, model={"protocol": "released"}) == tiny("rope", model={"protocol": "released"})
+    assert tiny("alibi+rope").name != specs[0].name
+
+
+def test_facts_reach_the_configuration() -> None:
+    sizes = {"d_model": 16, "num_heads": 2, "num_layers": 2}
+    assert DecoderConfig(**sizes, encoding="rope+t5").attention_scale == 1.0
+    assert DecoderConfig(**sizes, encoding="rope+fox").attention_scale is None
+    assert DecoderConfig(**sizes, encoding=BOTH, protocol="released").causal is False
+    added = DecoderConfig(**sizes, encoding="rope", input_encoding="sinusoidal+learned")
+    assert added.input_encoding == "sinusoidal + learned"
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"encoding": []}, "model.encoding: [] was given; it must be a name or a list of names"),
+        ({"encoding": ["rope", 3]}, "must be a name or a list of names"),
+        ({"encoding": "rope+ropee"}, "model.encoding: there is no 'ropee'"),
+        ({"encoding": "rope+drope"}, "'rope' and 'drope' both act through rotate"),
+        ({"encoding": "mla+fox"}, "'mla'"),
+        ({"encoding": BOTH, "encoding_options": {"base": 3}}, "there is no 'base'"),
+        ({"encoding": BOTH, "encoding_options": {"rope": {"base": 0}}}, "rope.base: 0 was given"),
+        ({"encoding": "rope", "input_encoding": "sinusoidal+fox"}, "input_encoding"),
+        ({"encoding": "partial-rope+nope", "encoding_options": {"partial-rope": {"layers": [5]}}}, "layer 5"),
+        ({"encoding": "partial-rope+fox", "encoding_options": {"partial-rope": {"layers": [5]}}}, "layer 5"),
+    ],
+)
+def test_wrong_input_is_refused(model: dict[str, Any], words: str) -> None:
+    assert words in refusal(lambda: tiny(model=model))
+
+
+@pytest.mark.parametrize("name", ["rope+alibi", "t5+fox+scalable-softmax"])
+def test_stopped_it_ends_as_if_it_had_not(tmp_path: Path, name: str) -> None:
+    spec = tiny(name)
+    whole = train(spec, tmp_path / "whole")
+    stopped = train(spec, tmp_path / "parts", should_stop=After(2))
+    assert stopped.status == "stopped"
+    while stopped.status != "complete":
+        stopped = train(spec, tmp_path / "parts", should_stop=After(2))
+    assert outcome(stopped) == outcome(whole)
+    assert Run.open(whole.directory).spec == spec
+
+
+GRID = """
+tasks:
+  trigger-distance: {options: {length: 8, vocab_size: 12}}
+encodings:
+  rope+fox:
+  both: {encoding: [rope, alibi], options: {rope: {base: 500}}}
+  scanned: {encoding: rope+alibi, options: {rope: {pairing: half}}, scan: {rope.base: [100, 200]}}
+"""
+
+
+def test_a_study_takes_a_list() -> None:
+    spec = spec_from_yaml(GRID)
+    columns = {column.label: column for column in spec.columns()}
+    assert [column.encoding for column in columns.values()] == ["rope + fox", *["rope + alibi"] * 3]
+    assert [column.title for column in columns.values()][:2] == ["rope + fox", "both"]
+    assert columns["both"].options == {"rope": {"base": 500}}
+    assert columns["scanned/200"].options == {"rope": {"pairing": "half", "base": 200}}
+    assert spec_from_yaml(spec.to_yaml()) == spec
+    for wrong, words in (
+        ("[rope, ropee]", "there is no 'ropee'"),
+        ("[]", "must be a name"),
+        ("rope+", "there is no ''"),
+    ):
+        with pytest.raises(InputError, match=words) as caught:
+            spec_from_yaml(GRID.replace("[rope, alibi]", wrong))
+        assert "encodings.both" in str(caught.value)
+
+
+def test_on_the_command_line(toeplens: Toeplens, tmp_path: Path) -> None:
+    options = ("--encoding", "rope+alibi", "--set", "model.encoding_options.rope.base=500")
+    answer = toeplens("train", *TINY, *options, "--out", tmp_path, "--json").json()
+    run = Run.open(answer["directory"])
+    assert run.spec.model.encoding == "rope + alibi"
+    assert run.spec.model.encoding_options == {"rope": {"base": 500}}
+    spec = run.directory / "spec.json"
+    again = toeplens("train", spec, "--encoding", "rope+alibi", "--out", tmp_path, "--json").json()
+    assert again["directory"] == answer["directory"]
+    other = toeplens("train", spec, "--encoding", "rope+fox", "--out", tmp_path).refusal()
+    assert "'rope + fox' was given" in other
+    assert "both act through rotate" in toeplens("card", "rope+drope", "--out", tmp_path / "card.html").refusal()
+    wrong = toeplens("card", "rope+fox", "--set", "base=3", "--out", tmp_path / "card.html").refusal()
+    assert "known: fox, rope" in wrong
+
+
+@pytest.mark.heavy
+def test_a_card_of_several(toeplens: Toeplens, tmp_path: Path) -> None:
+    page = tmp_path / "card.html"
+    options = ("--set", "rope.base=500", "--length", "128", "--json")
+    (card,) = toeplens("card", "rope+fox", "--out", page, *options).json()["cards"]
+    assert (card["name"], card["options"]["rope.base"]) == ("rope + fox", 500)
+    assert card["measured"] == {"couplings": ["bias", "rotation"], "data_dependent": True, "toeplitz": False}
+    assert "rope + fox" in page.read_text("utf-8")
