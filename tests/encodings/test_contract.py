@@ -125,7 +125,7 @@ def test_a_size_of_zero_is_refused_by_name(name: str, options: dict, size: str) 
 
 TABLES = {
     *("learned", "random-fixed", "t5", "relative-table", "tupe", "shaw", "deberta", "relative-projection", "urpe"),
-    "clex",
+    *("clex", "swin", "bipe"),
 }  # what looks a row up for a position, a distance, or a length
 
 

@@ -725,7 +725,7 @@ REFUSED = [
     ({"input_encoding": "alibi"}, "input_encoding: 'alibi' acts by bias; "),
     ({"input_encoding": "rope-absolute"}, "input_encoding: 'rope-absolute' acts by rotation; "),
     ({"input_encoding": "nope"}, "input_encoding: 'nope' acts by none; "),
-    ({"input_encoding": "sinus"}, "encoding: there is no 'sinus'; did you mean 'sinusoidal'"),
+    ({"input_encoding": "sinusoid"}, "encoding: there is no 'sinusoid'; did you mean 'sinusoidal'"),
     ({"input_encoding": "learned", "input_encoding_options": {"layout": "halves"}}, "option of encoding 'learned': "),
     ({"encoding": "mla", "key_value_source": "embeddings"}, "key_value_source: 'embeddings' was given; "),
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -152,8 +153,8 @@ def probe_table(found: ProbeRecord) -> Table:
     return made
 
 
-def audit_notes(found: Audit) -> Iterator[str]:
-    """What has to be known of an audit beside its tables, a line each."""
+def weight_notes(about: Mapping[str, Any]) -> Iterator[str]:
+    """Weights that are random, or that the model has no place for, by what an audit says of it."""
     for name, what in (
         (
             "random_weights",
@@ -161,9 +162,14 @@ def audit_notes(found: Audit) -> Iterator[str]:
         ),
         ("unused_weights", "unused: the checkpoint has weights that the model has no place for ({}: {})"),
     ):
-        if weights := found.about.get(name):
+        if weights := about.get(name):
             more = ", ..." if len(weights) > _NAMED else ""
             yield what.format(len(weights), ", ".join(weights[:_NAMED]) + more)
+
+
+def audit_notes(found: Audit) -> Iterator[str]:
+    """What has to be known of an audit beside its tables, a line each."""
+    yield from weight_notes(found.about)
     if "no_effects" in found.about:
         yield f"no effects: {found.about['no_effects']}"
     elif found.check is not None:

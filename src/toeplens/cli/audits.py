@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,13 +14,26 @@ from toeplens.ground import InputError
 from toeplens.ground.places import entered
 from toeplens.start import starting
 
+if TYPE_CHECKING:
+    from toeplens.studies.auditing.many import Request
 
+
+@with_options
 def audit(
     model: Annotated[
-        str,
-        typer.Argument(help="A transformers model's directory or name on the hub, a GGUF file, or a run's directory."),
+        list[str],
+        typer.Argument(
+            help="A transformers model's directory or name on the hub, a GGUF file, or a run's directory; several are "
+            "audited side by side, as --workers and the options after it say."
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="Directory of the audit: its page, record and tables.", parser=path)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Directory of the audit: its page, record and tables; of several models, of a directory for each.",
+            parser=path,
+        ),
+    ],
     text: Annotated[
         list[Path] | None,
         typer.Option(
@@ -77,74 +90,75 @@ def audit(
     device: ModelDevice = "auto",
     pickled: Pickled = False,
     seed: Annotated[int, typer.Option(help="Seed of random and of masked tokens, and of needles.")] = 0,
+    *,
+    hands: Hands,
     as_json: Json = False,
 ) -> None:
     """Audit a pretrained model: which heads are positional, which symbolic, what they look at, which matter.
 
-    Without --text and --tokens it reads random tokens whose second half repeats the first.
+    Without --text and --tokens it reads random tokens whose second half repeats the first. Of several models each is
+    audited so, several at a time; one that fails is told at the end, and the same command goes on.
     """
     with starting():
-        from toeplens import report
-        from toeplens.cli import audit_output, console
+        from toeplens.cli import audit_many, console
         from toeplens.sources.huggingface.checkpoints import is_there
-        from toeplens.sources.huggingface.loading import open_model
         from toeplens.studies import auditing, probing
+        from toeplens.studies.auditing.many import Request
 
     if text and tokens is not None:
         raise InputError("tokens: it was given beside text; one of the two is allowed.")
-    chosen = None if layers is None else probing.numbers("layers", layers)
-    if auditing.is_run(model):
-        auditing.check_run_options(
-            text=text or None,
-            tokens=tokens,
-            max_tokens=max_tokens,
-            first=first,
-            heads=heads,
-            needles=needles or None,
-            change=change,
-            dtype=dtype,
-            pickled=pickled,
-        )
-    elif not is_there(model):
-        console.say(f"model: there is no directory {model}; the hub is asked for it.", aside=True)
-    wishes = [probing.read_change(each) for each in change or ()]
-    data: Any = None
+    request = Request(
+        tokens=tokens,
+        layers=None if layers is None else probing.numbers("layers", layers),
+        heads=None if heads is None else probing.numbers("heads", heads),
+        sequences=sequences,
+        max_tokens=max_tokens,
+        effects=effects,
+        first=first,
+        needles=needles,
+        wishes=tuple(probing.read_change(each) for each in change or ()),
+        dtype=dtype,
+        device=device,
+        pickled=pickled,
+        seed=seed,
+    )
+    workers = hands.chosen()
+    if len(model) == 1:
+        hands.must_be_of_many("model")
+    for each in model:
+        if auditing.is_run(each):
+            replace(request, texts={} if text else None).check_run(each)
+        elif not is_there(each):
+            console.say(f"model: there is no directory {each}; the hub is asked for it.", aside=True)
     if text:
-        data = {each.name: auditing.read_text(each) for each in text}
-        if len(data) < len(text):
+        texts = {each.name: auditing.read_text(each) for each in text}
+        if len(texts) < len(text):
             raise InputError("text: two files have the same name; each must have its own.")
-    elif tokens is not None:
-        data = auditing.read_tokens(tokens)
-    with entered(out, "audit", (auditing.RECORD, auditing.PARTS)), audit_output.AuditProgress() as progress:
-        try:
-            loaded: Any = model
-            if wishes:
-                loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)  # type: ignore[arg-type]
-            found = auditing.audit(
-                loaded,
-                data,
-                layers=chosen,
-                sequences=sequences,
-                max_tokens=max_tokens,
-                effects=effects or ("none" if wishes else "exact"),  # type: ignore[arg-type]
-                first=first,
-                heads=None if heads is None else probing.numbers("heads", heads),
-                needles=needles,
-                changes=probing.changes_of(loaded, wishes),
-                dtype=dtype,  # type: ignore[arg-type]
-                device=device,
-                pickled=pickled,
-                seed=seed,
-                keep=out,
-                on_progress=progress,
-                on_estimate=progress.expect,
-            )
-        except auditing.NotThere as error:
-            raise error.for_people() from None
-        if tokens is not None:
-            found = replace(found, about=found.about | {"text": tokens.name})
-        page = report.write_audit(found, out, auditing.parquet_of(found))
-        auditing.save(found, out)
+        request = replace(request, texts=texts)
+    if len(model) > 1:
+        audit_many.audit_all(model, out, request, workers, as_json=as_json)
+    else:
+        _audit_one(model[0], out, request, as_json=as_json)
+
+
+def _audit_one(model: str, out: Path, request: Request, *, as_json: bool) -> None:
+    from toeplens import report
+    from toeplens.cli import audit_output, console
+    from toeplens.studies import auditing
+    from toeplens.studies.auditing.many import audit_in
+
+    ids = None if request.tokens is None else auditing.read_tokens(request.tokens)
+    with audit_output.AuditProgress() as progress:
+        found = audit_in(
+            out,
+            model,
+            request,
+            report.write_audit,
+            tokens=ids,
+            on_progress=progress,
+            on_estimate=progress.expect,
+        )
+    page = out / report.PAGE
     if as_json:
         console.print_json({**found.summary(), "page": str(page)})
         return

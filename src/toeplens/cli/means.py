@@ -53,6 +53,13 @@ class Hands:
     gpus_per_cell: float | None
     memory_per_cell: str | None
 
+    def must_be_of_many(self, what: str) -> None:
+        """Refuse all of them beside one ``what``, of which nothing can be spread."""
+        given = {"workers": self.workers, "engine": None if self.engine == _ENGINES[0] else self.engine}
+        for name, value in given.items():
+            if value is not None:
+                raise InputError(f"{name}: {shown(value)} was given with one {what}; it is of several.")
+
     def chosen(self) -> engines.Workers:
         """What an engine is given of it."""
         from toeplens.engine import Cluster

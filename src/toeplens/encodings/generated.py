@@ -127,6 +127,7 @@ class LieRE(_Exponential):
     """
 
     citation = "Ostmeier et al. 2024, arXiv 2406.10322"
+    toeplitz = False
     formula = r"q_i^\top e^{(\sum_a p_{i,a} G_a)^\top} e^{\sum_a p_{j,a} G_a} k_j,\quad G_a^\top = -G_a"
 
     def __init__(

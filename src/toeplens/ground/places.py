@@ -21,6 +21,7 @@ _RECORDS = {
     "study.json": "a study",
     "survey.json": "a survey",
     "audit.json": "an audit",
+    "audits.json": "audits of several models",
     "probe.json": "a probe",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -50,12 +50,14 @@ class Found:
     reached: list[nn.Module | None]
     causal: bool
 
-    def build(self, name: str, options: dict[str, Any]) -> PositionalEncoding:
+    def build(self, name: str | Sequence[str], options: dict[str, Any]) -> PositionalEncoding:
         """The encoding for this side; ``pairing`` and ``bidirectional`` are the model's own unless the options say."""
         sizes = {"d_model": self.d_model, "num_heads": self.heads, "head_dim": self.head_dim, "max_len": self.max_len}
-        own = {"pairing": self.pairing, "bidirectional": not self.causal or None}
-        known = encodings.options(name)
-        options = {option: value for option, value in own.items() if value and option in known} | options
+        parts = encodings.named(name)
+        if len(parts) == 1:
+            options = self._own(name) | options
+        else:
+            options = options | {part: self._own(part) | dict(options.get(part, {})) for part in parts}
         made = encodings.build(name, **sizes, **options)
         if isinstance(made, MLA) or made.query_dim != self.head_dim:
             raise InputError(
@@ -63,6 +65,11 @@ class Found:
                 f"projections of its own, and {type(self.modules[0]).__name__} has heads of {self.head_dim}."
             )
         return made
+
+    def _own(self, name: str) -> dict[str, Any]:
+        """What the model knows of an encoding's options."""
+        own = {"pairing": self.pairing, "bidirectional": not self.causal or None}
+        return {option: value for option, value in own.items() if value and option in encodings.options(name)}
 
 
 class Anatomy:

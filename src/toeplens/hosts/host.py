@@ -96,7 +96,7 @@ class Host:
 
 def install(
     model: Any,
-    encoding: str,
+    encoding: str | Sequence[str],
     *,
     layers: Sequence[int] | None = None,
     max_len: int | None = None,
@@ -111,7 +111,7 @@ def install(
 
     Arguments
         model     a `transformers.PreTrainedModel` whose attention goes through its attention interface
-        encoding  a name of `toeplens.encodings.names`
+        encoding  a name of `toeplens.encodings.names`, or several that act together
         layers    the layers in which it acts, from 0; the others keep what they have. All unless given
         max_len   places that a table must hold; the model's own number unless given
         prove     run the model on a few tokens, to see that its position has no effect any more and that attention
@@ -122,11 +122,11 @@ def install(
     """
     if HOST in checked_model(model).__dict__:
         raise InputError("model: it has an encoding installed; uninstall that one first.")
-    encodings.get(encoding)
+    name = encodings.canonical(encoding)
     anatomy = Anatomy(model, max_len)
     if layers is not None:
         _check_layers(layers, min(len(side.modules) for side in anatomy.sides))
-    host = Host(model, encoding, layers, options, anatomy)
+    host = Host(model, name, layers, options, anatomy)
     try:
         if prove:
             from toeplens.hosts.proof import prove_host

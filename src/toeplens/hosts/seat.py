@@ -32,7 +32,7 @@ class Seat:
     A pass comes to it through the layers' arguments, so that a layer that is worked again in the backward pass
     (gradient checkpointing) finds its own, whatever else was run in between.
 
-    ``turned`` is whether the module's own function has turned queries and keys as the encoding does, which was then all.
+    ``turned`` is whether the module's own function has turned queries and keys as the encoding does, which is then all.
 
     Arguments
         layer    of the stack, from 0

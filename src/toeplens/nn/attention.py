@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class Attention(nn.Module):
     Arguments
         d_model        width of the input and the output
         num_heads      heads of queries
-        encoding       a name of `toeplens.encodings.names`, or an encoding already built
+        encoding       a name of `toeplens.encodings.names`, several, or an encoding already built
         num_key_heads  heads of keys and values, a divisor of ``num_heads``: grouped-query attention, and multi-query
                        attention for 1; as many as queries unless given
         head_dim       dimensions of a head; d_model / num_heads unless given
@@ -48,7 +49,7 @@ class Attention(nn.Module):
         d_model: int,
         num_heads: int,
         *,
-        encoding: str | PositionalEncoding = "rope",
+        encoding: str | Sequence[str] | PositionalEncoding = "rope",
         num_key_heads: int | None = None,
         head_dim: int | None = None,
         max_len: int = 2048,
@@ -205,9 +206,9 @@ class _LatentProjections(LatentProjections):
 
 
 def _encoding(
-    given: str | PositionalEncoding, sizes: dict[str, int], max_len: int, options: dict[str, Any]
+    given: str | Sequence[str] | PositionalEncoding, sizes: dict[str, int], max_len: int, options: dict[str, Any]
 ) -> PositionalEncoding:
-    if isinstance(given, str):
+    if not isinstance(given, PositionalEncoding):
         return encodings.build(given, max_len=max_len, **sizes, **options)
     if options:
         raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -27,7 +28,7 @@ class Transformer(nn.Module):
         d_model     width of the residual stream
         num_layers  blocks of attention and a feed-forward network
         num_heads   heads of each attention
-        encoding    a name of `toeplens.encodings.names`, or an encoding already built; layers share it where it says so
+        encoding    a name of `toeplens.encodings.names`, several, or an encoding already built; shared where it says so
         d_ff        width of the feed-forward networks; 8/3 of d_model, in eights, unless given
         max_len     places that a table of positions must hold
         dropout     rate, on attention weights and on what each block adds
@@ -45,7 +46,7 @@ class Transformer(nn.Module):
         num_layers: int,
         num_heads: int,
         *,
-        encoding: str | PositionalEncoding = "rope",
+        encoding: str | Sequence[str] | PositionalEncoding = "rope",
         d_ff: int | None = None,
         head_dim: int | None = None,
         max_len: int = 2048,
@@ -56,7 +57,7 @@ class Transformer(nn.Module):
         super().__init__()
         require_count(vocab_size=vocab_size, d_model=d_model, num_layers=num_layers, num_heads=num_heads)
         own = {name: options.pop(name) for name in ("num_key_heads", "window", "softcap", "sinks") if name in options}
-        if isinstance(encoding, str):
+        if not isinstance(encoding, PositionalEncoding):
             size = d_model // num_heads if head_dim is None else head_dim
             sizes = {"d_model": d_model, "num_heads": num_heads, "head_dim": size, "max_len": max_len}
             encoding, options = encodings.build(encoding, **sizes, **options), {}

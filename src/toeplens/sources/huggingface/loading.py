@@ -154,7 +154,7 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
     """
     choose("dtype", dtype, get_args(Dtype))
     transformers = library()
-    place = _device(device)
+    place = place_of(device)
     with _quiet(transformers):
         return _load(transformers, name, dtype, place, pickled)
 
@@ -253,8 +253,8 @@ def _quiet(transformers: Any) -> Iterator[None]:
             logs.enable_progress_bar()
 
 
-def _device(device: str) -> str:
-    """``auto`` where a model is to be spread, else a device of torch."""
+def place_of(device: str) -> str:
+    """``auto`` where a model is to be spread, else a device of torch. Raises `InputError` for one that is not here."""
     if device == "auto":
         if not torch.cuda.is_available():
             return "cpu"

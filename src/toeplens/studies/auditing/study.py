@@ -96,24 +96,16 @@ def audit(
     memory runs out.
     """
     started = time.monotonic()
-    choose("effects", effects, get_args(Silencing))
-    for field, number, least in (
-        ("sequences", sequences, 1),
-        ("max_tokens", max_tokens, 2),
-        ("seed", seed, 0),
-        ("first", first, 1),
-        ("needles", needles, 0),
-    ):
-        if number is not None and number < least:
-            raise InputError(f"{field}: {number} was given; it must be at least {least}.")
-    if heads is not None and not len(heads):
-        raise InputError("heads: none were given; at least one is needed.")
-    for field, given in (("first", first), ("heads", heads)):
-        if given is not None and effects not in ("exact", "position"):
-            raise InputError(f"{field}: it was given beside effects {effects!r}; it is of exact and position alone.")
-    if changes and (effects != "none" or needles):
-        field = "needles" if needles else "effects"
-        raise InputError(f"changes: they were given beside {field}; a changed model is measured without.")
+    check_options(
+        effects=effects,
+        sequences=sequences,
+        max_tokens=max_tokens,
+        seed=seed,
+        first=first,
+        heads=heads,
+        needles=needles,
+        changes=changes,
+    )
     report, expect = on_progress or (lambda what, done, total: None), on_estimate or (lambda what, seconds: None)
     wanted = None if layers is None else frozenset(layers)
     directory = None if keep is None else Path(keep)
@@ -178,6 +170,38 @@ def audit(
     more = {"needles": needles, "changes": told(changes), "texts": list(read.texts), "lengths": list(read.lengths)}
     about |= {name: value for name, value in more.items() if value}
     return finished(changed, about, whole=whole, seed=seed, started=started, words=read.words)
+
+
+def check_options(
+    *,
+    effects: str,
+    sequences: int | None,
+    max_tokens: int | None,
+    seed: int,
+    first: int | None,
+    heads: Sequence[int] | None,
+    needles: int,
+    changes: Sequence[Any],
+) -> None:
+    """Refuse options of `audit` that go with no model, or not with one another."""
+    choose("effects", effects, get_args(Silencing))
+    for field, number, least in (
+        ("sequences", sequences, 1),
+        ("max_tokens", max_tokens, 2),
+        ("seed", seed, 0),
+        ("first", first, 1),
+        ("needles", needles, 0),
+    ):
+        if number is not None and number < least:
+            raise InputError(f"{field}: {number} was given; it must be at least {least}.")
+    if heads is not None and not len(heads):
+        raise InputError("heads: none were given; at least one is needed.")
+    for field, given in (("first", first), ("heads", heads)):
+        if given is not None and effects not in ("exact", "position"):
+            raise InputError(f"{field}: it was given beside effects {effects!r}; it is of exact and position alone.")
+    if changes and (effects != "none" or needles):
+        field = "needles" if needles else "effects"
+        raise InputError(f"changes: they were given beside {field}; a changed model is measured without.")
 
 
 def check_run_options(**options: Any) -> None:

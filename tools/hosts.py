@@ -1,0 +1,59 @@
+"""Write the table of families into docs/hosts.md: what is held of each, and how far apart the two ways are.
+
+python tools/hosts.py
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+OWN = {"BloomForCausalLM": "ALiBi", "T5ForConditionalGeneration": "T5's bias"}
+PAGE, MARKS = ROOT / "docs" / "hosts.md", ("<!-- families -->", "<!-- end -->")
+
+
+def rows() -> list[str]:
+    """One line a family."""
+    from tests.hosts.families import FAMILIES, TABLES
+    from tests.hosts.test_families import apart, inputs_of, logits, own_again, stopped
+    from tests.sources.huggingface.models import tiny
+
+    from toeplens import hosts
+
+    made = []
+    for name, (kind, sizes) in FAMILIES.items():
+        model = tiny(kind, **sizes)
+        off, on = [], []
+        for padding in ("whole", "right"):
+            inputs = inputs_of(model, padding)
+            plain, wanted = logits(model, inputs), stopped(model, inputs)
+            hosts.install(model, "nope")
+            off.append(apart(logits(model, inputs), wanted))
+            hosts.uninstall(model)
+            assert logits(model, inputs).equal(plain), name
+            if own_again(model):
+                on.append(apart(logits(model, inputs), plain))
+                hosts.uninstall(model)
+        own = OWN.get(kind) or ("a table at the input" if kind in TABLES else "a rotation")
+        again = f"{max(on):.0e}" if on else "not tried"
+        made.append(f"| {name} | `{kind}` | {own} | {max(off):.0e} | {again} |")
+    return made
+
+
+def main() -> None:
+    """Put the table in its place."""
+    torch.manual_seed(0)
+    head = ["| family | class | its own position | without it, against its own stopped | its own put in again |"]
+    table = "\n".join([*head, "|---|---|---|---|---|", *rows()])
+    page = PAGE.read_text()
+    between = f"{MARKS[0]}\n\n{table}\n\n{MARKS[1]}"
+    PAGE.write_text(re.sub(f"{MARKS[0]}.*{MARKS[1]}", lambda _: between, page, flags=re.DOTALL))
+
+
+if __name__ == "__main__":
+    main()
