@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -37,7 +37,7 @@ class AuditProgress:
         self.began: dict[str, tuple[float, int]] = {}
         self.said: dict[str, float] = {}
 
-    def __enter__(self) -> AuditProgress:
+    def __enter__(self) -> Self:
         self.bar.start()
         return self
 

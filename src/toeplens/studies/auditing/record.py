@@ -292,7 +292,8 @@ class AuditRecord(Record):
                  none), sequences, tokens (of each, or of the longest), lengths (of the sequences, where they differ),
                  texts (that each sequence is of, where there are several), needles (that retrieval was measured on),
                  changes (of the model, in words), request (a digest, of an audit among many), seed, intervals (what
-                 those of effects are over), race (which heads were left out of it), torch, transformers, python, seconds
+                 those of effects are over), race (which heads were left out of it), torch, transformers, python,
+                 seconds
     layers       every attention call, in the order of the pass
     heads        every head, in the same order
     effect       what the heads' effects are of: ``loss`` (nats a token) or ``states`` (the squared distance of the last

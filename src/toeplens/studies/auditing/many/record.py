@@ -80,7 +80,8 @@ class Audits(Record):
 def of_audit(name: str, model: str, audit: AuditRecord) -> Audited:
     """An audit in few numbers."""
     shares = [head.positional for head in audit.heads if head.positional is not None]
-    largest = max((head for head in audit.heads if head.effect is not None), key=lambda head: head.effect, default=None)
+    effects = [(head.effect, head) for head in audit.heads if head.effect is not None]
+    effect, largest = max(effects, key=lambda each: each[0], default=(None, None))
     return Audited(
         name,
         model,
@@ -89,7 +90,7 @@ def of_audit(name: str, model: str, audit: AuditRecord) -> Audited:
         heads=len(audit.heads),
         positional=float(np.mean(shares)) if shares else None,
         baseline=audit.baseline,
-        effect=None if largest is None else largest.effect,
+        effect=effect,
         head=None if largest is None else Names.of(audit).short(largest),
         difference=worst(audit),
         whole=audit.whole,

@@ -1,4 +1,4 @@
-"""Audits of many models, several at a time: by processes of this machine or a cluster's, gone on with where they were."""
+"""Audits of many models, several at a time, by this machine's processes or a cluster's; what is done is kept."""
 
 from __future__ import annotations
 
