@@ -151,7 +151,7 @@ def test_the_relative_form_is_a_query_by_offset_and_has_no_shares() -> None:
 def test_an_audit_runs_to_its_end_and_says_what_it_is_of(kind: str, cls: str, tmp_path: Any) -> None:
     model = conformer(kind, cls)
     before = state(model)
-    found = audit(*as_tokens(model, waves()))
+    found = audit(model, waves())
     assert state(model) == before
     assert (found.about["class"], found.about["sequences"], found.about["tokens"]) == (cls, 9, FRAMES)
     assert found.whole < 1e-5
@@ -176,16 +176,16 @@ def test_an_audit_runs_to_its_end_and_says_what_it_is_of(kind: str, cls: str, tm
 
 
 def test_position_is_taken_from_the_relative_form_alone() -> None:
-    found = audit(*as_tokens(conformer("relative"), waves()), effects="position")
+    found = audit(conformer("relative"), waves(), effects="position")
     assert all(head.effect is not None and head.effect > 0 for head in found.heads)
     with pytest.raises(NoPosition):
-        audit(*as_tokens(conformer("rotary"), waves()), effects="position")
+        audit(conformer("rotary"), waves(), effects="position")
 
 
 def test_some_sequences_are_those_alone() -> None:
     model = conformer("relative")
-    some = audit(*as_tokens(model, waves()), sequences=3, effects="none")
-    alone = audit(*as_tokens(model, {name: x[:3] for name, x in waves().items()}), effects="none")
+    some = audit(model, waves(), sequences=3, effects="none")
+    alone = audit(model, {name: x[:3] for name, x in waves().items()}, effects="none")
     assert some.about["sequences"] == 3
     for one, other in zip(some.heads, alone.heads, strict=True):
         assert one.entropy == pytest.approx(other.entropy, abs=1e-6)
@@ -203,7 +203,7 @@ def test_vectors_of_tokens_are_measured_as_the_tokens_are() -> None:
         for one, other in zip(numbers(mine, "induction"), numbers(own, "induction"), strict=True):
             assert one["positional"] == pytest.approx(other["positional"], abs=1e-5)
             assert one["entropy"] == pytest.approx(other["entropy"], abs=1e-5)
-        assert audit(*as_tokens(model, {"inputs_embeds": vectors})).effect == "states"
+        assert audit(model, {"inputs_embeds": vectors}).effect == "states"
 
 
 def test_other_inputs_have_other_numbers_and_the_same_ones_the_same() -> None:
@@ -243,7 +243,7 @@ def test_models_with_two_sides_and_parts_of_sequences_are_refused() -> None:
     with pytest.raises(InputError, match="T5Model has an encoder and a decoder"):
         as_tokens(tiny("T5Model", **T5), {"inputs_embeds": torch.zeros(2, 12, 32)})
     with pytest.raises(InputError, match=f"not whole sequences of the {FRAMES} frames"):
-        audit(*as_tokens(conformer("rotary"), waves()), max_tokens=10, effects="none")
+        audit(conformer("rotary"), waves(), max_tokens=10, effects="none")
     loaded, numbers_of = as_tokens(conformer("rotary"), waves())
     with pytest.raises(InputError, match="not whole sequences"):
         captured(loaded.model, {"input_ids": numbers_of + 9 * FRAMES}, lambda call: None)
