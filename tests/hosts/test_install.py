@@ -226,7 +226,7 @@ def test_several_act_together_with_the_model_s_own_pairing(tmp_path: Path) -> No
 
 def test_a_rotation_of_ours_is_turned_by_the_model_s_own_hand() -> None:
     """Then its keys are cached turned, and its attention is torch's; what the model cannot do is done by ours."""
-    for name, options, by_host in (
+    tried: list[tuple[str, dict[str, Any], bool]] = [
         ("rope", {}, True),
         ("hope", {}, True),
         ("rope", {"pairing": "interleaved"}, False),
@@ -234,7 +234,8 @@ def test_a_rotation_of_ours_is_turned_by_the_model_s_own_hand() -> None:
         ("xpos", {}, False),
         ("rope-dynamic", {}, False),
         ("rope+alibi", {}, False),
-    ):
+    ]
+    for name, options, by_host in tried:
         model = installed(name, **options)
         logits(model)
         seats = [vars(layer.self_attn)["toeplens_seat"] for layer in model.model.layers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from toeplens.nn import Transformer, generate
 PADDING = torch.tensor([[True] * 3 + [False] * 4, [False] * 7])
 
 
-def model(name: str = "rope", vocabulary: int = 30, **more: object) -> Transformer:
+def model(name: str = "rope", vocabulary: int = 30, **more: Any) -> Transformer:
     torch.manual_seed(0)
     made = Transformer(vocabulary, 24, 2, 3, encoding=name, max_len=64, **more).double().eval()
     with torch.no_grad():

@@ -69,8 +69,8 @@ class ManyProgress(AuditProgress):
 
 def many_table(rows: Sequence[Audited]) -> Table:
     """A line a model: its heads, how positional they are, which matters most, and the proof."""
-    columns = ("layers", "heads", "pos., mean", "loss", "largest effect", "of", "proof", "plain pass")
-    made = table("Audits", "model", *columns)
+    columns = ("layers", "heads", "pos.", "loss", "effect", "of", "proof")
+    made = table("Audits: positional share, mean over heads; largest effect; largest difference", "model", *columns)
     for each in rows:
         made.add_row(
             escape(each.name),
@@ -80,8 +80,7 @@ def many_table(rows: Sequence[Audited]) -> Table:
             fixed(each.baseline, 3),
             fixed(each.effect, 3),
             each.head or "–",
-            "–" if each.difference is None else f"{each.difference:.1e}",
-            "–" if each.whole is None else f"{each.whole:.1e}",
+            f"{max(each.difference or 0.0, each.whole or 0.0):.1e}",
         )
     return made
 

@@ -31,7 +31,8 @@ class Found:
 
     stack    the module that runs the layers
     modules  their attention
-    heads, groups, head_dim, d_model  sizes of a layer's attention, heads of queries and of keys
+    heads, head_dim, d_model  sizes of a layer's attention
+    max_len  places that a table must hold
     tables   what looks positions up in a table at the input
     pairing  how the model's own rotation pairs dimensions; None if it has none
     reached  of each attention module itself, or the module around it, that an argument given to the stack reaches
@@ -41,7 +42,6 @@ class Found:
     stack: nn.Module
     modules: list[nn.Module]
     heads: int
-    groups: int
     head_dim: int
     d_model: int
     max_len: int
@@ -55,7 +55,7 @@ class Found:
         sizes = {"d_model": self.d_model, "num_heads": self.heads, "head_dim": self.head_dim, "max_len": self.max_len}
         parts = encodings.named(name)
         if len(parts) == 1:
-            options = self._own(name) | options
+            options = self._own(parts[0]) | options
         else:
             options = options | {part: self._own(part) | dict(options.get(part, {})) for part in parts}
         made = encodings.build(name, **sizes, **options)
@@ -132,14 +132,13 @@ class Anatomy:
             )
         config: Any = self.model.config if self._speech else stack.config
         config = config.get_text_config()
-        heads, groups, head_dim = sizes.pop() if sizes else _bloom(modules[0])
+        heads, _, head_dim = sizes.pop() if sizes else _bloom(modules[0])
         causal = bool(getattr(modules[0], "is_causal", True))
         own = next((getattr(config, name) for name in _LENGTHS if getattr(config, name, None)), 2048)
         return Found(
             stack,
             modules,
             heads,
-            groups,
             head_dim,
             int(config.hidden_size),
             int(own) if max_len is None else max_len,

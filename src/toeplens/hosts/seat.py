@@ -149,7 +149,9 @@ def _written_on(tensor: Tensor | None, now: Pass | None) -> Pass | None:
     """The pass that a tensor came with first: BLOOM's layers are given no other argument than their own."""
     if tensor is None:
         return now
-    return tensor.__dict__.setdefault(PASS, now)
+    if not hasattr(tensor, PASS):
+        setattr(tensor, PASS, now)
+    return getattr(tensor, PASS)
 
 
 def _with_what_went(

@@ -52,7 +52,8 @@ class Stack:
             return args, kwargs
         cache = given.get("past_key_values")
         self.now = begin(
-            *x.shape[:2],
+            x.shape[0],
+            x.shape[1],
             x.device,
             position_ids=given.get("position_ids"),
             attention_mask=given.get("attention_mask"),

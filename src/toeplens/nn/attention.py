@@ -101,7 +101,7 @@ class Attention(nn.Module):
 
     def places(self, x: Float[Tensor, "B N d_model"], **given: Any) -> Places:
         """Where the tokens stand, from what forward is given of it."""
-        return places(self.encoding, *x.shape[:2], x.device, **given)
+        return places(self.encoding, x.shape[0], x.shape[1], x.device, **given)
 
     def forward(
         self,

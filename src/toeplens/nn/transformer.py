@@ -101,7 +101,8 @@ class Transformer(nn.Module):
             raise InputError(f"cache: {len(cache)} layers were given; this model has {len(self.blocks)}.")
         found = places(
             self.encoding,
-            *tokens.shape,
+            tokens.shape[0],
+            tokens.shape[1],
             tokens.device,
             positions=positions,
             key_padding_mask=key_padding_mask,

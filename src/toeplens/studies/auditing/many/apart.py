@@ -33,12 +33,14 @@ class Piece:
     """A model to be audited.
 
     name       what it is called among all
-    model      as it was asked for; what lies on the disk by its path from the root
+    asked      as it was asked for
+    model      the same; what lies on the disk by its path from the root
     there      whether it lies on the disk, as the driver sees it
     directory  of its audit
     """
 
     name: str
+    asked: str
     model: str
     there: bool
     directory: Path
@@ -82,7 +84,7 @@ def apart(piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Audited 
 
 def failed(piece: Piece, error: ToeplensError) -> Audited:
     """A model of which there is no audit."""
-    return Audited(piece.name, piece.model, " ".join(str(error).split()), error.exit_code)
+    return Audited(piece.name, piece.asked, " ".join(str(error).split()), error.exit_code)
 
 
 def _dead(piece: Piece, code: int | None) -> Audited:
@@ -133,4 +135,4 @@ def _audited(piece: Piece, tell: Callable[[str, int, int], None]) -> Audited | P
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{type(error).__name__} in {Path(at.filename).name}, line {at.lineno}"
         return failed(piece, InputError(f"model: its audit broke off: {words(error)} ({where})."))
-    return of_audit(piece.name, piece.model, found)
+    return of_audit(piece.name, piece.asked, found)

@@ -114,7 +114,7 @@ def _parts(model: str) -> list[str]:
 def _piece(name: str, model: str, out: Path, request: Request, write: Write | None) -> Piece:
     there = is_there(model)
     at = os.path.abspath(model) if there else model
-    return Piece(name, at, there, out / name, request, request.digest(at), write)
+    return Piece(name, model, at, there, out / name, request, request.digest(at), write)
 
 
 def _room(pieces: Sequence[Piece]) -> int:
@@ -179,4 +179,4 @@ def _had(piece: Piece) -> Audited | None:
         audit = open_audit(piece.directory)
     except InputError:  # damaged
         return None
-    return of_audit(piece.name, piece.model, audit) if audit.about.get("request") == piece.digest else None
+    return of_audit(piece.name, piece.asked, audit) if audit.about.get("request") == piece.digest else None
