@@ -27,6 +27,7 @@ from toeplens.ground.locks import locked
 from toeplens.ground.places import entered
 from toeplens.studies.auditing import Audit, HeadRecord, LayerRecord, open_audit, read_text
 from toeplens.studies.auditing import survey as survey_of
+from toeplens.studies.auditing.many import request, run
 from toeplens.studies.auditing.survey import Survey, Surveyed
 
 transformers = pytest.importorskip("transformers")
@@ -163,12 +164,15 @@ def test_outputs_replace_nothing_but_their_own_kind(
     toeplens: Toeplens, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not a run, a study, a survey, a stranger's directory; nor one that another process holds; before any work."""
-    monkeypatch.setattr("toeplens.studies.auditing.audit", lambda *_, **options: pytest.fail("work was begun"))
+    monkeypatch.setattr(request, "audit", lambda *_, **options: pytest.fail("work was begun"))
+    monkeypatch.setattr(run, "spread", lambda *_, **options: pytest.fail("work was begun"))
     monkeypatch.setattr("toeplens.studies.auditing.survey.run._carry_out", lambda *_: pytest.fail("work was begun"))
     monkeypatch.setattr("toeplens.studies.auditing.open_audit", lambda _: None)
     places = {"spec.json": "a run", "study.json": "a study", "survey.json": "a survey", "audit.json": "an audit"}
-    own = {"audit": "audit.json", "survey": "survey.json", "compare": ""}
-    commands = {"audit": ["audit", model], "survey": ["survey", "--only", "llama"], "compare": ["compare", "a", "b"]}
+    places["audits.json"] = "audits of several models"
+    own = {"audit": "audit.json", "audits": "audits.json", "survey": "survey.json", "compare": ""}
+    commands = {"audit": ["audit", model], "audits": ["audit", model, model.parent, "--workers", 1]}
+    commands |= {"survey": ["survey", "--only", "llama"], "compare": ["compare", "a", "b"]}
     for command, words in commands.items():
         for name, kind in places.items():
             if name != own[command]:

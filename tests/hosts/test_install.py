@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.hosts.families import FAMILIES
-from tests.sources.huggingface.models import INPUTS, state, tiny
+from tests.sources.huggingface.models import GROUPED, INPUTS, LATENT, state, tiny, transformers
 from torch import Tensor
 
 from toeplens import hosts
 from toeplens.ground import InputError
+from toeplens.hosts.seat import Seat
 
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
 IDS = INPUTS["input_ids"]
 
 
@@ -224,8 +228,11 @@ def test_several_act_together_with_the_model_s_own_pairing(tmp_path: Path) -> No
     assert logits(hosts.load(tmp_path)).equal(logits(model))
 
 
-def test_a_rotation_of_ours_is_turned_by_the_model_s_own_hand() -> None:
+def test_a_rotation_of_ours_is_turned_by_the_model_s_own_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then its keys are cached turned, and its attention is torch's; what the model cannot do is done by ours."""
+    asked: list[int] = []
+    attend = Seat.attend
+    monkeypatch.setattr(Seat, "attend", lambda self, *a, **k: (asked.append(self.layer), attend(self, *a, **k))[1])
     tried: list[tuple[str, dict[str, Any], bool]] = [
         ("rope", {}, True),
         ("hope", {}, True),
@@ -237,6 +244,162 @@ def test_a_rotation_of_ours_is_turned_by_the_model_s_own_hand() -> None:
     ]
     for name, options, by_host in tried:
         model = installed(name, **options)
+        asked.clear()
         logits(model)
-        seats = [vars(layer.self_attn)["toeplens_seat"] for layer in model.model.layers]
-        assert [seat.turned for seat in seats] == [by_host] * 2, name
+        assert asked == ([] if by_host else [0, 1]), name
+
+
+def test_a_layer_that_does_not_rotate_takes_a_rotation_too() -> None:
+    """SmolLM3's layers without position; and HunYuan's, which norms what it has rotated."""
+    sizes = GROUPED | {"num_hidden_layers": 2, "no_rope_layers": [1, 0]}
+    model = tiny("SmolLM3ForCausalLM", **sizes)
+    plain = logits(model)
+    hosts.install(model, "rope", layers=[1], base=50.0)
+    assert float((logits(model) - plain).abs().max()) > 1e-3
+    hunyuan = tiny("HunYuanDenseV1ForCausalLM", **GROUPED, head_dim=8)
+    host = hosts.install(hunyuan, "rope")
+    assert [seat.turns for _, seat in host.seats] == [None, None]
+
+
+def test_attention_that_is_set_to_another_afterwards_is_refused() -> None:
+    model = installed("alibi")
+    model.set_attn_implementation("eager")
+    with pytest.raises(InputError, match=r"^model: its attention was set to 'eager' since an encoding was installed"):
+        model(IDS)
+
+
+def test_the_number_of_places_is_saved(tmp_path: Path) -> None:
+    for name in ("learned", "rope-yarn", "cope"):
+        model = installed(name, max_len=48)
+        model.save_pretrained(tmp_path / name)
+        assert logits(hosts.load(tmp_path / name)).equal(logits(model))
+
+
+@pytest.mark.parametrize("name", ["deberta", "transformer-xl"])
+def test_parameters_that_layers_share_in_part_are_saved_once(name: str, tmp_path: Path) -> None:
+    model = installed(name)
+    model.save_pretrained(tmp_path)
+    assert logits(hosts.load(tmp_path)).equal(logits(model))
+
+
+def test_a_table_that_is_no_embedding_is_left_out_too() -> None:
+    """M2M100's sinusoids, a module of its own."""
+    sizes = FAMILIES["BART"][1]
+    model = tiny("M2M100ForConditionalGeneration", **sizes)
+    hosts.install(model, "nope")
+    with torch.no_grad():
+        out = [model(input_ids=ids, decoder_input_ids=IDS[:, :5]).logits for ids in (IDS, IDS.flip(1))]
+    assert torch.allclose(*out, atol=1e-5)
+
+
+def test_vectors_at_the_input_reach_an_encoder_alone_and_a_new_embedding() -> None:
+    model = tiny("T5EncoderModel", **FAMILIES["T5"][1])
+    hosts.install(model, "nope")
+    plain = model(IDS)[0]
+    hosts.uninstall(model)
+    hosts.install(model, "sinusoidal")
+    assert float((model(IDS)[0] - plain).detach().abs().max()) > 1e-3
+    decoder = installed("sinusoidal")
+    wanted = logits(decoder)
+    decoder.set_input_embeddings(copy.deepcopy(decoder.get_input_embeddings()))
+    assert logits(decoder).equal(wanted)
+    with torch.no_grad():
+        vectors = decoder.get_input_embeddings()(IDS)
+        assert decoder(inputs_embeds=vectors).logits.equal(wanted)
+
+
+@pytest.mark.parametrize("name", ["nope", "alibi", "rope", "path"])
+def test_a_mask_of_one_s_own_says_alone_who_is_seen(name: str) -> None:
+    """All tokens of the text, later ones too, in a causal model; one that hides in part is refused."""
+    model = installed(name).double()
+    full = torch.ones(2, 1, 12, 12, dtype=torch.bool)
+    with torch.no_grad():
+        seen = model(IDS, attention_mask=full, use_cache=False).logits
+        changed = model(
+            torch.cat((IDS[:, :-1], (IDS[:, -1:] + 1) % 31), 1), attention_mask=full, use_cache=False
+        ).logits
+    assert float((seen - changed)[:, :-1].abs().max()) > 1e-3
+    if name == "alibi":
+        with pytest.raises(InputError, match="numbers between 0 and the lowest"):
+            model(IDS, attention_mask=-0.5 * full.double(), use_cache=False)
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "path", "selective-rope"])
+def test_packed_texts_are_apart_where_the_model_keeps_them_apart(name: str) -> None:
+    """A text of one token among them; with a cache, or a mask of ones, transformers lets them see each other."""
+    model = installed(name).double()
+    ids, places = IDS[:1], torch.tensor([[0, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]])
+    with torch.no_grad():
+        packed = model(ids, position_ids=places, use_cache=False).logits
+        parts = [model(ids[:, some], use_cache=False).logits for some in (slice(0, 1), slice(1, 5), slice(5, 12))]
+        assert torch.allclose(packed, torch.cat(parts, dim=1), atol=1e-9)
+        mixed = model(ids, position_ids=places).logits
+    assert float((mixed - packed).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["fox", "path", "carope"])
+def test_a_host_keeps_nothing_of_a_pass(name: str) -> None:
+    """So it can be copied and pickled after one with gradients."""
+    model = installed(name)
+    out = model(IDS).logits
+    copied = copy.deepcopy(model)
+    assert logits(copied).equal(out.detach())
+    assert pickle.loads(pickle.dumps(model))(IDS).logits.equal(out)
+
+
+def test_several_threads_may_ask_one_host() -> None:
+    model = installed("fox")
+    texts = [IDS[:, :length] for length in (5, 7, 9, 12)] * 4
+    with torch.no_grad():
+        wanted = [model(text).logits for text in texts]
+        for _ in range(3):
+            with ThreadPoolExecutor(4) as pool:
+                found = list(pool.map(lambda text: model(text).logits, texts))
+            assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, wanted, strict=True))
+
+
+def test_one_that_cannot_be_put_in_whole_leaves_nothing() -> None:
+    sizes = FAMILIES["BART"][1] | {"encoder_layers": 1}
+    model = tiny("BartForConditionalGeneration", **sizes)
+    inputs = {"input_ids": IDS, "decoder_input_ids": IDS}
+    before = model(**inputs)[0]
+    with pytest.raises(InputError, match=r"^layers: \[1\] was given; it must be different layers from 0 to 0"):
+        hosts.install(model, "rope", layers=[1])
+    assert model(**inputs)[0].equal(before)
+
+
+def test_a_configuration_that_two_models_share_takes_one_encoding() -> None:
+    first = llama()
+    second = type(first)(first.config)
+    hosts.install(first, "alibi")
+    with pytest.raises(InputError, match=r"^model: its configuration is another model's too"):
+        hosts.install(second, "alibi")
+
+
+def test_a_cache_belongs_to_its_host_and_can_be_emptied_and_pickled() -> None:
+    model = installed("fox").double()
+    with torch.no_grad():
+        whole = model(IDS).logits
+        cache = model(IDS[:, :5], use_cache=True).past_key_values
+        again = pickle.loads(pickle.dumps(cache))
+        assert torch.allclose(model(IDS[:, 5:], past_key_values=again).logits, whole[:, 5:], atol=1e-9)
+        cache.crop(-5)
+        assert torch.allclose(model(IDS, past_key_values=cache).logits, whole, atol=1e-9)
+        kept = model(IDS[:, :5], use_cache=True).past_key_values
+        hosts.uninstall(model)
+        hosts.install(model, "alibi")
+        with pytest.raises(InputError, match="was not filled by this model since its encoding was installed"):
+            model(IDS[:, 5:], past_key_values=kept)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "sentence"),
+    [
+        ("DeepseekV2ForCausalLM", LATENT, "is given its rotation in a form that is not known"),
+        ("Qwen2VLTextModel", GROUPED | {"rope_parameters": MROPE}, "have several coordinates"),
+    ],
+)
+def test_rotations_of_another_form_are_refused(kind: str, sizes: dict[str, Any], sentence: str) -> None:
+    cls = getattr(transformers, kind)
+    with pytest.raises(InputError, match=sentence):
+        hosts.install(cls(cls.config_class(**sizes)), "alibi")

@@ -189,3 +189,52 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         attention(x, segments=torch.zeros(2, N, dtype=torch.long), cache=Cache(2, 30))
     with pytest.raises(InputError, match="max_len: position 64 was asked for"):
         layer("learned")(tokens(65))
+
+
+def test_texts_that_come_back_under_a_number_and_padding_beside_texts() -> None:
+    attention, x = layer("learned"), tokens()
+    back = torch.tensor([[0] * 4 + [1] * 3 + [0] * 4, [0] * N])
+    close(attention(x, segments=back)[:1, 7:], attention(x[:1, 7:]))
+    padding = torch.zeros(2, N, dtype=torch.bool)
+    padding[0, :2] = True
+    out = attention(x, segments=back, key_padding_mask=padding)
+    close(out[:1, 2:4], attention(x[:1, 2:4]))
+    close(out[:1, 7:], attention(x[:1, 7:]))
+
+
+def test_a_call_that_fails_or_only_looks_leaves_the_cache_as_it_was() -> None:
+    attention, x = layer("fox"), tokens()
+    cache = attention.new_cache(2, N)
+    attention(x[:, :5], cache=cache)
+    with pytest.raises(InputError, match=r"^mask: a shape of"):
+        attention(x[:, 5:6], mask=torch.ones(3, 3, dtype=torch.bool), cache=cache)
+    weights = attention.weights(x[:, 5:6], cache=cache)
+    assert weights.shape == (2, 4, 1, 6)
+    assert len(cache) == 5
+    close(attention(x[:, 5:6], cache=cache), attention(x[:, :6])[:, -1:])
+    cache.crop(0)
+    close(attention(x, cache=cache), attention(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"window": 0}, "^window: 0"),
+        ({"window": 2.5}, "^window: 2.5"),
+        ({"window": 2, "causal": False}, "^window: 2 was given; .* attention causal"),
+        ({"softcap": 0.0}, "^softcap: 0.0"),
+        ({"scale": float("nan")}, "^scale: nan"),
+    ],
+)
+def test_numbers_that_no_layer_can_have_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Attention(32, 4, **options)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_masks_of_numbers_and_empty_texts_are_refused() -> None:
+    attention, x = layer("rope"), tokens()
+    with pytest.raises(InputError, match=r"^mask: torch.float32 was given; it must be bool"):
+        attention(x, mask=torch.ones(N, N))
+    with pytest.raises(InputError, match=r"^x: 0 tokens were given"):
+        attention(x[:, :0])

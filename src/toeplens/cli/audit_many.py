@@ -70,7 +70,7 @@ class ManyProgress(AuditProgress):
 def many_table(rows: Sequence[Audited]) -> Table:
     """A line a model: its heads, how positional they are, which matters most, and the proof."""
     columns = ("layers", "heads", "pos.", "loss", "effect", "of", "proof")
-    made = table("Audits: positional share, mean over heads; largest effect; largest difference", "model", *columns)
+    made = table("Audits (mean positional share, largest effect)", "model", *columns)
     for each in rows:
         made.add_row(
             escape(each.name),

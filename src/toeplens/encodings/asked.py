@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from toeplens.encodings.base import PositionalEncoding
@@ -57,6 +58,8 @@ def check_asked(
             f"mask: a shape of {tuple(mask.shape)} was given; it must go with [{batch}, {heads}, {queries}, {keys}] "
             f"(batch, heads, queries, keys), each 1 or the same, and hold every key."
         )
+    if mask is not None and mask.dtype != torch.bool:
+        raise InputError(f"mask: {mask.dtype} was given; it must be bool, True where a key may be seen.")
     if notes is not None and (notes.ndim != 4 or (notes.shape[0], notes.shape[2]) != (batch, keys)):
         raise InputError(
             f"notes: a shape of {tuple(notes.shape)} was given; it must be [{batch}, heads, {keys}, numbers]."

@@ -34,7 +34,7 @@ class Found:
     heads, head_dim, d_model  sizes of a layer's attention
     max_len  places that a table must hold
     tables   what looks positions up in a table at the input
-    pairing  how the model's own rotation pairs dimensions; None if it has none
+    turns    how each layer's rotation pairs dimensions, where it turns queries and keys and nothing is done after
     reached  of each attention module itself, or the module around it, that an argument given to the stack reaches
     causal   whether attention is
     """
@@ -46,7 +46,7 @@ class Found:
     d_model: int
     max_len: int
     tables: list[nn.Module]
-    pairing: str | None
+    turns: list[str | None]
     reached: list[nn.Module | None]
     causal: bool
 
@@ -68,7 +68,8 @@ class Found:
 
     def _own(self, name: str) -> dict[str, Any]:
         """What the model knows of an encoding's options."""
-        own = {"pairing": self.pairing, "bidirectional": not self.causal or None}
+        pairing = next((each for each in self.turns if each), None)
+        own = {"pairing": pairing, "bidirectional": not self.causal or None}
         return {option: value for option, value in own.items() if value and option in encodings.options(name)}
 
 
@@ -76,20 +77,30 @@ class Anatomy:
     """The sides of a model, in each of which an encoding is to act."""
 
     def __init__(self, model: Any, max_len: int | None) -> None:
-        self.model = model
+        self.model, self._max_len = model, max_len
         self._speech = model.config.model_type == _SPEECH
-        if model.main_input_name != "input_ids" and not self._speech:
+        self._refuse()
+        with trial(model), recorded() as calls:
+            run(model, self.example())
+        self.asking = [call.module for call in calls]
+        modules = set(self.asking) or {module for module in model.modules() if forward_of(module)}
+        sides = [model.get_encoder(), model.get_decoder()] if model.config.is_encoder_decoder else [model]
+        stacks = [_trunk(side, modules & set(side.modules())) for side in sides]
+        with trial(model), told(stacks) as found:
+            run(model, self.example())
+        self.sides = [self._side(stack, calls, found) for stack in stacks]
+
+    def _refuse(self) -> None:
+        """Raise `InputError` for models of other inputs, and of positions with several coordinates."""
+        kind = type(self.model).__name__
+        if self.model.main_input_name != "input_ids" and not self._speech:
             raise InputError(
-                f"model: {type(model).__name__} takes {model.main_input_name}; of the models that take no token ids, "
+                f"model: {kind} takes {self.model.main_input_name}; of the models that take no token ids, "
                 "Wav2Vec2-Conformer alone takes an encoding."
             )
-        both = model.config.is_encoder_decoder
-        stacks = [model.get_encoder(), model.get_decoder()] if both else [_trunk(model)]
-        with trial(model), recorded() as calls, _told(stacks) as told:
-            run(model, self.example())
-        self._pairing = self._turned(stacks) if told["rotates"] and calls else None
-        self.sides = [self._side(stack, calls, told, max_len) for stack in stacks]
-        self.asking = [call.module for call in calls]
+        parameters = getattr(self.model.config.get_text_config(), "rope_parameters", None) or {}
+        if "mrope_section" in parameters:
+            raise InputError(f"model: positions of {kind} have several coordinates, which only its own rotation reads.")
 
     def example(self, seed: int = 0) -> dict[str, Tensor]:
         """A few tokens that the model can be run on, a sequence of them; a third of a second of noise for speech."""
@@ -103,18 +114,7 @@ class Anatomy:
         made = {name: torch.randint(high, (1, length), generator=draw) for name, length in names.items()}
         return {name: x.to(self.model.device) for name, x in made.items()}
 
-    def _turned(self, stacks: list[nn.Module]) -> str:
-        """How the model's rotation pairs dimensions: by which of them a quarter of a turn puts in the first's place."""
-        queries = []
-        for cos, sin in ((1.0, 0.0), (0.0, 1.0)):
-            with trial(self.model), recorded() as calls, _told(stacks, (cos, sin)):
-                run(self.model, self.example())
-            queries.append(calls[0].q)
-        plain, turned = queries
-        partner = int((plain + turned[..., :1]).abs().amax((0, 1, 2))[1:].argmin()) + 1
-        return "interleaved" if partner == 1 else "half"
-
-    def _side(self, stack: nn.Module, calls: list[Call], told: dict[str, Any], max_len: int | None) -> Found:
+    def _side(self, stack: nn.Module, calls: list[Call], told: Told) -> Found:
         inside = set(stack.modules())
         found = [call for call in calls if call.module in inside and call.q.shape[2] == call.k.shape[2]]
         modules = [call.module for call in found]
@@ -141,20 +141,25 @@ class Anatomy:
             heads,
             head_dim,
             int(config.hidden_size),
-            int(own) if max_len is None else max_len,
+            int(own) if self._max_len is None else self._max_len,
             _tables(stack),
-            self._pairing,
-            [_nearest(stack, module, told["reached"]) for module in modules],
+            [told.turns.get(module) for module in modules],
+            [_nearest(stack, module, told.reached) for module in modules],
             causal,
         )
 
 
-def _trunk(model: Any) -> nn.Module:
-    """What runs the layers of a model of one side, and is called itself."""
-    if model.config.model_type == _SPEECH:
-        return model.base_model.encoder
-    inner = model.get_decoder()
-    return inner if isinstance(inner, nn.Module) and hasattr(inner, "get_input_embeddings") else model.base_model
+def _trunk(side: Any, modules: set[nn.Module]) -> nn.Module:
+    """The innermost module that is given tokens or states and runs all layers."""
+    inputs = {"input_ids", "hidden_states"}
+    around = [
+        module
+        for module in side.modules()
+        if inputs & set(inspect.signature(module.forward).parameters) and modules <= set(module.modules())
+    ]
+    tokens = [module for module in around if hasattr(module, "get_input_embeddings")]
+    own = [module for module in tokens if "input_ids" in inspect.signature(module.forward).parameters]
+    return (own if side.main_input_name == "input_ids" else around)[-1]
 
 
 def _bloom(module: Any) -> tuple[int, int, int]:
@@ -172,8 +177,9 @@ def _nearest(stack: nn.Module, module: nn.Module, reached: set[nn.Module]) -> nn
 
 
 def _tables(stack: nn.Module) -> list[nn.Module]:
-    found = (module for name, module in stack.named_modules() if name.rsplit(".", 1)[-1] in _TABLES)
-    return [module for module in found if isinstance(module, nn.Embedding)]
+    found = ((name.rsplit(".", 1)[-1], module) for name, module in stack.named_modules())
+    named = [module for name, module in found if name in _TABLES]
+    return [module for module in named if not any(word in type(module).__name__ for word in ("Rotary", "RelPos"))]
 
 
 @contextmanager
@@ -204,37 +210,83 @@ def _takes_cache(model: Any) -> bool:
     return "use_cache" in inspect.signature(model.forward).parameters
 
 
-@contextmanager
-def _told(stacks: list[nn.Module], turn: tuple[float, float] | None = None) -> Iterator[dict[str, Any]]:
-    """Which modules an argument of their stack reaches, and whether attention is given a rotation.
+@dataclass
+class Told:
+    """What a pass told of a model.
 
-    ``turn``: a cosine and a sine that all of it is made.
+    reached  the modules that an argument of their stack reaches
+    turns    how the rotation that a module is given pairs dimensions; None where what it is given does more or less
     """
-    told: dict[str, Any] = {"reached": set(), "rotates": False}
+
+    reached: set[nn.Module]
+    turns: dict[nn.Module, str | None]
+
+
+@contextmanager
+def told(stacks: list[nn.Module]) -> Iterator[Told]:
+    """What the passes that are run meanwhile tell."""
+    found = Told(set(), {})
+    ours = {module for stack in stacks for module in attention_modules(stack)}
 
     def give(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return args, {**kwargs, PASS: told}
+        return args, {**kwargs, PASS: found}
 
     def see(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if (given := kwargs.get("position_embeddings")) is not None and isinstance(given, tuple):
-            told["rotates"] = True
-            if turn is not None:
-                turned = tuple(torch.full_like(x, value) for x, value in zip(given, turn, strict=True))
-                kwargs = {**kwargs, "position_embeddings": turned}
-        if kwargs.get(PASS) is not told:
+        if kwargs.get(PASS) is found:
+            found.reached.add(module)
+        if module not in ours:
             return args, kwargs
-        told["reached"].add(module)
-        kept = {name: value for name, value in kwargs.items() if name != PASS}
-        return args, kept if module in ours else kwargs
+        kwargs = {name: value for name, value in kwargs.items() if name != PASS}
+        if "position_embeddings" in kwargs and module not in found.turns:
+            found.turns[module] = None  # so that the module may be called in here
+            found.turns[module] = turns(module, args, kwargs)
+        return args, kwargs
 
-    hooks, ours = [], {module for stack in stacks for module in attention_modules(stack)}
+    hooks = []
     for stack in stacks:
         takes = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(stack.forward).parameters.values())
         hooks += [stack.register_forward_pre_hook(give, with_kwargs=True)] if takes else []
         inside = [module for module in stack.modules() if module is not stack]
         hooks += [module.register_forward_pre_hook(see, with_kwargs=True) for module in inside]
     try:
-        yield told
+        yield found
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def turns(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> str | None:
+    """How a module's rotation pairs dimensions: what a quarter of a turn makes of its queries and keys.
+
+    None if it is no turn of them (a layer without position, a norm after the rotation). Raises `InputError` for a
+    rotation that is not given as cosines and sines.
+    """
+    given = kwargs["position_embeddings"]
+    if not isinstance(given, tuple) or len(given) != 2 or given[0].shape != given[1].shape or given[0].is_complex():
+        raise InputError(
+            f"model: {type(module).__name__} is given its rotation in a form that is not known, no cosines and sines; "
+            "an encoding cannot be installed in it."
+        )
+    made = []
+    for cos, sin in ((1.0, 0.0), (0.0, 1.0)):
+        turned = tuple(torch.full_like(x, value) for x, value in zip(given, (cos, sin), strict=True))
+        with recorded() as calls:
+            module(*args, **{**kwargs, "position_embeddings": turned})
+        if not calls:
+            return None
+        made.append((calls[0].q, calls[0].k))
+    pairs = list(zip(*made, strict=True))
+    for width in {given[0].shape[-1], 2 * given[0].shape[-1]}:
+        for pairing in ("half", "interleaved"):
+            if all(_is_quarter(plain, turned, width, pairing) for plain, turned in pairs):
+                return pairing
+    return None
+
+
+def _is_quarter(plain: Tensor, turned: Tensor, width: int, pairing: str) -> bool:
+    if width > plain.shape[-1]:
+        return False
+    x = plain[..., :width]
+    a, b = x.chunk(2, dim=-1) if pairing == "half" else x.unflatten(-1, (-1, 2)).unbind(-1)
+    made = torch.cat((-b, a), dim=-1) if pairing == "half" else torch.stack((-b, a), dim=-1).flatten(-2)
+    return torch.allclose(made, turned[..., :width], rtol=1e-3, atol=1e-6)

@@ -16,7 +16,8 @@ def _bloom(module: Any, seat: Any, hidden_states: Tensor, residual: Tensor, **gi
         k, v = past.update(k, v, module.layer_idx)
     mask = given.get("attention_mask")
     rate = module.attention_dropout.p if module.training else 0.0
-    z, _ = seat.attend(module, q, k, v, mask, scaling=module.inv_norm_factor, dropout=rate, is_causal=True)
+    how = {"scaling": module.inv_norm_factor, "dropout": rate, "is_causal": True}
+    z, _ = seat.attend(module, q, k, v, mask, given["toeplens_pass"], **how)
     out = module.dense(z.flatten(-2))
     return residual + F.dropout(out, p=module.hidden_dropout, training=module.training), None
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from toeplens import encodings
+from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.absolute import NoPE
 from toeplens.ground import InputError
 from toeplens.hosts.anatomy import Anatomy, Found
@@ -27,63 +28,88 @@ class Host:
     encodings  a module list, one a layer and side, or one for all that share it; trained and saved with the model
     """
 
-    def __init__(self, model: Any, name: str, layers: Sequence[int] | None, options: dict[str, Any], anatomy: Anatomy):
-        self.model, self.name, self.layers, self.options = model, name, layers, options
+    def __init__(
+        self, model: Any, name: str, layers: Sequence[int] | None, max_len: int | None, options: dict[str, Any]
+    ) -> None:
+        self.model, self.name, self.layers, self.max_len, self.options = model, name, layers, max_len, options
         self.encodings = nn.ModuleList()
-        self._seats: list[tuple[nn.Module, Seat]] = []
-        self._stacks: list[Stack] = []
+        self.seats: list[tuple[nn.Module, Seat]] = []
+        self.stacks: list[Stack] = []
+        self._asking: list[nn.Module] = []
         self._implementations = [(config, config._attn_implementation_internal) for config in configs_of(model)]
-        self._asking = anatomy.asking
+
+    def enter(self, anatomy: Anatomy) -> None:
+        """Put it into the model. Nothing is done where it cannot be."""
+        first = [found.build(self.name, self.options) for found in anatomy.sides]
+        for found, encoding in zip(anatomy.sides, first, strict=True):
+            self._check(found, encoding)
         register()
-        for side in anatomy.sides:
-            self._settle(side)
+        self._asking = anatomy.asking
+        for found, encoding in zip(anatomy.sides, first, strict=True):
+            self._settle(found, encoding)
         for module in self._asking:
             module.__dict__[BEFORE] = module.config._attn_implementation_internal  # type: ignore[union-attr]
         for config, _ in self._implementations if self._asking else ():
             config._attn_implementation_internal = NAME
-        model.add_module(MODULES, self.encodings.train(model.training))
-        model.__dict__[HOST] = self
-        setattr(model.config, MODULES, self.described())
+        self.encodings._tied_weights_keys = tied(self.encodings)  # type: ignore[assignment]
+        self.model.add_module(MODULES, self.encodings.train(self.model.training))
+        self.model.__dict__[HOST] = self
+        setattr(self.model.config, MODULES, self.described())
 
     def described(self) -> dict[str, Any]:
         """What the model's configuration says of it, from which `load` makes it again."""
-        return {"encoding": self.name, "layers": None if self.layers is None else list(self.layers), **self.options}
+        layers = None if self.layers is None else list(self.layers)
+        return {"encoding": self.name, "layers": layers, "max_len": self.max_len, **self.options}
 
-    def _settle(self, found: Found) -> None:
-        chosen = range(len(found.modules)) if self.layers is None else self.layers
-        first = found.build(self.name, self.options)
-        whole = len(chosen) == len(found.modules)
-        if not whole and (first.overrides("embed") or found.tables):
-            what = "its vectors enter" if first.overrides("embed") else "the model's own positions enter"
-            raise InputError(f"layers: {list(chosen)} was given; {what} at the input, for all layers: leave it out.")
-        stack = Stack(found.stack, first, found.tables, carries=any(found.reached), causal=found.causal)
-        self._stacks.append(stack)
-        for layer in chosen:
+    def _check(self, found: Found, encoding: PositionalEncoding) -> None:
+        if self.layers is None:
+            return
+        if (
+            not self.layers
+            or len(set(self.layers)) != len(self.layers)
+            or not all(0 <= layer < len(found.modules) for layer in self.layers)
+        ):
+            raise InputError(
+                f"layers: {list(self.layers)} was given; it must be different layers from 0 to "
+                f"{len(found.modules) - 1}."
+            )
+        whole = len(self.layers) == len(found.modules)
+        if not whole and (encoding.overrides("embed") or found.tables):
+            what = "its vectors enter" if encoding.overrides("embed") else "the model's own positions enter"
+            raise InputError(
+                f"layers: {list(self.layers)} was given; {what} at the input, for all layers: leave it out."
+            )
+
+    def _settle(self, found: Found, first: PositionalEncoding) -> None:
+        asks = NAME if self._asking else None
+        stack = Stack(found.stack, first, found.tables, carries=any(found.reached), causal=found.causal, asks=asks)
+        self.stacks.append(stack)
+        for layer in range(len(found.modules)) if self.layers is None else self.layers:
             encoding = first.for_layer(layer).to(device=self.model.device, dtype=self.model.dtype)
             if not any(encoding is known for known in self.encodings):
                 self.encodings.append(encoding)
-            module, around = found.modules[layer], found.reached[layer]
-            self._seats.append((module, Seat(module, stack, layer, encoding, around=around, pairing=found.pairing)))
+            told = {"around": found.reached[layer], "turns": found.turns[layer]}
+            self.seats.append((found.modules[layer], Seat(found.modules[layer], stack, layer, encoding, **told)))
 
     def leave(self) -> None:
         """Take it out of the model."""
-        for module, seat in self._seats:
+        for module, seat in self.seats:
             seat.leave(module)
-        for stack in self._stacks:
+        for stack in self.stacks:
             stack.leave()
         for module in self._asking:
             module.__dict__.pop(BEFORE, None)
         for config, before in self._implementations:
             config._attn_implementation_internal = before
-        delattr(self.model, MODULES)
-        del self.model.__dict__[HOST]
-        with suppress(AttributeError):
-            delattr(self.model.config, MODULES)
+        self.model.__dict__.pop(HOST, None)
+        for holder in (self.model, self.model.config):
+            with suppress(AttributeError):
+                delattr(holder, MODULES)
 
     @contextmanager
     def without_position(self) -> Iterator[None]:
         """No encoding in any layer, for a while."""
-        places = [*(seat for _, seat in self._seats), *self._stacks]
+        places = [*(seat for _, seat in self.seats), *self.stacks]
         before = [place.encoding for place in places]
         for place in places:
             place.encoding = NoPE(**place.encoding.sizes)
@@ -112,7 +138,8 @@ def install(
     Arguments
         model     a `transformers.PreTrainedModel` whose attention goes through its attention interface
         encoding  a name of `toeplens.encodings.names`, or several that act together
-        layers    the layers in which it acts, from 0; the others keep what they have. All unless given
+        layers    the layers in which it acts, from 0, those without attention not counted; the others keep what they
+                  have. All unless given
         max_len   places that a table must hold; the model's own number unless given
         prove     run the model on a few tokens, to see that its position has no effect any more and that attention
                   without position is what it was
@@ -123,11 +150,12 @@ def install(
     if HOST in checked_model(model).__dict__:
         raise InputError("model: it has an encoding installed; uninstall that one first.")
     name = encodings.canonical(encoding)
+    if any(config._attn_implementation_internal == NAME for config in configs_of(model)):
+        raise InputError("model: its configuration is another model's too, which has an encoding installed; copy it.")
     anatomy = Anatomy(model, max_len)
-    if layers is not None:
-        _check_layers(layers, min(len(side.modules) for side in anatomy.sides))
-    host = Host(model, name, layers, options, anatomy)
+    host = Host(model, name, layers, max_len, options)
     try:
+        host.enter(anatomy)
         if prove:
             from toeplens.hosts.proof import prove_host
 
@@ -146,6 +174,12 @@ def uninstall(model: Any) -> None:
     host.leave()
 
 
-def _check_layers(layers: Sequence[int], count: int) -> None:
-    if not layers or len(set(layers)) != len(layers) or not all(0 <= layer < count for layer in layers):
-        raise InputError(f"layers: {list(layers)} was given; it must be different layers from 0 to {count - 1}.")
+def tied(encodings_of: nn.ModuleList) -> dict[str, str]:
+    """Of parameters that layers share in part: each name but the first, and the first, as transformers has it."""
+    names: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for name, parameter in encodings_of.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(parameter), name)
+        if first != name:
+            found[name] = first
+    return found

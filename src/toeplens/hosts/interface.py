@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from toeplens.hosts.seat import SEAT, Seat
+from toeplens.ground import InputError
+from toeplens.hosts.seat import PASS, SEAT, Here, Seat
 from toeplens.sources.huggingface.interface import eager_function
 from toeplens.sources.huggingface.model import library
 
@@ -60,8 +61,11 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of a module: by its encoding, where it has one that is not done by now, else as it was."""
     seat: Seat | None = module.__dict__.get(SEAT)
-    if seat is not None and not seat.turned:
-        made = seat.attend(module, query, key, value, attention_mask, **kwargs)
+    here: Here | None = kwargs.pop(PASS, None)
+    if seat is not None and here is None:
+        raise InputError(f"model: {type(module).__name__} does not hand on what its attention is told.")
+    if seat is not None and here is not None and not here.turned:
+        made = seat.attend(module, query, key, value, attention_mask, here, **kwargs)
     else:
         made = plain(module, query, key, value, attention_mask, **kwargs)
     calls = None if torch.compiler.is_compiling() else _CALLS.get()

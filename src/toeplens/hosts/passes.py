@@ -18,15 +18,21 @@ _KEPT = "toeplens_memory"  # where a cache of transformers carries it
 
 @dataclass
 class Memory:
-    """What belongs to the keys in a cache: positions, [B, M] or [1, M] for all, and each layer's notes [B, H, M, c]."""
+    """What belongs to the keys in a cache: positions, [B, M] or [1, M] for all, and each layer's notes [B, H, M, c].
 
+    ``owner`` names the stack whose they are.
+    """
+
+    owner: str
     positions: Int[Tensor, "_ M"] | None = None
+    padding: Bool[Tensor, "B M"] | None = None
     notes: dict[int, Notes] = field(default_factory=dict)
 
     def each(self, change: Any) -> None:
         """Change all of it as the cache changes its keys."""
         if self.positions is not None and len(self.positions) > 1:
             self.positions = change(self.positions)
+        self.padding = None if self.padding is None else change(self.padding)
         self.notes = {layer: change(notes) for layer, notes in self.notes.items()}
 
     def crop(self, removed: int) -> None:
@@ -34,6 +40,7 @@ class Memory:
         if removed and self.positions is not None:
             length = self.positions.shape[1] - removed
             self.positions = self.positions[:, :length]
+            self.padding = None if self.padding is None else self.padding[:, :length]
             self.notes = {layer: notes[:, :, :length] for layer, notes in self.notes.items()}
 
 
@@ -59,20 +66,32 @@ class _Remembering:
         return made
 
     def reset(self) -> Any:
-        self.__dict__[_KEPT] = Memory()
+        self.__dict__[_KEPT] = Memory(self.__dict__[_KEPT].owner)
         return super().reset()  # type: ignore[misc]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _remembering, (type(self).__mro__[2],), self.__dict__
 
 
 _CLASSES: dict[type, type] = {}
 
 
+def _class_of(kind: type) -> type:
+    if kind not in _CLASSES:
+        _CLASSES[kind] = type(kind.__name__, (_Remembering, kind), {"__module__": kind.__module__})
+    return _CLASSES[kind]
+
+
+def _remembering(kind: type) -> Any:
+    """An empty cache of this class, as pickle and copy begin with one."""
+    made: Any = _class_of(kind)
+    return made.__new__(made)
+
+
 def remember(cache: Any, memory: Memory) -> None:
     """Have a cache of transformers carry what belongs to its keys."""
-    kind = type(cache)
-    if not issubclass(kind, _Remembering):
-        if kind not in _CLASSES:
-            _CLASSES[kind] = type(kind.__name__, (_Remembering, kind), {"__module__": kind.__module__})
-        cache.__class__ = _CLASSES[kind]
+    if not isinstance(cache, _Remembering):
+        cache.__class__ = _class_of(type(cache))
     cache.__dict__[_KEPT] = memory
 
 
@@ -88,7 +107,6 @@ class Pass:
     positions    of the new tokens: [N], or [B, N] where sequences differ
     k_positions  of all tokens so far: [M] or [B, M]
     padding      True where a token so far is padding: [B, M]; None if none is
-    texts        which text each token is of: [B, M]; None if each sequence is one
     memory       what is kept beside the cache's keys, these tokens' included
     before       the notes of each layer before these tokens
     tables       cosines and sines of the new tokens, by encoding
@@ -97,7 +115,6 @@ class Pass:
     positions: Int[Tensor, "*B N"]
     k_positions: Int[Tensor, "*B M"]
     padding: Bool[Tensor, "B M"] | None
-    texts: Int[Tensor, "B M"] | None
     memory: Memory
     before: dict[int, Notes]
     tables: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -107,15 +124,13 @@ class Pass:
         """True where a new token is padding."""
         return None if self.padding is None else self.padding[:, -self.positions.shape[-1] :]
 
-    def keys(self, count: int) -> tuple[Tensor, Tensor | None]:
-        """Positions and texts of the keys that a layer's cache gives: the last ones, or all and room for more."""
+    def keys(self, count: int) -> Int[Tensor, "*B count"]:
+        """Positions of the keys that a layer's cache gives: the last ones, or all and room for more."""
         known = self.k_positions.shape[-1]
-        if count <= known:
-            return self.k_positions[..., known - count :], None if self.texts is None else self.texts[
-                :, known - count :
-            ]
-        return F.pad(self.k_positions, (0, count - known)), None if self.texts is None else F.pad(
-            self.texts, (0, count - known), value=-1
+        return (
+            self.k_positions[..., max(0, known - count) :]
+            if count <= known
+            else F.pad(self.k_positions, (0, count - known))
         )
 
     def rows(self, count: int) -> Int[Tensor, "N"] | None:
@@ -129,24 +144,26 @@ def begin(
     tokens: int,
     device: torch.device,
     *,
+    owner: str,
     position_ids: Tensor | None,
     attention_mask: Any,
     cache: Any,
 ) -> Pass:
     """What a pass of ``tokens`` new tokens a sequence begins with.
 
-    Positions are those given; else tokens are counted without padding, after those in the cache. Positions that begin
-    again inside a sequence are those of texts packed one after another.
+    Positions are those given; else tokens are counted without padding, after those in the cache.
     """
     past = 0 if cache is None else int(cache.get_seq_length())
-    memory = remembered(cache)
-    if past and (memory is None or memory.positions is None or memory.positions.shape[1] != past):
+    memory = remembered(cache) or Memory(owner)
+    held = 0 if memory.positions is None else memory.positions.shape[1]
+    if past and (held != past or memory.owner != owner):
         raise InputError(
             f"past_key_values: a cache of {past} tokens was given that was not filled by this model since its encoding "
             "was installed; begin with an empty one."
         )
-    memory = memory or Memory()
-    padding = _padding(attention_mask, batch, past, tokens, device)
+    if not past:
+        memory = Memory(owner)
+    padding = _padding(attention_mask, memory.padding, batch, past, tokens, device)
     positions = position_ids
     if positions is not None and positions.ndim != 2:
         raise InputError(f"position_ids: a shape of {tuple(positions.shape)} was given; it must be [B, N].")
@@ -154,38 +171,36 @@ def begin(
         positions = ((~padding).long().cumsum(1) - 1).clamp(min=0)[:, past:]
     if positions is None:
         positions = torch.arange(past, past + tokens, device=device).unsqueeze(0)
-    texts = _texts(positions) if position_ids is not None and not past else None
-    whole = (
-        positions
-        if memory.positions is None
-        else torch.cat((_as(memory.positions, positions), _as(positions, memory.positions)), 1)
-    )
-    kept = Memory(whole, dict(memory.notes))
+    whole = positions
+    if memory.positions is not None:
+        rows = max(len(memory.positions), len(positions))
+        whole = torch.cat([x.expand(rows, -1) for x in (memory.positions, positions)], dim=1)
+    kept = Memory(owner, whole, padding, dict(memory.notes))
     if cache is not None:
         remember(cache, kept)
     here, there = (x[0] if len(x) == 1 else x for x in (positions, whole))
-    return Pass(here, there, padding, texts, kept, dict(memory.notes))
+    return Pass(here, there, padding, kept, dict(memory.notes))
 
 
-def _as(x: Tensor, other: Tensor) -> Tensor:
-    """With as many rows."""
-    return x.expand(max(len(x), len(other)), -1)
+def _padding(
+    mask: Any, before: Tensor | None, batch: int, past: int, tokens: int, device: torch.device
+) -> Tensor | None:
+    """True where a token so far is padding; None where none is.
 
-
-def _padding(mask: Any, batch: int, past: int, tokens: int, device: torch.device) -> Tensor | None:
-    """True where a token so far is padding, from a mask [B, M]; None where none is, or the mask is of another kind."""
-    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] < past + tokens:
+    Of a mask [B, M] it is what is 0; of one by queries and keys (a static cache's) a new token that does not see
+    itself, beside what was known ``before``.
+    """
+    if isinstance(mask, dict):
+        mask = next((each for each in mask.values() if isinstance(each, Tensor)), None)
+    if not isinstance(mask, Tensor) or mask.ndim not in (2, 4) or mask.shape[-1] < past + tokens:
         return None
-    padding = mask[:, : past + tokens].to(device) == 0
+    if mask.ndim == 2:
+        padding = mask[:, : past + tokens].to(device) == 0
+    else:
+        own = mask[:, 0, -tokens:, past : past + tokens].diagonal(dim1=-2, dim2=-1)
+        new = ~own if own.dtype == torch.bool else own != 0
+        known = torch.zeros(batch, past, dtype=torch.bool, device=device) if before is None else before
+        padding = torch.cat((known, new.expand(batch, -1)), dim=1)
     if torch.compiler.is_compiling():
         return padding
     return padding if bool(padding.any()) else None
-
-
-def _texts(positions: Tensor) -> Tensor | None:
-    """Which text each token is of, where positions begin again; transformers tells packed texts so too."""
-    if positions.shape[1] < 2 or torch.compiler.is_compiling():
-        return None
-    steps = positions.diff(dim=1) != 1
-    begins = steps & (positions[:, 1:] == 0) & (positions[:, :-1] != 0)
-    return F.pad(begins.long().cumsum(1), (1, 0)) if bool(begins.any()) else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toeplens.ground import InputError
-from toeplens.hosts.host import MODULES, install
+from toeplens.hosts.host import MODULES, install, tied
 from toeplens.sources.huggingface.model import library
 
 
@@ -30,9 +30,13 @@ def load(path: str | Path, **options: Any) -> Any:
     model = getattr(transformers, name, transformers.AutoModel).from_pretrained(folder, **options)
     host = install(model, prove=False, **described)
     weights = _weights(folder)
-    if set(weights) != set(host.encodings.state_dict()):
+    if (
+        not set(host.encodings.state_dict()) - set(tied(host.encodings))
+        <= set(weights)
+        <= set(host.encodings.state_dict())
+    ):
         raise InputError(f"path: the weights in {folder} are not those of the encoding {described['encoding']!r}.")
-    host.encodings.load_state_dict(weights)
+    host.encodings.load_state_dict(weights, strict=False)
     return model
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from secrets import token_hex
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from toeplens.encodings import PositionalEncoding
+from toeplens.ground import InputError
 from toeplens.hosts.passes import Pass, begin, remember
 from toeplens.hosts.seat import PASS
+
+_VECTORS = ("inputs_embeds", "hidden_states")
 
 
 class Stack:
@@ -22,19 +26,27 @@ class Stack:
         tables    the modules that look positions up in a table, whose vectors are left out
         carries   whether an argument given to the stack is handed on to its layers
         causal    whether its attention is, where a module does not say
+        asks      the name by which its attention must go, so that ours is asked; None where a family's own is ours
     """
 
     def __init__(
-        self, module: nn.Module, encoding: PositionalEncoding, tables: list[nn.Module], *, carries: bool, causal: bool
+        self,
+        module: nn.Module,
+        encoding: PositionalEncoding,
+        tables: list[nn.Module],
+        *,
+        carries: bool,
+        causal: bool,
+        asks: str | None,
     ) -> None:
-        self.encoding, self.carries, self.causal = encoding, carries, causal
+        self.encoding, self.carries, self.causal, self.asks = encoding, carries, causal, asks
         self.now: Pass | None = None
+        self.owner = token_hex(8)
         self._signature = inspect.signature(module.forward)
-        embeddings = getattr(module, "get_input_embeddings", lambda: None)()
+        self._vectors = next(name for name in _VECTORS if name in self._signature.parameters)
         self._hooks = [
             module.register_forward_pre_hook(self._begin, with_kwargs=True),
-            module.register_forward_hook(self._end, with_kwargs=True),
-            *(each.register_forward_hook(self._embed) for each in (embeddings,) if each is not None),
+            module.register_forward_hook(self._end, with_kwargs=True, always_call=True),
             *(table.register_forward_hook(_nothing) for table in tables),
         ]
 
@@ -43,43 +55,41 @@ class Stack:
         for hook in self._hooks:
             hook.remove()
 
-    def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        given = self._signature.bind_partial(*args, **kwargs).arguments
+    def _begin(self, module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if self.asks is not None and module.config._attn_implementation != self.asks:
+            raise InputError(
+                f"model: its attention was set to {module.config._attn_implementation!r} since an encoding was "
+                "installed, which is then not asked; uninstall it first."
+            )
+        given = dict(zip(self._signature.parameters, args, strict=False)) | kwargs
         tokens = given.get("input_ids")
-        name = "inputs_embeds" if "inputs_embeds" in self._signature.parameters else "hidden_states"
-        x = given.get(name) if tokens is None else tokens
+        x = given.get(self._vectors) if tokens is None else tokens
         if not isinstance(x, Tensor):
             return args, kwargs
-        cache = given.get("past_key_values")
-        self.now = begin(
+        now = begin(
             x.shape[0],
             x.shape[1],
             x.device,
+            owner=self.owner,
             position_ids=given.get("position_ids"),
             attention_mask=given.get("attention_mask"),
-            cache=cache,
+            cache=given.get("past_key_values"),
         )
-        kwargs = dict(kwargs)
-        if tokens is None and name in kwargs:
-            kwargs[name] = self._embedded(x)
-        elif tokens is None:  # a stack that is given states is given them first
-            args = (self._embedded(args[0]), *args[1:])
+        self.now = now
+        if self.encoding.overrides("embed"):
+            vectors = x if tokens is None else module.get_input_embeddings()(tokens)
+            given[self._vectors] = self.encoding.embed(vectors, self.encoding.place(now.positions))
+            if tokens is not None:
+                given["input_ids"] = None
         if self.carries:
-            kwargs[PASS] = self.now
-        return args, kwargs
+            given[PASS] = now
+        return (), given
 
     def _end(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        now, self.now = kwargs.get(PASS, self.now), None
         cache = getattr(output, "past_key_values", None)
-        if cache is not None and self.now is not None and hasattr(cache, "get_seq_length"):
-            remember(cache, self.now.memory)
-
-    def _embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        return self._embedded(output)
-
-    def _embedded(self, x: Tensor) -> Tensor:
-        if self.now is None or not self.encoding.overrides("embed") or self.now.positions.shape[-1] != x.shape[1]:
-            return x
-        return self.encoding.embed(x, self.encoding.place(self.now.positions))
+        if cache is not None and now is not None and hasattr(cache, "get_seq_length"):
+            remember(cache, now.memory)
 
 
 def _nothing(module: nn.Module, args: Any, output: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -76,10 +77,16 @@ class Attention(nn.Module):
         if num_heads % self.num_key_heads:
             raise InputError(f"num_key_heads: {num_key_heads} was given; it must divide num_heads {num_heads}.")
         self.dropout = require_number("dropout", dropout, at_least=0, at_most=1)
+        if window is not None and (isinstance(window, float) or window < 1 or not causal):
+            raise InputError(
+                f"window: {window} was given; it must be a whole number, at least 1, and attention causal."
+            )
+        if softcap is not None:
+            require_number("softcap", softcap, over=0)
         self.causal, self.window, self.softcap, self.embeds = causal, window, softcap, embed
         sizes = {"d_model": d_model, "num_heads": num_heads, "head_dim": self.head_dim}
         self.encoding = _encoding(encoding, sizes, max_len, options)
-        self.scale = self.encoding.scale if scale is None else scale
+        self.scale = self.encoding.scale if scale is None else require_number("scale", scale)
         self.projections = self._projections(bias)
         self.out = nn.Linear(num_heads * self.head_dim, d_model, bias=bias)
         self.sinks = nn.Parameter(torch.zeros(num_heads)) if sinks else None
@@ -129,16 +136,23 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "B N d_model"], found: Places, *, mask: Tensor | None = None, cache: Cache | None = None
     ) -> Float[Tensor, "B N d_model"]:
         """The layer's output for tokens whose places are known, as layers of one model share them."""
-        q, k, v, told = self._asked(x, found, mask, cache)
-        z = attend(q, k, v, dropout=self.dropout if self.training else 0.0, **told)
+        with nullcontext() if cache is None else cache.kept_whole():
+            q, k, v, told = self._asked(x, found, mask, cache)
+            z = attend(q, k, v, dropout=self.dropout if self.training else 0.0, **told)
         return self.out(z.transpose(1, 2).flatten(-2))
 
     def weights(
         self, x: Float[Tensor, "B N d_model"], *, mask: Tensor | None = None, **given: Any
     ) -> Float[Tensor, "B H N N"]:
-        """The attention weights, formed explicitly; takes what `forward` takes."""
-        q, k, _, told = self._asked(x, self.places(x, **given), mask, given.get("cache"))
-        return attention_weights(q, k, **told)
+        """The attention weights, formed explicitly; takes what `forward` takes, and leaves a cache as it is."""
+        cache = given.get("cache")
+        before = None if cache is None else (len(cache), cache.ragged)
+        q, k, _, told = self._asked(x, self.places(x, **given), mask, cache)
+        made = attention_weights(q, k, **told)
+        if cache is not None and before is not None:
+            cache.crop(before[0])
+            cache.ragged = before[1]
+        return made
 
     def _asked(
         self, x: Tensor, found: Places, mask: Tensor | None, cache: Cache | None

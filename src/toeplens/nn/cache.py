@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -36,8 +39,8 @@ class Cache:
 
     @property
     def notes(self) -> Notes | None:
-        """The notes of the tokens so far."""
-        return self._so_far("notes", 2)
+        """The notes of the tokens so far; None where there are none."""
+        return self._so_far("notes", 2) if self.filled else None
 
     @property
     def padding(self) -> Bool[Tensor, "B N"] | None:
@@ -116,6 +119,16 @@ class Cache:
         if not 0 <= length <= self.filled:
             raise InputError(f"length: {length} was given; it must be from 0 to {self.filled}, what the cache holds.")
         self.filled = length
+
+    @contextmanager
+    def kept_whole(self) -> Iterator[None]:
+        """As it was before, should what is done meanwhile fail."""
+        before = self.filled, self.ragged
+        try:
+            yield
+        except BaseException:
+            self.filled, self.ragged = before
+            raise
 
     def _so_far(self, name: str, dim: int) -> Tensor | None:
         kept = self._kept.get(name)

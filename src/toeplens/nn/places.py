@@ -41,7 +41,8 @@ def places(
     """Where ``tokens`` new tokens of each sequence stand.
 
     Unless ``positions`` says so: from 0 on in each text, padding not counted, so that padding on either side and texts
-    packed one after another change nothing; after the tokens in the ``cache``, where there is one.
+    packed one after another change nothing; after as many tokens as the ``cache`` has, where there is one. Positions
+    that are given are given at every step.
 
     Arguments
         key_padding_mask  True where a token is padding
@@ -50,6 +51,8 @@ def places(
     for name, given in {"key_padding_mask": key_padding_mask, "segments": segments}.items():
         if given is not None and given.shape != (batch, tokens):
             raise InputError(f"{name}: a shape of {tuple(given.shape)} was given; it must be [{batch}, {tokens}].")
+    if tokens < 1:
+        raise InputError(f"x: {tokens} tokens were given; it must be at least 1.")
     if key_padding_mask is not None and key_padding_mask.dtype != torch.bool:
         raise InputError(f"key_padding_mask: {key_padding_mask.dtype} was given; it must be bool, True for padding.")
     if segments is not None and cache is not None:
@@ -58,7 +61,14 @@ def places(
         cache.require(batch, tokens)
     if positions is None:
         positions = encoding.place(_counted(batch, tokens, device, key_padding_mask, segments, cache))
-    return Places(positions, key_padding_mask, segments)
+    return Places(positions, key_padding_mask, None if segments is None else _begins(segments).long().cumsum(1))
+
+
+def _begins(segments: Int[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
+    """True where a text begins."""
+    begins = torch.ones_like(segments, dtype=torch.bool)
+    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    return begins
 
 
 def _counted(
@@ -66,10 +76,9 @@ def _counted(
 ) -> Tensor:
     """Running numbers: [N] where all sequences have the same, else [B, N]."""
     if segments is not None:
-        index = torch.arange(tokens, device=device).expand(batch, tokens)
-        begins = torch.ones_like(segments, dtype=torch.bool)
-        begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-        return index - index.where(begins, torch.zeros_like(index)).cummax(1).values
+        real = torch.ones_like(segments) if padding is None else (~padding).long()
+        before = real.cumsum(1) - real
+        return before - before.where(_begins(segments), torch.zeros_like(before)).cummax(1).values
     if padding is None and (cache is None or not cache.ragged):
         start = 0 if cache is None else len(cache)
         return torch.arange(start, start + tokens, device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
@@ -110,8 +111,11 @@ class Transformer(nn.Module):
             cache=None if cache is None else cache[0],
         )
         x = self.encoding.embed(self.embedding(tokens), found.positions)
-        for layer in range(len(self.blocks)):
-            x = self._block(layer)(x, found, None if cache is None else cache[layer])
+        with ExitStack() as kept:
+            for each in cache or ():
+                kept.enter_context(each.kept_whole())
+            for layer in range(len(self.blocks)):
+                x = self._block(layer)(x, found, None if cache is None else cache[layer])
         return self.readout(self.norm(x))
 
     @torch.no_grad()

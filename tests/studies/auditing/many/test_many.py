@@ -1,0 +1,247 @@
+"""Audits of many models: names, requests, processes of their own, failures told apart, gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sources.huggingface.models import GPT, GROUPED, tiny
+from tests.studies.auditing.many.writing import full, odd, stamped
+
+from toeplens import report
+from toeplens.engine import Cluster, Limits
+from toeplens.engine.pool import Put
+from toeplens.ground import InputError, read_json
+from toeplens.ground.locks import Busy
+from toeplens.studies import auditing
+from toeplens.studies.auditing import PARTS, open_audit
+from toeplens.studies.auditing.many import Audits, Request, apart, audit_many, directories_of, run
+from toeplens.studies.auditing.many.apart import Piece
+from toeplens.studies.kit.changes import read_change
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+REQUEST = Request(sequences=8, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directories of two models, one of them twice, and one of nothing."""
+    directory = tmp_path_factory.mktemp("models")
+    tiny("GPT2LMHeadModel", **GPT).save_pretrained(directory / "gpt")
+    tiny("LlamaForCausalLM", **GROUPED).save_pretrained(directory / "llama")
+    shutil.copytree(directory / "gpt", directory / "dies")
+    (directory / "nothing").mkdir()
+    return directory
+
+
+def piece(models: Path, name: str, out: Path, request: Request = REQUEST, **more: Any) -> Piece:
+    model = str(models / name)
+    given = {"write": None, "there": True} | more
+    return Piece(name, model, model, directory=out / name, request=request, digest=request.digest(model), **given)
+
+
+# ---- what models are called, and what is asked of them ---------------------------------------------------------------
+
+
+def test_a_model_is_called_by_as_much_as_tells_it_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one/last", "two/last", "two/other", "org"):
+        Path(name).mkdir(parents=True)
+    Path("two/model.Q4_1.gguf").touch()
+    assert directories_of(["one/last", "./two/last/", str(tmp_path / "two/other")]) == [
+        "one--last",
+        "two--last",
+        "other",
+    ]
+    assert directories_of(["two/model.Q4_1.gguf", "openai-community/gpt2", "gpt2"]) == [
+        "model.Q4_1",
+        "openai-community--gpt2",
+        "gpt2",
+    ]
+    assert directories_of(["two/other/../other"]) == ["other"]
+    assert directories_of(["no/such/model", "/no/such/thing", "."]) == ["model", "thing", tmp_path.name]
+    assert directories_of(["org/last", "one/last"]) == ["org--last", "last"]
+    for same in (["one/last", "./one/last"], ["a/b", "two/last", "a/b"]):
+        with pytest.raises(InputError, match=f"model: {same[-1]} was given twice; each model has one audit."):
+            directories_of(same)
+
+
+def test_a_request_is_told_by_all_that_decides_its_audits(models: Path, tmp_path: Path) -> None:
+    model, ids = str(tmp_path / "gpt"), tmp_path / "ids.json"
+    shutil.copytree(models / "gpt", model)
+    ids.write_text("[[3, 4, 5]]")
+    wishes = (read_change("layers=1 heads=2 output=zero"),)
+    others = [
+        REQUEST,
+        replace(REQUEST, texts={"a": "b"}),
+        replace(REQUEST, texts={"a": "c"}),
+        replace(REQUEST, tokens=ids),
+        replace(REQUEST, layers=(0,)),
+        replace(REQUEST, wishes=wishes),
+        replace(REQUEST, seed=1),
+    ]
+    digests = [each.digest(model) for each in others]
+    assert len(set(digests)) == len(others)
+    assert [each.digest(model) for each in others] == digests
+    assert replace(REQUEST, effects="exact").digest(model) == digests[0]  # as it is unless given
+    assert REQUEST.digest("gpt2") != REQUEST.digest("gpt3") != digests[0]
+    (tmp_path / "gpt" / ".lock").touch()
+    assert REQUEST.digest(model) == digests[0]
+    os.utime(tmp_path / "gpt" / "config.json", ns=(0, 0))
+    assert REQUEST.digest(model) != digests[0]
+    ids.write_text("[[3, 4, 5, 6]]")
+    assert others[3].digest(model) != digests[3]
+
+
+# ---- what comes of a model ------------------------------------------------------------------------------------------
+
+
+def test_an_audit_among_many_is_the_audit_of_one(models: Path, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    of = piece(models, "llama", tmp_path, write=report.write_audit)
+    found = apart._audited(of, lambda *what: told.append(what))
+    assert not isinstance(found, Put)
+    alone = auditing.audit(of.model, sequences=8, max_tokens=12)
+    kept = open_audit(of.directory)
+    assert (kept.heads, kept.layers) == (alone.heads, alone.layers)
+    assert kept.about["request"] == of.digest
+    assert (of.directory / report.PAGE).is_file()
+    assert {"layers", "heads"} == {what for what, *_ in told}
+    top = max(alone.heads, key=lambda head: head.effect or 0.0)
+    assert (found.layers, found.heads, found.effect) == (2, 8, top.effect)
+    assert found.head == f"L{top.layer + 1} H{top.head + 1}"
+    assert (found.why, found.code, found.whole, found.baseline) == (None, 0, alone.whole, alone.baseline)
+    assert run._had(of) == found
+    for other in (replace(of, digest="another"), replace(of, directory=tmp_path / "none")):
+        assert run._had(other) is None
+    (of.directory / "audit.json").write_text("{")
+    assert run._had(of) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "code", "said"),
+    [
+        ("nothing", {}, 2, "model: .* holds no config.json"),
+        ("gone", {}, 2, "model: .*gone is not seen by the machine .*; give a place that all machines share."),
+        ("gpt", {"request": replace(REQUEST, layers=(7,))}, 2, "layers: 8 was given; the model has layers 1 to 2."),
+        ("gpt", {"write": full}, 3, "memory: it was used up; lower --workers or the sizes."),
+        ("gpt", {"write": odd}, 2, r"model: its audit broke off: there is no 'layer' \(KeyError in writing.py, line "),
+    ],
+)
+def test_what_fails_is_a_sentence(models: Path, tmp_path: Path, name: str, more: Any, code: int, said: str) -> None:
+    found = apart._audited(piece(models, name, tmp_path, **more), lambda *_: None)
+    assert not isinstance(found, Put)
+    assert found.why is not None
+    assert (found.code, found.name, found.heads) == (code, name, 0)
+    assert re.match(said, found.why), found.why
+
+
+def test_what_another_process_is_at_is_put_off(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(*_: Any, **options: Any) -> None:
+        raise Busy("it is held")
+
+    monkeypatch.setattr(apart, "audit_in", busy)
+    assert apart._audited(piece(models, "gpt", tmp_path), lambda *_: None) is Put.OFF
+
+
+def test_what_is_to_stop_is_ended(models: Path, tmp_path: Path) -> None:
+    assert apart.apart(piece(models, "gpt", tmp_path), Limits(should_stop=lambda: True), lambda _: None) is None
+    assert not (tmp_path / "gpt" / "audit.json").exists()
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
+
+def test_others_go_on_where_one_fails_or_dies_and_the_same_goes_on_with_what_is_there(
+    models: Path, tmp_path: Path
+) -> None:
+    told: list[tuple[str, bool]] = []
+    given = [str(models / name) for name in ("dies", "nothing", "llama")]
+
+    def again() -> Audits:
+        told.clear()
+        options: dict[str, Any] = {"write": stamped, "on_done": lambda each, new: told.append((each.name, new))}
+        return audit_many(given, tmp_path / "out", REQUEST, workers=1, **options)
+
+    first = again()
+    assert told == [("dies", True), ("nothing", True), ("llama", True)]
+    died, refused = first.failed
+    assert str(died.why).startswith("its process died (signal 9); if memory is short, lower --workers")
+    assert (died.code, refused.code, first.code) == (3, 2, 3)
+    assert [each.name for each in first.done] == ["llama"]
+    assert (tmp_path / "out" / "dies" / PARTS).is_dir()
+    assert not (tmp_path / "out" / "nothing").exists()
+    assert Audits.from_dict(read_json(tmp_path / "out" / "audits.json")) == first
+    second = again()
+    assert told == [("llama", False), ("dies", True), ("nothing", True)]
+    assert [each.name for each in second.found] == ["dies", "nothing", "llama"]
+    assert (second.code, [each.name for each in second.failed]) == (2, ["nothing"])
+    (one, parts), (other, same) = json.loads((tmp_path / "dies.json").read_text())
+    assert one != other
+    assert parts == same  # nothing was measured again
+    assert len(json.loads((tmp_path / "llama.json").read_text())) == 1
+    assert not (tmp_path / "out" / "dies" / PARTS).exists()
+
+
+@pytest.mark.parametrize(
+    ("request_", "workers", "said"),
+    [
+        (replace(REQUEST, effects="all"), 1, "effects: there is no 'all'"),
+        (replace(REQUEST, dtype="int8"), 1, "dtype: there is no 'int8'"),
+        (replace(REQUEST, device="tpu"), 1, "device: 'tpu' was given; it must be auto, cpu, cuda or cuda:N."),
+        (replace(REQUEST, tokens=Path("no.npy")), 1, "tokens: there is no file no.npy; of many models it must be one."),
+        (REQUEST, 0, "workers: 0 was given"),
+        (REQUEST, Cluster("nowhere"), "address: 'nowhere' was given; it must be HOST:PORT"),
+    ],
+)
+def test_what_is_wrong_of_all_is_refused_before_the_work(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: Request, workers: Any, said: str
+) -> None:
+    monkeypatch.setattr(run, "spread", lambda *_, **options: pytest.fail("work was begun"))
+    given = [str(models / "gpt"), str(models / "llama")]
+    with pytest.raises(InputError, match=said):
+        audit_many(given, tmp_path / "out", request_, workers=workers)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_among_models_must_have_use_for_the_options(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "spec.json").write_text("{}")
+    with pytest.raises(InputError, match="max_tokens: it was given; a run is audited on examples of its own test set"):
+        audit_many([str(models / "gpt"), str(tmp_path / "run")], tmp_path / "out", REQUEST)
+
+
+def test_as_many_at_a_time_as_the_memory_holds(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = [piece(models, name, tmp_path) for name in ("gpt", "llama")]
+    size = sum(path.stat().st_size for path in (models / "gpt").iterdir())
+    for times, count in ((1, 1), (6, 2), (30, 10)):
+        monkeypatch.setattr(run, "memory", lambda times=times: times * size)
+        assert run._room(pieces) == count
+    assert run._room([*pieces, piece(models, "far", tmp_path, there=False)]) == 1
+    (tmp_path / "m.gguf").write_bytes(bytes(100))
+    assert run._need(tmp_path / "m.gguf") == 800
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_audits_by_a_cluster_are_those_of_this_machine(models: Path, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    given = [str(models / name) for name in ("gpt", "nothing", "llama")]
+    try:
+        far = audit_many(given, tmp_path / "far", REQUEST, workers=Cluster(cpus=1.0), write=report.write_audit)
+        again = audit_many(given[::2], tmp_path / "far", REQUEST, workers=Cluster(cpus=1.0))
+    finally:
+        ray.shutdown()
+    near = audit_many(given, tmp_path / "near", REQUEST, workers=1)
+    assert [each.name for each in far.failed] == [each.name for each in near.failed] == ["nothing"]
+    assert again.found == tuple(far.done)
+    for name in ("gpt", "llama"):
+        one, other = (open_audit(tmp_path / where / name) for where in ("far", "near"))
+        assert (one.heads, one.layers) == (other.heads, other.layers)
+        assert (tmp_path / "far" / name / report.PAGE).is_file()
