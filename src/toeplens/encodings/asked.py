@@ -75,19 +75,15 @@ def check_asked(
 
 
 def _check_positions(name: str, positions: Positions, encoding: PositionalEncoding, batch: int, length: int) -> None:
+    """A place for each, with its coordinates last or, where hooks make them of running numbers, without."""
     shape, axes = positions.shape, encoding.axes
-    if axes > 1:
-        if shape[-1:] != (axes,):
-            raise InputError(
-                f"{name}: a shape of {tuple(shape)} was given; positions of {_name(encoding)} have {axes} coordinates, "
-                f"in the last dimension."
-            )
-        shape = shape[:-1]
-    if shape not in ((length,), (batch, length), (1, length)):
-        raise InputError(
-            f"{name}: a shape of {tuple(positions.shape)} was given; it must be [{length}] or [{batch}, {length}]"
-            f"{f', each with {axes} coordinates' if axes > 1 else ''}: a place for each."
-        )
+    whole = ((length,), (batch, length), (1, length))
+    if shape in whole or (axes > 1 and shape[-1:] == (axes,) and shape[:-1] in whole):
+        return
+    raise InputError(
+        f"{name}: a shape of {tuple(shape)} was given; it must be [{length}] or [{batch}, {length}]"
+        f"{f', with {axes} coordinates in a last dimension' if axes > 1 else ''}: a place for each."
+    )
 
 
 def _broadcasts(mask: Tensor, to: tuple[int, ...]) -> bool:

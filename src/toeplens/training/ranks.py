@@ -119,5 +119,6 @@ def ranks(device: str) -> Iterator[Ranks]:
         raise EnvironmentFailure(f"torchrun: the processes do not find each other: {error}.") from None
     try:
         yield Ranks(distributed.get_rank(), distributed.get_world_size(), f"cuda:{place}" if on_gpu else "cpu")
+        distributed.barrier()  # whoever leaves while another still talks to it may take both down
     finally:
         distributed.destroy_process_group()
