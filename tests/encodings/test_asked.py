@@ -134,7 +134,5 @@ def test_shapes_that_do_not_go_together_are_refused(change: dict[str, Any], sent
 
 def test_places_of_another_number_of_coordinates_are_refused() -> None:
     q, k, v, told = given("axial-rope")
-    with pytest.raises(
-        InputError, match=r"^q_positions: a shape of \(21, 3\) .* with 2 coordinates in a last"
-    ):
+    with pytest.raises(InputError, match=r"^q_positions: a shape of \(21, 3\) .* with 2 coordinates in a last"):
         attend(q, k, v, **{**told, "q_positions": torch.zeros(N, 3, dtype=torch.long)})
