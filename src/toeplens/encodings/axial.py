@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-from toeplens.encodings.kit import require_even, require_number, rotary_frequencies
+from toeplens.encodings.kit import raster, require_even, require_number, rotary_frequencies
 from toeplens.encodings.rotary import Pairing, Rotary
 from toeplens.encodings.shapes import Frequencies, Positions
 from toeplens.ground import InputError, choose
@@ -40,13 +40,7 @@ class _Coordinates(Rotary):
         self.grid = None if grid is None else tuple(grid)
 
     def place(self, tokens: Int[Tensor, "*B N"]) -> Int[Tensor, "*B N axes"]:
-        if self.grid is None:
-            return tokens.unsqueeze(-1).expand(*tokens.shape, self.axes)
-        coordinates = []
-        for size in reversed(self.grid[1:]):
-            coordinates.append(tokens % size)
-            tokens = tokens // size
-        return torch.stack((tokens, *reversed(coordinates)), dim=-1)
+        return raster(tokens, self.axes, self.grid)
 
     def coordinates(self, positions: Positions) -> Float[Tensor, "*B N axes"]:
         """The coordinates in float64, of running numbers too."""

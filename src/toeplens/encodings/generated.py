@@ -12,7 +12,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import normal, require_count, require_even, rotary_frequencies, turns, widened
+from toeplens.encodings.kit import normal, raster, require_count, require_even, rotary_frequencies, turns, widened
 from toeplens.encodings.rotary import turn
 from toeplens.encodings.shapes import Keys, Positions, Queries, Turned
 from toeplens.ground import InputError, choose
@@ -49,13 +49,7 @@ class _Generated(PositionalEncoding):
     def place(self, tokens: Int[Tensor, "*B N"]) -> Positions:
         if self.axes == 1:
             return tokens
-        if self.grid is None:
-            return tokens.unsqueeze(-1).expand(*tokens.shape, self.axes)
-        coordinates = []
-        for size in reversed(self.grid[1:]):
-            coordinates.append(tokens % size)
-            tokens = tokens // size
-        return torch.stack((tokens, *reversed(coordinates)), dim=-1)
+        return raster(tokens, self.axes, self.grid)
 
     def coordinates(self, positions: Positions) -> Float[Tensor, "*B N axes"]:
         """The coordinates in units of ``extent``, in float64; of running numbers too."""

@@ -27,6 +27,17 @@ def rotary_frequencies(rotary_dim: int, base: float) -> Float[Tensor, "n"]:
     return base ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
 
 
+def raster(tokens: Int[Tensor, "*B N"], axes: int, grid: Sequence[int] | None) -> Int[Tensor, "*B N axes"]:
+    """The coordinates of running numbers, row by row on a grid of these sizes; without one, the same on all axes."""
+    if grid is None:
+        return tokens.unsqueeze(-1).expand(*tokens.shape, axes)
+    coordinates = []
+    for size in reversed(grid[1:]):
+        coordinates.append(tokens % size)
+        tokens = tokens // size
+    return torch.stack((tokens, *reversed(coordinates)), dim=-1)
+
+
 def is_mapped() -> bool:
     """Whether this is worked for many at once, by `torch.func.vmap` or another of its transforms."""
     return torch._C._are_functorch_transforms_active()
