@@ -379,6 +379,16 @@ def test_a_cache_belongs_to_its_host_and_can_be_emptied_and_pickled() -> None:
             model(IDS[:, 5:], past_key_values=kept)
 
 
+def test_a_cache_of_another_batch_and_a_mask_of_another_shape_are_refused() -> None:
+    model = installed("alibi")
+    cache = model(IDS[:, :5], use_cache=True).past_key_values
+    with pytest.raises(InputError, match=r"^past_key_values: a cache of 2 sequences was given; 1 are read"):
+        model(IDS[:1, 5:], past_key_values=cache)
+    for shape in ((2, 5), (1, 12)):
+        with pytest.raises(InputError, match=r"^attention_mask: a shape of .* it must be \[2, 12\]"):
+            model(IDS, attention_mask=torch.ones(shape, dtype=torch.long))
+
+
 @pytest.mark.parametrize(
     ("kind", "sizes", "sentence"),
     [

@@ -154,6 +154,7 @@ def begin(
     Positions are those given; else tokens are counted without padding, after those in the cache.
     """
     past = 0 if cache is None else int(cache.get_seq_length())
+    _check_batch(batch, tokens, past, attention_mask, cache)
     memory = remembered(cache) or Memory(owner)
     held = 0 if memory.positions is None else memory.positions.shape[1]
     if past and (held != past or memory.owner != owner):
@@ -180,6 +181,19 @@ def begin(
         remember(cache, kept)
     here, there = (x[0] if len(x) == 1 else x for x in (positions, whole))
     return Pass(here, there, padding, kept, dict(memory.notes))
+
+
+def _check_batch(batch: int, tokens: int, past: int, mask: Any, cache: Any) -> None:
+    """Raise `InputError` for a cache of another batch, and a mask that does not go with the tokens."""
+    if isinstance(mask, Tensor) and mask.ndim == 2 and (len(mask) != batch or mask.shape[1] < past + tokens):
+        raise InputError(
+            f"attention_mask: a shape of {tuple(mask.shape)} was given; it must be [{batch}, {past + tokens}], the "
+            "tokens in the cache among them."
+        )
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
+    keys = getattr(layers[0], "keys", None) if past and layers else None
+    if isinstance(keys, Tensor) and keys.numel() and len(keys) != batch:
+        raise InputError(f"past_key_values: a cache of {len(keys)} sequences was given; {batch} are read.")
 
 
 def _padding(

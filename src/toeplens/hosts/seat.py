@@ -14,7 +14,7 @@ from toeplens.encodings import PositionalEncoding, attend
 from toeplens.ground import InputError
 from toeplens.hosts.families import forward_of
 from toeplens.hosts.passes import Pass
-from toeplens.hosts.turning import neutral, our_table, turned_by_host
+from toeplens.hosts.turning import fits, is_a_turn, neutral, our_table
 
 SEAT = "toeplens_seat"  # where an attention module carries it
 PASS = "toeplens_pass"  # the argument in which layers hand a pass on, and a module its attention
@@ -64,7 +64,8 @@ class Seat:
         around: nn.Module | None,
         turns: str | None,
     ) -> None:
-        self.stack, self.layer, self.encoding, self.turns = stack, layer, encoding, turns
+        self.stack, self.layer, self.turns = stack, layer, turns
+        self.encoding = encoding
         self.told: Pass | None = None  # where the pass ends at the module around
         module.__dict__[SEAT] = self
         self._hooks = [module.register_forward_pre_hook(self._before, with_kwargs=True)]
@@ -73,6 +74,15 @@ class Seat:
             self._hooks.append(around.register_forward_pre_hook(self._tell, with_kwargs=True))
         if (forward := forward_of(module)) is not None:
             module.forward = partial(forward, module, self)
+
+    @property
+    def encoding(self) -> PositionalEncoding:
+        """What acts here."""
+        return self._encoding
+
+    @encoding.setter
+    def encoding(self, encoding: PositionalEncoding) -> None:
+        self._encoding, self._is_a_turn = encoding, is_a_turn(encoding, self.turns)
 
     def leave(self, module: nn.Module) -> None:
         """Give the module back as it was."""
@@ -91,7 +101,7 @@ class Seat:
             )
         hidden = next((kwargs[name] for name in _HIDDEN if name in kwargs), args[0] if args else None)
         given = kwargs.get("position_embeddings")
-        turned = turned_by_host(self.encoding, self.turns, given)
+        turned = self._is_a_turn and fits(self.encoding, given)
         if given is not None:
             kwargs["position_embeddings"] = our_table(self.encoding, now, given) if turned else neutral(given)
         if (around := kwargs.get("relative_position_embeddings")) is not None:  # Wav2Vec2-Conformer's

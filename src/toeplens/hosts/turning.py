@@ -14,22 +14,22 @@ from toeplens.hosts.passes import Pass
 Table = tuple[Tensor, Tensor]  # cosines and sines, as transformers hands them to its layers
 
 
-def turned_by_host(encoding: PositionalEncoding, turns: str | None, given: Any) -> bool:
-    """Whether the host's function, given our cosines and sines, does all that this encoding does to queries and keys.
+def is_a_turn(encoding: PositionalEncoding, turns: str | None) -> bool:
+    """Whether a function that turns queries and keys can do all that this encoding does to them.
 
-    Then its keys are cached turned, and each is turned once. The function must pair halves (``turns``), and be given
-    both halves' angles, as many as the encoding has; the encoding must turn all heads alike, by angles that the length
-    of a text does not change.
+    Then its keys are cached turned, and each is turned once. The function must pair halves (``turns``); the encoding
+    must turn all heads alike, by angles that the length of a text does not change.
     """
     if not (isinstance(encoding, Rotary) and encoding.turns_alike and not encoding.length_dependent):
         return False
     if any(encoding.overrides(hook) for hook in HOOKS if hook not in ("embed", "rotate")) or encoding.axes > 1:
         return False
-    if turns != "half" or encoding.pairing != "half" or encoding.first or not isinstance(given, tuple):
-        return False
-    cos = given[0]
-    half = cos.shape[-1] // 2
-    return half == encoding.frequencies.shape[-1] and cos.shape[-1] == 2 * half
+    return turns == "half" and encoding.pairing == "half" and not encoding.first
+
+
+def fits(encoding: Any, given: Any) -> bool:
+    """Whether a host's function is given the angles of both halves, as many as the encoding has."""
+    return isinstance(given, tuple) and given[0].shape[-1] == 2 * encoding.frequencies.shape[-1]
 
 
 def our_table(encoding: Any, now: Pass, given: Table) -> Table:
