@@ -3,8 +3,8 @@
     python benchmarks/scaling.py [--scale smoke] [--cells 8] [--seconds 1] [--minutes 1 8] [--record PATH]
 
 Measured: the requests of a store on this machine's disk and on an S3 server of this machine (if moto is installed),
-what a driver needs for a cell that does nothing (if ray is), cells of a scale by one worker and by two, a training step
-by the length of its texts, and an audit by the tokens of its text.
+what a driver needs for a cell that does nothing (if ray is), cells of a scale by one worker, by two, and by two through
+Ray, a training step by the length of its texts, and an audit by the tokens of its text.
 
 The simulation takes these as they are, and asks how long 1,000 cells take on 4 to 64 nodes that do one cell at a time:
 the driver gives out one cell after another, and each takes the time that one of the measured cells took on a core, and
@@ -44,6 +44,7 @@ from toeplens.studies.benching.reading import random_llama
 from toeplens.training import environment, run_spec
 from toeplens.training.presets import DISTANCE, PRESETS, starting_spec
 
+THROUGH_RAY = "2 through Ray"
 UNKNOWN = 0.05  # seconds of a driver that could not be measured
 SIMULATED = 1000  # cells
 NODES = (4, 8, 16, 32, 64)
@@ -86,10 +87,11 @@ def on_cores(count: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def cells_by_workers(scale: str, cells: int, workers: int) -> tuple[float, list[float]]:
+def cells_by_workers(scale: str, cells: int, workers: int, cluster: Cluster | None = None) -> tuple[float, list[float]]:
     """Seconds of so many cells in all, and from the end of one to the end of the next, by workers with a core each.
 
-    A cell is a model trained, and every head knocked out. The first includes the start of the workers' processes.
+    A cell is a model trained, and every head knocked out. The first includes the start of the workers' processes; a
+    ``cluster`` of this machine does the same cells on as many cores.
     """
     specs = [run_spec(**starting_spec(scale, "paper", DISTANCE, "rope", seed)) for seed in range(cells)]
     ends: list[float] = []
@@ -102,7 +104,7 @@ def cells_by_workers(scale: str, cells: int, workers: int) -> tuple[float, list[
         begun = time.perf_counter()
         jobs = [Job(spec, str(seed), examples=128) for seed, spec in enumerate(specs)]
         with on_cores(workers):
-            run_jobs(jobs, Path(folder), Limits(device="cpu"), workers=workers, on_event=heard)
+            run_jobs(jobs, Path(folder), Limits(device="cpu"), workers=cluster or workers, on_event=heard)
         whole = time.perf_counter() - begun
     return whole, [end - before for before, end in zip([begun, *ends], ends, strict=False)]
 
@@ -247,15 +249,17 @@ def measured(scale: str, cells: int, seconds: float, lengths: Sequence[int], tok
     with places() as urls:
         stores = {name: requests(url) for name, url in urls.items()}
     driver = driver_seconds()
-    by_workers = {workers: cells_by_workers(scale, cells, workers) for workers in (1, 2)}
-    times = by_workers[1][1][1:]  # the first is also the start of its process
+    by_workers = {str(workers): cells_by_workers(scale, cells, workers) for workers in (1, 2)}
+    if driver is not None:
+        by_workers[THROUGH_RAY] = cells_by_workers(scale, cells, 2, Cluster())
+    times = by_workers["1"][1][1:]  # the first is also the start of its process
     return {
         "environment": environment(),
         "stores": stores,
         "driver": driver,
         "scale": scale,
         "cells": cells,
-        "by_workers": {str(workers): whole for workers, (whole, _) in by_workers.items()},
+        "by_workers": {workers: whole for workers, (whole, _) in by_workers.items()},
         "cell_seconds": times,
         "training": [{"length": length, "tokens_per_second": speed} for length, speed in by_length(seconds, lengths)],
         "audits": [{"tokens": length, "seconds": took} for length, took in audits_by_tokens(tokens)],
