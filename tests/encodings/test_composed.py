@@ -107,7 +107,16 @@ CONFORMING = """
 """
 
 
-@pytest.mark.parametrize("name", CONFORMING.split())
+ALWAYS = 9  # of them; the others are looked at once in CI
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.heavy] if number >= ALWAYS else [])
+        for number, name in enumerate(CONFORMING.split())
+    ],
+)
 def test_it_conforms(name: str) -> None:
     check(name, skip=("compile",))
 

@@ -158,6 +158,7 @@ def test_what_is_to_stop_is_ended(models: Path, tmp_path: Path) -> None:
 # ---- all of them ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_others_go_on_where_one_fails_or_dies_and_the_same_goes_on_with_what_is_there(
     models: Path, tmp_path: Path
 ) -> None:
