@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import linear, require_count, widened
+from toeplens.encodings.kit import linear, require_count, short_convolution, widened
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, Stream
 from toeplens.ground import InputError, choose
@@ -116,19 +116,10 @@ class PaTH(PositionalEncoding):
         self, notes: Float[Tensor, "B H N c"], texts: Int[Tensor, "B N"] | None = None
     ) -> tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N"]]:
         """w, of norm 1, and beta of every key, in the dtype of the notes; the convolution keeps to a token's text."""
-        rows = notes[..., : self.head_dim].transpose(-2, -1).flatten(1, 2)
-        weight = self.conv.weight.to(notes.dtype)
-        if texts is None:
-            mixed = F.conv1d(F.pad(rows, (weight.shape[-1] - 1, 0)), weight, groups=len(weight))
-        else:
-            mixed = rows * weight[:, 0, -1, None]
-            for back in range(1, min(weight.shape[-1], rows.shape[-1])):
-                own = (texts[:, back:] == texts[:, :-back]).unsqueeze(1)
-                earlier = rows[..., :-back] * weight[:, 0, -1 - back, None] * own
-                mixed = mixed + F.pad(earlier, (back, 0))
+        taps = self.conv.weight.to(notes.dtype).view(self.num_heads, self.head_dim, -1)
+        w = short_convolution(notes[..., : self.head_dim], taps, texts)
         if self.activation == "silu":
-            mixed = F.silu(mixed)
-        w = mixed.unflatten(1, (self.num_heads, -1)).transpose(-2, -1)
+            w = F.silu(w)
         return w * (w.square().sum(-1, keepdim=True) + EPS).rsqrt(), 2 * notes[..., self.head_dim].sigmoid()
 
     def score(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Pairs:

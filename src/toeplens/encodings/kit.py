@@ -38,6 +38,19 @@ def raster(tokens: Int[Tensor, "*B N"], axes: int, grid: Sequence[int] | None) -
     return torch.stack((tokens, *reversed(coordinates)), dim=-1)
 
 
+def short_convolution(
+    x: Float[Tensor, "B H N c"], taps: Float[Tensor, "_H _c size"], texts: Int[Tensor, "B N"] | None
+) -> Float[Tensor, "B H N c"]:
+    """A causal convolution over tokens, channel by channel, that keeps to each text; the last tap is a token's own."""
+    mixed = x * taps[:, None, :, -1]
+    for back in range(1, min(taps.shape[-1], x.shape[2])):
+        earlier = x[:, :, :-back] * taps[:, None, :, -1 - back]
+        if texts is not None:
+            earlier = earlier * (texts[:, back:] == texts[:, :-back])[:, None, :, None]
+        mixed = mixed + F.pad(earlier, (0, 0, back, 0))
+    return mixed
+
+
 def is_mapped() -> bool:
     """Whether this is worked for many at once, by `torch.func.vmap` or another of its transforms."""
     return torch._C._are_functorch_transforms_active()

@@ -19,6 +19,7 @@ from toeplens.encodings.kit import (
     require_even,
     require_number,
     rotary_frequencies,
+    short_convolution,
     widened,
 )
 from toeplens.encodings.rotary import Pairing, pairing_of, turn
@@ -125,12 +126,7 @@ class SelectiveRoPE(_Chosen):
     def angles(self, notes: Notes, texts: Int[Tensor, "B N"] | None) -> Float[Tensor, "B H N n"]:
         phi = notes[..., : self.head_dim // 2]
         taps = self.taps.to(phi.dtype) if self.conv is None else self.conv.to(phi.dtype)
-        steps = phi * taps[:, None, :, -1]
-        for back in range(1, min(taps.shape[-1], phi.shape[2])):
-            earlier = phi[:, :, :-back] * taps[:, None, :, -1 - back]
-            if texts is not None:
-                earlier = earlier * (texts[:, back:] == texts[:, :-back])[:, None, :, None]
-            steps = steps + F.pad(earlier, (0, 0, back, 0))
+        steps = short_convolution(phi, taps, texts)
         if self.activation == "silu" and self.conv is not None:
             steps = F.silu(steps)
         if self.constant is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.kit import (
     offsets_between,
+    phases_of,
     require_even,
     require_number,
     rotary_frequencies,
@@ -78,7 +79,7 @@ class Remapped(PositionalEncoding):
         return turn(x, phases.cos().to(wide), phases.sin().to(wide), self.pairing)
 
     def _phases(self, places: Places) -> Float[Tensor, "... n"]:
-        return places[..., None, :, None] * self.frequencies
+        return phases_of(places, self.frequencies)
 
     def _kernel_at(self, offsets: Float[Tensor, "D"]) -> Complex[Tensor, "1 n D"]:
         return turns(self._phases(offsets).transpose(-2, -1))

@@ -146,13 +146,9 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B H N N"]:
         """The attention weights, formed explicitly; takes what `forward` takes, and leaves a cache as it is."""
         cache = given.get("cache")
-        before = None if cache is None else (len(cache), cache.ragged)
-        q, k, _, told = self._asked(x, self.places(x, **given), mask, cache)
-        made = attention_weights(q, k, **told)
-        if cache is not None and before is not None:
-            cache.crop(before[0])
-            cache.ragged = before[1]
-        return made
+        with nullcontext() if cache is None else cache.kept_whole(only_looked_at=True):
+            q, k, _, told = self._asked(x, self.places(x, **given), mask, cache)
+            return attention_weights(q, k, **told)
 
     def _asked(
         self, x: Tensor, found: Places, mask: Tensor | None, cache: Cache | None

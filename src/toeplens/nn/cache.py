@@ -121,14 +121,16 @@ class Cache:
         self.filled = length
 
     @contextmanager
-    def kept_whole(self) -> Iterator[None]:
-        """As it was before, should what is done meanwhile fail."""
+    def kept_whole(self, *, only_looked_at: bool = False) -> Iterator[None]:
+        """As it was before, should what is done meanwhile fail; in any case if it is ``only_looked_at``."""
         before = self.filled, self.ragged
+        done = False
         try:
             yield
-        except BaseException:
-            self.filled, self.ragged = before
-            raise
+            done = not only_looked_at
+        finally:
+            if not done:
+                self.filled, self.ragged = before
 
     def _so_far(self, name: str, dim: int) -> Tensor | None:
         kept = self._kept.get(name)

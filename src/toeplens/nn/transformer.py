@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -118,7 +117,6 @@ class Transformer(nn.Module):
                 x = self._block(layer)(x, found, None if cache is None else cache[layer])
         return self.readout(self.norm(x))
 
-    @torch.no_grad()
     def generate(
         self, tokens: Int[Tensor, "B N"], *, max_new_tokens: int, **how: Any
     ) -> Int[Tensor, "B N+max_new_tokens"]:
