@@ -45,6 +45,14 @@ def unchecked() -> Iterator[None]:
     config.update("jaxtyping_disable", False)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Corpora lie in a folder of the session's, and not in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOEPLENS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """A real browser, opened once."""

@@ -159,9 +159,17 @@ def test_one_run_a_core_on_a_cpu_and_one_at_a_time_on_a_gpu(
     expected: tuple[int, int],
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     device, _, gpu = device.partition(" and ")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpu))
     assert plan_workers(count, device, workers) == expected
+
+
+@pytest.mark.parametrize(("asked", "threads"), [("1", 1), ("3", 3), ("64", 8), ("0", 1), ("many", 8)])
+def test_threads_are_no_more_than_was_asked_for(monkeypatch: pytest.MonkeyPatch, asked: str, threads: int):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert plan_workers(20, "cpu", 1) == (1, threads)
 
 
 @pytest.mark.parametrize("workers", [0, -1])

@@ -28,12 +28,19 @@ def same(a: Examples, b: Examples) -> bool:
 
 
 def assert_well_formed(task: Task, examples: Examples) -> None:
-    """Shapes, padding on the right and nowhere else, ids and labels that the task has."""
+    """Shapes, padding on the right and nowhere else, ids and labels that the task has; of each token the next one."""
     assert examples.tokens.shape == (len(examples), task.length)
-    assert examples.labels.shape == examples.lengths.shape == (len(examples),)
+    assert examples.lengths.shape == (len(examples),)
     assert {examples.tokens.dtype, examples.labels.dtype, examples.lengths.dtype} == {np.dtype(np.int64)}
-    inside = np.arange(task.length) < examples.lengths[:, None]
-    assert (examples.tokens[~inside] == PAD).all()
-    assert (examples.tokens[inside] > PAD).all()
+    if task.each:
+        assert examples.labels.shape == examples.tokens.shape
+        assert (examples.labels[:, :-1] == examples.tokens[:, 1:]).all()
+        assert (examples.lengths == task.length).all()
+        assert (examples.tokens >= 0).all()
+    else:
+        assert examples.labels.shape == (len(examples),)
+        inside = np.arange(task.length) < examples.lengths[:, None]
+        assert (examples.tokens[~inside] == PAD).all()
+        assert (examples.tokens[inside] > PAD).all()
     assert (examples.tokens < task.vocab_size).all()
     assert np.isin(examples.labels, list(task.labels)).all()

@@ -1,4 +1,8 @@
-"""What holds for every task: examples from a seed, train apart from test, chance as counted, other lengths."""
+"""What holds for every task: examples from a seed, train apart from test, chance as counted, other lengths.
+
+Languages, which have a label at every token, have their own splits, ends and chance: what holds for each of them is in
+``test_language.py``, but for what is asked here of every name.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +70,7 @@ def drawn(which: str) -> Examples:
 
 
 def test_every_task_has_a_case():
-    assert {name for name, _, _ in CASES.values()} == set(tasks.names())
+    assert {name for name, _, _ in CASES.values()} == {name for name in tasks.names() if not tasks.get(name).each}
     assert tasks.names()[:2] == ("trigger-distance", "trigger-count")
 
 
@@ -88,7 +92,20 @@ def test_the_defaults_make_a_task(name: str):
     assert "self" not in tasks.options(name)
     assert "length" in tasks.options(name)
     assert 0 < task.chance() <= task.length_chance() <= 1
+    assert task.watched in ("test", "validation")
     assert_well_formed(task, draw(task, 200))
+
+
+@each_case
+def test_a_synthetic_task_has_two_splits_and_nothing_to_pin(which: str):
+    task = case(which)
+    assert (task.each, task.watched, task.pinned()) == (False, "test", {})
+    for given in ("validation", "tests"):
+        with pytest.raises(InputError, match=f"^split: .*{given}") as caught:
+            task.dataset(given, 1, seed=0)  # pyright: ignore[reportArgumentType]
+        assert "'test'" in str(caught.value)
+    with pytest.raises(InputError, match=f"{task.name} has 'train' and 'test'"):
+        next(task.stream("validation", seed=0))
 
 
 @each_case

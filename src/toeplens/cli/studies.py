@@ -15,7 +15,7 @@ from toeplens.ground import choose
 from toeplens.start import starting
 
 PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder", "mechanism")
-OURS = ("canonical", "canonical-smoke")
+OURS = ("canonical", "canonical-smoke", "language", "language-smoke", "language-large")
 
 
 @with_options
@@ -78,6 +78,14 @@ def study(
     seeds: Annotated[
         int | None, typer.Option(help="Trained models a cell, in place of the file's; 3 or more give intervals.")
     ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Text of its language tasks, in place of the file's: a plain file, .jsonl or .parquet, or a folder; "
+            "give it again for more.",
+            parser=path,
+        ),
+    ] = None,
     *,
     means: Means,
     hands: Hands,
@@ -94,6 +102,8 @@ def study(
     wanted = grid.read_spec(spec)
     if seeds is not None:
         wanted = grid.grid_spec({**wanted.model_dump(mode="json"), "seeds": seeds})
+    if text:
+        wanted = wanted.of_text([str(each) for each in text])
     jobs = jobs_of(grid.cells(wanted))
     limits = means.limits()
     progress = StudyProgress(jobs, f"{len(jobs)} models ({wanted.title})", limits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -72,9 +72,10 @@ def circuit(source: DecoderSource, batches: Sequence[Batch], task: Task, seed: i
     layer, head = (int(place) for place in np.unravel_index(found.drops.argmax(), found.drops.shape))
     paths = paths_from(source.model, layer)
 
-    def logits_of(index: int) -> Tensor:
+    def logits_of(index: int) -> Iterator[Tensor]:
         tokens, _, lengths = batches[index]
-        return torch.stack(list(each_path(source.model, tokens, lengths, (layer, head))))
+        for logits in each_path(source.model, tokens, lengths, (layer, head)):
+            yield logits.unsqueeze(0)
 
     intact, changed = examples_answers(("loss",), batches, logits_of)
     harm = (changed[0] - intact[0]).T

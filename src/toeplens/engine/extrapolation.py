@@ -93,8 +93,8 @@ def extrapolate(
 
 
 def _counted(run: Run, examples: Examples) -> Examples:
-    """The examples whose label is not ignored."""
-    return examples[examples.labels != run.spec.ignore_label]
+    """The examples whose label is not ignored; with a label at every token, all."""
+    return examples if examples.labels.ndim == 2 else examples[examples.labels != run.spec.ignore_label]
 
 
 def _row(run: Run, model: Decoder, task: Task, length: int, examples: int, fitted: Examples) -> LengthResult:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from toeplens.engine.circuit import Circuit
 from toeplens.engine.extrapolation import Extrapolation
+from toeplens.engine.language import Bits, Copying, Extension, HeadPatterns, Needles
 from toeplens.ground import checked
 from toeplens.ground.records import Record
 from toeplens.lens import (
@@ -50,6 +51,7 @@ KINDS: dict[str, type[Record]] = {
     "ablation": HeadAblation,
     "ablation-loss": HeadAblation,
     "position": HeadAblation,
+    "position-loss": HeadAblation,
     "sets": HeadSets,
     "position-sets": HeadSets,
     "bias": BiasSpread,
@@ -63,6 +65,12 @@ KINDS: dict[str, type[Record]] = {
     "frequency": FrequencyRecord,
     "toeplitz": ToeplitzShares,
     "bands": BandAblation,
+    "bits": Bits,
+    "needles": Needles,
+    "copying": Copying,
+    "patterns": HeadPatterns,
+    "extension": Extension,
+    "extension-tuned": Extension,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -64,7 +65,10 @@ def must_have(workers: Workers, jobs: int, limits: Limits, out: Path) -> None:
 
 
 def plan_workers(jobs: int, device: str, workers: int | None) -> tuple[int, int]:
-    """Processes, and threads in each: small models use cores best one run a core; a GPU is for one run at a time."""
+    """Processes, and threads in each: small models use cores best one run a core; a GPU is for one run at a time.
+
+    Threads are as many as there are cores for each process, and no more than ``OMP_NUM_THREADS`` where that is set.
+    """
     if is_one_of_many():
         raise InputError(
             "torchrun: it shares one run among processes ('toeplens train'); many runs are spread by --workers or "
@@ -73,7 +77,9 @@ def plan_workers(jobs: int, device: str, workers: int | None) -> tuple[int, int]
     count = workers if workers is not None else (1 if _on_gpu(device) else cores())
     within("workers", count, 1, max(_ALWAYS_ALLOWED, 4 * cores()))
     count = max(1, min(count, jobs))
-    return count, max(1, cores() // count)
+    threads = max(1, cores() // count)
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return count, min(threads, max(1, int(asked))) if asked.isdecimal() else threads
 
 
 def _on_gpu(device: str) -> bool:

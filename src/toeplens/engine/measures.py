@@ -13,6 +13,7 @@ from toeplens.engine.circuit import circuit
 from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
 from toeplens.engine.extrapolation import extrapolate
 from toeplens.engine.kinds import WHY, Spectra
+from toeplens.engine.language import bits, copying, extension, head_patterns, needles
 from toeplens.engine.records import Asked, read_record, write_record
 from toeplens.ground import InputError, choose
 from toeplens.ground.locks import locked
@@ -35,9 +36,11 @@ from toeplens.lens.toeplitz.contraction import contraction
 from toeplens.model import Decoder
 from toeplens.sources import DecoderGradients, DecoderSource
 from toeplens.tasks import Examples
+from toeplens.tasks.language import LanguageTask
 from toeplens.training import Batches, Run, initial_model, plan_execution
 
 _SETS, _STREAM, _TRACED, _SPECTRA = 512, 512, 256, 16  # examples that single measures look at, at most
+_PLANTED = 32  # texts in which something is planted, at most
 _POOL = 4096  # examples of the gradients' statistics, which need as many whatever else is looked at
 
 Found = dict[str, Any]
@@ -103,6 +106,12 @@ def _position(subject: Subject) -> Found:
     """What is lost when position alone is taken from a head."""
     choices: dict[str, Any] = {"chance": subject.run.spec.guess, "cumulative": False}
     return ablate_heads(subject.source(), subject.batches(), intervention="position", **choices).to_dict()
+
+
+def _position_loss(subject: Subject) -> Found:
+    """The same by the loss, which shows in language where an answer hardly ever hangs on one head."""
+    choices: dict[str, Any] = {"metric": "loss", "chance": subject.run.spec.guess, "cumulative": False}
+    return ablate_heads(subject.source(), subject.batches(_TRACED), intervention="position", **choices).to_dict()
 
 
 def _sets(subject: Subject) -> Found:
@@ -175,6 +184,27 @@ def _bands(subject: Subject) -> Found:
     return _or_why(lambda: ablate_bands(source, batches))
 
 
+def _of_language(measure: Callable[[Decoder, LanguageTask, int], Any]) -> Callable[[Subject], Found]:
+    """What a language model does with documents; of other tasks, that they have none."""
+
+    def measured(subject: Subject) -> Found:
+        task, model = subject.run.spec.build_task(), subject.model()
+        if not isinstance(task, LanguageTask):
+            return {WHY: f"task: {task.name} has no documents; this is measured of language models."}
+        return _or_why(lambda: measure(model, task, subject.examples))
+
+    return measured
+
+
+def _extension(tuned: bool) -> Callable[[Subject], Found]:
+    def measured(subject: Subject) -> Found:
+        spec = subject.run.spec
+        measure = _of_language(lambda model, task, _: extension(model, spec, task, tuned=tuned))
+        return measure(subject)
+
+    return measured
+
+
 def _toeplitz(trace: AttentionTrace) -> Found:
     """Toeplitz share of each head's logits."""
     profiles = [written_out_profile(layer) for layer in trace]
@@ -205,6 +235,7 @@ def _or_why(measure: Callable[[], Any]) -> Found:
 
 MEASURES: dict[str, Callable[[Subject], Found]] = {
     "position": _position,
+    "position-loss": _position_loss,
     "sets": _sets,
     "position-sets": _position_sets,
     "bias": _bias,
@@ -220,4 +251,11 @@ MEASURES: dict[str, Callable[[Subject], Found]] = {
     "frequency": _of_attention(frequency_use, counted="used"),
     "toeplitz": _of_attention(_toeplitz),
     "bands": _bands,
+    # of language models
+    "bits": _of_language(lambda model, task, examples: bits(model, task, texts=examples)),
+    "needles": _of_language(lambda model, task, examples: needles(model, task, trials=min(examples, _PLANTED))),
+    "copying": _of_language(lambda model, task, examples: copying(model, task, trials=min(examples, _PLANTED))),
+    "patterns": _of_language(lambda model, task, examples: head_patterns(model, task, texts=min(examples, _PLANTED))),
+    "extension": _extension(tuned=False),
+    "extension-tuned": _extension(tuned=True),
 }

@@ -77,8 +77,8 @@ class DecoderConfig(BaseModel):
         pad_mask          padding is hidden from attention
         key_value_source  keys and values from the ``layer``'s own normalised input, or, in every layer, from the raw
                           input ``embeddings``
-        readout           the ``last`` token's state, the ``mean`` over all positions (padding included), or the
-                          ``masked-mean`` over tokens
+        readout           the ``last`` token's state, the ``mean`` over all positions (padding included), the
+                          ``masked-mean`` over tokens, or ``each`` position's own state: an answer at every token
         final_norm        LayerNorm before the readout
         activation        ``relu`` or ``gelu``
         dropout           rate; ``dropout_on`` says where: attention ``weights``, the ``attention`` branch's output,
@@ -104,7 +104,7 @@ class DecoderConfig(BaseModel):
     causal: bool
     pad_mask: bool
     key_value_source: Literal["layer", "embeddings"]
-    readout: Literal["last", "mean", "masked-mean"]
+    readout: Literal["last", "mean", "masked-mean", "each"]
     final_norm: bool
     activation: Literal["relu", "gelu"]
     dropout: float = Field(0.1, ge=0, lt=1)

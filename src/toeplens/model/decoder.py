@@ -143,9 +143,10 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A small decoder that classifies a sequence, built from a `DecoderConfig`.
+    """A small decoder, built from a `DecoderConfig`, that classifies a sequence, or answers at each of its tokens.
 
-    Where one position is read out, the last layer computes only that position's query, head outputs and FFN.
+    Where one position is read out, the last layer computes only that position's query, head outputs and FFN. In shapes,
+    ``*N`` is N, the tokens, with the readout ``each``, and nothing with the others.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -222,9 +223,11 @@ class Decoder(nn.Module):
         """The residual stream where layer ``layer`` needs it, and its head outputs there."""
         return self.block(layer).heads(x, context, read=self.read_position(layer, x.shape[:2], context), fused=fused)
 
-    def end(self, x: Float[Tensor, "B Nq d_model"], context: Context) -> Float[Tensor, "B C"]:
+    def end(self, x: Float[Tensor, "B Nq d_model"], context: Context) -> Float[Tensor, "B *N C"]:
         """Class logits from the last layer's output."""
         x = self.final_norm(x)
+        if self.config.readout == "each":
+            return self.readout(x)
         if self.config.readout == "last":
             return self.readout(x.squeeze(1))
         if self.config.readout == "masked-mean" and context.lengths is not None:
@@ -234,7 +237,7 @@ class Decoder(nn.Module):
 
     def replay(
         self, layer: int, x: Float[Tensor, "B N d_model"], context: Context, *, fused: bool = True
-    ) -> Float[Tensor, "B C"]:
+    ) -> Float[Tensor, "B *N C"]:
         """Class logits from the input of layer ``layer`` on."""
         for index in range(layer, self.config.num_layers):
             x = self.block(index).finish(*self.layer_heads(index, x, context, fused=fused))
@@ -247,7 +250,7 @@ class Decoder(nn.Module):
         positions: Positions | None = None,
         *,
         fused: bool = True,
-    ) -> Float[Tensor, "B C"]:
+    ) -> Float[Tensor, "B *N C"]:
         """Class logits of a batch of sequences; ``fused=False`` takes the explicit path."""
         x, context = self.begin(tokens, lengths, positions)
         return self.replay(0, x, context, fused=fused)

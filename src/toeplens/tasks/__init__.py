@@ -1,4 +1,4 @@
-"""Synthetic tasks: `names()`, `build(name, **options)`; deterministic, streamed, train and test disjoint.
+"""Tasks: `names()`, `build(name, **options)`; deterministic, streamed, train and test disjoint.
 
 A new task is a class in its family's file and a line in `_KINDS`.
 """
@@ -15,6 +15,7 @@ from toeplens.tasks.base import PAD, TEST_SHARE, Examples, Split, Task, fingerpr
 from toeplens.tasks.baselines import trivial_baselines
 from toeplens.tasks.brackets import Dyck
 from toeplens.tasks.counting import ContextualCount, Parity
+from toeplens.tasks.language import Language, MarkovLanguage, NestedLanguage
 from toeplens.tasks.lookup import Index, Mix, Recall, Retrieval
 from toeplens.tasks.sequences import Copy, Reverse, Sort
 from toeplens.tasks.triggers import TriggerCount, TriggerDistance
@@ -33,6 +34,9 @@ _KINDS = (
     Reverse,
     Sort,
     Addition,
+    Language,
+    MarkovLanguage,
+    NestedLanguage,
 )
 _TASKS: dict[str, type[Task]] = {kind.name: kind for kind in _KINDS}
 
@@ -75,7 +79,10 @@ __all__ = [
     "Dyck",
     "Examples",
     "Index",
+    "Language",
+    "MarkovLanguage",
     "Mix",
+    "NestedLanguage",
     "Parity",
     "Recall",
     "Retrieval",

@@ -1,4 +1,4 @@
-"""What a synthetic task is: examples from a seed, block by block, train and test disjoint by construction.
+"""What a task is: examples from a seed, block by block, train and test disjoint by construction.
 
 And what tasks share: texts of different lengths, random places in them, checks of options.
 """
@@ -8,20 +8,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from jaxtyping import Float, Int, UInt64
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, choose
 
-Split = Literal["train", "test"]
+Split = Literal["train", "validation", "test"]
 TEST_SHARE = 0.3
 PAD = 0
 _BLOCK = 4096
 
 Texts = Int[np.ndarray, "n length"]
 Each = Int[np.ndarray, "n"]  # a number a text
+Labels = Int[np.ndarray, "n *length"]  # a number a text, or a number a token
 Shares = Float[np.ndarray, "lengths labels"]
 
 
@@ -30,12 +31,12 @@ class Examples:
     """A set of examples.
 
     tokens   [n, length] token ids, padded on the right with 0
-    labels   [n] class of each sequence
-    lengths  [n] tokens before the padding
+    labels   [n] class of each sequence; or [n, length] one of each token, of a task that has an answer at `each`
+    lengths  [n] tokens before the padding; the whole length where there are labels of each token
     """
 
     tokens: Texts
-    labels: Each
+    labels: Labels
     lengths: Each
 
     def __len__(self) -> int:
@@ -51,20 +52,25 @@ class Examples:
 
 
 class Task(ABC):
-    """A synthetic classification task.
+    """A classification task: of a text, or of each of its tokens.
 
-    Whether an example belongs to train or to test is decided by a hash of its tokens (`split_key`), so the two are
-    disjoint whatever the sizes, and any number of examples can be streamed without keeping a split anywhere. A task
-    whose answer is a sequence asks for one step of it: the text ends in the answer's first tokens, as many as chance
-    has it, and the label is the next one, so that accuracy is that of an answer's tokens given those before them.
+    Whether an example of a synthetic task belongs to train or to test is decided by a hash of its tokens (`split_key`),
+    so the two are disjoint whatever the sizes, and any number of examples can be streamed without keeping a split
+    anywhere. A task whose answer is a sequence asks for one step of it: the text ends in the answer's first tokens, as
+    many as chance has it, and the label is the next one, so that accuracy is that of an answer's tokens given those
+    before them. Texts that were written by somebody are another kind (`toeplens.tasks.language`).
 
     Class facts
         name     as in `toeplens.tasks.names`
         answer   what the label depends on: ``position``, ``content`` or ``both``
+        each     whether there is a label at every token, and not one a text
+        watched  the split on which training is evaluated
     """
 
     name: ClassVar[str]
     answer: ClassVar[Literal["position", "content", "both"]]
+    each: ClassVar[bool] = False
+    watched: ClassVar[Split] = "test"
     length: int
     vocab_size: int
 
@@ -80,6 +86,10 @@ class Task(ABC):
     def marked_words(self, seed: int) -> Each:
         """The words that the answer is about, of the data set with this seed; none unless a task has such words."""
         return np.empty(0, dtype=int)
+
+    def pinned(self) -> dict[str, Any]:
+        """Options that pin the data, so that a task built with them is this one or none; none where options say all."""
+        return {}
 
     @abstractmethod
     def options_at(self, length: int) -> dict[str, Any]:
@@ -132,6 +142,8 @@ class Task(ABC):
 
     def stream(self, split: Split, seed: int) -> Iterator[Examples]:
         """Different examples of ``split``, without end, in blocks; the same for the same seed."""
+        if choose("split", split, get_args(Split)) == "validation":
+            raise InputError(f"split: 'validation' was given; {self.name} has 'train' and 'test'.")
         seen = np.empty(0, dtype=np.uint64)
         block = barren = 0
         while barren < 50:

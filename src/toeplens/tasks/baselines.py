@@ -25,11 +25,20 @@ def trivial_baselines(train: Examples, test: Examples) -> dict[str, float]:
     and one rule looks at all tokens, without their order:
         bag             naive Bayes on the counts of all tokens, with one added to each count
 
+    Where there are labels of each token, a rule looks at what a token can see, and there are fewer:
+        constant        no fact
+        last            the token itself
+        last but one    the token before it; none at a text's first token
+
     The two sets may have texts of different lengths. Raises `InputError` for an empty set.
     """
     for field, examples in (("train", train), ("test", test)):
         if not len(examples):
             raise InputError(f"{field}: no examples were given; at least one is needed.")
+    if train.labels.ndim == 2:
+        facts = [_facts_of_tokens(examples.tokens) for examples in (train, test)]
+        labels, asked = train.labels.ravel(), test.labels.ravel()
+        return {rule: float(np.mean(_by_fact(facts[0][rule], labels, facts[1][rule]) == asked)) for rule in facts[0]}
     vocab_size = 1 + int(max(train.tokens.max(), test.tokens.max()))
     facts = [_facts(examples, vocab_size) for examples in (train, test)]
     hits = {rule: _by_fact(facts[0][rule], train.labels, facts[1][rule]) == test.labels for rule in facts[0]}
@@ -50,12 +59,19 @@ def _facts(examples: Examples, vocab_size: int) -> dict[str, Each]:
     }
 
 
+def _facts_of_tokens(tokens: Texts) -> dict[str, Int[np.ndarray, "tokens"]]:
+    before = np.zeros_like(tokens)
+    before[:, 1:] = 1 + tokens[:, :-1]  # 0 is a token like others
+    return {"constant": np.zeros(tokens.size, dtype=np.int64), "last": tokens.ravel(), "last but one": before.ravel()}
+
+
 def _by_fact(facts: Each, labels: Each, asked: Int[np.ndarray, "m"]) -> Int[np.ndarray, "m"]:
     """The most frequent label of each fact that is asked for, the least of several."""
     answers = np.full(1 + max(int(facts.max()), int(asked.max())), np.bincount(labels).argmax())
-    pairs, counts = np.unique(np.stack((facts, labels)), axis=1, return_counts=True)
-    order = np.lexsort((-pairs[1], counts))  # the last that is written for a fact stays
-    answers[pairs[0, order]] = pairs[1, order]
+    size = 1 + int(labels.max())
+    pairs, counts = np.unique(facts * size + labels, return_counts=True)
+    order = np.lexsort((-(pairs % size), counts))  # the last that is written for a fact stays
+    answers[pairs[order] // size] = pairs[order] % size
     return answers[asked]
 
 

@@ -20,10 +20,10 @@ IGNORED = -100  # the class that neither loss nor accuracy count
 
 @dataclass(frozen=True)
 class Batches:
-    """A data set on a device; ``lengths`` is None where nothing is padded."""
+    """A data set on a device; ``lengths`` is None where nothing is padded, ``labels`` one a text or one a token."""
 
     tokens: Int[Tensor, "n length"]
-    labels: Int[Tensor, "n"]
+    labels: Int[Tensor, "n *length"]
     lengths: Int[Tensor, "n"] | None
 
     @classmethod
@@ -49,30 +49,34 @@ class Batches:
             yield self.take(slice(start, start + size))
 
 
-def correct(logits: Float[Tensor, "b C"], labels: Int[Tensor, "b"]) -> Bool[Tensor, "b"]:
-    """Which examples are answered right (False for ignored ones)."""
+def correct(logits: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]) -> Bool[Tensor, "b *N"]:
+    """Which labels are answered right (False for ignored ones)."""
     return logits.argmax(-1) == labels
 
 
-def precise(logits: Float[Tensor, "b C"]) -> Float[Tensor, "b C"]:
+def precise(logits: Float[Tensor, "b *N C"]) -> Float[Tensor, "b *N C"]:
     """Logits in float32 at least, in which losses are taken."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def loss_of(logits: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]) -> Float[Tensor, ""]:
+    """The sum of the cross-entropies, in nats, over the labels that count."""
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 @torch.no_grad()
 def answer(
     model: Decoder, batch: tuple[Tensor, Tensor, Tensor | None], amp: Callable[[], Any] = nullcontext
 ) -> Float[Tensor, "3"]:
-    """Sum of losses, right answers, and examples that count, of one batch, with dropout off."""
+    """Sum of losses, right answers, and labels that count, of one batch, with dropout off."""
     tokens, labels, lengths = batch
     model.eval()
     with amp():
         logits = precise(model(tokens, lengths))
-    loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-    return torch.stack((loss, correct(logits, labels).sum(), (labels != IGNORED).sum())).double()
+    return torch.stack((loss_of(logits, labels), correct(logits, labels).sum(), (labels != IGNORED).sum())).double()
 
 
 def evaluate(model: Decoder, data: Batches, batch_size: int) -> tuple[float, float]:
-    """Mean loss and accuracy over the examples that count."""
+    """Mean loss and accuracy over the labels that count."""
     loss, right, count = torch.stack([answer(model, batch) for batch in data.split(batch_size)]).sum(0).tolist()
     return loss / max(count, 1), right / max(count, 1)

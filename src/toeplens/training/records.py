@@ -53,15 +53,18 @@ class Result(Figures):
 
     plateau  the step at which the model stopped learning, by the spec's rule; None where it was still learning when
              training ended, or the spec has no rule
+    chance, guess  of the spec, where it takes text to know them, which may be gone later; missing else
     """
 
-    LATER = (*Figures.LATER, "plateau")
+    LATER = (*Figures.LATER, "plateau", "chance", "guess")
 
     status: Literal["complete", "diverged"]
     steps: Count
     seconds: Positive
     tokens_per_second: Positive
     plateau: AtLeast1 | None = None
+    chance: Share | None = None
+    guess: Share | None = None
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from toeplens.ground import write_json
 from toeplens.model import Decoder
 from toeplens.training import run as store
 from toeplens.training.average import Average
-from toeplens.training.batches import IGNORED, Batches, answer, correct, precise
+from toeplens.training.batches import IGNORED, Batches, answer, correct, loss_of, precise
 from toeplens.training.environment import Execution, environment
 from toeplens.training.history import Segment, Setup, ended, gone_on, read_history, setup_of
 from toeplens.training.ranks import ALONE, Ranks
@@ -52,7 +51,8 @@ class Session:
         self.watch = Watch(watcher, spec.total_steps)
         task, device = spec.build_task(), execution.device
         self.train = Batches.of(task.dataset("train", spec.train_examples, spec.data_seed), device, spec.ignore_label)
-        self.test = Batches.of(task.dataset("test", spec.test_examples, spec.data_seed), device, spec.ignore_label)
+        watched = task.dataset(task.watched, spec.test_examples, spec.data_seed)
+        self.test = Batches.of(watched, device, spec.ignore_label)
         self.model = initial_model(spec).to(device)
         self.average = None if spec.average is None else Average(self.model, spec.average)
         self.optimizer = torch.optim.AdamW(
@@ -100,8 +100,7 @@ class Session:
         with self.amp():
             logits = self.network(tokens, lengths)
         logits = precise(logits)
-        loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-        return loss, correct(logits.detach(), labels).sum()
+        return loss_of(logits, labels), correct(logits.detach(), labels).sum()
 
     @property
     def owes_evaluation(self) -> bool:
@@ -142,7 +141,7 @@ class Session:
         missing = self.spec.batch_size - len(rows)
         if missing and self.execution.compiled:  # one shape for the compiler; the added rows count nowhere
             tokens, lengths = _pad_rows(tokens, missing), None if lengths is None else _pad_rows(lengths, missing)
-            labels = F.pad(labels, (0, missing), value=IGNORED)
+            labels = torch.cat((labels, labels.new_full((missing, *labels.shape[1:]), IGNORED)))
         self.model.train()
         self.optimizer.zero_grad()
         counted = self.ranks.added((labels != IGNORED).sum())
@@ -277,6 +276,8 @@ class Session:
         told = {key: last[key] for key in last if key.endswith(("_loss", "_accuracy"))}
         if spec.plateau is not None:
             told["plateau"] = spec.plateau.reached(self.rows, spec.guess, spec.total_evaluations)
+        if spec.build_task().pinned():
+            told |= {"chance": spec.chance, "guess": spec.guess}
         result = {
             "status": status,
             "steps": self.step,

@@ -28,7 +28,8 @@ class RunSpec(BaseModel):
     Arguments
         task, task_options  see `toeplens.tasks`
         model               the decoder
-        train_examples, test_examples  sizes of the two disjoint sets
+        train_examples, test_examples  sizes of the two disjoint sets; the second is of the split on which the task is
+                            watched in training (of `language` the validation split)
         epochs, batch_size  these and the sizes from 1 to 10^9
         lr, betas, weight_decay  of AdamW (the betas in the papers' odd order)
         warmup              share of the steps with a linearly rising learning rate
@@ -80,6 +81,11 @@ class RunSpec(BaseModel):
     @model_validator(mode="after")
     def _task_fits_model(self) -> RunSpec:
         task = self.build_task()
+        if task.each != (self.model.readout == "each"):
+            wanted = "'each', as the task has" if task.each else "another, as the task does not have"
+            raise ValueError(f"readout: {self.model.readout!r} was given; it must be {wanted} a label at every token.")
+        if task.each and not self.model.causal:
+            raise ValueError("causal: false was given; the labels are the next tokens, which then could be seen.")
         if task.length > self.model.max_len:
             raise ValueError(
                 f"max_len: {self.model.max_len} was given; the task's sequences have {task.length} tokens."
@@ -108,6 +114,8 @@ class RunSpec(BaseModel):
             )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas: {self.betas} was given; both must be from 0 to under 1.")
+        if pinned := task.pinned():  # what the text was is part of what the run is
+            object.__setattr__(self, "task_options", plain({**self.task_options, **pinned}))
         return self
 
     def build_task(self) -> tasks.Task:
@@ -128,8 +136,9 @@ class RunSpec(BaseModel):
     def memory_at_least(self) -> int:
         """Bytes that training takes at least: examples, weights, gradients and the optimiser's two moments."""
         examples = self.train_examples + self.test_examples
-        copies = 16 if self.average is None else 20
-        return 8 * examples * (self.build_task().length + 1) + copies * self.model.weights_at_least
+        copies, task = 16 if self.average is None else 20, self.build_task()
+        labels = task.length if task.each else 1
+        return 8 * examples * (task.length + labels) + copies * self.model.weights_at_least
 
     @property
     def tokens(self) -> int:

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn import functional as F
 
 from toeplens.ground import InputError
 from toeplens.model import Decoder
-from toeplens.training.batches import IGNORED, correct, precise
+from toeplens.training.batches import IGNORED, correct, loss_of, precise
 from toeplens.training.session import TOKENS_AT_ONCE, Session, initial_model
 from toeplens.training.spec import RunSpec
 
@@ -181,7 +180,7 @@ class Stack:
         self.lengths = None
         if any(each is not None for each in lengths):
             self.lengths = torch.stack(
-                [torch.full_like(self.labels[0], full) if each is None else each for each in lengths]
+                [self.tokens.new_full(self.tokens.shape[1:2], full) if each is None else each for each in lengths]
             )
         self.rows = torch.zeros(many, first.spec.batch_size, dtype=torch.long, device=self.device)
         self.each = torch.arange(many, device=self.device).unsqueeze(1)
@@ -302,7 +301,7 @@ class Stack:
         wanted = list(self.params.values())
         tokens, labels = self.tokens[self.each, rows], self.labels[self.each, rows]
         lengths = None if self.lengths is None else self.lengths[self.each, rows]
-        counted = (labels != IGNORED).sum(1)
+        counted = (labels != IGNORED).flatten(1).sum(1)
         for start in range(0, rows.shape[1], self.size):  # gradients add up to those of the whole batch
             part = slice(start, start + self.size)
             given = tokens[:, part], labels[:, part], None if lengths is None else lengths[:, part]
@@ -337,5 +336,4 @@ class Stack:
         with self.first.amp():
             logits = _call(self.template, {**self.shared, **params, **buffers}, tokens, lengths)
         logits = precise(logits)
-        loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-        return loss, correct(logits.detach(), labels).sum()
+        return loss_of(logits, labels), correct(logits.detach(), labels).sum()

@@ -169,6 +169,40 @@ def test_toeplitz_shares_are_those_of_the_profile(causal: bool) -> None:
     assert np.isnan(found.induction).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_is_visible_can_be_said(kind: str, alike: bool) -> None:
+    """float64, 1e-9; once for all sequences and heads where it is the same, and of each."""
+    shape = (3, 2, 7, 7)
+    mask = masks(kind, shape)
+    logits, weights = random_attention(4, shape, mask, True)
+    tokens = torch.randint(0, 3, (3, 7), generator=torch.Generator().manual_seed(4))
+    told = mask[:1] if alike and kind not in ("padded", "left") else mask
+    told = told[:, :1] if alike and kind != "by head" else told
+    sums = PatternSums(heads=2, queries=7, keys=7, tokens=tokens)
+    with patch.object(patterns, "_AT_ONCE", 30):
+        for rows in torch.arange(7).split(3):
+            sums.add(rows, logits[:, :, rows], weights.masked_fill(~mask, 0)[:, :, rows], visible=told[:, :, rows])
+    agree(sums.result(), by_hand(logits, weights, tokens, False))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_profile_that_is_known_stands_for_the_logits(causal: bool) -> None:
+    """float64, 1e-9; several sequences, whose logits are then not read."""
+    q, k = torch.randn(2, 3, 2, 13, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64).unbind(0)
+    mask = masks("causal" if causal else "all", (3, 2, 13, 13))
+    logits = (q @ k.mT).masked_fill(~mask, -math.inf)
+    weights, tokens = logits.softmax(-1), torch.randint(0, 3, (3, 13), generator=torch.Generator().manual_seed(5))
+    profile = toeplitz_profile(q, k, causal=causal).pooled()
+    own, sums = (PatternSums(heads=2, queries=13, keys=13, tokens=tokens, profile=known) for known in (None, profile))
+    own.add(torch.arange(13), logits, weights)
+    for rows in torch.arange(13).split(5):
+        sums.add(rows, torch.zeros_like(logits[:, :, rows]), weights[:, :, rows], visible=mask[:1, :1, rows])
+    agree(sums.result(), by_hand(logits, weights, tokens, False))
+    for found, expected in zip(sums.by_offset(), own.by_offset(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
 def planted(weights: Tensor, tokens: Tensor | None = None) -> Patterns:
     """Of weights [1, H, N, N] alone, causal."""
     size = weights.shape[-1]

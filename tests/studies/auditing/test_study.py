@@ -275,6 +275,17 @@ def test_blocks_of_queries_give_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
                 assert getattr(a, name) == pytest.approx(getattr(b, name), abs=1e-5), name
 
 
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "GPT2"])
+def test_logits_by_offset_are_the_same_by_transforms(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on long inputs, where nothing but causality hides keys; float32 logits, so to 1e-5."""
+    whole = audit_of(kind)
+    monkeypatch.setattr(measuring, "_LONG", 0)
+    parts = audit(model_of(kind), TOKENS, effects="none")
+    for a, b in zip(whole.heads, parts.heads, strict=True):
+        for name in set(COLUMNS) - {"side", "kind", "effect", "effect_low", "effect_high"}:
+            assert getattr(a, name) == pytest.approx(getattr(b, name), abs=1e-5), name
+
+
 def test_long_inputs_form_no_table_of_all_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest tensor that any operation makes stays far below N x N."""
     from torch.utils._python_dispatch import TorchDispatchMode

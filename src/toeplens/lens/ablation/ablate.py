@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args
 
@@ -107,7 +107,8 @@ def ablate_heads(
 
     Arguments
         source        a model that can replay from a layer (`toeplens.sources`)
-        batches       (tokens [b, N], labels [b], lengths [b] or None); negative labels count nowhere
+        batches       (tokens [b, N], labels [b], or [b, N] where the model answers at every token, lengths [b] or
+                      None); negative labels count nowhere, and an example with several labels counts as their mean
         chance        accuracy of a guess without any skill, kept for `deposit`; 0 unless given
         metric        ``accuracy``, ``loss`` (cross-entropy) or ``kl``: KL(intact || ablated) of the output
                       distribution, 0 for the intact model; drops are positive for harm with each
@@ -225,18 +226,14 @@ def _answers(
     phase: str,
 ) -> tuple[Float[np.ndarray, "M n"], Float[np.ndarray, "M LV n"]]:
     """Each metric of each example that counts: intact, and for each row of each layer's gains, layer after layer."""
-    last = source.num_layers - 1
 
-    def answers(index: int) -> Tensor:
+    def answers(index: int) -> Iterator[Tensor]:
         tokens, _, lengths = batches[index]
         instead = replacing(index)
-        logits = []
-        for layer, state in enumerate(source.states(tokens, lengths)):
-            own = [instead[layer]] if isinstance(instead, list) else instead
-            rows = torch.cat((gains[layer], torch.ones(1, source.num_heads))) if layer == last else gains[layer]
-            logits.append(source.replay(state, rows, own))
-        changed, intact = torch.cat(logits).split((sum(map(len, gains)), 1))
-        return torch.cat((intact, changed))
+        states = list(source.states(tokens, lengths))
+        yield source.replay(states[-1], torch.ones(1, source.num_heads))
+        for layer, state in enumerate(states):
+            yield source.replay(state, gains[layer], [instead[layer]] if isinstance(instead, list) else instead)
 
     return examples_answers(metrics, batches, answers, memory, phase)
 

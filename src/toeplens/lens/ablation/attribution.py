@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from toeplens.ground import InputError
-from toeplens.lens.kit.interventions import Batch, Metric, Replacement, Replayable
+from toeplens.lens.kit.interventions import Batch, Metric, Replacement, Replayable, counts
+from toeplens.lens.kit.interventions import losses as example_losses
 
 _NO_DERIVATIVE = {
     "accuracy": "accuracy has no derivative",
@@ -30,7 +30,7 @@ class Scalable(Protocol):
         lengths: Tensor | None,
         gains: Float[Tensor, "L b H"],
         replacement: Replacement = None,
-    ) -> Float[Tensor, "b C"]:
+    ) -> Float[Tensor, "b *N C"]:
         """Class logits with each sequence's own gains on the head outputs: gain * z + (1 - gain) * replacement."""
         ...
 
@@ -63,9 +63,9 @@ def first_order(
         gains = torch.ones(shape, dtype=torch.float64, device=tokens.device, requires_grad=True)
         with torch.enable_grad():
             logits = source.scaled(tokens, lengths, gains, replacing(index))
-            loss = F.cross_entropy(logits.double(), labels.clamp(min=0), reduction="none")
+            loss = example_losses(logits.double(), labels)
             (slope,) = torch.autograd.grad(loss.sum(), gains)
-        counted = labels >= 0
+        counted = counts(labels)
         losses.append(loss.detach()[counted].cpu())
         slopes.append(slope[:, counted].transpose(1, 2).cpu())
     found, rises = torch.cat(losses).numpy(), -torch.cat(slopes, dim=2).numpy()

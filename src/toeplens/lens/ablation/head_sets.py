@@ -20,6 +20,7 @@ from toeplens.lens.kit.interventions import (
     Metric,
     Replayable,
     counted_batches,
+    counts,
     harm,
     outcomes,
     replacements,
@@ -196,7 +197,7 @@ class _Trials:
         self.metric: Metric = metric
         self.batches = counted_batches(batches)
         self.replacing = replacements(source, self.batches, intervention, seed)
-        self.examples = int(sum((labels >= 0).sum() for _, labels, _ in self.batches))
+        self.examples = int(sum(counts(labels).sum() for _, labels, _ in self.batches))
         self.shape = source.num_layers, source.num_heads
         self.step = max(1, source.num_layers * source.num_heads // POINTS)
 
@@ -208,7 +209,7 @@ class _Trials:
         sums = np.zeros((len(metrics), len(kept)))
         left = total = min(most or self.examples, self.examples)
         for index, (tokens, labels, lengths) in enumerate(self.batches):
-            rows = int(torch.searchsorted((labels >= 0).cumsum(0), left)) + 1
+            rows = int(torch.searchsorted(counts(labels).cumsum(0), left)) + 1
             tokens, labels = tokens[:rows], labels[:rows]
             instead = self.replacing(index)
             if isinstance(instead, list):
@@ -217,7 +218,7 @@ class _Trials:
             logits = self.source.replay(first, gains, instead)
             for place, metric in enumerate(metrics):
                 sums[place] += outcomes(metric, logits[1:], logits[0], labels).double().sum(1).cpu().numpy()
-            left -= int((labels >= 0).sum())
+            left -= int(counts(labels).sum())
             if left == 0:
                 break
         return sums / total

@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.lens.kit.toeplitz import ROUNDING, profile_of
+from toeplens.lens.kit.toeplitz import ROUNDING, ToeplitzProfile, profile_of
 
-_AT_ONCE = 2**19  # logits worked at once: a few megabytes are taken and given back fastest
+_AT_ONCE = 2**20  # logits worked at once: a few megabytes are taken and given back fastest
 _SUMS = ("energy", "entropy", "entropies", "first", "firsts", "kept", "queries", "induction", "eligible")
 
 
@@ -69,12 +69,20 @@ class PatternSums:
         keys     tokens of the keys' sequence Nk; Nq, unless ``cross``
         tokens   [S, N] token ids of all sequences that will be added, for ``induction``; without it unless given
         cross    whether queries and keys are of different sequences, so that no offset is between them
+        profile  of the logits, [H, D] of all sequences together, where it is known: they are then not added up
 
     Raises `InputError` for sizes that do not fit.
     """
 
     def __init__(
-        self, *, heads: int, queries: int, keys: int, tokens: Int[Tensor, "S N"] | None = None, cross: bool = False
+        self,
+        *,
+        heads: int,
+        queries: int,
+        keys: int,
+        tokens: Int[Tensor, "S N"] | None = None,
+        cross: bool = False,
+        profile: ToeplitzProfile | None = None,
     ) -> None:
         if min(heads, queries, keys) < 1:
             raise InputError(
@@ -87,6 +95,12 @@ class PatternSums:
         self.heads, self.queries, self.keys, self.tokens, self.cross = heads, queries, keys, tokens, cross
         self._sums = {name: torch.zeros(heads, dtype=torch.float64) for name in _SUMS}
         self._logits, self._weights, self._counts = torch.zeros(3, heads, 2 * keys - 1, dtype=torch.float64)
+        self._known = profile is not None
+        if profile is not None:
+            offsets, counts = profile.offsets.cpu() + keys - 1, profile.counts.double().cpu()
+            self._counts[:, offsets] = counts
+            self._logits[:, offsets] = profile.diagonal_means.nan_to_num().cpu() * counts
+            self._sums["energy"] += profile.total_energy.cpu()
 
     @torch.no_grad()
     def add(
@@ -96,6 +110,7 @@ class PatternSums:
         weights: Float[Tensor, "B H R K"],
         sequences: slice = slice(None),
         start: int = 0,
+        visible: Bool[Tensor, "_B _H R K"] | None = None,
     ) -> None:
         """Take in some queries of some sequences; each query of a sequence once, in any order.
 
@@ -110,6 +125,8 @@ class PatternSums:
                        and those of a query that sees no key may be NaN
             sequences  which of ``tokens`` the B sequences are; not read without tokens
             start      the first of the K keys
+            visible    which keys a query sees, of all sequences and heads or of each: those whose logits are not minus
+                       infinity, unless given. If it is, weights on the others must be 0
 
         Raises `InputError` for shapes that do not fit, and numbers that are not finite.
         """
@@ -124,11 +141,13 @@ class PatternSums:
             raise InputError(
                 f"rows: {int(rows.min())} to {int(rows.max())} were given; 0 to {self.queries - 1} are there."
             )
+        visible = None if visible is None else visible.expand(wanted[0], -1, -1, -1)
         for batch, heads, part in _tiles(rows, *wanted[:3], wanted[3]):
             some = (batch, heads, part)
             own = None if tokens is None else tokens[batch]
-            self._add(heads, rows[part].to(logits.device), logits[some], weights[some], own, start)
-        if not all(x.isfinite().all() for x in (*self._sums.values(), self._logits, self._weights)):
+            seen = None if visible is None else visible[batch, heads if visible.shape[1] > 1 else slice(None), part]
+            self._add(heads, rows[part].to(logits.device), logits[some], weights[some], seen, own, start)
+        if not all(x.isfinite().all() for x in self._sums.values()):
             raise InputError("logits, weights: they hold infinite numbers or nan where keys are visible.")
 
     def result(self) -> Patterns:
@@ -165,66 +184,58 @@ class PatternSums:
         return self._logits.numpy() / np.maximum(counts, 1), counts
 
     def _add(
-        self, heads: slice, rows: Tensor, logits: Tensor, weights: Tensor, tokens: Tensor | None, start: int
+        self,
+        heads: slice,
+        rows: Tensor,
+        logits: Tensor,
+        weights: Tensor,
+        visible: Tensor | None,
+        tokens: Tensor | None,
+        start: int,
     ) -> None:
         """Consecutive rows."""
-        visible = logits != -math.inf
-        if bool((visible == visible[:, :1]).all()):
-            visible = visible[:, :1]  # the same in all heads
-        there = visible.to(torch.promote_types(weights.dtype, torch.float32))
-        seen = there.sum(-1)
-        if not bool(seen.all()):
-            weights = weights.masked_fill((seen == 0).unsqueeze(-1), 0)
-        on_keys = _Skewed(weights, there)
-        kept = on_keys.rows.sum(-1)
+        if visible is None:
+            visible = logits != -math.inf
+            if bool((visible == visible[:, :1]).all()):
+                visible = visible[:, :1]  # the same in all heads
+            weights = weights.masked_fill(~visible, 0)
+        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        seen = visible.sum(-1)
+        kept = weights.sum(-1)
         several = (seen > 1) & (kept > 0)
         later = (rows > 0) | self.cross
         found = {
             "queries": seen > 0,
             "kept": kept,
-            "first": on_keys.rows[..., 0] * (later & (start == 0)),
+            "first": weights[..., 0] * (later & (start == 0)),
             "firsts": (seen > 0) & later,
-            "entropy": (_entropy(on_keys.rows, kept) / seen.clamp(min=2).log()).where(several, 0),
+            "entropy": (_entropy(weights, kept) / seen.clamp(min=2).to(kept.dtype).log()).where(several, 0),
             "entropies": several,
         }
         if not self.cross:
-            scores = _Skewed(logits.clamp(min=torch.finfo(logits.dtype).min).double(), there.double())
-            self._sums["energy"][heads] += scores.rows.square().sum((0, 2, 3)).cpu()
             lowest = int(rows[0]) + self.keys - start - logits.shape[-1]
-            offsets = slice(lowest, lowest + scores.width)
-            for sums, skewed in (
-                (self._logits, scores),
-                (self._weights, on_keys),
-                (self._counts, _Skewed(there, there)),
-            ):
-                sums[heads, offsets] += skewed.by_offset().cpu()
+            offsets = slice(lowest, lowest + len(rows) + logits.shape[-1] - 1)
+            self._weights[heads, offsets] += _by_offset(weights).cpu()
+            if not self._known:
+                self._counts[heads, offsets] += _by_offset(visible.to(weights.dtype)).cpu()
+                scores = logits.double().masked_fill(~visible, 0)
+                self._sums["energy"][heads] += scores.square().sum((0, 2, 3)).cpu()
+                self._logits[heads, offsets] += _by_offset(scores).cpu()
         if tokens is not None:
-            follow = _following(tokens, rows)[..., start : start + visible.shape[-1]] & visible
-            found["induction"] = (on_keys.rows * follow).sum(-1)
+            follow = _following(tokens, rows, start, logits.shape[-1]) & visible
+            found["induction"] = (weights * follow.to(weights.dtype)).sum(-1)
             found["eligible"] = follow.any(-1)
         for name, values in found.items():
             self._sums[name][heads] += values.double().sum((0, 2)).cpu()
 
 
-class _Skewed:
-    """Rows of consecutive queries, each put one place further than the one before, zeros around them.
-
-    rows   [B, H, R, Nk] as they were
-    width  how many offsets they have: from the first row's own to the last key, to the last row's own to the first
-    """
-
-    def __init__(self, x: Float[Tensor, "B H R K"], there: Float[Tensor, "B _H R K"]) -> None:
-        *lead, count, keys = x.shape
-        self.width = count + keys - 1
-        self._flat = torch.zeros(*lead, count * self.width, dtype=there.dtype, device=x.device)
-        self._count = count
-        strides = (*self._flat.stride()[:-1], self.width - 1, 1)
-        self.rows = self._flat.as_strided(x.shape, strides, count - 1)
-        torch.mul(x, there, out=self.rows)
-
-    def by_offset(self) -> Float[Tensor, "H D"]:
-        """Sums by i - j, from the lowest up."""
-        return self._flat.unflatten(-1, (self._count, self.width)).sum(-2).double().sum(0).flip(-1)
+def _by_offset(x: Float[Tensor, "B _H R K"]) -> Float[Tensor, "_H D"]:
+    """Sums of consecutive queries' rows by i - j, from the last key and first query up: each row is put one further."""
+    count, keys = x.shape[-2:]
+    sums = x.new_zeros(*x.shape[:-2], count + keys - 1)
+    for row in range(count):
+        sums[..., count - 1 - row : count - 1 - row + keys].add_(x[..., row, :])
+    return sums.double().sum(0).flip(-1)
 
 
 def _entropy(weights: Float[Tensor, "B H R K"], kept: Float[Tensor, "B H R"]) -> Float[Tensor, "B H R"]:
@@ -233,13 +244,11 @@ def _entropy(weights: Float[Tensor, "B H R K"], kept: Float[Tensor, "B H R"]) ->
     return kept.log() - weights.clamp(min=tiny).log_().mul_(weights).sum(-1) / kept
 
 
-def _following(tokens: Int[Tensor, "B N"], rows: Int[Tensor, "R"]) -> Bool[Tensor, "B 1 R N"]:
-    """Whether a key's token follows another copy of the query's."""
-    same = tokens[:, rows, None] == tokens[:, None, :]
-    same[:, torch.arange(len(rows), device=rows.device), rows] = False
-    follow = torch.zeros_like(same)
-    follow[..., 1:] = same[..., :-1]
-    return follow.unsqueeze(1)
+def _following(tokens: Int[Tensor, "B N"], rows: Int[Tensor, "R"], start: int, count: int) -> Bool[Tensor, "B 1 R K"]:
+    """Whether the token of each of so many keys follows another copy of the query's."""
+    before = torch.arange(start - 1, start + count - 1, device=rows.device)
+    same = tokens[:, rows, None] == tokens[:, None, before.clamp(min=0)]
+    return (same & (before >= 0) & (before != rows.unsqueeze(-1))).unsqueeze(1)
 
 
 def _tiles(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -94,16 +94,14 @@ def ablate_bands(
         raise InputError(f"layers: {list(wanted)} were given; the layers with a rotation are {turning}.")
     one_by_one = 1 - torch.eye(source.num_heads)
 
-    def answers(index: int) -> Tensor:
+    def answers(index: int) -> Iterator[Tensor]:
         tokens, _, lengths = kept[index]
-        found: list[Tensor] = []
         for layer, state in enumerate(source.states(tokens, lengths)):
             if not layer:
-                found.append(source.replay(state, torch.ones(1, source.num_heads)))
+                yield source.replay(state, torch.ones(1, source.num_heads))
             for band in range(pairs[layer]) if layer in wanted else ():
                 control = BandControl(**{"still" if off == "rotation" else "silent": (band,)})
-                found.append(source.replay(state, one_by_one, [source.outputs_under(state, control)]))
-        return torch.cat(found)
+                yield source.replay(state, one_by_one, [source.outputs_under(state, control)])
 
     (before,), (after,) = examples_answers([metric], kept, answers)
     harms = harm(metric, before, after)

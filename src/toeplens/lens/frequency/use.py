@@ -29,7 +29,7 @@ from toeplens.lens.kit.sums import over_keys
 from toeplens.lens.kit.terms import Offsets, Shares, Whole, by_column, grouped, shares_of, spread
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
 
-_AT_ONCE = 1 << 23  # numbers of a tensor [sequences, heads, positions, dimensions] worked at once
+_AT_ONCE = 1 << 19  # numbers of a tensor [sequences, heads, positions, dimensions] worked at once
 
 
 @dataclass(frozen=True)

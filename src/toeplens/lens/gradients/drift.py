@@ -13,7 +13,7 @@ from torch import Tensor
 from toeplens.ground.reading import Positive
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.gradients.descent import Differentiable, LayerView
-from toeplens.lens.kit.interventions import Batch
+from toeplens.lens.kit.interventions import Batch, counts
 from toeplens.lens.kit.main_effect import effect_variance, known_key_part
 
 
@@ -67,7 +67,7 @@ def positional_drift(source: Differentiable, batch: Batch, *, probe: Batch | Non
         probe = (tokens[:256], labels[:256], None if lengths is None else lengths[:256])
     *found, gradient_norm, parameter_norm = source.descend(variances, batch, probe)
     effect, drift = (x.double().cpu().numpy() for x in found)
-    return PositionalDrift(effect, drift, gradient_norm, parameter_norm, examples=int((labels >= 0).sum()))
+    return PositionalDrift(effect, drift, gradient_norm, parameter_norm, examples=int(counts(labels).sum()))
 
 
 def variances(layers: Sequence[LayerView]) -> Float[Tensor, "L H"]:

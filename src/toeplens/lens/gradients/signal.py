@@ -16,7 +16,7 @@ from toeplens.ground import InputError, choose
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.gradients.descent import Differentiable, LayerGradient, LayerView
 from toeplens.lens.gradients.statistics import Pool, Strength, batch_sizes
-from toeplens.lens.kit.interventions import Batch
+from toeplens.lens.kit.interventions import Batch, counts
 from toeplens.lens.kit.main_effect import FOLDS, effect_variance, in_float64, known_key_part
 
 Level = Literal["logits", "parameters"]
@@ -216,7 +216,7 @@ def _rms(x: Tensor) -> Tensor:
 
 def _counted(batch: Batch) -> Batch:
     tokens, labels, lengths = batch
-    counted = labels >= 0
+    counted = counts(labels)
     return tokens[counted], labels[counted], None if lengths is None else lengths[counted]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy.special import stdtrit
 from scipy.stats import rankdata
 
@@ -66,6 +66,25 @@ def over_seeds(values: Float[np.ndarray, "s"]) -> Estimate:
         return Estimate(mean, -np.inf, np.inf, 1)
     half = float(stdtrit(len(values) - 1, TAILS[1]) * values.std(ddof=1) / np.sqrt(len(values)))
     return Estimate(mean, mean - half, mean + half, len(values))
+
+
+def over_clusters(values: Float[np.ndarray, "n"], clusters: Int[np.ndarray, "n"]) -> Estimate:
+    """Mean of values of which those of one cluster (the windows of a document) belong together; Student's interval.
+
+    The error is that of the clusters' sums of deviations, so that many values of one cluster count as little more than
+    one; ``count`` is the number of clusters. With one cluster the interval is unbounded.
+    """
+    if len(values) == 0:
+        raise InputError("values: none were given; at least one is needed.")
+    mean = float(values.mean())
+    _, which = np.unique(clusters, return_inverse=True)
+    sums = np.bincount(which, weights=values - mean)
+    many = len(sums)
+    if many == 1:
+        return Estimate(mean, -np.inf, np.inf, 1)
+    error = np.sqrt((sums**2).sum() * many / (many - 1)) / len(values)
+    half = float(stdtrit(many - 1, TAILS[1]) * error)
+    return Estimate(mean, mean - half, mean + half, many)
 
 
 def spearman(values: Float[np.ndarray, "2 *samples n"]) -> Float[np.ndarray, "*samples"]:

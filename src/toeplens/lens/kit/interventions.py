@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from toeplens.ground import InputError
 
-# tokens [b, N], labels [b], lengths [b]: not named, because b may differ from batch to batch
-Batch = tuple[Int[Tensor, "_ _"], Int[Tensor, "_"], Int[Tensor, "_"] | None]
+# tokens [b, N], labels [b] or [b, N], lengths [b]: not named, because b may differ from batch to batch
+Batch = tuple[Int[Tensor, "_ _"], Int[Tensor, "_ *_"], Int[Tensor, "_"] | None]
 Intervention = Literal["zero", "mean", "resample", "position"]
 Metric = Literal["accuracy", "loss", "kl"]
 # for each layer [1 or b, N, H, head_dim]; or each head's own output with its encoding off; or nothing
@@ -46,7 +46,7 @@ class Replayable(Protocol):
 
     def replay(
         self, state: Any, gains: Float[Tensor, "V *K H"], replacement: Replacement = None
-    ) -> Float[Tensor, "V b C"]:
+    ) -> Float[Tensor, "V b *N C"]:
         """Class logits with the head outputs changed to gain * z + (1 - gain) * replacement, in V ways.
 
         ``gains`` are those of the state's layer, [V, H], or of that layer and the K - 1 after it, [V, K, H];
@@ -115,7 +115,7 @@ def _donated(batches: Sequence[Batch], seed: int) -> tuple[Tensor, Tensor | None
         raise InputError(f"batches: widths {sorted(widths)} were given; resampling needs sequences of one width.")
     tokens = torch.cat([tokens for tokens, _, _ in batches])
     lengths = torch.cat([_lengths(tokens, lengths) for tokens, _, lengths in batches])
-    counted = torch.cat([labels for _, labels, _ in batches]) >= 0
+    counted = counts(torch.cat([labels for _, labels, _ in batches]))
     others = torch.arange(len(tokens), device=tokens.device)
     chosen = torch.from_numpy(donors(lengths[counted].cpu().numpy(), seed)).to(tokens.device)
     others[counted] = others[counted][chosen]
@@ -126,21 +126,37 @@ def _donated(batches: Sequence[Batch], seed: int) -> tuple[Tensor, Tensor | None
 def _present(tokens: Tensor, labels: Tensor, lengths: Tensor | None) -> Tensor:
     """[b, N] True where a sequence that counts has a token."""
     here = torch.arange(tokens.shape[1], device=tokens.device) < _lengths(tokens, lengths).unsqueeze(1)
-    return here & (labels >= 0).unsqueeze(1)
+    return here & counts(labels).unsqueeze(1)
 
 
 def _lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.full((len(tokens),), tokens.shape[1], device=tokens.device) if lengths is None else lengths
 
 
+def counts(labels: Int[Tensor, "b *N"]) -> Bool[Tensor, "b"]:
+    """Which examples count: their label is not negative, or of those at their tokens some are not."""
+    return labels >= 0 if labels.ndim == 1 else (labels >= 0).any(1)
+
+
+def losses(logits: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]) -> Float[Tensor, "b"]:
+    """Each example's cross-entropy in nats, the mean over its labels that count; 0 where none does."""
+    counted = labels >= 0
+    each = F.cross_entropy(logits.flatten(0, -2), labels.clamp(min=0).flatten(), reduction="none").view_as(labels)
+    each = torch.where(counted, each, 0)
+    return each if labels.ndim == 1 else each.sum(1) / counted.sum(1).clamp(min=1)
+
+
 def outcomes(
-    metric: Metric, logits: Float[Tensor, "V b C"], intact: Float[Tensor, "b C"], labels: Int[Tensor, "b"]
+    metric: Metric, logits: Float[Tensor, "V b *N C"], intact: Float[Tensor, "b *N C"], labels: Int[Tensor, "b *N"]
 ) -> Bool[Tensor, "V n"] | Float[Tensor, "V n"]:
     """The metric of each example that counts (its label is not negative), in each of V changed passes.
 
     ``accuracy``: whether the answer is right. ``loss``: cross-entropy in nats. ``kl``: KL(intact || changed) of the
-    output distribution in nats. The latter two in float64.
+    output distribution in nats. The latter two in float64. Of examples with a label at every token, the mean over
+    those that count.
     """
+    if labels.ndim == 2:
+        return torch.stack([_mean_outcomes(metric, changed, intact, labels) for changed in logits])
     counted = labels >= 0
     if metric == "accuracy":
         return (logits.argmax(-1) == labels)[:, counted]
@@ -149,6 +165,17 @@ def outcomes(
         return -log_q.gather(-1, labels[counted].expand(len(logits), -1).unsqueeze(-1)).squeeze(-1)
     log_p = intact[counted].double().log_softmax(-1)
     return F.kl_div(log_q, log_p.expand_as(log_q), reduction="none", log_target=True).sum(-1)
+
+
+def _mean_outcomes(
+    metric: Metric, logits: Float[Tensor, "b N C"], intact: Float[Tensor, "b N C"], labels: Int[Tensor, "b N"]
+) -> Float[Tensor, "n"]:
+    counted = labels >= 0
+    (found,) = outcomes(metric, logits.flatten(0, 1).unsqueeze(0), intact.flatten(0, 1), labels.flatten())
+    each = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
+    each[counted] = found.double()
+    some = counted.any(1)
+    return each.sum(1)[some] / counted.sum(1)[some]
 
 
 def harm(metric: Metric, intact: Float[np.ndarray, "*#V n"], changed: Float[np.ndarray, "*V n"]) -> np.ndarray:
@@ -171,14 +198,15 @@ class Memory(Protocol):
 def examples_answers(
     metrics: Sequence[Metric],
     batches: Sequence[Batch],
-    logits_of: Callable[[int], Float[Tensor, "V1 b C"]],
+    logits_of: Callable[[int], Iterable[Float[Tensor, "_ _ *N C"]]],
     memory: Memory | None = None,
     phase: str = "",
 ) -> tuple[Float[np.ndarray, "M n"], Float[np.ndarray, "M V n"]]:
     """Each metric of each example that counts: of the intact model, and of each of V changed ones, from one pass.
 
     Arguments
-        logits_of  for the number of a batch the class logits, the intact model's first
+        logits_of  for the number of a batch the class logits of all these passes, the intact model's first, in pieces
+                   of as many passes as are worked at once
         memory     what knows the answers to some batches, by the phase and the number
     """
     parts = []
@@ -186,8 +214,11 @@ def examples_answers(
         key = f"{phase}-{index}"
         answers = memory.get(key) if memory else None
         if answers is None:
-            logits = logits_of(index)
-            answers = np.stack([outcomes(each, logits, logits[0], labels).cpu().numpy() for each in metrics])
+            pieces, intact = [], None
+            for logits in logits_of(index):
+                intact = logits[0] if intact is None else intact
+                pieces.append([outcomes(each, logits, intact, labels).cpu().numpy() for each in metrics])
+            answers = np.stack([np.concatenate(each) for each in zip(*pieces, strict=True)])
             if memory:
                 memory.put(key, answers)
         parts.append(answers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
@@ -98,12 +98,29 @@ def spreads(pairs: Iterable[tuple[float, float]]) -> Spreads:
     return [(at, spread) for at, spread in made if spread.count]
 
 
-def line(canvas: Canvas, one: Look, found: Spreads, *, dash: str = "solid", name: str = "") -> None:
-    """Means of values, with their ranges as a band where there are several seeds."""
+def line(
+    canvas: Canvas,
+    one: Look,
+    found: Spreads,
+    *,
+    dash: str = "solid",
+    name: str = "",
+    digits: int = 2,
+    percent: bool = False,
+    places: Mapping[float, str] | None = None,
+) -> None:
+    """Means of values, with their ranges as a band where there are several seeds.
+
+    Arguments
+        name     what is told before a value
+        digits   of what is told; ``percent`` tells shares as per cents
+        places   what the places are called; their numbers unless given
+    """
     xs = [float(f"{at:.6g}") for at, _ in found]
     if any(spread.count > 1 for _, spread in found):
         low, high = [round(spread.low, 5) for _, spread in found], [round(spread.high, 5) for _, spread in found]
         canvas.band(xs, low, high, one.tint, 0.1, one.key)
+    called = places or {at: f"{at:g}" for at, _ in found}
     canvas.lines(
         xs,
         [round(spread.mean, 5) for _, spread in found],
@@ -111,7 +128,7 @@ def line(canvas: Canvas, one: Look, found: Spreads, *, dash: str = "solid", name
         "%{customdata[1]}: %{customdata[0]}",
         dash=dash,
         marker={"color": one.tint, "symbol": one.symbol, "size": 7},
-        customdata=[[f"{name}{spread.told()}", f"{at:g}"] for at, spread in found],
+        customdata=[[f"{name}{spread.told(digits, percent=percent)}", called[at]] for at, spread in found],
         name=untagged(one.title),
         meta=one.key,
     )

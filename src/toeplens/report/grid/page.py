@@ -11,6 +11,7 @@ from toeplens.report.grid import lengths as grid_lengths
 from toeplens.report.grid import matrix as grid_matrix
 from toeplens.report.grid import plane as grid_plane
 from toeplens.report.grid import training as grid_training
+from toeplens.report.grid.language import page as grid_language
 from toeplens.report.grid.look import encoding_looks
 from toeplens.report.kit.blocks import Block, numbered
 from toeplens.report.kit.page import ledger, render_page, write_report
@@ -28,6 +29,7 @@ _MAKERS: tuple[Callable[[Grid], Block], ...] = (
     grid_lengths.relations,
     grid_training.training,
 )
+_OF_ACCURACY = (grid_lengths.lengths, grid_lengths.relations)  # of which language has none
 
 
 def write_grid(state: Grid) -> Path:
@@ -37,7 +39,11 @@ def write_grid(state: Grid) -> Path:
 
 def render_grid(state: Grid) -> str:
     """The page as one self-contained HTML document; the same state gives the same document."""
-    found = numbered(make(state) for make in _MAKERS)
+    language = grid_language.parts(state)
+    makers = _MAKERS if language is None else (*grid_language.MAKERS, *_MAKERS)
+    if language is not None and language.only:
+        makers = tuple(make for make in makers if make not in _OF_ACCURACY)
+    found = numbered(make(state) for make in makers)
     titles = {column.label: column.title for column in state.spec.columns()}
     return render_page(
         "report/grid/page.html.j2",
@@ -62,4 +68,7 @@ def render_grid(state: Grid) -> str:
         costs=grid_matrix.costs(state),
         models=grid_matrix.models(state),
         settings=state.spec.to_yaml(),
+        language=language,
+        of_model=grid_language.of_model,
+        watched=any(part.watch for part in state.spec.tasks.values()),
     )

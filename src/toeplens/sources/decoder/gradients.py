@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from toeplens.encodings import PositionalEncoding, attend
 from toeplens.ground import InputError
-from toeplens.lens.ablation.ablate import Batch
 from toeplens.lens.gradients.descent import LayerGradient, LayerView, Measure, ProjectionInputs
+from toeplens.lens.kit.interventions import Batch, counts
+from toeplens.lens.kit.interventions import losses as example_losses
 from toeplens.model import Context, Decoder, LatentAttention
 from toeplens.model.norms import frozen
 from toeplens.sources.decoder.source import position_vectors, traced
@@ -39,7 +39,7 @@ class DecoderGradients:
     def gradients(
         self,
         tokens: Int[Tensor, "b N"],
-        labels: Int[Tensor, "b"],
+        labels: Int[Tensor, "b *N"],
         lengths: Int[Tensor, "b"] | None,
         *,
         projections: bool = True,
@@ -60,8 +60,7 @@ class DecoderGradients:
             for layer in range(self.num_layers):
                 steps.append(_step(model, layer, x, context))
                 x = model.block(layer).finish(steps[-1].residual, steps[-1].heads)
-            losses = F.cross_entropy(model.end(x, context), labels.clamp(min=0), reduction="none")
-            losses = torch.where(labels >= 0, losses, 0)
+            losses = example_losses(model.end(x, context), labels)
             wanted = [step.tap.logits for step in steps]
             if projections:
                 wanted += [step.q for step in steps] + [step.k for step in steps]
@@ -255,7 +254,7 @@ def _views(model: Decoder, tokens: Tensor, lengths: Tensor | None) -> list[Layer
 def _mean_gradient(model: Decoder, parameters: dict[str, nn.Parameter], batch: Batch) -> dict[str, Tensor]:
     """The gradient of the mean loss over the examples that count."""
     tokens, labels, lengths = batch
-    count = int((labels >= 0).sum())
+    count = int(counts(labels).sum())
     if count == 0:
         raise InputError("batch: no examples that count were given; at least one is needed.")
     total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
@@ -263,8 +262,7 @@ def _mean_gradient(model: Decoder, parameters: dict[str, nn.Parameter], batch: B
         for start in range(0, len(tokens), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
             logits = model(tokens[part], None if lengths is None else lengths[part])
-            losses = F.cross_entropy(logits, labels[part].clamp(min=0), reduction="none")
-            loss = torch.where(labels[part] >= 0, losses, 0).sum() / count
+            loss = example_losses(logits, labels[part]).sum() / count
             found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
             for name, gradient in zip(parameters, found, strict=True):
                 if gradient is not None:

@@ -47,7 +47,7 @@ def cut_paths(
     lengths: Int[Tensor, "b"] | None,
     head: tuple[int, int],
     cuts: Collection[Path],
-) -> Float[Tensor, "b C"]:
+) -> Float[Tensor, "b *N C"]:
     """Class logits of a pass in which these readers do not see what a head adds to the residual stream.
 
     A cut reader reads the stream without the head's own contribution, its output through W_O; what others have made of
@@ -79,7 +79,7 @@ def cut_paths(
 
 def each_path(
     model: Decoder, tokens: Int[Tensor, "b N"], lengths: Int[Tensor, "b"] | None, head: tuple[int, int]
-) -> Iterator[Float[Tensor, "b C"]]:
+) -> Iterator[Float[Tensor, "b *N C"]]:
     """Class logits with nothing cut, then with each of `paths_from` the head's layer cut, then with all of them."""
     every = paths_from(model, head[0])
     for cuts in ([], *([path] for path in every), every):

@@ -64,6 +64,8 @@ def relevance(
     if tokens.ndim != 2 or 0 in tokens.shape:
         raise InputError(f"tokens: their shape is {list(tokens.shape)}; [B, N] with no dimension 0 is needed.")
     count, length = tokens.shape
+    if model.config.readout == "each":
+        raise InputError("readout: this model answers at each token; relevance is taken of one answer a text.")
     _require_classes(classes, count, model.config.num_classes)
     _require_linear(model, length)
     size = max(1, _AT_ONCE // (model.config.num_heads * length**2))
@@ -122,7 +124,7 @@ def _propagate(model: Decoder, tokens: Tensor, lengths: Tensor | None, classes: 
 
 def _surrogate(
     model: Decoder, x: Tensor, context: Context, biases: Tensor, softmax: Tensor
-) -> tuple[Float[Tensor, "b C"], list[Float[Tensor, "b H N N"]]]:
+) -> tuple[Float[Tensor, "b *N C"], list[Float[Tensor, "b H N N"]]]:
     """The class logits, and position's part of each layer's attention logits."""
     length = x.shape[1]
     visible = context.key_mask

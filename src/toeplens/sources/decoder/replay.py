@@ -54,7 +54,7 @@ def replaced_heads(
 
 def replay(
     model: Decoder, bare: Decoder, state: LayerState, gains: Float[Tensor, "V K H"], replacement: Replacement
-) -> Float[Tensor, "V b C"]:
+) -> Float[Tensor, "V b *N C"]:
     """Class logits of V copies of a pass that go on from ``state``; see `DecoderSource.replay`."""
     gains = gains.to("cpu", state.heads.dtype)
     batch, length = state.inputs.shape[:2]
@@ -93,7 +93,7 @@ class _Tree:
         self.contexts = {1: context}
         self.logits: dict[int, Tensor] = {}
 
-    def run(self, inputs: Tensor, residual: Tensor, heads: Tensor) -> Float[Tensor, "V b C"]:
+    def run(self, inputs: Tensor, residual: Tensor, heads: Tensor) -> Float[Tensor, "V b *N C"]:
         """Class logits of every copy, from the first layer's input, residual stream and head outputs."""
         self._descend(self.first, inputs, residual, heads, [list(range(len(self.keys)))])
         return torch.stack([self.logits[copy] for copy in range(len(self.keys))])

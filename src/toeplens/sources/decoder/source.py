@@ -86,7 +86,7 @@ class DecoderSource:
     @torch.no_grad()
     def replay(
         self, state: LayerState, gains: Float[Tensor, "V *K H"], replacement: Replacement = None
-    ) -> Float[Tensor, "V b C"]:
+    ) -> Float[Tensor, "V b *N C"]:
         """Class logits of V copies of the pass, whose head outputs become gain * z + (1 - gain) * replacement.
 
         Arguments
@@ -105,7 +105,7 @@ class DecoderSource:
         lengths: Int[Tensor, "b"] | None,
         gains: Float[Tensor, "L b H"],
         replacement: Replacement = None,
-    ) -> Float[Tensor, "b C"]:
+    ) -> Float[Tensor, "b *N C"]:
         """Class logits with each sequence's own gains on all heads, as in `replay`; differentiable in the gains."""
         x, context = self.model.begin(tokens, lengths)
         for layer, gain in enumerate(gains):

@@ -25,6 +25,7 @@ from toeplens.lens import (
     behaviour,
     frequency_use,
     rotary_offsets,
+    toeplitz_profile,
 )
 from toeplens.sources.huggingface import AttentionCall, Change, compared, compared_changed
 from toeplens.sources.huggingface.loading import Loaded
@@ -40,6 +41,7 @@ Progress = Callable[[str, int, int], None]
 Estimate = Callable[[str, float], None]
 Measure = Callable[[AttentionCall, Int[Tensor, "B N"]], Measured]
 PASS = "pass"
+_LONG = 32  # tokens for each dimension of a head: from here on logits by offset cost less by transforms
 _TRIED = 256  # tokens of one sequence that tell how long all will take
 
 
@@ -104,8 +106,7 @@ def measure(
 
 def _held(call: AttentionCall) -> AttentionCall:
     """The call for as long as it is measured: with queries and keys of its own, and without weights."""
-    unrotated = None if call.unrotated is None else (call.unrotated[0].clone(), call.unrotated[1].clone())
-    return replace(call, q=call.q.clone(), k=call.k.clone(), unrotated=unrotated, weights=None)
+    return replace(call, q=call.q.clone(), k=call.k.clone(), weights=None)
 
 
 @torch.no_grad()
@@ -199,9 +200,14 @@ def sums_of(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> PatternSums:
     heads, queries, keys = call.q.shape[1], call.q.shape[2], call.k.shape[2]
     cross = call.kind == "cross" or queries != keys  # else keys are pooled, or have others before them
     known_tokens = tokens if not cross and tokens.shape[1] == queries else None  # not with a prefix of vectors
-    sums = PatternSums(heads=heads, queries=queries, keys=keys, tokens=known_tokens, cross=cross)
+    plain = call.softcap is None and call.bias is None and call.visible is None
+    profile = None
+    if not cross and plain and keys >= _LONG * call.q.shape[-1]:
+        profile = toeplitz_profile(call.q, call.k, causal=call.causal, scale=call.scale).pooled()
+    sums = PatternSums(heads=heads, queries=queries, keys=keys, tokens=known_tokens, cross=cross, profile=profile)
     for rows, first, logits, weights in call.blocks():
-        sums.add(rows, logits, weights, start=first)
+        seen = call.seen(rows, slice(first, first + logits.shape[-1]))
+        sums.add(rows, logits, weights, start=first, visible=seen)
     return sums
 
 

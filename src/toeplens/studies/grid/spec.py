@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from itertools import islice
@@ -187,6 +187,17 @@ class GridSpec(_Part):
     def to_yaml(self) -> str:
         """The same as a YAML file, in which tasks and encodings keep their order."""
         return yaml.safe_dump(self.model_dump(mode="json", exclude_defaults=True), sort_keys=False, width=120)
+
+    def of_text(self, files: Sequence[str]) -> GridSpec:
+        """The same study on other text; raises `InputError` where no task is about text from files."""
+        parts = {label: part.model_dump(mode="json") for label, part in self.tasks.items()}
+        changed = [label for label, part in self.tasks.items() if "text" in tasks.options(part.task or label)]
+        if not changed:
+            raise InputError("text: it was given; no task of this study reads text from files (language does).")
+        for label in changed:
+            kept = {name: value for name, value in parts[label]["options"].items() if name != "sha256"}
+            parts[label]["options"] = {**kept, "text": list(files)}
+        return grid_spec({**self.model_dump(mode="json"), "tasks": parts})
 
     def title_of(self, task: str) -> str:
         """What people call a task."""

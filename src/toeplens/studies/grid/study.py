@@ -16,11 +16,11 @@ from toeplens.ground import InputError, choose
 from toeplens.model import decoder_config
 from toeplens.studies.grid.measured import Row, matrix
 from toeplens.studies.grid.relations import Relation, relations
-from toeplens.studies.grid.spec import Column, GridSpec, spec_from_yaml
+from toeplens.studies.grid.spec import Column, GridSpec, grid_spec, spec_from_yaml
 from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of
 from toeplens.studies.kit.claims import Claim, Entry, judge_all
 from toeplens.studies.kit.results import CellResult, Key, Results
-from toeplens.studies.kit.study import Begun, Kind
+from toeplens.studies.kit.study import Begun, Kind, read_study
 from toeplens.training import run_spec
 
 _MOST = 10_000  # models: listing and reading more would take minutes
@@ -45,7 +45,12 @@ def _cell(spec: GridSpec, label: str, column: Column, seed: int) -> Cell:
     part = spec.tasks[label]
     try:
         task = tasks.build(part.task or label, **part.options)
-        sizes = {"vocab_size": task.vocab_size, "num_classes": max(task.labels) + 1, "max_len": task.length}
+        sizes: dict[str, Any] = {
+            "vocab_size": task.vocab_size,
+            "num_classes": max(task.labels) + 1,
+            "max_len": task.length,
+            **({"readout": "each"} if task.each else {}),
+        }
         common = {**sizes, "attention_scale": None}  # one for all encodings, see docs/decisions/015
         fields = {**common, **spec.model, **part.model, **column.model}
         model = decoder_config(**fields, encoding=column.encoding, encoding_options=column.options)
@@ -147,11 +152,28 @@ def study(
 ) -> Grid:
     """Carry out a grid study in ``out``, or go on with it; returns what is finished so far.
 
-    A study may be changed and gone on with: what it still asks for and is finished is not done again.
+    A study may be changed and gone on with: what it still asks for and is finished is not done again. Text that has
+    changed since the study was begun is refused with an `InputError`.
 
     Arguments
         limits    device, deadline, compilation
         workers   processes, one a core unless given; or a `toeplens.engine.Cluster`
         on_event  told of every step and every finished run, by the run's place in ``jobs_of(cells(spec))``
     """
+    spec = _pinned(spec, Path(out))
     return KIND.carry_out_runs(out, {"spec": spec.to_yaml()}, jobs_of(cells(spec)), limits, workers, on_event)
+
+
+def _pinned(spec: GridSpec, out: Path) -> GridSpec:
+    """The study with the hash of its text: the one that it was begun with, which the text then must have."""
+    begun = read_study(out)
+    had = {} if begun is None or not KIND.holds(out) else KIND.plan_of(out)[0][0].tasks
+    parts = {}
+    for label, part in spec.tasks.items():
+        task = tasks.build(part.task or label, **part.options)
+        recorded = had[label].options if label in had else {}
+        pins = {name: recorded[name] for name in task.pinned() if name in recorded and name not in part.options}
+        if pins and part.options == {name: value for name, value in recorded.items() if name not in pins}:
+            tasks.build(part.task or label, **part.options, **pins).dataset("test", 1, 0)  # refuses another text
+        parts[label] = {**part.model_dump(mode="json"), "options": {**part.options, **task.pinned()}}
+    return grid_spec({**spec.model_dump(mode="json"), "tasks": parts})

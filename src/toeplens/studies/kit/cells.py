@@ -98,15 +98,16 @@ def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, 
 def _result(
     cell: Cell, run: Run, ablation: HeadAblation | None, by_loss: HeadAblation | None, measures: dict[str, Any]
 ) -> CellResult:
-    model = Decoder(cell.job.spec.model)
+    model, spec = Decoder(cell.job.spec.model), cell.job.spec
+    guesses = (run.result["chance"], run.result["guess"]) if "chance" in run.result else (spec.chance, spec.guess)
     watched = run.watched
     Watched.from_list(watched, run.directory / WATCHED)
     return CellResult(
         key=cell.key,
         run=cell.job.spec.name,
         status="diverged" if run.status == "diverged" else "complete",
-        chance=cell.job.spec.chance,
-        length_chance=cell.job.spec.guess,
+        chance=guesses[0],
+        length_chance=guesses[1],
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         epochs=run.metrics,
         result=run.result,

@@ -202,16 +202,19 @@ def test_blocks_of_a_call_are_its_logits_and_weights(kind: str, monkeypatch: pyt
         for rows, first, some, shares in blocks:
             keys = slice(first, first + some.shape[-1])
             made[:, :, rows, keys], weights[:, :, rows, keys] = some.float(), shares.float()
+            assert torch.equal(call.seen(rows, keys).expand_as(some), some.isfinite())
         torch.testing.assert_close(made.double(), own.logits(), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(weights, own.weights, atol=1e-6, rtol=0)
 
 
 def test_causal_logits_are_hidden_by_their_own_places() -> None:
-    """Of any queries, and of keys from any place on."""
-    q, k = torch.randn(2, 1, 2, TOKENS, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    """Of any queries, and of keys from any place on; two heads a key."""
+    q = torch.randn(1, 4, TOKENS, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    k = torch.randn(1, 2, TOKENS, 4, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     rows, first = torch.tensor([4, 7, 11]), 3
     made = Attention(q=q, k=k, v=k, scale=0.5, causal=True).logits(rows, slice(first, None))
-    wanted = (0.5 * q[:, :, rows] @ k[:, :, first:].transpose(-1, -2)).masked_fill(~CAUSAL[rows, first:], -torch.inf)
+    keys = k[:, :, first:].repeat_interleave(2, 1)
+    wanted = (0.5 * q[:, :, rows] @ keys.transpose(-1, -2)).masked_fill(~CAUSAL[rows, first:], -torch.inf)
     torch.testing.assert_close(made, wanted)
 
 

@@ -56,19 +56,27 @@ class Attention:
     ) -> Float[Tensor, "B H R K"]:
         """softcap(scale q . k) + bias at these queries and keys, all unless given; -inf where a key is not visible."""
         rows = torch.arange(self.q.shape[2], device=self.q.device) if rows is None else rows
-        k = self.k[:, :, keys]  # the heads of a group together: keys are not repeated
-        q = self.scale * self.q.index_select(2, rows).to(dtype)
-        made = (q.unflatten(1, (k.shape[1], -1)) @ k.to(dtype).transpose(-2, -1).unsqueeze(2)).flatten(1, 2)
+        k = self.k[:, :, keys]  # the heads of a group are rows of one product: keys are not repeated
+        q = (self.scale * self.q.index_select(2, rows).to(dtype)).unflatten(1, (k.shape[1], -1))
+        made = q.flatten(2, 3) @ k.to(dtype).transpose(-2, -1)
+        made = made.unflatten(2, q.shape[2:4]).flatten(1, 2)
         if self.softcap is not None:
             made = self.softcap * (made / self.softcap).tanh()
         if self.bias is not None:
             made = made + at_rows(self.bias[..., keys], rows).to(dtype)
         if self.visible is not None:
             made = made.masked_fill(~at_rows(self.visible[..., keys], rows), -torch.inf)
-        if self.causal:
-            later = (keys.start or 0) + torch.arange(k.shape[2], device=rows.device) > rows.unsqueeze(-1)
-            made = made.masked_fill(later, -torch.inf)
+        if self.causal and len(rows):
+            place = (keys.start or 0) + torch.arange(k.shape[2], device=rows.device)
+            after = slice(max(0, int(rows.min()) + 1 - (keys.start or 0)), None)  # all queries see those before
+            made[..., after].masked_fill_(place[after] > rows.unsqueeze(-1), -torch.inf)
         return made
+
+    def seen(self, rows: Int[Tensor, "R"], keys: slice) -> Bool[Tensor, "_B _H R K"]:
+        """Whether these queries see these keys."""
+        place = torch.arange(self.k.shape[2], device=rows.device)[keys]
+        later = place > rows.unsqueeze(-1) if self.causal else torch.zeros_like(place > rows.unsqueeze(-1))
+        return ~later[None, None] if self.visible is None else at_rows(self.visible[..., keys], rows) & ~later
 
     def softmax(
         self, logits: Float[Tensor, "B H R K"], rows: Int[Tensor, "R"] | None = None

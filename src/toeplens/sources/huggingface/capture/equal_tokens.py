@@ -96,18 +96,21 @@ def stays(
     """Whether queries and keys of equal tokens are the same at every position, but for a rotation.
 
     A number that a query is multiplied by may depend on its position: it stays where it is, and its logits go with it.
+    In their own dtype, float32 at least.
     """
     allowed = max(tolerance(q.dtype), tolerance(rounding))
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    q, k = q.to(dtype), k.to(dtype)
     if rotation is not None:
         allowed += _ANGLE * float((positions.max() * rotation.frequencies.abs()).max())
         q, k = (_turned_back(x, rotation, positions[:1]) for x in (q, k))
-    q = torch.nn.functional.normalize(q.double(), dim=-1)
+    q = torch.nn.functional.normalize(q, dim=-1)
     q = torch.where((q == 0).all(-1, keepdim=True), q[:, :, -1:], q)  # multiplied by 0
-    return all(bool((x - x[:, :, -1:]).abs().max() <= allowed * x.abs().max()) for x in (q, k.double()) if x.numel())
+    return all(bool((x - x[:, :, -1:]).abs().max() <= allowed * x.abs().max()) for x in (q, k) if x.numel())
 
 
 def _turned_back(x: Float[Tensor, "B H N d"], rotation: Rotation, positions: Int[Tensor, "1 N"]) -> Tensor:
-    angles = -positions.unsqueeze(-1) * rotation.frequencies
-    made, back = x.double().clone(), as_complex(x.double(), rotation.after) * turn(angles).unsqueeze(1)
+    turns = turn(-positions.unsqueeze(-1) * rotation.frequencies).to(x.dtype.to_complex())
+    made, back = x.clone(), as_complex(x, rotation.after) * turns.unsqueeze(1)
     made[..., rotation.after[:, 0]], made[..., rotation.after[:, 1]] = back.real, back.imag
     return made

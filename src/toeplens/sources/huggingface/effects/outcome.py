@@ -19,6 +19,7 @@ Effect = Literal["loss", "states"]
 ENOUGH = 8  # sequences that intervals are taken over; of fewer, blocks of their tokens
 _ROWS, _BLOCK = 32, 8  # blocks over all sequences, if each has so many tokens at least
 _AT_ONCE = 1 << 26  # logits that are held at once, over copies, sequences and positions
+_ON_CPU = 3 << 21  # there: 24 MB, which the next piece is given again without new pages
 _MASKED = 0.15  # share of the tokens that a masked language model has to predict
 _NONE = -100  # a label where nothing is to be predicted
 _PREDICTS = (
@@ -137,7 +138,8 @@ def in_blocks(each: Float[Tensor, "R N"], blocks: int) -> Float[Tensor, "R K"]:
 def pieces(labels: Int[Tensor, "R N"], vocabulary: int) -> tuple[Int[Tensor, "n"], ...]:
     """The positions with a label in any row, in pieces whose logits may be held at once."""
     places = (labels != _NONE).any(0).nonzero()[:, 0]
-    return places.split(max(1, _AT_ONCE // (len(labels) * vocabulary)))
+    most = min(_AT_ONCE, _ON_CPU) if labels.device.type == "cpu" else _AT_ONCE
+    return places.split(max(1, most // (len(labels) * vocabulary)))
 
 
 def cross_entropies(logits: Float[Tensor, "R n V"], labels: Int[Tensor, "R n"]) -> Float[Tensor, "R n"]:

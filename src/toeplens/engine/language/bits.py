@@ -1,0 +1,207 @@
+"""Bits a byte: at the training length, by position, and on longer texts, read whole and by a sliding window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from toeplens.engine.language.texts import Texts, cut, read, sliding
+from toeplens.ground import InputError
+from toeplens.ground.reading import Count, Number, Positive, Share
+from toeplens.ground.records import AtLeast1, Record
+from toeplens.lens.kit.intervals import Estimate, over_clusters
+from toeplens.model import Decoder
+from toeplens.tasks.language import Corpus, LanguageTask
+
+FACTORS = (1, 2, 4, 8, 16)  # times the training length
+TEST = "test"
+
+
+@dataclass(frozen=True)
+class Interval(Record):
+    """A mean over texts, with its 95% interval over documents; without ends where there is one document."""
+
+    value: Number
+    low: Number | None
+    high: Number | None
+
+    @classmethod
+    def of(cls, found: Estimate) -> Interval:
+        """An estimate as a record."""
+        ends = [float(end) if np.isfinite(end) else None for end in (found.low, found.high)]
+        return cls(found.value, *ends)
+
+
+@dataclass(frozen=True)
+class AtLength(Record):
+    """A model on texts of one length, in bits a byte. All lengths end in the same tokens of the same documents.
+
+    length, factor    tokens of a text, and over the training length
+    texts, documents  how many; 0 where there are none, or the model reads none
+    whole    all tokens of the texts, each text read in one pass
+    sliding  the same tokens read by windows of the training length that overlap by half
+    end      the last half training length of each text, the text read in one pass
+    gain     what the end loses by being read in one pass with all before it rather than with the last training length
+             alone: negative where the long context helps
+    why      why there is nothing; empty otherwise
+    """
+
+    length: AtLeast1
+    factor: Positive
+    texts: Count = 0
+    documents: Count = 0
+    whole: Interval | None = None
+    sliding: Interval | None = None
+    end: Interval | None = None
+    gain: Interval | None = None
+    why: str = ""
+
+    def verify(self) -> None:
+        if any((part is None) != (self.texts == 0) for part in (self.whole, self.sliding, self.end, self.gain)):
+            raise ValueError(f"texts: {self.texts} were given; there are figures of texts, and of no others.")
+
+
+@dataclass(frozen=True)
+class Bits(Record):
+    """A language model on the test split.
+
+    bits         bits a byte on texts of the training length, each within one document
+    accuracy     share of the tokens that are the likeliest
+    texts, documents  how many
+    edges        first positions of the bins 0, 1, 2-3, 4-7, ..., of the longest texts that the model reads, and the
+                 position after the last
+    positions    bits a token in each bin
+    lengths      longer texts
+    ngrams       bits a byte of models that count, fitted on the training split, on the same texts; by their order
+    """
+
+    bits: Interval
+    accuracy: Share
+    texts: AtLeast1
+    documents: AtLeast1
+    edges: Int[np.ndarray, "P1"]
+    positions: list[Interval]
+    lengths: tuple[AtLength, ...]
+    ngrams: dict[str, float] = field(default_factory=dict)
+
+    def at(self, factor: float) -> AtLength | None:
+        """The row of so many times the training length; None where there is nothing."""
+        return next((row for row in self.lengths if row.factor == factor and row.texts), None)
+
+
+def bits(model: Decoder, task: LanguageTask, *, texts: int = 1024, seed: int = 0) -> Bits:
+    """Test a language model on documents that it was not trained on.
+
+    Arguments
+        texts  how many of the training length; of 16 times the length a sixteenth as many, and of those between their
+               last parts
+        seed   of the choice of documents
+
+    A length that no two documents have, or that the model refuses (a table of positions), is a row that says why.
+    """
+    corpus = task.corpus()
+    short = cut(corpus, TEST, task.length, texts, seed)
+    losses, hits = read(model, short.tokens)
+    scale = bits_a_byte(corpus)
+    rows, longest, by_position = _lengths(model, corpus, task.length, max(2, texts // FACTORS[-1]), seed)
+    if by_position is None:
+        longest, by_position = short, losses
+    edges, positions = _by_position(by_position, longest.documents)
+    return Bits(
+        bits=Interval.of(over_clusters(scale * losses.mean(1), short.documents)),
+        accuracy=float(hits.mean()),
+        texts=len(short),
+        documents=len(np.unique(short.documents)),
+        edges=edges,
+        positions=positions,
+        lengths=rows,
+        ngrams={str(order): float(value) for order, value in ngram_bits(corpus, short).items()},
+    )
+
+
+def ngram_bits(corpus: Corpus, texts: Texts) -> dict[int, float]:
+    """Bits a byte of n-gram models on these texts."""
+    from toeplens.tasks.language.ngrams import bits_of
+
+    return {
+        order: float(value) * bits_a_byte(corpus) * np.log(2)
+        for order, value in bits_of(corpus.stream("train"), texts.tokens, corpus.vocab_size).items()
+    }
+
+
+def bits_a_byte(corpus: Corpus) -> float:
+    """What nats a token are multiplied by: tokens a byte, over the logarithm of 2."""
+    tokens = len(corpus.stream(TEST)) - len(corpus.bytes_of(TEST))  # less the separators
+    return tokens / int(corpus.bytes_of(TEST).sum()) / np.log(2)
+
+
+def _lengths(
+    model: Decoder, corpus: Corpus, trained: int, most: int, seed: int
+) -> tuple[tuple[AtLength, ...], Texts, np.ndarray | None]:
+    """A row a length; and the longest texts that the model reads, with their losses (None for none)."""
+    scale, why = bits_a_byte(corpus), {}
+    texts: Texts | None = None
+    for factor in reversed(FACTORS):  # all lengths are ends of the longest that documents have
+        try:
+            texts = cut(corpus, TEST, trained * factor, most, seed)
+        except InputError as error:
+            why[factor] = str(error)
+        else:
+            break
+    if texts is None:
+        rows = tuple(AtLength(trained * factor, float(factor), why=why[factor]) for factor in FACTORS)
+        return rows, Texts(np.empty((0, 1), dtype=np.int64), np.empty(0, dtype=np.int64)), None
+
+    def reader(tokens: np.ndarray, first: int) -> np.ndarray:
+        return read(model, tokens, first)[0]
+
+    def mean(losses: np.ndarray) -> Interval:
+        return Interval.of(over_clusters(scale * losses.mean(1), texts.documents))
+
+    slid = sliding(texts.tokens, trained, reader)
+    half = max(1, trained // 2)
+    rows, longest, kept = [], texts, None
+    short: np.ndarray | None = None
+    for factor in FACTORS:
+        length = trained * factor
+        if factor in why:
+            rows.append(AtLength(length, float(factor), why=why[factor]))
+            continue
+        part = texts.tokens[:, -length - 1 :]
+        try:
+            losses = reader(part, 0)
+        except InputError as error:
+            rows.append(AtLength(length, float(factor), why=str(error)))
+            continue
+        end = losses[:, -half:]
+        short = end if short is None else short
+        rows.append(
+            AtLength(
+                length,
+                float(factor),
+                len(texts),
+                len(np.unique(texts.documents)),
+                mean(losses),
+                mean(slid[:, -length:]),
+                mean(end),
+                mean(end - short),
+            )
+        )
+        longest, kept = Texts(part, texts.documents), losses
+    return tuple(rows), longest, kept
+
+
+def _by_position(
+    losses: Float[np.ndarray, "K n"], documents: Int[np.ndarray, "K"]
+) -> tuple[Int[np.ndarray, "P1"], list[Interval]]:
+    """Bits a token in bins of positions that double."""
+    length = losses.shape[1]
+    edges = [0, *(2**power for power in range(length.bit_length()) if 2**power < length), length]
+    found = [
+        Interval.of(over_clusters(losses[:, first:last].mean(1) / np.log(2), documents))
+        for first, last in pairwise(edges)
+    ]
+    return np.array(edges), found

@@ -1,0 +1,272 @@
+"""Longer contexts for a model that is trained: its rotation changed after the fact, without and with a short tuning."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from toeplens.encodings import options as encoding_options
+from toeplens.engine.language.bits import TEST, Interval, bits_a_byte
+from toeplens.engine.language.texts import Texts, cut, read
+from toeplens.ground import InputError
+from toeplens.ground.reading import Count, Positive, Text, Truth
+from toeplens.ground.records import AtLeast1, Record
+from toeplens.lens.kit.intervals import over_clusters
+from toeplens.model import Decoder, decoder_config
+from toeplens.tasks.language import LanguageTask
+from toeplens.training import Batches, RunSpec
+from toeplens.training.batches import loss_of, precise
+
+TARGET = 4  # times the training length, for which methods are set
+FACTORS = (1, 2, 4, 8)  # times the training length, at which they are compared
+TUNED = ("none", "interpolation", "ntk", "yarn", "dropped")
+SHARE = 0.03  # of the training steps that a tuning has
+RATE = 0.3  # of the training's learning rate
+_TEXTS, _SEARCHED = 24, 8
+_POPULATION, _ROUNDS = 6, 4
+_SCALES = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5)
+
+
+@dataclass(frozen=True)
+class Extended(Record):
+    """A method at one length, in bits a byte of the last half training length of the same texts.
+
+    method   ``none``: the model as it was trained
+    tuned    whether it was trained on for a moment, with the method
+    bits     of the end of the texts; None where the model reads none, or has diverged
+    gain     what the method loses against the untuned ``none`` on the same texts; negative where it helps
+    set      what the method was set to, in words; empty where nothing was to set
+    why      why there is nothing; empty otherwise
+    """
+
+    method: Text
+    tuned: Truth
+    length: AtLeast1
+    factor: Positive
+    texts: Count = 0
+    bits: Interval | None = None
+    gain: Interval | None = None
+    set: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Extension(Record):
+    """All methods at all lengths; ``steps`` of a tuning, 0 without."""
+
+    target: AtLeast1
+    steps: Count
+    rows: tuple[Extended, ...]
+
+
+def extension(model: Decoder, spec: RunSpec, task: LanguageTask, *, tuned: bool, seed: int = 0) -> Extension:
+    """Compare ways of giving a trained model a longer context, set for `TARGET` times the training length.
+
+    Of a model with RoPE: position interpolation (2306.15595), NTK-aware, dynamic NTK, YaRN (2309.00071), LongRoPE (its
+    search of factors, small, on the validation split; 2402.13753), p-RoPE (its lowest frequencies stopped; 2410.06205),
+    ReRoPE, Self-Extend (2401.01325), and no position at all (dropped, 2512.12167). Of one without position: all logits
+    by a factor that is searched on the validation split (2404.12224).
+
+    Arguments
+        tuned  compare the methods of `TUNED` after `SHARE` of the training's steps on texts of the target length (of
+               the training length where position is dropped), else all as they are
+
+    Raises `InputError` for any other encoding.
+    """
+    corpus = task.corpus()
+    methods = _methods(model, spec, task, seed)
+    texts = cut(corpus, TEST, task.length * FACTORS[-1], _TEXTS, seed)
+    scale, half = bits_a_byte(corpus), max(1, task.length // 2)
+    steps = max(1, round(SHARE * spec.total_steps)) if tuned else 0
+    plain = {factor: _ends(model, texts, task.length * factor, half) for factor in FACTORS}
+    rows = []
+    for name, make in methods.items():
+        if tuned and name not in TUNED:
+            continue
+        changed, told = make()
+        if tuned:
+            at = task.length if name in ("dropped", "none") else task.length * TARGET
+            _tune(changed, spec, task, at, steps, seed)
+        for factor in FACTORS:
+            length = task.length * factor
+            head: dict[str, Any] = {
+                "method": name,
+                "tuned": tuned,
+                "length": length,
+                "factor": float(factor),
+                "set": told,
+            }
+            found = _ends(changed, texts, length, half)
+            if isinstance(found, str):
+                rows.append(Extended(**head, why=found))
+                continue
+            before = plain[factor]
+            gain = None if isinstance(before, str) else over_clusters(scale * (found - before), texts.documents)
+            rows.append(
+                Extended(
+                    **head,
+                    texts=len(texts),
+                    bits=Interval.of(over_clusters(scale * found, texts.documents)),
+                    gain=None if gain is None else Interval.of(gain),
+                )
+            )
+    return Extension(TARGET, steps, tuple(rows))
+
+
+Made = Callable[[], tuple[Decoder, str]]
+
+
+def _methods(model: Decoder, spec: RunSpec, task: LanguageTask, seed: int) -> dict[str, Made]:
+    config, trained = model.config, task.length
+    if config.encoding == "nope" and config.input_encoding is None:
+        return {"none": lambda: (_copied(model), ""), "scaled": lambda: _scaled(model, task, seed)}
+    if config.encoding != "rope" or config.input_encoding is not None:
+        raise InputError(
+            f"encoding: {config.encoding!r} was given; there are ways to extend 'rope' and 'nope', alone, after "
+            f"training."
+        )
+    known = {name: option.default for name, option in encoding_options("rope").items()}
+    given = {**known, **config.encoding_options}
+    plain: dict[str, Any] = {"base": given["base"], "pairing": given["pairing"]}
+    ruled: dict[str, Any] = {
+        "rope_theta": given["base"],
+        "pairing": given["pairing"],
+        "max_position_embeddings": trained,
+    }
+    first = {"original_max_position_embeddings": trained, "factor": float(TARGET)}
+    window = trained // 2
+    group = math.ceil((TARGET * trained - window) / (trained - window))  # the farthest offset is one of training's
+
+    def of(encoding: str, **options: Any) -> Made:
+        return lambda: (_with(model, encoding, options), "")
+
+    def longrope() -> tuple[Decoder, str]:
+        factors = _searched(model, task, ruled, first, seed)
+        told = ", ".join(f"{factor:.2f}" for factor in factors)
+        return _with(model, "rope-longrope", _longrope(ruled, first, factors)), f"factors {told}"
+
+    return {
+        "none": lambda: (_copied(model), ""),
+        "interpolation": of("rope-linear", **ruled, factor=float(TARGET)),
+        "ntk": of("rope-ntk", **ruled, factor=float(TARGET)),
+        "dynamic": of("rope-dynamic", **ruled, factor=1.0),
+        "yarn": of("rope-yarn", **ruled, **first),
+        "longrope": longrope,
+        "p-rope": of("p-rope", **plain, p=0.75),
+        "rerope": of("rerope", **plain, window=window),
+        "self-extend": of("self-extend", **plain, window=window, group=group),
+        "dropped": of("nope"),
+    }
+
+
+def _longrope(ruled: dict[str, Any], first: dict[str, Any], factors: np.ndarray) -> dict[str, Any]:
+    each = [float(factor) for factor in factors]
+    return {**ruled, **first, "short_factor": [1.0] * len(each), "long_factor": each}
+
+
+def _copied(model: Decoder) -> Decoder:
+    return copy.deepcopy(model)
+
+
+def _with(model: Decoder, encoding: str, options: dict[str, Any]) -> Decoder:
+    """The same weights with another encoding, which has none."""
+    fields = {**dict(model.config), "encoding": encoding, "encoding_options": options}
+    with torch.random.fork_rng(devices=[]):
+        made = Decoder(decoder_config(**fields)).to(model.readout.weight)
+    weights = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            parameter.copy_(weights[name])
+    return made.eval()
+
+
+def _ends(model: Decoder, texts: Texts, length: int, half: int) -> np.ndarray | str:
+    """The mean loss of each text's end, or why there is none."""
+    try:
+        found = read(model, texts.tokens[:, -length - 1 :], length - half)[0].mean(1)
+    except InputError as error:
+        return str(error)
+    return found if np.isfinite(found).all() else "its losses are not finite."
+
+
+def _validation(task: LanguageTask, seed: int) -> tuple[Texts, int]:
+    length = task.length * TARGET
+    return cut(task.corpus(), "validation", length, _SEARCHED, seed), length
+
+
+def _searched(
+    model: Decoder, task: LanguageTask, ruled: dict[str, Any], first: dict[str, Any], seed: int
+) -> np.ndarray:
+    """LongRoPE's factors: the best of a few generations that begin with interpolation and NTK, never falling."""
+    texts, length = _validation(task, seed)
+    pairs = model.config.head_dim // 2
+    rng = np.random.Generator(np.random.Philox(seed))
+    share = np.linspace(0, 1, pairs)
+    living = [np.full(pairs, float(TARGET)), TARGET**share, 1 + (TARGET - 1) * share]
+
+    def loss(factors: np.ndarray) -> float:
+        changed = _with(model, "rope-longrope", _longrope(ruled, first, factors))
+        found = _ends(changed, texts, length, length // 2)
+        return math.inf if isinstance(found, str) else float(found.mean())
+
+    scored = [(loss(factors), factors) for factors in living]
+    for _ in range(_ROUNDS):
+        best = sorted(scored, key=lambda one: one[0])[:3]
+        for index in range(_POPULATION):
+            changed = best[index % len(best)][1] * np.exp(rng.normal(0, 0.2, pairs))
+            changed = np.maximum.accumulate(np.clip(changed, 1.0, 1.25 * TARGET))
+            scored.append((loss(changed), changed))
+    return min(scored, key=lambda one: one[0])[1]
+
+
+def _scaled(model: Decoder, task: LanguageTask, seed: int) -> tuple[Decoder, str]:
+    """All logits by the factor that does best on validation texts of the target length."""
+    texts, length = _validation(task, seed)
+
+    def by(factor: float) -> Decoder:
+        made = _copied(model)
+        for layer in range(made.config.num_layers):
+            made.block(layer).attention.scale *= factor
+        return made
+
+    def loss(factor: float) -> float:
+        found = _ends(by(factor), texts, length, length // 2)
+        return math.inf if isinstance(found, str) else float(found.mean())
+
+    best = min(_SCALES, key=loss)
+    return by(best), f"factor {best:g}"
+
+
+def _tune(model: Decoder, spec: RunSpec, task: LanguageTask, length: int, steps: int, seed: int) -> None:
+    """Train on for some steps on texts of this length, as many tokens a step as in training."""
+    size = max(1, spec.batch_size * task.length // length)
+    longer = task if length == task.length else task.at_length(length)
+    device = model.readout.weight.device
+    there = (len(task.corpus().stream("train")) - 1) // length
+    data = Batches.of(longer.dataset("train", min(size * steps, there), seed), device)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=RATE * spec.lr, betas=spec.betas, weight_decay=spec.weight_decay, fused=True
+    )
+    model.train()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
+        torch.manual_seed(seed)
+        for tokens, labels, lengths in islice(cycle(data.split(size)), steps):
+            optimizer.zero_grad()
+            for part in _parts(len(tokens), tokens.shape[1]):
+                logits = precise(model(tokens[part], None if lengths is None else lengths[part]))
+                (loss_of(logits, labels[part]) / labels.numel()).backward()
+            optimizer.step()
+    model.eval()
+
+
+def _parts(rows: int, length: int) -> Iterator[slice]:
+    size = max(1, 2**13 // length)
+    for start in range(0, rows, size):
+        yield slice(start, start + size)

@@ -1,0 +1,189 @@
+"""What a language model takes from its context: a planted key's value, by depth and length; a repeated span."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy.stats import binomtest
+
+from toeplens.engine.language.bits import TEST, Interval
+from toeplens.engine.language.texts import cut, read
+from toeplens.ground import InputError
+from toeplens.ground.reading import Count, Positive, Share
+from toeplens.ground.records import AtLeast1, Record
+from toeplens.lens.kit.intervals import over_clusters
+from toeplens.model import Decoder
+from toeplens.tasks.language import Corpus, LanguageTask
+
+LENGTHS = (0.5, 1, 2, 4, 8, 16)  # times the training length, of texts with a needle
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+DISTANCES = (0.25, 0.5, 0.9, 2, 4, 8)  # times the training length, of repeated spans
+KEY, VALUE = 6, 4  # tokens of a needle
+SPAN, GIVEN = 24, 8  # tokens of a repeated span, and how many of the second are given before answers count
+_ALPHABET = 26  # frequent tokens of which needles and spans are made
+
+
+@dataclass(frozen=True)
+class Needle(Record):
+    """Needles at one depth of texts of one length: a random key and its value, and the key again at the end.
+
+    length, factor  tokens of a text, and over the training length
+    depth           0: the needle begins the text; 1: it ends where the question begins
+    needles         how many; 0 where there is no such text, or the model reads none
+    accuracy        share of the value's tokens that are the likeliest, those before them given
+    bits            bits a token of the value
+    why             why there are none; empty otherwise
+    """
+
+    length: AtLeast1
+    factor: Positive
+    depth: Share
+    needles: Count = 0
+    accuracy: Interval | None = None
+    bits: Interval | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Needles(Record):
+    """The map of depths by lengths; ``guess`` is the accuracy of a guess among the tokens that needles are made of."""
+
+    guess: Share
+    rows: tuple[Needle, ...]
+
+
+@dataclass(frozen=True)
+class Copied(Record):
+    """Spans of random tokens that stand twice in a text, at one distance.
+
+    distance, factor  tokens from the one's beginning to the other's, and over the training length
+    spans             how many; 0 where there are none
+    accuracy, bits    of the second span's tokens after its first `GIVEN`
+    """
+
+    distance: AtLeast1
+    factor: Positive
+    spans: Count = 0
+    accuracy: Interval | None = None
+    bits: Interval | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Copying(Record):
+    """Copying by distance; ``guess`` is the accuracy of a guess among the tokens that spans are made of."""
+
+    guess: Share
+    rows: tuple[Copied, ...]
+
+
+def needles(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int = 0) -> Needles:
+    """Plant a key and its value in texts of the test split, and ask for the value at the end.
+
+    The needle is a separator, a key of `KEY` and a value of `VALUE` random frequent tokens, and a separator (at the
+    byte level letters between ends of lines); the text ends in a separator and the key again. Nothing of it is in the
+    training text, so that the value can come from the context alone.
+
+    Arguments
+        trials  needles at each depth and length, each in a text of its own
+        seed    of texts and needles
+    """
+    corpus, rows = task.corpus(), []
+    letters = _letters(corpus)
+    for factor in LENGTHS:
+        length = round(factor * task.length)
+
+        def planted(text: np.ndarray, rng: np.random.Generator, depth: float) -> np.ndarray:
+            key, value = rng.choice(letters, KEY), rng.choice(letters, VALUE)
+            ends = np.array([_end(corpus)])
+            needle, question = np.concatenate((ends, key, value, ends)), np.concatenate((ends, key, value))
+            room = len(text) - len(needle) - len(question)
+            at = round(depth * room)
+            return np.concatenate((text[:at], needle, text[at:room], question))
+
+        for depth in DEPTHS:
+            told: dict[str, Any] = {"length": length, "factor": float(factor), "depth": depth}
+
+            def make(text: np.ndarray, rng: np.random.Generator, depth: float = depth) -> np.ndarray:
+                return planted(text, rng, depth)
+
+            found = _asked(model, corpus, length, VALUE, trials, seed, make, least=2 * KEY + 2 * VALUE + 3)
+            rows.append(Needle(**told, why=found) if isinstance(found, str) else Needle(**told, **found))
+    return Needles(1 / len(letters), tuple(rows))
+
+
+def copying(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int = 0) -> Copying:
+    """Repeat a span of random frequent tokens at some distance in texts of the test split.
+
+    Arguments
+        trials  spans at each distance, each in a text of its own
+        seed    of texts and spans
+    """
+    corpus, rows = task.corpus(), []
+    letters = _letters(corpus)
+    for factor in DISTANCES:
+        distance = round(factor * task.length)
+
+        def make(text: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+            span = rng.choice(letters, SPAN)
+            return np.concatenate((span, text[: len(text) - 2 * SPAN], span))
+
+        found = _asked(model, corpus, distance + SPAN - 1, SPAN - GIVEN, trials, seed, make, least=2 * SPAN)
+        told: dict[str, Any] = {"distance": distance, "factor": float(factor)}
+        if isinstance(found, str):
+            rows.append(Copied(**told, why=found))
+        else:
+            found["spans"] = found.pop("needles")
+            rows.append(Copied(**told, **found))
+    return Copying(1 / len(letters), tuple(rows))
+
+
+def _asked(
+    model: Decoder,
+    corpus: Corpus,
+    length: int,
+    answers: int,
+    trials: int,
+    seed: int,
+    make: Callable[[Int[np.ndarray, "n1"], np.random.Generator], Int[np.ndarray, "n1"]],
+    *,
+    least: int,
+) -> dict[str, Any] | str:
+    """How well the last ``answers`` tokens of changed texts are foretold; or why that cannot be asked."""
+    if length < least:
+        return f"length: a text of {length} tokens has no room for it; at least {least} are needed."
+    try:
+        texts = cut(corpus, TEST, length, trials, seed)
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, length))))
+        changed = np.stack([make(text, rng) for text in texts.tokens])
+        losses, hits = read(model, changed, length - answers)
+    except InputError as error:
+        return str(error)
+    return {"needles": len(texts), **_told(losses, hits, texts.documents)}
+
+
+def _told(
+    losses: Float[np.ndarray, "K m"], hits: Bool[np.ndarray, "K m"], documents: Int[np.ndarray, "K"]
+) -> dict[str, Any]:
+    share, texts = float(hits.mean()), len(hits)
+    ends = binomtest(round(share * texts), texts).proportion_ci(method="wilson")  # as if a text were one answer
+    return {
+        "accuracy": Interval(share, min(share, float(ends.low)), max(share, float(ends.high))),
+        "bits": Interval.of(over_clusters(losses.mean(1) / np.log(2), documents)),
+    }
+
+
+def _letters(corpus: Corpus) -> Int[np.ndarray, "m"]:
+    found = np.asarray(corpus.frequent(_ALPHABET), dtype=np.int64)
+    if len(found) < 2:
+        raise InputError(f"text: it has {len(found)} different tokens; needles and spans need at least 2.")
+    return found
+
+
+def _end(corpus: Corpus) -> int:
+    """What stands around a needle: the end of a line at the byte level, else the separator of documents."""
+    return ord("\n") if corpus.raw else corpus.separator

@@ -1,0 +1,121 @@
+"""Texts cut from documents, and what a model that answers at each token makes of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from toeplens.ground import InputError
+from toeplens.model import Decoder
+from toeplens.tasks import Split
+from toeplens.tasks.language import Corpus
+from toeplens.training.batches import precise
+
+_TOKENS = {"cpu": 2**13, "cuda": 2**18}  # of a pass
+_LOGITS = {"cpu": 2**22, "cuda": 2**28}  # that are there at once
+FEWEST = 2  # documents that texts must come from, for an interval
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Pieces of documents that share no token, equally long.
+
+    tokens     [K, n + 1]: n that are read, each with the one that follows it
+    documents  [K] the document that each comes from
+    """
+
+    tokens: Int[np.ndarray, "K n1"]
+    documents: Int[np.ndarray, "K"]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def cut(corpus: Corpus, split: Split, length: int, most: int, seed: int) -> Texts:
+    """At most so many texts of ``length`` tokens (and one more), from as many documents as there are.
+
+    From each document that is long enough, in random order, its first piece, then from each its second, and so on. The
+    same seed gives the same documents in the same order at every length. Raises `InputError` where fewer than two
+    documents are long enough.
+    """
+    stream, starts = corpus.stream(split), corpus.starts(split)
+    sizes = np.diff(starts) - 1  # without the separator
+    order = np.random.Generator(np.random.Philox(seed)).permutation(len(sizes))
+    pieces = sizes[order] // (length + 1)
+    if int((pieces > 0).sum()) < FEWEST:
+        raise InputError(
+            f"length: {length} was given; {int((pieces > 0).sum())} documents of the {split} split have as many "
+            f"tokens, and at least {FEWEST} are needed."
+        )
+    places = [
+        (document, turn)
+        for turn in range(int(pieces.max()))
+        for document, many in zip(order, pieces, strict=True)
+        if turn < many
+    ][:most]
+    begins = [int(starts[document]) + turn * (length + 1) for document, turn in places]
+    tokens = np.stack([np.asarray(stream[begin : begin + length + 1], dtype=np.int64) for begin in begins])
+    return Texts(tokens, np.array([document for document, _ in places]))
+
+
+def at_once(length: int, device: torch.device) -> int:
+    """How many texts of a length are read in one pass."""
+    return max(1, _TOKENS.get(device.type, _TOKENS["cpu"]) // length)
+
+
+@torch.no_grad()
+def read(
+    model: Decoder, tokens: Int[np.ndarray, "K n1"], first: int = 0
+) -> tuple[Float[np.ndarray, "K m"], Bool[np.ndarray, "K m"]]:
+    """The loss in nats of each token after the first, from number ``first`` on, and whether it is the likeliest.
+
+    All tokens are read, in one pass a text; ``first`` says of which the answers are wanted. Losses are in float64.
+    """
+    device = model.readout.weight.device
+    model.eval()
+    losses, hits = [], []
+    for part in _batches(tokens, at_once(tokens.shape[1] - 1, device), device):
+        x, context = model.begin(part[:, :-1])
+        for layer in range(model.config.num_layers):
+            x = model.block(layer).finish(*model.layer_heads(layer, x, context))
+        loss, hit = [], []
+        size = max(1, _LOGITS.get(device.type, _LOGITS["cpu"]) // (len(part) * model.config.num_classes))
+        for start in range(first, x.shape[1], size):
+            logits = precise(model.end(x[:, start : start + size], context))
+            labels = part[:, 1 + start : 1 + start + size]
+            loss.append(F.cross_entropy(logits.transpose(1, 2), labels, reduction="none"))
+            hit.append(logits.argmax(-1) == labels)
+        losses.append(torch.cat(loss, dim=1).double().cpu().numpy())
+        hits.append(torch.cat(hit, dim=1).cpu().numpy())
+    return np.concatenate(losses), np.concatenate(hits)
+
+
+def sliding(
+    tokens: Int[np.ndarray, "K n1"], window: int, reader: Callable[[np.ndarray, int], np.ndarray]
+) -> Float[np.ndarray, "K n"]:
+    """Losses of a text read in windows that overlap by half: each token has at least half a window before it.
+
+    The first window answers for all its tokens, each later one for its second half. ``reader`` gives the losses of
+    texts, from a number on, as `read` does.
+    """
+    length, half = tokens.shape[1] - 1, window // 2
+    if length <= window:
+        return reader(tokens, 0)
+    found = [reader(tokens[:, : window + 1], 0)]
+    for end in range(window + half, length + half, half):
+        stop = min(end, length)
+        done = sum(part.shape[1] for part in found)
+        begin = stop - window
+        found.append(reader(tokens[:, begin : stop + 1], done - begin))
+    return np.concatenate(found, axis=1)
+
+
+def _batches(tokens: np.ndarray, size: int, device: torch.device) -> Iterator[Tensor]:
+    for start in range(0, len(tokens), size):
+        yield torch.from_numpy(tokens[start : start + size]).to(device)

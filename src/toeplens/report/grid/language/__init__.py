@@ -1,0 +1,1 @@
+"""What a grid study's page says of language models."""

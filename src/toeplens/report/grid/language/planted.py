@@ -1,0 +1,211 @@
+"""What language models take from their context: needles by depth and length, copies by distance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import log2
+
+import numpy as np
+
+from toeplens.engine.language import Copying, Needle, Needles
+from toeplens.ground.words import fixed, percent, whole
+from toeplens.report.grid.language.cells import Cells, every, looks_of, record, times, together, viewed
+from toeplens.report.grid.look import Spread, line
+from toeplens.report.kit.blocks import Block, Panel, Ramp, View
+from toeplens.report.kit.canvas import Canvas, untagged
+from toeplens.report.kit.maps import heat
+from toeplens.report.kit.plane import Look
+from toeplens.studies import CellResult
+from toeplens.studies.grid import Grid
+
+_ACCURACY, _BITS = "the value’s tokens that are the likeliest", "bits a token of the value"
+_WIDEST = 4.0  # bits a token from a guess where the colours end
+_Value = Callable[[Needle], float | None]
+
+
+def needles(state: Grid) -> Block:
+    """A map of depths by lengths an encoding; a view of accuracies and one of bits."""
+    views: list[View] = []
+    guesses = []
+    for task, cells in every(state):
+        found = {label: each for label, each in cells.items() if any(_map(cell) for cell in each)}
+        if not found:
+            continue
+        guesses.append(guess := _guess(found))
+        looks = looks_of(state, found)
+        accuracies = [_panel(one, found[one.key], guess) for one in looks]
+        views += [
+            View.of(accuracies, viewed(task, _ACCURACY)),
+            View.of([_in_bits(one, found[one.key], guess) for one in looks], viewed(task, _BITS)),
+        ]
+    told = f" ({percent(guesses[0])} right, {log2(1 / guesses[0]):.2f} bits)" if guesses else ""
+    caption = (
+        "A random key and its value are planted in a text, and the key stands again at its end: does the model give "
+        "the value? Across, the length of the text; down, how far into it the needle stands, 0% at its beginning, 100% "
+        "just before the question. Numbers are per cent of the value’s tokens that are the likeliest, or bits a token; "
+        f"means over seeds. The colour of nothing is that of a guess among the letters in use{told}; warm is better. "
+        "What stands right of 1 is longer than the texts of training. Few needles were planted for each cell, so a "
+        "single cell says little, and a model that finds none may do so at any length. An empty cell could not be "
+        "asked, and why is told below."
+    )
+    ramp = Ramp("worse than a guess", "all found")
+    return Block("needles", "Needles by depth and length", caption, views, "medium", ramp=ramp)
+
+
+def _map(cell: CellResult) -> Sequence[Needle]:
+    found = record(cell, "needles", Needles)
+    return [] if found is None else found.rows
+
+
+def _guess(cells: Cells) -> float:
+    return next(found.guess for each in cells.values() for cell in each if (found := record(cell, "needles", Needles)))
+
+
+def _table(cells: Sequence[CellResult], value: _Value) -> dict[tuple[float, float], Spread]:
+    """By depth and factor: the values of the seeds."""
+    found: dict[tuple[float, float], list[float | None]] = {}
+    for cell in cells:
+        for row in _map(cell):
+            found.setdefault((row.depth, row.factor), []).append(value(row))
+    return {place: Spread.of(values) for place, values in found.items()}
+
+
+def _right(row: Needle) -> float | None:
+    return None if row.accuracy is None else row.accuracy.value
+
+
+def _spent(row: Needle) -> float | None:
+    return None if row.bits is None else row.bits.value
+
+
+def _panel(one: Look, cells: Sequence[CellResult], guess: float) -> Panel:
+    table = _table(cells, _right)
+    told = "; ".join(
+        f"{percent(float(np.mean(means)))} at {times(factor)}"
+        for factor in sorted({factor for _, factor in table})
+        if (means := [spread.mean for (_, at), spread in table.items() if at == factor and spread.count])
+    )
+    hover = {place: f"{spread.told(1, percent=True)} found" for place, spread in table.items()}
+    shown = _drawn(
+        one,
+        cells,
+        {place: spread.mean - guess for place, spread in table.items()},
+        {place: whole(spread.mean) for place, spread in table.items()},
+        hover,
+        1 - guess,
+    )
+    return Panel(one.title, shown, f"Found, mean over depths: {told}.", one.tint, one.glyph)
+
+
+def _in_bits(one: Look, cells: Sequence[CellResult], guess: float) -> Panel:
+    table, guessed = _table(cells, _spent), log2(1 / guess)
+    hover = {place: f"{spread.told(2)} bits a token" for place, spread in table.items()}
+    shown = _drawn(
+        one,
+        cells,
+        {place: guessed - spread.mean for place, spread in table.items()},
+        {place: fixed(spread.mean, 1) if spread.count else "" for place, spread in table.items()},
+        hover,
+        min(_WIDEST, guessed),
+    )
+    means = [spread.mean for spread in table.values() if spread.count]
+    words = f"From {fixed(min(means))} to {fixed(max(means))} bits a token." if means else "Nothing could be asked."
+    return Panel(one.title, shown, words, one.tint, one.glyph)
+
+
+def _drawn(
+    one: Look,
+    cells: Sequence[CellResult],
+    colours: dict[tuple[float, float], float],
+    numbers: dict[tuple[float, float], str],
+    hover: dict[tuple[float, float], str],
+    limit: float,
+):
+    depths, factors = sorted({depth for depth, _ in colours}), sorted({factor for _, factor in colours})
+    counts = {(row.depth, row.factor): row.needles for cell in cells for row in _map(cell)}
+    nowhere = float("nan")
+    return heat(
+        np.array([[colours.get((depth, factor), nowhere) for factor in factors] for depth in depths]),
+        [f"{depth:.0%}" for depth in depths],
+        [times(factor) for factor in factors],
+        limit,
+        ticks=(range(len(factors)), [times(factor) for factor in factors]),
+        title="times the training length",
+        hover=[
+            [
+                f"{untagged(one.title)}<br>{times(factor)} × the length, depth {depth:.0%}<br>"
+                f"{hover.get((depth, factor), '–')}<br>{counts.get((depth, factor), 0)} needles a model"
+                for factor in factors
+            ]
+            for depth in depths
+        ],
+        numbers=[[numbers.get((depth, factor), "") for factor in factors] for depth in depths],
+    )
+
+
+# ---- copies ---------------------------------------------------------------------------------------------------------
+
+
+def copies(state: Grid) -> Block:
+    """How well a repeated span of random tokens is copied, against how far apart the two stand."""
+    views, shown = [], set()
+    for task, cells in every(state):
+        found = {label: [cell for cell in each if _spans(cell)] for label, each in cells.items()}
+        found = {label: each for label, each in found.items() if each}
+        if not found:
+            continue
+        looks = looks_of(state, found)
+        panels = [
+            _copied(looks, found, "Tokens that are the likeliest", "right", accuracy=True),
+            _copied(looks, found, "Bits a token", "bits a token", accuracy=False),
+        ]
+        shown |= set(found)
+        views.append(View.of(panels, task))
+    caption = (
+        "A span of random letters stands twice in a text: how well is the second foretold, after its first few "
+        "tokens, against the distance between the two, in training lengths? Means over seeds, bands their range; "
+        "dashed, what a guess among the letters in use scores, and where the training length ends. A distance past "
+        "it was never seen in training. A model too small or too briefly trained to copy at all says nothing of its "
+        "encoding."
+    )
+    signs = [one.sign for one in looks_of(state, shown)]
+    return Block("copies", "Copying by distance", caption, views, legend=signs)
+
+
+def _spans(cell: CellResult) -> list[tuple[float, float, float]]:
+    """Factor, accuracy and bits of each distance that could be asked."""
+    found = record(cell, "copying", Copying)
+    rows = () if found is None else found.rows
+    return [(row.factor, row.accuracy.value, row.bits.value) for row in rows if row.accuracy and row.bits]
+
+
+def _copied(looks: Sequence[Look], cells: Cells, title: str, axis: str, *, accuracy: bool) -> Panel:
+    canvas, told = Canvas(280, left=54), []
+    canvas.line_at(1, vertical=True)
+    guess = next(found.guess for each in cells.values() for cell in each if (found := record(cell, "copying", Copying)))
+    canvas.line_at(guess if accuracy else log2(1 / guess))
+    factors = sorted({at for each in cells.values() for cell in each for at, *_ in _spans(cell)})
+    for one in looks:
+        found = together(
+            cells[one.key], lambda cell: [(at, right if accuracy else bits) for at, right, bits in _spans(cell)]
+        )
+        line(
+            canvas,
+            one,
+            found,
+            digits=1 if accuracy else 2,
+            percent=accuracy,
+            places={at: f"{times(at)} × the length" for at in factors},
+        )
+        steps = ", ".join(
+            f"{percent(spread.mean) if accuracy else fixed(spread.mean)} at {times(at)}" for at, spread in found
+        )
+        told.append(f"{one.title}: {steps}")
+    canvas.x(
+        "distance, times the training length",
+        type="log",
+        tickvals=factors,
+        ticktext=[times(at) if at != 0.9 else "" for at in factors],
+    )
+    canvas.y(axis, **({"range": [-0.02, 1.04], "tickformat": ".0%"} if accuracy else {"rangemode": "tozero"}))
+    return Panel(title, canvas.figure(), "; ".join(told) + ".")

@@ -1,0 +1,181 @@
+"""What is asked of a grid study's language models: bits a byte, longer texts, needles, heads; NaN for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from toeplens.engine.language import Bits, Copying, Extension, HeadPatterns, Needles
+from toeplens.ground.records import Record
+from toeplens.lens.kit.intervals import spearman
+from toeplens.studies.grid.spec import GridSpec
+from toeplens.studies.kit.results import CellResult, Results
+
+TOP = 3  # heads that stand for a kind: those with the most weight on the token before, or on the copy's follower
+LONG = 4.0  # times the training length: where longer texts are compared
+_NOTHING = float("nan")
+
+
+def is_language(cell: CellResult) -> bool:
+    """Whether a cell is a language model that was measured as one."""
+    return isinstance(cell.measure("bits"), Bits)
+
+
+def bits(cell: CellResult) -> float:
+    """Bits a byte at the training length."""
+    found = cell.measure("bits")
+    return found.bits.value if isinstance(found, Bits) else _NOTHING
+
+
+def end(cell: CellResult, factor: float) -> float:
+    """Bits a byte of the end of texts of so many times the training length, read whole."""
+    found = cell.measure("bits")
+    row = found.at(factor) if isinstance(found, Bits) else None
+    return _NOTHING if row is None or row.end is None else row.end.value
+
+
+def lost(cell: CellResult, factor: float = LONG) -> float:
+    """What the end of a text loses by being read with that much before it rather than a training length alone."""
+    found = cell.measure("bits")
+    row = found.at(factor) if isinstance(found, Bits) else None
+    return _NOTHING if row is None or row.gain is None else row.gain.value
+
+
+def retrieved(cell: CellResult, factor: float) -> float:
+    """Accuracy on needles in texts of so many times the training length, mean over the depths."""
+    found = cell.measure("needles")
+    rows = [row for row in found.rows if row.factor == factor] if isinstance(found, Needles) else []
+    if not rows or any(row.accuracy is None for row in rows):
+        return _NOTHING
+    return float(np.mean([row.accuracy.value for row in rows if row.accuracy is not None]))
+
+
+def copied(cell: CellResult, factor: float) -> float:
+    """Accuracy on spans that are repeated at so many times the training length."""
+    found = cell.measure("copying")
+    rows = [row for row in found.rows if row.factor == factor] if isinstance(found, Copying) else []
+    return rows[0].accuracy.value if rows and rows[0].accuracy is not None else _NOTHING
+
+
+def extended(cell: CellResult, method: str, factor: float = LONG, *, tuned: bool = False) -> float:
+    """Bits a byte of the end of longer texts after a change of the trained model's rotation."""
+    found = cell.measure("extension-tuned" if tuned else "extension")
+    rows = found.rows if isinstance(found, Extension) else ()
+    row = next((row for row in rows if (row.method, row.factor) == (method, factor)), None)
+    return _NOTHING if row is None or row.bits is None else row.bits.value
+
+
+def kind_share(cell: CellResult, kind: str, share: str) -> float:
+    """A share of the `TOP` heads of a kind (``previous`` or ``induction``), mean over those that have one."""
+    patterns, follows = cell.measure("patterns"), cell.measure("behaviour")
+    if not isinstance(patterns, HeadPatterns) or follows is None:
+        return _NOTHING
+    return float(np.mean(_of_top(getattr(patterns, kind), getattr(follows, share))))
+
+
+def _of_top(weights: Float[np.ndarray, "L H"], values: Float[np.ndarray, "L H"]) -> Float[np.ndarray, "n"]:
+    top = np.argsort(-weights, axis=None, kind="stable")[:TOP]
+    found = values.ravel()[top]
+    return found[np.isfinite(found)] if np.isfinite(found).any() else np.array([np.nan])
+
+
+def kind_weight(cell: CellResult, kind: str) -> float:
+    """The mean weight of the `TOP` heads of a kind: whether there are such heads at all."""
+    patterns = cell.measure("patterns")
+    if not isinstance(patterns, HeadPatterns):
+        return _NOTHING
+    weights = getattr(patterns, kind).ravel()
+    return float(np.sort(weights)[-TOP:].mean())
+
+
+def position_shares(cell: CellResult) -> Float[np.ndarray, "L H"] | None:
+    """What is lost, in nats, when position is taken from each head, as shares of all heads' losses that are above 0.
+
+    None where nothing is lost, or the encoding is no head's to lose.
+    """
+    found = cell.measure("position-loss")
+    if found is None:
+        return None
+    drops = np.where(found.low > 0, found.drops, 0.0)
+    return drops / drops.sum() if drops.sum() > 0 else None
+
+
+def deposit(cell: CellResult) -> float:
+    """The largest head's share of what is lost when position is taken from each head alone."""
+    shares = position_shares(cell)
+    return _NOTHING if shares is None else float(shares.max())
+
+
+def positional_by_frequency(cell: CellResult) -> float:
+    """Rank correlation over the heads: how positional, against the mean frequency that they use."""
+    follows, use = cell.measure("behaviour"), cell.measure("frequency")
+    if follows is None or use is None:
+        return _NOTHING
+    both = np.stack((follows.positional.ravel(), use.centre.ravel()))
+    both = both[:, np.isfinite(both).all(0)]
+    return float(spearman(both)) if both.shape[1] > 2 else _NOTHING
+
+
+@dataclass(frozen=True)
+class LanguageRow(Record):
+    """An encoding's language models. Figures are means over the seeds that have one; None where none has.
+
+    bits           bits a byte at the training length; ``lowest`` and ``highest`` over seeds
+    lost           bits a byte that the end of a text loses at `LONG` times the length read whole
+    needle, needle_long  accuracy on needles at the training length, and at `LONG` times it
+    copied         accuracy on spans repeated at twice the training length
+    deposit        the largest head's share of what is lost when position is taken from each head alone
+    seconds        of training
+    """
+
+    label: str
+    title: str
+    seeds: int
+    bits: float | None
+    lowest: float | None
+    highest: float | None
+    lost: float | None
+    needle: float | None
+    needle_long: float | None
+    copied: float | None
+    deposit: float | None
+    parameters: int
+    seconds: float | None
+
+
+def language_rows(spec: GridSpec, results: Results) -> list[LanguageRow]:
+    """Every encoding that has a measured language model, best first."""
+    rows = []
+    for task in spec.tasks:
+        for column in spec.columns():
+            cells = [cell for cell in results.of(task, column.label) if cell.status == "complete" and is_language(cell)]
+            if cells:
+                rows.append(_row(column.label, column.title, cells))
+    return sorted(rows, key=lambda row: np.inf if row.bits is None else row.bits)
+
+
+def _row(label: str, title: str, cells: list[CellResult]) -> LanguageRow:
+    def mean(figure: Callable[[CellResult], float]) -> float | None:
+        values = np.array([figure(cell) for cell in cells], dtype=float)
+        values = values[np.isfinite(values)]
+        return float(values.mean()) if len(values) else None
+
+    every = [bits(cell) for cell in cells]
+    return LanguageRow(
+        label=label,
+        title=title,
+        seeds=len(cells),
+        bits=mean(bits),
+        lowest=min(every),
+        highest=max(every),
+        lost=mean(lost),
+        needle=mean(lambda cell: retrieved(cell, 1.0)),
+        needle_long=mean(lambda cell: retrieved(cell, LONG)),
+        copied=mean(lambda cell: copied(cell, 2.0)),
+        deposit=mean(deposit),
+        parameters=cells[0].parameters,
+        seconds=mean(lambda cell: cell.result["seconds"]),
+    )

@@ -1,0 +1,182 @@
+"""Documents from files: plain ones, JSON lines, Parquet, folders of these; and the library of this Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import stat
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from toeplens.ground import InputError, shown
+
+_LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "lib2to3", "idlelib", "turtledemo"}
+_TESTS = {"test", "tests", "idle_test"}
+_OF_THE_MACHINE = ("_sysconfigdata", "config-", "sitecustomize", "usercustomize")  # no two builds have the same
+_ROWS = 256  # of a Parquet file that are read at once
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where text comes from.
+
+    text    files and folders, absolute; none for the standard library of the Python that runs
+    column  what holds the text in files of JSON lines and of Parquet
+    """
+
+    text: tuple[str, ...]
+    column: str
+
+    @classmethod
+    def of(cls, text: Sequence[str], column: str) -> Source:
+        """A source with the files' absolute names."""
+        return cls(tuple(os.path.abspath(path) for path in text), column)
+
+    def __str__(self) -> str:
+        if not self.text:
+            return f"the standard library of Python {platform.python_version()}"
+        return self.text[0] if len(self.text) == 1 else f"{self.text[0]} and {len(self.text) - 1} more"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a corpus says of where it comes from."""
+        if self.text:
+            return {"source": list(self.text)}
+        return {"source": "the standard library of Python", "python": platform.python_version()}
+
+    def files(self) -> list[Path]:
+        """All files, those of a folder by name; hidden ones of folders are left out. Raises `InputError` for none."""
+        if not self.text:
+            return _library()
+        found = [file for path in self.text for file in _files(Path(path))]
+        if not found:
+            raise InputError(f"text: {self} holds no files.")
+        return found
+
+    def documents(self) -> Iterator[bytes]:
+        """All documents, one at a time: a file, or a row of JSON lines or Parquet; empty ones are left out."""
+        for file in self.files():
+            try:
+                yield from filter(None, _read(file, self.column))
+            except OSError as error:
+                raise _unreadable(file, error) from None
+
+
+def looked_at(files: Sequence[Path]) -> tuple[str, int]:
+    """A mark of the files' names, sizes and times, which changes when a file does; and when the last one changed.
+
+    The time is in nanoseconds since 1970. A file that changes while it is looked at may keep its mark: what is
+    remembered by a mark must be from some time after.
+    """
+    mark, latest = sha256(), 0
+    for file in files:
+        try:
+            facts = file.stat()
+        except OSError as error:
+            raise _unreadable(file, error) from None
+        line = (os.fsencode(file).hex(), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+        mark.update(f"{line}\n".encode())
+        latest = max(latest, facts.st_mtime_ns, facts.st_ctime_ns)
+    return mark.hexdigest(), latest
+
+
+def _files(path: Path) -> list[Path]:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise InputError(f"text: there is no {path}.") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    if stat.S_ISREG(mode):
+        return [path]
+    if not stat.S_ISDIR(mode):
+        raise InputError(f"text: {path} was given; it must be a file or a folder.")
+    return _inside(path, lambda name: name.startswith("."))
+
+
+def _library() -> list[Path]:
+    place = Path(sysconfig.get_path("stdlib"))
+    found = _inside(place, lambda name: name in _LEFT_OUT | _TESTS or name.startswith(_OF_THE_MACHINE))
+    found = [file for file in found if file.suffix == ".py"]
+    if not found:
+        raise InputError(f"text: this Python has no library in {place}; give files or folders.")
+    return found
+
+
+def _inside(folder: Path, left_out: Callable[[str], bool]) -> list[Path]:
+    def fail(error: OSError) -> None:
+        raise _unreadable(Path(error.filename or folder), error) from None
+
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not left_out(name)]
+        found += [Path(place, name) for name in names if not left_out(name)]
+    return sorted((file for file in found if file.is_file()), key=lambda file: file.parts)
+
+
+def _read(file: Path, column: str) -> Iterator[bytes]:
+    if file.suffix == ".jsonl":
+        return _lines(file, column)
+    if file.suffix == ".parquet":
+        return _rows(file, column)
+    return iter((file.read_bytes(),))
+
+
+def _lines(file: Path, column: str) -> Iterator[bytes]:
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"text: {file}, line {number}, is not JSON ({error}).") from None
+            if not isinstance(row, dict) or column not in row:
+                there = f"it has {', '.join(sorted(row))}" if isinstance(row, dict) else "it is no object"
+                raise InputError(
+                    f"column: {column!r} was given; {file}, line {number}, has none of that name: {there}."
+                )
+            yield _text(row[column], f"{file}, line {number},", column)
+
+
+def _rows(file: Path, column: str) -> Iterator[bytes]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file) as table:
+            names = table.schema_arrow.names
+            if column not in names:
+                raise InputError(f"column: {column!r} was given; {file} has {', '.join(names)}.")
+            number = 0
+            for batch in table.iter_batches(_ROWS, columns=[column]):
+                for value in batch.column(0):
+                    number += 1
+                    yield _text(value.as_py(), f"{file}, row {number},", column)
+    except pa.ArrowException as error:
+        raise InputError(f"text: {file} is no Parquet file that can be read ({_first_line(error)}).") from None
+
+
+def _text(value: object, where: str, column: str) -> bytes:
+    """A row's text; nothing for a row without one."""
+    if value is None:
+        return b""
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise InputError(f"column: {column!r} was given; {where} has {shown(value)} there, which is no text.")
+    return value.encode("utf-8", "surrogatepass")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or ["damaged"])[0].rstrip(".")
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> InputError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return InputError(f"text: {path} cannot be read: {reason.lower()}.")

@@ -1,0 +1,201 @@
+"""Corpora that were made once and lie in a cache: whole or not there, found again by their content.
+
+A corpus is a folder that its hash names, in ``toeplens/corpora`` of ``$TOEPLENS_CACHE``, else of ``$XDG_CACHE_HOME``,
+else of ``~/.cache``. A file beside it remembers by names, sizes and times of the text's files which corpus they make,
+so that text that has not changed is not read again. Where nothing can be written, corpora live as long as the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, Shaped
+
+from toeplens.ground import EnvironmentFailure, InputError, checked, read_json, write_json
+from toeplens.ground.files import environment_failure, is_leftover
+from toeplens.ground.reading import Count, Text, Truth
+from toeplens.tasks.base import Split
+from toeplens.tasks.language.corpus import Corpus, Part, dtype_of
+from toeplens.tasks.language.documents import Source, looked_at
+from toeplens.tasks.language.make import Scan, scan, write
+from toeplens.tasks.language.splits import SPLITS
+from toeplens.tasks.language.tokens import Tokens, tokens_of
+
+_FORM = 1  # of the files, and of the rules that cut and split: one more when any of these changes
+_RECORD = "corpus.json"
+_SETTLED = 2 * 10**9  # nanoseconds after which a change of a file is sure to change its time
+_LEFT = 7 * 86_400  # seconds after which what a killed process left is removed
+
+
+class _Absent(Exception):
+    """There is no such corpus, or no whole one."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a corpus's record says."""
+
+    sha256: Text
+    vocab_size: Count
+    separator: Count
+    raw: Truth
+    documents: dict[Split, Count]
+    bytes: dict[Split, Count]
+    tokens: dict[Split, Count]
+    cut: Truth
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    """Which corpus files make whose names, sizes and times have this mark."""
+
+    mark: Text
+    corpus: Text
+
+
+def corpus_of(source: Source, tokenizer: str) -> Corpus:
+    """The corpus of these documents in these tokens, made if it is not there.
+
+    Two processes may make the same at once. Raises `InputError` for text that cannot be read.
+    """
+    tokens = tokens_of(tokenizer)
+    started = time.time_ns()
+    mark, changed = looked_at(source.files())
+    memo = sha256(json.dumps([source.text, source.column, tokens.identity]).encode()).hexdigest() + ".json"
+    about = {**source.about, "tokenizer": tokenizer}
+    for place in _places():
+        with suppress(_Absent):
+            return _told(_opened(place / _recalled(place / memo, mark)), about)
+    found = scan(source, tokens)
+    name = f"{found.sha256}-{_FORM}"
+    place = _made(name, tokens, found, lambda directory: write(source, tokens, found, directory))
+    if changed + _SETTLED < started:
+        with suppress(EnvironmentFailure):
+            write_json(place / memo, {"mark": mark, "corpus": name})
+    return _told(_opened(place / name), about)
+
+
+def _told(corpus: Corpus, about: dict[str, Any]) -> Corpus:
+    return replace(corpus, about={**about, **corpus.about})
+
+
+def _places() -> Iterator[Path]:
+    """Where corpora lie: the cache, and what there is instead where it cannot be written."""
+    given = os.environ.get("TOEPLENS_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    with suppress(RuntimeError):  # nobody's home
+        yield (Path(given) if given else Path.home() / ".cache") / "toeplens" / "corpora"
+    if _temporary.cache_info().currsize:
+        yield Path(_temporary().name)
+
+
+@lru_cache(maxsize=1)
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="toeplens-corpora-")
+
+
+def _recalled(memo: Path, mark: str) -> str:
+    """The corpus that this file remembers for the mark."""
+    try:
+        found = checked(_Remembered, read_json(memo), memo)
+    except InputError:
+        raise _Absent from None
+    if found.mark != mark or Path(found.corpus).name != found.corpus:
+        raise _Absent
+    return found.corpus
+
+
+def _made(name: str, tokens: Tokens, found: Scan, make: Callable[[Path], dict[str, Any]]) -> Path:
+    """The place in which the corpus lies, which is made if it lies nowhere."""
+    for place in _places():
+        with suppress(_Absent):
+            _opened(place / name)
+            return place
+    facts = {"sha256": found.sha256, "vocab_size": tokens.vocab_size, "separator": tokens.separator}
+
+    def build(place: Path) -> None:
+        place.mkdir(parents=True, exist_ok=True)
+        _tidy(place)
+        unfinished = place / f".{name}.{secrets.token_hex(4)}.tmp"
+        try:
+            unfinished.mkdir()
+            write_json(unfinished / _RECORD, {**facts, "raw": tokens.raw, **make(unfinished)})
+            _put(unfinished, place / name)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    place = next(_places(), None)
+    if place is not None:
+        try:
+            build(place)
+        except (OSError, EnvironmentFailure):
+            place = None
+    if place is None:
+        place = Path(_temporary().name)
+        try:
+            build(place)
+        except OSError as error:
+            raise environment_failure(error, place) from None
+    return place
+
+
+def _put(unfinished: Path, place: Path) -> None:
+    """Give a finished corpus its name, unless another process was faster; one that is not whole makes room."""
+    try:
+        unfinished.rename(place)
+    except OSError:
+        try:
+            _opened(place)
+        except _Absent:
+            shutil.rmtree(place, ignore_errors=True)
+            unfinished.rename(place)
+
+
+def _tidy(place: Path) -> None:
+    """Remove what a killed process left half-written a week ago or earlier."""
+    for path in filter(is_leftover, place.iterdir()):
+        with suppress(OSError):
+            if path.stat().st_mtime < time.time() - _LEFT:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@lru_cache(maxsize=16)
+def _opened(directory: Path) -> Corpus:
+    """The corpus in a directory, its tokens mapped."""
+    try:
+        kept = checked(_Kept, read_json(directory / _RECORD), directory / _RECORD)
+        parts: dict[Split, Part] = {split: _part(directory, split, kept) for split in SPLITS}
+        counts = _numbers(directory / "counts.npy", kept.vocab_size)
+    except (OSError, ValueError, KeyError):  # an InputError is a ValueError
+        raise _Absent from None
+    about = {"documents": kept.documents, "bytes": kept.bytes, "tokens": kept.tokens, "cut": kept.cut}
+    return Corpus(kept.sha256, kept.vocab_size, kept.separator, kept.raw, about, parts, counts)
+
+
+def _part(directory: Path, split: Split, kept: _Kept) -> Part:
+    many, size = kept.tokens[split], kept.documents[split]
+    starts = _numbers(directory / f"{split}-starts.npy", size + 1)
+    file, dtype = directory / f"{split}.bin", dtype_of(kept.vocab_size)
+    if file.stat().st_size != many * dtype.itemsize or starts[-1] != many:
+        raise _Absent
+    tokens: Shaped[np.ndarray, "T"] = np.memmap(file, dtype=dtype, mode="r") if many else np.empty(0, dtype=dtype)
+    return Part(tokens, starts, _numbers(directory / f"{split}-bytes.npy", size))
+
+
+def _numbers(file: Path, many: int) -> Int[np.ndarray, "n"]:
+    found = np.load(file, allow_pickle=False)
+    if found.shape != (many,) or found.dtype != np.int64:
+        raise _Absent
+    return found

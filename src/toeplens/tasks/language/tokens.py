@@ -1,0 +1,179 @@
+"""Tokens of a document: its bytes, or those of a tokenizer that lies on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from jaxtyping import Shaped
+
+from toeplens.ground import EnvironmentFailure, InputError, shown
+from toeplens.tasks.language.splits import pieces
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BYTES = "bytes"
+AT_ONCE = 2**22  # bytes that are tokenised at once
+_ROLES = ("eos_token", "bos_token", "sep_token")
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
+_KNOWN = (  # what the roles' tokens are called where nothing says which is which
+    *("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]", "<|im_end|>"),
+    *("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|startoftext|>"),
+    *("[SEP]", "<sep>"),
+)
+
+
+class Tokens(Protocol):
+    """How documents become tokens.
+
+    vocab_size  ids are below it
+    separator   the id that stands between documents
+    identity    what makes the same tokens of the same bytes has the same
+    raw         whether a token is a byte
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def separator(self) -> int: ...
+    @property
+    def identity(self) -> str: ...
+    @property
+    def raw(self) -> bool: ...
+
+    def encode(self, documents: Sequence[bytes]) -> list[Shaped[np.ndarray, "n"]]:
+        """Each document's tokens, without anything added."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """A token is a byte, whatever it means; 0, which text does not have, stands between documents."""
+
+    vocab_size: int = 256
+    separator: int = 0
+    identity: str = BYTES
+    raw: bool = True
+
+    def encode(self, documents: Sequence[bytes]) -> list[Shaped[np.ndarray, "n"]]:
+        return [np.frombuffer(document, dtype=np.uint8) for document in documents]
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """The tokens of a Hugging Face tokenizer.
+
+    Bytes that are no UTF-8 are read as the sign for that. Special tokens that a text spells out are text. A document
+    of more than 4 MiB is tokenised in parts that end where lines do.
+    """
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    separator: int
+    identity: str
+    raw: bool = False
+
+    def encode(self, documents: Sequence[bytes]) -> list[Shaped[np.ndarray, "n"]]:
+        parts = [list(pieces(document, AT_ONCE)) for document in documents]
+        texts = [part.decode("utf-8", "replace") for each in parts for part in each]
+        encoded = iter(self.tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        return [np.concatenate([np.array(next(encoded).ids, dtype=np.int64) for _ in each]) for each in parts]
+
+
+def tokens_of(name: str) -> Tokens:
+    """The tokens of this name: ``bytes``, or a tokenizer's.
+
+    ``name`` is that of a folder with a tokenizer.json, of such a file, or of a tokenizer among what huggingface_hub
+    keeps on this machine. Nothing is downloaded, and no code of a tokenizer is run. Raises `InputError` where there is
+    none, and `EnvironmentFailure` where tokenizers is not installed.
+    """
+    if name == BYTES:
+        return Bytes()
+    file = _file_of(name)
+    try:
+        facts = file.stat()
+    except OSError:
+        raise _missing(name) from None
+    return _words(name, file, facts.st_mtime_ns, facts.st_size)
+
+
+def _file_of(name: str) -> Path:
+    path = Path(name)
+    try:
+        if path.is_dir():
+            path = path / "tokenizer.json"
+        if path.exists():
+            return Path(os.path.abspath(path))
+    except (OSError, ValueError):
+        raise _missing(name) from None
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        raise _missing(name) from None
+    try:
+        found = try_to_load_from_cache(name, "tokenizer.json")
+    except Exception:  # a name that no tokenizer can have
+        found = None
+    if not isinstance(found, str):
+        raise _missing(name)
+    return Path(found)
+
+
+def _missing(name: str) -> InputError:
+    return InputError(
+        f"tokenizer: {shown(name)} was given; it must be 'bytes', a folder with a tokenizer.json, such a file, or the "
+        f"name of a tokenizer that is on this machine ('hf download NAME tokenizer.json tokenizer_config.json' brings "
+        f"it)."
+    )
+
+
+@lru_cache(maxsize=8)
+def _words(name: str, file: Path, changed: int, size: int) -> Words:
+    """The tokenizer in a file; the last two tell when that is another."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise EnvironmentFailure("tokenizers: it is missing; pip install 'toeplens[hf]' installs it.") from error
+    try:
+        content = file.read_bytes()
+        tokenizer = Tokenizer.from_str(content.decode())
+    except Exception as error:  # whatever is in that file
+        why = (str(error).splitlines() or ["damaged"])[0].rstrip(".")
+        raise InputError(f"tokenizer: {file} is no tokenizer that can be read ({why}).") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    separator = next((ids[token] for token in _between(file, tokenizer) if token in ids), None)
+    if separator is None:
+        raise InputError(
+            f"tokenizer: {name} was given; it has no token for the end, the beginning or the separation of texts."
+        )
+    identity = sha256(content).hexdigest()
+    return Words(tokenizer, 1 + max(ids.values()), separator, f"{identity}, {separator}")
+
+
+def _between(file: Path, tokenizer: Tokenizer) -> Iterable[str]:
+    """What may stand between documents, the first choice first."""
+    told: dict[str, Any] = {}
+    for settings in (file.parent / each for each in _SETTINGS):
+        try:
+            content = json.loads(settings.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            continue
+        told = {**(content if isinstance(content, dict) else {}), **told}
+    for role in _ROLES:
+        token = told.get(role)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            yield token
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    yield from (token for token in _KNOWN if token in special)

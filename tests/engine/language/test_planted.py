@@ -1,0 +1,88 @@
+"""Needles and repeated spans: what is asked, and that who reads the context answers all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.engine.language.conftest import LENGTH, model_of
+
+from toeplens.engine.language import Copying, Needles, copying, needles, planted
+from toeplens.engine.language.planted import DEPTHS, GIVEN, KEY, SPAN, VALUE
+from toeplens.tasks.language import LanguageTask, MarkovLanguage
+
+
+@pytest.fixture(scope="module")
+def wide() -> LanguageTask:
+    return MarkovLanguage(words=40, documents=60, document=17 * 2 * LENGTH, length=2 * LENGTH)
+
+
+class Copier:
+    """Reads a text as `read` does: foretells what followed the last copy of the tokens before, as many as it needs."""
+
+    def __init__(self, order: int) -> None:
+        self.order = order
+        self.texts: list[np.ndarray] = []
+
+    def __call__(self, model: Any, tokens: np.ndarray, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        self.texts.append(tokens)
+        hits = np.zeros((len(tokens), tokens.shape[1] - 1 - first), dtype=bool)
+        for row, text in enumerate(tokens):
+            for at in range(first + 1, len(text)):
+                suffix = text[at - self.order : at]
+                starts = [s for s in range(at - self.order) if np.array_equal(text[s : s + self.order], suffix)]
+                hits[row, at - 1 - first] = bool(starts) and text[starts[-1] + self.order] == text[at]
+        return np.where(hits, 0.0, 1.0), hits
+
+
+def test_who_looks_up_the_key_finds_every_needle(wide: LanguageTask, monkeypatch: pytest.MonkeyPatch):
+    reader = Copier(order=KEY)
+    monkeypatch.setattr(planted, "read", reader)
+    found = needles(model_of(wide), wide, trials=3)
+    assert [row.needles for row in found.rows] == [3] * len(found.rows)
+    assert all(row.accuracy is not None and row.accuracy.value == 1.0 for row in found.rows)
+    assert all(row.accuracy is not None and row.accuracy.low is not None and row.accuracy.low < 1 for row in found.rows)
+    assert found.guess == pytest.approx(1 / 26)
+    for row, texts in zip(found.rows, reader.texts, strict=True):
+        assert texts.shape[1] == row.length + 1
+        for text in texts:
+            end = wide.corpus().separator
+            key, value = text[-KEY - VALUE : -VALUE], text[-VALUE:]
+            needle = np.concatenate(([end], key, value, [end]))
+            places = [s for s in range(len(text)) if np.array_equal(text[s : s + len(needle)], needle)]
+            assert len(places) == 1
+            room = row.length + 1 - len(needle) - (1 + KEY + VALUE)
+            assert abs(places[0] - row.depth * room) <= 0.5
+    assert {row.depth for row in found.rows} == set(DEPTHS)
+
+
+def test_who_looks_back_copies_every_span(wide: LanguageTask, monkeypatch: pytest.MonkeyPatch):
+    reader = Copier(order=GIVEN)
+    monkeypatch.setattr(planted, "read", reader)
+    found = copying(model_of(wide), wide, trials=3)
+    asked = [row for row in found.rows if row.spans]
+    assert len(asked) >= 4
+    for row, texts in zip(asked, reader.texts, strict=True):
+        assert row.accuracy is not None
+        assert row.accuracy.value == 1.0
+        for text in texts:
+            assert len(text) == row.distance + SPAN
+            np.testing.assert_array_equal(text[:SPAN], text[row.distance :])
+    assert all("no room" in row.why for row in found.rows if not row.spans)
+
+
+def test_a_model_that_knows_nothing_finds_nothing(wide: LanguageTask):
+    model = model_of(wide)
+    found = needles(model, wide, trials=8)
+    accuracies = [row.accuracy.value for row in found.rows if row.accuracy is not None]
+    assert np.mean(accuracies) < 0.2
+    assert Needles.from_dict(found.to_dict(), "here").to_dict() == found.to_dict()
+    assert needles(model, wide, trials=8).to_dict() == found.to_dict()
+    assert Copying.from_dict((copied := copying(model, wide, trials=8)).to_dict(), "here").to_dict() == copied.to_dict()
+
+
+def test_a_table_of_positions_ends_at_its_length(wide: LanguageTask):
+    found = needles(model_of(wide, "learned"), wide, trials=4)
+    assert {row.factor for row in found.rows if row.needles} == {0.5, 1.0}
+    assert all(row.why for row in found.rows if not row.needles)

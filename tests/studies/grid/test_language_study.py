@@ -1,0 +1,113 @@
+"""A grid study of language models: from a file to figures and verdicts; its text must stay what it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from toeplens.engine import Limits
+from toeplens.ground import InputError
+from toeplens.papers.language import LANGUAGE, LANGUAGE_LARGE, LANGUAGE_SMOKE
+from toeplens.papers.language.claims import CLAIMS
+from toeplens.studies import grid
+from toeplens.studies.grid import language
+from toeplens.studies.grid.language import language_rows
+from toeplens.tasks.language.text import _unchanged
+
+
+def content(folder: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "tasks": {"language": {"options": {"text": [str(folder)], "length": 16}}},
+        "encodings": {"nope": None, "sinusoidal": None, "alibi": None, "rope": None},
+        "model": {"d_model": 16, "d_ff": 16, "num_layers": 2, "num_heads": 2, "dropout": 0.0},
+        "training": {"train_examples": 64, "test_examples": 8, "epochs": 1, "batch_size": 16, "lr": 1e-2},
+        "seeds": 1,
+        "examples": 16,
+        "measures": ["bits", "needles", "copying", "patterns", "behaviour", "frequency", "position-loss", "extension"],
+        "claims": "language",
+    } | changes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("text")
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice(list("abcdefghijklmnop"), 4)) for _ in range(50)]
+    for number in range(80):
+        (found / f"{number:02}.txt").write_text(" ".join(rng.choice(words, 90)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> grid.Grid:
+    return grid.study(grid.grid_spec(content(folder)), tmp_path_factory.mktemp("study") / "out", workers=1)
+
+
+def test_every_model_is_measured_and_every_claim_is_judged(done: grid.Grid):
+    assert done.complete
+    assert all(language.is_language(cell) for cell in done.results.cells)
+    assert [entry.claim.id for entry in done.entries] == [claim.id for claim in CLAIMS]
+    assert {entry.verdict for entry in done.entries} <= {"leans to hold", "leans to fail", "undecided"}  # one seed
+    known = {entry.claim.id for entry in done.entries if any(part.known for part in entry.findings)}
+    assert known >= {"language-needs-position", "rope-over-absolute", "alibi-extrapolates", "rope-fails-beyond"}
+
+
+def test_figures_are_those_of_the_records(done: grid.Grid):
+    rope, nope = (done.results.of("language", label)[0] for label in ("rope", "nope"))
+    assert language.bits(rope) == rope.measure("bits").bits.value
+    assert language.lost(rope) == pytest.approx(language.end(rope, 4.0) - language.end(rope, 1.0), abs=1e-6)
+    assert language.extended(rope, "none") == pytest.approx(
+        next(r for r in rope.measure("extension").rows if (r.method, r.factor) == ("none", 4.0)).bits.value
+    )
+    assert np.isnan(language.extended(rope, "none", tuned=True))
+    shares = language.position_shares(rope)
+    assert shares is None or shares.sum() == pytest.approx(1)
+    assert np.isnan(language.deposit(nope)) or language.position_shares(nope) is None
+    patterns, follows = rope.measure("patterns"), rope.measure("behaviour")
+    top = np.argsort(-patterns.previous.ravel(), kind="stable")[:3]
+    assert language.kind_weight(rope, "previous") == pytest.approx(patterns.previous.ravel()[top].mean())
+    assert language.kind_share(rope, "previous", "positional") == pytest.approx(
+        np.nanmean(follows.positional.ravel()[top])
+    )
+
+
+def test_rows_come_best_first(done: grid.Grid):
+    rows = language_rows(done.spec, done.results)
+    assert {row.label for row in rows} == {"nope", "sinusoidal", "alibi", "rope"}
+    assert [row.bits for row in rows] == sorted(row.bits for row in rows if row.bits is not None)
+
+
+def test_going_on_asks_for_the_same_text(done: grid.Grid, folder: Path):
+    _unchanged.cache_clear()
+    spec = grid.grid_spec(content(folder, seeds=2))
+    stopped = Limits(should_stop=lambda: True)
+    assert grid.study(spec, done.directory, workers=1, limits=stopped).finished == 4  # the second seed is not begun
+    path = folder / "00.txt"
+    before = path.read_text()
+    try:
+        path.write_text(before + " and more")
+        _unchanged.cache_clear()
+        with pytest.raises(InputError, match=r"text: .* has changed"):
+            grid.study(spec, done.directory, workers=1, limits=stopped)
+    finally:
+        path.write_text(before)
+        _unchanged.cache_clear()
+
+
+def test_other_text_is_another_study_and_needs_a_task_that_reads_it(done: grid.Grid, tmp_path: Path):
+    other = done.spec.of_text([str(tmp_path)])
+    assert other.tasks["language"].options == {"text": [str(tmp_path)], "length": 16}
+    plain = grid.grid_spec({"tasks": {"index": None}, "encodings": {"rope": None}})
+    with pytest.raises(InputError, match=r"text: it was given; no task of this study reads text from files"):
+        plain.of_text(["a.txt"])
+
+
+@pytest.mark.parametrize("path", [LANGUAGE, LANGUAGE_SMOKE, LANGUAGE_LARGE])
+def test_those_that_come_along_name_all_that_their_claims_ask_for(path: Path):
+    spec = grid.read_spec(path)
+    assert {"nope", "sinusoidal", "alibi", "rope"} <= {column.label for column in spec.columns()}
+    assert {"bits", "needles", "patterns", "behaviour", "frequency", "position-loss"} <= set(spec.measures)
+    assert {"extension", "extension-tuned"} <= set(spec.measures)

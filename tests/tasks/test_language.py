@@ -1,0 +1,247 @@
+"""What holds for every language: windows that tile a stream, splits by document, sets that begin larger ones."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.tasks.reading import assert_well_formed, draw, rows, same
+
+from toeplens import tasks
+from toeplens.ground import InputError
+from toeplens.tasks import Split, build
+from toeplens.tasks.language import Corpus, LanguageTask
+from toeplens.tasks.language.splits import SPLITS
+
+# Small, with every option away from its default somewhere; `language` is read from files that `text` writes.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "files": ("language", {"length": 20}),
+    "markov": (
+        "markov-language",
+        {"length": 24, "words": 9, "branches": 3, "documents": 90, "document": 70, "span": 8},
+    ),
+    "markov-one": (
+        "markov-language",
+        {"length": 7, "words": 7, "order": 1, "documents": 99, "document": 40, "span": 5},
+    ),
+    "markov-alone": (
+        "markov-language",
+        {"length": 33, "words": 300, "order": 1, "copy_rate": 0.0, "documents": 200, "document": 99},
+    ),
+    "nested": ("nested-language", {"length": 24, "kinds": 2, "words": 5, "documents": 90, "document": 70}),
+    "nested-deep": (
+        "nested-language",
+        {"length": 10, "opens": 0.5, "closes": 0.5, "max_depth": 50, "documents": 200, "document": 64, "text_seed": 3},
+    ),
+}
+each_case = pytest.mark.parametrize("which", CASES)
+each_split = pytest.mark.parametrize("split", SPLITS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def text(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Files of words by chance; one of them is there twice."""
+    folder, rng = tmp_path_factory.mktemp("text"), np.random.Generator(np.random.Philox(0))
+    words = [bytes(rng.integers(97, 123, size).tolist()) for size in rng.integers(1, 9, 300)]
+    for number in range(80):
+        lines = [b" ".join(rng.choice(words, 8)) for _ in range(rng.integers(1, 9))]
+        (folder / f"{number:02}.txt").write_bytes(b"\n".join(lines))
+    (folder / "99.txt").write_bytes((folder / "07.txt").read_bytes())
+    CASES["files"][1]["text"] = [str(folder)]
+
+
+@cache
+def case(which: str) -> LanguageTask:
+    name, options = CASES[which]
+    task = build(name, **options)
+    assert isinstance(task, LanguageTask)
+    return task
+
+
+def documents(corpus: Corpus, split: Split) -> list[bytes]:
+    """Each document of a split, without its separator, as bytes of 32-bit numbers."""
+    stream, starts = corpus.stream(split), corpus.starts(split)
+    return [np.asarray(stream[a : b - 1]).astype("<i4").tobytes() for a, b in itertools.pairwise(starts)]
+
+
+def test_every_language_has_a_case():
+    assert {name for name, _ in CASES.values()} == {name for name in tasks.names() if tasks.get(name).each}
+
+
+@each_case
+@each_split
+def test_examples_are_windows_with_the_next_token_at_each(which: str, split: Split):
+    task = case(which)
+    examples = task.dataset(split, 5, seed=0)
+    assert_well_formed(task, examples)
+    assert_well_formed(task, draw(task, 20))
+    assert (task.each, task.watched, task.answer) == (True, "validation", "both")
+
+
+@each_case
+@each_split
+def test_windows_tile_the_stream(which: str, split: Split):
+    task = case(which)
+    stream = np.asarray(task.corpus().stream(split)).astype(np.int64)
+    many = task.windows(split)
+    assert many == (len(stream) - 1) // task.length
+    examples = task.dataset(split, many, seed=1)
+    pieces = np.concatenate((examples.tokens, examples.labels[:, -1:]), axis=1)
+    cut = np.stack([stream[n * task.length : (n + 1) * task.length + 1] for n in range(many)])
+    assert sorted(pieces.tolist()) == sorted(cut.tolist())  # each window once
+    assert np.array_equal(np.concatenate((stream[:1], cut[:, 1:].ravel())), stream[: many * task.length + 1])
+    assert len(stream) - (many * task.length + 1) < task.length
+
+
+@each_case
+@each_split
+def test_a_stream_is_documents_with_a_separator_after_each(which: str, split: Split):
+    corpus = case(which).corpus()
+    stream, starts, sizes = corpus.stream(split), corpus.starts(split), corpus.bytes_of(split)
+    assert (starts[0], starts[-1], len(starts)) == (0, len(stream), len(sizes) + 1)
+    assert starts.dtype == sizes.dtype == np.int64
+    assert (stream[starts[1:] - 1] == corpus.separator).all()
+    assert (np.diff(starts) - 1 == sizes).all()  # a token a byte in all of these
+    assert np.count_nonzero(stream == corpus.separator) == len(sizes)
+    assert int(stream.max()) < corpus.vocab_size == case(which).vocab_size
+    assert stream.dtype == (np.uint8 if corpus.vocab_size <= 256 else np.uint16)
+
+
+@each_case
+def test_splits_share_no_document_and_none_is_there_twice(which: str):
+    corpus = case(which).corpus()
+    found = [document for split in SPLITS for document in documents(corpus, split)]
+    assert len(set(found)) == len(found)
+
+
+@each_case
+def test_a_tenth_is_for_the_test_and_a_twentieth_for_validation(which: str):
+    corpus = case(which).corpus()
+    sizes = {split: corpus.bytes_of(split) for split in SPLITS}
+    total = sum(int(each.sum()) for each in sizes.values())
+    for split, share in (("test", 0.1), ("validation", 0.05)):
+        assert share * total <= sizes[split].sum() < share * total + max(int(each.max()) for each in sizes.values())
+
+
+@each_case
+@each_split
+def test_a_set_is_a_function_of_its_seed_and_begins_a_larger_one(which: str, split: Split):
+    task, again = case(which), build(CASES[which][0], **CASES[which][1])
+    many = task.windows(split)
+    whole = task.dataset(split, many, seed=3)
+    assert same(whole, again.dataset(split, many, seed=3))
+    assert same(whole[:3], task.dataset(split, 3, seed=3))
+    streamed = list(task.stream(split, 3))
+    assert same(whole, tasks.Examples.join(streamed))
+    other = task.dataset(split, many, seed=4)
+    assert rows(other.tokens) == rows(whole.tokens)
+    assert not np.array_equal(other.tokens, whole.tokens)
+
+
+@each_case
+def test_more_windows_than_there_are_and_none_are_refused(which: str):
+    task = case(which)
+    many = task.windows("validation")
+    with pytest.raises(InputError) as caught:
+        task.dataset("validation", many + 1, seed=0)
+    assert str(caught.value) == (
+        f"validation_examples: {many + 1} was given; the validation split of the text has {many} windows of "
+        f"{task.length} tokens."
+    )
+    with pytest.raises(InputError, match=r"^test_examples: 0 was given; it must be at least 1"):
+        task.dataset("test", 0, seed=0)
+    with pytest.raises(InputError, match=r"^split: there is no 'tests'"):
+        task.dataset("tests", 1, seed=0)  # pyright: ignore[reportArgumentType]
+    long = task.at_length(10**7)
+    for ask in (lambda: long.dataset("test", 1, seed=0), lambda: next(long.stream("test", 0))):
+        with pytest.raises(InputError, match=r"^length: 10000000 was given; the test split of the text has \d+ tokens"):
+            ask()
+
+
+@each_case
+def test_chance_is_the_share_of_the_most_frequent_token(which: str):
+    task = case(which)
+    stream = np.asarray(task.corpus().stream("train"))
+    shares = np.bincount(stream, minlength=task.vocab_size) / len(stream)
+    best = int(shares.argmax())
+    assert np.array_equal(task.corpus().counts, np.bincount(stream, minlength=task.vocab_size))
+    assert task.chance() == task.length_chance() == pytest.approx(shares.max(), rel=1e-12)
+    shares[best] = 0
+    assert task.chance(best) == pytest.approx(shares.max() / shares.sum(), rel=1e-12)
+
+
+@each_case
+@pytest.mark.parametrize("length", [1, 5, 37])
+def test_at_another_length_the_text_is_the_same(which: str, length: int):
+    task = case(which)
+    longer = task.at_length(length)
+    assert type(longer) is type(task)
+    assert (longer.length, longer.labels, longer.vocab_size) == (length, task.labels, task.vocab_size)
+    assert longer.corpus().sha256 == task.corpus().sha256
+    assert_well_formed(longer, longer.dataset("train", 4, seed=0))
+    assert longer.at_length(task.length) == task
+
+
+@each_case
+def test_frequent_tokens_come_by_their_number_in_training(which: str):
+    task = case(which)
+    corpus = task.corpus()
+    found = corpus.frequent(4)
+    kept = [token for token in range(task.vocab_size) if token != corpus.separator and corpus.counts[token]]
+    if corpus.raw:
+        kept = [token for token in kept if chr(token).isalpha()]
+    assert found.tolist() == sorted(kept, key=lambda token: (-corpus.counts[token], token))[:4]
+    assert sorted(corpus.frequent(10**6).tolist()) == kept
+    assert len(corpus.frequent(0)) == 0
+
+
+@each_case
+def test_what_is_told_of_a_corpus_is_plain(which: str):
+    corpus = case(which).corpus()
+    assert json.loads(json.dumps(corpus.about)) == corpus.about
+    for fact, of in (
+        ("documents", lambda split: len(corpus.bytes_of(split))),
+        ("bytes", lambda split: corpus.bytes_of(split).sum()),
+        ("tokens", lambda split: len(corpus.stream(split))),
+    ):
+        assert corpus.about[fact] == {split: of(split) for split in SPLITS}
+
+
+@each_case
+def test_simple_rules_are_those_of_tokens(which: str):
+    task = case(which)
+    train, test = task.dataset("train", 40, seed=0), task.dataset("test", 20, seed=0)
+    found = tasks.trivial_baselines(train, test)
+    assert found.keys() == {"constant", "last", "last but one"}
+    follows: dict[int, list[int]] = {}
+    for token, label in zip(train.tokens.flat, train.labels.flat, strict=True):
+        follows.setdefault(int(token), []).append(int(label))
+    usual = int(np.bincount(train.labels.ravel()).argmax())
+    best = {token: int(np.bincount(labels).argmax()) for token, labels in follows.items()}
+    hits = [best.get(int(t), usual) == label for t, label in zip(test.tokens.flat, test.labels.flat, strict=True)]
+    assert found["last"] == pytest.approx(np.mean(hits), abs=1e-12)
+    before = {}
+    for row, labels in zip(train.tokens.tolist(), train.labels.tolist(), strict=True):
+        for token, label in zip([None, *row[:-1]], labels, strict=True):
+            before.setdefault(token, []).append(label)
+    best = {token: int(np.bincount(labels).argmax()) for token, labels in before.items()}
+    told = [best.get(token, usual) for row in test.tokens.tolist() for token in [None, *row[:-1]]]
+    assert found["last but one"] == pytest.approx((test.labels.ravel() == told).mean(), abs=1e-12)
+    assert found["constant"] == pytest.approx((test.labels == usual).mean(), abs=1e-12)
+
+
+def test_the_library_of_this_python_is_the_text_unless_another_is_given():
+    task = build("language")
+    assert isinstance(task, LanguageTask)
+    corpus = task.corpus()
+    assert corpus.about["source"] == "the standard library of Python"
+    assert corpus.about["python"].startswith("3.")
+    assert sum(corpus.about["bytes"].values()) > 5e6
+    code = b"".join(np.asarray(corpus.stream(split)).tobytes() for split in SPLITS)
+    assert code.count(b"def ") > 10_000
+    assert b"assertRaises(" in code  # of unittest, which is no test
+    assert bytes(corpus.frequent(2).tolist()) in (b"et", b"te")

@@ -1,0 +1,289 @@
+"""Documents from files of every kind, cut and split by rules that hold for any; text that cannot be read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toeplens.ground import InputError
+from toeplens.tasks import build
+from toeplens.tasks.language import Corpus, Language, documents
+from toeplens.tasks.language.splits import FEWEST, SPLITS, assign, piece_size, pieces
+
+TEXTS = [f"document {number}\nähnlich wie {number % 7}\n" * (1 + number % 5) for number in range(100)]
+
+
+def corpus(*text: Path, **options: Any) -> Corpus:
+    return language(*text, **options).corpus()
+
+
+def language(*text: Path, **options: Any) -> Language:
+    task = build("language", text=[str(path) for path in text], **options)
+    assert isinstance(task, Language)
+    return task
+
+
+def found(corpus: Corpus) -> list[bytes]:
+    """All documents, split by split."""
+    return [document for split in SPLITS for document in of(corpus, split)]
+
+
+def of(corpus: Corpus, split: Any) -> list[bytes]:
+    stream, starts = corpus.stream(split), corpus.starts(split)
+    return [np.asarray(stream[a : b - 1]).tobytes() for a, b in itertools.pairwise(starts)]
+
+
+def written(folder: Path, texts: list[bytes]) -> Path:
+    folder.mkdir()
+    for number, text in enumerate(texts):
+        (folder / f"{number:04}.txt").write_bytes(text)
+    return folder
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    return written(tmp_path / "plain", [text.encode() for text in TEXTS])
+
+
+def test_files_and_rows_of_either_kind_give_the_same_documents(plain: Path, tmp_path: Path):
+    lines, table = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
+    lines.write_text("\n\n".join(json.dumps({"body": text, "n": 1}) for text in (*TEXTS, None)), encoding="utf-8")
+    pq.write_table(pa.table({"n": range(101), "body": [*TEXTS, None]}), table, row_group_size=7)
+    raw = tmp_path / "raw.parquet"
+    pq.write_table(pa.table({"body": pa.array([text.encode() for text in TEXTS], pa.large_binary())}), raw)
+    same = [corpus(plain), *(corpus(file, column="body") for file in (lines, table, raw))]
+    for other in same[1:]:
+        assert other.sha256 == same[0].sha256
+        assert [of(other, split) for split in SPLITS] == [of(same[0], split) for split in SPLITS]
+    assert set(found(same[0])) == {text.encode() for text in TEXTS}
+
+
+def test_each_split_has_its_documents_in_the_order_of_the_files(plain: Path):
+    made = corpus(plain)
+    for split in SPLITS:
+        order = [TEXTS.index(document.decode()) for document in of(made, split)]
+        assert order == sorted(order)
+
+
+def test_a_folder_is_read_by_name_without_what_is_hidden(tmp_path: Path):
+    for name in ("b/2.txt", "b/1.md", "a.txt", ".hidden", "b/.git/x", "c/d/3", "empty"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("" if name == "empty" else f"{name}\n", encoding="utf-8")
+    source = documents.Source.of([str(tmp_path)], "text")
+    assert list(source.documents()) == [b"a.txt\n", b"b/1.md\n", b"b/2.txt\n", b"c/d/3\n"]
+    assert len(source.files()) == 5
+    alone = documents.Source.of([str(tmp_path / ".hidden"), str(tmp_path / "b")], "text")
+    assert list(alone.documents()) == [b".hidden\n", b"b/1.md\n", b"b/2.txt\n"]
+
+
+def test_names_are_of_the_folder_in_which_they_were_given(plain: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(plain.parent)
+    assert corpus(Path("plain")).sha256 == corpus(plain).sha256
+
+
+def test_copies_of_a_document_count_once(tmp_path: Path):
+    once = written(tmp_path / "once", [text.encode() for text in TEXTS[:80]])
+    twice = written(tmp_path / "twice", [text.encode() for text in (*TEXTS[:80], *TEXTS[20:60])])
+    assert corpus(once).sha256 == corpus(twice).sha256 == corpus(once, twice).sha256
+    assert sorted(found(corpus(once, twice))) == sorted(text.encode() for text in TEXTS[:80])
+
+
+def test_bytes_are_kept_whatever_they_mean(tmp_path: Path):
+    texts = [bytes([number, 255, 0, 128, 13, 10, 200]) for number in range(70)]
+    assert sorted(found(corpus(written(tmp_path / "raw", texts)))) == sorted(texts)
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
+def test_a_single_document_is_cut_at_ends_of_lines(kind: str, tmp_path: Path):
+    text, file = "".join(f"line {number}, {'x' * (number % 17)}\n" for number in range(3000)), tmp_path / f"one.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"text": [text]}), file)
+    else:
+        file.write_text(text if kind == "txt" else json.dumps({"text": text}), encoding="utf-8")
+    made = corpus(file)
+    parts = found(made)
+    assert len(parts) >= FEWEST
+    assert all(part.endswith(b"\n") for part in parts)
+    assert b"".join(sorted(parts, key=text.encode().index)) == text.encode()
+    total = len(text)
+    assert 0.1 * total <= made.bytes_of("test").sum() <= 0.12 * total
+    assert 0.05 * total <= made.bytes_of("validation").sum() <= 0.07 * total
+    assert made.about["cut"] is True
+
+
+def test_a_document_that_holds_most_is_cut_too(plain: Path):
+    (plain / "large.txt").write_text("".join(f"{number}\n" for number in range(9000)), encoding="utf-8")
+    made = corpus(plain)
+    assert made.about["cut"] is True
+    assert max(int(made.bytes_of(split).max()) for split in SPLITS) < 0.02 * sum(made.about["bytes"].values())
+    assert corpus(*plain.glob("0*")).about["cut"] is False
+
+
+documents_of_lines = st.lists(st.binary(max_size=12), max_size=40).map(b"\n".join)
+
+
+@given(documents_of_lines, st.integers(1, 60))
+def test_parts_make_up_the_document_and_end_where_lines_do(document: bytes, most: int):
+    parts = list(pieces(document, most))
+    assert b"".join(parts) == document
+    assert all(parts)
+    assert all(part.endswith(b"\n") for part in parts[:-1])
+    assert len(parts) <= -(-len(document) // most)
+    longest = max(map(len, document.split(b"\n")))
+    assert all(len(part) <= most + longest for part in parts)
+    assert list(pieces(document, None)) == [document] * bool(document)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=200))
+def test_long_documents_are_cut_where_few_or_one_hold_most(sizes: list[int]):
+    most = piece_size(sizes)
+    if len(sizes) >= 64 and all(10 * size <= sum(sizes) for size in sizes):
+        assert most is None
+    else:
+        assert most == max(1, sum(sizes) // 64)
+        assert sum(-(-size // most) for size in sizes) >= min(64, sum(sizes))
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=120), st.integers(0, 99))
+def test_documents_are_assigned_by_the_order_of_their_hashes(sizes: list[int], salt: int):
+    digests = [sha256(f"{salt} {number}".encode()).digest() for number in range(len(sizes))]
+    splits = assign(digests, sizes)
+    ordered = [SPLITS[splits[place]] for place in sorted(range(len(sizes)), key=digests.__getitem__)]
+    assert ordered == sorted(ordered, key=("test", "validation", "train").index)
+    assert "train" in ordered
+    assert ("test" in ordered) == (len(sizes) > 1)
+    assert ("validation" in ordered) == (len(sizes) > 2)
+    total = sum(sizes)
+    by_hash = [sizes[place] for place in sorted(range(len(sizes)), key=digests.__getitem__)]
+    for split, share, kept in (("test", 0.1, 2), ("validation", 0.05, 1)):
+        have = [size for size, at in zip(by_hash, ordered, strict=True) if at == split]
+        assert sum(have[:-1]) < share * total
+        if len(sizes) > 2:  # enough, unless one document must be left for each split that comes after
+            left = len(by_hash) - (len(have) if split == "test" else ordered.index("train"))
+            assert sum(have) >= share * total or left == kept
+    again = sorted(range(len(sizes)), key=lambda place: -place)
+    shuffled = assign([digests[place] for place in again], [sizes[place] for place in again])
+    assert shuffled.tolist() == splits[again].tolist()
+
+
+def test_splits_that_are_empty_or_shorter_than_a_window_are_named(tmp_path: Path):
+    one = written(tmp_path / "one", [b"nothing but a line without an end " * 9])
+    assert language(one, length=8).dataset("train", 2, seed=0).tokens.shape == (2, 8)
+    for split in ("validation", "test"):
+        with pytest.raises(InputError) as caught:
+            language(one, length=8).dataset(split, 1, seed=0)
+        assert str(caught.value) == (
+            f"length: 8 was given; the {split} split of the text has 0 tokens in all, and a window takes 9."
+        )
+    two = written(tmp_path / "two", [b"one", b"another"])
+    assert {split: len(of(corpus(two), split)) for split in SPLITS} == {"train": 1, "validation": 0, "test": 1}
+    three = written(tmp_path / "three", [b"1" * 90, b"2", b"3"])
+    assert {split: len(of(corpus(three), split)) for split in SPLITS} == {"train": 1, "validation": 1, "test": 1}
+
+
+def test_text_that_changes_while_it_is_read_is_refused(plain: Path, monkeypatch: pytest.MonkeyPatch):
+    read, times = documents._read, iter(range(10**6))
+
+    def changing(file: Path, column: str) -> Any:
+        return (text + (b"!" if next(times) >= len(TEXTS) else b"") for text in read(file, column))
+
+    monkeypatch.setattr(documents, "_read", changing)
+    (plain / "0000.txt").write_text("another corpus than that of other tests", encoding="utf-8")
+    with pytest.raises(InputError, match=r"^text: .*plain changed while it was read"):
+        corpus(plain)
+
+
+def jsonl(*lines: str) -> bytes:
+    return "\n".join(lines).encode()
+
+
+REFUSED: dict[str, tuple[bytes | None, str]] = {
+    "missing.txt": (None, "text: there is no {file}."),
+    "empty.txt": (b"", "text: {file} holds no text."),
+    "half.jsonl": (jsonl('{"text": "a"}', '{"text": '), "text: {file}, line 2, is not JSON ("),
+    "deep.jsonl": (b"[" * 100_000, "text: {file}, line 1, is not JSON ("),
+    "bytes.jsonl": (b'{"text": "\xff"}', "text: {file}, line 1, is not JSON ("),
+    "list.jsonl": (b"[1]", "column: 'text' was given; {file}, line 1, has none of that name: it is no object."),
+    "other.jsonl": (
+        b'{"b": 1, "a": 2}',
+        "column: 'text' was given; {file}, line 1, has none of that name: it has a, b.",
+    ),
+    "number.jsonl": (b'{"text": 3}', "column: 'text' was given; {file}, line 1, has 3 there, which is no text."),
+    "text.parquet": (b"not one", "text: {file} is no Parquet file that can be read ("),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_files_that_hold_no_text_are_refused_in_one_sentence(name: str, tmp_path: Path):
+    content, message = REFUSED[name]
+    file = tmp_path / name
+    if content is not None:
+        file.write_bytes(content)
+    task = language(file)
+    with pytest.raises(InputError) as caught:
+        task.corpus()
+    assert str(caught.value).startswith(message.format(file=file))
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_that_a_table_has_not_or_that_hold_no_text_are_refused(tmp_path: Path):
+    file = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"a": [1], "b": ["x"]}), file)
+    with pytest.raises(InputError) as caught:
+        corpus(file)
+    assert str(caught.value) == f"column: 'text' was given; {file} has a, b."
+    with pytest.raises(InputError, match="has 1 there, which is no text"):
+        corpus(file, column="a")
+    assert found(corpus(file, column="b")) == [b"x"]
+
+
+def test_what_is_neither_file_nor_folder_is_refused(tmp_path: Path):
+    for path, why in (
+        (Path("/dev/null"), "it must be a file or a folder"),
+        (tmp_path, "holds no files"),
+        (Path("/dev/null/x"), "cannot be read: not a directory"),
+        (tmp_path / "a\0b", "cannot be read: embedded null"),
+    ):
+        with pytest.raises(InputError, match=why) as caught:
+            corpus(path)
+        assert str(caught.value).startswith("text: ")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(InputError, match="it must be a file or a folder"):
+        corpus(fifo)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 0}, "length: 0 was given; it must be a whole number of at least 1."),
+        ({"length": 8.0}, "length: 8.0 was given; it must be a whole number."),
+        ({"text": "a.txt"}, "text: 'a.txt' was given; it must be a list of words."),
+        ({"text": ["a", ""]}, "text: ['a', ''] was given; each must be the name of a file or a folder."),
+        ({"text": [1]}, "text: [1] was given; it must be a list of words."),
+        ({"sha256": "A" * 64}, f"sha256: '{'A' * 64}' was given; it must be 64 digits of 0-9 and a-f."),
+        ({"sha256": "12"}, "sha256: '12' was given; it must be 64 digits of 0-9 and a-f."),
+        ({"tokeniser": "bytes"}, "there is no 'tokeniser'; did you mean 'tokenizer'"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_in_one_sentence(options: dict[str, Any], message: str):
+    with pytest.raises(InputError) as caught:
+        build("language", **options)
+    assert message in str(caught.value)
+
+
+def test_no_text_is_read_to_build_the_task():
+    task = language(Path("/nowhere"))
+    assert (task.vocab_size, task.labels, task.at_length(7).length) == (256, range(256), 7)
+    assert task.text == ("/nowhere",)

@@ -1,0 +1,226 @@
+"""Tokens of a real tokenizer: what it makes of each document, a token between, and tokenizers that are not there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from huggingface_hub import constants
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.tasks import build
+from toeplens.tasks.language import Language, tokens
+from toeplens.tasks.language.splits import SPLITS
+from toeplens.tasks.language.tokens import tokens_of
+
+DOCUMENTS = [f"the {number}th document, <eos> and all, über {'very ' * (number % 6)}much\n" for number in range(90)]
+
+
+def trained(special: list[str], size: int = 300) -> Tokenizer:
+    """A small byte-level tokenizer."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(DOCUMENTS, trainer)
+    return made
+
+
+def saved(folder: Path, special: list[str], **settings: Any) -> Path:
+    folder.mkdir()
+    trained(special).save(str(folder / "tokenizer.json"))
+    if settings:
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return saved(tmp_path / "tokenizer", ["<s>", "<eos>", "<unk>"], eos_token="<eos>", bos_token={"content": "<s>"})
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    place = tmp_path / "text"
+    place.mkdir()
+    for number, document in enumerate(DOCUMENTS):
+        (place / f"{number:02}.txt").write_text(document, encoding="utf-8")
+    return place
+
+
+def language(text: Path, tokenizer: Path | str, **options: Any) -> Language:
+    task = build("language", text=[str(text)], tokenizer=str(tokenizer), length=12, **options)
+    assert isinstance(task, Language)
+    return task
+
+
+def of(task: Language) -> list[list[int]]:
+    """The tokens of all documents."""
+    corpus = task.corpus()
+    return [
+        np.asarray(corpus.stream(split)[a : b - 1]).tolist()
+        for split in SPLITS
+        for a, b in itertools.pairwise(corpus.starts(split))
+    ]
+
+
+def test_documents_are_what_the_tokenizer_makes_of_them(folder: Path, text: Path):
+    task, reader = language(text, folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    corpus = task.corpus()
+    assert task.vocab_size == corpus.vocab_size == reader.get_vocab_size() == 300
+    assert corpus.separator == reader.token_to_id("<eos>") == 1
+    assert corpus.stream("train").dtype == np.uint16
+    assert not corpus.raw
+    assert sorted(reader.decode(ids, skip_special_tokens=False) for ids in of(task)) == sorted(DOCUMENTS)
+    reader.encode_special_tokens = True
+    assert sorted(of(task)) == sorted(reader.encode(document).ids for document in DOCUMENTS)
+    for split in SPLITS:
+        assert (corpus.stream(split)[corpus.starts(split)[1:] - 1] == 1).all()
+        assert np.count_nonzero(corpus.stream(split) == 1) == len(corpus.bytes_of(split))
+    assert sum(int(corpus.bytes_of(split).sum()) for split in SPLITS) == sum(len(d.encode()) for d in DOCUMENTS)
+    assert corpus.counts.sum() == len(corpus.stream("train"))
+    assert corpus.separator not in corpus.frequent(1000)
+    assert corpus.about["tokenizer"] == str(folder)
+
+
+def test_a_token_that_a_text_spells_out_is_text(folder: Path):
+    (ids,) = tokens_of(str(folder)).encode([b"<eos>"])
+    assert 1 not in ids
+    assert len(ids) > 1
+
+
+def test_bytes_that_are_no_text_become_the_sign_for_that(folder: Path):
+    (ids,) = tokens_of(str(folder)).encode([b"a\xffb"])
+    assert Tokenizer.from_file(str(folder / "tokenizer.json")).decode(ids.tolist()) == "a\ufffdb"
+
+
+def test_settings_of_length_in_the_file_do_not_count(folder: Path):
+    reader = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    plain = reader.encode("the very document" * 9).ids
+    reader.enable_truncation(4)
+    reader.enable_padding(length=99)
+    reader.save(str(folder / "tokenizer.json"))
+    (ids,) = tokens_of(str(folder)).encode([b"the very document" * 9])
+    assert ids.tolist() == plain
+
+
+def test_a_long_document_is_tokenised_in_parts_that_end_where_lines_do(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    words, document = tokens_of(str(folder)), "".join(DOCUMENTS).encode()
+    (whole,) = words.encode([document])
+    monkeypatch.setattr(tokens, "AT_ONCE", 100)
+    (parts,), two = words.encode([document]), words.encode([b"the one", document])
+    assert parts.tolist() == two[1].tolist() == whole.tolist()  # none of its tokens holds an end of a line and more
+    assert len(two[0])
+
+
+def test_the_folder_and_the_file_in_it_are_the_same(folder: Path, text: Path):
+    by_file = language(text, folder / "tokenizer.json").corpus()
+    assert by_file.sha256 == language(text, folder).corpus().sha256
+    assert by_file.sha256 != language(text, "bytes").corpus().sha256
+
+
+def test_another_tokenizer_makes_another_corpus_and_is_refused_where_it_is_pinned(folder: Path, text: Path):
+    pinned = language(text, folder).pinned()
+    assert language(text, folder, **pinned).corpus().sha256 == pinned["sha256"]
+    trained(["<s>", "<eos>"], size=310).save(str(folder / "tokenizer.json"))
+    changed = language(text, folder)
+    assert changed.vocab_size == 310
+    with pytest.raises(InputError) as caught:
+        language(text, folder, **pinned).corpus()
+    assert str(caught.value) == (
+        f"text: {text} or its tokenizer has changed: sha256 {pinned['sha256']} was recorded, it is now "
+        f"{changed.corpus().sha256}."
+    )
+
+
+SEPARATORS: dict[str, tuple[list[str], dict[str, Any], str]] = {
+    "eos": (["<a>", "<b>", "<c>"], {"sep_token": "<a>", "bos_token": "<b>", "eos_token": "<c>"}, "<c>"),
+    "bos": (["<a>", "<b>"], {"sep_token": "<a>", "bos_token": {"content": "<b>"}, "eos_token": None}, "<b>"),
+    "sep": (["<a>", "<b>"], {"sep_token": "<a>", "unk_token": "<b>"}, "<a>"),
+    "known": (["<unk>", "<s>", "</s>"], {}, "</s>"),
+    "known begin": (["[CLS]", "[SEP]", "[PAD]"], {"model_max_length": 5}, "[SEP]"),
+    "none of its words": (["<|endoftext|>"], {"eos_token": "<nowhere>"}, "<|endoftext|>"),
+}
+
+
+@pytest.mark.parametrize("which", SEPARATORS)
+def test_documents_are_separated_by_the_end_else_the_beginning_else_the_separator(which: str, tmp_path: Path):
+    special, settings, expected = SEPARATORS[which]
+    place = saved(tmp_path / "t", special, **settings)
+    reader = Tokenizer.from_file(str(place / "tokenizer.json"))
+    assert tokens_of(str(place)).separator == reader.token_to_id(expected)
+
+
+def test_the_map_of_special_tokens_tells_too_and_damaged_settings_tell_nothing(tmp_path: Path):
+    place = saved(tmp_path / "t", ["<a>", "<s>"])
+    (place / "tokenizer_config.json").write_bytes(b"{")
+    assert tokens_of(str(place)).separator == 1
+    tokens._words.cache_clear()
+    (place / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<a>"}), encoding="utf-8")
+    assert tokens_of(str(place)).separator == 0
+
+
+def test_a_tokenizer_by_its_name_is_one_that_was_downloaded(
+    folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    place = tmp_path / "hub" / "models--somebody--words"
+    shutil.copytree(folder, place / "snapshots" / "abc")
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("abc", encoding="utf-8")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert language(text, "somebody/words").corpus().sha256 == language(text, folder).corpus().sha256
+    with pytest.raises(InputError, match="tokenizer: 'somebody/else' was given"):
+        language(text, "somebody/else").corpus()
+
+
+@pytest.mark.parametrize("name", ["no/such", "no such thing at all", "", "a/b/c/d", "/nowhere/tokenizer.json", "a\0b"])
+def test_a_tokenizer_that_is_not_there_is_refused_with_how_to_get_it(name: str):
+    with pytest.raises(InputError) as caught:
+        build("language", tokenizer=name).vocab_size  # noqa: B018
+    assert str(caught.value).startswith(f"tokenizer: {name!r} was given; it must be 'bytes', a folder with a")
+    assert "hf download NAME" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path):
+    file = tmp_path / "tokenizer.json"
+    for content in (b"{", b"\xff", b'{"model": {"type": "BPE"}}'):
+        file.write_bytes(content)
+        tokens._words.cache_clear()
+        with pytest.raises(InputError) as caught:
+            tokens_of(str(tmp_path))
+        assert str(caught.value).startswith(f"tokenizer: {file} is no tokenizer that can be read (")
+
+
+def test_a_tokenizer_without_a_token_to_separate_by_is_refused(tmp_path: Path):
+    place = saved(tmp_path / "t", ["<unk>"])
+    with pytest.raises(InputError) as caught:
+        tokens_of(str(place))
+    assert str(caught.value) == (
+        f"tokenizer: {place} was given; it has no token for the end, the beginning or the separation of texts."
+    )
+
+
+def test_without_the_library_it_is_said_how_to_get_it(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    tokens._words.cache_clear()
+    with pytest.raises(EnvironmentFailure) as caught:
+        tokens_of(str(folder))
+    assert str(caught.value) == "tokenizers: it is missing; pip install 'toeplens[hf]' installs it."
+
+
+def test_without_the_hub_only_files_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert tokens_of(str(folder)).vocab_size == 300
+    with pytest.raises(InputError, match="hf download NAME"):
+        tokens_of("somebody/words")

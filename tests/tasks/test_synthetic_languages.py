@@ -1,0 +1,297 @@
+"""Languages that are made up: texts as often as their rules say, and their entropy as counted over all texts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from tests.tasks.reading import SAFE
+
+from toeplens.ground import InputError
+from toeplens.tasks import build
+from toeplens.tasks.language import MarkovLanguage, NestedLanguage
+from toeplens.tasks.language.splits import SPLITS
+from toeplens.tasks.language.synthetic import SyntheticLanguage
+
+Text = tuple[int, ...]
+Told = tuple[Any, ...]  # what only the writer knows: where copies begin and of what
+
+TINY: dict[str, tuple[str, dict[str, Any]]] = {
+    "markov": ("markov-language", {"words": 3, "order": 1, "branches": 2, "copy_rate": 0.0, "document": 5}),
+    "markov of two": ("markov-language", {"words": 2, "order": 2, "branches": 2, "copy_rate": 0.0, "document": 6}),
+    "copies": ("markov-language", {"words": 3, "order": 1, "branches": 2, "copy_rate": 0.4, "span": 2, "document": 5}),
+    "short copies": (
+        "markov-language",
+        {"words": 3, "order": 2, "branches": 2, "copy_rate": 0.3, "span": 1, "document": 5},
+    ),
+    "long copies": (
+        "markov-language",
+        {"words": 2, "order": 1, "branches": 1, "copy_rate": 0.5, "span": 3, "document": 8},
+    ),
+    "nested": ("nested-language", {"kinds": 2, "max_depth": 2, "words": 2, "opens": 0.4, "closes": 0.3, "document": 4}),
+    "shallow": (
+        "nested-language",
+        {"kinds": 3, "max_depth": 1, "words": 2, "opens": 0.5, "closes": 0.5, "document": 3},
+    ),
+    "deep": ("nested-language", {"kinds": 1, "max_depth": 9, "words": 2, "opens": 0.6, "closes": 0.1, "document": 4}),
+}
+each_tiny = pytest.mark.parametrize("which", TINY)
+
+
+def tiny(which: str) -> SyntheticLanguage:
+    name, options = TINY[which]
+    task = build(name, **options)
+    assert isinstance(task, SyntheticLanguage)
+    return task
+
+
+def falling(count: int) -> list[float]:
+    """Shares as 1, 1/2, 1/3, ..."""
+    total = sum(1 / rank for rank in range(1, count + 1))
+    return [1 / rank / total for rank in range(1, count + 1)]
+
+
+def ways(task: SyntheticLanguage) -> Iterator[tuple[Text, Told, float]]:
+    """Every way in which a document can be written, by the rules as its docstring has them."""
+    return _markov(task, (), (), 1.0) if isinstance(task, MarkovLanguage) else _nested(task, (), (), 1.0)
+
+
+def _markov(task: MarkovLanguage, text: Text, told: Told, chance: float) -> Iterator[tuple[Text, Told, float]]:
+    at = len(text)
+    if at >= task.document:
+        yield text[: task.document], told, chance
+        return
+    if at < task.order:
+        for word in range(1, task.words + 1):
+            yield from _markov(task, (*text, word), told, chance / task.words)
+        return
+    places = range(at - task.span + 1) if at >= task.order else ()
+    copies = task.copy_rate if len(places) else 0.0
+    for place in places if copies else ():
+        copied = text[place : place + task.span]
+        yield from _markov(task, text + copied, (*told, (at, place)), chance * copies / len(places))
+    context = 0
+    for word in text[at - task.order :]:
+        context = task.words * context + word - 1
+    for word, share in zip(_table(task)[context], falling(task.branches), strict=True):
+        yield from _markov(task, (*text, 1 + int(word)), told, chance * (1 - copies) * share)
+
+
+@cache
+def _table(task: MarkovLanguage) -> np.ndarray:
+    return task._followers()
+
+
+def _nested(task: NestedLanguage, text: Text, open_: Text, chance: float) -> Iterator[tuple[Text, Told, float]]:
+    if len(text) == task.document:
+        yield text, (), chance
+        return
+    up = task.opens if len(open_) < task.max_depth else 0.0
+    down = task.closes if open_ else 0.0
+    for kind in range(task.kinds) if up else ():
+        yield from _nested(task, (*text, 1 + kind), (*open_, kind), chance * up / task.kinds)
+    if down:
+        yield from _nested(task, (*text, 1 + task.kinds + open_[-1]), open_[:-1], chance * down)
+    order = _orders(task)[open_[-1] if open_ else task.kinds]
+    for word, share in zip(order, falling(task.words), strict=True):
+        if up + down < 1:
+            token = 1 + 2 * task.kinds + int(word)
+            yield from _nested(task, (*text, token), open_, chance * (1 - up - down) * share)
+
+
+@cache
+def _orders(task: NestedLanguage) -> list[np.ndarray]:
+    rng = task.rng(0)
+    return [rng.permutation(task.words) for _ in range(task.kinds + 1)]
+
+
+def of(chances: Any) -> float:
+    return -sum(chance * math.log(chance) for chance in chances if chance)
+
+
+@cache
+def shares(which: str) -> Counter[Text]:
+    found: Counter[Text] = Counter()
+    for text, _, chance in ways(tiny(which)):
+        found[text] += chance  # pyright: ignore[reportArgumentType]
+    assert sum(found.values()) == pytest.approx(1, abs=1e-12)
+    return found
+
+
+@each_tiny
+def test_the_entropy_is_that_of_all_texts(which: str):
+    task, length = tiny(which), TINY[which][1]["document"]
+    whole = of(shares(which).values()) / length
+    if isinstance(task, NestedLanguage) or not task.copy_rate:
+        assert task.entropy() == pytest.approx(whole, rel=1e-12)
+        return
+    assert isinstance(task, MarkovLanguage)
+    copies: Counter[Told] = Counter()
+    for _, told, chance in ways(task):
+        copies[told] += chance  # pyright: ignore[reportArgumentType]
+    joint = of(_joint(which).values()) / length
+    assert task.entropy() + task.copies() == pytest.approx(joint, rel=1e-12)
+    assert task.entropy() == pytest.approx(joint - of(copies.values()) / length, rel=1e-9)
+    assert task.entropy() <= whole <= joint
+
+
+def _joint(which: str) -> Counter[tuple[Text, Told]]:
+    found: Counter[tuple[Text, Told]] = Counter()
+    for text, told, chance in ways(tiny(which)):
+        found[text, told] += chance  # pyright: ignore[reportArgumentType]
+    return found
+
+
+@each_tiny
+def test_each_text_is_written_as_often_as_the_rules_say(which: str):
+    task, many = tiny(which), 30_000
+    texts = task.write()(np.random.Generator(np.random.Philox(5)), many)
+    assert texts.shape == (many, task.document)
+    found = Counter(tuple(text) for text in texts.tolist())
+    assert found.keys() <= shares(which).keys()
+    common = [text for text, share in shares(which).items() if many * share >= 5]
+    wanted = np.array([many * shares(which)[text] for text in common])
+    counted = np.array([found[text] for text in common])
+    rest = many - wanted.sum()
+    if rest >= 5:
+        wanted, counted = np.append(wanted, rest), np.append(counted, many - counted.sum())
+    assert stats.chisquare(counted, wanted * counted.sum() / wanted.sum()).pvalue > SAFE
+
+
+def test_a_chain_costs_its_entropy_by_its_own_table():
+    task = build("markov-language", words=20, order=2, branches=4, copy_rate=0.0, document=300)
+    assert isinstance(task, MarkovLanguage)
+    texts = task.write()(np.random.Generator(np.random.Philox(1)), 300) - 1
+    table = task._followers()
+    assert table.shape == (400, 4)
+    assert all(len(set(row)) == 4 for row in table.tolist())
+    loss = np.full(texts.shape, math.log(20))
+    for step in range(2, 300):
+        ranks = table[texts[:, step - 2] * 20 + texts[:, step - 1]] == texts[:, step, None]
+        assert (ranks.sum(axis=1) == 1).all()
+        loss[:, step] = -np.log(np.array(falling(4))[ranks.argmax(axis=1)])
+    found = loss.mean(axis=1)
+    assert found.mean() == pytest.approx(task.entropy(), abs=5 * found.std() / math.sqrt(300))
+
+
+def test_copies_are_found_in_text_with_copies_alone():
+    def repeated(rate: float) -> float:
+        """The share of places at which twelve tokens stand that stood before."""
+        task = build("markov-language", words=40, copy_rate=rate, span=12, documents=40, document=400)
+        assert isinstance(task, MarkovLanguage)
+        texts = task.write()(np.random.Generator(np.random.Philox(2)), 40).tolist()
+        spans = [[tuple(text[at : at + 12]) for at in range(389)] for text in texts]
+        return float(np.mean([1 - len(set(each)) / len(each) for each in spans]))
+
+    assert repeated(0.0) < 0.01
+    assert repeated(0.02) > 0.02
+
+
+def test_a_bracket_closes_the_innermost_kind_and_words_tell_it():
+    task = build("nested-language", kinds=3, max_depth=4, words=10, document=500)
+    assert isinstance(task, NestedLanguage)
+    texts = task.write()(np.random.Generator(np.random.Philox(3)), 40)
+    words: dict[int, Counter[int]] = {}
+    deepest = 0
+    for text in texts.tolist():
+        stack: list[int] = []
+        for token in text:
+            if token <= 3:
+                stack.append(token)
+            elif token <= 6:
+                assert stack.pop() == token - 3
+            else:
+                words.setdefault(stack[-1] if stack else 0, Counter())[token] += 1
+            deepest = max(deepest, len(stack))
+    assert deepest == 4
+    for kind, counted in words.items():
+        order = _orders(task)[kind - 1 if kind else 3]
+        common = [word - 7 for word, _ in counted.most_common(3)]
+        assert common == order[:3].tolist()
+
+
+def all_documents(task: SyntheticLanguage) -> set[bytes]:
+    corpus = task.corpus()
+    return {row.tobytes() for split in SPLITS for row in corpus.stream(split).reshape(-1, task.document + 1)}
+
+
+@pytest.mark.parametrize("name", ["markov-language", "nested-language"])
+def test_the_text_is_a_function_of_its_seed_and_more_begins_with_less(name: str, monkeypatch: pytest.MonkeyPatch):
+    def language(**options: Any) -> SyntheticLanguage:
+        task = build(name, document=30, **options)
+        assert isinstance(task, SyntheticLanguage)
+        return task
+
+    few, more, other = language(documents=1000), language(documents=1500), language(documents=1000, text_seed=1)
+    assert all_documents(few) < all_documents(more)
+    assert len(all_documents(few) & all_documents(other)) < 10
+    assert few.corpus() is few.at_length(7).corpus()
+    assert len({task.corpus().sha256 for task in (few, more, other)}) == 3
+    assert few.pinned() == {}
+
+
+def test_documents_that_are_alike_count_once():
+    task = build("markov-language", words=2, order=1, branches=2, copy_rate=0.0, documents=400, document=4, length=2)
+    assert isinstance(task, SyntheticLanguage)
+    assert sum(task.corpus().about["documents"].values()) == len(all_documents(task)) == 16
+
+
+REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "markov-language": [
+        ({"words": 1}, "words: 1 was given; it must be from 2 to 8192."),
+        ({"words": 10**12}, "words: 1000000000000 was given; it must be from 2 to 8192."),
+        ({"words": 4.5}, "words: 4.5 was given; it must be a whole number."),
+        ({"order": 0}, "order: 0 was given; it must be a whole number of at least 1."),
+        ({"order": 4}, "order: 4 was given; with 64 words it must be at most 3."),
+        (
+            {"order": 10**12, "words": 2, "branches": 2},
+            "order: 1000000000000 was given; with 2 words it must be at most 25.",
+        ),
+        ({"words": 8192}, "order: 2 was given; with 8192 words it must be at most 1."),
+        ({"branches": 65}, "branches: 65 was given; there are only 64 words."),
+        ({"branches": 0}, "branches: 0 was given"),
+        ({"copy_rate": 1.5}, "copy_rate: 1.5 was given; it must be from 0 to 1."),
+        ({"copy_rate": math.nan}, "copy_rate: nan was given; it must be from 0 to 1."),
+        ({"copy_rate": "often"}, "copy_rate: 'often' was given; it must be a number."),
+        ({"span": 0}, "span: 0 was given"),
+        ({"span": 1024}, "document: 1024 was given; it must be a whole number of at least 1025."),
+        ({"length": 0}, "length: 0 was given; it must be a whole number of at least 1."),
+        ({"documents": 0}, "documents: 0 was given"),
+        ({"documents": 10**14}, "documents: they need at least"),
+        ({"text_seed": -1}, "text_seed: -1 was given; it must be a whole number of at least 0."),
+    ],
+    "nested-language": [
+        ({"kinds": 0}, "kinds: 0 was given"),
+        ({"kinds": 10**9}, "kinds: 1000000000 was given; it must be from 1 to 1024."),
+        ({"max_depth": 0}, "max_depth: 0 was given"),
+        ({"words": 1}, "words: 1 was given; it must be from 2 to 8192."),
+        ({"opens": -0.1}, "opens: -0.1 was given; it must be from 0 to 1."),
+        ({"closes": 0.9}, "closes: 0.9 was given; with opens (0.12) it must be at most 1."),
+        ({"document": 0}, "document: 0 was given"),
+        ({"document": 10**15}, "documents: they need at least"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"), [(name, *row) for name, rows in REFUSED.items() for row in rows]
+)
+def test_options_that_do_not_fit_are_refused_in_one_sentence(name: str, options: dict[str, Any], message: str):
+    with pytest.raises(InputError) as caught:
+        build(name, **options)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_depth_beyond_the_document_takes_no_memory():
+    plain, deep = (build("nested-language", max_depth=depth, documents=9, document=20) for depth in (20, 10**12))
+    assert isinstance(plain, NestedLanguage)
+    assert isinstance(deep, NestedLanguage)
+    assert plain.corpus().sha256 == deep.corpus().sha256
+    assert plain.entropy() == pytest.approx(deep.entropy(), rel=1e-12)

@@ -1,0 +1,136 @@
+"""Runs of language models: a label at every token, text that is part of what the run is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from toeplens.ground import InputError
+from toeplens.tasks.language.text import _unchanged
+from toeplens.training import Run, RunSpec, run_spec, train, train_as_one
+
+TASK: dict[str, Any] = {"words": 20, "documents": 60, "document": 64, "length": 16}
+
+
+def spec_of(**changes: Any) -> RunSpec:
+    model = {
+        "vocab_size": 21,
+        "d_model": 16,
+        "d_ff": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "max_len": 16,
+        "readout": "each",
+        "dropout": 0.0,
+    } | changes.pop("model", {})
+    fields: dict[str, Any] = {
+        "task": "markov-language",
+        "task_options": TASK,
+        "train_examples": 60,
+        "test_examples": 12,
+        "epochs": 2,
+        "batch_size": 16,
+        "lr": 1e-2,
+    }
+    return run_spec(**fields | changes, model=model)
+
+
+def test_losses_are_means_over_all_tokens_of_the_validation_split(tmp_path: Path):
+    spec = spec_of()
+    run = train(spec, tmp_path)
+    model = run.model()
+    data = spec.build_task().dataset("validation", spec.test_examples, spec.data_seed)
+    with torch.no_grad():
+        logits = model(torch.from_numpy(data.tokens))
+    labels = torch.from_numpy(data.labels)
+    assert run.result["test_loss"] == pytest.approx(
+        float(F.cross_entropy(logits.flatten(0, 1), labels.flatten())), rel=1e-5
+    )
+    assert run.result["test_accuracy"] == pytest.approx(float((logits.argmax(-1) == labels).double().mean()))
+    assert run.metrics[-1]["train_loss"] < run.metrics[0]["train_loss"]
+
+
+def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path):
+    spec = spec_of(model={"dropout": 0.2})
+    whole = train(spec, tmp_path / "whole")
+    calls = iter(range(100))
+    assert train(spec, tmp_path / "parts", should_stop=lambda: next(calls) == 5).status == "stopped"
+    resumed = train(spec, tmp_path / "parts")
+    for name, tensor in whole.model().state_dict().items():
+        assert torch.equal(tensor, resumed.model().state_dict()[name])
+
+
+def test_models_trained_as_one_end_as_they_do_alone(tmp_path: Path):
+    specs = [spec_of(seed=seed, data_seed=seed) for seed in (1, 2)]
+    together = train_as_one(specs, tmp_path / "one")
+    for spec, run in zip(specs, together, strict=True):
+        alone = train(spec, tmp_path / "alone")
+        assert run.result["test_loss"] == pytest.approx(alone.result["test_loss"], rel=1e-4)
+
+
+def test_gradients_in_parts_are_those_of_the_whole_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = spec_of(epochs=1)
+    whole = train(spec, tmp_path / "whole")
+    monkeypatch.setattr("toeplens.training.session.TOKENS_AT_ONCE", {"cpu": 5 * 16})
+    parts = train(spec, tmp_path / "parts")
+    assert parts.result["test_loss"] == pytest.approx(whole.result["test_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": {"readout": "last"}}, "readout: 'last' was given; it must be 'each'"),
+        ({"model": {"causal": False}}, "causal: false was given; the labels are the next tokens"),
+        ({"task": "trigger-distance", "task_options": {"length": 8, "vocab_size": 12}}, "readout: 'each' was given"),
+        ({"model": {"max_len": 8}}, "max_len: 8 was given; the task's sequences have 16 tokens"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes: dict[str, Any], words: str):
+    with pytest.raises(InputError, match=words):
+        spec_of(**changes)
+
+
+def _text(folder: Path, last: str = "end") -> Path:
+    folder.mkdir(exist_ok=True)
+    for number in range(80):
+        (folder / f"{number:02}.txt").write_text(
+            f"{number} {'word ' * (20 + number % 7)}{last if number == 79 else ''}"
+        )
+    return folder
+
+
+def _on(folder: Path) -> RunSpec:
+    options = {"text": [str(folder)], "length": 16}
+    sizes = {"vocab_size": 256}
+    return spec_of(task="language", task_options=options, train_examples=40, test_examples=8, epochs=1, model=sizes)
+
+
+def test_text_is_part_of_what_a_run_is_and_must_not_change(tmp_path: Path):
+    spec = _on(_text(tmp_path / "text"))
+    assert len(spec.task_options["sha256"]) == 64
+    assert run_spec(**json.loads(json.dumps(spec.content))).name == spec.name
+    calls = iter(range(100))
+    assert train(spec, tmp_path / "runs", should_stop=lambda: next(calls) == 1).status == "stopped"
+    _text(tmp_path / "text", last="another end")
+    _unchanged.cache_clear()  # text is looked at once a process
+    again = _on(tmp_path / "text")
+    assert again.name != spec.name
+    with pytest.raises(InputError, match=r"text: .* has changed: sha256 [0-9a-f]{64} was recorded, it is now"):
+        train(Run.open(tmp_path / "runs" / spec.name).spec, tmp_path / "runs")
+
+
+def test_a_finished_run_can_be_read_when_its_text_is_gone(tmp_path: Path):
+    folder = _text(tmp_path / "text")
+    spec = _on(folder)
+    train(spec, tmp_path / "runs")
+    for path in folder.iterdir():
+        path.unlink()
+    run = Run.open(tmp_path / "runs" / spec.name)
+    assert run.status == "complete"
+    assert run.result["guess"] == run.result["chance"] == pytest.approx(spec.chance, abs=1e-9)
+    assert run.model().config.readout == "each"
