@@ -12,6 +12,12 @@ from toeplens.encodings import attend, blocked, build
 from toeplens.encodings.blocked import attend_blocked, is_faster
 
 
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor without AVX-512, whatever this one is."""
+    monkeypatch.setattr(blocked, "_WIDE", False)
+
+
 def whole(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, causal: bool) -> Tensor:
     """Line by line as it is written."""
     logits = q @ k.transpose(-1, -2) * scale
@@ -109,6 +115,23 @@ def test_where_it_is_not_faster_it_is_left_to_torch():
         assert not is_faster(short, short)
         assert is_faster(short[:, :, :64], short[:, :, :64])
     torch.func.vmap(lambda x: x if not is_faster(x, x) else pytest.fail("a transform cannot look into it"))(short[None])
+
+
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5", "fire"])
+def test_with_avx_512_torchs_own_kernel_gives_the_same(monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setattr(blocked, "_WIDE", True)
+    q, k, v = (torch.randn(2, 2, 40, 8, generator=torch.Generator().manual_seed(n)).requires_grad_() for n in range(3))
+    learned = torch.zeros(1, 2, 40, 40, requires_grad=True)
+    assert not is_faster(q, k)
+    assert not is_faster(q, k, learned.detach())
+    assert is_faster(q, k, learned)
+    assert is_faster(q, k, dropout=0.1)
+    encoding = build(name, head_dim=8, num_heads=2, d_model=16, max_len=64)
+    told = {"encoding": encoding, "scale": 0.3, "q_positions": torch.arange(40), "k_positions": torch.arange(40)}
+    each = [q, k, v, *encoding.parameters()]
+    found = with_gradients(attend(q, k, v, **told), *each)
+    for one, other in zip(found, with_gradients(attend(q, k, v, fused=False, **told), *each), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5)
 
 
 def test_second_derivatives_are_those_of_attention_formed_whole():

@@ -12,7 +12,7 @@ from toeplens.ground.places import entered
 from toeplens.start import starting
 
 CONTESTS = ("training", "ablation", "profile", "audit")
-SCALES = ("laptop", "desk", "paper")
+SCALES = ("laptop", "desk", "paper", "language")
 
 
 def bench(

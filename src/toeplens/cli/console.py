@@ -18,16 +18,17 @@ from rich.table import Table
 
 from toeplens.engine import Extrapolation
 from toeplens.ground.files import finite
-from toeplens.ground.words import fixed, percent, significant
+from toeplens.ground.words import fixed, percent, signed, significant
 from toeplens.lens import HeadAblation, HeadSets, deposit
 from toeplens.lens.ablation.estimate_check import UNCHECKED
 from toeplens.papers.deposit import Reproduction, Row
-from toeplens.studies import Entry
+from toeplens.studies import Entry, Results
 from toeplens.studies.auditing.survey import OUTCOMES, Survey
 from toeplens.studies.benching import BenchRecord
 from toeplens.studies.decomposition import Origins, RunStructure
-from toeplens.studies.grid import Grid
+from toeplens.studies.grid import Grid, language
 from toeplens.studies.grid import Row as MatrixRow
+from toeplens.studies.grid.language import LanguageRow
 from toeplens.studies.kit.study import State
 
 Item = TypeVar("Item")
@@ -145,6 +146,8 @@ def print_study(
     unit = "records are there"
     if isinstance(state, Reproduction | Grid):
         about |= {"share": state.share, "table": [row.to_dict() for row in rows]}
+        if isinstance(state, Grid) and (spoken := _language_rows(state)):
+            about["language"] = [{"task": task, **row.to_dict()} for task, each in spoken.items() for row in each]
         unit = f"cells are finished ({100 * state.share:.3g} % of the most training steps)"
     if not as_json:
         for each in tables:
@@ -204,18 +207,59 @@ def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def matrix_tables(state: Grid) -> list[Table]:
-    """Accuracy by task and encoding; the columns of a scan are left to the page."""
+    """Bits a byte of language models, and accuracy by task and encoding of the rest; scans are left to the page."""
     columns = [column for column in state.spec.columns() if not column.scan]
     places = {(row.task, row.label): row for row in state.matrix()}
+    spoken = _language_rows(state)
     lines = []
     for task in state.spec.tasks:
         rows = [places.get((task, column.label)) for column in columns]
-        if any(rows):
+        if any(rows) and task not in spoken:
             guess = max(row.length_chance for row in rows if row)
             scores = ["–" if row is None else per_cent(row.accuracy) for row in rows]
             lines.append([escape(state.spec.title_of(task)), per_cent(guess), *scores])
     heads = ["task", "best guess", *(escape(column.label) for column in columns)]
-    return fitted("Test accuracy (%), mean over seeds", heads, lines)
+    tables = [each for task, rows in spoken.items() for each in _language_tables(state, task, rows)]
+    if lines or not spoken:
+        tables += fitted("Test accuracy (%), mean over seeds", heads, lines)
+    return tables
+
+
+def _language_rows(state: Grid) -> dict[str, list[LanguageRow]]:
+    """Of each task that has measured language models, its encodings, best first."""
+    cells = [cell for cell in state.results.cells if cell.status == "complete" and language.is_language(cell)]
+    tasks = [task for task in state.spec.tasks if any(cell.key.task == task for cell in cells)]
+    return {
+        task: language.language_rows(state.spec, Results(cell for cell in cells if cell.key.task == task))
+        for task in tasks
+    }
+
+
+def _language_tables(state: Grid, task: str, rows: Sequence[LanguageRow]) -> list[Table]:
+    """Bits a byte, what is lost on longer texts, needles; and what counting needs, in the caption."""
+    long = f"at {language.LONG:g}×"
+    heads = ["encoding", "bits a byte", "over seeds", f"lost {long}", "needles (%)", f"needles {long} (%)"]
+    lines = [
+        [
+            escape(row.title),
+            fixed(row.bits, 3),
+            f"{fixed(row.lowest, 3)}–{fixed(row.highest, 3)}" if row.seeds > 1 else "one seed",
+            signed(row.lost, 3),
+            per_cent(row.needle),
+            per_cent(row.needle_long),
+        ]
+        for row in rows
+    ]
+    tables = fitted(
+        f"{escape(state.spec.title_of(task))}: bits a byte at the training length, best first", heads, lines
+    )
+    bits = next(
+        cell.measure("bits") for cell in state.results.cells if cell.key.task == task and language.is_language(cell)
+    )
+    counted = ", ".join(f"{value:.3f} with {order} before" for order, value in sorted(bits.ngrams.items()))
+    if counted:
+        tables[0].caption = f"Counting tokens, without a model: {counted}"
+    return tables
 
 
 def ablation_tables(ablation: HeadAblation) -> list[Table]:

@@ -221,7 +221,7 @@ class _Queries:
             return self._with_factors(self.v)
         if self.fused:
             seen, bias = self.seen, self._bias()
-            if bias is not None and self.triangle and is_faster(seen.q, seen.k):
+            if bias is not None and self.triangle and is_faster(seen.q, seen.k, bias, self.dropout):
                 k, v = (for_each_head(x, seen.q.shape[1]) for x in (seen.k, self.v))
                 return attend_blocked(seen.q, k, v, _four(bias), self.dropout, seen.scale, causal=True)
             return _fused(seen.q, seen.k, self.v, bias, self.dropout, seen.scale)
@@ -310,7 +310,7 @@ def _fused(
 
     Where they are slower than products over blocks, these.
     """
-    if mask is None and is_faster(q, k):
+    if mask is None and is_faster(q, k, dropout=dropout):
         k, v = (for_each_head(x, q.shape[1]) for x in (k, v))
         return attend_blocked(q, k, v, None, dropout, scale, causal=is_causal)
     mask = None if mask is None else _four(mask)

@@ -50,7 +50,7 @@ def language_spec(labels: Sequence[str] = tuple(BITS), **changes: Any) -> GridSp
         "encodings": {label: {"title": titles[label]} for label in labels},
         "model": {"num_layers": LAYERS, "num_heads": HEADS, "d_model": 32, "d_ff": 64},
         "training": {"train_examples": 64, "test_examples": 32, "epochs": 1},
-        "measures": ["bits", "needles", "copying", "patterns", "behaviour", "position-loss", "extension"],
+        "measures": ["bits", "needles", "copying", "patterns", "behaviour", "frequency", "position-loss"],
     }
     return grid_spec(content | changes)
 
@@ -147,7 +147,7 @@ def _ablation(drops: np.ndarray, **about: Any) -> HeadAblation:
     return HeadAblation(drops, drops - 1e-4, drops + 1e-4, 1.4, nothing, 64, 0.2, metric="loss", **about)
 
 
-def cell_of(key: Key, spec: GridSpec) -> CellResult:
+def cell_of(key: Key) -> CellResult:
     """A finished model; of the labels of `BITS`."""
     rng = np.random.default_rng(np.random.Philox(sum(map(ord, f"{key.label}{key.seed}"))))
     share = rng.uniform(0, 1, (LAYERS, HEADS))
@@ -156,7 +156,7 @@ def cell_of(key: Key, spec: GridSpec) -> CellResult:
         "bits": bits_of(key).to_dict(),
         "needles": needles_of(key).to_dict(),
         "copying": copying_of(key).to_dict(),
-        "patterns": HeadPatterns(*weights, 32).to_dict(),
+        "patterns": HeadPatterns(weights[0], weights[1], weights[2], 32).to_dict(),
         "behaviour": measures.behaviour(share, 1 - share, 0 * share),
         "frequency": {"why": "encoding: it does not turn."},
         "position-loss": _ablation(
@@ -178,16 +178,16 @@ def cell_of(key: Key, spec: GridSpec) -> CellResult:
         epochs=[{"seconds": seconds}],
         result={"test_accuracy": 0.55, "seconds": seconds},
         ablation=HeadAblation(accuracy, accuracy, accuracy, 0.55, np.full((LAYERS, HEADS + 1), 0.5), 64, 0.2),
-        measures={name: content for name, content in made.items() if name in {*spec.measures, "extension-tuned"}},
+        measures=made,
         by_loss=_ablation(_drops(key, 0.1, 1.5)),
     )
 
 
 def language_grid(directory: Path, spec: GridSpec | None = None, finished: int | None = None) -> Grid:
-    """Its first ``finished`` models, all unless given."""
+    """Of its first ``finished`` models, all unless given, those of language."""
     spec = spec or language_spec()
     places = cells(spec)
-    found = [cell_of(place.key, spec) for place in places[:finished]]
+    found = [cell_of(place.key) for place in places[:finished] if place.key.task == "language"]
     return Grid(
         directory=directory,
         spec=spec,

@@ -18,6 +18,7 @@ from toeplens.training import environment, plan_execution
 RECORD = "bench.json"
 CONTESTS = ("training", "ablation", "profile", "audit")
 SCALES = ("laptop", "desk", "paper")
+SHAPES = (*SCALES, training.LANGUAGE)
 
 
 def bench(
@@ -25,7 +26,7 @@ def bench(
     *,
     device: str = "auto",
     contests: Sequence[str] = CONTESTS,
-    scales: Sequence[str] = SCALES,
+    scales: Sequence[str] = SHAPES,
     rounds: int = 20,
     seconds: float = 30.0,
     on_contest: Callable[[Contest], None] = lambda contest: None,
@@ -36,7 +37,8 @@ def bench(
         audit       `toeplens.studies.audit`, which takes part: a room of studies knows no other
         device      ``auto``, ``cpu`` or ``cuda``
         contests    of `CONTESTS`
-        scales      shapes of the models: ``laptop``, ``desk``, ``paper``
+        scales      shapes of the models: ``laptop``, ``desk``, ``paper``; of training also ``language``, whose models
+                    are read at each position
         rounds      of each contest, at most
         seconds     after which no further round of a contest is begun, three at least being done
         on_contest  told of each as it ends
@@ -45,7 +47,7 @@ def bench(
     by hand find different numbers.
     """
     chosen = [choose("contest", each, CONTESTS) for each in contests]
-    shapes = tuple(choose("scale", each, SCALES) for each in scales)
+    shapes = tuple(choose("scale", each, SHAPES) for each in scales)
     within("rounds", rounds, 3, 1000)
     not_negative("seconds", seconds)
     execution = plan_execution(device, "auto", "auto")
@@ -63,7 +65,7 @@ def bench(
             missing = absent
             add(contest)
     if "ablation" in chosen:
-        for scale in shapes:
+        for scale in (each for each in shapes if each in SCALES):
             add(looking.ablation(there, scale, rounds, seconds))
     if "profile" in chosen:
         add(looking.profile(there, rounds, seconds))

@@ -22,7 +22,11 @@ from toeplens.training import RunSpec, run_spec
 from toeplens.training.environment import Execution
 from toeplens.training.presets import DISTANCE, starting_spec
 
-BATCH = {"cpu": {"laptop": 128, "desk": 128, "paper": 32}, "cuda": {"laptop": 4096, "desk": 2048, "paper": 512}}
+BATCH = {
+    "cpu": {"laptop": 128, "desk": 128, "paper": 32, "language": 32},
+    "cuda": {"laptop": 4096, "desk": 2048, "paper": 512, "language": 512},
+}
+LANGUAGE = "language"
 _COUNTED = 2  # texts of the step whose products are counted; they grow with the texts
 
 
@@ -49,13 +53,14 @@ class Program:
 def contests(
     execution: Execution, scales: tuple[str, ...], rounds: int, seconds: float
 ) -> Iterator[tuple[Contest, list[str]]]:
-    """One contest a scale, and what is not installed: RoPE, the distance task's sizes, AdamW.
+    """One contest a scale, and what is not installed: RoPE, the distance task's sizes (or a language's), AdamW.
 
     Ours takes part as it is, which computes the read position alone in its last layer; again with every position
-    computed, as all others do; and, where the scale's models are trained with dropout, as they are trained.
+    computed, as all others do; and, where the scale's models are trained with dropout, as they are trained. A language
+    model is read at each position, by all.
     """
     for scale in scales:
-        spec = run_spec(**starting_spec(scale, "paper", DISTANCE, "rope", 0))
+        spec = spec_of(scale)
         batch, length, shape = BATCH[execution.device.type][scale], spec.task_options["length"], spec.model
         programs, missing = programs_of(spec, execution)
         steps = {name: step_of(spec, each.model, each.run, batch, execution) for name, each in programs.items()}
@@ -70,11 +75,22 @@ def contests(
             )
             for name, each in programs.items()
         )
+        each = shape.readout == "each"
+        read = "each is read" if each else "toeplens computes one position in its last layer, all others every one"
         work = (
             f"{scale}: {shape.num_layers} layers of {shape.num_heads} heads, width {shape.d_model}, "
-            f"{batch} texts of {length} tokens; toeplens computes one position in its last layer, all others every one"
+            f"{batch} texts of {length} tokens; {read}"
         )
         yield Contest(kind="training", work=work, unit="tokens", count=batch * length, timed=timed), missing
+
+
+def spec_of(scale: str) -> RunSpec:
+    """The run whose training step is timed."""
+    if scale != LANGUAGE:
+        return run_spec(**starting_spec(scale, "paper", DISTANCE, "rope", 0))
+    sizes = {"num_layers": 4, "num_heads": 4, "d_model": 128, "d_ff": 512, "vocab_size": 256, "max_len": 256}
+    model = {**sizes, "encoding": "rope", "readout": "each", "dropout": 0.0, "attention_scale": None}
+    return run_spec(task="markov-language", task_options={"words": 255, "length": 256}, model=model)
 
 
 def programs_of(spec: RunSpec, execution: Execution) -> tuple[dict[str, Program], list[str]]:
@@ -85,11 +101,14 @@ def programs_of(spec: RunSpec, execution: Execution) -> tuple[dict[str, Program]
     def compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
         return torch.compile(model, dynamic=False)
 
-    ours, every = Decoder(shape).to(device), EveryPosition(shape).to(device)
+    ours = Decoder(shape).to(device)
+    each = shape.readout == "each"
     found = {"toeplens": Program(ours, ours)}
     if execution.compiled:
         found["toeplens, compiled"] = Program(ours, compiled(ours))
-    found["toeplens, every position"] = Program(every, every, "equal")
+    if not each:
+        every = EveryPosition(shape).to(device)
+        found["toeplens, every position"] = Program(every, every, "equal")
     if spec.model.dropout:
         trained = Decoder(spec.model).to(device)
         name = f"toeplens, dropout {spec.model.dropout:g}{', compiled' if execution.compiled else ''}"
@@ -111,7 +130,8 @@ def step_of(
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.lr, betas=spec.betas, fused=True)
     length, device = spec.task_options["length"], execution.device
     tokens = torch.randint(1, spec.model.vocab_size, (batch, length), device=device)
-    labels = torch.randint(1, spec.model.num_classes, (batch,), device=device)
+    places = (batch, length) if spec.model.readout == "each" else (batch,)
+    labels = torch.randint(1, spec.model.num_classes, places, device=device)
 
     def amp() -> AbstractContextManager[Any]:
         return torch.autocast(device.type, torch.bfloat16) if execution.bf16 else nullcontext()
@@ -120,7 +140,7 @@ def step_of(
         optimizer.zero_grad()
         with amp():
             logits = run(tokens)
-        F.cross_entropy(logits.float(), labels).backward()
+        F.cross_entropy(logits.float().flatten(0, -2), labels.flatten()).backward()
         optimizer.step()
 
     return step

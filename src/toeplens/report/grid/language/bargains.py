@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 
-from toeplens.ground.words import fixed, listed, percent
+from toeplens.ground.words import fixed, listed
 from toeplens.report.grid.look import Spread
 from toeplens.studies.grid.language import LONG
 
@@ -14,6 +14,7 @@ LITTLE, MUCH = 0.01, 0.05  # bits a byte: less is nothing, more is much
 FOUND = 0.2  # of needles, or of a copy's tokens: less is none
 LARGER, SLOWER = 1.01, 1.1  # parameters over the fewest, and seconds over the fastest, from which they are a price
 _FAR = f"{LONG:g} times the length"
+_ALIKE = "no difference that the seeds tell apart"
 
 
 @dataclass(frozen=True)
@@ -72,19 +73,17 @@ _Halves = tuple[list[str], list[str]]
 def _of_bits(one: Figures, every: Sequence[Figures]) -> _Halves:
     """Against the best, which is compared with all others."""
     best = min(every, key=lambda each: each.bits.mean)
-    if len(every) == 1:
-        return [], []
-    if min(each.bits.count for each in every) < 2:
+    if len(every) == 1 or min(each.bits.count for each in every) < 2:
         return [], []
     if one is best:
         alike = [each.title for each in every if each is not best and not apart(best.bits, each.bits)]
         if alike:
-            return [f"as few bits a byte as any (no difference that the seeds tell apart: {listed(alike)})"], []
+            return [f"as few bits a byte as any ({_ALIKE} from {listed(alike)})"], []
         second = min((each for each in every if each is not best), key=lambda each: each.bits.mean)
         less = fixed(second.bits.mean - best.bits.mean, 3)
         return [f"the fewest bits a byte ({less} under {second.title})"], []
     if not apart(one.bits, best.bits):
-        return [f"as few bits a byte as any (no difference that the seeds tell apart from {best.title})"], []
+        return [f"as few bits a byte as any ({_ALIKE} from {best.title})"], []
     more = one.bits.mean - best.bits.mean
     size = ", little" if more < LITTLE else ""
     return [], [f"{fixed(more, 3)} bits a byte over {best.title}{size}"]
@@ -101,18 +100,18 @@ def _of_length(one: Figures, every: Sequence[Figures]) -> _Halves:
     if lost.low > LITTLE:
         size = "" if lost.low > MUCH else ", little"
         return [], [f"{fixed(lost.mean, 3)} bits a byte at the end of {_FAR}{size}"]
-    return [], [f"at the end of {_FAR} {fixed(lost.low, 3)} to {fixed(lost.high, 3)} bits a byte, as the seed has it"]
+    return [], [f"{fixed(lost.low, 3)} to {fixed(lost.high, 3)} bits a byte at the end of {_FAR}, as the seed has it"]
 
 
 def _of_needles(one: Figures, every: Sequence[Figures]) -> _Halves:
     if not any(each.needle.count and each.needle.mean >= FOUND for each in every) or not one.needle.count:
         return [], []
-    near = percent(one.needle.mean)
+    near = _per_cent(one.needle.mean)
     if one.needle.low < FOUND:
         return [], [f"needles not found at the training length ({near})"]
     if not one.needle_long.count:
         return [f"needles at the training length ({near})"], []
-    far = percent(one.needle_long.mean)
+    far = _per_cent(one.needle_long.mean)
     if one.needle_long.low >= FOUND:
         return [f"needles at the training length ({near}) and at {_FAR} ({far})"], []
     return [f"needles at the training length ({near})"], [f"needles lost at {_FAR} ({far})"]
@@ -121,7 +120,7 @@ def _of_needles(one: Figures, every: Sequence[Figures]) -> _Halves:
 def _of_copies(one: Figures, every: Sequence[Figures]) -> _Halves:
     if not any(each.copied.count and each.copied.mean >= FOUND for each in every) or not one.copied.count:
         return [], []
-    told = percent(one.copied.mean)
+    told = _per_cent(one.copied.mean)
     if one.copied.low >= FOUND:
         return [f"copies over twice the length ({told})"], []
     return [], [f"no copies over twice the length ({told})"]
@@ -131,7 +130,7 @@ def _of_cost(one: Figures, every: Sequence[Figures]) -> _Halves:
     paid = []
     fewest = min(each.parameters for each in every)
     if one.parameters > LARGER * fewest:
-        paid.append(f"{percent(one.parameters / fewest - 1)} more parameters")
+        paid.append(f"{_per_cent(one.parameters / fewest - 1)} more parameters")
     timed = [each for each in every if each.seconds.count]
     fastest = min(timed, key=lambda each: each.seconds.mean, default=None)
     if fastest and one.seconds.count and apart(one.seconds, fastest.seconds):
@@ -139,3 +138,7 @@ def _of_cost(one: Figures, every: Sequence[Figures]) -> _Halves:
         if ratio > SLOWER:
             paid.append(f"{fixed(ratio, 1)} times the training time of {fastest.title}")
     return [], paid
+
+
+def _per_cent(share: float) -> str:
+    return f"{share:.0%}"

@@ -84,7 +84,7 @@ def _views(
                 for one in looks
                 if (found := _tables(cells, one, table, seed))
             ]
-            name = "mean over seeds" if seed is None else f"seed {seed}"
+            name = "mean over seeds" if seed is None else f"seed {seed}" if len(seeds) > 1 else ""
             views.append(View.of(panels, viewed(task, name), missing))
     return views
 

@@ -10,7 +10,7 @@ import numpy as np
 from toeplens.engine.language import HeadPatterns
 from toeplens.ground.words import fixed
 from toeplens.lens import Behaviour
-from toeplens.report.grid.language.cells import Cells, every, looks_of, record, viewed
+from toeplens.report.grid.language.cells import every, looks_of, record, viewed
 from toeplens.report.kit.blocks import Block, Panel, View
 from toeplens.report.kit.canvas import Canvas
 from toeplens.report.kit.colours import PALETTE
@@ -125,9 +125,3 @@ def _panel(one: Look, cells: Sequence[CellResult], kind: _Kind) -> Panel | None:
         else f"{fixed(max(h[0] for h in every_head))}."
     )
     return Panel(one.title, canvas.figure(), words, one.tint, one.glyph)
-
-
-def with_patterns(cells: Cells) -> Cells:
-    """Those of which heads can be drawn."""
-    found = {label: [cell for cell in each if _both(cell)] for label, each in cells.items()}
-    return {label: each for label, each in found.items() if each}

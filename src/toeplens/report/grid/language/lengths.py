@@ -26,6 +26,7 @@ _PARTS: dict[Part, str] = {
 }
 _UNIT = "bits a byte"
 _ROOM = 0.15  # bits over the worst encoding at the training length, up to which the close-up shows
+_LATER = 8  # positions that the second panel leaves out: of so little context all encodings make much the same
 _Lines = list[tuple[Look, Spreads]]
 
 
@@ -126,32 +127,12 @@ def by_position(state: Grid) -> Block:
     """The loss of a token against where it stands, in bins that double; a line an encoding."""
     views, shown = [], set()
     for task, cells in every(state):
-        canvas, told = Canvas(340, left=56), []
-        trained, reach = trained_length(cells), 1
-        for one in looks_of(state, cells):
-            names = {at: name for cell in cells[one.key] for at, _, name in _bins(cell)}
-            found = together(cells[one.key], lambda cell: [(at, value) for at, value, _ in _bins(cell)])
-            if not found:
-                continue
-            line(canvas, one, found, digits=3, places=names)
-            shown.add(one.key)
-            reach = max(reach, int(found[-1][0]))
-            best = min(found, key=lambda pair: pair[1].mean)
-            (_, first), (last, end) = found[0], found[-1]
-            told.append(
-                f"{one.title}: {fixed(first.mean, 2)} at the first, least {fixed(best[1].mean, 2)} at "
-                f"{names[best[0]]}, {fixed(end.mean, 2)} at {names[last]}"
-            )
-        if told:
-            canvas.line_at(trained, vertical=True)
-            canvas.note(
-                "training length", x=log10(trained), y=1, yref="paper", xanchor="right", yanchor="top", xshift=-4
-            )
-            ticks = [4**power for power in range(12) if 4**power <= 2 * reach]
-            canvas.x("position of the token", type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks])
-            canvas.y("bits a token")
-            panel = Panel("Loss by position", canvas.figure(), "; ".join(told) + ".")
-            views.append(View.of([panel], task, _counted(cells)))
+        lines = [(one, _bins_of(cells[one.key])) for one in looks_of(state, cells)]
+        lines = [(one, found) for one, found in lines if found]
+        shown |= {one.key for one, _ in lines}
+        trained = trained_length(cells)
+        panels = [_along(lines, trained, first) for first in (0, _LATER)]
+        views.append(View.of([panel for panel in panels if panel], task, _counted(cells)))
     caption = (
         "How well a token is foretold, against its place in the longest texts that a model reads, read whole; lower is "
         "better. Places are taken together in bins that double: 1, 2, 3–4, 5–8 and so on. Means over seeds, bands "
@@ -161,11 +142,19 @@ def by_position(state: Grid) -> Block:
         "encoding to hide or show it."
     )
     signs = [one.sign for one in looks_of(state, shown)]
-    return Block("positions", "Loss by position", caption, views, "full", legend=signs)
+    return Block("positions", "Loss by position", caption, views, legend=signs)
+
+
+_Bins = list[tuple[float, Spread, str]]  # each bin's middle, counted from 1, its loss, and its name
+
+
+def _bins_of(cells: Sequence[CellResult]) -> _Bins:
+    names = {at: name for cell in cells for at, _, name in _bins(cell)}
+    found = together(cells, lambda cell: [(at, value) for at, value, _ in _bins(cell)])
+    return [(at, spread, names[at]) for at, spread in found]
 
 
 def _bins(cell: CellResult) -> list[tuple[float, float, str]]:
-    """Each bin's middle, counted from 1, its loss, and its name."""
     found = record(cell, "bits", Bits)
     if found is None:
         return []
@@ -174,3 +163,26 @@ def _bins(cell: CellResult) -> list[tuple[float, float, str]]:
         name = f"position {end}" if end - first == 1 else f"positions {first + 1:,}–{end:,}"
         made.append(((first + 1 + end) / 2, interval.value, name))
     return made
+
+
+def _along(lines: Sequence[tuple[Look, _Bins]], trained: int, first: float) -> Panel | None:
+    """The lines from a position on."""
+    lines = [(one, [each for each in found if each[0] > first]) for one, found in lines]
+    lines = [(one, found) for one, found in lines if found]
+    if not lines:
+        return None
+    canvas, told = Canvas(320, left=56), []
+    for one, found in lines:
+        line(canvas, one, [each[:2] for each in found], digits=3, places={at: name for at, _, name in found})
+        (_, begin, start), (_, end, last) = found[0], found[-1]
+        _, least, best = min(found, key=lambda each: each[1].mean)
+        steps = f"{fixed(begin.mean, 2)} at {start}, least {fixed(least.mean, 2)} at {best}"
+        told.append(f"{one.title}: {steps}, {fixed(end.mean, 2)} at {last}")
+    low, reach = lines[0][1][0][0], max(found[-1][0] for _, found in lines)
+    canvas.line_at(trained, vertical=True)
+    canvas.note("training length", x=log10(trained), y=1, yref="paper", xanchor="right", yanchor="top", xshift=-4)
+    ticks = [4**power for power in range(12) if low / 2 <= 4**power <= 2 * reach]
+    canvas.x("position of the token", type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks])
+    canvas.y("bits a token")
+    title = f"From position {first + 1:g} on" if first else "All positions"
+    return Panel(title, canvas.figure(), "; ".join(told) + ".")

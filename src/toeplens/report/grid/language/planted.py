@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from math import log2
 
 import numpy as np
+import plotly.graph_objects as go
 
 from toeplens.engine.language import Copying, Needle, Needles
 from toeplens.ground.words import fixed, percent, whole
@@ -19,6 +20,7 @@ from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
 
 _ACCURACY, _BITS = "the value’s tokens that are the likeliest", "bits a token of the value"
+_NEAR = 0.9  # of the training length: a distance too close to 1 for a label of its own
 _WIDEST = 4.0  # bits a token from a guess where the colours end
 _Value = Callable[[Needle], float | None]
 
@@ -120,14 +122,14 @@ def _drawn(
     numbers: dict[tuple[float, float], str],
     hover: dict[tuple[float, float], str],
     limit: float,
-):
+) -> go.Figure:
     depths, factors = sorted({depth for depth, _ in colours}), sorted({factor for _, factor in colours})
     counts = {(row.depth, row.factor): row.needles for cell in cells for row in _map(cell)}
     nowhere = float("nan")
     return heat(
         np.array([[colours.get((depth, factor), nowhere) for factor in factors] for depth in depths]),
         [f"{depth:.0%}" for depth in depths],
-        [times(factor) for factor in factors],
+        [f"{times(factor)} ×" for factor in factors],  # no numbers, which would be taken for places
         limit,
         ticks=(range(len(factors)), [times(factor) for factor in factors]),
         title="times the training length",
@@ -204,8 +206,8 @@ def _copied(looks: Sequence[Look], cells: Cells, title: str, axis: str, *, accur
     canvas.x(
         "distance, times the training length",
         type="log",
-        tickvals=factors,
-        ticktext=[times(at) if at != 0.9 else "" for at in factors],
+        tickvals=(ticks := [at for at in factors if at != _NEAR] + [1]),
+        ticktext=[times(at) for at in ticks],
     )
     canvas.y(axis, **({"range": [-0.02, 1.04], "tickformat": ".0%"} if accuracy else {"rangemode": "tozero"}))
     return Panel(title, canvas.figure(), "; ".join(told) + ".")

@@ -28,29 +28,34 @@ def one_by_one(
     """Each call's effects, NaN for what is not chosen, and how many calls were replayed from their layer.
 
     What is changed of a call, one head or band after the other, are copies of the batch in a few passes of equally many
-    copies. Whether copies of the batch are
+    copies; of neighbouring calls together, where that takes fewer layers in all (`Passes.plan`). Whether copies of the
+    batch are
     independent is seen in a pass with nothing silenced, all of whose copies have to give the intact states; where they
     are not, passes have one. What the layers before a call's hand over is taken of a pass of as many copies with
     nothing silenced, which ends there: however their tensors are laid out, no silenced head is in them. In the first
-    pass of each call some copies have nothing silenced and have to give the intact states; where a replay fails in
+    pass from each layer some copies have nothing silenced and have to give the intact states; where a replay fails in
     that, whole passes are run from there on.
     """
     effects = [np.full((passes.batch, passes.outcome.blocks, count), np.nan) for count in counts]
     total = sum(map(len, chosen))
     if not total:
         return effects, 0
-    width = passes.copies([len(each) for each in chosen if len(each)])
+    order = sorted((i for i, each in enumerate(chosen) if len(each)), key=lambda index: places[index].item)
+    width, groups = passes.plan([places[index].item for index in order], [len(chosen[index]) for index in order])
     ways = [(True, width), (False, width), *([(False, 1)] if width > 1 else [])]
     held: dict[str, Any] = {}
     reached = done = replayed = 0
 
-    def run(index: int, heads: Sequence[int], **parts: Any) -> Replay:
-        return passes.run(len(heads), changes={places[index]: change(index, heads)}, **parts)
+    def run(some: Sequence[tuple[int, int]], **parts: Any) -> Replay:
+        calls = dict.fromkeys(index for index, _ in some)
+        changed = {index: [head if own == index else NOTHING for own, head in some] for index in calls}
+        changes = {places[index]: change(index, heads) for index, heads in changed.items()}
+        return passes.run(len(some), changes=changes, **parts)
 
-    for index in sorted(range(len(places)), key=lambda index: places[index].item):
-        begin, heads = places[index].item, list(chosen[index])
-        if not heads:
-            continue
+    for group in groups:
+        calls = [order[number] for number in group]
+        begin = places[calls[0]].item
+        heads = [(index, head) for index in calls for head in chosen[index]]
         while True:
             replays, width = ways[0]
             first = len(heads) - len(heads) // width * width  # passes after the first are full
@@ -58,22 +63,24 @@ def one_by_one(
                 if replays and reached < begin:
                     held, reached = passes.before(begin, width, start=reached, held=held), begin
                 parts = {"start": begin, "held": held} if replays else {}
-                found = run(index, [*heads[:first], *[NOTHING] * (width - first)], **parts)
+                found = run([*heads[:first], *[(calls[0], NOTHING)] * (width - first)], **parts)
                 passes.require_same(found, first)
                 break
             except Exception as error:
                 if len(ways) == 1 or out_of_memory(error):
                     raise
             ways.pop(0)
-        replayed += replays and begin > 0
+        replayed += len(calls) if replays and begin > 0 else 0
         values = [passes.effects(found, first)] if first else []
         on_progress(done + first, total)
         for start in range(first, len(heads), width):
-            found = run(index, heads[start : start + width], **parts)
+            found = run(heads[start : start + width], **parts)
             values.append(passes.effects(found, width))
             on_progress(done + start + width, total)
-        split = torch.cat(values).unflatten(0, (-1, passes.batch))
-        effects[index][:, :, heads] = split.permute(1, 2, 0).cpu().numpy()
-        on_call(index, effects[index])
+        split = torch.cat(values).unflatten(0, (-1, passes.batch)).permute(1, 2, 0).cpu().numpy()
+        for number, (index, head) in enumerate(heads):
+            effects[index][:, :, head] = split[:, :, number]
+        for index in calls:
+            on_call(index, effects[index])
         done += len(heads)
     return effects, replayed

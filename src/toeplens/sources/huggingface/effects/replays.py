@@ -280,26 +280,29 @@ class Passes:
         found.run()
         return found.kept
 
-    def copies(self, counts: Sequence[int]) -> int:
-        """Of a pass, so that those of each call, and one more, leave few over; 1 if they are not alike.
+    def plan(self, items: Sequence[int], counts: Sequence[int]) -> tuple[int, list[range]]:
+        """Copies of a pass, and which neighbouring calls passes are of, so that layers are run as seldom as can be.
+
+        Passes of several calls begin at the first one's layer. In those that begin at one layer one copy more than is
+        changed is needed. One copy, if copies are not alike.
 
         Arguments
-            counts  what is changed of each call
+            items   in or before which call of a layer each call is that something is changed of, in order
+            counts  what is changed of each
         """
-        alone = self.width / 16  # what a pass costs by itself, in copies
-
-        def cost(width: int) -> float:
-            return sum(-(-(count + 1) // width) for count in counts) * (width + alone)
-
-        width = min(range(1, min(max(counts) + 1, 3 * self.width) + 1), key=cost)
+        layers = 1 + max(each.item for each in self.order)
+        left, alone = [layers - item for item in items], self.width / 16  # what a pass costs by itself, in copies
+        widths = range(1, min(max(counts) + 1, 3 * self.width) + 1)
+        found = {width: together(left, counts, width, alone) for width in widths}
+        width = min(widths, key=lambda width: found[width][0])
         try:
             if width > 1:
                 self.require_same(self.run(width))
         except Exception as error:
             if out_of_memory(error):
                 raise
-            return 1
-        return width
+            width = 1
+        return width, found[width][1]
 
     def require_same(self, found: Replay, first: int = 0) -> None:
         """Refuse a pass in which the copies of the batch from ``first`` on are not as they were."""
@@ -324,6 +327,29 @@ class Passes:
         states = found.states[: copies * self.batch]
         labels = self.outcome.labels.to(states.device).repeat(copies, 1)
         return losses(labels, lambda at: found.logits(states[:, at]), self.vocabulary, self.outcome.blocks)
+
+
+def together(left: Sequence[int], counts: Sequence[int], width: int, alone: float) -> tuple[float, list[range]]:
+    """What passes of so many copies cost at least, in layers, and which neighbouring calls they are then of.
+
+    Arguments
+        left    layers from each call's on
+        counts  what is changed of each
+        alone   what a pass costs by itself, in copies
+    """
+    best, begins = [0.0], list[int]()
+    for stop in range(1, len(left) + 1):
+        cost = {
+            start: best[start] + left[start] * -(-(sum(counts[start:stop]) + 1) // width) * (width + alone)
+            for start in range(stop - 1, -1, -1)
+        }
+        begins.append(min(cost, key=lambda start: cost[start]))
+        best.append(cost[begins[-1]])
+    groups, stop = list[range](), len(left)
+    while stop:
+        groups.append(range(begins[stop - 1], stop))
+        stop = groups[-1].start
+    return best[-1], groups[::-1]
 
 
 def fits(heads: Tensor, rows: int, count: int) -> None:
