@@ -22,7 +22,7 @@ from toeplens.ground.words import fixed, percent, signed, significant
 from toeplens.lens import HeadAblation, HeadSets, deposit
 from toeplens.lens.ablation.estimate_check import UNCHECKED
 from toeplens.papers.deposit import Reproduction, Row
-from toeplens.studies import Entry, Results
+from toeplens.studies import Entry
 from toeplens.studies.auditing.survey import OUTCOMES, Survey
 from toeplens.studies.benching import BenchRecord
 from toeplens.studies.decomposition import Origins, RunStructure
@@ -147,7 +147,7 @@ def print_study(
     if isinstance(state, Reproduction | Grid):
         about |= {"share": state.share, "table": [row.to_dict() for row in rows]}
         if isinstance(state, Grid) and (spoken := _language_rows(state)):
-            about["language"] = [{"task": task, **row.to_dict()} for task, each in spoken.items() for row in each]
+            about["language"] = [row.to_dict() for each in spoken.values() for row in each]
         unit = f"cells are finished ({100 * state.share:.3g} % of the most training steps)"
     if not as_json:
         for each in tables:
@@ -227,12 +227,10 @@ def matrix_tables(state: Grid) -> list[Table]:
 
 def _language_rows(state: Grid) -> dict[str, list[LanguageRow]]:
     """Of each task that has measured language models, its encodings, best first."""
-    cells = [cell for cell in state.results.cells if cell.status == "complete" and language.is_language(cell)]
-    tasks = [task for task in state.spec.tasks if any(cell.key.task == task for cell in cells)]
-    return {
-        task: language.language_rows(state.spec, Results(cell for cell in cells if cell.key.task == task))
-        for task in tasks
-    }
+    found: dict[str, list[LanguageRow]] = {}
+    for row in language.language_rows(state.spec, state.results):
+        found.setdefault(row.task, []).append(row)
+    return found
 
 
 def _language_tables(state: Grid, task: str, rows: Sequence[LanguageRow]) -> list[Table]:

@@ -19,7 +19,7 @@ from toeplens.lens.kit.intervals import over_clusters
 from toeplens.model import Decoder
 from toeplens.tasks.language import Corpus, LanguageTask
 
-LENGTHS = (0.5, 1, 2, 4, 8, 16)  # times the training length, of texts with a needle
+LENGTHS = (0.5, 1, 2, 4, 8)  # times the training length, of texts with a needle
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 DISTANCES = (0.25, 0.5, 0.9, 2, 4, 8)  # times the training length, of repeated spans
 KEY, VALUE = 6, 4  # tokens of a needle

@@ -17,6 +17,7 @@ from toeplens.studies.kit.results import CellResult, Results
 TOP = 3  # heads that stand for a kind: those with the most weight on the token before, or on the copy's follower
 LONG = 4.0  # times the training length: where longer texts are compared
 _NOTHING = float("nan")
+_ROUNDING = 1e-6  # nats, below which a loss is none
 
 
 def is_language(cell: CellResult) -> bool:
@@ -99,7 +100,7 @@ def position_shares(cell: CellResult) -> Float[np.ndarray, "L H"] | None:
     found = cell.measure("position-loss")
     if found is None:
         return None
-    drops = np.where(found.low > 0, found.drops, 0.0)
+    drops = np.where((found.low > 0) & (found.drops > _ROUNDING), found.drops, 0.0)
     return drops / drops.sum() if drops.sum() > 0 else None
 
 
@@ -123,6 +124,7 @@ def positional_by_frequency(cell: CellResult) -> float:
 class LanguageRow(Record):
     """An encoding's language models. Figures are means over the seeds that have one; None where none has.
 
+    task           label of the task
     bits           bits a byte at the training length; ``lowest`` and ``highest`` over seeds
     lost           bits a byte that the end of a text loses at `LONG` times the length read whole
     needle, needle_long  accuracy on needles at the training length, and at `LONG` times it
@@ -131,6 +133,7 @@ class LanguageRow(Record):
     seconds        of training
     """
 
+    task: str
     label: str
     title: str
     seeds: int
@@ -147,17 +150,18 @@ class LanguageRow(Record):
 
 
 def language_rows(spec: GridSpec, results: Results) -> list[LanguageRow]:
-    """Every encoding that has a measured language model, best first."""
+    """Every encoding that has a measured language model, task by task, best first."""
     rows = []
     for task in spec.tasks:
         for column in spec.columns():
             cells = [cell for cell in results.of(task, column.label) if cell.status == "complete" and is_language(cell)]
             if cells:
-                rows.append(_row(column.label, column.title, cells))
-    return sorted(rows, key=lambda row: np.inf if row.bits is None else row.bits)
+                rows.append(_row(task, column.label, column.title, cells))
+    order = list(spec.tasks)
+    return sorted(rows, key=lambda row: (order.index(row.task), np.inf if row.bits is None else row.bits))
 
 
-def _row(label: str, title: str, cells: list[CellResult]) -> LanguageRow:
+def _row(task: str, label: str, title: str, cells: list[CellResult]) -> LanguageRow:
     def mean(figure: Callable[[CellResult], float]) -> float | None:
         values = np.array([figure(cell) for cell in cells], dtype=float)
         values = values[np.isfinite(values)]
@@ -165,6 +169,7 @@ def _row(label: str, title: str, cells: list[CellResult]) -> LanguageRow:
 
     every = [bits(cell) for cell in cells]
     return LanguageRow(
+        task=task,
         label=label,
         title=title,
         seeds=len(cells),

@@ -14,6 +14,7 @@ from toeplens.engine import Job, Limits, Workers
 from toeplens.engine.many import OnEvent
 from toeplens.ground import InputError, choose
 from toeplens.model import decoder_config
+from toeplens.studies.grid.language import language_rows
 from toeplens.studies.grid.measured import Row, matrix
 from toeplens.studies.grid.relations import Relation, relations
 from toeplens.studies.grid.spec import Column, GridSpec, grid_spec, spec_from_yaml
@@ -110,10 +111,12 @@ class Grid(Gathered):
         return {"spec": self.spec.to_yaml()}
 
     def found(self) -> dict[str, Any]:
-        """The table, the relations and the cells."""
+        """The table, that of language models, the relations and the cells."""
         table = [row.to_dict() for row in self.matrix()]
         related = [relation.to_dict() for relation in self.relations]
-        return {"table": table, "relations": related, **super().found()}
+        spoken = [row.to_dict() for row in language_rows(self.spec, self.results)]
+        more = {"language": spoken} if spoken else {}
+        return {"table": table, **more, "relations": related, **super().found()}
 
 
 def _read(directory: Path, plan: tuple[GridSpec, list[Cell]], environment: dict[str, Any]) -> Grid:

@@ -14,7 +14,7 @@ from toeplens.report.grid.language.cells import language_tasks, record
 from toeplens.report.grid.look import Spread, encoding_looks, finished
 from toeplens.report.kit.colours import OTHER
 from toeplens.report.kit.plane import Look
-from toeplens.studies import CellResult, Results
+from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid
 from toeplens.studies.grid import language as figures
 from toeplens.studies.grid.language import LanguageRow
@@ -66,7 +66,7 @@ class PriceTable:
 
 def rows_of(state: Grid, task: str) -> list[LanguageRow]:
     """The encodings of one task, best first."""
-    return figures.language_rows(state.spec, Results(cell for cell in state.results.cells if cell.key.task == task))
+    return [row for row in figures.language_rows(state.spec, state.results) if row.task == task]
 
 
 def prices(state: Grid) -> list[PriceTable]:
