@@ -149,7 +149,7 @@ def test_more_windows_than_there_are_and_none_are_refused(which: str):
     with pytest.raises(InputError) as caught:
         task.dataset("validation", many + 1, seed=0)
     assert str(caught.value) == (
-        f"validation_examples: {many + 1} was given; the validation split of the text has {many} windows of "
+        f"test_examples: {many + 1} was given; the validation split of the text has {many} windows of "
         f"{task.length} tokens."
     )
     with pytest.raises(InputError, match=r"^test_examples: 0 was given; it must be at least 1"):

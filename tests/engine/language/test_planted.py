@@ -60,16 +60,20 @@ def test_who_looks_up_the_key_finds_every_needle(wide: LanguageTask, monkeypatch
 def test_who_looks_back_copies_every_span(wide: LanguageTask, monkeypatch: pytest.MonkeyPatch):
     reader = Copier(order=GIVEN)
     monkeypatch.setattr(planted, "read", reader)
-    found = copying(model_of(wide), wide, trials=3)
+    found = copying(model_of(wide), wide, trials=4)
     asked = [row for row in found.rows if row.spans]
     assert len(asked) >= 4
-    for row, texts in zip(asked, reader.texts, strict=True):
+    for row, texts, control in zip(asked, reader.texts[::2], reader.texts[1::2], strict=True):
         assert row.accuracy is not None
+        assert row.gain is not None
         assert row.accuracy.value == 1.0
-        for text in texts:
+        assert row.gain.value == pytest.approx(1 / np.log(2), rel=0.1)  # the copier's loss is 0, or 1 nat
+        for text, without in zip(texts, control, strict=True):
             assert len(text) == row.distance + SPAN
             np.testing.assert_array_equal(text[:SPAN], text[row.distance :])
-    assert all("no room" in row.why for row in found.rows if not row.spans)
+            np.testing.assert_array_equal(text[SPAN:], without[SPAN:])
+            assert not np.array_equal(text[:SPAN], without[:SPAN])
+    assert all("do not stand" in row.why for row in found.rows if not row.spans)
 
 
 def test_a_model_that_knows_nothing_finds_nothing(wide: LanguageTask):

@@ -23,8 +23,8 @@ LENGTHS = (0.5, 1, 2, 4, 8)  # times the training length, of texts with a needle
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 DISTANCES = (0.25, 0.5, 0.9, 2, 4, 8)  # times the training length, of repeated spans
 KEY, VALUE = 6, 4  # tokens of a needle
-SPAN, GIVEN = 24, 8  # tokens of a repeated span, and how many of the second are given before answers count
-_ALPHABET = 26  # frequent tokens of which needles and spans are made
+SPAN, GIVEN = 32, 8  # tokens of a repeated span, and how many of the second are given before answers count
+_ALPHABET = 26  # frequent tokens of which needles are made
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,12 @@ class Needles(Record):
 
 @dataclass(frozen=True)
 class Copied(Record):
-    """Spans of random tokens that stand twice in a text, at one distance.
+    """Spans of real text that stand twice in another text, at one distance.
 
     distance, factor  tokens from the one's beginning to the other's, and over the training length
     spans             how many; 0 where there are none
-    accuracy, bits    of the second span's tokens after its first `GIVEN`
+    accuracy, bits    of the second span's tokens after its first `GIVEN`, and bits a token of these
+    gain              bits a token that the first span saves: without it, less with it, on the same tokens
     """
 
     distance: AtLeast1
@@ -70,14 +71,14 @@ class Copied(Record):
     spans: Count = 0
     accuracy: Interval | None = None
     bits: Interval | None = None
+    gain: Interval | None = None
     why: str = ""
 
 
 @dataclass(frozen=True)
 class Copying(Record):
-    """Copying by distance; ``guess`` is the accuracy of a guess among the tokens that spans are made of."""
+    """Copying by distance."""
 
-    guess: Share
     rows: tuple[Copied, ...]
 
 
@@ -117,29 +118,36 @@ def needles(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int =
 
 
 def copying(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int = 0) -> Copying:
-    """Repeat a span of random frequent tokens at some distance in texts of the test split.
+    """Repeat a span of one test document in the text of another, at some distance.
+
+    What the model makes of the second span is compared with what it makes of it where another span stands in the
+    first one's place.
 
     Arguments
         trials  spans at each distance, each in a text of its own
-        seed    of texts and spans
+        seed    of the choice of texts
     """
-    corpus, rows = task.corpus(), []
-    letters = _letters(corpus)
-    for factor in DISTANCES:
-        distance = round(factor * task.length)
+    corpus = task.corpus()
+    return Copying(tuple(_copied(model, corpus, factor, task.length, trials, seed) for factor in DISTANCES))
 
-        def make(text: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-            span = rng.choice(letters, SPAN)
-            return np.concatenate((span, text[: len(text) - 2 * SPAN], span))
 
-        found = _asked(model, corpus, distance + SPAN - 1, SPAN - GIVEN, trials, seed, make, least=2 * SPAN)
-        told: dict[str, Any] = {"distance": distance, "factor": float(factor)}
-        if isinstance(found, str):
-            rows.append(Copied(**told, why=found))
-        else:
-            found["spans"] = found.pop("needles")
-            rows.append(Copied(**told, **found))
-    return Copying(1 / len(letters), tuple(rows))
+def _copied(model: Decoder, corpus: Corpus, factor: float, trained: int, trials: int, seed: int) -> Copied:
+    distance = round(factor * trained)
+    length = distance + SPAN - 1
+    if distance < SPAN:
+        why = f"distance: two spans of {SPAN} tokens do not stand {distance} tokens apart."
+        return Copied(distance, float(factor), why=why)
+    try:
+        texts = cut(corpus, TEST, length, trials, seed)
+        body = texts.tokens[:, : distance - SPAN]
+        span, other = (np.roll(texts.tokens, -turn, axis=0)[:, -SPAN:] for turn in (1, 2))
+        losses, hits = read(model, np.concatenate((span, body, span), axis=1), length - (SPAN - GIVEN))
+        without, _ = read(model, np.concatenate((other, body, span), axis=1), length - (SPAN - GIVEN))
+    except InputError as error:
+        return Copied(distance, float(factor), why=str(error))
+    gain = over_clusters((without - losses).mean(1) / np.log(2), texts.documents)
+    told = _told(losses, hits, texts.documents)
+    return Copied(distance, float(factor), len(texts), **told, gain=Interval.of(gain))
 
 
 def _asked(
@@ -180,7 +188,7 @@ def _told(
 def _letters(corpus: Corpus) -> Int[np.ndarray, "m"]:
     found = np.asarray(corpus.frequent(_ALPHABET), dtype=np.int64)
     if len(found) < 2:
-        raise InputError(f"text: it has {len(found)} different tokens; needles and spans need at least 2.")
+        raise InputError(f"text: it has {len(found)} different tokens; needles need at least 2.")
     return found
 
 

@@ -15,6 +15,7 @@ from toeplens.studies.grid.spec import GridSpec
 from toeplens.studies.kit.results import CellResult, Results
 
 TOP = 3  # heads that stand for a kind: those with the most weight on the token before, or on the copy's follower
+NEAR = 0.5  # times the training length: where copies are compared
 LONG = 4.0  # times the training length: where longer texts are compared
 _NOTHING = float("nan")
 _ROUNDING = 1e-6  # nats, below which a loss is none
@@ -55,10 +56,10 @@ def retrieved(cell: CellResult, factor: float) -> float:
 
 
 def copied(cell: CellResult, factor: float) -> float:
-    """Accuracy on spans that are repeated at so many times the training length."""
+    """Bits a token that the first copy of a span saves at the second, so many times the training length away."""
     found = cell.measure("copying")
     rows = [row for row in found.rows if row.factor == factor] if isinstance(found, Copying) else []
-    return rows[0].accuracy.value if rows and rows[0].accuracy is not None else _NOTHING
+    return rows[0].gain.value if rows and rows[0].gain is not None else _NOTHING
 
 
 def extended(cell: CellResult, method: str, factor: float = LONG, *, tuned: bool = False) -> float:
@@ -128,7 +129,7 @@ class LanguageRow(Record):
     bits           bits a byte at the training length; ``lowest`` and ``highest`` over seeds
     lost           bits a byte that the end of a text loses at `LONG` times the length read whole
     needle, needle_long  accuracy on needles at the training length, and at `LONG` times it
-    copied         accuracy on spans repeated at twice the training length
+    copied         bits a token that an earlier copy saves, at `NEAR` times the training length
     deposit        the largest head's share of what is lost when position is taken from each head alone
     seconds        of training
     """
@@ -179,7 +180,7 @@ def _row(task: str, label: str, title: str, cells: list[CellResult]) -> Language
         lost=mean(lost),
         needle=mean(lambda cell: retrieved(cell, 1.0)),
         needle_long=mean(lambda cell: retrieved(cell, LONG)),
-        copied=mean(lambda cell: copied(cell, 2.0)),
+        copied=mean(lambda cell: copied(cell, NEAR)),
         deposit=mean(deposit),
         parameters=cells[0].parameters,
         seconds=mean(lambda cell: cell.result["seconds"]),

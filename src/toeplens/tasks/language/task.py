@@ -63,8 +63,9 @@ class LanguageTask(Task):
         corpus = self.corpus()
         order = self._order(corpus, split, seed)
         if size > len(order):
+            field = "test_examples" if split == self.watched else f"{split}_examples"  # as a run's spec calls it
             raise InputError(
-                f"{split}_examples: {size} was given; the {split} split of the text has {len(order)} windows of "
+                f"{field}: {size} was given; the {split} split of the text has {len(order)} windows of "
                 f"{self.length} tokens."
             )
         return self._cut(corpus, split, order[:size])

@@ -11,7 +11,7 @@ from toeplens.report.grid.look import Spread
 from toeplens.studies.grid.language import LONG
 
 LITTLE, MUCH = 0.01, 0.05  # bits a byte: less is nothing, more is much
-FOUND = 0.2  # of needles, or of a copy's tokens: less is none
+FOUND = 0.2  # of needles: less is none
 LARGER, SLOWER = 1.01, 1.1  # parameters over the fewest, and seconds over the fastest, from which they are a price
 _FAR = f"{LONG:g} times the length"
 _ALIKE = "no difference that the seeds tell apart"
@@ -118,12 +118,11 @@ def _of_needles(one: Figures, every: Sequence[Figures]) -> _Halves:
 
 
 def _of_copies(one: Figures, every: Sequence[Figures]) -> _Halves:
-    if not any(each.copied.count and each.copied.mean >= FOUND for each in every) or not one.copied.count:
+    best = max((each for each in every if each.copied.count), key=lambda each: each.copied.mean, default=None)
+    if best is None or not one.copied.count or len(every) == 1 or not apart(one.copied, best.copied):
         return [], []
-    told = _per_cent(one.copied.mean)
-    if one.copied.low >= FOUND:
-        return [f"copies over twice the length ({told})"], []
-    return [], [f"no copies over twice the length ({told})"]
+    less = fixed(best.copied.mean - one.copied.mean)
+    return [], [f"{less} bits a token less from an earlier copy than {best.title}"]
 
 
 def _of_cost(one: Figures, every: Sequence[Figures]) -> _Halves:

@@ -26,7 +26,7 @@ MAKERS: tuple[Callable[[Grid], Block], ...] = (
 _THRESHOLDS = (
     f"Sentences are made from the numbers: a difference in bits is told where the ranges of the seeds lie apart, and "
     f"called little under {LITTLE:g} bits a byte; longer texts are read without loss where every seed loses under "
-    f"{LITTLE:g}, with little loss up to {MUCH:g}; needles are found, and spans copied, where every seed gives over "
+    f"{LITTLE:g}, with little loss up to {MUCH:g}; needles are found where every seed gives over "
     f"{FOUND:.0%} of the tokens; parameters are a price from {LARGER - 1:.0%} over the fewest, and time from "
     f"{SLOWER:g} times the fastest where the seeds’ ranges lie apart."
 )

@@ -149,7 +149,7 @@ def _drawn(
 
 
 def copies(state: Grid) -> Block:
-    """How well a repeated span of random tokens is copied, against how far apart the two stand."""
+    """What the first of two equal spans of text saves at the second, against how far apart the two stand."""
     views, shown = [], set()
     for task, cells in every(state):
         found = {label: [cell for cell in each if _spans(cell)] for label, each in cells.items()}
@@ -158,38 +158,38 @@ def copies(state: Grid) -> Block:
             continue
         looks = looks_of(state, found)
         panels = [
+            _copied(looks, found, "Bits a token saved by the first copy", "bits a token", accuracy=False),
             _copied(looks, found, "Tokens that are the likeliest", "right", accuracy=True),
-            _copied(looks, found, "Bits a token", "bits a token", accuracy=False),
         ]
         shown |= set(found)
         views.append(View.of(panels, task))
     caption = (
-        "A span of random letters stands twice in a text: how well is the second foretold, after its first few "
-        "tokens, against the distance between the two, in training lengths? Means over seeds, bands their range; "
-        "dashed, what a guess among the letters in use scores, and where the training length ends. A distance past "
-        "it was never seen in training. A model too small or too briefly trained to copy at all says nothing of its "
-        "encoding."
+        "A span of one document stands twice in the text of another: what does the first save at the second, after "
+        "its first few tokens, against having another span in its place; and how many of the tokens are the "
+        "likeliest? By the distance between the two, in training lengths. Means over seeds, bands their range; dashed, "
+        "0 and where the training length ends: a distance past it was never seen in training. Below 0 the longer "
+        "text does harm. A model too small or too briefly trained to copy says nothing of its encoding."
     )
     signs = [one.sign for one in looks_of(state, shown)]
     return Block("copies", "Copying by distance", caption, views, legend=signs)
 
 
 def _spans(cell: CellResult) -> list[tuple[float, float, float]]:
-    """Factor, accuracy and bits of each distance that could be asked."""
+    """Factor, accuracy and bits saved of each distance that could be asked."""
     found = record(cell, "copying", Copying)
     rows = () if found is None else found.rows
-    return [(row.factor, row.accuracy.value, row.bits.value) for row in rows if row.accuracy and row.bits]
+    return [(row.factor, row.accuracy.value, row.gain.value) for row in rows if row.accuracy and row.gain]
 
 
 def _copied(looks: Sequence[Look], cells: Cells, title: str, axis: str, *, accuracy: bool) -> Panel:
     canvas, told = Canvas(280, left=54), []
     canvas.line_at(1, vertical=True)
-    guess = next(found.guess for each in cells.values() for cell in each if (found := record(cell, "copying", Copying)))
-    canvas.line_at(guess if accuracy else log2(1 / guess))
+    if not accuracy:
+        canvas.line_at(0)
     factors = sorted({at for each in cells.values() for cell in each for at, *_ in _spans(cell)})
     for one in looks:
         found = together(
-            cells[one.key], lambda cell: [(at, right if accuracy else bits) for at, right, bits in _spans(cell)]
+            cells[one.key], lambda cell: [(at, right if accuracy else saved) for at, right, saved in _spans(cell)]
         )
         line(
             canvas,
@@ -209,5 +209,5 @@ def _copied(looks: Sequence[Look], cells: Cells, title: str, axis: str, *, accur
         tickvals=(ticks := [at for at in factors if at != _NEAR] + [1]),
         ticktext=[times(at) for at in ticks],
     )
-    canvas.y(axis, **({"range": [-0.02, 1.04], "tickformat": ".0%"} if accuracy else {"rangemode": "tozero"}))
+    canvas.y(axis, **({"range": [-0.02, 1.04], "tickformat": ".0%"} if accuracy else {}))
     return Panel(title, canvas.figure(), "; ".join(told) + ".")

@@ -24,7 +24,7 @@ _FIGURES: dict[str, Callable[[CellResult], float]] = {
     "lost": figures.lost,
     "needle": lambda cell: figures.retrieved(cell, 1.0),
     "needle_long": lambda cell: figures.retrieved(cell, figures.LONG),
-    "copied": lambda cell: figures.copied(cell, 2.0),
+    "copied": lambda cell: figures.copied(cell, figures.NEAR),
     "deposit": figures.deposit,
     "seconds": lambda cell: float(cell.result["seconds"]),
 }
@@ -91,7 +91,7 @@ def _table(state: Grid, task: str, title: str, rows: list[LanguageRow]) -> Price
             lost_range=_range(one.lost, 3),
             needle=percent(row.needle),
             needle_long=percent(row.needle_long),
-            copied=percent(row.copied),
+            copied=fixed(row.copied, 2),
             deposit=percent(row.deposit),
             parameters=f"{row.parameters:,}",
             relative=fixed(row.seconds / fastest if row.seconds and fastest else None),
@@ -131,8 +131,10 @@ def _notes(every: list[Figures]) -> list[str]:
             f"Ranges of {seeds} seeds each lie apart by chance alone in {by_chance(seeds):.0%} of comparisons, of "
             "which there are many here: what the seeds tell apart is a hint, and the claims are what is decided."
         )
-    for name, what in (("needle", "finds needles at the training length"), ("copied", "copies over twice the length")):
-        found = [spread for one in every if (spread := getattr(one, name)).count]
-        if found and all(spread.mean < FOUND for spread in found):
-            notes.append(f"No encoding {what} (all under {FOUND:.0%}), so of that nothing is told below.")
+    found = [one.needle for one in every if one.needle.count]
+    if found and all(spread.mean < FOUND for spread in found):
+        notes.append(
+            f"No encoding finds needles at the training length (all under {FOUND:.0%}), so of that nothing is told "
+            "below."
+        )
     return notes
