@@ -21,7 +21,7 @@ FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0)
 GUESS = 1 / 26
 TOO_LONG = "length: 1024 was given; 1 documents of the test split have as many tokens, and at least 2 are needed."
 NO_WAY = "encoding: {!r} was given; there are ways to extend 'rope' and 'nope', alone, after training."
-NO_ROOM = "length: a text of 39 tokens has no room for it; at least 48 are needed."
+NO_ROOM = "distance: two spans of 32 tokens do not stand 16 tokens apart."
 
 # bits at the training length, and lost at 4 times it
 BITS = {"rope": 2.05, "p-rope": 2.052, "alibi": 2.08, "nope": 2.16, "sinusoidal": 2.13, "t5": 2.07}
@@ -107,8 +107,9 @@ def copying_of(key: Key) -> Copying:
     rows = [Copied(16, 0.25, why=NO_ROOM)]
     for factor in (0.5, 0.9, 2.0, 4.0):
         found = FINDS[key.label] if factor < 1 else FINDS[key.label] * KEEPS.get(key.label, 0.1)
-        rows.append(Copied(round(factor * LENGTH), factor, 32, around(found, 0.0), around(4.7 - 4 * found)))
-    return Copying(GUESS, tuple(rows))
+        shown = around(found, 0.0), around(4.7 - 4 * found), around(3 * found)
+        rows.append(Copied(round(factor * LENGTH), factor, 32, *shown))
+    return Copying(tuple(rows))
 
 
 def extension_of(key: Key, *, tuned: bool) -> Extension:
