@@ -38,30 +38,25 @@ class Texts:
 
 
 def cut(corpus: Corpus, split: Split, length: int, most: int, seed: int) -> Texts:
-    """At most so many texts of ``length`` tokens (and one more), from as many documents as there are.
+    """At most so many texts of ``length`` tokens (and one more), drawn from all there are, each as likely.
 
-    From each document that is long enough, in random order, its first piece, then from each its second, and so on. The
-    same seed gives the same documents in the same order at every length. Raises `InputError` where fewer than two
-    documents are long enough.
+    Documents are cut into pieces from their beginnings on, so that a long one has as much weight as it has text. Fewer
+    texts are the first of more. Raises `InputError` where fewer than two documents are long enough.
     """
     stream, starts = corpus.stream(split), corpus.starts(split)
     sizes = np.diff(starts) - 1  # without the separator
-    order = np.random.Generator(np.random.Philox(seed)).permutation(len(sizes))
-    pieces = sizes[order] // (length + 1)
+    pieces = sizes // (length + 1)
     if int((pieces > 0).sum()) < FEWEST:
         raise InputError(
             f"length: {length} was given; {int((pieces > 0).sum())} documents of the {split} split have as many "
             f"tokens, and at least {FEWEST} are needed."
         )
-    places = [
-        (document, turn)
-        for turn in range(int(pieces.max()))
-        for document, many in zip(order, pieces, strict=True)
-        if turn < many
-    ][:most]
-    begins = [int(starts[document]) + turn * (length + 1) for document, turn in places]
-    tokens = np.stack([np.asarray(stream[begin : begin + length + 1], dtype=np.int64) for begin in begins])
-    return Texts(tokens, np.array([document for document, _ in places]))
+    ends = np.cumsum(pieces)
+    chosen = np.random.Generator(np.random.Philox(seed)).permutation(int(ends[-1]))[:most]
+    documents = np.searchsorted(ends, chosen, side="right")
+    begins = starts[documents] + (chosen - (ends - pieces)[documents]) * (length + 1)
+    tokens = np.asarray(stream[begins[:, None] + np.arange(length + 1)], dtype=np.int64)
+    return Texts(tokens, documents)
 
 
 def at_once(length: int, device: torch.device) -> int:
