@@ -31,6 +31,9 @@ def bench(
     price_per_hour: Annotated[float | None, typer.Option(help="Of this machine, for what the paper's grid costs.")] = (
         None
     ),
+    precision: Annotated[
+        str, typer.Option(help="Of matrix products, for all programs: auto (bf16 on a GPU), float32 or bf16.")
+    ] = "auto",
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -56,6 +59,7 @@ def bench(
         return benching.bench(
             audit,
             device=device,
+            precision=precision,
             contests=contest or CONTESTS,
             scales=scale or SCALES,
             rounds=rounds,

@@ -115,6 +115,7 @@ def test_the_peak_is_that_of_a_matrix_product():
     [
         ({"contests": ["race"]}, "contest: there is no 'race'"),
         ({"scales": ["huge"]}, "scale: there is no 'huge'"),
+        ({"precision": "half"}, "precision: there is no 'half'"),
         ({"rounds": 2}, "rounds: 2 was given; it must be from 3 to 1000"),
         ({"seconds": math.nan}, "seconds: nan was given; it must be a finite number, 0 or more."),
         ({"seconds": -1.0}, "seconds: -1 was given"),

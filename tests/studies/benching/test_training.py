@@ -50,6 +50,21 @@ def test_models_of_a_contest_are_of_equal_size():
     assert programs["toeplens"].run is programs["toeplens"].model
 
 
+def test_language_models_are_read_at_each_position_by_all():
+    spec = training.spec_of(training.LANGUAGE)
+    assert (spec.model.readout, spec.task_options["length"]) == ("each", spec.model.max_len)
+    programs, _ = programs_of(spec, ON_CPU)
+    assert list(programs) == ["toeplens", *PEERS]  # there is no shortcut to leave out
+    tokens = torch.randint(1, 256, (2, 24))
+    for name, each in programs.items():
+        assert in_layers(each.model) == pytest.approx(spec.model.num_layers * sum(weights(spec)), rel=0.02), name
+        assert each.run(tokens).shape == (2, 24, 256), name
+    readout = spec.model.d_model * spec.model.num_classes
+    every = (spec.model.num_layers * sum(weights(spec)) + readout) * spec.model.max_len
+    for name, each in programs.items():
+        assert products(spec, each.model, ON_CPU) == pytest.approx(6 * every, rel=0.02), name
+
+
 @pytest.mark.parametrize("scale", ["laptop", "desk"])
 def test_products_are_those_that_each_program_computes(scale: str):
     spec = spec_of(scale)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -14,6 +15,7 @@ from toeplens.studies.benching import looking, reading, training
 from toeplens.studies.benching.race import matrix_peak
 from toeplens.studies.benching.record import BenchRecord, Contest, not_negative
 from toeplens.training import environment, plan_execution
+from toeplens.training.spec import Precision
 
 RECORD = "bench.json"
 CONTESTS = ("training", "ablation", "profile", "audit")
@@ -25,6 +27,7 @@ def bench(
     audit: reading.Audit,
     *,
     device: str = "auto",
+    precision: str = "auto",
     contests: Sequence[str] = CONTESTS,
     scales: Sequence[str] = SHAPES,
     rounds: int = 20,
@@ -36,6 +39,7 @@ def bench(
     Arguments
         audit       `toeplens.studies.audit`, which takes part: a room of studies knows no other
         device      ``auto``, ``cpu`` or ``cuda``
+        precision   of matrix products, for all programs: ``auto`` (bfloat16 on a GPU), ``float32`` or ``bf16``
         contests    of `CONTESTS`
         scales      shapes of the models: ``laptop``, ``desk``, ``paper``; of training also ``language``, whose models
                     are read at each position
@@ -50,7 +54,8 @@ def bench(
     shapes = tuple(choose("scale", each, SHAPES) for each in scales)
     within("rounds", rounds, 3, 1000)
     not_negative("seconds", seconds)
-    execution = plan_execution(device, "auto", "auto")
+    asked: Precision = choose("precision", precision, get_args(Precision))  # type: ignore[assignment]
+    execution = plan_execution(device, "auto", asked)
     there = execution.device
     peak = matrix_peak(there, torch.bfloat16 if execution.bf16 else torch.float32)
     found: list[Contest] = []
