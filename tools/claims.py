@@ -24,6 +24,7 @@ SCALES = ("desk", "laptop")  # the reproduction's records, the more telling firs
 STUDIES = {
     "arXiv 2505.13027 and its final version: models (`toeplens reproduce`)": SCALES,
     "Positional and symbolic heads (`toeplens study canonical`)": ("canonical",),
+    "Encodings in language models (`toeplens study language`)": ("language",),
     "Pretrained language models (`toeplens pretrained`)": ("smollm2", "gemma3", "minilm"),
     "The papers' mathematics (`toeplens theory`)": ("theory",),
 }

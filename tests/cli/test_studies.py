@@ -119,6 +119,21 @@ def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path):
     assert "another study" in toeplens("study", "canonical", "--out", _reproduction(tmp_path)).refusal()
 
 
+def test_text_of_a_study_is_named_where_it_cannot_be_read(toeplens: Toeplens, tmp_path: Path):
+    study = ["study", "language-smoke", "--out", tmp_path / "study"]
+    missing = toeplens(*study, "--text", tmp_path / "none.txt").refusal()
+    assert "text: there is no" in missing
+    assert "none.txt" in missing
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "text: " in toeplens(*study, "--text", empty).refusal()
+    (tmp_path / "short.txt").write_text("\n".join(f"{number} words of a short text" for number in range(3000)))
+    short = toeplens(*study, "--text", tmp_path / "short.txt").refusal()
+    assert "train_examples: 4096 was given; the train split of the text has" in short
+    other = toeplens("study", "canonical-smoke", "--out", tmp_path / "other", "--text", tmp_path / "short.txt")
+    assert "text: it was given; no task of this study reads text from files" in other.refusal()
+
+
 def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Stopped before it began, so that it is quick; tests/papers/mathematics/test_study.py carries it out."""
     monkeypatch.setattr("toeplens.cli.progress.limits_for", lambda budget, limits: replace(limits, deadline=0.0))

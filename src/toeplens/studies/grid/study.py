@@ -22,7 +22,8 @@ from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of
 from toeplens.studies.kit.claims import Claim, Entry, judge_all
 from toeplens.studies.kit.results import CellResult, Key, Results
 from toeplens.studies.kit.study import Begun, Kind, read_study
-from toeplens.training import run_spec
+from toeplens.tasks.language import LanguageTask
+from toeplens.training import RunSpec, run_spec
 
 _MOST = 10_000  # models: listing and reading more would take minutes
 
@@ -164,7 +165,18 @@ def study(
         on_event  told of every step and every finished run, by the run's place in ``jobs_of(cells(spec))``
     """
     spec = _pinned(spec, Path(out))
+    for cell in cells(spec):
+        _must_have_text(cell.job.spec)
     return KIND.carry_out_runs(out, {"spec": spec.to_yaml()}, jobs_of(cells(spec)), limits, workers, on_event)
+
+
+def _must_have_text(spec: RunSpec) -> None:
+    """Refuse text that is too short for a run, before anything is trained."""
+    task = spec.build_task()
+    if isinstance(task, LanguageTask):
+        task.must_have("train", spec.train_examples)
+        task.must_have("validation", spec.test_examples)
+        task.must_have("test", 1)
 
 
 def _pinned(spec: GridSpec, out: Path) -> GridSpec:

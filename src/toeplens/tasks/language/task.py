@@ -57,18 +57,20 @@ class LanguageTask(Task):
         """How many windows a split has."""
         return self._count(self.corpus(), split)
 
-    def dataset(self, split: Split, size: int, seed: int) -> Examples:
+    def must_have(self, split: Split, size: int) -> None:
+        """Raise an `InputError` unless a split has so many windows."""
+        field = "test_examples" if split == self.watched else f"{split}_examples"  # as a run's spec calls it
         if size < 1:
-            raise InputError(f"{split}_examples: {size} was given; it must be at least 1.")
-        corpus = self.corpus()
-        order = self._order(corpus, split, seed)
-        if size > len(order):
-            field = "test_examples" if split == self.watched else f"{split}_examples"  # as a run's spec calls it
+            raise InputError(f"{field}: {size} was given; it must be at least 1.")
+        if size > (have := len(self._order(self.corpus(), split, 0))):
             raise InputError(
-                f"{field}: {size} was given; the {split} split of the text has {len(order)} windows of "
-                f"{self.length} tokens."
+                f"{field}: {size} was given; the {split} split of the text has {have} windows of {self.length} tokens."
             )
-        return self._cut(corpus, split, order[:size])
+
+    def dataset(self, split: Split, size: int, seed: int) -> Examples:
+        self.must_have(split, size)
+        corpus = self.corpus()
+        return self._cut(corpus, split, self._order(corpus, split, seed)[:size])
 
     def stream(self, split: Split, seed: int) -> Iterator[Examples]:
         """All windows of ``split``, in blocks, in the order of the seed: there is an end to them."""
