@@ -15,6 +15,7 @@ from toeplens.training import Batches, RunSpec
 
 DataSplit = Literal["test", "train+test"]
 _REPLAYED_TOKENS = {"cpu": 2**16, "cuda": 2**20}
+_ANSWERS = {"cpu": 2**26, "cuda": 2**31}  # numbers of logits at once, where there are some at every token
 
 
 def examples_of(spec: RunSpec, examples: int, split: DataSplit = "test") -> Examples:
@@ -35,7 +36,10 @@ def examples_of(spec: RunSpec, examples: int, split: DataSplit = "test") -> Exam
 
 def replayed_at_once(spec: RunSpec, length: int, device: torch.device) -> int:
     """How many sequences a batch holds if every head of a layer is to be replayed on it."""
-    return max(1, _REPLAYED_TOKENS[device.type] // (spec.model.num_heads + 1) // length)
+    tokens = _REPLAYED_TOKENS[device.type]
+    if spec.model.readout == "each":
+        tokens = min(tokens, _ANSWERS[device.type] // spec.model.num_classes)
+    return max(1, tokens // (spec.model.num_heads + 1) // length)
 
 
 def batches_of(spec: RunSpec, examples: Examples, device: torch.device) -> list[Batch]:

@@ -80,6 +80,11 @@ def extrapolate(
     """
     within("examples", examples, 1, _MOST_EXAMPLES)
     task = run.spec.build_task()
+    if task.each:
+        raise InputError(
+            f"task: {task.name} has a label at every token; its longer texts are measured by 'toeplens study', measure "
+            f"bits."
+        )
     if lengths is None:
         lengths = [round(task.length * factor) for factor in FACTORS]
     if not lengths:
@@ -93,8 +98,8 @@ def extrapolate(
 
 
 def _counted(run: Run, examples: Examples) -> Examples:
-    """The examples whose label is not ignored; with a label at every token, all."""
-    return examples if examples.labels.ndim == 2 else examples[examples.labels != run.spec.ignore_label]
+    """The examples whose label is not ignored."""
+    return examples[examples.labels != run.spec.ignore_label]
 
 
 def _row(run: Run, model: Decoder, task: Task, length: int, examples: int, fitted: Examples) -> LengthResult:

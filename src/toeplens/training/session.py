@@ -25,12 +25,23 @@ from toeplens.training.watcher import Watch, Watcher
 
 _TESTED_AT_ONCE = 2**18  # tokens of an evaluation, on a GPU
 TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**20}  # what attention with dropout needs grows with it: 13 GB at 2**16
+_ANSWERS_AT_ONCE = {"cpu": 2**26, "cuda": 2**31}  # numbers of logits, where there are some at every token
+_STATES_AT_ONCE = 2**30  # numbers of the residual stream over all layers that such a pass keeps
 
 
 def initial_model(spec: RunSpec) -> Decoder:
     """The model as a run begins, on the CPU; sets torch's global random state to the run's seed, as the run does."""
     torch.manual_seed(spec.seed)
     return Decoder(spec.model)
+
+
+def texts_at_once(spec: RunSpec, length: int, device: torch.device) -> int:
+    """How many texts a pass of training takes: a batch of more is gone through in parts."""
+    tokens = TOKENS_AT_ONCE[device.type]
+    if spec.model.readout == "each":
+        answers = _ANSWERS_AT_ONCE[device.type] // spec.model.num_classes
+        tokens = min(tokens, answers, _STATES_AT_ONCE // (spec.model.num_layers * spec.model.d_model))
+    return max(1, tokens // length)
 
 
 class Session:
@@ -146,7 +157,7 @@ class Session:
         self.optimizer.zero_grad()
         counted = self.ranks.added((labels != IGNORED).sum())
         told = torch.zeros_like(self.sums[:2])
-        size = max(1, TOKENS_AT_ONCE[self.execution.device.type] // tokens.shape[1])
+        size = texts_at_once(self.spec, tokens.shape[1], self.execution.device)
         parts = list(Batches(tokens, labels, lengths).split(size))  # gradients add up to those of the whole batch
         for number, part in enumerate(parts, 1):
             with self.ranks.gathering(self.network, number == len(parts)):
@@ -179,7 +190,9 @@ class Session:
             else (self.train, self.fit_sums, place, self.spec.fit_examples)
         )
         stop = min(start + self.tested_at_once, end)
-        sums += answer(self.told, data.take(slice(start, stop)), self.amp)
+        size = texts_at_once(self.spec, data.tokens.shape[1], data.tokens.device)
+        for part in Batches(*data.take(slice(start, stop))).split(size if self.spec.model.readout == "each" else stop):
+            sums += answer(self.told, part, self.amp)
         self.tested += stop - start
         if self.tested == len(self.test) + self.spec.fit_examples:
             self._end_evaluation()

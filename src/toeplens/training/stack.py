@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 from toeplens.ground import InputError
 from toeplens.model import Decoder
 from toeplens.training.batches import IGNORED, correct, loss_of, precise
-from toeplens.training.session import TOKENS_AT_ONCE, Session, initial_model
+from toeplens.training.session import Session, initial_model, texts_at_once
 from toeplens.training.spec import RunSpec
 
 _FULL = 2**17  # tokens of a step that fill a GPU
@@ -172,7 +172,7 @@ class Stack:
         self.own_grads = [self._whole(self.grads, place, named[name]).detach() for name, place in self.places.items()]
         self.shared, self.buffers = self._buffers()
         self.optimizer = self._optimizer()
-        self.size = max(1, TOKENS_AT_ONCE[self.device.type] // first.train.tokens.shape[1])
+        self.size = texts_at_once(first.spec, first.train.tokens.shape[1], self.device)
         self.tokens = torch.stack([session.train.tokens for session in sessions])
         self.labels = torch.stack([session.train.labels for session in sessions])
         lengths = [session.train.lengths for session in sessions]

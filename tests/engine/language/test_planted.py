@@ -66,7 +66,7 @@ def test_who_looks_back_copies_every_span(wide: LanguageTask, monkeypatch: pytes
     for row, texts, control in zip(asked, reader.texts[::2], reader.texts[1::2], strict=True):
         assert row.accuracy is not None
         assert row.gain is not None
-        assert row.accuracy.value == 1.0
+        assert row.accuracy.value >= 0.95  # eight tokens may stand elsewhere by chance
         assert row.gain.value == pytest.approx(1 / np.log(2), rel=0.1)  # the copier's loss is 0, or 1 nat
         for text, without in zip(texts, control, strict=True):
             assert len(text) == row.distance + SPAN

@@ -8,13 +8,14 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Float, Int
 
-from toeplens.engine.language.texts import Texts, cut, read, sliding
+from toeplens.engine.language.texts import Texts, bits_a_byte, cut, read, sliding
 from toeplens.ground import InputError
 from toeplens.ground.reading import Count, Number, Positive, Share
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.kit.intervals import Estimate, over_clusters
 from toeplens.model import Decoder
 from toeplens.tasks.language import Corpus, LanguageTask
+from toeplens.tasks.language.ngrams import bits_of
 
 FACTORS = (1, 2, 4, 8, 16)  # times the training length
 TEST = "test"
@@ -42,10 +43,11 @@ class AtLength(Record):
     length, factor    tokens of a text, and over the training length
     texts, documents  how many; 0 where there are none, or the model reads none
     whole    all tokens of the texts, each text read in one pass
-    sliding  the same tokens read by windows of the training length that overlap by half
+    sliding  the same texts read by windows of the training length that overlap by half; at the training length as
+             ``whole``
     end      the last half training length of each text, the text read in one pass
     gain     what the end loses by being read in one pass with all before it rather than with the last training length
-             alone: negative where the long context helps
+             alone, of which it has half to all before it: negative where the long context helps
     why      why there is nothing; empty otherwise
     """
 
@@ -105,7 +107,7 @@ def bits(model: Decoder, task: LanguageTask, *, texts: int = 1024, seed: int = 0
     corpus = task.corpus()
     short = cut(corpus, TEST, task.length, texts, seed)
     losses, hits = read(model, short.tokens)
-    scale = bits_a_byte(corpus)
+    scale = bits_a_byte(corpus, TEST, short.documents)
     rows, longest, by_position = _lengths(model, corpus, task.length, max(2, texts // FACTORS[-1]), seed)
     if by_position is None:
         longest, by_position = short, losses
@@ -123,26 +125,19 @@ def bits(model: Decoder, task: LanguageTask, *, texts: int = 1024, seed: int = 0
 
 
 def ngram_bits(corpus: Corpus, texts: Texts) -> dict[int, float]:
-    """Bits a byte of n-gram models on these texts."""
-    from toeplens.tasks.language.ngrams import bits_of
-
+    """Bits a byte of n-gram models on these texts, with the texts' mean tokens a byte."""
+    a_byte = float(bits_a_byte(corpus, TEST, texts.documents).mean() * np.log(2))
     return {
-        order: float(value) * bits_a_byte(corpus) * np.log(2)
+        order: float(value) * a_byte
         for order, value in bits_of(corpus.stream("train"), texts.tokens, corpus.vocab_size).items()
     }
-
-
-def bits_a_byte(corpus: Corpus) -> float:
-    """What nats a token are multiplied by: tokens a byte, over the logarithm of 2."""
-    tokens = len(corpus.stream(TEST)) - len(corpus.bytes_of(TEST))  # less the separators
-    return tokens / int(corpus.bytes_of(TEST).sum()) / np.log(2)
 
 
 def _lengths(
     model: Decoder, corpus: Corpus, trained: int, most: int, seed: int
 ) -> tuple[tuple[AtLength, ...], Texts, np.ndarray | None]:
     """A row a length; and the longest texts that the model reads, with their losses (None for none)."""
-    scale, why = bits_a_byte(corpus), {}
+    why: dict[int, str] = {}
     texts: Texts | None = None
     for factor in reversed(FACTORS):  # all lengths are ends of the longest that documents have
         try:
@@ -155,13 +150,14 @@ def _lengths(
         rows = tuple(AtLength(trained * factor, float(factor), why=why[factor]) for factor in FACTORS)
         return rows, Texts(np.empty((0, 1), dtype=np.int64), np.empty(0, dtype=np.int64)), None
 
+    scale = bits_a_byte(corpus, TEST, texts.documents)
+
     def reader(tokens: np.ndarray, first: int) -> np.ndarray:
         return read(model, tokens, first)[0]
 
     def mean(losses: np.ndarray) -> Interval:
         return Interval.of(over_clusters(scale * losses.mean(1), texts.documents))
 
-    slid = sliding(texts.tokens, trained, reader)
     half = max(1, trained // 2)
     rows, longest, kept = [], texts, None
     short: np.ndarray | None = None
@@ -185,7 +181,7 @@ def _lengths(
                 len(texts),
                 len(np.unique(texts.documents)),
                 mean(losses),
-                mean(slid[:, -length:]),
+                mean(sliding(part, trained, reader)),
                 mean(end),
                 mean(end - short),
             )

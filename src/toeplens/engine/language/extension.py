@@ -13,13 +13,14 @@ import numpy as np
 import torch
 
 from toeplens.encodings import options as encoding_options
-from toeplens.engine.language.bits import TEST, Interval, bits_a_byte
-from toeplens.engine.language.texts import Texts, cut, read
+from toeplens.engine.language.bits import TEST, Interval
+from toeplens.engine.language.texts import Texts, bits_a_byte, cut, read
 from toeplens.ground import InputError
 from toeplens.ground.reading import Count, Positive, Text, Truth
 from toeplens.ground.records import AtLeast1, Record
 from toeplens.lens.kit.intervals import over_clusters
 from toeplens.model import Decoder, decoder_config
+from toeplens.tasks import Split
 from toeplens.tasks.language import LanguageTask
 from toeplens.training import Batches, RunSpec
 from toeplens.training.batches import loss_of, precise
@@ -28,7 +29,7 @@ TARGET = 4  # times the training length, for which methods are set
 FACTORS = (1, 2, 4, 8)  # times the training length, at which they are compared
 TUNED = ("none", "interpolation", "ntk", "yarn", "dropped")
 SHARE = 0.03  # of the training steps that a tuning has
-RATE = 0.3  # of the training's learning rate
+RATE = 0.2  # of the training's learning rate: what a tuning rises to in its first tenth, to fall to 0 by its end
 _TEXTS, _SEARCHED = 24, 8
 _POPULATION, _ROUNDS = 6, 4
 _SCALES = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5)
@@ -70,31 +71,32 @@ def extension(model: Decoder, spec: RunSpec, task: LanguageTask, *, tuned: bool,
     """Compare ways of giving a trained model a longer context, set for `TARGET` times the training length.
 
     Of a model with RoPE: position interpolation (2306.15595), NTK-aware, dynamic NTK, YaRN (2309.00071), LongRoPE (its
-    search of factors, small, on the validation split; 2402.13753), p-RoPE (its lowest frequencies stopped; 2410.06205),
-    ReRoPE, Self-Extend (2401.01325), and no position at all (dropped, 2512.12167). Of one without position: all logits
-    by a factor that is searched on the validation split (2404.12224).
+    search of factors, small, on the validation split; 2402.13753), p-RoPE (the lower half of its frequencies stopped;
+    2410.06205), ReRoPE, Self-Extend (2401.01325), and no position at all (dropped, 2512.12167). Of one without
+    position: all logits by a factor that is searched on the validation split (2404.12224).
 
     Arguments
         tuned  compare the methods of `TUNED` after `SHARE` of the training's steps on texts of the target length (of
-               the training length where position is dropped), else all as they are
+               the training length where position is dropped, as published), else all as they are. ``none`` is then the
+               model trained on for longer texts with its rotation as it is
 
-    Raises `InputError` for any other encoding.
+    Lengths that no two test documents have are left out. Raises `InputError` for any other encoding, and where there
+    are none.
     """
     corpus = task.corpus()
     methods = _methods(model, spec, task, seed)
-    texts = cut(corpus, TEST, task.length * FACTORS[-1], _TEXTS, seed)
-    scale, half = bits_a_byte(corpus), max(1, task.length // 2)
+    texts, factors = _longest(task, TEST, FACTORS, _TEXTS, seed)
+    scale, half = bits_a_byte(corpus, TEST, texts.documents), task.length // 2
     steps = max(1, round(SHARE * spec.total_steps)) if tuned else 0
-    plain = {factor: _ends(model, texts, task.length * factor, half) for factor in FACTORS}
+    plain = {factor: _ends(model, texts, task.length * factor, half) for factor in factors}
     rows = []
     for name, make in methods.items():
         if tuned and name not in TUNED:
             continue
         changed, told = make()
         if tuned:
-            at = task.length if name in ("dropped", "none") else task.length * TARGET
-            _tune(changed, spec, task, at, steps, seed)
-        for factor in FACTORS:
+            _tune(changed, spec, task, task.length * (1 if name == "dropped" else TARGET), steps, seed)
+        for factor in factors:
             length = task.length * factor
             head: dict[str, Any] = {
                 "method": name,
@@ -159,7 +161,7 @@ def _methods(model: Decoder, spec: RunSpec, task: LanguageTask, seed: int) -> di
         "dynamic": of("rope-dynamic", **ruled, factor=1.0),
         "yarn": of("rope-yarn", **ruled, **first),
         "longrope": longrope,
-        "p-rope": of("p-rope", **plain, p=0.75),
+        "p-rope": of("p-rope", **plain, p=0.5),
         "rerope": of("rerope", **plain, window=window),
         "self-extend": of("self-extend", **plain, window=window, group=group),
         "dropped": of("nope"),
@@ -196,9 +198,21 @@ def _ends(model: Decoder, texts: Texts, length: int, half: int) -> np.ndarray | 
     return found if np.isfinite(found).all() else "its losses are not finite."
 
 
+def _longest(
+    task: LanguageTask, split: Split, factors: tuple[int, ...], most: int, seed: int
+) -> tuple[Texts, tuple[int, ...]]:
+    """Texts of the greatest of these multiples of the training length that documents have, and which ones they hold."""
+    for there in range(len(factors), 1, -1):
+        try:
+            return cut(task.corpus(), split, task.length * factors[there - 1], most, seed), factors[:there]
+        except InputError:
+            continue
+    return cut(task.corpus(), split, task.length * factors[0], most, seed), factors[:1]
+
+
 def _validation(task: LanguageTask, seed: int) -> tuple[Texts, int]:
-    length = task.length * TARGET
-    return cut(task.corpus(), "validation", length, _SEARCHED, seed), length
+    texts, factors = _longest(task, "validation", tuple(range(1, TARGET + 1)), _SEARCHED, seed)
+    return texts, task.length * factors[-1]
 
 
 def _searched(
@@ -257,13 +271,19 @@ def _tune(model: Decoder, spec: RunSpec, task: LanguageTask, length: int, steps:
     model.train()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
         torch.manual_seed(seed)
-        for tokens, labels, lengths in islice(cycle(data.split(size)), steps):
+        for step, (tokens, labels, lengths) in enumerate(islice(cycle(data.split(size)), steps)):
+            optimizer.param_groups[0]["lr"] = RATE * spec.lr * _share_of_rate(step, steps)
             optimizer.zero_grad()
             for part in _parts(len(tokens), tokens.shape[1]):
                 logits = precise(model(tokens[part], None if lengths is None else lengths[part]))
                 (loss_of(logits, labels[part]) / labels.numel()).backward()
             optimizer.step()
     model.eval()
+
+
+def _share_of_rate(step: int, steps: int) -> float:
+    """A rise over the first tenth, then a fall that would reach 0 after the last step."""
+    return min((step + 1) / max(1.0, 0.1 * steps), (steps - step) / max(1.0, 0.9 * steps), 1.0)
 
 
 def _parts(rows: int, length: int) -> Iterator[slice]:

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from toeplens.engine.language.bits import TEST
+from toeplens.engine.language.planted import letters_of
 from toeplens.engine.language.texts import cut
 from toeplens.ground.records import AtLeast1, Each, NearlyShare, Record
 from toeplens.lens import AttentionTrace
@@ -51,7 +52,7 @@ def head_patterns(model: Decoder, task: LanguageTask, *, texts: int = 64, seed: 
     corpus, half = task.corpus(), task.length // 2
     real = cut(corpus, TEST, task.length, texts, seed).tokens[:, :-1]
     rng = np.random.Generator(np.random.Philox(seed))
-    once = rng.choice(np.asarray(corpus.frequent(_ALPHABET), dtype=np.int64), (texts, half))
+    once = rng.choice(letters_of(corpus, _ALPHABET), (texts, half))
     rows = torch.arange(1, task.length)
     looked = _mean_weights(model, real, [(rows, rows - 1), (rows, torch.zeros_like(rows))])
     again = torch.arange(half, 2 * half - 1)

@@ -94,7 +94,7 @@ def needles(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int =
         seed    of texts and needles
     """
     corpus, rows = task.corpus(), []
-    letters = _letters(corpus)
+    letters = letters_of(corpus)
     for factor in LENGTHS:
         length = round(factor * task.length)
 
@@ -121,7 +121,7 @@ def copying(model: Decoder, task: LanguageTask, *, trials: int = 32, seed: int =
     """Repeat a span of one test document in the text of another, at some distance.
 
     What the model makes of the second span is compared with what it makes of it where another span stands in the
-    first one's place.
+    first one's place. The first span begins the text, so the farther it is the longer the text.
 
     Arguments
         trials  spans at each distance, each in a text of its own
@@ -140,7 +140,7 @@ def _copied(model: Decoder, corpus: Corpus, factor: float, trained: int, trials:
     try:
         texts = cut(corpus, TEST, length, trials, seed)
         body = texts.tokens[:, : distance - SPAN]
-        span, other = (np.roll(texts.tokens, -turn, axis=0)[:, -SPAN:] for turn in (1, 2))
+        span, other = (texts.tokens[rows, -SPAN:] for rows in _donors(texts.documents, seed))
         losses, hits = read(model, np.concatenate((span, body, span), axis=1), length - (SPAN - GIVEN))
         without, _ = read(model, np.concatenate((other, body, span), axis=1), length - (SPAN - GIVEN))
     except InputError as error:
@@ -148,6 +148,19 @@ def _copied(model: Decoder, corpus: Corpus, factor: float, trained: int, trials:
     gain = over_clusters((without - losses).mean(1) / np.log(2), texts.documents)
     told = _told(losses, hits, texts.documents)
     return Copied(distance, float(factor), len(texts), **told, gain=Interval.of(gain))
+
+
+def _donors(documents: Int[np.ndarray, "K"], seed: int) -> tuple[Int[np.ndarray, "K"], Int[np.ndarray, "K"]]:
+    """For each text two others, of other documents than its own."""
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, 1))))
+    found = []
+    for own in documents:
+        there = np.flatnonzero(documents != own)
+        if len(there) < 2:
+            raise InputError("spans: they are taken from two other documents, which are not there at this length.")
+        found.append(rng.choice(there, 2, replace=False))
+    first, second = np.array(found).T
+    return first, second
 
 
 def _asked(
@@ -177,18 +190,19 @@ def _asked(
 def _told(
     losses: Float[np.ndarray, "K m"], hits: Bool[np.ndarray, "K m"], documents: Int[np.ndarray, "K"]
 ) -> dict[str, Any]:
-    share, texts = float(hits.mean()), len(hits)
-    ends = binomtest(round(share * texts), texts).proportion_ci(method="wilson")  # as if a text were one answer
+    share, many = float(hits.mean()), len(np.unique(documents))
+    ends = binomtest(round(share * many), many).proportion_ci(method="wilson")  # as if a document were one answer
     return {
         "accuracy": Interval(share, min(share, float(ends.low)), max(share, float(ends.high))),
         "bits": Interval.of(over_clusters(losses.mean(1) / np.log(2), documents)),
     }
 
 
-def _letters(corpus: Corpus) -> Int[np.ndarray, "m"]:
-    found = np.asarray(corpus.frequent(_ALPHABET), dtype=np.int64)
+def letters_of(corpus: Corpus, most: int = _ALPHABET) -> Int[np.ndarray, "m"]:
+    """Frequent tokens, of which random ones are drawn; an `InputError` where there are not two."""
+    found = np.asarray(corpus.frequent(most), dtype=np.int64)
     if len(found) < 2:
-        raise InputError(f"text: it has {len(found)} different tokens; needles need at least 2.")
+        raise InputError(f"text: it has {len(found)} different tokens; at least 2 are needed.")
     return found
 
 

@@ -20,6 +20,7 @@ from toeplens.training.batches import precise
 _TOKENS = {"cpu": 2**13, "cuda": 2**18}  # of a pass
 _LOGITS = {"cpu": 2**22, "cuda": 2**28}  # that are there at once
 FEWEST = 2  # documents that texts must come from, for an interval
+SHORTEST = 4  # tokens of a text of which there are halves and heads that look back
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ def cut(corpus: Corpus, split: Split, length: int, most: int, seed: int) -> Text
     Documents are cut into pieces from their beginnings on, so that a long one has as much weight as it has text. Fewer
     texts are the first of more. Raises `InputError` where fewer than two documents are long enough.
     """
+    if length < SHORTEST:
+        raise InputError(f"length: {length} was given; texts to be measured on have at least {SHORTEST} tokens.")
     stream, starts = corpus.stream(split), corpus.starts(split)
     sizes = np.diff(starts) - 1  # without the separator
     pieces = sizes // (length + 1)
@@ -57,6 +60,12 @@ def cut(corpus: Corpus, split: Split, length: int, most: int, seed: int) -> Text
     begins = starts[documents] + (chosen - (ends - pieces)[documents]) * (length + 1)
     tokens = np.asarray(stream[begins[:, None] + np.arange(length + 1)], dtype=np.int64)
     return Texts(tokens, documents)
+
+
+def bits_a_byte(corpus: Corpus, split: Split, documents: Int[np.ndarray, "K"]) -> Float[np.ndarray, "K"]:
+    """What each text's nats a token are multiplied by: its document's tokens a byte, over the logarithm of 2."""
+    tokens = np.diff(corpus.starts(split)) - 1  # without the separator
+    return tokens[documents] / corpus.bytes_of(split)[documents] / np.log(2)
 
 
 def at_once(length: int, device: torch.device) -> int:

@@ -72,19 +72,20 @@ def over_clusters(values: Float[np.ndarray, "n"], clusters: Int[np.ndarray, "n"]
     """Mean of values of which those of one cluster (the windows of a document) belong together; Student's interval.
 
     The error is that of the clusters' sums of deviations, so that many values of one cluster count as little more than
-    one; ``count`` is the number of clusters. With one cluster the interval is unbounded.
+    one; its degrees of freedom are those of as many clusters of equal size as these are worth, (sum n)^2 / sum n^2.
+    ``count`` is the number of clusters. With one cluster the interval is unbounded.
     """
     if len(values) == 0:
         raise InputError("values: none were given; at least one is needed.")
     mean = float(values.mean())
     _, which = np.unique(clusters, return_inverse=True)
     sums = np.bincount(which, weights=values - mean)
-    many = len(sums)
-    if many == 1:
+    if len(sums) == 1:
         return Estimate(mean, -np.inf, np.inf, 1)
-    error = np.sqrt((sums**2).sum() * many / (many - 1)) / len(values)
-    half = float(stdtrit(many - 1, TAILS[1]) * error)
-    return Estimate(mean, mean - half, mean + half, many)
+    worth = len(values) ** 2 / float((np.bincount(which).astype(float) ** 2).sum())
+    error = np.sqrt((sums**2).sum() * worth / (worth - 1)) / len(values)
+    half = float(stdtrit(max(1.0, worth - 1), TAILS[1]) * error)
+    return Estimate(mean, mean - half, mean + half, len(sums))
 
 
 def spearman(values: Float[np.ndarray, "2 *samples n"]) -> Float[np.ndarray, "*samples"]:

@@ -14,7 +14,8 @@ from toeplens.lens.kit.intervals import spearman
 from toeplens.studies.grid.spec import GridSpec
 from toeplens.studies.kit.results import CellResult, Results
 
-TOP = 3  # heads that stand for a kind: those with the most weight on the token before, or on the copy's follower
+TOP = 3  # heads that stand for a kind, at most: those with the most weight on the token before, or the copy's follower
+LEAST = 0.2  # of its weight that a head of a kind gives there
 NEAR = 0.5  # times the training length: where copies are compared
 LONG = 4.0  # times the training length: where longer texts are compared
 _NOTHING = float("nan")
@@ -71,26 +72,18 @@ def extended(cell: CellResult, method: str, factor: float = LONG, *, tuned: bool
 
 
 def kind_share(cell: CellResult, kind: str, share: str) -> float:
-    """A share of the `TOP` heads of a kind (``previous`` or ``induction``), mean over those that have one."""
+    """A share of the heads of a kind (``previous`` or ``induction``), mean over them.
+
+    They are the `TOP` heads with the most weight of that kind, as far as they give it `LEAST` of their weight.
+    """
     patterns, follows = cell.measure("patterns"), cell.measure("behaviour")
     if not isinstance(patterns, HeadPatterns) or follows is None:
         return _NOTHING
-    return float(np.mean(_of_top(getattr(patterns, kind), getattr(follows, share))))
-
-
-def _of_top(weights: Float[np.ndarray, "L H"], values: Float[np.ndarray, "L H"]) -> Float[np.ndarray, "n"]:
-    top = np.argsort(-weights, axis=None, kind="stable")[:TOP]
-    found = values.ravel()[top]
-    return found[np.isfinite(found)] if np.isfinite(found).any() else np.array([np.nan])
-
-
-def kind_weight(cell: CellResult, kind: str) -> float:
-    """The mean weight of the `TOP` heads of a kind: whether there are such heads at all."""
-    patterns = cell.measure("patterns")
-    if not isinstance(patterns, HeadPatterns):
-        return _NOTHING
-    weights = getattr(patterns, kind).ravel()
-    return float(np.sort(weights)[-TOP:].mean())
+    weights, values = getattr(patterns, kind).ravel(), getattr(follows, share).ravel()
+    top = np.argsort(-weights, kind="stable")[:TOP]
+    found = values[top[weights[top] >= LEAST]]
+    found = found[np.isfinite(found)]
+    return float(found.mean()) if len(found) else _NOTHING
 
 
 def position_shares(cell: CellResult) -> Float[np.ndarray, "L H"] | None:
@@ -105,10 +98,12 @@ def position_shares(cell: CellResult) -> Float[np.ndarray, "L H"] | None:
     return drops / drops.sum() if drops.sum() > 0 else None
 
 
-def deposit(cell: CellResult) -> float:
-    """The largest head's share of what is lost when position is taken from each head alone."""
+def deposit(cell: CellResult, layer: int | None = None) -> float:
+    """The largest head's share of what is lost when position is taken from each head alone; of one layer's heads."""
     shares = position_shares(cell)
-    return _NOTHING if shares is None else float(shares.max())
+    if shares is None:
+        return _NOTHING
+    return float((shares if layer is None else shares[layer]).max())
 
 
 def positional_by_frequency(cell: CellResult) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 from toeplens import tasks
 from toeplens.engine import Job, Limits, Workers
+from toeplens.engine.language.texts import cut
 from toeplens.engine.many import OnEvent
 from toeplens.ground import InputError, choose
 from toeplens.model import decoder_config
@@ -22,7 +23,7 @@ from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of
 from toeplens.studies.kit.claims import Claim, Entry, judge_all
 from toeplens.studies.kit.results import CellResult, Key, Results
 from toeplens.studies.kit.study import Begun, Kind, read_study
-from toeplens.tasks.language import LanguageTask
+from toeplens.tasks.language import Language, LanguageTask
 from toeplens.training import RunSpec, run_spec
 
 _MOST = 10_000  # models: listing and reading more would take minutes
@@ -166,17 +167,19 @@ def study(
     """
     spec = _pinned(spec, Path(out))
     for cell in cells(spec):
-        _must_have_text(cell.job.spec)
+        _must_have_text(cell.job.spec, cell.job.measures)
     return KIND.carry_out_runs(out, {"spec": spec.to_yaml()}, jobs_of(cells(spec)), limits, workers, on_event)
 
 
-def _must_have_text(spec: RunSpec) -> None:
+def _must_have_text(spec: RunSpec, measures: Sequence[str]) -> None:
     """Refuse text that is too short for a run, before anything is trained."""
     task = spec.build_task()
     if isinstance(task, LanguageTask):
         task.must_have("train", spec.train_examples)
         task.must_have("validation", spec.test_examples)
         task.must_have("test", 1)
+        if "bits" in measures:
+            cut(task.corpus(), "test", task.length, 2, 0)  # documents that are long enough
 
 
 def _pinned(spec: GridSpec, out: Path) -> GridSpec:
@@ -186,9 +189,15 @@ def _pinned(spec: GridSpec, out: Path) -> GridSpec:
     parts = {}
     for label, part in spec.tasks.items():
         task = tasks.build(part.task or label, **part.options)
-        recorded = had[label].options if label in had else {}
-        pins = {name: recorded[name] for name in task.pinned() if name in recorded and name not in part.options}
-        if pins and part.options == {name: value for name, value in recorded.items() if name not in pins}:
-            tasks.build(part.task or label, **part.options, **pins).dataset("test", 1, 0)  # refuses another text
-        parts[label] = {**part.model_dump(mode="json"), "options": {**part.options, **task.pinned()}}
+        pinned = task.pinned()
+        before = had[label].options if label in had else {}
+        if isinstance(task, Language) and "sha256" in before:
+            recorded = tasks.build(had[label].task or label, **before)
+            same = isinstance(recorded, Language) and recorded.read_from == task.read_from
+            if same and before["sha256"] != pinned["sha256"]:
+                raise InputError(
+                    f"text: it has changed since this study was begun: sha256 {before['sha256']} was recorded, it is "
+                    f"now {pinned['sha256']}; give the text that it was, or another directory."
+                )
+        parts[label] = {**part.model_dump(mode="json"), "options": {**part.options, **pinned}}
     return grid_spec({**spec.model_dump(mode="json"), "tasks": parts})

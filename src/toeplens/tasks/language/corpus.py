@@ -66,12 +66,12 @@ class Corpus:
     def frequent(self, count: int) -> Int[np.ndarray, "m"]:
         """The most frequent tokens of the training split, at most so many; the separator is none of them.
 
-        Of bytes letters are taken alone (a-z, A-Z). Those that are as frequent come by their ids; what does not occur
-        is left out.
+        Of bytes letters are taken alone (a-z, A-Z), unless fewer than two kinds of them occur. Those that are as
+        frequent come by their ids; what does not occur is left out.
         """
         counts = self.counts.copy()
         counts[self.separator] = 0
-        if self.raw:
+        if self.raw and np.count_nonzero(counts[_LETTERS]) > 1:
             counts[np.setdiff1d(np.arange(len(counts)), _LETTERS)] = 0
         return np.argsort(-counts, kind="stable")[: min(max(count, 0), np.count_nonzero(counts))]
 

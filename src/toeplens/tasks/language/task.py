@@ -62,7 +62,10 @@ class LanguageTask(Task):
         field = "test_examples" if split == self.watched else f"{split}_examples"  # as a run's spec calls it
         if size < 1:
             raise InputError(f"{field}: {size} was given; it must be at least 1.")
-        if size > (have := len(self._order(self.corpus(), split, 0))):
+        have = self.windows(split)
+        if not have:
+            self._order(self.corpus(), split, 0)  # says why
+        if size > have:
             raise InputError(
                 f"{field}: {size} was given; the {split} split of the text has {have} windows of {self.length} tokens."
             )

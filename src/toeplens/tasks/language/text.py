@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from toeplens.ground import InputError, shown
@@ -66,8 +67,14 @@ class Language(LanguageTask):
         return _unchanged(source, self.tokenizer, tokens_of(self.tokenizer).identity, self.sha256)
 
     def pinned(self) -> dict[str, Any]:
-        """The hash of the text, so that other text is refused."""
-        return {"sha256": self.sha256 or self.corpus().sha256}
+        """The hash of the text, so that other text is refused, and where it lies, whatever folder is worked in."""
+        places = {"text": [str(Path(each).resolve()) for each in self.text]} if self.text else {}
+        return {"sha256": self.sha256 or self.corpus().sha256, **places}
+
+    @property
+    def read_from(self) -> tuple[Any, ...]:
+        """Where the text comes from, whatever it is by now."""
+        return tuple(Path(each).resolve() for each in self.text), self.column, self.tokenizer
 
 
 @lru_cache(maxsize=16)
