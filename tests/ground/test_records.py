@@ -144,6 +144,7 @@ FITTED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "sufficient": [[0, head] for head in range(min(len(content["order"]), len(content["sufficient"])))],
     },
     "Contest": lambda content: {"timed": [{**content["timed"][0], "ours": True}, *content["timed"][1:]]},
+    "AtLength": lambda content: dict.fromkeys(("whole", "sliding", "end", "gain")) | {"texts": 0},
     "LengthResult": lambda content: (
         dict.fromkeys(("accuracy", "low", "high", "chance", "length_chance"), 0.5) | {"examples": 3}
     ),

@@ -78,28 +78,29 @@ def test_a_file_that_was_just_written_is_not_trusted_to_its_time(file: Path, mon
 def test_a_byte_makes_another_corpus_and_is_refused_where_text_is_pinned(file: Path):
     task = language(file)
     pinned = task.pinned()
-    assert pinned == {"sha256": task.corpus().sha256}
+    assert pinned == {"sha256": task.corpus().sha256, "text": [str(file.resolve())]}
+    sha256 = pinned["sha256"]
     file.write_text(TEXT.replace("900", "901"), encoding="utf-8")
     changed = language(file).corpus().sha256
     with pytest.raises(InputError) as caught:
-        language(file, **pinned).corpus()
+        language(file, sha256=sha256).corpus()
     assert str(caught.value) == (
         f"text: {file} has changed: sha256 {pinned['sha256']} was recorded, it is now {changed}."
     )
     for ask in (Language.chance, lambda task: task.dataset("test", 1, seed=0)):
         with pytest.raises(InputError, match="has changed"):
-            ask(language(file, **pinned))
-    assert language(file, **pinned).pinned() == pinned  # which asks for no text
+            ask(language(file, sha256=sha256))
+    assert language(file, sha256=sha256).pinned() == pinned  # which asks for no text
     file.write_text(TEXT, encoding="utf-8")
-    assert language(file, **pinned).corpus().sha256 == pinned["sha256"]
+    assert language(file, sha256=sha256).corpus().sha256 == pinned["sha256"]
 
 
 def test_pinned_text_is_looked_at_once_a_process(file: Path, monkeypatch: pytest.MonkeyPatch):
-    pinned = language(file).pinned()
-    task = language(file, **pinned)
+    sha256 = language(file).pinned()["sha256"]
+    task = language(file, sha256=sha256)
     corpus = task.corpus()
     monkeypatch.setattr(text, "corpus_of", lambda *given: pytest.fail("the files were looked at again"))
-    assert language(file, **pinned).corpus() is corpus
+    assert language(file, sha256=sha256).corpus() is corpus
     assert task.at_length(40).dataset("train", 3, seed=0).tokens.shape == (3, 40)
 
 

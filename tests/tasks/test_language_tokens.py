@@ -131,12 +131,12 @@ def test_the_folder_and_the_file_in_it_are_the_same(folder: Path, text: Path):
 
 def test_another_tokenizer_makes_another_corpus_and_is_refused_where_it_is_pinned(folder: Path, text: Path):
     pinned = language(text, folder).pinned()
-    assert language(text, folder, **pinned).corpus().sha256 == pinned["sha256"]
+    assert language(text, folder, sha256=pinned["sha256"]).corpus().sha256 == pinned["sha256"]
     trained(["<s>", "<eos>"], size=310).save(str(folder / "tokenizer.json"))
     changed = language(text, folder)
     assert changed.vocab_size == 310
     with pytest.raises(InputError) as caught:
-        language(text, folder, **pinned).corpus()
+        language(text, folder, sha256=pinned["sha256"]).corpus()
     assert str(caught.value) == (
         f"text: {text} or its tokenizer has changed: sha256 {pinned['sha256']} was recorded, it is now "
         f"{changed.corpus().sha256}."
