@@ -15,7 +15,7 @@ from toeplens.ground import choose
 from toeplens.start import starting
 
 PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder", "mechanism")
-OURS = ("canonical", "canonical-smoke", "language", "language-smoke", "language-large")
+OURS = ("canonical", "canonical-smoke", "language", "language-large", "language-smoke")
 
 
 @with_options
