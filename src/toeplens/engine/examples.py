@@ -12,10 +12,10 @@ from toeplens.model import Decoder
 from toeplens.sources import DecoderSource
 from toeplens.tasks import TEST_SHARE, Examples
 from toeplens.training import Batches, RunSpec
+from toeplens.training.session import ANSWERS_AT_ONCE
 
 DataSplit = Literal["test", "train+test"]
 _REPLAYED_TOKENS = {"cpu": 2**16, "cuda": 2**20}
-_ANSWERS = {"cpu": 2**26, "cuda": 2**31}  # numbers of logits at once, where there are some at every token
 
 
 def examples_of(spec: RunSpec, examples: int, split: DataSplit = "test") -> Examples:
@@ -38,7 +38,7 @@ def replayed_at_once(spec: RunSpec, length: int, device: torch.device) -> int:
     """How many sequences a batch holds if every head of a layer is to be replayed on it."""
     tokens = _REPLAYED_TOKENS[device.type]
     if spec.model.readout == "each":
-        tokens = min(tokens, _ANSWERS[device.type] // spec.model.num_classes)
+        tokens = min(tokens, ANSWERS_AT_ONCE[device.type] // spec.model.num_classes)
     return max(1, tokens // (spec.model.num_heads + 1) // length)
 
 

@@ -25,7 +25,7 @@ from toeplens.training.watcher import Watch, Watcher
 
 _TESTED_AT_ONCE = 2**18  # tokens of an evaluation, on a GPU
 TOKENS_AT_ONCE = {"cpu": 2**13, "cuda": 2**20}  # what attention with dropout needs grows with it: 13 GB at 2**16
-_ANSWERS_AT_ONCE = {"cpu": 2**26, "cuda": 2**31}  # numbers of logits, where there are some at every token
+ANSWERS_AT_ONCE = {"cpu": 2**26, "cuda": 2**31}  # numbers of logits, where there are some at every token
 _STATES_AT_ONCE = 2**30  # numbers of the residual stream over all layers that such a pass keeps
 
 
@@ -39,7 +39,7 @@ def texts_at_once(spec: RunSpec, length: int, device: torch.device) -> int:
     """How many texts a pass of training takes: a batch of more is gone through in parts."""
     tokens = TOKENS_AT_ONCE[device.type]
     if spec.model.readout == "each":
-        answers = _ANSWERS_AT_ONCE[device.type] // spec.model.num_classes
+        answers = ANSWERS_AT_ONCE[device.type] // spec.model.num_classes
         tokens = min(tokens, answers, _STATES_AT_ONCE // (spec.model.num_layers * spec.model.d_model))
     return max(1, tokens // length)
 

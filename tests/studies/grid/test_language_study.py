@@ -58,7 +58,8 @@ def test_every_model_is_measured_and_every_claim_is_judged(done: grid.Grid):
 def test_figures_are_those_of_the_records(done: grid.Grid):
     rope, nope = (done.results.of("language", label)[0] for label in ("rope", "nope"))
     assert language.bits(rope) == rope.measure("bits").bits.value
-    assert language.lost(rope) == pytest.approx(language.end(rope, 4.0) - language.end(rope, 1.0), abs=1e-6)
+    far, near = (rope.measure("bits").at(factor).end.value for factor in (language.LONG, 1.0))
+    assert language.lost(rope) == pytest.approx(far - near, abs=1e-6)
     assert language.extended(rope, "none") == pytest.approx(
         next(r for r in rope.measure("extension").rows if (r.method, r.factor) == ("none", 4.0)).bits.value
     )

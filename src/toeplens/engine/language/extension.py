@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
@@ -24,6 +24,7 @@ from toeplens.tasks import Split
 from toeplens.tasks.language import LanguageTask
 from toeplens.training import Batches, RunSpec
 from toeplens.training.batches import loss_of, precise
+from toeplens.training.session import texts_at_once
 
 TARGET = 4  # times the training length, for which methods are set
 FACTORS = (1, 2, 4, 8)  # times the training length, at which they are compared
@@ -128,7 +129,7 @@ Made = Callable[[], tuple[Decoder, str]]
 def _methods(model: Decoder, spec: RunSpec, task: LanguageTask, seed: int) -> dict[str, Made]:
     config, trained = model.config, task.length
     if config.encoding == "nope" and config.input_encoding is None:
-        return {"none": lambda: (_copied(model), ""), "scaled": lambda: _scaled(model, task, seed)}
+        return {"none": lambda: (copy.deepcopy(model), ""), "scaled": lambda: _scaled(model, task, seed)}
     if config.encoding != "rope" or config.input_encoding is not None:
         raise InputError(
             f"encoding: {config.encoding!r} was given; there are ways to extend 'rope' and 'nope', alone, after "
@@ -155,7 +156,7 @@ def _methods(model: Decoder, spec: RunSpec, task: LanguageTask, seed: int) -> di
         return _with(model, "rope-longrope", _longrope(ruled, first, factors)), f"factors {told}"
 
     return {
-        "none": lambda: (_copied(model), ""),
+        "none": lambda: (copy.deepcopy(model), ""),
         "interpolation": of("rope-linear", **ruled, factor=float(TARGET)),
         "ntk": of("rope-ntk", **ruled, factor=float(TARGET)),
         "dynamic": of("rope-dynamic", **ruled, factor=1.0),
@@ -171,10 +172,6 @@ def _methods(model: Decoder, spec: RunSpec, task: LanguageTask, seed: int) -> di
 def _longrope(ruled: dict[str, Any], first: dict[str, Any], factors: np.ndarray) -> dict[str, Any]:
     each = [float(factor) for factor in factors]
     return {**ruled, **first, "short_factor": [1.0] * len(each), "long_factor": each}
-
-
-def _copied(model: Decoder) -> Decoder:
-    return copy.deepcopy(model)
 
 
 def _with(model: Decoder, encoding: str, options: dict[str, Any]) -> Decoder:
@@ -245,7 +242,7 @@ def _scaled(model: Decoder, task: LanguageTask, seed: int) -> tuple[Decoder, str
     texts, length = _validation(task, seed)
 
     def by(factor: float) -> Decoder:
-        made = _copied(model)
+        made = copy.deepcopy(model)
         for layer in range(made.config.num_layers):
             made.block(layer).attention.scale *= factor
         return made
@@ -274,9 +271,9 @@ def _tune(model: Decoder, spec: RunSpec, task: LanguageTask, length: int, steps:
         for step, (tokens, labels, lengths) in enumerate(islice(cycle(data.split(size)), steps)):
             optimizer.param_groups[0]["lr"] = RATE * spec.lr * _share_of_rate(step, steps)
             optimizer.zero_grad()
-            for part in _parts(len(tokens), tokens.shape[1]):
-                logits = precise(model(tokens[part], None if lengths is None else lengths[part]))
-                (loss_of(logits, labels[part]) / labels.numel()).backward()
+            parts = Batches(tokens, labels, lengths).split(texts_at_once(spec, tokens.shape[1], device))
+            for some, wanted, ends in parts:
+                (loss_of(precise(model(some, ends)), wanted) / labels.numel()).backward()
             optimizer.step()
     model.eval()
 
@@ -284,9 +281,3 @@ def _tune(model: Decoder, spec: RunSpec, task: LanguageTask, length: int, steps:
 def _share_of_rate(step: int, steps: int) -> float:
     """A rise over the first tenth, then a fall that would reach 0 after the last step."""
     return min((step + 1) / max(1.0, 0.1 * steps), (steps - step) / max(1.0, 0.9 * steps), 1.0)
-
-
-def _parts(rows: int, length: int) -> Iterator[slice]:
-    size = max(1, 2**13 // length)
-    for start in range(0, rows, size):
-        yield slice(start, start + size)

@@ -33,13 +33,6 @@ def bits(cell: CellResult) -> float:
     return found.bits.value if isinstance(found, Bits) else _NOTHING
 
 
-def end(cell: CellResult, factor: float) -> float:
-    """Bits a byte of the end of texts of so many times the training length, read whole."""
-    found = cell.measure("bits")
-    row = found.at(factor) if isinstance(found, Bits) else None
-    return _NOTHING if row is None or row.end is None else row.end.value
-
-
 def lost(cell: CellResult, factor: float = LONG) -> float:
     """What the end of a text loses by being read with that much before it rather than a training length alone."""
     found = cell.measure("bits")

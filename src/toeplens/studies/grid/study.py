@@ -166,9 +166,10 @@ def study(
         on_event  told of every step and every finished run, by the run's place in ``jobs_of(cells(spec))``
     """
     spec = _pinned(spec, Path(out))
-    for cell in cells(spec):
-        _must_have_text(cell.job.spec, cell.job.measures)
-    return KIND.carry_out_runs(out, {"spec": spec.to_yaml()}, jobs_of(cells(spec)), limits, workers, on_event)
+    jobs = jobs_of(cells(spec))
+    for job in jobs:
+        _must_have_text(job.spec, job.measures)
+    return KIND.carry_out_runs(out, {"spec": spec.to_yaml()}, jobs, limits, workers, on_event)
 
 
 def _must_have_text(spec: RunSpec, measures: Sequence[str]) -> None:
