@@ -151,7 +151,7 @@ def theory(
     carry_out(partial(mathematics.check_theory, out, **plan, on_record=done), progress, limits, show)
 
 
-def _kind(directory: Path) -> tuple[Any, Callable[[Any], Path], str]:
+def kind_of(directory: Path) -> tuple[Any, Callable[[Any], Path], str]:
     """What gathers a directory's study (a module), what writes its page, and the rule of its verdicts."""
     from toeplens import report
     from toeplens.papers import deposit, mathematics
@@ -171,11 +171,11 @@ def _kind(directory: Path) -> tuple[Any, Callable[[Any], Path], str]:
 
 
 def report_page(directory: StudyDirectory, as_json: Json = False) -> None:
-    """Write a study's page again from what is finished, or that of a recorded pretrained model from its results."""
+    """Write a study's page again from what is finished, or that of a record from its results."""
     with starting():
         from toeplens.cli import console
 
-        kind, write, _ = _kind(directory)
+        kind, write, _ = kind_of(directory)
 
     console.print_page(write(kind.gather(directory)), as_json=as_json)
 
@@ -190,7 +190,7 @@ def claims(
     with starting():
         from toeplens.cli import console
 
-        kind, _, rule = _kind(directory)
+        kind, _, rule = kind_of(directory)
 
     entries = kind.gather(directory).entries
     if as_json:

@@ -14,8 +14,8 @@ from tests.papers.deposit.worlds import Model, World, changed, made_up, results
 from toeplens.model import Protocol
 from toeplens.papers.deposit import CLAIMS as ALL
 from toeplens.papers.deposit import PARTS, claims_of
+from toeplens.papers.deposit.looks import LOOKS
 from toeplens.studies import Claim, Entry, Finding, Key, Results, Verdict, judge
-from toeplens.studies.kit.looks import LOOKS
 from toeplens.studies.kit.verdicts import OPEN
 
 CLAIMS = tuple(claim for claim in ALL if claim.part != "ladder")  # whose are tried in test_ladder.py

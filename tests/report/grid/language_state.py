@@ -176,7 +176,7 @@ def cell_of(key: Key) -> CellResult:
         chance=0.2,
         length_chance=0.2,
         parameters=1000 + 40 * (key.label == "t5"),
-        epochs=[{"seconds": seconds}],
+        epochs=[{"train_accuracy": 0.5, "test_accuracy": 0.5, "seconds": seconds}],
         result={"test_accuracy": 0.55, "seconds": seconds},
         ablation=HeadAblation(accuracy, accuracy, accuracy, 0.55, np.full((LAYERS, HEADS + 1), 0.5), 64, 0.2),
         measures=made,

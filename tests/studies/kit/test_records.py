@@ -161,13 +161,17 @@ THEORY: dict[str, dict[tuple[Any, ...], Any]] = {
 }
 
 
+def contents(paths: list[Path]) -> dict[Path | str, Any]:
+    return {path: json.loads(path.read_text()) for path in paths}
+
+
 @pytest.mark.parametrize("name", THEORY)
 def test_the_record_of_an_experiment_is_of_plain_fields(name: str, tmp_path: Path) -> None:
     good = json.loads((RECORDED / "theory" / "results.json").read_text())["records"][name][:2]
     paths = [tmp_path / f"{name}-{seed}.json" for seed in (42, 43)]
     for path, record in zip(paths, good, strict=True):
         path.write_text(json.dumps(record))
-    assert read_records(name, paths) == good
+    assert read_records(name, contents(paths)) == good
     for place, value in THEORY[name].items():
         content = [copy.deepcopy(good[1])]
         inner: Any = content
@@ -176,7 +180,7 @@ def test_the_record_of_an_experiment_is_of_plain_fields(name: str, tmp_path: Pat
         inner[(0, *place)[-1]] = value
         paths[1].write_text(json.dumps(content[0]))
         field = [step for step in place if isinstance(step, str)][:1]
-        refused(lambda: read_records(name, paths), f"{name}-43.json", *field)
+        refused(lambda: read_records(name, contents(paths)), f"{name}-43.json", *field)
 
 
 def test_records_of_two_seeds_are_of_the_same_sizes(tmp_path: Path) -> None:
@@ -185,7 +189,7 @@ def test_records_of_two_seeds_are_of_the_same_sizes(tmp_path: Path) -> None:
     paths[0].write_text(json.dumps(good))
     shorter = {name: values[:-1] for name, values in good["ranges"].items() if isinstance(values, list)}
     paths[1].write_text(json.dumps(good | {"ranges": good["ranges"] | shorter}))
-    refused(lambda: read_records("phases", paths), "phases-43.json", "not of the sizes of")
+    refused(lambda: read_records("phases", contents(paths)), "phases-43.json", "not of the sizes of")
 
 
 def test_a_survey_is_of_plain_fields() -> None:

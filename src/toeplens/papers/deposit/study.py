@@ -19,8 +19,9 @@ from toeplens.papers.deposit.labels import TITLES, Label, model_fields, other_pr
 from toeplens.papers.deposit.questions import CORE, SCALES, Scale, chosen_parts, measures_of, places_of
 from toeplens.papers.deposit.rungs import RUNGS
 from toeplens.papers.deposit.tables import Row, accuracy_table
-from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of
+from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of, reread_cells
 from toeplens.studies.kit.claims import judge
+from toeplens.studies.kit.recorded import Kept
 from toeplens.studies.kit.results import Key, Seeds
 from toeplens.studies.kit.study import Begun, Kind
 from toeplens.training import RunSpec, run_spec
@@ -130,15 +131,22 @@ def _plan(asked: Asked) -> Plan:
 
 
 def _read(directory: Path, plan: Plan, environment: dict[str, Any]) -> Reproduction:
-    gathered = gather_cells(directory, plan.cells(), environment)
+    return _judged(gather_cells(directory, plan.cells(), environment), plan)
+
+
+def _reread(kept: Kept, plan: Plan) -> Reproduction:
+    return _judged(reread_cells(kept), plan)
+
+
+def _judged(gathered: Gathered, plan: Plan) -> Reproduction:
     entries = judge(claims_of(plan.parts), gathered.results, plan.protocols)
     table = accuracy_table(gathered.results, plan.protocols)
     judged: dict[str, Any] = vars(gathered) | {"entries": entries}
     return Reproduction(**judged, plan=plan, table=table)
 
 
-KIND = Kind("reproduce", "reproduce", Asked, _plan, _read)
-gather = KIND.gather
+KIND = Kind("reproduce", "reproduce", Asked, _plan, _read, _reread)
+gather, is_reproduction = KIND.gather, KIND.tells
 
 
 def reproduce(

@@ -7,9 +7,9 @@ other seeds (7, 8), which set its sizes and the learning rate for all encodings;
 beyond the training length and what extensions did there. Rules of heads, needles and tuning were made stricter after a
 review, when the first two models of the record (NoPE, the sinusoid) were trained and had not been looked at.
 
-The record was then begun again, with other seeds: four of its models (seed 300: NoPE, the sinusoid, T5, ALiBi; 768 steps
-of 32 windows) had been looked at and were undertrained, no better than a table of three tokens. The same text in 3,072
-steps of 8 windows, set on two RoPE models of seed 7, teaches far more. The rules stayed as they were.
+The record was then begun again, with other seeds: four of its models (seed 300: NoPE, the sinusoid, T5, ALiBi; 768
+steps of 32 windows) had been looked at and were undertrained, no better than a table of three tokens. The same text in
+3,072 steps of 8 windows, set on two RoPE models of seed 7, teaches far more. The rules stayed as they were.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from toeplens.ground import InputError, read_json
+from toeplens.ground import InputError
 from toeplens.ground.reading import Count, Number, Positive, Share, Text, Truth
 from toeplens.ground.records import Dims, Record
 
@@ -168,15 +168,17 @@ _Model = make_dataclass(
 _BY_MODEL = "heads"  # a record of each model; one may have diverged, and then there is none of it
 
 
-def read_records(name: str, paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """The records of an experiment under its seeds; one that is none, or unlike the first, raises `InputError`."""
+def read_records(name: str, found: Mapping[Path | str, Any]) -> list[dict[str, Any]]:
+    """The records of an experiment under its seeds; one that is none, or unlike the first, raises `InputError`.
+
+    ``found`` has their contents by the places that errors name.
+    """
     records: list[dict[str, Any]] = []
-    for path in paths:
-        record = read_json(path)
+    for place, record in found.items():
         read = _Model.from_named if name == _BY_MODEL else KINDS[name].from_dict
-        read(record, path)
+        read(record, place)
         if records and name != _BY_MODEL and _shape(record) != _shape(records[0]):
-            raise InputError(f"{path} is damaged: it is not of the sizes of {paths[0]}.")
+            raise InputError(f"{place} is damaged: it is not of the sizes of {next(iter(found))}.")
         records.append(record)
     return records
 

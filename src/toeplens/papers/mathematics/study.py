@@ -9,7 +9,7 @@ from typing import Any
 
 from toeplens.engine import Cluster, Job, Limits, Workers, must_have, plan_workers, run_jobs, spread
 from toeplens.engine.many import OnEvent
-from toeplens.ground import choose, write_json
+from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import make_directory
 from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.ground.stops import Interrupted, interruptible
@@ -29,6 +29,7 @@ from toeplens.papers.mathematics.c4 import estimators, manifold
 from toeplens.papers.mathematics.records import Record, Records
 from toeplens.papers.mathematics.statements import read_records
 from toeplens.studies.kit.claims import Claim, judge_all
+from toeplens.studies.kit.recorded import Kept
 from toeplens.studies.kit.results import Seeds
 from toeplens.studies.kit.study import RUNS, Begun, Kind, State
 from toeplens.studies.kit.verdicts import ENOUGH
@@ -101,25 +102,32 @@ def _plan(asked: Asked) -> tuple[str, int]:
 
 
 def _read(directory: Path, plan: tuple[str, int], environment: dict[str, Any]) -> Theory:
-    scale, seeds = plan
+    _, seeds = plan
     records: dict[str, Sequence[Record]] = {}
     for name in (*EXPERIMENTS, heads.NAME):
         paths = [_path(directory, name, seed) for seed in range(_FIRST, _FIRST + seeds)]
-        records[name] = read_records(name, [path for path in paths if path.exists()])
-    return Theory(
-        directory=directory,
-        entries=judge_all(CLAIMS, records),
-        finished=sum(len(found) for found in records.values()),
-        total=seeds * (len(EXPERIMENTS) + 1),
-        environment=environment,
-        scale=scale,
-        seeds=seeds,
-        records=records,
-    )
+        records[name] = read_records(name, {path: read_json(path) for path in paths if path.exists()})
+    counted = {"finished": sum(map(len, records.values())), "total": seeds * (len(EXPERIMENTS) + 1)}
+    return _judged({"directory": directory, **counted, "environment": environment}, plan, records)
 
 
-KIND = Kind("theory", "theory", Asked, _plan, _read)
-gather, is_theory = KIND.gather, KIND.holds
+def _reread(kept: Kept, plan: tuple[str, int]) -> Theory:
+    found = kept.content.get("records")
+    if not isinstance(found, dict) or not all(isinstance(each, list) for each in found.values()):
+        raise InputError(f"study: {kept.path} is damaged: records: they must be lists by experiment.")
+    records: dict[str, Sequence[Record]] = {
+        name: read_records(name, {f"{kept.path}: {name}.{at}": each for at, each in enumerate(found.get(name, []))})
+        for name in (*EXPERIMENTS, heads.NAME)
+    }
+    return _judged(kept.head, plan, records)
+
+
+def _judged(head: dict[str, Any], plan: tuple[str, int], records: Records) -> Theory:
+    return Theory(**head, entries=judge_all(CLAIMS, records), scale=plan[0], seeds=plan[1], records=records)
+
+
+KIND = Kind("theory", "theory", Asked, _plan, _read, _reread)
+gather, is_theory = KIND.gather, KIND.tells
 
 
 def check_theory(

@@ -19,8 +19,9 @@ from toeplens.studies.grid.language import language_rows
 from toeplens.studies.grid.measured import Row, matrix
 from toeplens.studies.grid.relations import Relation, relations
 from toeplens.studies.grid.spec import Column, GridSpec, grid_spec, spec_from_yaml
-from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of
+from toeplens.studies.kit.cells import Cell, Gathered, gather_cells, jobs_of, reread_cells
 from toeplens.studies.kit.claims import Claim, Entry, judge_all
+from toeplens.studies.kit.recorded import Kept
 from toeplens.studies.kit.results import CellResult, Key, Results
 from toeplens.studies.kit.study import Begun, Kind, read_study
 from toeplens.tasks.language import Language, LanguageTask
@@ -123,7 +124,14 @@ class Grid(Gathered):
 
 def _read(directory: Path, plan: tuple[GridSpec, list[Cell]], environment: dict[str, Any]) -> Grid:
     spec, wanted = plan
-    gathered = gather_cells(directory, wanted, environment)
+    return _judged(gather_cells(directory, wanted, environment), spec)
+
+
+def _reread(kept: Kept, plan: tuple[GridSpec, list[Cell]]) -> Grid:
+    return _judged(reread_cells(kept), plan[0])
+
+
+def _judged(gathered: Gathered, spec: GridSpec) -> Grid:
     related = relations(spec, gathered.results)
     with_claims: dict[str, Any] = vars(gathered) | {"entries": judged(Evidence(spec, gathered.results, related))}
     return Grid(**with_claims, spec=spec, relations=related)
@@ -143,8 +151,8 @@ def _plan(asked: Asked) -> tuple[GridSpec, list[Cell]]:
     return spec, cells(spec)
 
 
-KIND = Kind("grid", "study", Asked, _plan, _read)
-gather, is_grid = KIND.gather, KIND.holds
+KIND = Kind("grid", "study", Asked, _plan, _read, _reread)
+gather, is_grid = KIND.gather, KIND.tells
 
 
 def study(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from toeplens.engine import Asked, Job, Watched, read_ablation, read_measures
 from toeplens.ground import read_json, rounded
 from toeplens.ground.records import Record
 from toeplens.lens import HeadAblation
 from toeplens.model import Decoder
-from toeplens.studies.kit.results import CellResult, Key, Results
+from toeplens.studies.kit.recorded import Kept
+from toeplens.studies.kit.results import FRAMES, CellResult, Key, Results
 from toeplens.studies.kit.study import RUNS, State
 from toeplens.training import Run, Segment
 from toeplens.training.run import ENVIRONMENT, WATCHED
@@ -55,6 +59,10 @@ class Gathered(State):
     results: Results
     share: float
 
+    def frames(self) -> dict[str, Callable[[], pa.Table]]:
+        """Those of its results, and of its claims."""
+        return {rows: partial(self.results.frame, rows) for rows in FRAMES} | super().frames()
+
     def found(self) -> dict[str, Any]:
         """The finished cells."""
         return {"cells": [cell.to_dict() for cell in self.results.cells]}
@@ -93,6 +101,12 @@ def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, 
         results=Results(found),
         share=done / total,
     )
+
+
+def reread_cells(kept: Kept) -> Gathered:
+    """The same from what was written of it; what was trained of unfinished runs is not known there."""
+    results = Results(CellResult.from_list(kept.content.get("cells"), f"{kept.path}: cells"))
+    return Gathered(**kept.head, results=results, share=kept.finished / max(1, kept.total))
 
 
 def _result(

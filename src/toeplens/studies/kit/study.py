@@ -10,17 +10,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import pyarrow as pa
+
 from toeplens.engine import Job, Limits, Workers, must_have, run_jobs
 from toeplens.engine.many import OnEvent
-from toeplens.ground import InputError, read_json, write_json
+from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import is_leftover, make_directory
 from toeplens.ground.locks import LOCK, Busy, locked
 from toeplens.ground.reading import Number, Positive, Text, Truth
 from toeplens.ground.records import Record
 from toeplens.studies.kit.claims import Entry
+from toeplens.studies.kit.frames.rows import ClaimRow
+from toeplens.studies.kit.frames.tables import table
+from toeplens.studies.kit.recorded import CLAIMS_FILE, FIRST, RESULTS, STUDY, Kept, read_record, record_in
 from toeplens.training import environment
 
-STUDY, RESULTS, CLAIMS_FILE, RUNS = "study.json", "results.json", "claims.json", "runs"
+RUNS = "runs"
 _SECONDS, _ENVIRONMENT = "seconds", "environment"
 
 Plan = TypeVar("Plan")
@@ -32,7 +37,7 @@ class Begun(Record):
 
     LATER = ("study", "seconds")
 
-    study: str = "reproduce"  # the first to be had no name
+    study: str = FIRST
     environment: dict[str, Text | Number | Truth | None]  # versions, machine and command
     seconds: Positive = 0.0
 
@@ -57,6 +62,18 @@ class State:
         """Whether all is finished."""
         return self.finished == self.total
 
+    def frames(self) -> dict[str, Callable[[], pa.Table]]:
+        """What makes its tables, by what a row of each is; each kind has more, and those first."""
+        return {"claims": lambda: table(ClaimRow, map(claim_row, self.entries))}
+
+    def frame(self, rows: str | None = None) -> pa.Table:
+        """What was found as an Arrow table, which pandas and polars take as it is (docs/export.md says its columns).
+
+        rows  what a row of it is: ``claims``, or of most kinds ``cells`` or ``heads``, those unless given
+        """
+        frames = self.frames()
+        return frames[choose("rows", rows or next(iter(frames)), frames)]()
+
     def asked(self) -> dict[str, Any]:
         """What was asked for, as study.json has it."""
         raise NotImplementedError
@@ -64,6 +81,21 @@ class State:
     def found(self) -> dict[str, Any]:
         """What results.json holds beside that: a long list, if any, as ``cells``."""
         raise NotImplementedError
+
+
+def claim_row(entry: Entry) -> dict[str, Any]:
+    """An entry of the ledger in a table of all (`ClaimRow`)."""
+    claim = entry.claim
+    return {
+        "claim": claim.id,
+        "protocol": entry.protocol,
+        "verdict": entry.verdict,
+        "uncorrected": entry.plain,
+        "source": claim.source,
+        "statement": claim.statement,
+        "rule": claim.rule,
+        "evidence": "\n".join(entry.evidence),
+    }
 
 
 Found = TypeVar("Found", bound=State)
@@ -78,6 +110,7 @@ class Kind(Generic[Plan, Found]):
     record   its study.json
     plan     what that asks for; bad values raise `InputError`
     read     what of a plan is there in a directory, given what the study was carried out with
+    reread   the same from what was written of it, where only that is kept
     """
 
     name: str
@@ -85,11 +118,16 @@ class Kind(Generic[Plan, Found]):
     record: type[Begun]
     plan: Callable[[Any], Plan]
     read: Callable[[Path, Plan, dict[str, Any]], Found]
+    reread: Callable[[Kept, Plan], Found]
 
     def holds(self, directory: Path | str) -> bool:
         """Whether a directory is that of such a study."""
         content = read_study(Path(directory))
         return content is not None and content["study"] == self.name
+
+    def tells(self, directory: Path | str) -> bool:
+        """Whether a directory is that of such a study, or holds the record of one."""
+        return self.holds(directory) or record_in(Path(directory), self.name) is not None
 
     def plan_of(self, directory: Path) -> tuple[Plan, dict[str, Any]]:
         """What a directory's study asks for, and what it was carried out with."""
@@ -98,26 +136,42 @@ class Kind(Generic[Plan, Found]):
             what = f"is not a study's directory (no {STUDY})" if content is None else "holds another study"
             raise InputError(f"study: {directory} {what}; give one that 'toeplens {self.command}' wrote.")
         begun = self.record.from_dict(content, f"study: {directory / STUDY}")
+        return self._planned(begun, directory / STUDY), {**begun.environment, _SECONDS: float(begun.seconds)}
+
+    def _planned(self, begun: Begun, path: Path) -> Plan:
         try:
-            return self.plan(begun), {**begun.environment, _SECONDS: float(begun.seconds)}
+            return self.plan(begun)
         except InputError as error:
-            raise InputError(f"study: {directory / STUDY} is damaged: {error}") from None
+            raise InputError(f"study: {path} is damaged: {error}") from None
+
+    def open_record(self, path: Path | str) -> Found:
+        """A study as its results.json tells it (it may be compressed by gzip), its claims judged as rules are now."""
+        kept = read_record(Path(path))
+        content = {_SECONDS: kept.environment.get(_SECONDS, 0.0), **kept.content}  # as study.json has them
+        return self.reread(kept, self._planned(self.record.from_dict(content, f"study: {path}"), kept.path))
 
     def gather(self, directory: Path | str) -> Found:
         """Read what a study has finished, judge the claims on it, and write both down (results.json, claims.json).
 
-        While another process carries the study out it is read only.
+        While another process carries the study out it is read only, and so is a directory that holds but the record.
         """
         directory = Path(directory)
+        record = record_in(directory, self.name)
+        if record is not None:
+            return self.open_record(record)
         with _ours(directory) as ours:
             state = self.read(directory, *self.plan_of(directory))
             if ours and state.finished:
-                counted = {"finished": state.finished, "total": state.total, _ENVIRONMENT: state.environment}
-                head, found = {"study": self.name, **state.asked(), **counted}, state.found()
-                entries = [entry.to_dict() for entry in state.entries]
-                write_json(directory / RESULTS, {**head, **found}, rows="cells" if "cells" in found else None)
-                write_json(directory / CLAIMS_FILE, {**head, "claims": entries})
+                self.write_down(state)
         return state
+
+    def write_down(self, state: Found) -> None:
+        """Write a study's record into its directory: results.json and claims.json."""
+        counted = {"finished": state.finished, "total": state.total, _ENVIRONMENT: state.environment}
+        head, found = {"study": self.name, **state.asked(), **counted}, state.found()
+        entries = [entry.to_dict() for entry in state.entries]
+        write_json(state.directory / RESULTS, {**head, **found}, rows="cells" if "cells" in found else None)
+        write_json(state.directory / CLAIMS_FILE, {**head, "claims": entries})
 
     def carry_out(self, directory: Path, asked: dict[str, Any], work: Callable[[], Any]) -> Found:
         """Do ``work`` in a directory that is, or now becomes, that of the study ``asked`` for; gather what came of it.

@@ -25,8 +25,8 @@ from toeplens.papers.deposit.claims.common import (
     over,
 )
 from toeplens.papers.deposit.claims.looking import At, of_each, of_rope, watched_claim
+from toeplens.papers.deposit.looks import Look
 from toeplens.studies.kit.claims import Claim, as_support, every
-from toeplens.studies.kit.looks import Look
 from toeplens.studies.kit.results import Figure, Results
 from toeplens.studies.kit.verdicts import Finding, unknown
 from toeplens.training.presets import COUNT, DISTANCE

@@ -9,9 +9,9 @@ from math import log2
 from toeplens.papers.deposit.claims.common import Check, Test, compare, full_rope, on_rope, over
 from toeplens.papers.deposit.claims.looking import At, Way, watched_claim
 from toeplens.papers.deposit.labels import title
+from toeplens.papers.deposit.looks import END, Look
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.contrasts import contrast
-from toeplens.studies.kit.looks import END, Look
 from toeplens.studies.kit.results import Figure, Results
 from toeplens.studies.kit.verdicts import Finding, above
 from toeplens.training.presets import DISTANCE

@@ -13,8 +13,8 @@ from toeplens.papers.deposit.claims.common import (
     over,
     under,
 )
+from toeplens.papers.deposit.looks import LOOKS, Look, Measure, look_at
 from toeplens.studies.kit.claims import Claim, every
-from toeplens.studies.kit.looks import LOOKS, Look, Measure, look_at
 from toeplens.studies.kit.results import ONLY_SKILLED, CellResult, Figure, Results
 from toeplens.studies.kit.verdicts import Finding
 from toeplens.training.presets import DISTANCE

@@ -20,8 +20,8 @@ from toeplens.papers.deposit.claims.common import (
     over,
     under,
 )
+from toeplens.papers.deposit.looks import look_at
 from toeplens.studies.kit.claims import Claim, as_support, every
-from toeplens.studies.kit.looks import look_at
 from toeplens.studies.kit.results import ONLY_SKILLED, CellResult, Figure, Results
 from toeplens.studies.kit.verdicts import Finding
 from toeplens.training.presets import DISTANCE

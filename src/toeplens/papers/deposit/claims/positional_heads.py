@@ -20,9 +20,9 @@ from toeplens.papers.deposit.claims.common import (
     over,
     under,
 )
+from toeplens.papers.deposit.looks import look_at
 from toeplens.studies.grid.measured import LONGER, kept
 from toeplens.studies.kit.claims import Claim, as_support, every
-from toeplens.studies.kit.looks import look_at
 from toeplens.studies.kit.results import ONLY_SKILLED, CellResult, Figure, Results
 from toeplens.training.presets import DISTANCE
 

@@ -15,8 +15,8 @@ from toeplens.papers.deposit.claims.common import (
     mechanism,
 )
 from toeplens.papers.deposit.labels import Label
+from toeplens.papers.deposit.looks import look_at
 from toeplens.studies.kit.claims import Claim
-from toeplens.studies.kit.looks import look_at
 from toeplens.studies.kit.results import ONLY_SKILLED, CellResult, Figure, Results
 from toeplens.studies.kit.verdicts import ENOUGH, LEVEL, Finding, Verdict, unknown
 from toeplens.training.presets import DISTANCE

@@ -14,6 +14,7 @@ from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction
 from toeplens.papers.deposit.factors import concentrated
 from toeplens.papers.deposit.labels import Label
+from toeplens.papers.deposit.looks import END, Look, Measure, look_at
 from toeplens.papers.deposit.page.look import (
     Drawn,
     Models,
@@ -32,7 +33,6 @@ from toeplens.report.kit.blocks import Block, Ramp
 from toeplens.report.kit.canvas import Canvas
 from toeplens.report.kit.dots import Series, dots, told_means
 from toeplens.studies import CellResult
-from toeplens.studies.kit.looks import END, Look, Measure, look_at
 from toeplens.studies.kit.results import estimated
 
 SHARE = Ramp("0%", "100% of the skill", half=True)

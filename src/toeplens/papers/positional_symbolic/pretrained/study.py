@@ -17,7 +17,7 @@ from toeplens.ground.files import make_directory
 from toeplens.ground.stops import Interrupted, interruptible
 from toeplens.papers.positional_symbolic.pretrained.making import PIECES, Making, path_of, read
 from toeplens.papers.positional_symbolic.pretrained.plan import AUDITED, TOGETHER, Asking, Plan
-from toeplens.papers.positional_symbolic.pretrained.recorded import judged, open_record, record_in
+from toeplens.papers.positional_symbolic.pretrained.recorded import judged, reread
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
 from toeplens.sources.huggingface import captured
 from toeplens.sources.huggingface.beforehand import check_decoder, check_length
@@ -50,18 +50,8 @@ def _read(directory: Path, plan: Plan, environment: dict[str, Any]) -> Pretraine
     )
 
 
-KIND = Kind("pretrained", "pretrained", Asking, Asking.plan, _read)
-
-
-def is_pretrained(directory: Path | str) -> bool:
-    """Whether a directory is that of such a study, or holds the record of one."""
-    return KIND.holds(directory) or record_in(Path(directory)) is not None
-
-
-def gather(directory: Path | str) -> Pretrained:
-    """What a study has finished, judged and written down; of a record, what it holds, judged as rules are now."""
-    record = None if KIND.holds(directory) else record_in(Path(directory))
-    return KIND.gather(directory) if record is None else open_record(record)
+KIND = Kind("pretrained", "pretrained", Asking, Asking.plan, _read, reread)
+gather, is_pretrained, open_record = KIND.gather, KIND.tells, KIND.open_record
 
 
 def examine(

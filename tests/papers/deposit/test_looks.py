@@ -14,8 +14,8 @@ from tests.papers.deposit.worlds import LAYERS, NATS, SINGLE, SPREAD, Model, mad
 
 from toeplens.engine.head_watch import MOMENTS
 from toeplens.lens import HeadAblation
+from toeplens.papers.deposit.looks import END, LOOKS, Look, look_at
 from toeplens.studies import Key
-from toeplens.studies.kit.looks import END, LOOKS, Look, look_at
 from toeplens.training.presets import COUNT, DISTANCE
 
 KEY = Key("paper", DISTANCE, "rope", 0)

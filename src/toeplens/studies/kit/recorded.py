@@ -1,0 +1,74 @@
+"""The record of a study: its results.json, compressed or not, and claims.json, without the directory of its pieces."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toeplens.ground import InputError, parse_json, read_json
+from toeplens.ground.reading import Count, Number, Text, Truth
+from toeplens.ground.records import Record
+
+STUDY, RESULTS, CLAIMS_FILE = "study.json", "results.json", "claims.json"
+PACKED = f"{RESULTS}.gz"
+FIRST = "reproduce"  # the first kind of study to be had, whose files did not name it
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Head(Record):
+    finished: Count
+    total: Count
+    environment: dict[str, Text | Number | Truth | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A results.json.
+
+    path             where it lies
+    content          all that it holds: what was asked, and what was found
+    finished, total  as in `toeplens.studies.kit.study.State`, and so is ``environment``
+    """
+
+    path: Path
+    content: Mapping[str, Any]
+    finished: int
+    total: int
+    environment: dict[str, Any]
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """What of a `toeplens.studies.kit.study.State` every kind of study has the same, but for its ledger."""
+        counted = {"finished": self.finished, "total": self.total, "environment": self.environment}
+        return {"directory": self.path.parent, **counted}
+
+
+def record_in(directory: Path, study: str) -> Path | None:
+    """The results of a ``study`` of which only the record is kept, beside its claims.json; None where there is none."""
+    claims = directory / CLAIMS_FILE
+    results = next((path for name in (RESULTS, PACKED) if (path := directory / name).is_file()), None)
+    if results is None or (directory / STUDY).exists() or not claims.is_file():
+        return None
+    content = read_json(claims)
+    return results if isinstance(content, dict) and content.get("study", FIRST) == study else None
+
+
+def read_record(path: Path) -> Kept:
+    """A results.json, or one compressed by gzip; what cannot be read, or is no such, raises `InputError`."""
+    content = parse_json(_text(path), path)
+    head = _Head.from_dict(content, path)
+    return Kept(
+        path=path, content=content, finished=head.finished, total=head.total, environment=dict(head.environment)
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InputError(f"study: {path} could not be read ({str(error).lower().rstrip('.')}).") from None

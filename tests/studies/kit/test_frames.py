@@ -1,0 +1,138 @@
+"""Tables of a study: the record's numbers under names that stay, null where nothing is known, for other programs."""
+
+from __future__ import annotations
+
+import io
+from math import isnan
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import csv, parquet
+from tests.report.auditing.test_page import made_up
+from tests.report.exporting.recorded import recorded_grid
+from tests.report.grid.state import HEADS, LAYERS, NASTY
+
+from toeplens.ground import InputError
+from toeplens.papers import deposit, mathematics
+from toeplens.papers.positional_symbolic import pretrained
+from toeplens.studies.grid import Grid
+from toeplens.studies.kit.frames.rows import CellRow, ClaimRow, EpochRow, HeadRow, LengthRow
+from toeplens.studies.kit.frames.tables import schema
+
+RESULTS = Path(__file__).parents[3] / "results"
+PLACE = ["protocol", "task", "encoding", "seed"]
+KINDS = {"cells": CellRow, "heads": HeadRow, "epochs": EpochRow, "lengths": LengthRow, "claims": ClaimRow}
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+    return recorded_grid(tmp_path_factory.mktemp("grid"))
+
+
+@pytest.fixture(scope="module")
+def laptop() -> deposit.Reproduction:
+    return deposit.gather(RESULTS / "laptop")
+
+
+@pytest.mark.parametrize("rows", KINDS)
+def test_columns_are_those_that_are_documented_whatever_was_measured(
+    state: Grid, laptop: deposit.Reproduction, rows: str
+):
+    text = (RESULTS.parent / "docs" / "export.md").read_text("utf-8")
+    assert state.frame(rows).schema == laptop.frame(rows).schema == schema(KINDS[rows])
+    assert [name for name in schema(KINDS[rows]).names if f"`{name}`" not in text] == []
+    assert rows == "claims" or schema(KINDS[rows]).names[:4] == PLACE
+
+
+def test_cells_have_the_numbers_of_the_record(laptop: deposit.Reproduction):
+    frame = laptop.results.frame()
+    assert frame.num_rows == len(laptop.results.cells) == 520
+    for row, cell in zip(frame.to_pylist()[::37], laptop.results.cells[::37], strict=True):
+        assert [row[name] for name in PLACE] == [cell.key.protocol, cell.key.task, cell.key.label, cell.key.seed]
+        assert (row["accuracy"], row["loss"]) == (cell.result["test_accuracy"], cell.result["test_loss"])
+        assert (row["skill"], row["guess"], row["steps"]) == (cell.skill, cell.length_chance, cell.result["steps"])
+        assert cell.ablation is not None
+        place = cell.deposits()[row["peak_layer"]]
+        assert (place.peak, place.head) == (row["peak"], row["peak_head"])
+        assert row["peak"] == max(layer.peak for layer in cell.deposits())
+
+
+def test_heads_are_a_row_a_layer_and_head(state: Grid, laptop: deposit.Reproduction):
+    cell = state.results.of("index", "rope")[0]
+    assert cell.ablation is not None
+    rows = [row for row in state.frame("heads").to_pylist() if tuple(row[name] for name in PLACE) == _key(cell)]
+    assert [(row["layer"], row["head"]) for row in rows] == [(i, j) for i in range(LAYERS) for j in range(HEADS)]
+    for name, values in (("drop", cell.ablation.drops), ("positional", cell.measure("behaviour").positional)):
+        np.testing.assert_array_equal(np.array([row[name] for row in rows], dtype=float), values.ravel())
+    recorded = laptop.frame("heads")
+    assert recorded.num_rows == sum(each.ablation.drops.size for each in laptop.results.cells if each.ablation)
+    assert recorded["positional"].null_count == recorded.num_rows, "that was not measured there"
+
+
+def _key(cell) -> tuple:
+    return cell.key.protocol, cell.key.task, cell.key.label, cell.key.seed
+
+
+def test_epochs_and_lengths_are_rows_of_what_was_evaluated(state: Grid):
+    epochs = state.frame("epochs").to_pylist()
+    assert len(epochs) == sum(len(cell.epochs) for cell in state.results.cells)
+    cell = next(cell for cell in state.results.cells if cell.measure("extrapolation") is not None)
+    rows = [row for row in state.frame("lengths").to_pylist() if tuple(row[name] for name in PLACE) == _key(cell)]
+    wanted = [(row.length, row.accuracy) for row in cell.measure("extrapolation").rows if row.examples]
+    assert [(row["length"], row["accuracy"]) for row in rows] == wanted
+
+
+def test_a_diverged_model_has_no_accuracy(state: Grid):
+    gone = [row for row in state.frame("cells").to_pylist() if row["status"] == "diverged"]
+    assert gone
+    assert all(row["accuracy"] is row["loss"] is row["skill"] is row["peak"] is None for row in gone)
+    frame = state.frame("cells")
+    floats = [column for column in frame.columns if pa.types.is_floating(column.type)]
+    assert not any(isnan(value) for column in floats for value in column.drop_null().to_pylist())
+
+
+def test_claims_are_a_row_a_verdict(state: Grid, laptop: deposit.Reproduction):
+    rows = laptop.frame("claims").to_pylist()
+    assert [(row["claim"], row["protocol"], row["verdict"]) for row in rows] == [
+        (entry.claim.id, entry.protocol, entry.verdict) for entry in laptop.entries
+    ]
+    assert any(NASTY in row["statement"] + row["evidence"] for row in state.frame("claims").to_pylist())
+
+
+@pytest.mark.parametrize("rows", KINDS)
+def test_other_programs_take_them(state: Grid, rows: str):
+    frame = state.frame(rows)
+    assert hasattr(frame, "__dataframe__")
+    assert pa.table(frame) == frame
+    assert pa.RecordBatchReader.from_stream(frame).read_all() == frame  # what polars and duckdb ask for
+    stream = io.BytesIO()
+    parquet.write_table(frame, stream)
+    assert parquet.read_table(io.BytesIO(stream.getvalue())) == frame
+    stream = io.BytesIO()
+    csv.write_csv(frame, stream)
+    types = csv.ConvertOptions(column_types=frame.schema, strings_can_be_null=True, quoted_strings_can_be_null=False)
+    again = csv.read_csv(
+        io.BytesIO(stream.getvalue()), convert_options=types, parse_options=csv.ParseOptions(newlines_in_values=True)
+    )
+    assert again == frame
+
+
+def test_other_studies_have_tables_too():
+    theory, smollm2 = mathematics.gather(RESULTS / "theory"), pretrained.gather(RESULTS / "smollm2")
+    assert theory.frame().num_rows == len(theory.entries)
+    heads = smollm2.frame()
+    assert heads.schema.names[:5] == ["audit", "side", "kind", "layer", "head"]
+    assert heads.num_rows == sum(len(audit.heads) for audit in smollm2.audits.values())
+    audit = made_up()
+    assert audit.frame().to_pydict() == audit.table()
+
+
+def test_rows_that_there_are_not_are_refused(state: Grid):
+    with pytest.raises(
+        InputError, match=r"^rows: there is no 'head'; did you mean 'heads'\? Known: cells, epochs, heads"
+    ):
+        state.results.frame("head")
+    with pytest.raises(InputError, match=r"^rows: there is no 'x'; known: cells, claims, epochs, heads, lengths\."):
+        state.frame("x")
