@@ -39,6 +39,7 @@ FLOORS = [
 TOP = {"__main__"}  # stands above all of them
 ROOMS = {"lens", "sources", "studies", "report", "papers"}  # floors of rooms: kit, and what two others share is in it
 LONGEST, MOST = 400, 15  # lines of a file; files of a folder of a floor of rooms
+_NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler
 
 FILES = sorted(SOURCE.rglob("*.py"))
 PAPERS = [f"papers.{path.parent.name}" for path in sorted((SOURCE / "papers").glob("*/__init__.py"))]
@@ -178,7 +179,7 @@ def test_every_name_comes_from_somewhere(path: Path):
     nodes = list(ast.walk(parsed(path)))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     made = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler)}
+    made |= {node.name for node in nodes if isinstance(node, _NAMED)}
     made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     taken = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
     made |= {(alias.asname or alias.name).split(".")[0] for alias in taken}

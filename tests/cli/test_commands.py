@@ -86,7 +86,7 @@ COMMANDS = [
     "extrapolate",
     "bench",
 ]
-COMMANDS += ["probe", "pretrained", "report", "claims", "encodings", "card", "tasks"]
+COMMANDS += ["probe", "pretrained", "report", "claims", "figures", "tables", "cite", "encodings", "card", "tasks"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -42,7 +42,7 @@ def test_the_examples_that_compile_run(tmp_path: Path) -> None:
 
 def test_there_is_an_example_on_every_page_of_a_capability() -> None:
     pages = "index reproduce protocols encodings conformance tasks training ablation mechanism gradients representation"
-    pages += " decomposition toeplitz theory claims behaviour frequency relevance study audit intervene"
+    pages += " decomposition toeplitz theory claims behaviour frequency relevance study audit intervene export"
     for name in pages.split():
         assert "```python" in (ROOT / "docs" / f"{name}.md").read_text(), name
 

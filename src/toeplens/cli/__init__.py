@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from toeplens.cli import audits, bench, lists, pretrained, probes, runs, studies
+from toeplens.cli import audits, bench, cite, export, lists, pretrained, probes, runs, studies
 from toeplens.ground import EnvironmentFailure, ToeplensError
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.stops import EXIT_CODE, STOPPED, interrupted_by_signals
@@ -62,6 +62,9 @@ for _name, _command in {
     "extrapolate": runs.extrapolate_run,
     "report": studies.report_page,
     "claims": studies.claims,
+    "figures": export.figures,
+    "tables": export.tables,
+    "cite": cite.cite,
     "encodings": lists.list_encodings,
     "card": lists.card,
     "tasks": lists.list_tasks,

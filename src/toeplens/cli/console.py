@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape, render
 from rich.padding import Padding
+from rich.progress import Progress
 from rich.progress import track as rich_track
 from rich.table import Table
 
@@ -123,6 +125,14 @@ def print_in_full(entries: Iterable[tuple[str, dict[str, str]]]) -> None:
 def track(items: Sequence[Item], doing: str) -> Iterable[Item]:
     """The items in turn, with a bar on standard error where there is a terminal."""
     return rich_track(items, description=doing, console=err, disable=not err.is_terminal, transient=True)
+
+
+@contextmanager
+def bar(doing: str, total: int) -> Iterator[Callable[[], None]]:
+    """What moves a bar on by a step, on standard error where there is a terminal."""
+    with Progress(console=err, disable=not err.is_terminal, transient=True) as progress:
+        task = progress.add_task(doing, total=total)
+        yield lambda: progress.advance(task)
 
 
 def print_page(page: Path, *, as_json: bool, **more: Any) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import torch
 from pyarrow import csv, parquet
 
@@ -19,10 +18,9 @@ from toeplens.ground.files import make_directory
 from toeplens.studies.auditing.effects import Silenced
 from toeplens.studies.auditing.kept import forget
 from toeplens.studies.auditing.notebook import notebook_html
-from toeplens.studies.auditing.record import COLUMNS, AuditRecord
+from toeplens.studies.auditing.record import AuditRecord
 
 RECORD, PARQUET, CSV = "audit.json", "heads.parquet", "heads.csv"
-_WORDS, _WHOLE = ("side", "kind"), ("layer", "head")
 
 
 @dataclass(frozen=True)
@@ -89,19 +87,12 @@ def open_audit(directory: Path | str) -> Audit:
 def parquet_of(audit: Audit) -> bytes:
     """The table of heads (`COLUMNS`) as a Parquet file; null where a number is not known."""
     stream = io.BytesIO()
-    parquet.write_table(_table(audit), stream)
+    parquet.write_table(audit.frame(), stream)
     return stream.getvalue()
 
 
 def csv_of(audit: Audit) -> bytes:
     """The table of heads as comma-separated values with a header; empty where a number is not known."""
     stream = io.BytesIO()
-    csv.write_csv(_table(audit), stream)
+    csv.write_csv(audit.frame(), stream)
     return stream.getvalue()
-
-
-def _table(audit: Audit) -> pa.Table:
-    kinds = {
-        name: pa.string() if name in _WORDS else pa.int32() if name in _WHOLE else pa.float64() for name in COLUMNS
-    }
-    return pa.table(audit.table(), schema=pa.schema(list(kinds.items())))

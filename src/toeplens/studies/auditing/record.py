@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from toeplens.ground import InputError, reading
@@ -326,6 +327,11 @@ class AuditRecord(Record):
     def table(self) -> dict[str, list[Any]]:
         """The heads as columns (`COLUMNS`), one number or word a head; None where it is not known."""
         return {name: [getattr(head, name) for head in self.heads] for name in COLUMNS}
+
+    def frame(self) -> pa.Table:
+        """The same as an Arrow table, which pandas and polars take as it is; null where a number is not known."""
+        kinds = {"side": pa.string(), "kind": pa.string(), "layer": pa.int32(), "head": pa.int32()}
+        return pa.table(self.table(), schema=pa.schema([(name, kinds.get(name, pa.float64())) for name in COLUMNS]))
 
     def of(self, layer: LayerRecord) -> Iterator[HeadRecord]:
         """The heads of one layer."""

@@ -8,9 +8,11 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import pyarrow as pa
 from pydantic import Field
 
 from toeplens.engine.kinds import as_record
+from toeplens.ground import choose
 from toeplens.ground.machine import MOST_SEEDS
 from toeplens.ground.reading import Count, Positive, Share
 from toeplens.ground.records import Like, Record
@@ -23,6 +25,8 @@ from toeplens.lens import (
 )
 from toeplens.model import Protocol
 from toeplens.studies.kit.contrasts import GRAIN, Contrast, difference
+from toeplens.studies.kit.frames.rows import CellRow, EpochRow, HeadRow, LengthRow, Place
+from toeplens.studies.kit.frames.tables import by_head, table
 
 SKILLED = 0.25  # of what there is to learn: below it a model's heads say nothing about the task
 ONLY_SKILLED = f"Only models with skill of at least {SKILLED:g} count."
@@ -188,6 +192,53 @@ class CellResult(Record):
     def _measured(self) -> dict[str, Any]:
         return {}
 
+    @property
+    def place(self) -> Place:
+        """The first columns of a table's rows."""
+        key = self.key
+        return {"protocol": key.protocol, "task": key.task, "encoding": key.label, "seed": key.seed}
+
+    def row(self) -> dict[str, Any]:
+        """The cell in a table of all (`CellRow`)."""
+        peaks = [layer.peak for layer in self.deposits()]
+        top = int(np.argmax(peaks)) if peaks else None
+        last = self.epochs[-1] if self.epochs else {}
+        same = {name: name for name in ("steps", "seconds", "tokens_per_second", "fit_accuracy", "fit_loss")}
+        told = {"loss": "test_loss", **same} if self.status == "complete" else {}
+        row = {name: self.result.get(field) for name, field in told.items()}
+        figures = ("run", "status", "settled", "accuracy", "chance", "skill", "half_learned", "setbacks", "parameters")
+        row |= {name: getattr(self, name) for name in figures}
+        row |= {"guess": self.length_chance, "epochs": last.get("epoch")}
+        row |= {"peak": self.peak, "peak_layer": top, "peak_head": None if top is None else self.deposits()[top].head}
+        return {**self.place, **row}
+
+    def head_rows(self) -> Iterator[Mapping[str, Any]]:
+        """Its heads, as far as anything was measured of them."""
+        figures: dict[str, Any] = {}
+        for name, found in (("drop", self.ablation), ("gain", self.by_loss)):
+            if found is not None:
+                figures |= {name: found.drops, f"{name}_low": found.low, f"{name}_high": found.high}
+        for measure, fields in _OF_HEADS.items():
+            found = self.measure(measure)
+            if found is not None:
+                figures |= {name: getattr(found, field) for name, field in fields.items()}
+        yield from ({**self.place, **row} for row in by_head(**figures))
+
+    def epoch_rows(self) -> Iterator[Mapping[str, Any]]:
+        """Its evaluations during training."""
+        yield from ({**self.place, **row} for row in self.epochs)
+
+    def length_rows(self) -> Iterator[Mapping[str, Any]]:
+        """The lengths of texts on which it was tested, as far as it read any of such a length."""
+        tested, spoken = self.measure("extrapolation"), self.measure("bits")
+        for row in () if tested is None else tested.rows:
+            if row.examples:
+                yield {**self.place, **asdict(row), "guess": row.length_chance}
+        for row in () if spoken is None else spoken.lengths:
+            if row.texts:
+                bits = {"bits": row.whole.value, "sliding": row.sliding.value}
+                yield {**self.place, "length": row.length, "factor": row.factor, "examples": row.texts, **bits}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON; the deposits are written out for readers, not read back."""
         return super().to_dict() | {"deposits": [asdict(layer) for layer in self.deposits()]}
@@ -223,9 +274,25 @@ class Figure:
         return BySeed({cell.key.seed: self.of(cell) for cell in cells if self.counts(cell)})
 
 
+_OF_HEADS = {  # measure: columns of a table of heads, and what they are called there
+    "behaviour": {name: name for name in ("positional", "symbolic", "interaction")},
+    "toeplitz": {"toeplitz": "share"},
+    "frequency": {"centre": "centre"},
+    "patterns": {name: name for name in ("previous", "first", "induction")},
+}
+
 ACCURACY = Figure(
     "", lambda cell: cell.accuracy, lambda cell: cell.settled or cell.status == "diverged", "still learning"
 )
+
+
+_FRAMES: dict[str, tuple[type, Callable[[CellResult], Iterable[Mapping[str, Any]]]]] = {
+    "cells": (CellRow, lambda cell: [cell.row()]),
+    "heads": (HeadRow, CellResult.head_rows),
+    "epochs": (EpochRow, CellResult.epoch_rows),
+    "lengths": (LengthRow, CellResult.length_rows),
+}
+FRAMES = tuple(_FRAMES)
 
 
 class Results:
@@ -253,6 +320,15 @@ class Results:
     def difference(self, task: str, first: str, second: str, figure: Figure = ACCURACY) -> Contrast:
         """A figure's mean over the models of ``first`` less that over the models of ``second``."""
         return difference(*(figure.by_seed(self.of(task, one)) for one in (first, second)), grain=figure.grain)
+
+    def frame(self, rows: str = "cells") -> pa.Table:
+        """The cells as an Arrow table, which pandas and polars take as it is (docs/export.md says its columns).
+
+        rows  what a row is: a cell, a head of one (``heads``), an evaluation (``epochs``), a length of test texts
+              (``lengths``); see `toeplens.studies.kit.frames.rows`
+        """
+        kind, of = _FRAMES[choose("rows", rows, FRAMES)]
+        return table(kind, (row for cell in self.cells for row in of(cell)))
 
 
 def estimated(values: Mapping[int, float]) -> Estimate | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import pyarrow as pa
 
 from toeplens.papers.positional_symbolic.pretrained.heads import Heads
 from toeplens.papers.positional_symbolic.pretrained.plan import Plan
@@ -34,6 +36,17 @@ class Pretrained(State):
             "audits": {name: each.to_dict() for name, each in self.audits.items()},
             "probes": {name: each.to_dict() for name, each in self.probes.items()},
         }
+
+    def frames(self) -> dict[str, Callable[[], pa.Table]]:
+        """Heads of all its audits, with the audit's name before what an audit's table has; and claims."""
+        return {"heads": self._heads} | super().frames()
+
+    def _heads(self) -> pa.Table:
+        named = [
+            each.frame().add_column(0, "audit", pa.array([name] * len(each.heads), pa.string()))
+            for name, each in self.audits.items()
+        ]
+        return pa.concat_tables(named) if named else pa.table({"audit": pa.array([], pa.string())})
 
     def heads(self, kind: str) -> Heads | None:
         """What was measured of each head on each of the texts (``text``), of random weights or shuffled texts."""

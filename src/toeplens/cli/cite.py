@@ -1,0 +1,109 @@
+"""The command that says how to cite toeplens, the papers that it carries out, and the encodings of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toeplens.cli.options import Json, path
+from toeplens.start import starting
+from toeplens.version import __version__
+
+if TYPE_CHECKING:
+    from toeplens.ground.works import Work
+
+TITLE, AUTHORS, LICENSE = "toeplens", "The toeplens authors", "Apache-2.0"  # as CITATION.cff has them
+ABOUT = "A laboratory for positional information in Transformers"
+
+
+def cite(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(help="A study's or a run's directory: its encodings are cited as well.", parser=path),
+    ] = None,
+    bibtex: Annotated[bool, typer.Option("--bibtex", help="As BibTeX.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say how to cite toeplens and the papers that it carries out; of a study, its encodings too."""
+    with starting():
+        from toeplens.cli import console
+        from toeplens.ground.works import Work
+        from toeplens.papers.deposit.citation import PAPER as DEPOSIT
+        from toeplens.papers.positional_symbolic.citation import PAPER as SYMBOLIC
+
+    program = Work(TITLE, (f"{{{AUTHORS}}}",), f"{TITLE}: {ABOUT}", version=__version__, license=LICENSE)
+    works = {"program": [program], "papers": [DEPOSIT, SYMBOLIC]}
+    known = {work.eprint for work in works["papers"]}
+    cited = {name: list(_works(name)) for name in ([] if directory is None else _encodings(directory))}
+    new = {}  # a paper of several encodings is one entry
+    for each in cited.values():
+        new |= {
+            each.eprint or each.key: each
+            for each in each
+            if each.eprint not in known and (each.eprint or each.key) not in new
+        }
+    works["encodings"] = list(new.values())
+    if as_json:
+        told = {
+            kind: [{"key": work.key, "words": work.words(), "bibtex": work.bibtex()} for work in found]
+            for kind, found in works.items()
+        }
+        console.print_json(told)
+    elif bibtex:
+        console.say("\n\n".join(work.bibtex() for found in works.values() for work in found))
+        if new:
+            console.say("titles of the encodings' papers are not kept here: arXiv has them by the number.", aside=True)
+    else:
+        console.say("toeplens:")
+        console.say(f"  {program.words()}")
+        console.say("the papers whose experiments it carries out:")
+        for work in works["papers"]:
+            console.say(f"  {work.words()}")
+        if cited:
+            console.say(f"the encodings in {directory}:")
+        for name in cited:
+            console.say(f"  {name}: {_citation(name)}")
+        console.say("as BibTeX: toeplens cite --bibtex")
+
+
+def _citation(name: str) -> str:
+    from toeplens import encodings
+
+    return encodings.get(name).citation
+
+
+def _works(name: str) -> Iterator[Work]:
+    from toeplens.ground.works import works_in
+
+    return works_in(_citation(name), name)
+
+
+def _encodings(directory: Path) -> list[str]:
+    """The encodings of a run's or a study's models, each once, in order."""
+    from toeplens import encodings
+    from toeplens.training import Run
+
+    specs = [Run.open(directory).spec] if (directory / "spec.json").is_file() else list(_specs(directory))
+    names: dict[str, None] = {}
+    for spec in specs:
+        for each in filter(None, (spec.model.encoding, spec.model.input_encoding)):
+            names |= dict.fromkeys(encodings.named(each))
+    return list(names)
+
+
+def _specs(directory: Path) -> Iterator[Any]:
+    """The runs that a study asks for; none of a pretrained model's."""
+    from toeplens.cli.studies import kind_of
+    from toeplens.papers import deposit, mathematics
+    from toeplens.studies import grid
+
+    state = kind_of(directory)[0].gather(directory)
+    if isinstance(state, grid.Grid):
+        yield from (cell.job.spec for cell in grid.cells(state.spec))
+    elif isinstance(state, deposit.Reproduction):
+        yield from (cell.job.spec for cell in state.plan.cells())
+    elif isinstance(state, mathematics.Theory):
+        yield from (job.spec for job in mathematics.jobs(state.scale, state.seeds))

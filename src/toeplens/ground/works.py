@@ -1,0 +1,96 @@
+"""Works that are cited: papers and programs, in words and as BibTeX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_CITED = re.compile(
+    r"(?P<authors>[^\d,;]+?) (?P<year>\d{4}), (?:arXiv (?P<eprint>\d{4}\.\d{5})(?:, | |$))?(?P<note>.*)"
+)
+_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    **{letter: f"\\{letter}" for letter in "{}$&#%_"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    '"': "''",
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A work that is cited.
+
+    key      its name in a bibliography
+    authors  as the work has them; "others" for those that are not known here
+    title    empty where it is not known here
+    year     0 where it is not known, or there is none
+    eprint   its number on arXiv
+    version  of a program
+    note     what else there is to say
+    """
+
+    key: str
+    authors: Sequence[str]
+    title: str = ""
+    year: int = 0
+    eprint: str = ""
+    version: str = ""
+    license: str = ""
+    note: str = ""
+
+    def words(self) -> str:
+        """A line of a list of references."""
+        plain = (author.replace("{", "").replace("}", "") for author in self.authors)
+        *before, last = [" ".join(reversed(author.split(", ", 1))) for author in plain]
+        names = f"{', '.join(before)} {'et al.' if last == 'others' else f'and {last}'}" if before else last
+        year = f" ({self.year})" if self.year else ""
+        parts = [
+            self.title,
+            self.version and f"version {self.version}",
+            self.eprint and f"arXiv:{self.eprint}",
+            self.note,
+        ]
+        return f"{names}{year}. {'. '.join(part for part in parts if part)}."
+
+    def bibtex(self) -> str:
+        """An entry of a bibliography; one of a program is ``@software``, to BibTeX the same as misc."""
+        fields = {
+            "author": " and ".join(self.authors),
+            "title": f"{{{bib(self.title)}}}" if self.title else "",
+            "year": str(self.year or ""),
+            "eprint": self.eprint,
+            "archiveprefix": "arXiv" if self.eprint else "",
+            "version": bib(self.version),
+            "license": bib(self.license),
+            "note": bib(self.note),
+        }
+        lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
+        return "\n".join([f"@{'software' if self.version else 'misc'}{{{self.key},", *lines, "}"])
+
+
+def bib(text: str) -> str:
+    """A text as BibTeX takes it, between braces."""
+    return "".join(_ESCAPES.get(letter, letter) for letter in text)
+
+
+def works_in(citation: str, key: str) -> Iterator[Work]:
+    """The works that a citation in words names: authors, a year, and arXiv's number or what else is said.
+
+    Titles are not known there. The first has the ``key``, those after it the key with a number.
+    """
+    for number, part in enumerate(citation.split("; "), 1):
+        name = key if number == 1 else f"{key}-{number}"
+        found = _CITED.fullmatch(part)
+        if found is None:
+            yield Work(name, ("others",), note=part)
+            continue
+        authors, note = _authors(found["authors"]), found["note"].strip("()")
+        yield Work(name, authors, year=int(found["year"]), eprint=found["eprint"] or "", note=note)
+
+
+def _authors(text: str) -> tuple[str, ...]:
+    if text.endswith(" et al."):
+        return bib(text.removesuffix(" et al.")), "others"
+    return tuple(f"{{{bib(name)}}}" if " " in name or "-" in name else bib(name) for name in text.split(" and "))

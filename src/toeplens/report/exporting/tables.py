@@ -1,0 +1,244 @@
+"""The tables of a page, read from its HTML: names, cells as a grid, and the same as comma-separated values."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
+
+from toeplens.ground.words import fixed
+
+VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+_UNSEEN = {"script", "style", "sup", "template", "svg", "button", "select"}  # marks of notes among them
+_GAPS = {"br", "p", "li", "dd", "dt", "div"}
+_MOST = 60  # characters of a file's name
+
+
+@dataclass
+class Cell:
+    """A cell of a table.
+
+    text          what it says; ``note`` what stands below in small print: a range, how many there are
+    right         whether it is a number, so that it is set to the right
+    across, down  columns and rows that it takes
+    """
+
+    text: str = ""
+    note: str = ""
+    right: bool = False
+    across: int = 1
+    down: int = 1
+
+    @property
+    def whole(self) -> str:
+        """The text with its note in brackets."""
+        return f"{self.text} ({self.note})" if self.text and self.note else self.text or self.note
+
+
+@dataclass
+class Table:
+    """A table as it is read: its name, the title of its section, its rows of cells."""
+
+    name: str
+    section: str
+    rows: list[list[Cell]] = field(default_factory=list)
+    heads: int = 0
+    id: str = ""
+
+    @property
+    def file(self) -> str:
+        """Its name as that of a file: lower-case letters, digits and dashes."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:_MOST].strip("-") or "table"
+
+    def grid(self) -> list[list[Cell]]:
+        """Rows of equal length; a cell that takes several places stands in all of them."""
+        taken: dict[tuple[int, int], Cell] = {}
+        for y, row in enumerate(self.rows):
+            x = 0
+            for cell in row:
+                while (y, x) in taken:
+                    x += 1
+                down = min(cell.down, len(self.rows) - y)
+                taken |= {(y + dy, x + dx): cell for dy in range(down) for dx in range(cell.across)}
+                x += cell.across
+        width = max((x for _, x in taken), default=-1) + 1
+        return [[taken.get((y, x), _NOTHING) for x in range(width)] for y in range(len(self.rows))]
+
+    def columns(self) -> list[str]:
+        """What its columns are called, those of a group after the group's name; numbers where nothing names them."""
+        grid = self.grid()
+        width = len(grid[0]) if grid else 0
+        if not self.heads:
+            return [str(x + 1) for x in range(width)]
+        return [
+            ": ".join(dict.fromkeys(row[x].text for row in grid[: self.heads] if row[x].text)) for x in range(width)
+        ]
+
+    def body(self) -> list[list[Cell]]:
+        """The rows below the names of the columns."""
+        return self.grid()[self.heads :]
+
+
+_NOTHING = Cell()
+
+
+def read_tables(html: str) -> list[Table]:
+    """The tables of a page that have a cell, in its order; names are made different from each other.
+
+    Names are what the page tells those who cannot see it. The table of an audit's heads, which the page's own script
+    makes, is made of what that is made of.
+    """
+    reader = _Reader()
+    reader.feed(html)
+    reader.close()
+    found: list[Table] = []
+    counts: dict[str, int] = {}
+    for table in reader.tables:
+        if table.id == "table" and not table.rows and reader.sheets:
+            table = _heads(table, reader.sheets)
+        if not any(table.rows):
+            continue
+        count = counts[table.file] = counts.get(table.file, 0) + 1
+        found.append(table if count == 1 else replace(table, name=f"{table.name}, {count}"))
+    return found
+
+
+def csv_of(table: Table) -> str:
+    """A table as comma-separated values (RFC 4180): names of columns, then rows; empty where the page has a dash.
+
+    Numbers have a plain minus sign, so that programs read them.
+    """
+    stream = io.StringIO()
+    writer = csv.writer(stream)
+    writer.writerow(table.columns())
+    writer.writerows([_plain(cell.whole) for cell in row] for row in table.body())
+    return stream.getvalue()
+
+
+def _plain(text: str) -> str:
+    return "" if text == "–" else re.sub(r"−(?=[\d.])", "-", text)
+
+
+def _heads(table: Table, sheets: str) -> Table:
+    """The table of an audit's heads, with the columns that the page knows; layers and heads count from 1."""
+    content = json.loads(sheets)
+    sheet, columns = content["sheets"][0], content["columns"]
+    shown = [column for column in columns if column["name"] in sheet["values"]]
+    head = [Cell(text) for text in ("head", "layer", "head of it", *(each["title"] for each in shown))]
+    rows = [
+        [
+            Cell(title),
+            *(Cell(str(sheet[name][row] + 1), right=True) for name in ("layer", "head")),
+            *(Cell(fixed(sheet["values"][each["name"]][row], each["digits"]), right=True) for each in shown),
+        ]
+        for row, title in enumerate(sheet["titles"])
+    ]
+    return replace(table, rows=[head, *rows], heads=1)
+
+
+class _Reader(HTMLParser):
+    """Collects tables; ``sheets`` is the content of an audit's, empty on other pages."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tables: list[Table] = []
+        self.sheets = ""
+        self._open: list[str] = []  # names of the elements that stand open
+        self._unseen = 0  # how many were open outside what is not to be read, plus 1; 0 where all is
+        self._label, self._title, self._heading = "", "", ""
+        self._table: Table | None = None
+        self._cell: Cell | None = None
+        self._small = self._folded = self._told = self._data = False
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        if tag in _GAPS:
+            self._add(" ")
+        if tag in VOID:
+            return
+        self._open.append(tag)
+        if self._unseen:
+            return
+        told = {name: value or "" for name, value in attrs}
+        self._data = tag == "script" and told.get("id") == "sheets"
+        if tag in _UNSEEN or told.get("aria-hidden") == "true":
+            self._unseen = len(self._open)
+        elif "aria-label" in told and told.get("role") == "region":
+            self._label = told["aria-label"]
+        elif tag in ("h2", "h3"):
+            self._heading = ""
+            self._title = tag
+        elif tag == "table":
+            name = self._label or self._heading or "table"
+            self._table = Table(" ".join(name.split()), " ".join(self._heading.split()), id=told.get("id", ""))
+            self.tables.append(self._table)
+        elif self._table is not None:
+            self._inside(self._table, tag, told)
+
+    def _inside(self, table: Table, tag: str, told: dict[str, str]) -> None:
+        if tag == "tr":
+            table.rows.append([])
+            table.heads += "thead" in self._open
+        elif tag in ("td", "th") and table.rows:
+            across, down = (_count(told.get(name)) for name in ("colspan", "rowspan"))
+            right = "right" in told.get("class", "").split()
+            self._cell = Cell(right=right, across=across, down=down)
+            table.rows[-1].append(self._cell)
+        elif tag == "details":
+            self._folded = True
+        elif tag == "summary":
+            self._told = True
+        elif tag == "small":
+            self._small = True
+            if self._cell is not None and self._cell.note:
+                self._cell.note += "; "
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self._open:
+            return
+        while self._open.pop() != tag:
+            pass
+        if self._unseen:
+            if len(self._open) < self._unseen:
+                self._unseen, self._data = 0, False
+            return
+        if tag == self._title:
+            self._title = ""
+        elif tag in ("td", "th") and self._cell is not None:
+            self._cell.text, self._cell.note = (_joined(text) for text in (self._cell.text, self._cell.note))
+            self._cell = None
+        elif tag == "table":
+            self._table, self._label = None, ""
+        elif tag == "details":
+            self._folded = False
+        elif tag == "summary":
+            self._told = False
+        elif tag == "small":
+            self._small = False
+
+    def handle_data(self, data: str) -> None:
+        if self._data:
+            self.sheets += data
+        elif not self._unseen:
+            self._add(data)
+
+    def _add(self, text: str) -> None:
+        if self._title and not self._unseen:
+            self._heading += text
+        if self._cell is None or self._unseen or (self._folded and not self._told):
+            return
+        if self._small:
+            self._cell.note += text
+        else:
+            self._cell.text += text
+
+
+def _joined(text: str) -> str:
+    return re.sub(r"(; )+$", "", " ".join(text.split()))
+
+
+def _count(text: str | None) -> int:
+    return max(1, int(text)) if text and text.isdecimal() else 1

@@ -1,0 +1,1 @@
+"""Tables of a study for other programs: what their rows have, and how they are made."""

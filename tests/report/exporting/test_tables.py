@@ -1,0 +1,135 @@
+"""Tables of pages: read as they stand, and given back by CSV and LaTeX to the letter."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from html import escape
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.report.auditing.test_page import made_up
+from tests.report.grid.state import NASTY, made_up_grid
+
+from toeplens.report.auditing.page import render_audit
+from toeplens.report.exporting.latex import escaped, latex_of
+from toeplens.report.exporting.tables import Table, csv_of, read_tables
+from toeplens.report.grid.page import render_grid
+from toeplens.studies.grid import Grid
+from toeplens.studies.grid.measured import matrix
+
+GROUPED = """<section><h2>Accuracy &amp; more</h2>
+<div class="scroll" role="region" aria-label="What it 'costs'"><table>
+<thead><tr><th rowspan="2">Task</th><th colspan="2">Encoding</th></tr>
+<tr><th class="right"><span class="glyph" aria-hidden="true">●</span> RoPE<sup>a</sup></th>
+<th class="right">A&lt;B</th></tr></thead>
+<tbody><tr><th><details><summary>index</summary><p>not this</p></details></th>
+<td class="right">−1.5 <small class="under">−2 to −1</small><small class="under">3 models</small></td>
+<td class="right">–</td></tr>
+<tr><td>all<br>of it</td><td colspan="2">not part</td></tr></tbody></table></div>
+<h3>Rows</h3><table><tr><td>Seeds</td><td>5</td></tr></table><table></table></section>"""
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+    return made_up_grid(tmp_path_factory.mktemp("grid"))
+
+
+def rows_of(table: Table) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(csv_of(table))))
+
+
+def test_a_table_is_read_with_its_groups_notes_and_name():
+    first, second = read_tables(GROUPED)
+    assert (first.name, first.section, first.file) == ("What it 'costs'", "Accuracy & more", "what-it-costs")
+    assert rows_of(first) == [
+        ["Task", "Encoding: RoPE", "Encoding: A<B"],
+        ["index", "-1.5 (-2 to -1; 3 models)", ""],
+        ["all of it", "not part", "not part"],
+    ]
+    assert (second.name, rows_of(second)) == ("Rows", [["1", "2"], ["Seeds", "5"]])
+
+
+def test_a_group_of_columns_has_a_rule_of_its_own():
+    made = latex_of(read_tables(GROUPED)[0])
+    assert r"\multicolumn{2}{c}{Encoding} \\ \cmidrule(lr){2-3}" in made
+    assert r"Task & RoPE & A\textless{}B \\" in made
+    assert r"index & $-$1.5 {\scriptsize $-$2 to $-$1; 3 models} & -- \\" in made
+    assert r"\label{tab:what-it-costs}" in made
+    assert made.count(r"\begin{") == made.count(r"\end{")
+
+
+def test_tables_of_the_same_name_are_told_apart():
+    again = read_tables(GROUPED + GROUPED)
+    assert [table.file for table in again] == ["what-it-costs", "rows", "what-it-costs-2", "rows-2"]
+
+
+def test_the_tables_of_a_study_say_what_it_found(state: Grid):
+    found = {table.name: table for table in read_tables(render_grid(state))}
+    heads, *rows = rows_of(found["Test accuracy by task and encoding"])
+    at = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
+    wanted = next(row for row in matrix(state.spec, state.results) if (row.task, row.label) == ("index", "rope"))
+    assert wanted.accuracy is not None
+    assert at["index"]["Encoding: RoPE"].split()[0] == f"{100 * wanted.accuracy:.1f}"
+    statements = [row[0] for row in rows_of(found["Claims ledger"])[1:]]
+    assert [each for each in statements if NASTY in each]
+    assert len(rows_of(found["Models"])) == 1 + state.total
+
+
+def test_an_audits_heads_are_a_table_though_its_script_makes_it():
+    audit = made_up()
+    (table,) = (each for each in read_tables(render_audit(audit)) if each.name == "All heads")
+    heads, *rows = rows_of(table)
+    assert len(rows) == len(audit.heads)
+    row = dict(zip(heads, rows[13], strict=True))
+    assert (int(row["layer"]), int(row["head of it"])) == (audit.heads[13].layer + 1, audit.heads[13].head + 1)
+    assert audit.heads[13].positional is not None
+    assert float(row["positional"]) == pytest.approx(audit.heads[13].positional, abs=6e-4)
+
+
+TEXTS = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=12)
+
+
+@given(st.integers(1, 4).flatmap(lambda width: st.lists(st.lists(TEXTS, min_size=width, max_size=width), min_size=1)))
+def test_any_cells_come_back_from_csv(cells: list[list[str]]):
+    body = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in cells)
+    (table,) = read_tables(f"<table>{body}</table>")
+    _, *rows = rows_of(table)
+    said = [[" ".join(text.split()) for text in row] for row in cells]
+    assert rows == [[re.sub(r"−(?=[\d.])", "-", text) if text != "–" else "" for text in row] for row in said]
+
+
+@given(st.text(st.characters(codec="ascii", exclude_categories=("Cc",))))
+def test_what_latex_would_take_for_its_own_is_escaped(text: str):
+    made = escaped(text)
+    bare = re.sub(r"\\text[a-z]+\{\}|\\[{}$&#%_]|\{[\[\]]\}", "", made)
+    assert not set(bare) & set("\\{}$&#%_~^[]")
+    words = {"backslash": "\\", "asciitilde": "~", "asciicircum": "^", "less": "<", "greater": ">", "bar": "|"}
+    words |= {"quotedbl": '"', "asciigrave": "`", "quotesingle": "'"}
+    again = re.sub(r"\\text([a-z]+)\{\}", lambda found: words[found[1]], re.sub(r"\{([\[\]])\}", r"\1", made))
+    assert re.sub(r"\\([{}$&#%_])", r"\1", again) == text or "\\" in text
+
+
+def test_signs_of_pages_have_their_commands():
+    assert escaped("−1 ± 2, λ ≤ 10⁻³ – “x”") == r"$-$1 $\pm$ 2, $\lambda$ $\le$ 10$^{-}$$^{3}$ -- ``x''"
+
+
+def test_long_tables_may_break_and_wide_ones_are_made_to_fit():
+    many = "".join(f"<tr><td>{number}</td></tr>" for number in range(60))
+    assert r"\begin{longtable}{l}" in latex_of(read_tables(f"<table>{many}</table>")[0])
+    wide = "".join(f"<td>{'word ' * 3}</td>" for _ in range(6))
+    made = latex_of(read_tables(f"<table><tr>{wide}</tr></table>")[0])
+    assert r"\begin{table*}" in made
+    assert r"\resizebox" in made
+
+
+@pytest.mark.parametrize("name", ["latex", "tables"])
+def test_nothing_is_read_but_pages(name: str):
+    """What takes pages apart knows of no study."""
+    import toeplens.report.exporting as room
+
+    code = (Path(room.__file__).parent / f"{name}.py").read_text("utf-8")
+    assert "toeplens.studies" not in code
