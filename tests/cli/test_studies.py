@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -163,8 +164,19 @@ def test_a_recorded_pretrained_model_has_its_page_and_its_claims(toeplens: Toepl
     assert set(files(tmp_path)) == {"results.json.gz", "claims.json", "report.html"}
 
 
-def test_a_record_of_runs_has_no_page_without_them(toeplens: Toeplens):
-    assert "is not a study's directory (no study.json)" in toeplens("report", RESULTS / "laptop").refusal()
+def test_a_record_of_runs_has_its_page_and_ledger_without_them(toeplens: Toeplens, tmp_path: Path):
+    for name in ("results.json", "claims.json"):
+        shutil.copy(RESULTS / "theory" / name, tmp_path)
+    assert toeplens("report", tmp_path, "--json").json() == {"page": str(tmp_path / "report.html")}
+    assert len(toeplens("claims", tmp_path, "--json").json()) == 46
+    (tmp_path / "claims.json").unlink()
+    assert "is not a study's directory (no study.json)" in toeplens("report", tmp_path).refusal()
+
+
+def test_a_record_is_not_gone_on_with(toeplens: Toeplens, tmp_path: Path):
+    for name in ("results.json", "claims.json"):
+        shutil.copy(RESULTS / "theory" / name, tmp_path)
+    assert "holds files that are not a study's" in toeplens("theory", "--out", tmp_path).refusal()
 
 
 def _reproduction(directory: Path) -> Path:

@@ -1,0 +1,47 @@
+"""Write tests/public-names.txt: the names that people may rely on, with their parameters (docs/stability.md).
+
+    python tools/public_names.py
+
+`tests/test_public_names.py` holds that the file is up to date, so that no name or parameter goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import toeplens
+
+PAGE = Path(__file__).resolve().parents[1] / "tests" / "public-names.txt"
+_HEAD = "# Made by tools/public_names.py: what docs/stability.md says is kept. '=' stands for a default.\n"
+
+
+def public_names() -> str:
+    """Every public name of the package and of its floors, a line each, with its parameters if it has any."""
+    floors = [name for name in toeplens.__all__ if inspect.ismodule(getattr(toeplens, name))]
+    packages = {"toeplens": toeplens} | {f"toeplens.{name}": getattr(toeplens, name) for name in floors}
+    lines = [
+        f"{place}.{name}{_parameters(getattr(package, name))}"
+        for place, package in packages.items()
+        for name in sorted(getattr(package, "__all__", ()))
+    ]
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+def _parameters(entry: Any) -> str:
+    if not callable(entry):
+        return ""
+    try:
+        parameters = inspect.signature(entry).parameters.values()
+    except ValueError:  # without a signature of its own
+        return ""
+    bare = inspect.Signature([each.replace(annotation=each.empty, default=each.empty) for each in parameters])
+    optional = {each.name for each in parameters if each.default is not each.empty}
+    shown = (f"{part}=" if part in optional else part for part in str(bare)[1:-1].split(", "))
+    return f"({', '.join(shown)})"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(public_names(), encoding="utf-8")
+    print(PAGE)
