@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
+
+from tests.builders import script
 
 import toeplens
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("public_names", ROOT / "tools" / "public_names.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_public_names_and_their_parameters_are_as_written_down() -> None:
     """What changed on purpose is written down by `python tools/public_names.py`, and told in the CHANGELOG."""
     written = (ROOT / "tests" / "public-names.txt").read_text(encoding="utf-8").splitlines()
-    found = tool().public_names().splitlines()
+    found = script(ROOT / "tools" / "public_names.py").public_names().splitlines()
     assert sorted(set(written) - set(found)) == [], "gone, or with other parameters"
     assert sorted(set(found) - set(written)) == [], "new"
     assert written == found

@@ -112,6 +112,6 @@ def test_the_wheel_reproduces_in_an_environment_of_its_own(built: Path, tmp_path
     said = json.loads(run("reproduce", "--scale", "smoke", "--protocol", "paper", "--out", "demo", "--json"))
     assert said["finished"] == said["total"] > 0
     assert (tmp_path / "demo" / "report.html").stat().st_size > 100_000
-    assert "alibi" in run("card", "alibi")
+    assert "alibi" in run("encodings")
     run("tables", "demo", "--out", "tables")
     assert list((tmp_path / "tables").glob("*.csv"))
