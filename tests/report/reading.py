@@ -7,7 +7,8 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from plotly.offline import get_plotlyjs
+from toeplens.report.kit.packing import PAKO, packed_plotly, unpack
+from toeplens.report.kit.page import asset
 
 
 class Text(HTMLParser):
@@ -51,21 +52,20 @@ class Text(HTMLParser):
 
 
 def without_plotly(page: str) -> str:
-    """The page without the library that draws, which is in it once."""
-    script = get_plotlyjs().replace("</script", "<\\/script").replace("<!--", "<\\!--")
-    assert page.count(script) == 1, "plotly.js is there, once"
-    return page.replace(script, "")
+    """The page without the library that draws, which is in it once, and the one that unpacks it."""
+    assert page.count(packed_plotly()) == 1, "plotly.js is there, once"
+    return page.replace(packed_plotly(), "").replace(asset(PAKO), "")
 
 
 def figures(page: str) -> dict[str, Any]:
     """The page's plots by their places."""
-    (found,) = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
-    return json.loads(found)
+    (found,) = re.findall(r'<script type="text/plain" id="figures">(.*?)</script>', page)
+    return json.loads(unpack(found))
 
 
 def stands_alone(page: str) -> bool:
     """Whether the page, without plotly, tells the browser to ask for nothing, and has nothing to ask for."""
-    own = without_plotly(page) if get_plotlyjs()[:200] in page else page
+    own = without_plotly(page) if packed_plotly() in page else page
     return "default-src 'none'" in own and not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)|url\(""", own)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import plotly.graph_objects as go
 from latex2mathml.converter import convert
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from toeplens.ground import InputError, write_text
 from toeplens.ground.files import is_leftover, make_directory
@@ -18,6 +17,7 @@ from toeplens.ground.places import free, write_page
 from toeplens.report.kit.blocks import Block, Panel, View
 from toeplens.report.kit.canvas import Canvas, by_sign, plain
 from toeplens.report.kit.colours import BLUE, spectrum
+from toeplens.report.kit.packing import plotly
 from toeplens.report.kit.page import render_page
 from toeplens.studies.card import Card, flat
 
@@ -45,7 +45,7 @@ def write_cards(cards: Sequence[Card], directory: Path) -> Path:
     free_for_cards([card.name for card in cards], directory)
     index = render_page("report/cards.html.j2", None, command=COMMAND, cards=cards, where=WHERE, little=_little)
     path = write_page(directory / INDEX, index, COMMAND)
-    write_text(directory / PLOTLY, get_plotlyjs())
+    write_text(directory / PLOTLY, plotly())
     for card in cards:
         write_page(directory / f"{card.name}.html", render_card(card, plotly_file=PLOTLY, back=INDEX), COMMAND)
     return path

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from plotly.offline import get_plotlyjs
 from tests.report.browsing import Visit
 from tests.report.reading import figures, stands_alone, without_plotly
 
 from toeplens.report.auditing.comparison import render_comparison, write_comparison
 from toeplens.report.auditing.maps import alike, bins, frequencies
 from toeplens.report.auditing.page import file_name, render_audit, write_audit
-from toeplens.report.kit.page import inline
+from toeplens.report.kit.packing import pack, packed_plotly
 from toeplens.studies.auditing import words
 from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.notebook import notebook_html
@@ -366,7 +365,7 @@ def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[s
     assert visit.fits_any_window()
     other = tmp_path / "pair.html"
     pair = render_comparison(BERT, made_up(seed=9), ("one", "other"))
-    other.write_text(pair.replace(inline(get_plotlyjs()), "window.Plotly = { newPlot() {} }"))
+    other.write_text(pair.replace(packed_plotly(), pack("window.Plotly = { newPlot() {} }")))
     visit.open(other)
     view.locator("#column").select_option("distance")
     moved = [abs((b.distance or 0) - (a.distance or 0)) for a, b in zip(BERT.heads, made_up(seed=9).heads, strict=True)]

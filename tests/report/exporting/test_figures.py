@@ -122,7 +122,7 @@ def test_a_page_of_this_version_is_told(page: str, tmp_path: Path):
 
 
 def test_plots_that_cannot_be_read_are_one_sentence():
-    html = '<script type="application/json" id="figures">{</script>'
+    html = '<script type="text/plain" id="figures">{</script>'
     assert refusal(lambda: plots_in(html, PATH)).startswith(
         "page: the plots of page.html cannot be read; make it again"
     )

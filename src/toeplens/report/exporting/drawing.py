@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,12 +48,23 @@ def draw(
     except ImportError:
         raise EnvironmentFailure(_MISSING) from None
     try:
-        asyncio.run(_draw(kaleido, panels, form, min(tabs, _MOST, len(panels)), on_done))
+        _carried_out(_draw(kaleido, panels, form, min(tabs, _MOST, len(panels)), on_done))
     except errors.ChromeNotFoundError:
         raise EnvironmentFailure(_NO_BROWSER) from None
     except (errors.BrowserClosedError, errors.BrowserFailedError, errors.ChannelClosedError, TimeoutError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
         raise EnvironmentFailure(f"figures: the browser that draws them failed ({said[:200]}).") from None
+
+
+def _carried_out(work: Coroutine[Any, Any, None]) -> None:
+    """In a loop of its own; a notebook's thread has one that is running."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(work)
+        return
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(asyncio.run, work).result()
 
 
 async def _draw(

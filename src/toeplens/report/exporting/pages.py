@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from toeplens.ground import InputError
+from toeplens.report.kit.packing import unpack
 
-_PLOTS = re.compile(r'<script type="application/json" id="figures">(.*?)</script>', re.DOTALL)
+_PLOTS = re.compile(r'<script type="text/plain" id="figures">(.*?)</script>', re.DOTALL)
 _PROGRAM = "report/kit/page.js"  # every page with plots holds it as it is
 
 
@@ -26,6 +27,6 @@ def plots_in(html: str, page: Path) -> dict[str, Any]:
     if found is None:
         return {}
     try:
-        return dict(json.loads(found[1]))
+        return dict(json.loads(unpack(found[1])))
     except ValueError:
         raise InputError(f"page: the plots of {page} cannot be read; make it again with 'toeplens report'.") from None

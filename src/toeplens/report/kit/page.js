@@ -1,8 +1,17 @@
-// Draws each plot when it comes near the window or nothing else is to be done, in the colours of the page; switches views
+// Unpacks the program that draws and the plots; draws each plot when it comes near the window or nothing else is to be done, in the colours of the page; switches views
 // and legend entries.
 (() => {
   "use strict";
-  const plots = JSON.parse(document.getElementById("figures").textContent);
+  const unpacked = (element) =>
+    pako.inflate(Uint8Array.from(atob(element.textContent), (letter) => letter.charCodeAt(0)), { to: "string" });
+  const program = document.getElementById("plotly");
+  if (program) {
+    const script = document.createElement("script");
+    script.textContent = unpacked(program);
+    document.head.append(script);
+    program.remove();
+  }
+  const plots = JSON.parse(unpacked(document.getElementById("figures")));
   const config = { displayModeBar: false, responsive: true };
   const drawn = new Set();
 

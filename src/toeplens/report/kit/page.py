@@ -12,12 +12,12 @@ from typing import Any
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from toeplens.ground import write_text
 from toeplens.ground.words import duration, fixed, percent, points, signed
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.colours import HEAT
+from toeplens.report.kit.packing import PAKO, pack, packed_plotly
 from toeplens.studies import Entry
 
 PAGE = "report.html"
@@ -35,8 +35,8 @@ def render_page(template: str, blocks: Mapping[str, Block] | None, *, plotly_fil
     facts |= {"figures": None, "plotly_file": plotly_file}
     if blocks is not None:
         figures = {place: panel.figure for block in blocks.values() for place, panel in block.places}
-        facts |= {"blocks": blocks, "figures": script_json(figures)}
-        facts["plotly"] = Markup("" if plotly_file else inline(get_plotlyjs()))
+        facts |= {"blocks": blocks, "figures": pack(plots_json(figures)), "unpacker": PAKO}
+        facts["plotly"] = "" if plotly_file else packed_plotly()
     return environment().get_template(template).render(facts)
 
 
@@ -60,12 +60,12 @@ def environment() -> Environment:
     """Every page's template by its place below ``toeplens/``, with what they all call."""
     loader = PackageLoader("toeplens", "")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.globals |= {"heat": HEAT, "asset": _asset}
+    made.globals |= {"heat": HEAT, "asset": asset}
     made.filters |= {filter.__name__: filter for filter in (duration, fixed, percent, points, signed)}
     return made
 
 
-def _asset(file: str) -> Markup:
+def asset(file: str) -> Markup:
     """A style sheet or a script by its place below ``toeplens/``, as it is."""
     return Markup(inline((files("toeplens") / file).read_text(encoding="utf-8")))
 
@@ -75,10 +75,7 @@ def inline(script: str) -> str:
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
-def script_json(figures: dict[str, go.Figure]) -> Markup:
-    """Plots by the id of their place, as JSON in which nothing can end the element that holds it."""
+def plots_json(figures: dict[str, go.Figure]) -> str:
+    """Plots by the id of their place, as JSON."""
     plots = {place: figure.to_plotly_json() for place, figure in figures.items()}
-    text = json.dumps(plots, separators=(",", ":"), allow_nan=False, default=list)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
+    return json.dumps(plots, separators=(",", ":"), allow_nan=False, default=list)

@@ -1,0 +1,395 @@
+"""Write docs/which-encoding.md from the recorded studies: results/*/results.json.gz and claims.json.
+
+    python tools/which_encoding.py           write the page
+    python tools/which_encoding.py --check   write nothing; exit code 1 if the page is not what the records say
+
+Every sentence with a number is made here from the records. Nothing is compared that the ledger does not compare:
+tables say what was measured of each encoding by itself, and what one has over another are the ledger's verdicts.
+`tests/docs/test_which_encoding.py` holds that the page is up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from toeplens.studies import CellResult, Results
+from toeplens.studies.grid import GridSpec, grid_spec
+from toeplens.studies.grid.language import LONG, NEAR, LanguageRow, language_rows
+from toeplens.studies.grid.measured import kept
+from toeplens.studies.kit.contrasts import of_one
+from toeplens.studies.kit.results import ACCURACY, Figure
+from toeplens.training import PRESETS
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "which-encoding.md"
+TEXT = ROOT / "tools" / "which_encoding.md"  # the page's fixed words, with a place for each part
+DECIDED = ("holds", "holds in part", "fails")
+ENOUGH = 5  # seeds with which a verdict is decided (decision 019)
+PLACES = ("index", "retrieval", "mix")
+LONGER = (1.5, 2.0)
+_KEPT = {
+    factor: Figure("share of the skill kept", lambda cell, factor=factor: kept(cell, factor), lambda cell: cell.skilled)
+    for factor in LONGER
+}
+_COST = Figure("largest cost of a head", lambda cell: cell.peak, lambda cell: cell.skilled and cell.ablation is not None)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A study's record: what it holds, and its ledger."""
+
+    name: str
+    content: dict[str, Any]
+    entries: list[dict[str, Any]]
+
+    @cached_property
+    def results(self) -> Results:
+        return Results(CellResult.from_dict(cell) for cell in self.content["cells"])
+
+    @cached_property
+    def spec(self) -> GridSpec:
+        """What a grid study was asked."""
+        return grid_spec(yaml.safe_load(self.content["spec"]))
+
+    @cached_property
+    def titles(self) -> dict[str, str]:
+        """What people call each encoding of the study."""
+        if "spec" in self.content:
+            return {column.label: column.title for column in self.spec.columns()}
+        return {row["label"]: row["title"] for row in self.content["table"]}
+
+    @property
+    def seeds(self) -> int:
+        return len({cell.key.seed for cell in self.results.cells})
+
+    @property
+    def sizes(self) -> Mapping[str, Any]:
+        """Fields of the models that were trained."""
+        return self.spec.model if "spec" in self.content else PRESETS[self.content["scale"]].model
+
+
+def record_of(name: str) -> Recorded | None:
+    """A record of results/; None where there is none yet."""
+    results, claims = RESULTS / name / "results.json.gz", RESULTS / name / "claims.json"
+    if not results.exists() or not claims.exists():
+        return None
+    content = json.loads(gzip.decompress(results.read_bytes()))
+    return Recorded(name, content, json.loads(claims.read_text(encoding="utf-8"))["claims"])
+
+
+NAMES = ("desk", "laptop", "canonical", "language")
+RECORDS: dict[str, Recorded] = {name: record for name in NAMES if (record := record_of(name))}
+
+ASKED = {  # question: the claims that answer it, as they are known in every record
+    "Is the answer at a place that a token names?": ("canonical-tasks", "index-needs-high-frequencies", "mix-needs-both"),
+    "Is the answer beside a word that is looked up?": ("retrieval-needs-low-frequencies", "symbolic-head-emerges"),
+    "Will texts be longer than in training?": (
+        "symbolic-extrapolates",
+        "positional-share-against-length",
+        "deposit-against-length",
+        "coupling-against-length",
+        "mla-keeps-length",
+    ),
+    "Is it how far apart two words are?": (
+        "task1-rope-best",
+        "task1-nope-relative-fail",
+        "task1-alibi-poor",
+        "table1-task1-order",
+        "task1-rope-fastest",
+        "task1-convergence-order",
+    ),
+    "Is it how often something occurs?": (
+        "table1-task2-order",
+        "task2-rope-superior",
+        "task2-positions-cost",
+        "task2-alibi-worst",
+        "mla-near-best",
+    ),
+    "Must no single head carry the work?": (
+        "deposit-first-layer",
+        "deposit-only-rope",
+        "deposit-more-under-rope",
+        "mla-removes-deposit",
+        "relative-alibi-scattered",
+    ),
+}
+
+
+def page() -> str:
+    """docs/which-encoding.md."""
+    parts: dict[str, Callable[[], Iterable[str]]] = {
+        "limits": _limits,
+        "short": _short,
+        "places": _places,
+        "longer": _longer,
+        "distance": _distance,
+        "counting": _counting,
+        "heads": _heads,
+        "others": _others,
+        "language": _language,
+        "open": _open,
+    }
+    text = TEXT.read_text(encoding="utf-8")
+    for name, lines in parts.items():
+        text = text.replace("{{ %s }}" % name, "\n".join(lines()))
+    for question in ASKED:
+        text = text.replace("{{ claims: %s }}" % question, "\n".join(_claims(ASKED[question])))
+    return text
+
+
+def _limits() -> Iterator[str]:
+    yield "| record | protocol | models | seeds | layers, heads, width | largest model | tasks |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, record in RECORDS.items():
+        cells, sizes = record.results.cells, record.sizes
+        size = f"{sizes['num_layers']}, {sizes['num_heads']}, {sizes['d_model']}"
+        most = max(cell.parameters for cell in cells)
+        told = ", ".join(f"`{task}`" for task in dict.fromkeys(cell.key.task for cell in cells))
+        protocols = ", ".join(dict.fromkeys(cell.key.protocol for cell in cells))
+        models = len({cell.run for cell in cells})
+        yield f"| `{name}` | {protocols} | {models} | {record.seeds} | {size} | {most:,} numbers | {told} |"
+    synthetic = [record for name, record in RECORDS.items() if name != "language"]
+    most = max(cell.parameters for record in synthetic for cell in record.results.cells)
+    yield (
+        f"\nThe largest model trained on a synthetic task has {most:,} learned numbers. Whether any of this holds at a "
+        "larger size was not measured."
+    )
+
+
+def _short() -> Iterator[str]:
+    yield "| question | decided in the records | open, or only leaning |"
+    yield "|---|---|---|"
+    for question, ids in ASKED.items():
+        found = list(_entries(ids))
+        decided = [f"{_link(each)} **{each['verdict']}** ({_where(name, each)})" for name, each in found if _done(each)]
+        rest = list(dict.fromkeys(_link(each) for _, each in found if not _done(each)))
+        row = question, "<br>".join(decided) or "nothing", ", ".join(rest) or "–"
+        yield f"| [{row[0]}](#{_anchor(question)}) | {row[1]} | {row[2]} |"
+
+
+def _places() -> Iterator[str]:
+    record = RECORDS["canonical"]
+    for task in PLACES:
+        yield from _table(record, [task], {"test accuracy": ACCURACY}, labels=_plain(record))
+        yield from _against_rule(record, task)
+        yield ""
+
+
+def _longer() -> Iterator[str]:
+    record = RECORDS["canonical"]
+    columns = {f"skill kept at {factor:g} times the length": figure for factor, figure in _KEPT.items()}
+    for task in PLACES[:2]:
+        yield from _table(record, [task], columns, labels=_plain(record))
+        yield ""
+
+
+def _distance() -> Iterator[str]:
+    for name, protocol in (("desk", "paper"), ("desk", "released"), ("laptop", "paper"), ("laptop", "released")):
+        yield from _table(RECORDS[name], ["trigger-distance"], {"test accuracy": ACCURACY}, protocol=protocol)
+        yield ""
+
+
+def _counting() -> Iterator[str]:
+    canonical = RECORDS["canonical"]
+    for protocol in ("paper", "released"):
+        yield from _table(RECORDS["laptop"], ["trigger-count"], {"test accuracy": ACCURACY}, protocol=protocol)
+        yield ""
+    for task in ("trigger-count", "contextual-count"):
+        yield from _table(canonical, [task], {"test accuracy": ACCURACY}, labels=_plain(canonical))
+        yield ""
+
+
+def _heads() -> Iterator[str]:
+    yield from _table(
+        RECORDS["desk"], ["trigger-distance"], {"largest cost of one head, of the skill": _COST}, protocol="paper"
+    )
+
+
+def _others() -> Iterator[str]:
+    """All tasks of the grid by all its encodings, in short."""
+    record = RECORDS["canonical"]
+    labels = _plain(record)
+    yield f"| task | {' | '.join(record.titles[label] for label in labels)} |"
+    yield f"|---|{'---|' * len(labels)}"
+    for task in record.spec.tasks:
+        told = (_told(record, task, label, ACCURACY) for label in labels)
+        yield f"| `{task}` | {' | '.join(told)} |"
+
+
+def _language() -> Iterator[str]:
+    record = RECORDS.get("language")
+    if record is None:
+        yield (
+            "The study of language models (`toeplens study language`, [Language models](language.md)) is in training. "
+            "Nothing of it is recorded yet, and nothing is said here."
+        )
+        return
+    rows = language_rows(record.spec, record.results)
+    yield from _language_table(rows)
+    asked = {each["id"]: None for each in record.entries}
+    yield ""
+    yield from _claims(tuple(asked), ("language",))
+
+
+def _language_table(rows: Sequence[LanguageRow]) -> Iterator[str]:
+    far = f"{LONG:g} times"
+    yield (
+        f"| encoding | seeds | bits a byte (over seeds) | lost at {far} the length | needles found | at {far} "
+        f"| a copy saves, at {NEAR:g} times | seconds of training |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        numbers = (
+            f"{_number(row.bits, 3)} ({_number(row.lowest, 3)} to {_number(row.highest, 3)})",
+            _number(row.lost, 3),
+            _percent(row.needle),
+            _percent(row.needle_long),
+            _number(row.copied, 2),
+            _number(row.seconds, 0),
+        )
+        yield f"| {row.title} | {row.seeds} | {' | '.join(numbers)} |"
+
+
+def _open() -> Iterator[str]:
+    yield "| record | protocol | claims | decided | lean | undecided |"
+    yield "|---|---|---|---|---|---|"
+    for name, record in RECORDS.items():
+        for protocol in dict.fromkeys(each["protocol"] for each in record.entries):
+            verdicts = [each["verdict"] for each in record.entries if each["protocol"] == protocol]
+            decided, leaning = sum(v in DECIDED for v in verdicts), sum(v.startswith("leans") for v in verdicts)
+            counts = len(verdicts), decided, leaning, verdicts.count("undecided")
+            yield f"| `{name}` | {protocol or '–'} | {' | '.join(map(str, counts))} |"
+
+
+def _entries(ids: Sequence[str], names: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What each record's ledger says of these claims, claim by claim."""
+    for claim in ids:
+        for name in names or [each for each in RECORDS if each != "language"]:
+            yield from ((name, each) for each in RECORDS[name].entries if each["id"] == claim)
+
+
+def _claims(ids: Sequence[str], names: Sequence[str] = ()) -> Iterator[str]:
+    yield "| claim | verdict | record | what it rests on first |"
+    yield "|---|---|---|---|"
+    for name, each in _entries(ids, names):
+        first = min(each["parts"], key=lambda part: (not part["essential"], part["verdict"] != each["verdict"]))
+        verdict = f"**{each['verdict']}**" if _done(each) else each["verdict"]
+        evidence = first["evidence"].replace("|", "\\|")
+        statement = each["statement"].replace("|", "\\|")
+        yield f"| {_link(each)}: {statement} | {verdict} | {_where(name, each)} | {evidence} |"
+
+
+def _table(
+    record: Recorded,
+    tasks: Sequence[str],
+    columns: Mapping[str, Figure],
+    *,
+    protocol: str = "paper",
+    labels: Sequence[str] = (),
+) -> Iterator[str]:
+    """Each encoding by itself: a figure's mean with its interval over seeds, the highest first."""
+    (task,) = tasks
+    found = Results(cell for cell in record.results.cells if cell.key.protocol == protocol)
+    rows = []
+    for label in labels or found.labels(task):
+        told = [_measured(found, task, label, figure) for figure in columns.values()]
+        rows.append((-told[0][0], record.titles.get(label, label), [words for _, words in told]))
+    where = f"`{record.name}`, {protocol} protocol" if record.name in ("desk", "laptop") else f"`{record.name}`"
+    yield f"| `{task}` ({where}) | {' | '.join(columns)} |"
+    yield f"|---|{'---|' * len(columns)}"
+    yield from (f"| {title} | {' | '.join(told)} |" for _, title, told in sorted(rows, key=lambda row: row[:2]))
+
+
+def _told(record: Recorded, task: str, label: str, figure: Figure) -> str:
+    return _measured(record.results, task, label, figure)[1]
+
+
+def _measured(results: Results, task: str, label: str, figure: Figure) -> tuple[float, str]:
+    """A figure's mean, and it with its interval in per cent and how many models count."""
+    cells = results.of(task, label)
+    values = [value for value in figure.by_seed(cells).values() if math.isfinite(value)]
+    count = f"{len(values)} of {len(cells)}"
+    if not values:
+        return -math.inf, f"– ({count}: {figure.without})" if cells else "–"
+    found = of_one(values, figure.grain).estimate()
+    if len(values) < 2:
+        return found.value, f"{100 * found.value:.0f} ({count})"
+    return found.value, f"{100 * found.value:.0f} [{100 * found.low:.0f}, {100 * found.high:.0f}] ({count})"
+
+
+def _against_rule(record: Recorded, task: str) -> Iterator[str]:
+    """Which encodings are told from the best rule that needs no model."""
+    row = next(row for row in record.content["table"] if row["task"] == task)
+    bar, above, not_above, open_ = row["rule_accuracy"], [], [], []
+    for label in _plain(record):
+        values = list(ACCURACY.by_seed(record.results.of(task, label)).values())
+        found = of_one(values, ACCURACY.grain).estimate() if values else None
+        if found is None or len(values) < ENOUGH:
+            open_.append(record.titles[label])
+        else:
+            (above if found.low > bar else not_above).append(record.titles[label])
+    yield (
+        f"\nThe best rule without a model ({row['rule']}) is right {100 * bar:.0f} % of the time on `{task}`. Told from "
+        f"it by an interval over {ENOUGH} seeds: {_list(above)}. Not: {_list(not_above)}."
+        + (f" Fewer than {ENOUGH} models count: {_list(open_)}." if open_ else "")
+    )
+
+
+def _plain(record: Recorded) -> list[str]:
+    """The encodings of a grid that are on all its tasks."""
+    return [column.label for column in record.spec.columns() if column.tasks is None]
+
+
+def _done(entry: Mapping[str, Any]) -> bool:
+    return entry["verdict"] in DECIDED
+
+
+def _where(name: str, entry: Mapping[str, Any]) -> str:
+    protocol = f", {entry['protocol']} protocol" if entry["protocol"] else ""
+    return f"`{name}`{protocol}, {RECORDS[name].seeds} seeds"
+
+
+def _link(entry: Mapping[str, Any]) -> str:
+    return f"[`{entry['id']}`](claims.md#{entry['id']})"
+
+
+def _anchor(question: str) -> str:
+    kept_ = "".join(letter for letter in question.lower() if letter.isalnum() or letter in " -")
+    return kept_.replace(" ", "-")
+
+
+def _list(words: Sequence[str]) -> str:
+    return ", ".join(words) or "none"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"
+
+
+def main() -> None:
+    """Write the page, or say whether it is up to date."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is out of date")
+    if not parser.parse_args().check:
+        PAGE.write_text(page(), encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page():
+        sys.exit(f"{PAGE.relative_to(ROOT)} is not what the records say: run python tools/which_encoding.py")
+
+
+if __name__ == "__main__":
+    main()
