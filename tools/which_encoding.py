@@ -38,11 +38,13 @@ DECIDED = ("holds", "holds in part", "fails")
 ENOUGH = 5  # seeds with which a verdict is decided (decision 019)
 PLACES = ("index", "retrieval", "mix")
 LONGER = (1.5, 2.0)
-_KEPT = {
+_KEPT: dict[float, Figure] = {
     factor: Figure("share of the skill kept", lambda cell, factor=factor: kept(cell, factor), lambda cell: cell.skilled)
     for factor in LONGER
 }
-_COST = Figure("largest cost of a head", lambda cell: cell.peak, lambda cell: cell.skilled and cell.ablation is not None)
+_COST = Figure(
+    "largest cost of a head", lambda cell: cell.peak, lambda cell: cell.skilled and cell.ablation is not None
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,14 @@ class Recorded:
             return {column.label: column.title for column in self.spec.columns()}
         return {row["label"]: row["title"] for row in self.content["table"]}
 
+    def titles_of(self, labels: Iterable[str]) -> dict[str, str]:
+        return {label: self.titles[label] for label in labels}
+
+    def titles_under(self, protocol: str, task: str) -> dict[str, str]:
+        """The whole encodings of a reproduction's table, not those on some heads."""
+        rows = (row for row in self.content["table"] if (row["protocol"], row["task"]) == (protocol, task))
+        return {row["label"]: row["title"] for row in rows if not row["label"].startswith("partial-")}
+
     @property
     def seeds(self) -> int:
         return len({cell.key.seed for cell in self.results.cells})
@@ -92,7 +102,11 @@ NAMES = ("desk", "laptop", "canonical", "language")
 RECORDS: dict[str, Recorded] = {name: record for name in NAMES if (record := record_of(name))}
 
 ASKED = {  # question: the claims that answer it, as they are known in every record
-    "Is the answer at a place that a token names?": ("canonical-tasks", "index-needs-high-frequencies", "mix-needs-both"),
+    "Is the answer at a place that a token names?": (
+        "canonical-tasks",
+        "index-needs-high-frequencies",
+        "mix-needs-both",
+    ),
     "Is the answer beside a word that is looked up?": ("retrieval-needs-low-frequencies", "symbolic-head-emerges"),
     "Will texts be longer than in training?": (
         "symbolic-extrapolates",
@@ -142,9 +156,9 @@ def page() -> str:
     }
     text = TEXT.read_text(encoding="utf-8")
     for name, lines in parts.items():
-        text = text.replace("{{ %s }}" % name, "\n".join(lines()))
+        text = text.replace(f"{{{{ {name} }}}}", "\n".join(lines()))
     for question in ASKED:
-        text = text.replace("{{ claims: %s }}" % question, "\n".join(_claims(ASKED[question])))
+        text = text.replace(f"{{{{ claims: {question} }}}}", "\n".join(_claims(ASKED[question])))
     return text
 
 
@@ -168,52 +182,71 @@ def _limits() -> Iterator[str]:
 
 
 def _short() -> Iterator[str]:
-    yield "| question | decided in the records | open, or only leaning |"
-    yield "|---|---|---|"
+    """Question by question what is decided, a claim a line; what is not, by name."""
     for question, ids in ASKED.items():
         found = list(_entries(ids))
-        decided = [f"{_link(each)} **{each['verdict']}** ({_where(name, each)})" for name, each in found if _done(each)]
-        rest = list(dict.fromkeys(_link(each) for _, each in found if not _done(each)))
-        row = question, "<br>".join(decided) or "nothing", ", ".join(rest) or "–"
-        yield f"| [{row[0]}](#{_anchor(question)}) | {row[1]} | {row[2]} |"
+        yield f"**[{question}](#{_anchor(question)})**\n"
+        decided: dict[tuple[str, str], list[str]] = {}
+        for name, each in found:
+            if _done(each):
+                decided.setdefault((each["id"], each["verdict"]), []).append(_where(name, each))
+        for (claim, verdict), places in decided.items():
+            entry = next(each for _, each in found if each["id"] == claim)
+            yield f"- \u201c{entry['statement']}\u201d **{verdict}** ({'; '.join(places)}). {_link(entry)}"
+        rest = dict.fromkeys(_link(each) for _, each in found if not _done(each))
+        some = list(dict.fromkeys(_link(each) for _, each in found if _done(each)))
+        only = [link for link in rest if link not in some]
+        if not decided:
+            yield "- Nothing is decided."
+        if only:
+            yield f"- Open, or only leaning, in every record: {', '.join(only)}."
+        yield ""
 
 
 def _places() -> Iterator[str]:
     record = RECORDS["canonical"]
+    yield from _table(record.titles_of(_plain(record)), [(f"`{t}`", record, "paper", t, ACCURACY) for t in PLACES])
     for task in PLACES:
-        yield from _table(record, [task], {"test accuracy": ACCURACY}, labels=_plain(record))
         yield from _against_rule(record, task)
-        yield ""
 
 
 def _longer() -> Iterator[str]:
     record = RECORDS["canonical"]
-    columns = {f"skill kept at {factor:g} times the length": figure for factor, figure in _KEPT.items()}
-    for task in PLACES[:2]:
-        yield from _table(record, [task], columns, labels=_plain(record))
+    columns = [
+        (f"`{task}`, {factor:g} times", record, "paper", task, figure)
+        for task in PLACES[:2]
+        for factor, figure in _KEPT.items()
+    ]
+    yield from _table(record.titles_of(_plain(record)), columns)
+
+
+def _reproduced(task: str, names: Sequence[str], figure: Figure) -> Iterator[str]:
+    """A table a protocol, a column a record: the same label is another encoding under the other protocol."""
+    for protocol in ("paper", "released"):
+        titles = {}
+        for name in names:
+            titles |= RECORDS[name].titles_under(protocol, task)
+        yield from _table(titles, [(f"`{name}`", RECORDS[name], protocol, task, figure) for name in names], protocol)
         yield ""
 
 
 def _distance() -> Iterator[str]:
-    for name, protocol in (("desk", "paper"), ("desk", "released"), ("laptop", "paper"), ("laptop", "released")):
-        yield from _table(RECORDS[name], ["trigger-distance"], {"test accuracy": ACCURACY}, protocol=protocol)
-        yield ""
+    yield from _reproduced("trigger-distance", ("desk", "laptop"), ACCURACY)
 
 
 def _counting() -> Iterator[str]:
     canonical = RECORDS["canonical"]
-    for protocol in ("paper", "released"):
-        yield from _table(RECORDS["laptop"], ["trigger-count"], {"test accuracy": ACCURACY}, protocol=protocol)
-        yield ""
-    for task in ("trigger-count", "contextual-count"):
-        yield from _table(canonical, [task], {"test accuracy": ACCURACY}, labels=_plain(canonical))
-        yield ""
+    tasks = ("trigger-count", "contextual-count")
+    yield from _table(
+        canonical.titles_of(_plain(canonical)),
+        [(f"`{t}`, `canonical`", canonical, "paper", t, ACCURACY) for t in tasks],
+    )
+    yield ""
+    yield from _reproduced("trigger-count", ("laptop",), ACCURACY)
 
 
 def _heads() -> Iterator[str]:
-    yield from _table(
-        RECORDS["desk"], ["trigger-distance"], {"largest cost of one head, of the skill": _COST}, protocol="paper"
-    )
+    yield from _reproduced("trigger-distance", ("desk", "laptop"), _COST)
 
 
 def _others() -> Iterator[str]:
@@ -223,7 +256,7 @@ def _others() -> Iterator[str]:
     yield f"| task | {' | '.join(record.titles[label] for label in labels)} |"
     yield f"|---|{'---|' * len(labels)}"
     for task in record.spec.tasks:
-        told = (_told(record, task, label, ACCURACY) for label in labels)
+        told = (_measured(record, "paper", task, label, ACCURACY)[1] for label in labels)
         yield f"| `{task}` | {' | '.join(told)} |"
 
 
@@ -280,52 +313,45 @@ def _entries(ids: Sequence[str], names: Sequence[str] = ()) -> Iterator[tuple[st
 
 
 def _claims(ids: Sequence[str], names: Sequence[str] = ()) -> Iterator[str]:
-    yield "| claim | verdict | record | what it rests on first |"
-    yield "|---|---|---|---|"
+    """A claim a bullet, and under it what each record says of it, with what that rests on first."""
+    told = ""
     for name, each in _entries(ids, names):
+        if each["id"] != told:
+            told = each["id"]
+            yield f"- \u201c{each['statement']}\u201d ({each['source']}) {_link(each)}"
         first = min(each["parts"], key=lambda part: (not part["essential"], part["verdict"] != each["verdict"]))
         verdict = f"**{each['verdict']}**" if _done(each) else each["verdict"]
-        evidence = first["evidence"].replace("|", "\\|")
-        statement = each["statement"].replace("|", "\\|")
-        yield f"| {_link(each)}: {statement} | {verdict} | {_where(name, each)} | {evidence} |"
+        yield f"    - {_where(name, each)}: {verdict}. {first['evidence']}"
 
 
-def _table(
-    record: Recorded,
-    tasks: Sequence[str],
-    columns: Mapping[str, Figure],
-    *,
-    protocol: str = "paper",
-    labels: Sequence[str] = (),
-) -> Iterator[str]:
-    """Each encoding by itself: a figure's mean with its interval over seeds, the highest first."""
-    (task,) = tasks
-    found = Results(cell for cell in record.results.cells if cell.key.protocol == protocol)
+Column = tuple[str, Recorded, str, str, Figure]  # heading, record, protocol, task, figure
+
+
+def _table(titles: Mapping[str, str], columns: Sequence[Column], corner: str = "") -> Iterator[str]:
+    """Each encoding by itself: figures' means with their intervals over seeds, by the first column's mean."""
     rows = []
-    for label in labels or found.labels(task):
-        told = [_measured(found, task, label, figure) for figure in columns.values()]
-        rows.append((-told[0][0], record.titles.get(label, label), [words for _, words in told]))
-    where = f"`{record.name}`, {protocol} protocol" if record.name in ("desk", "laptop") else f"`{record.name}`"
-    yield f"| `{task}` ({where}) | {' | '.join(columns)} |"
+    for label, title in titles.items():
+        told = [_measured(record, protocol, task, label, figure) for _, record, protocol, task, figure in columns]
+        rows.append(([-value for value, _ in told], title, [words for _, words in told]))
+    yield f"| {f'{corner} protocol' if corner else 'encoding'} | {' | '.join(heading for heading, *_ in columns)} |"
     yield f"|---|{'---|' * len(columns)}"
-    yield from (f"| {title} | {' | '.join(told)} |" for _, title, told in sorted(rows, key=lambda row: row[:2]))
+    yield from (f"| {title} | {' | '.join(told)} |" for _, title, told in sorted(rows))
 
 
-def _told(record: Recorded, task: str, label: str, figure: Figure) -> str:
-    return _measured(record.results, task, label, figure)[1]
-
-
-def _measured(results: Results, task: str, label: str, figure: Figure) -> tuple[float, str]:
+def _measured(record: Recorded, protocol: str, task: str, label: str, figure: Figure) -> tuple[float, str]:
     """A figure's mean, and it with its interval in per cent and how many models count."""
-    cells = results.of(task, label)
+    cells = [cell for cell in record.results.of(task, label) if cell.key.protocol == protocol]
     values = [value for value in figure.by_seed(cells).values() if math.isfinite(value)]
+    if not cells:
+        return -math.inf, "–"
     count = f"{len(values)} of {len(cells)}"
     if not values:
-        return -math.inf, f"– ({count}: {figure.without})" if cells else "–"
+        return -math.inf, f"– ({count}: {figure.without})"
     found = of_one(values, figure.grain).estimate()
-    if len(values) < 2:
+    if len(values) < ENOUGH:
         return found.value, f"{100 * found.value:.0f} ({count})"
-    return found.value, f"{100 * found.value:.0f} [{100 * found.low:.0f}, {100 * found.high:.0f}] ({count})"
+    low, high = found.low, min(found.high, 1.0) if figure is ACCURACY else found.high
+    return found.value, f"{100 * found.value:.0f} [{100 * low:.0f}, {100 * high:.0f}] ({count})"
 
 
 def _against_rule(record: Recorded, task: str) -> Iterator[str]:
@@ -340,15 +366,15 @@ def _against_rule(record: Recorded, task: str) -> Iterator[str]:
         else:
             (above if found.low > bar else not_above).append(record.titles[label])
     yield (
-        f"\nThe best rule without a model ({row['rule']}) is right {100 * bar:.0f} % of the time on `{task}`. Told from "
-        f"it by an interval over {ENOUGH} seeds: {_list(above)}. Not: {_list(not_above)}."
+        f"\nThe best rule without a model ({row['rule']}) is right {100 * bar:.0f} % of the time on `{task}`. "
+        f"Told from it by an interval over {ENOUGH} seeds: {_list(above)}. Not: {_list(not_above)}."
         + (f" Fewer than {ENOUGH} models count: {_list(open_)}." if open_ else "")
     )
 
 
 def _plain(record: Recorded) -> list[str]:
     """The encodings of a grid that are on all its tasks."""
-    return [column.label for column in record.spec.columns() if column.tasks is None]
+    return [column.label for column in record.spec.columns() if set(column.tasks) == set(record.spec.tasks)]
 
 
 def _done(entry: Mapping[str, Any]) -> bool:

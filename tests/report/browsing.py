@@ -7,8 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, sync_playwright
 
 _ARGUMENTS = [
@@ -71,6 +73,23 @@ class Visit:
             }"""
         )
         self.until(ALL_DRAWN)
+
+    def barriers(self, scheme: Literal["light", "dark"] = "light") -> list[str]:
+        """What axe-core finds serious or critical for readers with a keyboard, a screen reader or weak sight."""
+        self.page.emulate_media(color_scheme=scheme)
+        found = Axe().run(self.page).response["violations"]
+        self.page.emulate_media(color_scheme="light")
+        return [
+            f"{rule['id']}: {[node['target'] for node in rule['nodes']][:3]}"
+            for rule in found
+            if rule["impact"] in ("serious", "critical")
+        ]
+
+    def saved(self, button: str) -> tuple[str, str]:
+        """The name and the content of the file that a button saves."""
+        with self.page.expect_download() as download:
+            self.page.get_by_label(button).click()
+        return download.value.suggested_filename, Path(download.value.path()).read_text("utf-8")
 
     def unfold(self) -> None:
         self.page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")

@@ -363,6 +363,7 @@ def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[s
     view.locator("#silenced").scroll_into_view_if_needed()
     expect(view.locator("#effects-0-0-0 .main-svg").first).to_be_visible()
     assert visit.fits_any_window()
+    assert visit.barriers() == visit.barriers("dark") == []
     other = tmp_path / "pair.html"
     pair = render_comparison(BERT, made_up(seed=9), ("one", "other"))
     other.write_text(pair.replace(packed_plotly(), pack("window.Plotly = { newPlot() {} }")))

@@ -358,4 +358,5 @@ def test_it_draws_every_plot_without_a_word_and_fits_any_window(browser: Browser
     assert visit.fits_any_window()
     lengths = visit.page.locator("#needles-0-0-0 .xtick").all_text_contents()
     assert lengths == ["½", "1", "2", "4"], "no label is taken for a place"
+    assert visit.barriers() == []
     visit.end()

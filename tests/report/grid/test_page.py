@@ -284,4 +284,5 @@ def test_it_draws_every_plot_without_a_word_and_fits_any_window(browser: Browser
     assert len(sizes) > 10
     assert all(100 < across <= 390 and down > 100 for _, across, down in sizes), sizes
     assert visit.fits_any_window()
+    assert visit.barriers() == visit.barriers("dark") == []
     visit.end()

@@ -51,14 +51,28 @@
     return { grid, sheet, cells, numbered: place.heads <= ROOM && height > 20 };
   });
 
+  // whether white reads better than black on a tone: its relative luminance is under the one where both contrast alike
+  function darkness() {
+    const style = getComputedStyle(document.documentElement);
+    const [low, mid, high] = ["low", "mid", "high"].map((end) =>
+      style.getPropertyValue(`--heat-${end}`).trim().match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16) / 255));
+    const linear = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    return (tone) => {
+      const end = tone < 0 ? low : high;
+      const [red, green, blue] = mid.map((part, index) => linear(part + Math.abs(tone) * (end[index] - part)));
+      return 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.179;
+    };
+  }
+
   function paint() {
     const { name, about, digits } = byName[menu.value];
     document.getElementById("column-about").textContent = `${about[0].toUpperCase()}${about.slice(1)}.`;
+    const dark = darkness();
     for (const { sheet, cells, numbered } of maps) {
       const tones = sheet.tones[name];
       for (const [cell, row] of cells) {
         const tone = tones ? tones[row] : null;
-        cell.className = tone === null ? "unknown" : `${tone < 0 ? "less" : ""}${Math.abs(tone) > 0.5 ? " deep" : ""}`;
+        cell.className = tone === null ? "unknown" : `${tone < 0 ? "less" : ""}${dark(tone) ? " dark" : ""}`;
         cell.style.setProperty("--tone", `${100 * Math.abs(tone || 0)}%`);
         if (numbered) cell.textContent = tone === null || digits > 3 ? "" : short(sheet.values[name][row], digits);
       }
@@ -282,6 +296,7 @@
       if (changes) changed(changes);
     };
     menu.addEventListener("change", show);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
     show();
   }
 })();

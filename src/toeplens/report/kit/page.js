@@ -64,7 +64,13 @@
   };
   addEventListener("load", () => idle(rest));
   document.addEventListener("toggle", () => idle(rest), true);
-  addEventListener("beforeprint", () => visible().forEach(draw));
+  let unfolded = [];
+  addEventListener("beforeprint", () => {
+    unfolded = [...document.querySelectorAll("details.figures:not([open])")];
+    unfolded.forEach((details) => { details.open = true; });
+    visible().forEach(draw);
+  });
+  addEventListener("afterprint", () => unfolded.forEach((details) => { details.open = false; }));
 
   document.querySelectorAll("select[data-views]").forEach((menu) => {
     const show = () => {

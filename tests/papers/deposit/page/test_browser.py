@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -18,7 +20,7 @@ def report(make_study: Callable[..., Reproduction], tmp_path_factory: pytest.Tem
     return write_page(make_study(tmp_path_factory.mktemp("browser")))
 
 
-@pytest.mark.parametrize(("width", "scrolled"), [(1280, False), (400, True)])
+@pytest.mark.parametrize(("width", "scrolled"), [(1280, False), (768, True), (390, True)])
 def test_it_draws_every_figure_without_a_word_and_fits_the_window(
     browser: Browser, report: Path, width: int, scrolled: bool
 ) -> None:
@@ -45,6 +47,40 @@ def desk(browser: Browser, report: Path) -> Iterator[Visit]:
     assert visit.page.evaluate(f"() => {{ dispatchEvent(new Event('beforeprint')); return ({ALL_DRAWN})(); }}")
     yield visit
     visit.end()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_keeps_a_reader_out(desk: Visit, scheme: Literal["light", "dark"]) -> None:
+    assert desk.barriers(scheme) == []
+
+
+def test_buttons_save_a_figure_and_a_table(desk: Visit) -> None:
+    name, content = desk.saved('Save the table "Accuracy, Task 1 (distance)" as CSV')
+    assert name == "toeplens-accuracy-task-1-distance.csv"
+    rows = list(csv.reader(content.splitlines()))
+    assert len({len(row) for row in rows}) == 1
+    assert {"MLA", "NoPE"} <= {row[0] for row in rows}
+    name, content = desk.saved("Save figure 1 as SVG")
+    assert name == "toeplens-accuracy-0-0-0.svg", "and its other panels"
+    assert content.startswith("<svg")
+    assert desk.complaints == []
+
+
+def test_figures_and_claims_have_links_of_their_own(desk: Visit) -> None:
+    for link in desk.page.locator("a.anchor, .ledger a").all():
+        aim = link.get_attribute("href") or ""
+        assert aim.startswith(("#figure-", "#claim-"))
+        assert desk.page.locator(f"[id='{aim[1:]}']").count() == 1
+
+
+def test_print_unfolds_the_figures_and_folds_them_again(desk: Visit) -> None:
+    folded = desk.page.locator("details.figures:not([open])")
+    before = folded.count()
+    desk.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert folded.count() == 0
+    assert desk.page.evaluate(f"({ALL_DRAWN})()")
+    desk.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert folded.count() == before
 
 
 def test_hovering_tells_the_drop_and_its_interval(desk: Visit) -> None:
