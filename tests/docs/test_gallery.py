@@ -1,0 +1,44 @@
+"""The gallery's pages are what their commands make."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.builders import script
+
+from toeplens.report.exporting.pages import current, plots_in
+
+ROOT = Path(__file__).parents[2]
+GALLERY = ROOT / "docs" / "gallery"
+
+
+def words(html: str) -> str:
+    """A page without what is compressed in it, which another library could compress otherwise."""
+    return re.sub(r'(?<=id="figures">)[^<]*', "", html)
+
+
+def test_the_gallery_shows_the_pages_that_are_there() -> None:
+    told = set(
+        re.findall(r"\(gallery/([a-z0-9-]+\.html)\)", (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8"))
+    )
+    made = set(script(ROOT / "tools" / "gallery.py").commands())
+    assert made == {path.name for path in GALLERY.glob("*.html")} == told
+
+
+@pytest.mark.parametrize("page", sorted(GALLERY.glob("*.html")), ids=lambda page: page.name)
+def test_a_page_is_of_this_version_and_light(page: Path) -> None:
+    """Else `python tools/gallery.py`."""
+    assert current(page)
+    assert page.stat().st_size < 1.8e6
+
+
+@pytest.mark.heavy
+def test_commands_make_the_pages_again(tmp_path: Path) -> None:
+    script(ROOT / "tools" / "gallery.py").make(tmp_path)
+    for made in sorted(tmp_path.glob("*.html")):
+        new, old = (path.read_text(encoding="utf-8") for path in (made, GALLERY / made.name))
+        assert plots_in(new, made) == plots_in(old, made), made.name
+        if made.name != "card-rope.html":  # which has its own machine's times
+            assert words(new) == words(old), made.name

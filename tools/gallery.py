@@ -1,0 +1,43 @@
+"""Make the pages of docs/gallery from the records, by the commands that docs/gallery.md shows.
+
+    python tools/gallery.py
+
+`tests/docs/test_gallery.py` holds that they are what these commands make.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PLACE = ROOT / "docs" / "gallery"
+RECORDS = ("laptop", "canonical", "smollm2", "language")  # those that are there
+CARD = "rope"
+
+
+def commands() -> dict[str, tuple[str, ...]]:
+    """What makes each page, by its file."""
+    told = {f"{name}.html": ("report", f"results/{name}") for name in RECORDS if (ROOT / "results" / name).is_dir()}
+    there = {page: command for page, command in told.items() if (ROOT / command[1] / "results.json.gz").exists()}
+    return {**there, f"card-{CARD}.html": ("card", CARD, "--out", f"card-{CARD}.html")}
+
+
+def make(place: Path) -> None:
+    """Make all of them in ``place``."""
+    place.mkdir(parents=True, exist_ok=True)
+    for page, command in commands().items():
+        said = place / page
+        said.unlink(missing_ok=True)
+        words = [str(said) if word == page else word for word in command]
+        subprocess.run([sys.executable, "-m", "toeplens", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        if command[0] == "report":
+            shutil.move(ROOT / command[1] / "report.html", said)
+
+
+if __name__ == "__main__":
+    make(PLACE)
+    for path in sorted(PLACE.glob("*.html")):
+        print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1e6:.2f} MB")
