@@ -57,6 +57,14 @@ def test_a_shell_completes_commands_and_options_without_torch():
     assert "complete" in light("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
 
 
+def test_the_list_of_encodings_imports_torch_and_little_else() -> None:
+    heavy = '{"torch", "numpy", "scipy", "plotly", "rich.progress"}'
+    assert heavy in LIGHT
+    program = LIGHT.replace(heavy, '{"scipy.special", "scipy.stats", "plotly", "toeplens.studies", "toeplens.engine"}')
+    done = subprocess.run([sys.executable, "-c", program, "encodings"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_what_help_lists_is_what_there_is():
     assert tuple(study.PARTS) == PARTS
     assert grid.specs() == OURS
@@ -91,7 +99,7 @@ def test_handlers_are_left_as_they_were():
 def test_a_signal_while_a_command_is_imported_is_one_sentence(number: signal.Signals, tmp_path: Path):
     """What is imported here waits until the signal has come."""
     (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
-    command = [*TOEPLENS, "tasks"]
+    command = [*TOEPLENS, "encodings"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from tests.cli.command import Toeplens
 
 from toeplens import encodings, tasks
-from toeplens.cli import console
+from toeplens.cli import console, tables
 from toeplens.papers.mathematics import CLAIMS
 from toeplens.studies import Entry
 
@@ -44,11 +44,11 @@ def ledger() -> list[Entry]:
 
 @pytest.mark.usefixtures("narrow")
 def test_a_claim_is_a_line_or_in_full_a_paragraph(capsys: pytest.CaptureFixture[str]):
-    console.print_claims(ledger())
+    tables.print_claims(ledger())
     short = capsys.readouterr().out
     assert [sum(f" {claim.id} " in line for line in short.splitlines()) for claim in CLAIMS] == [1] * len(CLAIMS)
     assert len(short.splitlines()) == len(CLAIMS) + 5
-    console.print_claims(ledger(), full=True)
+    tables.print_claims(ledger(), full=True)
     full = capsys.readouterr().out
     words = " ".join(full.split())
     assert all(" ".join(claim.statement.split())[:30] in words for claim in CLAIMS)
@@ -57,7 +57,7 @@ def test_a_claim_is_a_line_or_in_full_a_paragraph(capsys: pytest.CaptureFixture[
 
 def test_a_wide_terminal_shows_statements(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(console.out, "_width", 160)
-    console.print_claims(ledger())
+    tables.print_claims(ledger())
     assert CLAIMS[0].statement[:40] in capsys.readouterr().out
 
 

@@ -200,7 +200,7 @@ def survey(
 ) -> None:
     """Build every text model of the installed transformers small and audit it: what is understood, and what is not."""
     with starting():
-        from toeplens.cli import audit_output, console
+        from toeplens.cli import audit_output, console, tables
         from toeplens.studies.auditing import survey as survey_of
 
     with audit_output.AuditProgress() as progress:
@@ -212,7 +212,7 @@ def survey(
     if as_json:
         console.print_json(found.to_dict())
         return
-    for each in console.survey_tables(found):
+    for each in tables.survey_tables(found):
         console.out.print(each)
     console.say(f"record: {out / survey_of.RESULT}")
 

@@ -41,7 +41,7 @@ def bench(
     with starting():
         import torch
 
-        from toeplens.cli import console
+        from toeplens.cli import console, tables
         from toeplens.ground.machine import cores, within
         from toeplens.report import write_bench
         from toeplens.studies import audit, benching
@@ -78,7 +78,7 @@ def bench(
     if as_json:
         console.print_json({**record.to_dict(), "table_1": hours, "page": None if page is None else str(page)})
         return
-    for table in console.bench_tables(record):
+    for table in tables.bench_tables(record):
         console.out.print(table)
     for each in record.contests:
         ratios = each.beside_best()

@@ -1,15 +1,13 @@
-"""What the command line prints: tables, progress, JSON, and one-sentence errors."""
+"""How the command line prints: lines, JSON, tables, bars."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape, render
@@ -18,46 +16,12 @@ from rich.progress import Progress
 from rich.progress import track as rich_track
 from rich.table import Table
 
-from toeplens.engine import Extrapolation
 from toeplens.ground.files import finite
-from toeplens.ground.words import fixed, percent, signed, significant
-from toeplens.lens import HeadAblation, HeadSets, deposit
-from toeplens.lens.ablation.estimate_check import UNCHECKED
-from toeplens.papers.deposit import Reproduction, Row
-from toeplens.studies import Entry
-from toeplens.studies.auditing.survey import OUTCOMES, Survey
-from toeplens.studies.benching import BenchRecord
-from toeplens.studies.decomposition import Origins, RunStructure
-from toeplens.studies.grid import Grid, language
-from toeplens.studies.grid import Row as MatrixRow
-from toeplens.studies.grid.language import LanguageRow
-from toeplens.studies.kit.study import State
 
 Item = TypeVar("Item")
 
 out = Console()
 err = Console(stderr=True)
-
-_LOST = {  # metric: what is lost, the factor of its unit, decimals
-    "accuracy": ("Accuracy lost (points)", 100, 1),
-    "loss": ("Loss gained (nats)", 1, 3),
-    "kl": ("KL divergence from the intact model's answers (nats)", 1, 3),
-}
-_WAYS = {
-    "zero": "without the head",
-    "mean": "with the head's mean in its place",
-    "resample": "with the head's output of another example in its place",
-    "position": "with position taken from the head",
-}
-_ROOM = 30  # columns that are worth beginning a statement in
-_COLOURS = {
-    "holds": "green",
-    "holds in part": "yellow",
-    "fails": "red",
-    "leans to hold": "dim green",
-    "leans to fail": "dim red",
-    "undecided": "dim",
-}
 
 
 def print_json(content: Any) -> None:
@@ -68,9 +32,6 @@ def print_json(content: Any) -> None:
 def say(text: str, *, aside: bool = False) -> None:
     """A plain line on standard output, or, ``aside``, on standard error; never wrapped or coloured."""
     (err if aside else out).print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-per_cent = partial(percent, sign=False)
 
 
 def table(title: str | None, *columns: str, rows: Iterable[Iterable[str | None]] = ()) -> Table:
@@ -141,254 +102,3 @@ def print_page(page: Path, *, as_json: bool, **more: Any) -> None:
         print_json({"page": str(page), **more})
     else:
         say(f"page: {page.resolve()}")
-
-
-def print_study(
-    state: State,
-    page: Path,
-    tables: Sequence[Table] = (),
-    *,
-    rows: Sequence[Row | MatrixRow] = (),
-    as_json: bool,
-) -> None:
-    """A study's tables, its claims, how far it is and where its page is; or the same as JSON, with its table's rows."""
-    about: dict[str, Any] = {"finished": state.finished, "total": state.total}
-    unit = "records are there"
-    if isinstance(state, Reproduction | Grid):
-        about |= {"share": state.share, "table": [row.to_dict() for row in rows]}
-        if isinstance(state, Grid) and (spoken := _language_rows(state)):
-            about["language"] = [row.to_dict() for each in spoken.values() for row in each]
-        unit = f"cells are finished ({100 * state.share:.3g} % of the most training steps)"
-    if not as_json:
-        for each in tables:
-            out.print(each)
-        if state.entries:
-            print_claims(state.entries)
-        if state.finished < state.total:
-            say(f"{state.finished} of {state.total} {unit}; the same command goes on.")
-    print_page(page, as_json=as_json, **about, claims=[entry.to_dict() for entry in state.entries])
-
-
-def print_claims(entries: Sequence[Entry], *, full: bool = False) -> None:
-    """The ledger, a column a protocol: a line a claim; or, in full, with its statement, rule and source."""
-    protocols = list(dict.fromkeys(entry.protocol for entry in entries))
-    heads = ["verdict" if protocol is None else f"{protocol} protocol" for protocol in protocols]
-    claims = list(dict.fromkeys(entry.claim for entry in entries))
-    pills = {(each.claim.id, each.protocol): f"[{_COLOURS[each.verdict]}]{each.verdict}[/]" for each in entries}
-    rows = [[pills.get((claim.id, protocol), "–") for protocol in protocols] for claim in claims]
-    if full:
-        about = [
-            {"statement": escape(claim.statement), "rule": escape(claim.rule), "source": escape(claim.source)}
-            for claim in claims
-        ]
-        print_in_full(
-            (claim.id, dict(zip(heads, row, strict=True)) | facts)
-            for claim, row, facts in zip(claims, rows, about, strict=True)
-        )
-        return
-    used = max(len(claim.id) for claim in claims) + sum(len(head) + 3 for head in heads) + 8
-    stated = out.width - used >= _ROOM
-    made = brief("claim", *heads, "statement") if stated else table(None, "claim", *heads)
-    for claim, row in zip(claims, rows, strict=True):
-        made.add_row(claim.id, *row, *([escape(claim.statement)] if stated else []))
-    out.print(made)
-    say("statements and sources: toeplens claims DIR --full")
-
-
-def accuracy_tables(rows: Sequence[Row]) -> list[Table]:
-    """Accuracy by encoding, the paper's beside ours: a table a protocol and task."""
-    tables: dict[tuple[str, str], Table] = {}
-    for row in rows:
-        place = (row.protocol, row.task)
-        if place not in tables:
-            heading = f"{row.task}, {row.protocol} protocol: test accuracy in % (chance {per_cent(row.chance)})"
-            tables[place] = table(
-                heading, "encoding", "paper", "ours", "range over seeds", "largest head drop", "where"
-            )
-        tables[place].add_row(
-            row.title,
-            fixed(row.paper, 1),
-            per_cent(row.accuracy) + (f" ({row.diverged} diverged)" if row.diverged else ""),
-            f"{per_cent(row.lowest)}–{per_cent(row.highest)}" if row.seeds > 1 else "one seed",
-            per_cent(row.largest_drop),
-            "–" if row.where is None else row.where.replace("layer ", "L").replace(" head ", " H"),
-        )
-    return list(tables.values())
-
-
-def matrix_tables(state: Grid) -> list[Table]:
-    """Bits a byte of language models, and accuracy by task and encoding of the rest; scans are left to the page."""
-    columns = [column for column in state.spec.columns() if not column.scan]
-    places = {(row.task, row.label): row for row in state.matrix()}
-    spoken = _language_rows(state)
-    lines = []
-    for task in state.spec.tasks:
-        rows = [places.get((task, column.label)) for column in columns]
-        if any(rows) and task not in spoken:
-            guess = max(row.length_chance for row in rows if row)
-            scores = ["–" if row is None else per_cent(row.accuracy) for row in rows]
-            lines.append([escape(state.spec.title_of(task)), per_cent(guess), *scores])
-    heads = ["task", "best guess", *(escape(column.label) for column in columns)]
-    tables = [each for task, rows in spoken.items() for each in _language_tables(state, task, rows)]
-    if lines or not spoken:
-        tables += fitted("Test accuracy (%), mean over seeds", heads, lines)
-    return tables
-
-
-def _language_rows(state: Grid) -> dict[str, list[LanguageRow]]:
-    """Of each task that has measured language models, its encodings, best first."""
-    found: dict[str, list[LanguageRow]] = {}
-    for row in language.language_rows(state.spec, state.results):
-        found.setdefault(row.task, []).append(row)
-    return found
-
-
-def _language_tables(state: Grid, task: str, rows: Sequence[LanguageRow]) -> list[Table]:
-    """Bits a byte, what is lost on longer texts, needles; and what counting needs, in the caption."""
-    long = f"at {language.LONG:g}×"
-    heads = ["encoding", "bits a byte", "over seeds", f"lost {long}", "needles (%)", f"needles {long} (%)"]
-    lines = [
-        [
-            escape(row.title),
-            fixed(row.bits, 3),
-            f"{fixed(row.lowest, 3)}–{fixed(row.highest, 3)}" if row.seeds > 1 else "one seed",
-            signed(row.lost, 3),
-            per_cent(row.needle),
-            per_cent(row.needle_long),
-        ]
-        for row in rows
-    ]
-    tables = fitted(
-        f"{escape(state.spec.title_of(task))}: bits a byte at the training length, best first", heads, lines
-    )
-    bits = next(
-        cell.measure("bits") for cell in state.results.cells if cell.key.task == task and language.is_language(cell)
-    )
-    counted = ", ".join(f"{value:.3f} with {order} before" for order, value in sorted(bits.ngrams.items()))
-    if counted:
-        tables[0].caption = f"Counting tokens, without a model: {counted}"
-    return tables
-
-
-def ablation_tables(ablation: HeadAblation) -> list[Table]:
-    """The drop of every head with its interval and, for accuracy, each layer's deposit."""
-    heads = ablation.drops.shape[1]
-    lost, factor, digits = _LOST[ablation.metric]
-    title, check = f"{lost} {_WAYS[ablation.intervention]}", ablation.check
-    if ablation.method == "attribution":
-        title += ", first order" if check and check.holds else ": first-order estimates, no effects"
-    lines = []
-    for layer, rows in enumerate(zip(ablation.drops, ablation.low, ablation.high, strict=True), start=1):
-        cells = [[fixed(factor * x, digits) for x in row] for row in rows]
-        lines.append([str(layer), *(f"{x} [dim]{low}..{high}[/]" for x, low, high in zip(*cells, strict=True))])
-    drops = fitted(title, ["layer", *(f"head {h + 1}" for h in range(heads))], lines)
-    if ablation.method == "attribution":
-        drops[-1].caption = check.words if check else UNCHECKED
-    if ablation.metric != "accuracy":
-        return drops
-    kinds = []
-    for layer, row in enumerate(deposit(ablation), start=1):
-        figures = (row.peak, row.second, row.top_share, row.effective_heads, row.gini)
-        kinds.append([str(layer), row.kind, *map(fixed, figures)])
-    columns = ("layer", "kind", "peak", "second", "top share", "effective heads", "Gini")
-    return [*drops, table("Deposit", *columns, rows=kinds)]
-
-
-def sets_table(sets: HeadSets) -> Table:
-    """Accuracy against the number of heads silenced in the whole model."""
-    columns = ("heads silenced", "the most harmful next", "by what each is worth alone", "random, mean", "lowest")
-    made = table("Accuracy as heads of the whole model go (%)", *columns)
-    for size in np.flatnonzero(~np.isnan(sets.greedy)):
-        row = (sets.greedy[size], sets.importance[size], sets.random[:, size].mean(), sets.random[:, size].min())
-        made.add_row(str(size), *map(per_cent, row))
-    return made
-
-
-def extrapolation_table(found: Extrapolation) -> Table:
-    """Accuracy by the length of a text, beside what guesses score."""
-    columns = ("tokens", "times training", "accuracy", "interval", "chance", "from length", "best simple rule")
-    made = table(f"Longer texts than the {found.trained_length} tokens of training (%)", *columns)
-    for row in found.rows:
-        figures = ["–"] * 5
-        if row.accuracy is not None and row.low is not None and row.high is not None:
-            rule, best = max(row.baselines.items(), key=lambda item: item[1])
-            guesses = (per_cent(row.chance or 0.0), per_cent(row.length_chance or 0.0), f"{per_cent(best)} ({rule})")
-            figures = [per_cent(row.accuracy), f"{per_cent(row.low)} to {per_cent(row.high)}", *guesses]
-        made.add_row(str(row.length), f"{row.factor:g}", *figures)
-    return made
-
-
-def structure_table(structure: RunStructure) -> Table:
-    """Each head's kind and shares, as a softmax sees them, and how Toeplitz its logits are."""
-    columns = ("head", "kind", "position", "content", "coupled", "Toeplitz share", "explained by distance")
-    made = table("What each head's logits are made of (shares of variance, each row's mean removed)", *columns)
-    for layer in structure.layers:
-        for head, (share, explained) in enumerate(zip(layer.toeplitz, layer.explained, strict=True)):
-            kinds = ["–"] * 4
-            if layer.parts is not None:
-                shares = layer.parts.kinds["softmax"][head]
-                kinds = [layer.parts.named[head], *map(fixed, shares)]
-            made.add_row(f"L{layer.layer + 1} H{head + 1}", *kinds, fixed(share), fixed(explained))
-    return made
-
-
-def decay_table(structure: RunStructure) -> Table:
-    """The form of decay that fits each head's mean logit by distance best, and its kernel's spectrum where known."""
-    columns = ("head", "best form", "r2", "half distance", "parameters", "symbol", "eigenvalues")
-    made = table("How each head's mean logit changes with distance, and the ends of its position kernel", *columns)
-    for layer in structure.layers:
-        for head, decay in enumerate(layer.decays):
-            told = ["–"] * 6
-            if decay is not None:
-                figures = [f"{name} {significant(value)}" for name, value in decay.parameters.items()]
-                told[:4] = [decay.form, significant(decay.r2), significant(decay.half_distance), ", ".join(figures)]
-            if layer.ends:
-                ends = layer.ends[head]
-                told[4] = f"{significant(ends.symbol_low)} to {significant(ends.symbol_high)}"
-                told[5] = f"{significant(ends.lowest)} to {significant(ends.highest)}"
-            made.add_row(f"L{layer.layer + 1} H{head + 1}", *told)
-    return made
-
-
-def origins_table(found: Origins) -> Table:
-    """What the predicted classes' logits go back to, mean over the sequences, and in per cent of the mean logit."""
-    made = table(f"Where predicted logits ({significant(found.logit)}) come from", "part", "logit", "share (%)")
-    for name, value in found.parts.items():
-        made.add_row(
-            name.replace("_", ", "), significant(value), per_cent(value / found.logit if found.logit else None)
-        )
-    return made
-
-
-def survey_tables(found: Survey) -> list[Table]:
-    """How many model types had each outcome, the largest differences, and those that were refused, with why."""
-    largest, counts = found.largest(), found.totals().items()
-    types = [(outcome, str(count), OUTCOMES[outcome]) for outcome, count in counts]
-    differences = ["–" if value is None else f"{value:.1e}" for value in largest.values()]
-    refused = [(row.name, row.why) for row in found.of("refused")]
-    return [
-        table("Model types of transformers", "outcome", "types", "what it says", rows=types),
-        table("Largest differences of the proved ones", *largest, rows=[differences]),
-        *([table("Refused", "type", "why", rows=refused)] if refused else []),
-    ]
-
-
-def bench_tables(record: BenchRecord) -> list[Table]:
-    """Each contest's programs: times, speeds, and how much longer than ours they take."""
-    found = []
-    for contest in record.contests:
-        rows = []
-        for timed in contest.timed:
-            share = record.share(contest, timed)
-            rows.append(
-                (
-                    timed.name,
-                    f"{timed.median * 1e3:,.1f}",
-                    f"{contest.speed(timed):,.0f}",
-                    f"{contest.ratio(timed):.2f}",
-                    "–" if share is None else f"{share:.0%}",
-                )
-            )
-        columns = ("program", "ms", f"{contest.unit} / s", "time over ours", "of the peak")
-        found.append(table(contest.work, *columns, rows=rows))
-    return found

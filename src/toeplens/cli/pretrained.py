@@ -29,7 +29,7 @@ def pretrained(
 ) -> None:
     """Examine a pretrained language model: heads, frequencies, retrieval, beside models that know nothing; claims."""
     with starting():
-        from toeplens.cli import console
+        from toeplens.cli import tables
         from toeplens.cli.audit_output import PieceProgress
         from toeplens.cli.progress import carry_out, limits_of
         from toeplens.papers.positional_symbolic import pretrained as study
@@ -45,6 +45,6 @@ def pretrained(
     told = {"on_piece": progress.finished, "on_progress": progress}
 
     def show(state: study.Pretrained) -> None:
-        console.print_study(state, write_pretrained(state), as_json=as_json)
+        tables.print_study(state, write_pretrained(state), as_json=as_json)
 
     carry_out(partial(study.examine, model, texts, out, **options, **told), progress, limits, show)

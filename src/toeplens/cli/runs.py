@@ -157,7 +157,7 @@ def ablate(
     """Ablate each head of a run's model and print what it loses, with intervals and the deposit of each layer."""
     with starting():
         from toeplens import training
-        from toeplens.cli import console
+        from toeplens.cli import console, tables
         from toeplens.engine import Limits, ablate_run, measure_run
         from toeplens.lens import THRESHOLDS, HeadSets, deposit
 
@@ -189,12 +189,12 @@ def ablate(
         f"intact: {ablation.metric} {ablation.baseline:.4f} on {ablation.examples} examples, "
         f"accuracy by chance {ablation.chance:.4f}"
     )
-    for table in console.ablation_tables(ablation):
+    for table in tables.ablation_tables(ablation):
         console.out.print(table)
     if ablation.metric == "accuracy":
         console.say(THRESHOLDS)
     if found is not None:
-        console.out.print(console.sets_table(found))
+        console.out.print(tables.sets_table(found))
         heads = ", ".join(f"L{layer + 1} H{head + 1}" for layer, head in found.sufficient) or "none"
         console.say(
             f"{len(found.sufficient)} of {len(found.order)} heads are enough for {found.keep:.0%} of the skill "
@@ -218,7 +218,7 @@ def decompose(
     """Take a run's attention logits apart into content and position, and write the page that shows it."""
     with starting():
         from toeplens import report, training
-        from toeplens.cli import console
+        from toeplens.cli import console, tables
         from toeplens.lens import Split
         from toeplens.studies.decomposition import decompose_run
 
@@ -237,15 +237,15 @@ def decompose(
         structure = decompose_run(opened, split=split, examples=examples, layers=layers, device=device)  # type: ignore[arg-type]
     report.write_structure(structure, page)
     if not as_json:
-        console.out.print(console.structure_table(structure))
+        console.out.print(tables.structure_table(structure))
         for why in dict.fromkeys(one.why for one in structure.layers if one.why):
             console.say(f"no parts: {why}")
-        console.out.print(console.decay_table(structure))
+        console.out.print(tables.decay_table(structure))
         if structure.origins is None:
             console.say(f"not traced back: {structure.no_origins}")
         else:
-            console.out.print(console.origins_table(structure.origins))
-            share, error = console.per_cent(structure.origins.share), structure.origins.error
+            console.out.print(tables.origins_table(structure.origins))
+            share, error = tables.per_cent(structure.origins.share), structure.origins.error
             console.say(
                 f"position has {share} % of their absolute values; they add up to the logits within {error:.0e}"
             )
@@ -265,7 +265,7 @@ def extrapolate_run(
     """Test a run's model on texts longer than those it was trained on."""
     with starting():
         from toeplens import training
-        from toeplens.cli import console
+        from toeplens.cli import console, tables
         from toeplens.engine import extrapolate
 
     opened = training.Run.open(run)
@@ -274,7 +274,7 @@ def extrapolate_run(
     if as_json:
         console.print_json(found.to_dict())
         return
-    console.out.print(console.extrapolation_table(found))
+    console.out.print(tables.extrapolation_table(found))
     for row in found.rows:
         if row.why:
             console.say(f"{row.length} tokens: {row.why}")

@@ -43,7 +43,7 @@ def reproduce(
 ) -> None:
     """Carry out the papers' central experiment: train, knock out heads, judge the claims, write the page."""
     with starting():
-        from toeplens.cli import console
+        from toeplens.cli import tables
         from toeplens.cli.progress import StudyProgress, carry_out
         from toeplens.model import Protocol
         from toeplens.papers import deposit as study
@@ -62,8 +62,8 @@ def reproduce(
     plan = {"scale": scale, "protocols": protocols, "seeds": seeds, "parts": parts}
 
     def show(state: study.Reproduction) -> None:
-        tables = console.accuracy_tables(state.table)
-        console.print_study(state, write_page(state), tables, rows=state.table, as_json=as_json)
+        shown = tables.accuracy_tables(state.table)
+        tables.print_study(state, write_page(state), shown, rows=state.table, as_json=as_json)
 
     carry_out(partial(study.reproduce, out, **plan, workers=hands.chosen(), on_event=progress), progress, limits, show)
 
@@ -94,7 +94,7 @@ def study(
     """Train tasks by encodings, measure what heads follow and how models do on longer texts, write the page."""
     with starting():
         from toeplens import report
-        from toeplens.cli import console
+        from toeplens.cli import tables
         from toeplens.cli.progress import StudyProgress, carry_out
         from toeplens.studies import grid
         from toeplens.studies.kit.cells import jobs_of
@@ -109,8 +109,8 @@ def study(
     progress = StudyProgress(jobs, f"{len(jobs)} models ({wanted.title})", limits)
 
     def show(state: grid.Grid) -> None:
-        page, tables = report.write_grid(state), console.matrix_tables(state)
-        console.print_study(state, page, tables, rows=state.matrix(), as_json=as_json)
+        page, shown = report.write_grid(state), tables.matrix_tables(state)
+        tables.print_study(state, page, shown, rows=state.matrix(), as_json=as_json)
 
     carry_out(partial(grid.study, wanted, out, workers=hands.chosen(), on_event=progress), progress, limits, show)
 
@@ -129,7 +129,7 @@ def theory(
 ) -> None:
     """Check the papers' mathematics by numbers: each statement as it stands and as it should stand, with a verdict."""
     with starting():
-        from toeplens.cli import console
+        from toeplens.cli import tables
         from toeplens.cli.progress import StudyProgress, carry_out
         from toeplens.papers import mathematics
         from toeplens.papers.mathematics.page import write_theory
@@ -146,7 +146,7 @@ def theory(
         progress.say(f"{name}, seed {seed}: done")
 
     def show(state: mathematics.Theory) -> None:
-        console.print_study(state, write_theory(state), as_json=as_json)
+        tables.print_study(state, write_theory(state), as_json=as_json)
 
     carry_out(partial(mathematics.check_theory, out, **plan, on_record=done), progress, limits, show)
 
@@ -188,7 +188,7 @@ def claims(
 ) -> None:
     """Judge the papers' claims on a study's results and print the ledger."""
     with starting():
-        from toeplens.cli import console
+        from toeplens.cli import console, tables
 
         kind, _, rule = kind_of(directory)
 
@@ -196,7 +196,7 @@ def claims(
     if as_json:
         console.print_json([entry.to_dict() for entry in entries])
         return
-    console.print_claims(entries, full=full)
+    tables.print_claims(entries, full=full)
     if evidence:
         for entry in entries:
             place = "" if entry.protocol is None else f", {entry.protocol}"

@@ -13,7 +13,7 @@ from tests.lens.models import decoder, examples, split
 from torch.nn import functional as F
 
 from toeplens.cli import console
-from toeplens.cli.console import ablation_tables
+from toeplens.cli.tables import ablation_tables
 from toeplens.ground import InputError
 from toeplens.lens.ablation.ablate import HeadAblation, ablate_heads, rank_correlation
 from toeplens.lens.ablation.estimate_check import UNCHECKED
