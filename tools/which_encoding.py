@@ -169,7 +169,8 @@ def _limits() -> Iterator[str]:
         cells, sizes = record.results.cells, record.sizes
         size = f"{sizes['num_layers']}, {sizes['num_heads']}, {sizes['d_model']}"
         most = max(cell.parameters for cell in cells)
-        told = ", ".join(f"`{task}`" for task in dict.fromkeys(cell.key.task for cell in cells))
+        tasks = list(dict.fromkeys(cell.key.task for cell in cells))
+        told = ", ".join(f"`{task}`" for task in tasks) if len(tasks) < 4 else f"{len(tasks)} tasks, listed below"
         protocols = ", ".join(dict.fromkeys(cell.key.protocol for cell in cells))
         models = len({cell.run for cell in cells})
         yield f"| `{name}` | {protocols} | {models} | {record.seeds} | {size} | {most:,} numbers | {told} |"

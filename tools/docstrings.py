@@ -1,0 +1,73 @@
+"""An extension of griffe: the house's docstrings as Markdown, so that the reference reads as the source does.
+
+A docstring names its arguments or fields a line each, the name and two spaces or more before what is said of it, with
+further lines below what is said. In Markdown these would run together in one paragraph; here they become a list. The
+headings ``Arguments`` and ``Returns`` become bold. A public constant without a docstring is explained by the comment on
+its line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import griffe
+
+HEADINGS = ("Arguments", "Returns", "Yields", "Raises")
+NAME = r"\*{0,2}[A-Za-z_][\w.]*"
+ITEM = re.compile(rf"^(?P<indent> *)(?P<names>{NAME}(?:, {NAME})*)  +(?P<text>\S.*)$")
+CODE = re.compile(r"(``.*?``|`[^`]*`)", re.DOTALL)
+
+
+def escaped(text: str) -> str:
+    """Brackets and stars outside of code are what they are, no Markdown."""
+    plain = [re.sub(r"([\[\]*])", r"\\\1", part).replace("<", "&lt;") for part in CODE.split(text)[::2]]
+    return "".join(part for pair in zip(plain, [*CODE.findall(text), ""], strict=True) for part in pair)
+
+
+def as_markdown(text: str) -> str:
+    """A docstring with its tables of names as lists."""
+    return "\n".join(_lines(text.splitlines())).strip()
+
+
+def _lines(lines: list[str]) -> Iterator[str]:
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        if (found := ITEM.match(line)) and len(found["indent"]) <= 4:
+            told, at = _item(lines, at, len(found["indent"]))
+            names = ", ".join(f"`{name}`" for name in found["names"].split(", "))
+            yield from ("", f"- {names}: {told}", "")
+        elif line.strip() in HEADINGS:
+            yield from ("", f"**{line.strip()}**", "")
+            at += 1
+            while at < len(lines) and lines[at].strip() and not ITEM.match(lines[at]):
+                yield escaped(lines[at].strip())
+                at += 1
+        else:
+            yield line if line.startswith("    ") else escaped(line)
+            at += 1
+
+
+def _item(lines: list[str], at: int, indent: int) -> tuple[str, int]:
+    """What is said of a name, its further lines too, and where the next begins."""
+    found = ITEM.match(lines[at])
+    assert found is not None
+    told = [found["text"]]
+    at += 1
+    while at < len(lines) and len(lines[at]) - len(lines[at].lstrip()) > indent and lines[at].strip():
+        told.append(lines[at].strip())
+        at += 1
+    return escaped(" ".join(told)), at
+
+
+class HouseDocstrings(griffe.Extension):
+    """What mkdocstrings is given instead of the docstrings as they stand."""
+
+    def on_object(self, *, obj: griffe.Object, loader: Any, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = as_markdown(obj.docstring.value)
+        elif obj.is_attribute and obj.parent and obj.parent.is_module and not obj.name.startswith("_"):
+            comment = obj.source.partition("  # ")[2].strip()
+            obj.docstring = griffe.Docstring(escaped(comment) or "A constant.", parent=obj)
