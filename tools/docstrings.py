@@ -3,7 +3,7 @@
 A docstring names its arguments or fields a line each, the name and two spaces or more before what is said of it, with
 further lines below what is said. In Markdown these would run together in one paragraph; here they become a list. The
 headings ``Arguments`` and ``Returns`` become bold. A public constant without a docstring is explained by the comment on
-its line.
+its first line or by those right above it; without one it is not in the reference.
 """
 
 from __future__ import annotations
@@ -62,12 +62,24 @@ def _item(lines: list[str], at: int, indent: int) -> tuple[str, int]:
     return escaped(" ".join(told)), at
 
 
+def comment_of(constant: griffe.Object) -> str:
+    """What is said beside a constant, or right above it."""
+    lines = [] if constant.parent is None else constant.parent.lines
+    at = (constant.lineno or 1) - 1
+    beside = lines[at].partition("  # ")[2].strip() if at < len(lines) else ""
+    above: list[str] = []
+    while at and lines[at - 1].startswith("# "):
+        at -= 1
+        above.insert(0, lines[at][2:].strip())
+    said = beside or " ".join(above)
+    return said[:1].upper() + said[1:] + "." if said else ""
+
+
 class HouseDocstrings(griffe.Extension):
     """What mkdocstrings is given instead of the docstrings as they stand."""
 
     def on_object(self, *, obj: griffe.Object, loader: Any, **_: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)
-        elif obj.is_attribute and obj.parent and obj.parent.is_module and not obj.name.startswith("_"):
-            comment = obj.source.partition("  # ")[2].strip()
-            obj.docstring = griffe.Docstring(escaped(comment) or "A constant.", parent=obj)
+        elif obj.is_attribute and obj.parent and obj.parent.is_module and (said := comment_of(obj)):
+            obj.docstring = griffe.Docstring(escaped(said), parent=obj)

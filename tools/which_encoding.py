@@ -14,6 +14,7 @@ import argparse
 import gzip
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -190,7 +191,8 @@ def _short() -> Iterator[str]:
         decided: dict[tuple[str, str], list[str]] = {}
         for name, each in found:
             if _done(each):
-                decided.setdefault((each["id"], each["verdict"]), []).append(_where(name, each))
+                figure = re.split(r": (?=-?\d)", _deciding(each)["evidence"])[-1]
+                decided.setdefault((each["id"], each["verdict"]), []).append(f"{_where(name, each)}: {figure}")
         for (claim, verdict), places in decided.items():
             entry = next(each for _, each in found if each["id"] == claim)
             yield f"- \u201c{entry['statement']}\u201d **{verdict}** ({'; '.join(places)}). {_link(entry)}"
@@ -207,8 +209,8 @@ def _short() -> Iterator[str]:
 def _places() -> Iterator[str]:
     record = RECORDS["canonical"]
     yield from _table(record.titles_of(_plain(record)), [(f"`{t}`", record, "paper", t, ACCURACY) for t in PLACES])
-    for task in PLACES:
-        yield from _against_rule(record, task)
+    rules = {row["task"]: f"{100 * row['rule_accuracy']:.0f} ({row['rule']})" for row in record.content["table"]}
+    yield f"| *the best rule without a model* | {' | '.join(rules[task] for task in PLACES)} |"
 
 
 def _longer() -> Iterator[str]:
@@ -320,9 +322,15 @@ def _claims(ids: Sequence[str], names: Sequence[str] = ()) -> Iterator[str]:
         if each["id"] != told:
             told = each["id"]
             yield f"- \u201c{each['statement']}\u201d ({each['source']}) {_link(each)}"
-        first = min(each["parts"], key=lambda part: (not part["essential"], part["verdict"] != each["verdict"]))
         verdict = f"**{each['verdict']}**" if _done(each) else each["verdict"]
-        yield f"    - {_where(name, each)}: {verdict}. {first['evidence']}"
+        parts = sum(part["essential"] for part in each["parts"])
+        more = f" (one of {parts} parts)" if parts > 1 else ""
+        yield f"    - {_where(name, each)}, {RECORDS[name].seeds} seeds: {verdict}. {_deciding(each)['evidence']}{more}"
+
+
+def _deciding(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a claim that its verdict rests on; the first of them, where there are several."""
+    return min(entry["parts"], key=lambda part: (not part["essential"], part["verdict"] != entry["verdict"]))
 
 
 Column = tuple[str, Recorded, str, str, Figure]  # heading, record, protocol, task, figure
@@ -355,24 +363,6 @@ def _measured(record: Recorded, protocol: str, task: str, label: str, figure: Fi
     return found.value, f"{100 * found.value:.0f} [{100 * low:.0f}, {100 * high:.0f}] ({count})"
 
 
-def _against_rule(record: Recorded, task: str) -> Iterator[str]:
-    """Which encodings are told from the best rule that needs no model."""
-    row = next(row for row in record.content["table"] if row["task"] == task)
-    bar, above, not_above, open_ = row["rule_accuracy"], [], [], []
-    for label in _plain(record):
-        values = list(ACCURACY.by_seed(record.results.of(task, label)).values())
-        found = of_one(values, ACCURACY.grain).estimate() if values else None
-        if found is None or len(values) < ENOUGH:
-            open_.append(record.titles[label])
-        else:
-            (above if found.low > bar else not_above).append(record.titles[label])
-    yield (
-        f"\nThe best rule without a model ({row['rule']}) is right {100 * bar:.0f} % of the time on `{task}`. "
-        f"Told from it by an interval over {ENOUGH} seeds: {_list(above)}. Not: {_list(not_above)}."
-        + (f" Fewer than {ENOUGH} models count: {_list(open_)}." if open_ else "")
-    )
-
-
 def _plain(record: Recorded) -> list[str]:
     """The encodings of a grid that are on all its tasks."""
     return [column.label for column in record.spec.columns() if set(column.tasks) == set(record.spec.tasks)]
@@ -384,7 +374,7 @@ def _done(entry: Mapping[str, Any]) -> bool:
 
 def _where(name: str, entry: Mapping[str, Any]) -> str:
     protocol = f", {entry['protocol']} protocol" if entry["protocol"] else ""
-    return f"`{name}`{protocol}, {RECORDS[name].seeds} seeds"
+    return f"`{name}`{protocol}"
 
 
 def _link(entry: Mapping[str, Any]) -> str:
@@ -394,10 +384,6 @@ def _link(entry: Mapping[str, Any]) -> str:
 def _anchor(question: str) -> str:
     kept_ = "".join(letter for letter in question.lower() if letter.isalnum() or letter in " -")
     return kept_.replace(" ", "-")
-
-
-def _list(words: Sequence[str]) -> str:
-    return ", ".join(words) or "none"
 
 
 def _number(value: float | None, digits: int) -> str:

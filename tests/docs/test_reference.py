@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import subprocess
@@ -72,6 +73,22 @@ def test_tables_of_names_become_lists(docstrings: ModuleType) -> None:
     ]
 
 
+def test_a_constant_is_explained_by_its_comment(docstrings: ModuleType, tmp_path: Path) -> None:
+    griffe = pytest.importorskip("griffe")
+    code = "# how many,\n# at most\nMOST = (\n    1,  # one\n)\nLEAST = 0  # how few\nBARE = 2\n"
+    (tmp_path / "house.py").write_text(code, "utf-8")
+    module = griffe.load("house", search_paths=[tmp_path])
+    said = {name: docstrings.comment_of(module[name]) for name in ("MOST", "LEAST", "BARE")}
+    assert said == {"MOST": "How many, at most.", "LEAST": "How few.", "BARE": ""}
+
+
+def test_a_notebook_becomes_a_page() -> None:
+    pytest.importorskip("mkdocs")
+    hook = script(ROOT / "tools" / "notebooks.py")
+    cells = [{"cell_type": "markdown", "source": ["# A\n", "b"]}, {"cell_type": "code", "source": ["c = 1"]}]
+    assert hook.as_markdown(json.dumps({"cells": cells})) == "# A\nb\n\n```python\nc = 1\n```\n"
+
+
 def test_a_sentence_is_no_table(docstrings: ModuleType) -> None:
     assert docstrings.as_markdown("One sentence.\nAnd a second,\nof three lines.") == (
         "One sentence.\nAnd a second,\nof three lines."
@@ -102,7 +119,7 @@ def test_every_correction_names_its_checks() -> None:
 
 @pytest.mark.heavy
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
-    """And every function and class that a package offers has a place in the reference to which links can lead."""
+    """And whatever a package offers has a place in the reference to which links can lead."""
     pytest.importorskip("mkdocs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -113,7 +130,7 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
         module = importlib.import_module(package)
         for name in names_of(package):
             value = getattr(module, name)
-            if inspect.isclass(value) or inspect.isfunction(value):
-                own = f"{value.__module__}.{value.__qualname__}"
-                assert {f"{package}.{name}", own} & places, f"{package}.{name}"
+            own = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', name)}"
+            assert {f"{package}.{name}", own} & places, f"{package}.{name}"
     assert "<math" in (tmp_path / "theory" / "index.html").read_text("utf-8")
+    assert "decompose" in (tmp_path / "notebooks" / "first-look" / "index.html").read_text("utf-8")

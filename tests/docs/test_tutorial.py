@@ -79,6 +79,12 @@ def carried_out(toeplens: Toeplens, folder: Path) -> dict[str, Any]:
     return names
 
 
+def test_the_lines_it_shows_are_the_examples() -> None:
+    (block,) = re.findall(r"^```text\n(def kernel.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    code = (ROOT / "examples" / "gaussian-window" / "src" / "gaussian_window" / "__init__.py").read_text("utf-8")
+    assert block.splitlines()[1].strip() in code
+
+
 def test_its_study_can_be_asked(own: Path) -> None:
     (block,) = (block for kind, block in BLOCKS if kind == "yaml")
     asked = grid.cells(grid.grid_spec(yaml.safe_load(block)))

@@ -87,10 +87,13 @@ def test_a_worker_that_is_killed_is_replaced_and_its_run_goes_on(three: Cluster,
         return bool(process)
 
     killing = Meanwhile(kill)
-    limits = Limits(checkpoint_seconds=0.1, store=url)
+    limits = Limits(checkpoint_seconds=0.1, store=url, follow=("tensorboard",))
     found = run_jobs(wanted, tmp_path / "out", limits, workers=three, on_event=told.append)
     assert killing.end()
     assert found == ["complete"] * 3
+    events = [len(list((tmp_path / "out" / job.spec.name).glob("tensorboard/*/*"))) for job in wanted]
+    assert events[0] >= 1  # the killed worker's too, if it had published some
+    assert events[1:] == [1, 1]
     must_be_those_of_one_process(tmp_path / "out", tmp_path / "alone", wanted)
     assert [len(leases(store, job)) for job in wanted] == [2, 1, 1]
     assert sorted(event.job for event in told if event.status == "complete") == [0, 1, 2]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from toeplens.engine import Event, Job, Limits, carry_out, many, plan_workers, r
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.training import Run, train
 from toeplens.training import run as store
+from toeplens.training.followers import LOG, heard
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # what jobs are made of runs checked in its own tests
 
@@ -43,13 +45,15 @@ def _one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_workers_give_bit_for_bit_what_one_process_gives(tmp_path: Path):
     told: list[Event] = []
-    wanted = jobs(3, 2, 4)
-    assert run_jobs(wanted, tmp_path / "many", Limits(), workers=2, on_event=told.append) == ["complete"] * 3
+    wanted, limits = jobs(3, 2, 4), Limits(follow=("tensorboard",))
+    assert run_jobs(wanted, tmp_path / "many", limits, workers=2, on_event=told.append) == ["complete"] * 3
     for job in wanted:
         carry_out(job, tmp_path / "one", Limits())
         name = job.spec.name
         assert outcome(tmp_path / "many" / name) == outcome(tmp_path / "one" / name)
         assert outcome(tmp_path / "many" / name)[-1] is not None
+        (events,) = (tmp_path / "many" / name).glob("tensorboard/*/events*")
+        assert events.parent.name == job.label.replace(" ", "-")
     assert sorted(event.job for event in told if event.status == "complete") == [0, 1, 2]
     for event in told:
         assert event.status in (None, "complete")
@@ -127,6 +131,51 @@ def test_a_worker_that_is_killed_is_one_sentence(tmp_path: Path):
         run_jobs(jobs(10**6), tmp_path, Limits(checkpoint_seconds=0.0), workers=1, on_event=kill)
     run = train(tiny(epochs=10**6), tmp_path, deadline=0.0)
     assert run.step > 1
+
+
+# ---- who follows ----------------------------------------------------------------------------------------------------
+
+
+def fails(piece: str, limits: Limits, tell: Callable[[Any], None]) -> str:
+    for step in range(2):
+        tell((step, piece))
+        LOG.warning("it follows no more")
+    return "done"
+
+
+def lossy(work: Any, pieces: Any, limits: Limits, *, on_done: Any, on_told: Any, **means: Any) -> None:
+    """In this process, and of what a piece tells only the last is heard, as on a cluster."""
+    for index, piece in enumerate(pieces):
+        told: list[Any] = []
+        result = work(piece, limits, told.append)
+        on_told(index, told[-1])
+        on_done(index, result)
+
+
+def test_what_followers_fail_by_in_workers_is_said_once_here(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(many, "in_processes", lossy)
+    said, told, done = [], [], []
+    with heard(said.append):
+        many.spread(
+            fails, "ab", Limits(), 1, on_done=lambda *what: done.append(what), on_told=lambda *_: told.append(_)
+        )
+    assert said == ["it follows no more"]
+    assert done == [(0, "done"), (1, "done")]
+    assert told == []  # the last was the failure alone
+
+
+def test_what_is_told_beside_it_is_heard_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(many, "in_processes", lossy)
+    told: list[Any] = []
+    work = lambda piece, limits, tell: tell(piece)  # noqa: E731
+    many.spread(work, "ab", Limits(), 1, on_done=lambda *what: None, on_told=lambda *what: told.append(what))
+    assert told == [(0, "a"), (1, "b")]
+
+
+def test_followers_are_known_by_name_each_once():
+    assert Limits(follow=("wandb", "tensorboard", "wandb")).follow == ("wandb", "tensorboard")
+    with pytest.raises(InputError, match=r"^follow: there is no 'tensorbord'; did you mean 'tensorboard'\?"):
+        Limits(follow=("tensorbord",))
 
 
 # ---- how many -------------------------------------------------------------------------------------------------------

@@ -107,6 +107,15 @@ def test_a_run_that_is_lost_leaves_the_stack_and_the_others_are_gone_on_with(
     assert set(told) == {0, 1, 2}
 
 
+def test_each_of_a_stack_is_followed_by_its_label(tmp_path: Path):
+    specs = [tiny(model={"dropout": 0.0}, seed=seed) for seed in range(2)]
+    wanted = [Job(spec, f"seed {spec.seed}") for spec in specs]
+    assert train_stack((wanted, tmp_path), Limits(follow=("tensorboard",)), nothing)
+    for job in wanted:
+        (events,) = (tmp_path / job.spec.name).glob("tensorboard/*/events*")
+        assert events.parent.name == f"seed-{job.spec.seed}"
+
+
 def test_where_memory_ends_a_stack_is_trained_in_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     train_as_one, sizes = stacks.train_as_one, []
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toeplens.cli.options import Budget, Compile, Device, Workers
+from toeplens.cli.options import Budget, Compile, Device, Follow, Workers
 from toeplens.ground import InputError, choose, shown
 
 if TYPE_CHECKING:
@@ -23,13 +23,14 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """Until when, on which device, how many models as one, with which store, and by whose hands, where that is told."""
+    """Until when, on which device, how many models as one, with which store, who follows, and by whose hands."""
 
     time_budget: str | None
     device: str
     compile: str
     store: str | None
     stack: int | None
+    follow: list[str] | None = None
     hands: Hands | None = None
 
     def limits(self) -> engines.Limits:
@@ -37,7 +38,7 @@ class Means:
         from toeplens.cli.progress import limits_of
         from toeplens.engine import Cluster
 
-        limits = limits_of(self.time_budget, self.device, self.compile, self.store, self.stack)
+        limits = limits_of(self.time_budget, self.device, self.compile, self.store, self.stack, self.follow)
         chosen = None if self.hands is None else self.hands.chosen()
         return replace(limits, machines=chosen.described(self.device)) if isinstance(chosen, Cluster) else limits
 
@@ -90,6 +91,7 @@ def _means(
         int | None,
         typer.Option(help="Models of equal shape to train as one; unless given, what fills a GPU, and 1 on a CPU."),
     ] = None,
+    follow: Follow = None,
 ) -> Means:
     return Means(**locals())
 

@@ -41,6 +41,13 @@ StudyOut = Annotated[
     Path, typer.Option(help="Directory of the study; one that was stopped is gone on with.", parser=path)
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes; one a core unless given.")]
+Follow = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Tell each run's evaluations to tensorboard, wandb or mlflow too; give it again for more. See "
+        "docs/tracking.md."
+    ),
+]
 Budget = Annotated[str | None, typer.Option(help="Stop within this time, e.g. 90s, 9m, 2h; the same command goes on.")]
 
 

@@ -26,15 +26,22 @@ from toeplens.ground.machine import size
 from toeplens.ground.stops import EXIT_CODE
 from toeplens.studies import limits_for
 from toeplens.training import RunSpec, plan_execution
+from toeplens.training.followers import heard
 
 State = TypeVar("State")
 
 
 def limits_of(
-    time_budget: str | None, device: str, compile: str, store: str | None = None, stack: int | None = None
+    time_budget: str | None,
+    device: str,
+    compile: str,
+    store: str | None = None,
+    stack: int | None = None,
+    follow: Sequence[str] | None = None,
 ) -> Limits:
     """The limits that these options set; time runs from now on."""
-    limits = Limits(device=device, compile=compile, store=store, stack=stack)  # type: ignore[arg-type]
+    told = tuple(follow or ())
+    limits = Limits(device=device, compile=compile, store=store, stack=stack, follow=told)  # type: ignore[arg-type]
     return limits_for(seconds(time_budget), limits)
 
 
@@ -67,11 +74,14 @@ class _Opening:
         say(text, aside=True)
 
     def __enter__(self) -> Self:
+        self._hearing = heard(self.say)
+        self._hearing.__enter__()
         self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
+        self._hearing.__exit__(None, None, None)
 
 
 def carry_out(

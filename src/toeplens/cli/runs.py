@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from toeplens.cli.options import Budget, Compile, Device, Json, RunDirectory, changed, path
+from toeplens.cli.options import Budget, Compile, Device, Follow, Json, RunDirectory, changed, path
 from toeplens.ground import InputError, choose, read_json
 from toeplens.ground.places import free
 from toeplens.start import starting
@@ -48,6 +48,7 @@ def train_run(
     time_budget: Budget = None,
     device: Device = "auto",
     compile: Compile = "auto",
+    follow: Follow = None,
     as_json: Json = False,
 ) -> None:
     """Fit one run, or go on with it; prints where it is and what it reached."""
@@ -58,6 +59,7 @@ def train_run(
         from toeplens.engine import HeadWatch, Limits
         from toeplens.model import scale_left_open
         from toeplens.training import Run, run_spec, starting_spec, told, train
+        from toeplens.training.followers import followers_named, must_be_installed
         from toeplens.training.ranks import follows
         from toeplens.training.run import WATCHED
 
@@ -78,7 +80,8 @@ def train_run(
             raise InputError(f"scale: {scale!r} was given beside {spec}, which has sizes of its own; leave it out.")
         several = encoding if encoding is None or "+" not in encoding else encodings.canonical(encoding)
         _agree(spec, wanted, encoding=several, protocol=protocol, task=task, seed=seed)
-    limits = limits_of(time_budget, device, compile)
+    limits = limits_of(time_budget, device, compile, follow=follow)
+    must_be_installed(limits.follow)
     if follows():  # it stops when the leader does, and the leader tells
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
@@ -96,6 +99,7 @@ def train_run(
             should_stop=limits.should_stop,
             on_progress=progress,
             watcher=HeadWatch(wanted) if watch else None,
+            followers=followers_named(limits.follow),
         )
 
     def show(run: Run) -> None:

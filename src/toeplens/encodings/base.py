@@ -17,6 +17,7 @@ from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Qu
 from toeplens.ground import InputError
 from toeplens.ground.options import parameters
 
+# where position enters attention
 Coupling = Literal["none", "input", "bias", "rotation", "concatenation", "logits", "weights", "accumulated"]
 
 SIZES = ("d_model", "num_heads", "head_dim", "max_len")

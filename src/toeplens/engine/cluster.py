@@ -198,6 +198,8 @@ def _do(desk: Any, work: Work[Any], index: int, piece: Any, limits: Limits, left
             should_stop=leaving.is_set,
             store=limits.store,
             stack=limits.stack,
+            follow=limits.follow,
+            group=limits.group,
         )
         return stoppably(work, piece, own, tell)
     finally:

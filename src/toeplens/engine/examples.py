@@ -14,7 +14,7 @@ from toeplens.tasks import TEST_SHARE, Examples
 from toeplens.training import Batches, RunSpec
 from toeplens.training.session import ANSWERS_AT_ONCE
 
-DataSplit = Literal["test", "train+test"]
+DataSplit = Literal["test", "train+test"]  # which of a run's examples are used
 _REPLAYED_TOKENS = {"cpu": 2**16, "cuda": 2**20}
 
 

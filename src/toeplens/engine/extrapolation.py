@@ -17,7 +17,7 @@ from toeplens.tasks import Examples, Task, trivial_baselines
 from toeplens.training import Batches, Run, plan_execution
 from toeplens.training.batches import answer
 
-FACTORS = (1.0, 1.25, 1.5, 2.0, 4.0)
+FACTORS = (1.0, 1.25, 1.5, 2.0, 4.0)  # lengths that are tested, in units of the training length
 _TOKENS = {"cpu": 2**15, "cuda": 2**20}
 _MOST_EXAMPLES, _MOST_TOKENS = 10**6, 10**5
 _FITTED = 4096  # training examples that the rules without a model are fitted on

@@ -26,7 +26,8 @@ from toeplens.ground.locks import Busy, locked
 from toeplens.lens import HeadAblation
 from toeplens.lens.ablation.ablate import Method, ablate_by
 from toeplens.lens.kit.interventions import Intervention, Metric
-from toeplens.training import Run, RunSpec, plan_execution, train
+from toeplens.training import Follower, Run, RunSpec, plan_execution, train
+from toeplens.training.followers import followers_named
 from toeplens.training.loop import Progress
 from toeplens.training.run import RESULT, entered
 
@@ -92,6 +93,7 @@ def _carried_out(job: Job, out: Path, limits: Limits, on_progress: Progress | No
             should_stop=limits.should_stop,
             on_progress=on_progress,
             watcher=watcher_of(job),
+            followers=followers_of(job, limits),
         )
     if run.status != "complete" or not job.examples:
         return run
@@ -109,6 +111,11 @@ def _carried_out(job: Job, out: Path, limits: Limits, on_progress: Progress | No
 def watcher_of(job: Job) -> HeadWatch | None:
     """What watches the job's heads while it is trained, if it is to be watched."""
     return HeadWatch(job.spec, whole=job.examples, split=job.split) if job.watch else None
+
+
+def followers_of(job: Job, limits: Limits) -> list[Follower]:
+    """Who follows the job's training."""
+    return followers_named(limits.follow, job.label, limits.group)
 
 
 def is_done(job: Job, directory: Path) -> bool:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from toeplens.engine.store import located
+from toeplens.ground import choose
 from toeplens.ground.machine import within
 from toeplens.training.environment import CompileMode
+from toeplens.training.followers import FOLLOWERS
 
 MOST_STACKED = 256  # models as one: each holds a file open
 
@@ -32,8 +34,10 @@ class Limits:
                         as fill a GPU, and on a CPU, where it does not pay, 1
     machines            in words, those that carry the work out, where that is not this one: then what devices this one
                         has says nothing
+    follow              names of those that are told of each run's evaluations: ``tensorboard``, ``wandb``, ``mlflow``
+    group               what they call all runs together: a study gives its directory's name
 
-    Raises `InputError` for a ``stack`` that cannot be.
+    Raises `InputError` for a ``stack`` that cannot be, or a follower that there is not.
     """
 
     device: str = "auto"
@@ -44,10 +48,15 @@ class Limits:
     store: str | None = None
     stack: int | None = None
     machines: str | None = None
+    follow: tuple[str, ...] = ()
+    group: str | None = None
     made: tuple[float, float] = field(default_factory=_clocks, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         within("stack", self.stack, 1, MOST_STACKED)
+        object.__setattr__(
+            self, "follow", tuple(dict.fromkeys(choose("follow", each, FOLLOWERS) for each in self.follow))
+        )
         if self.store is not None:
             object.__setattr__(self, "store", located(self.store))
 

@@ -13,7 +13,7 @@ from toeplens import encodings
 from toeplens.ground import InputError, choose, plain, sentence, shown
 from toeplens.ground.machine import must_fit
 
-Protocol = Literal["paper", "released"]
+Protocol = Literal["paper", "released"]  # the model of the paper's text, or that of its program
 DropoutPlace = Literal["weights", "attention", "ffn-hidden", "ffn"]
 _SIZES, _LAYERS = 10**9, 1000
 

@@ -23,6 +23,7 @@ from toeplens.ground.machine import within
 from toeplens.lens.toeplitz.spectrum import symbol
 
 FARTHEST = 1_048_576  # distances looked at for the resolution
+# dtypes in which positions are told apart
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _MOST_TOKENS = 4096  # the logits of a longer text take gigabytes
 _ROWS = 64  # queries, at the end of the text, over which attention by distance is averaged

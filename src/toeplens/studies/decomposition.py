@@ -20,7 +20,7 @@ from toeplens.training import Batches, Run, plan_execution
 
 SHOWN = 64  # positions of a heat map, at most
 TRACED = 128  # sequences whose class logits are traced back, at most
-ORIGINS = ("content", "position_input", "position_attention", "biases", "softmax")
+ORIGINS = ("content", "position_input", "position_attention", "biases", "softmax")  # where a logit comes from
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from jaxtyping import Float, Int, UInt64
 
 from toeplens.ground import InputError, choose
 
-Split = Literal["train", "validation", "test"]
-TEST_SHARE = 0.3
-PAD = 0
+Split = Literal["train", "validation", "test"]  # which of a task's texts
+TEST_SHARE = 0.3  # share of all texts that is kept for the test
+PAD = 0  # the token that fills shorter texts up
 _BLOCK = 4096
 
 Texts = Int[np.ndarray, "n length"]

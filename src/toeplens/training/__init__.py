@@ -5,6 +5,7 @@ Here goes what one run needs from its spec to its weights; sizes that studies sh
 
 from toeplens.training.batches import Batches, answer, correct, evaluate
 from toeplens.training.environment import Execution, environment, plan_execution
+from toeplens.training.followers import Follower, RunEnd, RunFacts
 from toeplens.training.history import Segment, Setup, told
 from toeplens.training.loop import train, train_as_one
 from toeplens.training.plateau import Plateau
@@ -19,9 +20,12 @@ __all__ = [
     "PRESETS",
     "Batches",
     "Execution",
+    "Follower",
     "Plateau",
     "Preset",
     "Run",
+    "RunEnd",
+    "RunFacts",
     "RunSpec",
     "Segment",
     "Setup",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 
 from toeplens.training import run as store
 from toeplens.training.environment import CompileMode, plan_execution
+from toeplens.training.followers import Follower, RunEnd
 from toeplens.training.ranks import ALONE, LeaderFailed, Ranks, ranks
 from toeplens.training.run import Run
 from toeplens.training.session import Session, initial_model
@@ -37,6 +38,7 @@ def train(
     should_stop: Callable[[], bool] | None = None,
     on_progress: Progress | None = None,
     watcher: Watcher | None = None,
+    followers: Sequence[Follower] = (),
 ) -> Run:
     """Carry out ``spec`` in ``out``/``spec.name``: start it, go on with it, or return it if it is done.
 
@@ -51,6 +53,8 @@ def train(
                             times a second
         watcher             looks at the model at some moments; `Run.watched` has what it saw, and in each row the
                             seconds it took, which are not counted in the run's own
+        followers           told of the evaluations of this session, see `toeplens.training.Follower`; their time is not
+                            counted, and what they raise is said on the log ``toeplens.followers`` and stops nothing
 
     On a CPU a run that was stopped or killed anywhere and started again ends bit-identical to one that was not, on
     the same machine, thread count and versions; elsewhere it goes on too, and `Run.history` tells from step to step
@@ -74,6 +78,7 @@ def train(
                     should_stop=should_stop,
                     on_progress=tell,
                     watchers=[watcher],
+                    followers=[followers],
                     among=among,
                 )
             finally:
@@ -109,6 +114,7 @@ def train_as_one(
     should_stop: Callable[[], bool] | None = None,
     on_progress: ProgressOf | None = None,
     watchers: Sequence[Watcher | None] | None = None,
+    followers: Sequence[Sequence[Follower]] | None = None,
     among: Ranks = ALONE,
 ) -> list[Run]:
     """Carry out several specs of equal shape, their models trained as one stacked model; see `train`.
@@ -121,6 +127,7 @@ def train_as_one(
     `InputError` unless the specs can be stacked (`toeplens.training.stack.must_stack`).
     """
     watching = list(watchers) if watchers is not None else [None] * len(specs)
+    following = list(followers) if followers is not None else [()] * len(specs)
     directories = [Path(out) / spec.name for spec in specs]
     with ExitStack() as held:
         for directory, spec in sorted(zip(directories, specs, strict=True), key=lambda each: each[0]):
@@ -149,6 +156,7 @@ def train_as_one(
                         directories[place],
                         execution,
                         watching[place],
+                        followers=following[place],
                         stacked=stacked,
                         ranks=among,
                     )
@@ -156,8 +164,25 @@ def train_as_one(
                 ]
                 for place, session in zip(places, sessions, strict=True):
                     tell(place, session.step, session.spec.total_steps, session.rows[-1] if session.rows else None)
-                _fit(sessions, places, checkpoint_seconds, deadline, should_stop or (lambda: False), tell)
+                with _followed(sessions):
+                    _fit(sessions, places, checkpoint_seconds, deadline, should_stop or (lambda: False), tell)
         return [Run.open(directory) for directory in directories]
+
+
+@contextmanager
+def _followed(sessions: Sequence[Session]) -> Iterator[None]:
+    """Who follows them hears that training begins and, of those that are not finished within, that it was stopped."""
+    why = None
+    try:
+        for session in sessions:
+            session.followed.begin()
+        yield
+    except BaseException as error:
+        why = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise
+    finally:
+        for session in sessions:
+            session.followed.end(RunEnd("stopped", session.step, reason=why))
 
 
 def _fit(
@@ -215,6 +240,8 @@ def _fit(
         took, begun = now - begun, now
         for session in at_work:
             session.seconds += (took - looked) / len(at_work)
+        if max([session.followed.look(session.rows) for session in at_work]):
+            begun = time.monotonic()
         if not compiling:  # a compiled run's first step is mostly the compiler's
             slowest = max(slowest, took)
         worked = True

@@ -106,6 +106,7 @@ _PAPER = Preset(
         COUNT: TaskSize({"length": 120}, {"length": 128}, 35_000, 15_000, epochs=150),
     },
 )
+# sizes of models and of their training, by name
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in (_SMOKE, _LAPTOP, _DESK, _PAPER)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from toeplens.training import run as store
 from toeplens.training.average import Average
 from toeplens.training.batches import IGNORED, Batches, answer, correct, loss_of, precise
 from toeplens.training.environment import Execution, environment
+from toeplens.training.followers import Followed, Follower, RunEnd, RunFacts
 from toeplens.training.history import Segment, Setup, ended, gone_on, read_history, setup_of
 from toeplens.training.ranks import ALONE, Ranks
 from toeplens.training.schedule import learning_rate
@@ -54,6 +56,7 @@ class Session:
         execution: Execution,
         watcher: Watcher | None,
         *,
+        followers: Sequence[Follower] = (),
         stacked: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -87,6 +90,8 @@ class Session:
         self.history = gone_on([], 0, self._setup())
         self.cuda_rng: Tensor | None = None  # a run that goes on on a CPU keeps it for when it is back on a GPU
         self._resume()
+        safe = self.rows[-1]["step"] if self.rows else 0
+        self.followed = Followed(followers, RunFacts(spec.name, directory, spec, safe), device, len(self.rows))
         self.rng = torch.get_rng_state()  # which nothing changes while models are trained as one
         self.network = ranks.parallel(self.model)
         if ranks.leads:
@@ -302,6 +307,8 @@ class Session:
         write_json(self.directory / store.RESULT, result)
         (self.directory / store.CHECKPOINT).unlink(missing_ok=True)
         (self.directory / store.PROGRESS).unlink(missing_ok=True)
+        reason = f"the loss is not finite after step {self.step}" if status == "diverged" else None
+        self.followed.end(RunEnd(status, self.step, result, reason))
 
 
 def _pad_rows(x: Tensor, count: int) -> Tensor:

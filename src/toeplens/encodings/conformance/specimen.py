@@ -15,6 +15,7 @@ from toeplens.encodings.attention import attend, attention_logits
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.shapes import Positions, Stream
 
+# sizes at which an encoding is checked unless others are given
 SIZES = {"d_model": 24, "num_heads": 3, "head_dim": 8, "max_len": 64}
 
 

@@ -17,6 +17,7 @@ PEAK = 0.5
 SECOND = 0.5
 LOST = 0.5
 SKILL = 0.05
+# what the names of layers mean, in words
 THRESHOLDS = (
     f"single-head: the largest drop is at least {PEAK:g} of the skill and the second at most {SECOND:g} of it; "
     f"few-head: silencing some number of the heads, most important first, up to max(2, a quarter) of them, costs at "

@@ -11,7 +11,7 @@ from torch import Tensor
 from toeplens.ground import InputError, choose
 from toeplens.lens.kit.trace import AttentionTrace, LayerTrace
 
-Split = Literal["mean", "input", "ablate"]
+Split = Literal["mean", "input", "ablate"]  # how a layer's input is parted into content and position
 
 
 def position_parts(

@@ -21,7 +21,7 @@ from toeplens.lens.kit.terms import CovarianceSums, Shares, Whole, Written, by_c
 from toeplens.lens.kit.toeplitz import ToeplitzProfile
 from toeplens.lens.kit.trace import AttentionTrace
 
-KINDS = ("position", "content", "coupled")
+KINDS = ("position", "content", "coupled")  # kinds of parts of a logit
 PURE = 0.9  # share from which a head is named after one kind
 FEWEST = 4  # sequences that a name needs: of 3, one head in 20 of one kind was named otherwise (24 tokens)
 

@@ -66,6 +66,7 @@ PAPER = Scale(
     watched=False,
 )
 
+# the sizes of a reproduction, by name
 SCALES: dict[str, Scale] = {scale.name: scale for scale in (SMOKE, LAPTOP, DESK, PAPER)}
 Place = tuple[str, str]  # task, label
 
@@ -156,6 +157,7 @@ def _ladder(scale: Scale, protocol: Protocol) -> list[Place]:
 
 FACTOR_BASES = ("nope", "relative", "rope", "mla")
 CORE = "core"
+# the parts of a reproduction, by name
 PARTS: dict[str, Part] = {
     part.name: part
     for part in (

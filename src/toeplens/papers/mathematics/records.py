@@ -17,6 +17,7 @@ Record = Mapping[str, Any]  # one experiment under one seed: plain numbers, stri
 Records = Mapping[str, Sequence[Record]]  # by experiment's name, one record a seed
 
 ROUNDING = 1e-9  # relative: a smaller difference is none
+# how a statement about all instances is decided
 UNIVERSAL = (
     "A statement about all instances fails with one counterexample beyond rounding, found by a seeded search or known "
     "beforehand; it holds if the search, of the stated size, found none (a search proves nothing: where there is a "

@@ -31,12 +31,13 @@ from toeplens.papers.mathematics.statements import read_records
 from toeplens.studies.kit.claims import Claim, judge_all
 from toeplens.studies.kit.recorded import Kept
 from toeplens.studies.kit.results import Seeds
-from toeplens.studies.kit.study import RUNS, Begun, Kind, State
+from toeplens.studies.kit.study import RUNS, Begun, Kind, State, of_study
 from toeplens.studies.kit.verdicts import ENOUGH
 from toeplens.training import Run, plan_execution, run_spec
 from toeplens.training.presets import DISTANCE, PRESETS, starting_spec
 
 RECORDS = "records"
+# name -> the experiment of one seed
 EXPERIMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "contraction": contraction.contraction,
     "phases": phases.phases,
@@ -49,6 +50,7 @@ EXPERIMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "related": related.related,
     small_norm.NAME: small_norm.small_norm,
 }
+# the statements, as the papers have them and as they stand
 CLAIMS: tuple[Claim[Records], ...] = (
     *normalising.CLAIMS,
     *filling.CLAIMS,
@@ -152,7 +154,7 @@ def check_theory(
     """
     choose("scale", scale, PRESETS)
     within("seeds", seeds, 1, MOST_SEEDS)
-    limits = limits or Limits()
+    limits = of_study(limits, Path(out))
     if limits.machines is None:  # what devices others have is theirs to know
         plan_execution(limits.device, limits.compile, "auto")
     directory = Path(out)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 _FILES = Path(__file__).parent / "specs"
-CANONICAL, CANONICAL_SMOKE = _FILES / "canonical.yaml", _FILES / "canonical-smoke.yaml"
+CANONICAL = _FILES / "canonical.yaml"  # the study of the canonical tasks
+CANONICAL_SMOKE = _FILES / "canonical-smoke.yaml"  # the same at toy size
 
 __all__ = ["CANONICAL", "CANONICAL_SMOKE"]

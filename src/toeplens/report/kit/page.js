@@ -1,5 +1,5 @@
-// Unpacks the program that draws and the plots; draws each plot when it comes near the window or nothing else is to be done, in the colours of the page; switches views
-// and legend entries.
+// Unpacks the program that draws, and the plots; draws each plot when it comes near the window or nothing else is to be
+// done, in the colours of the page; switches views and legend entries.
 (() => {
   "use strict";
   const unpacked = (element) =>
@@ -9,7 +9,8 @@
     const script = document.createElement("script");
     script.textContent = unpacked(program);
     document.head.append(script);
-    program.remove();
+    script.remove(); // it has run; a copy that the browser saves needs it once, packed
+    script.remove(); // it has run, and a page that is saved as a file needs it packed alone
   }
   const plots = JSON.parse(unpacked(document.getElementById("figures")));
   const config = { displayModeBar: false, responsive: true };

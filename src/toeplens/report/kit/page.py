@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Mapping
 from functools import cache
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,10 @@ from toeplens.ground import write_text
 from toeplens.ground.words import duration, fixed, percent, points, signed
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.colours import HEAT
-from toeplens.report.kit.packing import PAKO, pack, packed_plotly
+from toeplens.report.kit.packing import PAKO, pack, packed_plotly, plotly
 from toeplens.studies import Entry
 
-PAGE = "report.html"
+PAGE = "report.html"  # the name of a study's page in its directory
 
 
 def render_page(template: str, blocks: Mapping[str, Block] | None, *, plotly_file: str = "", **facts: Any) -> str:
@@ -60,7 +62,7 @@ def environment() -> Environment:
     """Every page's template by its place below ``toeplens/``, with what they all call."""
     loader = PackageLoader("toeplens", "")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.globals |= {"heat": HEAT, "asset": asset}
+    made.globals |= {"heat": HEAT, "asset": asset, "policy": policy}
     made.filters |= {filter.__name__: filter for filter in (duration, fixed, percent, points, signed)}
     return made
 
@@ -68,6 +70,27 @@ def environment() -> Environment:
 def asset(file: str) -> Markup:
     """A style sheet or a script by its place below ``toeplens/``, as it is."""
     return Markup(inline((files("toeplens") / file).read_text(encoding="utf-8")))
+
+
+def policy(programs: Iterable[str], *, draws: bool) -> Markup:
+    """What the browser lets a page do: run these programs of its own, known by their hashes, and ask for nothing.
+
+    draws  whether plotly's program, which the page unpacks, is among them
+    """
+    allowed = [_hash(asset(program)) for program in programs] + ([_plotly_hash()] if draws else [])
+    return Markup(
+        f"default-src 'none'; script-src {' '.join(allowed)}; style-src 'unsafe-inline'; img-src data: blob:"
+        "; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
+
+
+@cache
+def _plotly_hash() -> str:
+    return _hash(plotly())
 
 
 def inline(script: str) -> str:

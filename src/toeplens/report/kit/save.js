@@ -1,69 +1,83 @@
-// Puts buttons beside figures, which save them as pictures, and below tables, which save them as CSV.
-(() => {
-  "use strict";
-  const button = (text, about, act) => {
+// Saves what a page shows as files; puts a button below each table, which saves it as CSV (as `toeplens tables` does).
+const saving = {
+  save(content, name) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(content);
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+  },
+
+  button(text, about, act) {
     const made = document.createElement("button");
     made.type = "button";
     made.textContent = text;
     made.setAttribute("aria-label", about);
     made.addEventListener("click", act);
     return made;
-  };
-  const row = (...buttons) => {
+  },
+
+  row(...buttons) {
     const made = document.createElement("p");
     made.className = "save";
     made.append(...buttons);
     return made;
-  };
+  },
+};
 
-  document.querySelectorAll("figure[id^=figure-]").forEach((figure) => {
-    const save = async (format) => {
-      const drawn = [...figure.querySelectorAll(".plot")].filter((place) => place.offsetParent && place.querySelector(".main-svg"));
-      for (const place of drawn) {
-        const { width, height } = place.getBoundingClientRect();
-        await Plotly.downloadImage(place, { format, filename: `toeplens-${place.id}`, width, height, scale: format === "png" ? 3 : 1 });
-      }
-    };
-    const number = figure.querySelector("figcaption b").textContent.split(".")[0].toLowerCase();
-    if (figure.querySelector(".plot")) {
-      figure.append(row(...["svg", "png"].map((format) => button(format.toUpperCase(), `Save ${number} as ${format.toUpperCase()}`, () => save(format)))));
-    }
-  });
+(() => {
+  "use strict";
+  document.querySelectorAll("p.save").forEach((old) => old.remove()); // of a copy that the browser saved
 
-  // a cell that spans several stands in the first of them
-  const told = (cell) => {
+  const joined = (text) => text.replace(/\s+/g, " ").trim();
+
+  // what a cell says, with its small print in brackets; a plain minus, so that programs read its number
+  function told(cell) {
     const copy = cell.cloneNode(true);
-    copy.querySelectorAll("[aria-hidden], details > :not(summary)").forEach((part) => part.remove());
+    copy.querySelectorAll("[aria-hidden], sup, svg, button, select, details > :not(summary)").forEach((part) => part.remove());
+    copy.querySelectorAll("br, p, li, dd, dt, div").forEach((part) => part.prepend(" "));
     copy.querySelectorAll("br").forEach((part) => part.replaceWith(" "));
-    return copy.textContent.trim().replace(/\s+/g, " ");
-  };
-  const lines = (table) => {
-    const grid = [];
+    const notes = [...copy.querySelectorAll("small")].map((note) => {
+      note.remove();
+      return joined(note.textContent);
+    });
+    const [text, note] = [joined(copy.textContent), notes.filter(Boolean).join("; ")];
+    const whole = text && note ? `${text} (${note})` : text || note;
+    return whole === "–" ? "" : whole.replace(/−(?=[\d.])/g, "-");
+  }
+
+  // rows of equal length; a cell that takes several places stands in all of them
+  function grid(table) {
+    const rows = [...table.rows].map(() => []);
     [...table.rows].forEach((line, down) => {
-      grid[down] = grid[down] || [];
       let across = 0;
       for (const cell of line.cells) {
-        while (grid[down][across] !== undefined) across += 1;
-        for (let y = 0; y < cell.rowSpan; y += 1) {
-          grid[down + y] = grid[down + y] || [];
-          for (let x = 0; x < cell.colSpan; x += 1) grid[down + y][across + x] = x || y ? "" : told(cell);
+        while (rows[down][across] !== undefined) across += 1;
+        const text = told(cell);
+        for (let y = down; y < Math.min(down + cell.rowSpan, rows.length); y += 1) {
+          for (let x = across; x < across + cell.colSpan; x += 1) rows[y][x] = text;
         }
       }
     });
-    return grid;
-  };
-  const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+    const width = Math.max(...rows.map((row) => row.length));
+    return rows.map((row) => Array.from({ length: width }, (_, across) => row[across] || ""));
+  }
 
-  document.querySelectorAll(".scroll[aria-label] > table:not([id])").forEach((table) => {
+  // columns' names, those of a group after the group's, then the rows
+  function csv(table) {
+    const rows = grid(table);
+    const heads = table.tHead ? table.tHead.rows.length : 0;
+    const names = rows[0].map((_, across) =>
+      heads ? [...new Set(rows.slice(0, heads).map((row) => row[across]).filter(Boolean))].join(": ") : String(across + 1));
+    const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+    return [names, ...rows.slice(heads)].map((row) => `${row.map(quoted).join(",")}\r\n`).join("");
+  }
+
+  document.querySelectorAll(".scroll[aria-label] > table").forEach((table) => {
+    if (table.id === "table") return; // an audit's heads have a button of their own
     const name = table.parentElement.getAttribute("aria-label");
-    const save = () => {
-      const text = `${lines(table).map((line) => line.map(quoted).join(",")).join("\n")}\n`;
-      const link = document.createElement("a");
-      link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-      link.download = `toeplens-${name.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "")}.csv`;
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-    };
-    table.parentElement.after(row(button("CSV", `Save the table "${name}" as CSV`, save)));
+    const file = name.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "");
+    const save = () => saving.save(new Blob([csv(table)], { type: "text/csv" }), `toeplens-${file}.csv`);
+    table.parentElement.after(saving.row(saving.button("CSV", `Save the table “${name}” as CSV`, save)));
   });
 })();

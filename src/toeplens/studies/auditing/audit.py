@@ -20,7 +20,8 @@ from toeplens.studies.auditing.kept import forget
 from toeplens.studies.auditing.notebook import notebook_html
 from toeplens.studies.auditing.record import AuditRecord
 
-RECORD, PARQUET, CSV = "audit.json", "heads.parquet", "heads.csv"
+RECORD = "audit.json"  # the name of an audit's record in its directory
+PARQUET, CSV = "heads.parquet", "heads.csv"
 
 
 @dataclass(frozen=True)

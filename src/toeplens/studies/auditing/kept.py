@@ -18,7 +18,7 @@ from toeplens.ground.files import make_directory
 from toeplens.studies.auditing.record import Measured
 from toeplens.version import __version__
 
-PARTS = ".parts"
+PARTS = ".parts"  # where a stopped audit keeps what it has
 
 
 class Kept:

@@ -18,7 +18,7 @@ from toeplens.studies.kit.results import CellResult, Results
 LONGER = 1.5  # times the training length: where extrapolation is compared
 _NEAR = 0.1  # a length is a whole number of tokens, so not always the factor that was asked for
 
-Heads = Float[np.ndarray, "L H"]
+Heads = Float[np.ndarray, "L H"]  # a number a head
 
 
 def array(values: Any) -> np.ndarray:

@@ -20,6 +20,7 @@ from toeplens.studies.kit.results import CellResult, Results
 _LEAST, _FAMILIES = 4, 3  # encodings for a correlation, families of them for an interval, at least
 _NOTHING = 1e-9
 _NEARLY = 1 - 1e-9  # a correlation of 1 has no place on Fisher's scale
+# name -> what it is in words, and how it is taken from a cell
 FIGURES: dict[str, tuple[str, Callable[[CellResult], float]]] = {
     "deposit": ("largest loss by one head, of the skill", lambda cell: cell.peak),
     "positional": ("positional share of what carries the skill", lambda cell: heads.carried(cell, "positional")),

@@ -15,7 +15,8 @@ from jaxtyping import Int
 
 from toeplens.ground import InputError
 
-Behaviour = Literal["loss", "needle", "no needle", "copying", "counting", "order"]
+Behaviour = Literal["loss", "needle", "no needle", "copying", "counting", "order"]  # what a language model is asked
+# what each behaviour is, in words
 ABOUT: dict[Behaviour, str] = {
     "loss": "the next token of the text",
     "needle": "a number that a sentence in the text gives",

@@ -199,7 +199,7 @@ class Kind(Generic[Plan, Found]):
         on_event: OnEvent | None,
     ) -> Found:
         """`carry_out` of a study whose work is runs alone."""
-        limits, runs = limits or Limits(), Path(out) / RUNS
+        limits, runs = of_study(limits, Path(out)), Path(out) / RUNS
         must_have(workers, len(jobs), limits, Path(out))
         work = partial(run_jobs, jobs, runs, limits, workers=workers, on_event=on_event)
         return self.carry_out(Path(out), asked, work)
@@ -258,6 +258,12 @@ def _timed(directory: Path) -> Iterator[None]:
         content = read_json(directory / STUDY)
         spent = round(content[_SECONDS] + time.monotonic() - started, 1)
         write_json(directory / STUDY, {**content, _SECONDS: spent})
+
+
+def of_study(limits: Limits | None, out: Path) -> Limits:
+    """The limits of a study in ``out``, by whose name those who follow its runs call them together."""
+    limits = limits or Limits()
+    return limits if limits.group is not None else replace(limits, group=out.absolute().name)
 
 
 def limits_for(time_budget: float | None, limits: Limits) -> Limits:

@@ -10,11 +10,13 @@ import numpy as np
 
 from toeplens.studies.kit.contrasts import GRAIN, Contrast, Values, of_one
 
+# what can come of a claim
 Verdict = Literal["holds", "holds in part", "fails", "leans to hold", "leans to fail", "undecided"]
 OPEN: tuple[Verdict, ...] = ("leans to hold", "leans to fail", "undecided")
 
-ENOUGH = 5
+ENOUGH = 5  # seeds with which a verdict is decided; with fewer it leans
 LEVEL = 0.05
+# how a verdict comes about, in words
 RULE = (
     f"A comparison over {ENOUGH} or more seeds is decided by the 95% interval of its mean (Student's; Welch's where "
     f"two encodings are compared, whose models are not paired): it holds if the interval lies above the bar, fails if "

@@ -27,7 +27,7 @@ from toeplens.studies.kit.questions import Asked, Item, Writer, batches
 from toeplens.studies.kit.retrieving import HeadRetrieval, retrieval_of
 from toeplens.studies.probing.record import ItemRecord, ProbeRecord
 
-RECORD = "probe.json"
+RECORD = "probe.json"  # the name of a probe's record in its directory
 NEEDING = "a probe"  # what needs a model that predicts the next token
 _AT_ONCE = 4096  # tokens of a pass, over its sequences
 _CHANGED_AT_ONCE = 1024  # of a pass that is taken apart

@@ -9,6 +9,7 @@ from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.results import Results
 
 _ROOMS = (accuracy, deposit, partial, mechanism, positional_heads, spectra, ladder)
+# the ledger of a reproduction
 CLAIMS: tuple[Claim[Results], ...] = tuple(claim for room in _ROOMS for claim in room.CLAIMS)
 
 
