@@ -117,7 +117,7 @@ def _short(study: Grid) -> Iterator[str]:
 
 
 def _extension(study: Grid) -> Iterator[str]:
-    for tuned, words in ((False, "as it was trained"), (True, "after a short tuning, both")):
+    for tuned, words in ((False, "as they were trained"), (True, "after a short tuning, both")):
         gains = {
             name: [
                 language.extended(cell, "none", tuned=tuned) - language.extended(cell, method, tuned=tuned)
@@ -192,7 +192,9 @@ def _span(cells: list[CellResult], figure: Callable[[CellResult], float], **how:
 def _told(values: list[float], *, signed: bool = False, percent: bool = False) -> str:
     if not values:
         return "–"
-    form = (lambda value: f"{value:.0%}") if percent else (lambda value: f"{value + 0.0:{'+' if signed else ''}.2f}")
+    def form(value: float) -> str:
+        return f"{value:.0%}" if percent else f"{round(value, 2) + 0.0:{'+' if signed else ''}.2f}"
+
     mean, low, high = (form(float(value)) for value in (np.mean(values), min(values), max(values)))
     return mean if low == high else f"{mean} ({low} to {high})"
 

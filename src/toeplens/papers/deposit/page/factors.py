@@ -224,16 +224,18 @@ def _most(rows: Sequence[FactorRow], task: str, base: str, end: Protocol) -> str
     )
 
 
+def causes(state: Reproduction, base: str) -> list[str]:
+    """The switch that moves an encoding most on Task 1, a sentence an end."""
+    said = [_most(_found(state), DISTANCE, base, end) for end in ENDS[DISTANCE]]
+    return [f"{text[0].upper()}{text[1:]}." for text in said if text]
+
+
 def for_nope(state: Reproduction) -> list[str]:
     """What matters most for NoPE on Task 1, and how far that goes towards the other protocol."""
-    rows, wholes = _found(state), factor_wholes(state.results, state.plan.protocols)
+    wholes = factor_wholes(state.results, state.plan.protocols)
     (whole,) = (w for w in wholes if (w.task, w.base) == (DISTANCE, "nope"))
     difference = estimated(whole.difference("accuracy"))
-    found = []
-    for end in ENDS[DISTANCE]:
-        text = _most(rows, DISTANCE, "nope", end)
-        if text:
-            found.append(f"{text[0].upper()}{text[1:]}.")
+    found = causes(state, "nope")
     if found and difference:
         ends = (estimated(whole.ends[protocol]["accuracy"]) for protocol in ENDS[DISTANCE])
         low, high = (percent(end.value if end else None) for end in ends)

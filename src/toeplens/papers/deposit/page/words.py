@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from toeplens.ground.words import listed, percent, points
 from toeplens.model import Protocol
-from toeplens.papers.deposit import Reproduction, Row, title
-from toeplens.papers.deposit.factors import decided, peaks_of
+from toeplens.papers.deposit import SCALES, Reproduction, Row, Scale, title
+from toeplens.papers.deposit.factors import decided, factor_wholes, peaks_of
 from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.page import factors as factor_blocks
 from toeplens.papers.deposit.page import mla as mla_blocks
@@ -23,10 +23,10 @@ from toeplens.papers.deposit.page.look import (
     name,
     ordered,
     plain,
-    planned,
     protocol_title,
 )
-from toeplens.studies import ENOUGH, CellResult, Verdict
+from toeplens.report.kit.page import ledger
+from toeplens.studies import ENOUGH, CellResult, Claim, Entry, Verdict
 from toeplens.studies.kit.contrasts import difference
 from toeplens.studies.kit.results import estimated
 from toeplens.training.presets import DISTANCE
@@ -132,6 +132,105 @@ def describe_rows(rows: Sequence[Row]) -> str:
     return f"Test accuracy: {', '.join(named)}."
 
 
+# ---- the story: what the papers say, what was measured, where they part ----------------------------------------------
+
+# what the papers are known for, in the order in which they tell it
+_CENTRAL = (
+    "task1-rope-best",
+    "task1-nope-relative-fail",
+    "deposit-first-layer",
+    "deposit-only-rope",
+    "mla-removes-deposit",
+)
+_MEANT_BY: dict[Protocol, str] = {
+    "paper": "as the papers’ text describes it (paper protocol)",
+    "released": "as the authors’ program does it (released protocol)",
+}
+_SIDES: dict[Verdict, int] = {"holds": 1, "holds in part": 1, "leans to hold": 1, "leans to fail": -1, "fails": -1}
+_FEW = 2  # claims that are written out where protocols part
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where results part from the papers, or the protocols from each other; ``claims`` with what came out, to be read."""
+
+    text: str
+    claims: Sequence[tuple[Claim, str]] = ()
+
+
+def central(state: Reproduction) -> list[list[Entry]]:
+    """What the papers are known for: the entries of these claims, one a protocol."""
+    found = {entries[0].claim.id: entries for entries in ledger(state.entries)}
+    return [found[each] for each in _CENTRAL if each in found]
+
+
+def measured(state: Reproduction) -> list[str]:
+    """At which scale: sizes beside the papers', models, seeds, protocols."""
+    ours, theirs = SCALES[state.plan.scale], SCALES["paper"]
+    layers, heads, width, length = _sizes(ours)
+    said = f"{layers} layers of {heads} heads, {width} wide, on texts of {length} words"
+    their_layers, their_heads, their_width, their_length = _sizes(theirs)
+    beside = f" (the papers’: {their_layers} of {their_heads}, {their_width} wide, {their_length} words)"
+    same = ", the papers’ own sizes"
+    seeds, protocols = state.plan.seeds, [_MEANT_BY[protocol] for protocol in state.plan.protocols]
+    return [
+        f"{said}{same if ours is theirs else beside}.",
+        f"{state.finished:,} of {state.total:,} models, {seeds} seed{'s' if seeds != 1 else ''} of each; trained "
+        f"{' and '.join(protocols)}; then every head silenced in turn.",
+    ]
+
+
+def _sizes(scale: Scale) -> tuple[int, int, int, int]:
+    model = scale.model
+    return model["num_layers"], model["num_heads"], model["d_model"], scale.tasks[DISTANCE].paper["length"]
+
+
+def partings(state: Reproduction) -> list[Parting]:
+    """Where results part from the papers, where the two protocols part, and what of their differences does it."""
+    if not state.finished:
+        return []
+    few, both = state.plan.seeds < ENOUGH, len(state.plan.protocols) > 1
+    claims = ledger(state.entries)
+    verdicts = ("fails", "leans to fail") if few else ("fails",)
+    gone = [entries for entries in claims if all(entry.verdict in verdicts for entry in entries)]
+    where = "both protocols" if both else f"the {PROTOCOL_NAMES[state.plan.protocols[0]]}"
+    verb = ("leans to fail" if len(gone) == 1 else "lean to fail") if few else "fails" if len(gone) == 1 else "fail"
+    found = [Parting(f"From the papers: {len(gone) or 'none'} of the {len(claims)} claims {verb} under {where}.")]
+    return [*found, *_between_protocols(state, claims)] if both else found
+
+
+def _between_protocols(state: Reproduction, claims: Sequence[Sequence[Entry]]) -> list[Parting]:
+    """Claims that come out on opposite sides, the encoding whose accuracy differs most, and why it does."""
+    opposite = [each for each in claims if {-1, 1} <= {_SIDES.get(entry.verdict, 0) for entry in each}]
+    told = [(each[0].claim, ", ".join(f"{entry.verdict} ({entry.protocol})" for entry in each)) for each in opposite]
+    count = len(opposite)
+    apart = f"{count or 'no'} claim{'s' if count > 1 else ''} come{'s' if count < 2 else ''} out on opposite sides"
+    found = [Parting(f"The text from the program: {apart}{':' if count else '.'}", told[:_FEW])]
+    wholes = [whole for whole in factor_wholes(state.results, state.plan.protocols) if whole.task == DISTANCE]
+    differing = [(whole, change) for whole in wholes if (change := estimated(whole.difference("accuracy")))]
+    if differing:
+        whole, change = max(differing, key=lambda each: abs(each[1].value))
+        ends = [f"{percent(_mean(values['accuracy']))} ({end})" for end, values in whole.ends.items()]
+        text = (
+            f"Most on {TASKS[DISTANCE]}, of {listed(title(each.base) for each, _ in differing)}: {title(whole.base)}, "
+        )
+        found.append(Parting(f"{text}{' against '.join(ends)}, {interval(change)} points. {_why(state, whole.base)}"))
+    return found
+
+
+def _why(state: Reproduction, base: str) -> str:
+    if not {"factors", "factors-back"} & set(state.plan.parts):
+        return "Which of the protocols’ differences does it was not asked here; the part “factors” asks."
+    return (
+        " ".join(factor_blocks.causes(state, base)) or "Which of the protocols’ differences does it is not known yet."
+    )
+
+
+def _mean(values: Mapping[int, float]) -> float | None:
+    found = estimated(dict(values))
+    return found.value if found else None
+
+
 # ---- what was asked ------------------------------------------------------------------------------------------------
 
 
@@ -222,86 +321,3 @@ def _each(state: Reproduction, say: Callable[[Protocol], str]) -> list[str]:
     """A sentence a protocol, where there is anything to say."""
     said = [(protocol_title(protocol), say(protocol)) for protocol in state.plan.protocols]
     return [f"{name_}: {text}" for name_, text in said if text]
-
-
-# ---- what each encoding does, and what each protocol means by its name -----------------------------------------------
-
-_SAME = "as described"
-_ABSENT = "not part of it"
-
-# label: what it does, what the paper protocol means by it, what the released one does
-_MEANT: dict[str, tuple[str, str, str]] = {
-    "rope": (
-        "turns queries and keys by an angle that grows with position, so that their product depends on the distance",
-        _SAME,
-        "the same, and a sinusoid added to the input that the paper does not mention",
-    ),
-    "rope-alone": (
-        "RoPE without the hidden sinusoid",
-        "there it is simply RoPE",
-        "the program’s model, less the sinusoid",
-    ),
-    "rope-absolute": ("RoPE, and a sinusoid added to the input", _SAME, "there it is what the program calls RoPE"),
-    "partial": (
-        "RoPE on some heads of every layer, nothing on the others",
-        _SAME,
-        "the same; the program for it adds no sinusoid",
-    ),
-    "mla": (
-        "multi-head latent attention: compressed keys and values, and a small part of each key that is rotated",
-        "in the same decoder as the others",
-        "a program of its own: learned positions at the input, padding hidden, GELU, keys and values from the layer",
-    ),
-    "absolute": ("adds a fixed pattern of sines and cosines to the input", _SAME, _SAME),
-    "relative": (
-        "adds a learned number to each attention score, by distance",
-        "T5’s: distances share buckets",
-        "one number for every signed distance and head, no buckets",
-    ),
-    "alibi": (
-        "subtracts from each attention score an amount that grows with distance, a fixed slope a head",
-        "slopes are powers of two",
-        "slopes e^(−h/H), over the distance to either side",
-    ),
-    "random": ("adds a random vector a position to the input", "fixed", "trained along"),
-    "nope": (
-        "nothing: only a causal mask can tell positions apart",
-        _SAME,
-        "the same, but without a causal mask, so that the model cannot see order at all",
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Term:
-    """An encoding's line: what it does, and what it is under each of the study's protocols."""
-
-    label: str
-    title: str
-    what: str
-    meant: list[str]
-
-
-def terms(state: Reproduction) -> list[Term]:
-    """The encodings of the study's grid; RoPE on some heads is one entry."""
-    places = {(key.protocol, _family(key.label)) for key in planned(state.plan)}
-    labels = ordered(key.label for key in planned(state.plan))
-    families = dict.fromkeys(_family(label) for label in labels)
-    return [_term(family, labels, places, state.plan.protocols) for family in families if family in _MEANT]
-
-
-def _family(label: str) -> str:
-    return Label.parse(label).base
-
-
-def _term(
-    family: str, labels: list[str], places: Container[tuple[Protocol, str]], protocols: tuple[Protocol, ...]
-) -> Term:
-    what, paper, released = _MEANT[family]
-    label = next(label for label in labels if _family(label) == family)
-    swapped = ("rope-alone", "rope-absolute")
-    meant = [
-        {"paper": paper, "released": released}[p] if (p, family) in places or family in swapped else _ABSENT
-        for p in protocols
-    ]
-    return Term(label, "RoPE on some heads" if family == "partial" else title(family), what, meant)
