@@ -23,7 +23,7 @@ from toeplens.training.environment import Execution
 from toeplens.training.presets import DISTANCE, starting_spec
 
 BATCH = {
-    "cpu": {"laptop": 128, "desk": 128, "paper": 32, "language": 32},
+    "cpu": {"laptop": 128, "desk": 128, "paper": 32, "language": 8},
     "cuda": {"laptop": 4096, "desk": 2048, "paper": 512, "language": 512},
 }
 LANGUAGE = "language"

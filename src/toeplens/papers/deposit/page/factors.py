@@ -224,23 +224,46 @@ def _most(rows: Sequence[FactorRow], task: str, base: str, end: Protocol) -> str
     )
 
 
-def causes(state: Reproduction, base: str) -> list[str]:
-    """The switch that moves an encoding most on Task 1, a sentence an end."""
-    said = [_most(_found(state), DISTANCE, base, end) for end in ENDS[DISTANCE]]
-    return [f"{text[0].upper()}{text[1:]}." for text in said if text]
-
-
 def for_nope(state: Reproduction) -> list[str]:
     """What matters most for NoPE on Task 1, and how far that goes towards the other protocol."""
-    wholes = factor_wholes(state.results, state.plan.protocols)
-    (whole,) = (w for w in wholes if (w.task, w.base) == (DISTANCE, "nope"))
+    rows, whole = _found(state), _whole(state, "nope")
     difference = estimated(whole.difference("accuracy"))
-    found = causes(state, "nope")
+    found = []
+    for end in ENDS[DISTANCE]:
+        text = _most(rows, DISTANCE, "nope", end)
+        if text:
+            found.append(f"{text[0].upper()}{text[1:]}.")
     if found and difference:
         ends = (estimated(whole.ends[protocol]["accuracy"]) for protocol in ENDS[DISTANCE])
         low, high = (percent(end.value if end else None) for end in ends)
         found.append(f"All switches together: {low} to {high}, {interval(difference)} points.")
     return found
+
+
+def why(state: Reproduction, base: str) -> str:
+    """Which switch moves an encoding's accuracy on Task 1 most towards the other protocol's, and what is left over."""
+    whole = _whole(state, base)
+    change = estimated(whole.difference("accuracy"))
+    here = [row for row in _found(state) if (row.task, row.base) == (DISTANCE, base)]
+    end = next((row.end for row in here if row.values["accuracy"]), None)
+    if change is None or end is None:
+        return ""
+    rows = [row for row in here if row.end == end]
+    row = strongest((row for row in rows if (e := row.effect("accuracy")) and e.value * change.value > 0), "accuracy")
+    together = estimated(left_over(whole, rows, "accuracy")[1])
+    rest = f"; what switches do only together is {interval(together)}" if together else ""
+    if row is None:
+        return f"No single switch moves it that way{rest}."
+    to, instead = SWITCH_TITLES[row.switch]
+    return (
+        f"Of the single switches “{to}” instead of “{instead}” moves it most that way, by "
+        f"{interval(row.effect('accuracy'))}{rest}."
+    )
+
+
+def _whole(state: Reproduction, base: str) -> FactorWhole:
+    wholes = factor_wholes(state.results, state.plan.protocols)
+    return next(whole for whole in wholes if (whole.task, whole.base) == (DISTANCE, base))
 
 
 def _found(state: Reproduction) -> list[FactorRow]:

@@ -152,7 +152,7 @@ _FEW = 2  # claims that are written out where protocols part
 
 @dataclass(frozen=True)
 class Parting:
-    """Where results part from the papers, or the protocols from each other; ``claims`` with what came out, to be read."""
+    """Where results part from the papers, or protocols from each other; ``claims`` with what came out of each."""
 
     text: str
     claims: Sequence[tuple[Claim, str]] = ()
@@ -168,9 +168,9 @@ def measured(state: Reproduction) -> list[str]:
     """At which scale: sizes beside the papers', models, seeds, protocols."""
     ours, theirs = SCALES[state.plan.scale], SCALES["paper"]
     layers, heads, width, length = _sizes(ours)
-    said = f"{layers} layers of {heads} heads, {width} wide, on texts of {length} words"
+    said = f"{layers} layers of {heads} heads, {width} wide, on texts of {length} tokens"
     their_layers, their_heads, their_width, their_length = _sizes(theirs)
-    beside = f" (the papers’: {their_layers} of {their_heads}, {their_width} wide, {their_length} words)"
+    beside = f" (the papers’: {their_layers} of {their_heads}, {their_width} wide, {their_length} tokens)"
     same = ", the papers’ own sizes"
     seeds, protocols = state.plan.seeds, [_MEANT_BY[protocol] for protocol in state.plan.protocols]
     return [
@@ -211,19 +211,16 @@ def _between_protocols(state: Reproduction, claims: Sequence[Sequence[Entry]]) -
     if differing:
         whole, change = max(differing, key=lambda each: abs(each[1].value))
         ends = [f"{percent(_mean(values['accuracy']))} ({end})" for end, values in whole.ends.items()]
-        text = (
-            f"Most on {TASKS[DISTANCE]}, of {listed(title(each.base) for each, _ in differing)}: {title(whole.base)}, "
-        )
-        found.append(Parting(f"{text}{' against '.join(ends)}, {interval(change)} points. {_why(state, whole.base)}"))
+        among = listed(title(each.base) for each, _ in differing)
+        text = f"On {TASKS[DISTANCE]}, of {among}, {title(whole.base)} differs most: {' against '.join(ends)}, "
+        found.append(Parting(f"{text}{interval(change)} points. {_why(state, whole.base)}"))
     return found
 
 
 def _why(state: Reproduction, base: str) -> str:
     if not {"factors", "factors-back"} & set(state.plan.parts):
         return "Which of the protocols’ differences does it was not asked here; the part “factors” asks."
-    return (
-        " ".join(factor_blocks.causes(state, base)) or "Which of the protocols’ differences does it is not known yet."
-    )
+    return factor_blocks.why(state, base) or "Which of the protocols’ differences does it is not known yet."
 
 
 def _mean(values: Mapping[int, float]) -> float | None:
