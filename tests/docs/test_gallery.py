@@ -9,6 +9,7 @@ import pytest
 from tests.builders import script
 
 from toeplens.report.exporting.pages import current, plots_in
+from toeplens.report.kit.page import asset
 
 ROOT = Path(__file__).parents[2]
 GALLERY = ROOT / "docs" / "gallery"
@@ -31,6 +32,7 @@ def test_the_gallery_shows_the_pages_that_are_there() -> None:
 def test_a_page_is_of_this_version_and_light(page: Path) -> None:
     """Else `python tools/gallery.py`."""
     assert current(page)
+    assert asset("report/kit/page.js") in page.read_text(encoding="utf-8")
     assert page.stat().st_size < 1.8e6
 
 

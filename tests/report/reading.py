@@ -66,7 +66,7 @@ def figures(page: str) -> dict[str, Any]:
 def stands_alone(page: str) -> bool:
     """Whether the page, without plotly, tells the browser to ask for nothing, and has nothing to ask for."""
     own = without_plotly(page) if packed_plotly() in page else page
-    return "default-src 'none'" in own and not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)|url\(""", own)
+    return "default-src 'none'" in own and not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)|url\((?!#)""", own)
 
 
 def hovers(trace: Any) -> list[str]:

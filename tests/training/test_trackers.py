@@ -2,6 +2,7 @@
 
 The real ones were tried by hand with the same runs: wandb 0.31.0 offline (its files read back), without a key, and with
 servers that refuse and that never answer; mlflow-skinny 3.17.2 with a folder, mlflow 3.17.2 with its own database.
+The oldest that the extras allow, wandb 0.22.0 offline and mlflow-skinny 3.0.0 with a folder, end and go on alike.
 """
 
 from __future__ import annotations

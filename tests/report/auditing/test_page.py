@@ -20,7 +20,6 @@ from tests.report.reading import figures, stands_alone, without_plotly
 from toeplens.report.auditing.comparison import render_comparison, write_comparison
 from toeplens.report.auditing.maps import alike, bins, frequencies
 from toeplens.report.auditing.page import file_name, render_audit, write_audit
-from toeplens.report.kit.packing import pack, packed_plotly
 from toeplens.studies.auditing import words
 from toeplens.studies.auditing.audit import Audit
 from toeplens.studies.auditing.notebook import notebook_html
@@ -366,7 +365,7 @@ def test_it_sorts_filters_and_saves_in_a_browser(browser: Browser, pages: dict[s
     assert visit.barriers() == visit.barriers("dark") == []
     other = tmp_path / "pair.html"
     pair = render_comparison(BERT, made_up(seed=9), ("one", "other"))
-    other.write_text(pair.replace(packed_plotly(), pack("window.Plotly = { newPlot() {} }")))
+    other.write_text(pair)
     visit.open(other)
     view.locator("#column").select_option("distance")
     moved = [abs((b.distance or 0) - (a.distance or 0)) for a, b in zip(BERT.heads, made_up(seed=9).heads, strict=True)]

@@ -22,6 +22,8 @@ from toeplens.report.exporting.pages import current, plots_in
 from toeplens.report.exporting.printed import INCHES, PIXELS, printed
 from toeplens.report.grid.page import render_grid
 from toeplens.report.kit.colours import HEAT
+from toeplens.report.kit.packing import FORMAT, MADE_BY
+from toeplens.version import __version__
 
 PATH = Path("page.html")
 
@@ -44,6 +46,7 @@ def test_every_plot_of_a_page_is_a_panel_of_a_numbered_figure(page: str, found: 
         assert figure.title
         assert figure.caption
         assert not figure.caption.startswith("Figure")
+        assert not figure.caption.endswith("#"), "the link to the figure is no word of it"
         names = list(figure.names())
         assert len(names) == len(figure.panels)
         assert all(re.fullmatch(rf"{figure.id}[a-z0-9-]*", name) for name in names)
@@ -114,15 +117,17 @@ def test_the_map_of_two_audits_is_left_to_the_page(page: str):
     assert read_maps(page) == []
 
 
-def test_a_page_of_this_version_is_told(page: str, tmp_path: Path):
+@pytest.mark.parametrize("made_by", [f"format {FORMAT}, toeplens 0.1.0", f"format 0, toeplens {__version__}", ""])
+def test_a_page_of_another_version_or_format_is_told(page: str, tmp_path: Path, made_by: str):
     new, old = tmp_path / "new.html", tmp_path / "old.html"
     new.write_text(page, encoding="utf-8")
-    old.write_text(page.replace("watcher.unobserve", "watcher.forget"), encoding="utf-8")
+    old.write_text(page.replace(MADE_BY, made_by), encoding="utf-8")
     assert (current(new), current(old)) == (True, False)
 
 
-def test_plots_that_cannot_be_read_are_one_sentence():
-    html = '<script type="text/plain" id="figures">{</script>'
+@pytest.mark.parametrize("kind", ["text/plain", "application/json"])  # as pages before 0.2 had them
+def test_plots_that_cannot_be_read_are_one_sentence(kind: str):
+    html = f'<script type="{kind}" id="figures">{{}}</script>'
     assert refusal(lambda: plots_in(html, PATH)).startswith(
         "page: the plots of page.html cannot be read; make it again"
     )

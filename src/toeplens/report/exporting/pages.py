@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from toeplens.ground import InputError
-from toeplens.report.kit.packing import unpack
+from toeplens.report.kit.packing import MADE_BY, unpack
 
-_PLOTS = re.compile(r'<script type="text/plain" id="figures">(.*?)</script>', re.DOTALL)
-_PROGRAM = "report/kit/page.js"  # every page with plots holds it as it is
+_PLOTS = re.compile(r'<script [^>]*id="figures">(.*?)</script>', re.DOTALL)  # not packed before 0.2
 
 
 def current(page: Path) -> bool:
-    """Whether a page holds the program that this version's pages hold."""
-    program = (files("toeplens") / _PROGRAM).read_text(encoding="utf-8")
-    return program in page.read_text(encoding="utf-8", errors="replace")
+    """Whether this version made a page, in the format that it writes now."""
+    return f'<meta name="toeplens-page" content="{MADE_BY}">' in page.read_text(encoding="utf-8", errors="replace")
 
 
 def plots_in(html: str, page: Path) -> dict[str, Any]:

@@ -13,6 +13,10 @@ import zlib
 from functools import cache
 from importlib.resources import files
 
+from toeplens.version import __version__
+
+FORMAT = 1  # of pages; another number wherever one is read or put together otherwise
+MADE_BY = f"format {FORMAT}, toeplens {__version__}"  # in the head of every page
 _VENDORED = "report/kit/vendored"
 PLOTLY, PAKO = f"{_VENDORED}/plotly-cartesian.min.js.gz", f"{_VENDORED}/pako_inflate.min.js"  # tools/page_programs.py
 

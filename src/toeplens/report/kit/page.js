@@ -10,7 +10,6 @@
     script.textContent = unpacked(program);
     document.head.append(script);
     script.remove(); // it has run; a copy that the browser saves needs it once, packed
-    script.remove(); // it has run, and a page that is saved as a file needs it packed alone
   }
   const plots = JSON.parse(unpacked(document.getElementById("figures")));
   const config = { displayModeBar: false, responsive: true };
@@ -69,9 +68,15 @@
   addEventListener("beforeprint", () => {
     unfolded = [...document.querySelectorAll("details.figures:not([open])")];
     unfolded.forEach((details) => { details.open = true; });
-    visible().forEach(draw);
+    saving.light(() => {
+      if (dark.matches) redraw();
+      visible().forEach(draw);
+    });
   });
-  addEventListener("afterprint", () => unfolded.forEach((details) => { details.open = false; }));
+  addEventListener("afterprint", () => {
+    unfolded.forEach((details) => { details.open = false; });
+    if (dark.matches) redraw();
+  });
 
   document.querySelectorAll("select[data-views]").forEach((menu) => {
     const show = () => {
@@ -96,9 +101,13 @@
     });
   });
 
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    places.filter((place) => drawn.has(place.id)).forEach((place) => Plotly.react(place, plots[place.id].data, theme(plots[place.id].layout), config));
-  });
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const redraw = () => {
+    for (const place of places) {
+      if (drawn.has(place.id)) Plotly.react(place, plots[place.id].data, theme(plots[place.id].layout), config);
+    }
+  };
+  dark.addEventListener("change", redraw);
 
   const reveal = () => {
     const aim = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));

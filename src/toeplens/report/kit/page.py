@@ -19,7 +19,7 @@ from toeplens.ground import write_text
 from toeplens.ground.words import duration, fixed, percent, points, signed
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.colours import HEAT
-from toeplens.report.kit.packing import PAKO, pack, packed_plotly, plotly
+from toeplens.report.kit.packing import MADE_BY, PAKO, pack, packed_plotly, plotly
 from toeplens.studies import Entry
 
 PAGE = "report.html"  # the name of a study's page in its directory
@@ -62,7 +62,7 @@ def environment() -> Environment:
     """Every page's template by its place below ``toeplens/``, with what they all call."""
     loader = PackageLoader("toeplens", "")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.globals |= {"heat": HEAT, "asset": asset, "policy": policy}
+    made.globals |= {"heat": HEAT, "asset": asset, "policy": policy, "made_by": MADE_BY}
     made.filters |= {filter.__name__: filter for filter in (duration, fixed, percent, points, signed)}
     return made
 

@@ -18,22 +18,6 @@
   }
   const written = (colour) => `rgb(${colour.map((part) => Math.round(255 * part)).join(",")})`;
 
-  // pictures are light, whatever the page is
-  function light(act) {
-    const root = document.documentElement;
-    const usual = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]).filter((rule) => rule.selectorText === ":root");
-    const names = usual.flatMap((rule) => [...rule.style]).filter((name) => name.startsWith("--"));
-    usual.forEach((rule) => names.forEach((name) => {
-      const value = rule.style.getPropertyValue(name);
-      if (value) root.style.setProperty(name, value);
-    }));
-    try {
-      return act((name) => getComputedStyle(root).getPropertyValue(name).trim());
-    } finally {
-      names.forEach((name) => root.style.removeProperty(name));
-    }
-  }
-
   // what a piece of text says, line by line, as it is broken on the page
   function lines(node) {
     const range = document.createRange();
@@ -111,7 +95,7 @@
     const frame = figure.getBoundingClientRect();
     const at = (x, y) => [x - frame.left + MARGIN, y - frame.top + MARGIN];
     let bottom = 0;
-    const { drawn, ground, plots } = light((style) => {
+    const { drawn, ground, plots } = saving.light((style) => {
       const holders = [...figure.querySelectorAll(WORDS)].filter((holder) => holder.offsetParent);
       const places = [...figure.querySelectorAll(".plot")].filter((place) => place.offsetParent && place.querySelector(".main-svg"));
       for (const each of [...holders, ...places]) bottom = Math.max(bottom, each.getBoundingClientRect().bottom - frame.top);

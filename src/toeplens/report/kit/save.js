@@ -1,4 +1,4 @@
-// Saves what a page shows as files; puts a button below each table, which saves it as CSV (as `toeplens tables` does).
+// What saves what a page shows as files, and shows it as on paper; puts a button below each table, which saves it as CSV (as `toeplens tables` does).
 const saving = {
   save(content, name) {
     const link = document.createElement("a");
@@ -22,6 +22,19 @@ const saving = {
     made.className = "save";
     made.append(...buttons);
     return made;
+  },
+
+  // what `act` reads and measures, as it is on a page that is light: paper and pictures are
+  light(act) {
+    const root = document.documentElement;
+    const usual = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]).filter((rule) => rule.selectorText === ":root");
+    const set = usual.flatMap((rule) => [...rule.style].filter((name) => name.startsWith("--")).map((name) => [name, rule.style.getPropertyValue(name)]));
+    set.forEach(([name, value]) => root.style.setProperty(name, value));
+    try {
+      return act((name) => getComputedStyle(root).getPropertyValue(name).trim());
+    } finally {
+      set.forEach(([name]) => root.style.removeProperty(name));
+    }
   },
 };
 

@@ -55,15 +55,28 @@ def test_nothing_keeps_a_reader_out(desk: Visit, scheme: Literal["light", "dark"
 
 
 def test_buttons_save_a_figure_and_a_table(desk: Visit) -> None:
-    name, content = desk.saved('Save the table "Accuracy, Task 1 (distance)" as CSV')
+    name, content = desk.saved("Save the table “Accuracy, Task 1 (distance)” as CSV")
     assert name == "toeplens-accuracy-task-1-distance.csv"
     rows = list(csv.reader(content.splitlines()))
     assert len({len(row) for row in rows}) == 1
     assert {"MLA", "NoPE"} <= {row[0] for row in rows}
+    assert rows[0][1] != ""
     name, content = desk.saved("Save figure 1 as SVG")
-    assert name == "toeplens-accuracy-0-0-0.svg", "and its other panels"
+    assert name.startswith("toeplens-accuracy")
     assert content.startswith("<svg")
+    assert "Figure 1." in content, "the figure whole, its title too"
+    assert len(desk.page.locator("#figure-accuracy .plot").all()) <= content.count("main-svg")
     assert desk.complaints == []
+
+
+def test_a_program_that_is_not_the_page_s_own_does_not_run(browser: Browser, report: Path, tmp_path: Path) -> None:
+    """Programs are known by their hashes; whatever is written into a page, by a name say, is none of them."""
+    changed = tmp_path / "changed.html"
+    changed.write_text(report.read_text().replace("<main>", "<main><script>document.title = 'taken over'</script>", 1))
+    visit = Visit(browser, changed)
+    assert visit.page.title() != "taken over"
+    assert any("Content Security Policy" in said for said in visit.complaints)
+    visit.page.close()
 
 
 def test_figures_and_claims_have_links_of_their_own(desk: Visit) -> None:

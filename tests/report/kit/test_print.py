@@ -1,0 +1,45 @@
+"""A page is printed whole and on white: figures that nobody has scrolled to, folded ones, of a dark page too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+from tests.report.browsing import ALL_DRAWN, Visit
+from tests.report.grid.state import made_up_grid
+
+from toeplens.report.grid.page import render_grid
+
+_INK = """() => [...document.querySelectorAll(".ytick text")].filter((text) => text.getClientRects().length)
+    .flatMap((text) => getComputedStyle(text).fill.match(/[0-9]+/g).slice(0, 3).map(Number))"""
+
+
+@pytest.fixture
+def visit(browser: Browser, tmp_path: Path) -> Visit:
+    """A page that draws what is near the window and nothing else until it is printed."""
+    path = tmp_path / "page.html"
+    path.write_text(render_grid(made_up_grid(tmp_path / "grid")), encoding="utf-8")
+    visit = Visit(browser, path)
+    visit.page.add_init_script("window.requestIdleCallback = () => 0")
+    visit.open(path)
+    return visit
+
+
+def test_a_printed_page_has_every_figure(visit: Visit) -> None:
+    assert not visit.page.evaluate(f"({ALL_DRAWN})()")
+    assert visit.page.pdf().startswith(b"%PDF")
+    assert visit.page.evaluate(f"({ALL_DRAWN})()")
+    visit.end()
+
+
+def test_a_dark_page_is_printed_on_white(visit: Visit) -> None:
+    visit.page.emulate_media(color_scheme="dark")
+    visit.until(f"() => Math.min(...({_INK})()) > 150")
+    visit.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert max(visit.page.evaluate(_INK)) < 120, "dark letters"
+    visit.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert min(visit.page.evaluate(_INK)) > 150, "as they were"
+    visit.page.emulate_media(media="print", color_scheme="dark")
+    assert visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    visit.end()
