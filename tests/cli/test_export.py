@@ -13,6 +13,7 @@ from tests.report.auditing.test_page import made_up
 from tests.report.exporting.recorded import recorded_grid
 
 from toeplens.report import PAGE, write_audit, write_grid
+from toeplens.report.kit.packing import MADE_BY
 from toeplens.studies.auditing import save
 from toeplens.studies.grid.study import KIND
 
@@ -62,9 +63,9 @@ def test_some_figures_by_name_or_number_in_another_place(toeplens: Toeplens, stu
 
 def test_a_page_of_an_older_version_is_made_again(toeplens: Toeplens, study: Path, drawn: list[str]):
     page = study / PAGE
-    page.write_text(page.read_text("utf-8").replace("watcher.unobserve", "watcher.forget"), encoding="utf-8")
+    page.write_text(page.read_text("utf-8").replace(MADE_BY, "format 1, toeplens 0.1.0"), encoding="utf-8")
     assert toeplens("figures", study).err == f"page: {page} is of an older version; it is made again.\n"
-    assert "watcher.unobserve" in page.read_text("utf-8")
+    assert MADE_BY in page.read_text("utf-8")
     assert toeplens("figures", study).err == ""
     page.unlink()
     assert toeplens("tables", study).err == f"page: {page} is not there; it is made.\n"

@@ -285,4 +285,5 @@ def test_it_draws_every_plot_without_a_word_and_fits_any_window(
             page.wait_for_timeout(50)
         assert all(100 < across <= width and down > 100 for _, across, down in sizes), sizes
     assert visit.fits_any_window()
+    assert visit.barriers() == []
     visit.end()

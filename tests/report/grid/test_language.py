@@ -71,7 +71,7 @@ def _titles(page: str, block: str) -> list[str]:
     first = re.split(r'id="[\w-]+-view-1"', figure)[0]
     return [
         re.sub(r"^\W+ ", "", re.sub(r"<[^>]+>", "", title)).strip()
-        for title in re.findall(r"<h5>(.*?)</h5>", first, re.DOTALL)
+        for title in re.findall(r"<h5[^>]*>(.*?)</h5>", first, re.DOTALL)
     ]
 
 

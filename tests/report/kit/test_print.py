@@ -15,11 +15,17 @@ _INK = """() => [...document.querySelectorAll(".ytick text")].filter((text) => t
     .flatMap((text) => getComputedStyle(text).fill.match(/[0-9]+/g).slice(0, 3).map(Number))"""
 
 
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("print")
+    page = directory / "page.html"
+    page.write_text(render_grid(made_up_grid(directory / "grid")), encoding="utf-8")
+    return page
+
+
 @pytest.fixture
-def visit(browser: Browser, tmp_path: Path) -> Visit:
+def visit(browser: Browser, path: Path) -> Visit:
     """A page that draws what is near the window and nothing else until it is printed."""
-    path = tmp_path / "page.html"
-    path.write_text(render_grid(made_up_grid(tmp_path / "grid")), encoding="utf-8")
     visit = Visit(browser, path)
     visit.page.add_init_script("window.requestIdleCallback = () => 0")
     visit.open(path)

@@ -11,6 +11,18 @@
     document.head.append(script);
     script.remove(); // it has run; a copy that the browser saves needs it once, packed
   }
+  const places = [...document.querySelectorAll(".plot")];
+  if (!window.Plotly) {
+    const said = document.createElement("p");
+    said.className = "banner";
+    said.textContent = `The figures are told in words here: ${program ? "this browser does not run the program that draws them" : "plotly.js, which draws them, does not lie beside this page"}.`;
+    document.querySelector("main").prepend(said);
+    places.forEach((place) => {
+      place.textContent = place.getAttribute("aria-label");
+      place.style.height = "auto";
+    });
+    return;
+  }
   const plots = JSON.parse(unpacked(document.getElementById("figures")));
   const config = { displayModeBar: false, responsive: true };
   const drawn = new Set();
@@ -49,7 +61,6 @@
       }
     }
   }, { rootMargin: "900px 0px" });
-  const places = [...document.querySelectorAll(".plot")];
   places.forEach((place) => watcher.observe(place));
 
   // a page is printed, saved or photographed whole, whether or not somebody has scrolled through it

@@ -142,7 +142,7 @@
   }
 
   document.querySelectorAll("figure").forEach((figure) => {
-    if (!figure.querySelector(".plot, .map")) return;
+    if (!figure.querySelector(window.Plotly ? ".plot, .map" : ".map")) return;
     const title = figure.querySelector("figcaption b");
     const called = title ? title.textContent.split(".")[0].toLowerCase() : "the figure";
     figure.append(saving.row(...["svg", "png"].map((format) => saving.button(format.toUpperCase(), `Save ${called} as ${format.toUpperCase()}`, async () => {

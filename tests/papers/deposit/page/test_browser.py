@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -57,15 +58,22 @@ def test_nothing_keeps_a_reader_out(desk: Visit, scheme: Literal["light", "dark"
 def test_buttons_save_a_figure_and_a_table(desk: Visit) -> None:
     name, content = desk.saved("Save the table “Accuracy, Task 1 (distance)” as CSV")
     assert name == "toeplens-accuracy-task-1-distance.csv"
-    rows = list(csv.reader(content.splitlines()))
+    rows = list(csv.reader(content.decode().splitlines()))
     assert len({len(row) for row in rows}) == 1
     assert {"MLA", "NoPE"} <= {row[0] for row in rows}
     assert rows[0][1] != ""
     name, content = desk.saved("Save figure 1 as SVG")
     assert name.startswith("toeplens-accuracy")
-    assert content.startswith("<svg")
-    assert "Figure 1." in content, "the figure whole, its title too"
-    assert len(desk.page.locator("#figure-accuracy .plot").all()) <= content.count("main-svg")
+    svg = content.decode()
+    assert svg.startswith("<svg")
+    assert "Figure 1." in svg, "the figure whole, its title too"
+    assert len(desk.page.locator("#figure-accuracy .plot").all()) <= svg.count("main-svg")
+    name, content = desk.saved("Save figure 1 as PNG")
+    assert name.endswith(".png")
+    assert content.startswith(b"\x89PNG")
+    width = re.search(r' width="(\d+)"', svg)
+    assert width is not None
+    assert int.from_bytes(content[16:20]) == 2 * int(width[1])
     assert desk.complaints == []
 
 
@@ -80,6 +88,16 @@ def test_a_program_that_is_not_the_page_s_own_does_not_run(browser: Browser, rep
 
 
 def test_figures_and_claims_have_links_of_their_own(desk: Visit) -> None:
+    desk.page.keyboard.press("Tab")  # so that what has the focus is shown to have it
+    shown = desk.page.evaluate(
+        """[...document.querySelectorAll("figure[id], .ledger [id]")].map((each) => {
+            const link = each.querySelector(`.anchor[href="#${each.id}"]`);
+            link.focus();
+            return getComputedStyle(link).opacity;
+        })"""
+    )
+    assert len(shown) > 20
+    assert set(shown) == {"1"}, "seen by who comes with the keyboard"
     for link in desk.page.locator("a.anchor, .ledger a").all():
         aim = link.get_attribute("href") or ""
         assert aim.startswith(("#figure-", "#claim-"))
