@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from toeplens.engine.language import Bits
+from toeplens.ground.words import signed
+from toeplens.report.grid.look import Spread
 from toeplens.studies import CellResult
 from toeplens.studies.grid import Grid, language
 from toeplens.studies.grid.study import KIND
@@ -64,7 +65,7 @@ def _table(study: Grid) -> Iterator[str]:
     for row in language.language_rows(spec, study.results):
         cells = _cells(study, row.label)
         yield (
-            f"| {row.title} | {_span(cells, language.bits)} | {_span(cells, language.lost, signed=True)} | "
+            f"| {row.title} | {_span(cells, language.bits)} | {_span(cells, language.lost)} | "
             f"{_span(cells, lambda cell: language.retrieved(cell, 1.0), percent=True)} | "
             f"{_span(cells, lambda cell: language.copied(cell, language.NEAR))} | "
             f"{_span(cells, language.deposit, percent=True)} |"
@@ -81,17 +82,17 @@ def _verdicts(study: Grid) -> Iterator[str]:
 def _lengths(study: Grid) -> Iterator[str]:
     alibi, rope, nope = (_each(study, label, language.lost) for label in ("alibi", "rope", "nope"))
     yield (
-        f"- **ALiBi reads on.** At {FAR:g} times the training length it loses {_told(alibi, signed=True)} bits a byte. "
+        f"- **ALiBi reads on.** At {FAR:g} times the training length it loses {_told(alibi)} bits a byte. "
         "Press et al. 2022 ([2108.12409](https://arxiv.org/abs/2108.12409), abstract): trained on 1,024 tokens it "
         "reads 2,048 as well as the sinusoid does that was trained on 2,048." + _agree(max(alibi) < 0.01)
     )
     yield (
-        f"- **RoPE does not.** It loses {_told(rope, signed=True)} bits a byte there. Chen et al. 2023 "
+        f"- **RoPE does not.** It loses {_told(rope)} bits a byte there. Chen et al. 2023 "
         "([2306.15595](https://arxiv.org/abs/2306.15595), section 2.2) see perplexities above 1,000 where LLaMA reads "
         "beyond its length." + _agree(min(rope) > 0.05)
     )
     yield (
-        f"- **NoPE does not either.** It loses {_told(nope, signed=True)}. Kazemnejad et al. 2023 "
+        f"- **NoPE does not either.** It loses {_told(nope)}. Kazemnejad et al. 2023 "
         "([2305.19466](https://arxiv.org/abs/2305.19466), abstract) have it generalise to longer texts, on small tasks "
         "of reasoning, not on language." + _agree(max(nope) < 0.01)
     )
@@ -110,7 +111,7 @@ def _short(study: Grid) -> Iterator[str]:
     best = min(bits, key=lambda label: float(np.mean(bits[label])))
     absolute = np.mean(bits["sinusoidal"]) - np.mean(bits["rope"])
     yield (
-        f"- **The sinusoid is {absolute:+.2f} bits a byte against RoPE**; Su et al. 2021 "
+        f"- **The sinusoid is {signed(float(absolute))} bits a byte against RoPE**; Su et al. 2021 "
         "([2104.09864](https://arxiv.org/abs/2104.09864), section 4) have RoPE ahead." + _agree(absolute > 0.01)
     )
     yield f"- The fewest bits a byte has {_title(study, best)}, {_told(bits[best])}."
@@ -127,7 +128,7 @@ def _extension(study: Grid) -> Iterator[str]:
         }
         known = {name: values for name, values in gains.items() if np.isfinite(values).all() and values}
         ordered = sorted(known, key=lambda name: -float(np.mean(known[name])))
-        told = ", ".join(f"{name} {_told(known[name], signed=True)}" for name in ordered)
+        told = ", ".join(f"{name} {_told(known[name])}" for name in ordered)
         over = f"bits a byte gained at {FAR:g} times the length over leaving the rotation"
         yield f"- RoPE's models {words}, {over}: {told}."
 
@@ -174,7 +175,7 @@ def _agree(yes: bool) -> str:
 
 
 def _cells(study: Grid, label: str) -> list[CellResult]:
-    return [cell for cell in study.results.of(TASK, label) if isinstance(cell.measure("bits"), Bits)]
+    return [cell for cell in study.results.of(TASK, label) if language.is_language(cell)]
 
 
 def _each(study: Grid, label: str, figure: Callable[[CellResult], float]) -> list[float]:
@@ -189,14 +190,8 @@ def _span(cells: list[CellResult], figure: Callable[[CellResult], float], **how:
     return _told([value for cell in cells if np.isfinite(value := figure(cell))], **how)
 
 
-def _told(values: list[float], *, signed: bool = False, percent: bool = False) -> str:
-    if not values:
-        return "–"
-    def form(value: float) -> str:
-        return f"{value:.0%}" if percent else f"{round(value, 2) + 0.0:{'+' if signed else ''}.2f}"
-
-    mean, low, high = (form(float(value)) for value in (np.mean(values), min(values), max(values)))
-    return mean if low == high else f"{mean} ({low} to {high})"
+def _told(values: list[float], *, percent: bool = False) -> str:
+    return Spread.of(values).told(0 if percent else 2, percent=percent)
 
 
 _PARTS: dict[str, Callable[[Grid], Iterator[str]]] = {

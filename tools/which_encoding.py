@@ -11,8 +11,6 @@ tables say what was measured of each encoding by itself, and what one has over a
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import math
 import re
 import sys
@@ -24,11 +22,13 @@ from typing import Any
 
 import yaml
 
-from toeplens.studies import CellResult, Results
+from toeplens.ground import read_json
+from toeplens.studies import ENOUGH, CellResult, Results
 from toeplens.studies.grid import GridSpec, grid_spec
 from toeplens.studies.grid.language import LONG, NEAR, LanguageRow, language_rows
 from toeplens.studies.grid.measured import kept
 from toeplens.studies.kit.contrasts import of_one
+from toeplens.studies.kit.recorded import read_record
 from toeplens.studies.kit.results import ACCURACY, Figure
 from toeplens.training import PRESETS
 
@@ -36,7 +36,6 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "which-encoding.md"
 TEXT = ROOT / "tools" / "which_encoding.md"  # the page's fixed words, with a place for each part
 DECIDED = ("holds", "holds in part", "fails")
-ENOUGH = 5  # seeds with which a verdict is decided (decision 019)
 PLACES = ("index", "retrieval", "mix")
 LONGER = (1.5, 2.0)
 _KEPT: dict[float, Figure] = {
@@ -53,7 +52,7 @@ class Recorded:
     """A study's record: what it holds, and its ledger."""
 
     name: str
-    content: dict[str, Any]
+    content: Mapping[str, Any]
     entries: list[dict[str, Any]]
 
     @cached_property
@@ -95,8 +94,7 @@ def record_of(name: str) -> Recorded | None:
     results, claims = RESULTS / name / "results.json.gz", RESULTS / name / "claims.json"
     if not results.exists() or not claims.exists():
         return None
-    content = json.loads(gzip.decompress(results.read_bytes()))
-    return Recorded(name, content, json.loads(claims.read_text(encoding="utf-8"))["claims"])
+    return Recorded(name, read_record(results).content, read_json(claims)["claims"])
 
 
 NAMES = ("desk", "laptop", "canonical", "language")

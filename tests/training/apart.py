@@ -15,19 +15,26 @@ from toeplens.training.session import Session
 
 
 def main(given: str, out: str, units: str) -> None:
-    rank, sessions = os.environ["RANK"], []
-    begin = Session.__init__
+    rank, found = os.environ["RANK"], {}
+    begin, take = Session.__init__, Session.take_step
 
-    def kept(session: Session, *rest: object, **options: object) -> None:
+    def begun(session: Session, *rest: object, **options: object) -> None:
         begin(session, *rest, **options)  # type: ignore[arg-type]
-        sessions.append((session, session.step))
+        assert found == {}
+        found.update(begun=session.step, ended=session.step, model=session.model)
 
-    Session.__init__ = kept  # type: ignore[method-assign]
+    def stepped(session: Session) -> None:
+        take(session)
+        found.update(ended=session.step)
+
+    # not the session: what talks to the others must be gone before the processes part
+    Session.__init__, Session.take_step = begun, stepped  # type: ignore[method-assign]
     spec = run_spec(**json.loads(Path(given).read_text(encoding="utf-8")))
     run = train(spec, Path(out) / rank, device="cpu", should_stop=After(int(units)) if int(units) else None)
-    ((session, begun),) = sessions
-    weights = {name: parameter.detach() for name, parameter in session.model.named_parameters()}
-    told = {"begun": begun, "ended": session.step, "status": run.status, "metrics": run.metrics, "weights": weights}
+    names = (task.read_text(encoding="utf-8").strip() for task in Path("/proc/self/task").glob("*/comm"))
+    connected = [name for name in names if "gloo" in name]
+    weights = {name: parameter.detach() for name, parameter in found.pop("model").named_parameters()}
+    told = {**found, "connected": connected, "status": run.status, "metrics": run.metrics, "weights": weights}
     torch.save(told, Path(out) / f"{rank}.pt")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,13 +39,10 @@ def cite(
     works = {"program": [program], "papers": [DEPOSIT, SYMBOLIC]}
     known = {work.eprint for work in works["papers"]}
     cited = {name: list(_works(name)) for name in ([] if directory is None else _encodings(directory))}
-    new = {}  # a paper of several encodings is one entry
-    for each in cited.values():
-        new |= {
-            each.eprint or each.key: each
-            for each in each
-            if each.eprint not in known and (each.eprint or each.key) not in new
-        }
+    new: dict[str, Work] = {}  # a paper of several encodings is one entry
+    for work in chain.from_iterable(cited.values()):
+        if work.eprint not in known:
+            new.setdefault(work.eprint or work.key, work)
     works["encodings"] = list(new.values())
     if as_json:
         told = {

@@ -160,14 +160,14 @@ def kind_of(directory: Path) -> tuple[Any, Callable[[Any], Path], str]:
     from toeplens.papers.positional_symbolic import pretrained
     from toeplens.papers.positional_symbolic.pretrained.page import write_pretrained
     from toeplens.studies import RULE, grid
+    from toeplens.studies.kit.study import study_in
 
-    if pretrained.is_pretrained(directory):
-        return pretrained, write_pretrained, RULE.replace("seed", "sequence")
-    if mathematics.is_theory(directory):
-        return mathematics, write_theory, RULE
-    if grid.is_grid(directory):
-        return grid, report.write_grid, RULE
-    return deposit, write_page, RULE
+    kinds = {
+        "pretrained": (pretrained, write_pretrained, RULE.replace("seed", "sequence")),
+        "theory": (mathematics, write_theory, RULE),
+        "grid": (grid, report.write_grid, RULE),
+    }
+    return kinds.get(study_in(directory) or "", (deposit, write_page, RULE))
 
 
 def report_page(directory: StudyDirectory, as_json: Json = False) -> None:

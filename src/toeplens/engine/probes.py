@@ -11,6 +11,7 @@ from typing import Any
 
 from toeplens.engine.store import Store
 from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.ground.errors import first_line
 
 _SECONDS = 120.0  # for a machine to start a process that imports this package
 
@@ -62,7 +63,7 @@ def must_be_alike(machines: Mapping[str, str], token: Token | None, packages: Se
         try:
             found: Any = ray.get(answer, timeout=_SECONDS)
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
+            reason = first_line(error)
             raise EnvironmentFailure(f"the cluster's machine {name} does not answer: {reason}.") from None
         _must_be(name, found, own, token)
 

@@ -14,6 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from toeplens.ground import EnvironmentFailure, InputError, write_bytes
+from toeplens.ground.errors import first_line
 from toeplens.ground.files import environment_failure, is_leftover, make_directory
 
 # the modules of file systems where of several who make an object at once one alone is told that it did; what fsspec
@@ -129,7 +130,7 @@ class Store:
                 raise
             reason = str(error)  # a bucket that is not there
         except Exception as error:  # each file system has its own kinds for a network, a credential, a permission
-            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".") or type(error).__name__
+            reason = first_line(error)
         raise EnvironmentFailure(f"cannot {what} {self.url}/{name}: {reason}; what was kept there before is kept.")
 
 

@@ -55,6 +55,15 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 4]} ..."
 
 
+def first_line(error: BaseException, silent: str | None = None) -> str:
+    """The first line of what an error of another program says, without its full stop.
+
+    ``silent`` stands for one that says nothing; its type's name unless given.
+    """
+    lines = str(error).strip().splitlines()
+    return (lines[0].rstrip(". ") if lines else "") or silent or type(error).__name__
+
+
 def sentence(error: ValidationError, of: type[BaseModel] | None = None) -> str:
     """The first problem of a pydantic `ValidationError` as one sentence that names the field.
 

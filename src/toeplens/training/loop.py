@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from toeplens.ground.errors import first_line
 from toeplens.training import run as store
 from toeplens.training.environment import CompileMode, plan_execution
 from toeplens.training.followers import Follower, RunEnd
@@ -178,7 +179,7 @@ def _followed(sessions: Sequence[Session]) -> Iterator[None]:
             session.followed.begin()
         yield
     except BaseException as error:
-        why = next(iter(str(error).splitlines()), "") or type(error).__name__
+        why = first_line(error)
         raise
     finally:
         for session in sessions:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -113,12 +115,14 @@ def ranks(device: str) -> Iterator[Ranks]:
             f"device: {device!r} was given to {os.environ['LOCAL_WORLD_SIZE']} processes of this machine, which has "
             f"{torch.cuda.device_count()} GPU."
         )
+    importlib.import_module("torch.distributed.nn")  # imported later, it keeps the connection for good
     try:
         distributed.init_process_group("nccl" if on_gpu else "gloo", timeout=_PATIENCE)
     except (RuntimeError, ValueError) as error:
         raise EnvironmentFailure(f"torchrun: the processes do not find each other: {error}.") from None
     try:
         yield Ranks(distributed.get_rank(), distributed.get_world_size(), f"cuda:{place}" if on_gpu else "cpu")
+        gc.collect()  # a network that was shared is a cycle and keeps the connection, whose threads abort the exit
         distributed.barrier()  # whoever leaves while another still talks to it may take both down
     finally:
         distributed.destroy_process_group()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from toeplens.ground import InputError, read_json, read_rows, write_bytes, write_json, write_text
+from toeplens.ground.errors import first_line
 from toeplens.ground.files import make_directory
 from toeplens.ground.locks import locked, names_in
 from toeplens.model import Decoder
@@ -218,7 +219,7 @@ def load_checkpoint(directory: Path, spec: RunSpec) -> dict[str, Any] | None:
             raise ValueError(f"the checksum of {broken} is wrong")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged archive, all with the same meaning here
-        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        reason = first_line(error)
         raise InputError(f"checkpoint: {path} is damaged ({reason[:120]}); delete it to start this run over.") from None
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise InputError(f"checkpoint: {path} was written by another version; delete it to start this run over.")

@@ -146,7 +146,7 @@ def _judged(gathered: Gathered, plan: Plan) -> Reproduction:
 
 
 KIND = Kind("reproduce", "reproduce", Asked, _plan, _read, _reread)
-gather, is_reproduction = KIND.gather, KIND.tells
+gather = KIND.gather
 
 
 def reproduce(

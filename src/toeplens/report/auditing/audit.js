@@ -51,16 +51,14 @@
     return { grid, sheet, cells, numbered: place.heads <= ROOM && height > 20 };
   });
 
-  // whether white reads better than black on a tone: its relative luminance is under the one where both contrast alike
+  // which tones are dark
   function darkness() {
     const style = getComputedStyle(document.documentElement);
     const [low, mid, high] = ["low", "mid", "high"].map((end) =>
       style.getPropertyValue(`--heat-${end}`).trim().match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16) / 255));
-    const linear = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
     return (tone) => {
       const end = tone < 0 ? low : high;
-      const [red, green, blue] = mid.map((part, index) => linear(part + Math.abs(tone) * (end[index] - part)));
-      return 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.179;
+      return saving.dark(mid.map((part, index) => part + Math.abs(tone) * (end[index] - part)));
     };
   }
 
@@ -164,13 +162,7 @@
     });
   }
 
-  function save(content, type, button) {
-    const link = make("a");
-    link.href = URL.createObjectURL(new Blob([content], { type }));
-    link.download = button.dataset.file;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 60000);
-  }
+  const save = (content, type, button) => saving.save(new Blob([content], { type }), button.dataset.file);
 
   function heads(table, sheet) {
     const form = document.getElementById("filter");
@@ -250,7 +242,7 @@
     }
 
     function csv() {
-      const quoted = (one) => (one === null ? "" : /[",\n]/.test(one) ? `"${String(one).replaceAll('"', '""')}"` : String(one));
+      const quoted = (one) => (one === null ? "" : saving.quoted(String(one)));
       const lines = [order, ...rows.map((row) => order.map((name) => recorded(sheet, name, row)))];
       return `${lines.map((line) => line.map(quoted).join(",")).join("\n")}\n`;
     }

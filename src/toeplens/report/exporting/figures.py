@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
 
-from toeplens.report.exporting.tables import VOID
+from toeplens.report.exporting.tables import VOID, slug
 
 _PLACE = re.compile(r"(.+)-(\d+)-(\d+)-(\d+)")  # figure, view, group, panel
 _STYLE = re.compile(r"(?:^|;|-)color:\s*([^;]+)")
@@ -76,11 +76,6 @@ class Figure:
                 name = f"{first}-{number}"
             found[name] = panel
         return found
-
-
-def slug(text: str, most: int = 48) -> str:
-    """A text as part of a file's name."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:most].strip("-")
 
 
 def read_figures(html: str, plots: Mapping[str, Any]) -> list[Figure]:

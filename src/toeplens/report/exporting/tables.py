@@ -18,6 +18,11 @@ _GAPS = {"br", "p", "li", "dd", "dt", "div"}
 _MOST = 60  # characters of a file's name
 
 
+def slug(text: str, most: int = 48) -> str:
+    """A text as part of a file's name: lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:most].strip("-")
+
+
 @dataclass
 class Cell:
     """A cell of a table.
@@ -51,8 +56,8 @@ class Table:
 
     @property
     def file(self) -> str:
-        """Its name as that of a file: lower-case letters, digits and dashes."""
-        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:_MOST].strip("-") or "table"
+        """Its name as that of a file."""
+        return slug(self.name, _MOST) or "table"
 
     def grid(self) -> list[list[Cell]]:
         """Rows of equal length; a cell that takes several places stands in all of them."""

@@ -42,7 +42,7 @@
       if (parent.closest(".anchor, [aria-pressed=false], option")) continue;
       const style = getComputedStyle(parent);
       const ground = parent.closest(".map") && parts(style.backgroundColor);
-      const ink = ground ? [0, 0, 0].fill(luminance(ground) < 0.179 ? 1 : 0) : parts(style.color) || [0, 0, 0];
+      const ink = ground ? [0, 0, 0].fill(saving.dark(ground) ? 1 : 0) : parts(style.color) || [0, 0, 0];
       for (const { text, box } of lines(walker.currentNode)) {
         const size = parseFloat(style.fontSize);
         const [x, y] = at(box.left, (box.top + box.bottom) / 2 + 0.35 * size);
@@ -50,11 +50,6 @@
       }
     }
     return found;
-  }
-
-  function luminance(colour) {
-    const [red, green, blue] = colour.map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
   }
 
   function shapes(figure, at, style) {

@@ -24,6 +24,15 @@ const saving = {
     return made;
   },
 
+  // a cell of comma-separated values
+  quoted: (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text),
+
+  // whether white reads better than black on a colour: its relative luminance is under the one where both contrast alike
+  dark(colour) {
+    const [red, green, blue] = colour.map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.179;
+  },
+
   // what `act` reads and measures, as it is on a page that is light: paper and pictures are
   light(act) {
     const root = document.documentElement;
@@ -82,8 +91,7 @@ const saving = {
     const heads = table.tHead ? table.tHead.rows.length : 0;
     const names = rows[0].map((_, across) =>
       heads ? [...new Set(rows.slice(0, heads).map((row) => row[across]).filter(Boolean))].join(": ") : String(across + 1));
-    const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-    return [names, ...rows.slice(heads)].map((row) => `${row.map(quoted).join(",")}\r\n`).join("");
+    return [names, ...rows.slice(heads)].map((row) => `${row.map(saving.quoted).join(",")}\r\n`).join("");
   }
 
   document.querySelectorAll(".scroll[aria-label] > table").forEach((table) => {

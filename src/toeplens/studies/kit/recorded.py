@@ -47,14 +47,14 @@ class Kept:
         return {"directory": self.path.parent, **counted}
 
 
-def record_in(directory: Path, study: str) -> Path | None:
-    """The results of a ``study`` of which only the record is kept, beside its claims.json; None where there is none."""
+def record_in(directory: Path) -> tuple[str, Path] | None:
+    """Which study's record alone is kept in a directory, and its results beside its claims.json; None where none is."""
     claims = directory / CLAIMS_FILE
     results = next((path for name in (RESULTS, PACKED) if (path := directory / name).is_file()), None)
     if results is None or (directory / STUDY).exists() or not claims.is_file():
         return None
     content = read_json(claims)
-    return results if isinstance(content, dict) and content.get("study", FIRST) == study else None
+    return (content.get("study", FIRST), results) if isinstance(content, dict) else None
 
 
 def read_record(path: Path) -> Kept:

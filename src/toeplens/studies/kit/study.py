@@ -127,7 +127,7 @@ class Kind(Generic[Plan, Found]):
 
     def tells(self, directory: Path | str) -> bool:
         """Whether a directory is that of such a study, or holds the record of one."""
-        return self.holds(directory) or record_in(Path(directory), self.name) is not None
+        return study_in(Path(directory)) == self.name
 
     def plan_of(self, directory: Path) -> tuple[Plan, dict[str, Any]]:
         """What a directory's study asks for, and what it was carried out with."""
@@ -156,9 +156,9 @@ class Kind(Generic[Plan, Found]):
         While another process carries the study out it is read only, and so is a directory that holds but the record.
         """
         directory = Path(directory)
-        record = record_in(directory, self.name)
-        if record is not None:
-            return self.open_record(record)
+        record = record_in(directory)
+        if record is not None and record[0] == self.name:
+            return self.open_record(record[1])
         with _ours(directory) as ours:
             state = self.read(directory, *self.plan_of(directory))
             if ours and state.finished:
@@ -224,6 +224,12 @@ def read_study(directory: Path) -> dict[str, Any] | None:
     content = read_json(path)
     study = Begun.from_dict(content, f"study: {path}").study
     return {**content, "study": study}
+
+
+def study_in(directory: Path) -> str | None:
+    """The name of the study that a directory is of, or holds the record of; None where it is no study's."""
+    content, record = read_study(directory), record_in(directory)
+    return content["study"] if content is not None else record[0] if record is not None else None
 
 
 def _open_directory(directory: Path) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toeplens.ground import InputError, shown
+from toeplens.ground.errors import first_line
 
 _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "lib2to3", "idlelib", "turtledemo"}
 _TESTS = {"test", "tests", "idle_test"}
@@ -159,7 +160,9 @@ def _rows(file: Path, column: str) -> Iterator[bytes]:
                     number += 1
                     yield _text(value.as_py(), f"{file}, row {number},", column)
     except pa.ArrowException as error:
-        raise InputError(f"text: {file} is no Parquet file that can be read ({_first_line(error)}).") from None
+        raise InputError(
+            f"text: {file} is no Parquet file that can be read ({first_line(error, 'damaged')})."
+        ) from None
 
 
 def _text(value: object, where: str, column: str) -> bytes:
@@ -171,10 +174,6 @@ def _text(value: object, where: str, column: str) -> bytes:
     if not isinstance(value, str):
         raise InputError(f"column: {column!r} was given; {where} has {shown(value)} there, which is no text.")
     return value.encode("utf-8", "surrogatepass")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or ["damaged"])[0].rstrip(".")
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> InputError:

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from toeplens.ground import EnvironmentFailure, InputError, shown
+from toeplens.ground.errors import first_line
 from toeplens.tasks.language.splits import pieces
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _words(name: str, file: Path, changed: int, size: int) -> Words:
         content = file.read_bytes()
         tokenizer = Tokenizer.from_str(content.decode())
     except Exception as error:  # whatever is in that file
-        why = (str(error).splitlines() or ["damaged"])[0].rstrip(".")
+        why = first_line(error, "damaged")
         raise InputError(f"tokenizer: {file} is no tokenizer that can be read ({why}).") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from toeplens.ground import EnvironmentFailure
+from toeplens.ground.errors import first_line
 from toeplens.training.followers.behind import in_time
 from toeplens.training.followers.mlflow import MLflow, make_ready
 from toeplens.training.followers.protocol import Follower
@@ -46,6 +47,6 @@ def made_ready(names: Sequence[str], group: str | None) -> tuple[str, ...]:
                 in_time(lambda make=_READY[name]: make(group), _PATIENCE)
             able.append(name)
         except Exception as error:
-            reason = next(iter(str(error).strip().splitlines()), "").rstrip(".") or type(error).__name__
+            reason = first_line(error)
             LOG.warning("%s follows no run: %s.", name, reason)
     return tuple(able)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from toeplens.ground.errors import first_line
 from toeplens.training.followers.protocol import Follower, RunEnd, RunFacts
 
 LOG = logging.getLogger("toeplens.followers")
@@ -50,7 +51,7 @@ class Followed:
                     call(follower)
             except (Exception, SystemExit) as error:
                 self.left.remove(follower)
-                reason = next(iter(str(error).splitlines()), "").strip().rstrip(".") or type(error).__name__
+                reason = first_line(error)
                 reason = reason.replace(self.run.name, "the run")  # it may happen to many, and is said once
                 LOG.warning("%s follows no more: %s; training goes on.", type(follower).__name__, reason)
 
