@@ -14,7 +14,7 @@ from toeplens.encodings.blocked import attend_blocked, is_faster
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor without AVX-512, whatever this one is."""
+    """A processor where blocks are the faster ones, whatever this one is."""
     monkeypatch.setattr(blocked, "_WIDE", False)
 
 

@@ -2,12 +2,13 @@
 
 torch's fused attention works off one head of one text at a time and forms the weights twice where gradients are asked
 for. Up to a few hundred tokens batched products over blocks that fit a core's cache are faster, by most where heads are
-narrow: 1.1 to 2 times in training (docs/scale.md). Where a processor has AVX-512 torch's own is the faster one, 1.1 to
-1.9 times, but for dropout and for biases that are learned, which it has no kernel for.
+narrow: 1.1 to 3 times in training (docs/scale.md). On Intel's processors with AVX-512 torch's own is the faster one, 1.1
+to 1.9 times, but for dropout and for biases that are learned, which it has no kernel for; on AMD's it is not.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,18 @@ _BLOCK = 1 << 20  # numbers of weights in a block
 _MOST = 1 << 27  # numbers of weights that a layer may keep: half a gigabyte
 _ROWS = 64  # queries in a block; up to three quarters of that a text is one block
 _DTYPES = (torch.float32, torch.float64)
-_WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def _is_wide() -> bool:
+    """Whether this is a processor of Intel's with AVX-512; where none says whose it is, one that has it counts so."""
+    try:
+        told = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        told = ""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and "AuthenticAMD" not in told
+
+
+_WIDE = _is_wide()
 
 
 def is_faster(q: Queries, k: Keys, bias: Tensor | None = None, dropout: float = 0.0) -> bool:
