@@ -157,8 +157,8 @@ def _tuned(study: Grid) -> Iterator[str]:
         told += (
             f" Interpolation gains here too ({signed(float(lower))}), but the rotation as it is ends "
             f"{abs(ahead):.2f} lower. What may be the reason, not tested: the tuning is of 3 % of the training's "
-            "steps, and near distances, which most of the loss of a model this small hangs on, are those it was trained with "
-            f"if the rotation is left alone, and {FAR:g} times closer together if not."
+            "steps, and near distances, which most of the loss of a model this small hangs on, are those it was "
+            f"trained with if the rotation is left alone, and {FAR:g} times closer together if not."
         )
     yield told
 
