@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,17 @@ def test_every_figure_is_drawn_and_told(toeplens: Toeplens, study: Path, drawn: 
     assert index["figures"] == made["files"]
     assert {each["inches"][0] for each in made["files"]} == {3.25}
     assert all(each["number"] and each["title"] and each["caption"] for each in made["files"])
+
+
+def test_without_what_draws_them_no_page_is_made_first(
+    toeplens: Toeplens, study: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (study / PAGE).unlink()
+    monkeypatch.setitem(sys.modules, "kaleido", None)
+    answer = toeplens("figures", study)
+    assert answer.code == 3
+    assert "pip install 'toeplens[figures]'" in answer.err
+    assert not (study / PAGE).exists()
 
 
 def test_some_figures_by_name_or_number_in_another_place(toeplens: Toeplens, study: Path, drawn: list[str]):

@@ -38,7 +38,7 @@ def figures(
     """Draw every figure of a page for a paper, a file a panel: sized for its columns, on white, with a legend."""
     with starting():
         from toeplens.cli import console
-        from toeplens.report.exporting.drawing import FORMATS, draw
+        from toeplens.report.exporting.drawing import FORMATS, draw, programs
         from toeplens.report.exporting.figures import read_figures
         from toeplens.report.exporting.maps import read_maps
         from toeplens.report.exporting.pages import plots_in
@@ -47,6 +47,7 @@ def figures(
     kind = choose("format", form, FORMATS)
     if columns is not None and columns not in INCHES:
         raise InputError(f"columns: {columns} was given; it must be 1 or 2.")
+    programs()  # before a page is made for them
     page = _page(directory)
     html = page.read_text(encoding="utf-8")
     there = [*read_maps(html), *read_figures(html, plots_in(html, page))]

@@ -160,7 +160,7 @@ def test_without_kaleido_or_a_browser_one_sentence_says_how_to_get_it(
         return true(name, package)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(EnvironmentFailure, match=r"pip install toeplens\[figures\]"):
+    with pytest.raises(EnvironmentFailure, match=r"pip install 'toeplens\[figures\]' gets it\.$"):
         draw(panels, "pdf")
     assert list(tmp_path.iterdir()) == []
 

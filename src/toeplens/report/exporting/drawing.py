@@ -18,7 +18,7 @@ DOTS = 300  # an inch of PNG
 _CSS = 96  # pixels an inch, as browsers have it
 _NOWHERE = "127.0.0.1:9"  # a proxy that is none: nothing that a browser asks for leaves the machine
 _MOST = 4  # tabs
-_MISSING = "figures: kaleido is not installed, which draws them; 'pip install toeplens[figures]' gets it."
+_MISSING = "figures: kaleido is not installed, which draws them; pip install 'toeplens[figures]' gets it."
 _NO_BROWSER = (
     "figures: there is no Chrome or Chromium on this machine to draw them; 'apt-get install chromium' or "
     "'kaleido_get_chrome' gets one, and BROWSER_PATH may name one."
@@ -42,11 +42,7 @@ def draw(
 
     Raises `EnvironmentFailure` without kaleido, without a browser, and where that fails.
     """
-    try:
-        kaleido = importlib.import_module("kaleido")
-        errors = importlib.import_module("choreographer.errors")
-    except ImportError:
-        raise EnvironmentFailure(_MISSING) from None
+    kaleido, errors = programs()
     try:
         _carried_out(_draw(kaleido, panels, form, min(tabs, _MOST, len(panels)), on_done))
     except errors.ChromeNotFoundError:
@@ -54,6 +50,14 @@ def draw(
     except (errors.BrowserClosedError, errors.BrowserFailedError, errors.ChannelClosedError, TimeoutError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
         raise EnvironmentFailure(f"figures: the browser that draws them failed ({said[:200]}).") from None
+
+
+def programs() -> tuple[Any, Any]:
+    """Kaleido and the errors of its browser; raises `EnvironmentFailure` where it is not installed."""
+    try:
+        return importlib.import_module("kaleido"), importlib.import_module("choreographer.errors")
+    except ImportError:
+        raise EnvironmentFailure(_MISSING) from None
 
 
 def _carried_out(work: Coroutine[Any, Any, None]) -> None:
