@@ -14,14 +14,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / "docs" / "gallery"
-RECORDS = ("laptop", "canonical", "smollm2", "language")  # those that are there
+RECORDS = ("laptop", "canonical", "smollm2", "language", "audit-smollm2")  # those that are there
 CARD = "rope"
 
 
 def commands() -> dict[str, tuple[str, ...]]:
     """What makes each page, by its file."""
     told = {f"{name}.html": ("report", f"results/{name}") for name in RECORDS if (ROOT / "results" / name).is_dir()}
-    there = {page: command for page, command in told.items() if (ROOT / command[1] / "results.json.gz").exists()}
+    there = {
+        page: command
+        for page, command in told.items()
+        if any((ROOT / command[1] / name).exists() for name in ("results.json.gz", "audit.json"))
+    }
     return {**there, f"card-{CARD}.html": ("card", CARD, "--out", f"card-{CARD}.html")}
 
 

@@ -88,6 +88,9 @@ def test_an_audits_page_is_made_again_from_its_record(toeplens: Toeplens, tmp_pa
     save(audit, tmp_path)
     assert toeplens("figures", tmp_path, "--figure", "map-positional").code == 0
     assert drawn == ["map-positional.pdf"]
+    (tmp_path / PAGE).unlink()
+    assert toeplens("report", tmp_path).code == 0
+    assert (tmp_path / PAGE).exists()
     write_audit(audit, tmp_path / "figures")
     alone = tmp_path / "figures" / PAGE
     alone.write_text(alone.read_text("utf-8").replace("watcher.unobserve", "watcher.forget"), encoding="utf-8")

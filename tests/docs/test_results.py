@@ -10,7 +10,7 @@ TEXT = (ROOT / "results" / "README.md").read_text()
 
 
 def test_every_folder_has_a_row_and_every_row_a_folder() -> None:
-    rows = set(re.findall(r"^\| `(\w+)/` \|", TEXT, re.MULTILINE))
+    rows = set(re.findall(r"^\| `([\w-]+)/` \|", TEXT, re.MULTILINE))
     assert rows == {path.name for path in (ROOT / "results").iterdir() if path.is_dir()}
 
 

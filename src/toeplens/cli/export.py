@@ -114,6 +114,7 @@ def _say(place: Path, about: list[dict[str, Any]], words: str, as_json: bool) ->
 def _page(shown: Path) -> Path:
     """The page that is to be read: the file, or a directory's; one that is not there, or is older, is made (again)."""
     from toeplens.cli import console
+    from toeplens.cli.studies import page_maker
     from toeplens.report import PAGE
     from toeplens.report.exporting.pages import current
 
@@ -125,30 +126,19 @@ def _page(shown: Path) -> Path:
     there = page.is_file()
     if there and current(page):
         return page
-    make = _maker(shown)
-    if make is None:
+    if not _holds_records(shown):
         if there:
             return page
         raise InputError(f"page: {shown} holds no {PAGE}, and no study, audit or probe to make one of.")
     console.say(
         f"page: {page} is {'of an older version' if there else 'not there'}; it is made{' again' * there}.", aside=True
     )
-    return make()
+    return page_maker(shown)()
 
 
-def _maker(directory: Path) -> Callable[[], Path] | None:
-    """What makes a directory's page of its records; None where there are none."""
-    from toeplens import report
-    from toeplens.cli.studies import kind_of
+def _holds_records(directory: Path) -> bool:
+    """Whether there is what a page can be made of."""
     from toeplens.studies import auditing, probing
     from toeplens.studies.kit.recorded import CLAIMS_FILE, STUDY
 
-    if (directory / auditing.RECORD).is_file():
-        found = auditing.open_audit(directory)
-        return lambda: report.write_audit(found, directory, auditing.parquet_of(found))
-    if (directory / probing.RECORD).is_file():
-        return lambda: report.write_probe(probing.open_probe(directory), directory)
-    if (directory / STUDY).is_file() or (directory / CLAIMS_FILE).is_file():
-        kind, write, _ = kind_of(directory)
-        return lambda: write(kind.gather(directory))
-    return None
+    return any((directory / name).is_file() for name in (auditing.RECORD, probing.RECORD, STUDY, CLAIMS_FILE))

@@ -28,6 +28,7 @@ def path(text: str) -> Path:
 
 RunDirectory = Annotated[Path, typer.Argument(help="A finished run's directory.", parser=path)]
 StudyDirectory = Annotated[Path, typer.Argument(help="A study's directory.", parser=path)]
+Recorded = Annotated[Path, typer.Argument(help="The directory of a study, an audit or a probe.", parser=path)]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON on standard output.")]
 Full = Annotated[bool, typer.Option("--full", help="All that is known of each, instead of a line.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]

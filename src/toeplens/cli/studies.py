@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from toeplens.cli.means import Hands, Means, with_options
-from toeplens.cli.options import Full, Json, StudyDirectory, StudyOut, path
+from toeplens.cli.options import Full, Json, Recorded, StudyDirectory, StudyOut, path
 from toeplens.ground import choose
 from toeplens.start import starting
 
@@ -170,14 +170,28 @@ def kind_of(directory: Path) -> tuple[Any, Callable[[Any], Path], str]:
     return kinds.get(study_in(directory) or "", (deposit, write_page, RULE))
 
 
-def report_page(directory: StudyDirectory, as_json: Json = False) -> None:
-    """Write a study's page again from what is finished, or that of a record from its results."""
+def page_maker(directory: Path) -> Callable[[], Path]:
+    """What makes the page of a directory: an audit's, a probe's, else a study's."""
+    from toeplens import report
+    from toeplens.studies import auditing, probing
+
+    if (directory / auditing.RECORD).is_file():
+        found = auditing.open_audit(directory)
+        return lambda: report.write_audit(found, directory, auditing.parquet_of(found))
+    if (directory / probing.RECORD).is_file():
+        return lambda: report.write_probe(probing.open_probe(directory), directory)
+    kind, write, _ = kind_of(directory)
+    return lambda: write(kind.gather(directory))
+
+
+def report_page(directory: Recorded, as_json: Json = False) -> None:
+    """Write the page of a study, an audit or a probe again, from what is finished or recorded."""
     with starting():
         from toeplens.cli import console
 
-        kind, write, _ = kind_of(directory)
+        make = page_maker(directory)
 
-    console.print_page(write(kind.gather(directory)), as_json=as_json)
+    console.print_page(make(), as_json=as_json)
 
 
 def claims(
