@@ -20,11 +20,10 @@ CARD = "rope"
 
 def commands() -> dict[str, tuple[str, ...]]:
     """What makes each page, by its file."""
-    told = {f"{name}.html": ("report", f"results/{name}") for name in RECORDS if (ROOT / "results" / name).is_dir()}
     there = {
-        page: command
-        for page, command in told.items()
-        if any((ROOT / command[1] / name).exists() for name in ("results.json.gz", "audit.json"))
+        f"{name}.html": ("report", f"results/{name}")
+        for name in RECORDS
+        if any((ROOT / "results" / name / kept).exists() for kept in ("results.json.gz", "audit.json"))
     }
     return {**there, f"card-{CARD}.html": ("card", CARD, "--out", f"card-{CARD}.html")}
 

@@ -33,6 +33,7 @@ _METHODS = {
     "self-extend": "Self-Extend",
     "rerope": "ReRoPE",
 }
+_PUBLISHED = ["YaRN", "NTK-aware", "position interpolation"]  # untuned, best first
 
 
 def record(path: Path = RECORD) -> Grid:
@@ -130,8 +131,8 @@ def _extension(study: Grid) -> Iterator[str]:
         ordered = sorted(known, key=lambda name: -float(np.mean(known[name])))
         told = ", ".join(f"{name} {_told(known[name])}" for name in ordered)
         over = f"bits a byte gained at {FAR:g} times the length over leaving the rotation"
-        means = [float(np.mean(known[name])) for name in ("YaRN", "NTK-aware", "position interpolation")]
-        yield f"- RoPE's models {words}, {over}: {told}." + ("" if tuned else _agree(means == sorted(means)[::-1]))
+        order = [name for name in ordered if name in _PUBLISHED]
+        yield f"- RoPE's models {words}, {over}: {told}." + ("" if tuned else _agree(order == _PUBLISHED))
     yield from _tuned(study)
 
 

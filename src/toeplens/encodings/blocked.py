@@ -27,11 +27,12 @@ _DTYPES = (torch.float32, torch.float64)
 
 def _is_wide() -> bool:
     """Whether this is a processor of Intel's with AVX-512; where none says whose it is, one that has it counts so."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
     try:
-        told = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        return "AuthenticAMD" not in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        told = ""
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and "AuthenticAMD" not in told
+        return True
 
 
 _WIDE = _is_wide()
