@@ -10,6 +10,7 @@ import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -288,6 +289,23 @@ def test_equal_layers_are_one_row(model: Path) -> None:
     assert "L1–5, 7–11" in rows[0]
     assert "turns 256/256 (half)" in rows[0]
     assert "L6" in rows[1]
+
+
+@pytest.mark.parametrize(("apart", "shorter"), [(1.0, True), (0.5, False)])
+def test_effects_that_take_long_say_once_what_takes_less(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], apart: float, shorter: bool
+) -> None:
+    """270 heads, the first of which take a second each: 270 seconds; at half a second each 135."""
+    now = [0.0]
+    monkeypatch.setattr(audit_output, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with audit_output.AuditProgress("--first 10 does.") as progress:
+        for done in range(9):
+            now[0] = 50 + apart * done
+            for what in ("layers", "heads"):
+                progress(what, done, 270)
+    said = capsys.readouterr().err
+    assert said.count("--first 10 does.") == shorter
+    assert not shorter or re.search(r"^heads: about 4\.\d minutes left; --first 10 does\.$", said, re.MULTILINE)
 
 
 def test_no_audit_no_comparison(toeplens: Toeplens, tmp_path: Path) -> None:

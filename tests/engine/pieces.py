@@ -40,7 +40,7 @@ def overrun(piece: tuple[Job, Path, str], limits: Limits, tell: Callable[[Any], 
     def long(*given: Any, **options: Any) -> None:
         ahead[0] = LATER
         tell(name)
-        time.sleep(60)
+        time.sleep(600)
 
     for module, field, ours in ((clocks, "time", clock), (jobs, name, long)):
         setattr(module, field, ours)

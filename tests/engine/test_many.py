@@ -63,10 +63,8 @@ def test_workers_give_bit_for_bit_what_one_process_gives(tmp_path: Path):
 @pytest.mark.heavy
 def test_a_deadline_stops_everything_and_a_second_call_completes_it(tmp_path: Path):
     wanted = jobs(1, 1, 1, train_examples=3200)  # 200 steps after the start of a process: more than a second anywhere
-    began = time.monotonic()
     statuses = run_jobs(wanted, tmp_path, Limits(deadline=time.time() + 1), workers=2)
     assert statuses == ["stopped"] * 3
-    assert time.monotonic() - began < 60
     assert (tmp_path / wanted[0].spec.name).exists()
     for job in wanted:
         directory = tmp_path / job.spec.name

@@ -140,7 +140,7 @@ def test_a_lease_of_a_dead_process_of_this_machine_is_taken_over_at_once(url: st
     assert subprocess.run([sys.executable, "-c", code]).returncode == 9
     begun = time.monotonic()
     assert taken(Store(url), "run") == 2
-    assert time.monotonic() - begun < leases.SECONDS / 4
+    assert time.monotonic() - begun < leases.SECONDS  # for which another machine's would be waited for
 
 
 @on_disk

@@ -23,13 +23,16 @@ _NAMED = 4  # weights that are named
 _LONG = 5.0  # seconds from which on it is said how long something takes
 _EVERY = 20.0  # seconds between two lines, where there is no terminal
 _SURE = 0.5  # seconds after which a rate says how long the rest takes
+_TOO_LONG = 180.0  # seconds of effects from which on it is said what takes less
 _ROTATION = re.compile(r"rotation of \d+ pairs, (\d+) of (\d+) dimensions \((\w+)\)")
 
 
 class AuditProgress:
     """Live bars over an audit's layers and heads with the time that is left; lines where there is no terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, shorter: str = "") -> None:
+        """``shorter`` is said once if effects take long: what to ask instead."""
+        self.shorter = shorter
         columns = TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         left = TextColumn("{task.fields[left]}")
         self.bar = Progress(*columns, left, console=err, disable=not err.is_terminal)
@@ -52,7 +55,11 @@ class AuditProgress:
             self.tasks[what] = self.bar.add_task(what, total=total, left="")
         left = ""
         if first < done < total and now - began > _SURE:
-            left = f"about {duration(max(1.0, (now - began) / (done - first) * (total - done)))} left"
+            seconds = (now - began) / (done - first) * (total - done)
+            left = f"about {duration(max(1.0, seconds))} left"
+            if what == "heads" and seconds > _TOO_LONG and self.shorter:
+                say(f"{what}: about {duration(seconds)} left; {self.shorter}", aside=True)
+                self.shorter = ""
         self.bar.update(self.tasks[what], completed=done, total=total)
         if left or done >= total:
             self.bar.update(self.tasks[what], left=left)

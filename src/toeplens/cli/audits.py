@@ -148,7 +148,10 @@ def _audit_one(model: str, out: Path, request: Request, *, as_json: bool) -> Non
     from toeplens.studies.auditing.many import audit_in
 
     ids = None if request.tokens is None else auditing.read_tokens(request.tokens)
-    with audit_output.AuditProgress() as progress:
+    shorter = "--effects none leaves them out"
+    if request.first is None and len(request.texts or ()) < 2:
+        shorter = f"--first 10 asks for those that matter most alone, {shorter}"
+    with audit_output.AuditProgress(f"{shorter}.") as progress:
         found = audit_in(
             out,
             model,

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from scipy.stats import binomtest
 
 from toeplens.ground import InputError
 from toeplens.ground.machine import must_fit, within
 from toeplens.ground.reading import Count, Positive, Share
 from toeplens.ground.records import AtLeast1, Record
+from toeplens.lens.kit.intervals import wilson
 from toeplens.model import Decoder
 from toeplens.tasks import Examples, Task, trivial_baselines
 from toeplens.training import Batches, Run, plan_execution
@@ -115,14 +115,14 @@ def _row(run: Run, model: Decoder, task: Task, length: int, examples: int, fitte
         return LengthResult(length, factor, why=str(error))
     if not count:
         return LengthResult(length, factor, why="no example of this length counts.")
-    interval = binomtest(round(right), round(count)).proportion_ci(method="wilson")
+    low, high = wilson(round(right), round(count))
     return LengthResult(
         length,
         factor,
         round(count),
         right / count,
-        float(interval.low),
-        float(interval.high),
+        low,
+        high,
         loss / count,
         longer.chance(spec.ignore_label),
         longer.length_chance(spec.ignore_label),

@@ -430,12 +430,10 @@ def test_gathering_twice_writes_the_same_bytes(copy: Path):
     assert files(copy) == before
 
 
-def test_a_second_call_does_nothing_and_is_quick(copy: Path, here: Here):
+def test_a_second_call_does_nothing(copy: Path, here: Here):
     before = {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*")}
     found = told(gather(copy))
-    began = time.monotonic()
     state = reproduce(copy, scale="smoke")
-    assert time.monotonic() - began < 5
     assert here.done == []
     assert {path: path.stat().st_mtime_ns for path in (copy / "runs").rglob("*")} == before
     assert told(state) == found

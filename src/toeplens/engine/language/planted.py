@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy.stats import binomtest
 
 from toeplens.engine.language.bits import TEST, Interval
 from toeplens.engine.language.texts import cut, read
 from toeplens.ground import InputError
 from toeplens.ground.reading import Count, Positive, Share
 from toeplens.ground.records import AtLeast1, Record
-from toeplens.lens.kit.intervals import over_clusters
+from toeplens.lens.kit.intervals import over_clusters, wilson
 from toeplens.model import Decoder
 from toeplens.tasks.language import Corpus, LanguageTask
 
@@ -191,9 +190,9 @@ def _told(
     losses: Float[np.ndarray, "K m"], hits: Bool[np.ndarray, "K m"], documents: Int[np.ndarray, "K"]
 ) -> dict[str, Any]:
     share, many = float(hits.mean()), len(np.unique(documents))
-    ends = binomtest(round(share * many), many).proportion_ci(method="wilson")  # as if a document were one answer
+    low, high = wilson(round(share * many), many)  # as if a document were one answer
     return {
-        "accuracy": Interval(share, min(share, float(ends.low)), max(share, float(ends.high))),
+        "accuracy": Interval(share, min(share, low), max(share, high)),
         "bits": Interval.of(over_clusters(losses.mean(1) / np.log(2), documents)),
     }
 

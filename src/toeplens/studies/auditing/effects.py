@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
+from scipy.special import stdtrit
 
 from toeplens.ground.words import or_none
 from toeplens.lens import EstimateCheck, bootstrap_means, check_estimates, gini, sample_heads
@@ -265,7 +265,7 @@ def interval_of(parts: Float[np.ndarray, "B K H"], seed: int) -> Columns:
 
 def _reach(count: int) -> float:
     """Standard errors from a mean over so many parts to the ends of its interval."""
-    return _SIGMAS if not 1 < count < ENOUGH else float(stats.t.ppf((1 + LEVEL) / 2, count - 1))
+    return _SIGMAS if not 1 < count < ENOUGH else float(stdtrit(count - 1, (1 + LEVEL) / 2))
 
 
 def over_texts(parts: Float[np.ndarray, "B K H"], texts: Sequence[str]) -> Float[np.ndarray, "_T _K H"]:

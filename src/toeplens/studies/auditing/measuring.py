@@ -42,7 +42,7 @@ Estimate = Callable[[str, float], None]
 Measure = Callable[[AttentionCall, Int[Tensor, "B N"]], Measured]
 PASS = "pass"
 _LONG = 32  # tokens for each dimension of a head: from here on logits by offset cost less by transforms
-_TRIED = 256  # tokens of one sequence that tell how long all will take
+_SHORT, _LONGER, _PART = 128, 512, 4  # tokens of one sequence that tell how long all will take; a quarter of more
 
 
 def measure(
@@ -126,9 +126,22 @@ def _measured(
 
 
 def _seconds(call: AttentionCall, tokens: Tensor) -> float:
-    """How long a call will take, from the first tokens of its first sequences; work grows with the tokens' square."""
-    count, length = call.q.shape[0], min(_TRIED, call.q.shape[2], call.k.shape[2])
+    """How long a call will take, from the first tokens of its first sequences.
+
+    What is the same for any length is told from what grows with its square by two lengths; the shorter is tried twice,
+    as what comes first takes longer.
+    """
+    count, length = call.q.shape[0], min(call.q.shape[2], call.k.shape[2])
     tried = 1 if call.rotation is not None or call.bias is not None else min(count, MEANS)
+    short, long = min(_SHORT, length), min(max(_LONGER, length // _PART), length)
+    _tried(call, tokens, tried, short)
+    once, twice = _tried(call, tokens, tried, short), _tried(call, tokens, tried, long)
+    growth = max(0.0, twice - once) / (long**2 - short**2) if long > short else once / short**2
+    return max(0.0, twice - growth * long**2) + growth * call.q.shape[2] * call.k.shape[2] * count / tried
+
+
+def _tried(call: AttentionCall, tokens: Tensor, tried: int, length: int) -> float:
+    """Seconds for the first tokens of the first sequences."""
     part = (slice(0, tried), slice(None), slice(0, length))
 
     def cut(x: Tensor | None) -> Tensor | None:
@@ -147,7 +160,7 @@ def _seconds(call: AttentionCall, tokens: Tensor) -> float:
     )
     began = time.perf_counter()
     measure_call(some, tokens[:tried, :length])
-    return (time.perf_counter() - began) * count / tried * (call.q.shape[2] / length) ** 2
+    return time.perf_counter() - began
 
 
 def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Measured:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy import stats
+from scipy.special import stdtrit
 from torch import Tensor
 
 from toeplens.sources.huggingface import HeadEffects
@@ -165,7 +165,7 @@ def _may_be(
         return known
     own = rows[:, known]
     mean = own.mean(0)
-    reach = stats.t.ppf((1 + level) / 2, count - 1) * own.std(0, ddof=1) / np.sqrt(count)
+    reach = stdtrit(count - 1, (1 + level) / 2) * own.std(0, ddof=1) / np.sqrt(count)
     bar = np.sort(mean - reach)[-first]
     stays = known.copy()
     stays[known] = mean + reach >= bar

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import rankdata
-from scipy.stats import t as student
+from scipy.special import stdtr, stdtrit
 
 from toeplens import encodings
 from toeplens.engine import FACTORS
+from toeplens.lens.kit.intervals import ranks_of
 from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.spec import Column, GridSpec
 from toeplens.studies.kit.results import CellResult, Results
@@ -128,8 +128,8 @@ def _jackknife(value: float, without: Float[np.ndarray, "G"]) -> tuple[float, fl
     count = len(without)
     centre, others = (np.arctanh(np.clip(each, -_NEARLY, _NEARLY)) for each in (value, without))
     error = np.sqrt((count - 1) / count * np.square(others - others.mean()).sum())
-    half = student.ppf(0.975, count - 1) * error
-    chance = student.sf(centre / error, count - 1) if error > 0 else float(centre <= 0)
+    half = stdtrit(count - 1, 0.975) * error
+    chance = stdtr(count - 1, -centre / error) if error > 0 else float(centre <= 0)
     return float(np.tanh(centre - half)), float(np.tanh(centre + half)), float(chance)
 
 
@@ -160,5 +160,5 @@ def _ranks(values: Float[np.ndarray, "n"], tasks: np.ndarray) -> Float[np.ndarra
     ranks = np.zeros(len(values))
     for task in np.unique(tasks):
         here = tasks == task
-        ranks[here] = rankdata(values[here]) / here.sum()
+        ranks[here] = ranks_of(values[here]) / here.sum()
     return ranks

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from toeplens.lens.kit.intervals import spearman
 from toeplens.papers.deposit.claims.common import (
@@ -76,7 +76,7 @@ def _judged(what: str, pairs: Float[np.ndarray, "2 E"], sign: int, seeds: int) -
     by_chance = sign * spearman(np.stack((np.broadcast_to(pairs[0], orders.shape), orders)))
     holds = float((1 + (by_chance >= found - 1e-9).sum()) / (1 + _ORDERS))
     error = np.sqrt(1.06 / max(1, pairs.shape[1] - 3))  # of Fisher's transform of a rank correlation
-    fails = float(norm.cdf((np.arctanh(np.clip(found, -0.999, 0.999)) - np.arctanh(_BAR)) / error))
+    fails = float(ndtr((np.arctanh(np.clip(found, -0.999, 0.999)) - np.arctanh(_BAR)) / error))
     finding = Finding("undecided", text, holds, fails, wanting="more encodings, not more seeds")
     return replace(finding, verdict=finding.at(LEVEL))
 
