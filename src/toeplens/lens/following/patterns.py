@@ -218,8 +218,8 @@ class PatternSums:
             self._weights[heads, offsets] += _by_offset(weights).cpu()
             if not self._known:
                 self._counts[heads, offsets] += _by_offset(visible.to(weights.dtype)).cpu()
-                scores = logits.double().masked_fill(~visible, 0)
-                self._sums["energy"][heads] += scores.square().sum((0, 2, 3)).cpu()
+                scores = logits.to(torch.float64, copy=True).masked_fill_(~visible, 0)
+                self._sums["energy"][heads] += torch.einsum("bhrk,bhrk->bh", scores, scores).sum(0).cpu()
                 self._logits[heads, offsets] += _by_offset(scores).cpu()
         if tokens is not None:
             follow = _following(tokens, rows, start, logits.shape[-1]) & visible

@@ -28,6 +28,7 @@ is taken off another, so nothing cancels there either (van Herk 1992).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -100,23 +101,27 @@ def _variances(keys: MovableKeys) -> Float[Tensor, "4 B H N"]:
 
 
 def _tiles(keys: MovableKeys) -> Iterator[tuple[slice, slice]]:
-    """Sequences and heads that are worked together."""
+    """Sequences and heads that are worked together: all that share some keys, or some of those that share one."""
     count, heads, length, width = keys.q.shape
+    group = heads // keys.content.shape[1]
     numbers = CHUNK * max(4 * keys.pairs * (STEP + keys.pairs // STEP), width)
     whole = 0 if keys.bias is None else length * (2 * keys.pairs + (0 if keys.places is None else width))
     at_once = max(1, min(BLOCK // numbers, _WHOLE // max(1, whole)))
     together = max(1, at_once // heads) if keys.causal or bool((keys.ends == keys.ends[0]).all()) else 1
+    at_once = at_once if at_once < group else at_once - at_once % group
     for start in range(0, count, together):
-        for head in range(0, heads, at_once):
-            yield slice(start, min(start + together, count)), slice(head, min(head + at_once, heads))
+        for first in range(0, heads, max(group, at_once)):
+            last = min(first + max(group, at_once), heads)
+            for head in range(first, last, at_once):
+                yield slice(start, min(start + together, count)), slice(head, min(head + at_once, last))
 
 
 @dataclass(frozen=True)
 class _Chunk:
     """The keys and positions that a chunk's queries meet one by one, beside those that all of them see.
 
-    contents, positions  [b, h, C, d] and [_b, _h, C, F]
-    squares              [b, h, C] squared lengths of content and position part, summed over those met; not about a mean
+    contents, positions  [b, k, 1, C, d] and [_b, _k, 1, C, F]
+    squares              [b, k, 1, C] squared lengths of both parts, summed over those met; not about a mean
     """
 
     contents: Met
@@ -125,21 +130,33 @@ class _Chunk:
 
 
 class _Tile:
-    """Some heads of some sequences, chunk after chunk of positions."""
+    """Some heads of some sequences, chunk after chunk of positions.
+
+    Queries are [b, k, g, ..]: of k key heads, with the g heads that share each; contents and positions [b, k, 1, ..],
+    once for all of these. Heads that turn each in its own way share nothing: k are the heads then, and g is 1.
+    """
 
     def __init__(self, keys: MovableKeys, sequences: slice, heads: slice) -> None:
         self.movable, self.sequences, self.heads = keys, sequences, heads
         self.length = int(keys.ends[sequences].max())
-        self.own = keys.key_heads(heads)
-        self.turns = _by_head(keys.turns, heads)
+        own = keys.key_heads(heads)
+        count = len(own)
+        self.own = own if len(keys.turns) > 1 else slice(int(own[0]), int(own[-1]) + 1)
+        self.content = keys.content[sequences][:, self.own]
+        self.grouped = self.content.shape[1], count // self.content.shape[1]  # k, g
+        self.turns = self.by_group(_by_head(keys.turns, heads))
         self.first = self.at(self._rows(0, 1)[0])
         self.dtype = torch.float64 if keys.content.dtype == torch.float64 else torch.float32
         self.bias = None if keys.bias is None else _Bias(self, _by_head(keys.bias.double(), heads))
 
+    def by_group(self, x: Tensor, dim: int = 0) -> Tensor:
+        """A dimension over heads, key heads, or for all of them, as two: over key heads, and those that share each."""
+        return x.unflatten(dim, self.grouped if x.shape[dim] == math.prod(self.grouped) else (-1, 1))
+
     def run(self) -> Iterator[tuple[slice, Float[Tensor, "4 b h C"]]]:
         """Var(P), Var(S), Var(I) and size, some queries at a time."""
         for rows, before, chunk in self._up_to_each() if self.movable.causal else self._all_for_each():
-            yield slice(int(rows[0]), int(rows[-1]) + 1), self._answer(rows, before, chunk)
+            yield slice(int(rows[0]), int(rows[-1]) + 1), self._answer(rows, before, chunk).flatten(2, 3)
 
     def _all_for_each(self) -> Iterator[tuple[Tensor, Sums, None]]:
         """Chunks of queries, each of which sees every row."""
@@ -176,22 +193,22 @@ class _Tile:
             after = after.added(*self.about(rows, after))
         return found[::-1]
 
-    def at(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "_b _h C F"]:
+    def at(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "_b _k 1 C F"]:
         """What a position is made of: e_j, real and imaginary parts, and R_j p_j."""
-        turns, places = self.turns[:, rows], self.movable.places
+        turns, places = self.turns[:, :, rows], self.movable.places
         turned = joined(turns).unsqueeze(0)
         if places is None:
             return turned
         places = places[self.sequences] if len(places) > 1 else places
         p = self.movable.ordered(places[:, :, rows])
-        p = p[:, self.own] if p.shape[1] > 1 else p
+        p = (p[:, self.own] if p.shape[1] > 1 else p).unsqueeze(2)
         p = turned_by(complex_pairs(p, self.movable.pairs) * turns.conj(), p)
-        lead = torch.broadcast_shapes(turned.shape[:2], p.shape[:2])
+        lead = torch.broadcast_shapes(turned.shape[:3], p.shape[:3])
         return torch.cat((turned.expand(*lead, -1, -1), p.expand(*lead, -1, -1)), dim=-1)
 
     def about(
         self, rows: Int[Tensor, "C"], sums: Sums
-    ) -> tuple[Float[Tensor, "b h C d"], Float[Tensor, "_b _h C F"], Float[Tensor, "b h C"]]:
+    ) -> tuple[Float[Tensor, "b k 1 C d"], Float[Tensor, "_b _k 1 C F"], Float[Tensor, "b k 1 C"]]:
         """Keys and positions about the means of ``sums``, and their squared lengths, not about a mean."""
         contents, positions = self._contents(rows), self.at(rows)
         squares = contents.square().sum(-1) + positions[..., 2 * self.movable.pairs :].square().sum(-1)
@@ -206,15 +223,15 @@ class _Tile:
         contents, positions = (Moments(x.mean(-2, keepdim=True)) for x in (self._contents(rows), self.at(rows)))
         return Sums(0, contents, positions, torch.zeros_like(contents.mean[..., 0, 0]))
 
-    def _contents(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "b h C d"]:
-        return self.movable.ordered(self.movable.content[self.sequences][:, :, rows])[:, self.own]
+    def _contents(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "b k 1 C d"]:
+        return self.movable.ordered(self.content[:, :, rows]).unsqueeze(2)
 
     def _turned(self, products: Tensor, met: Met, dtype: torch.dtype) -> Rows:
-        """The rotated dimensions of what a chunk's queries see."""
-        rows = met.of(lambda x: x[..., : 2 * self.movable.pairs].to(dtype))
-        return Rows(products.to(dtype), rows.own, rows.far)
+        """The rotated dimensions of what a chunk's queries see, [b, k, ..]."""
+        rows = met.of(lambda x: x[..., : 2 * self.movable.pairs].squeeze(2).to(dtype))
+        return Rows(products.squeeze(2).to(dtype), rows.own, rows.far)
 
-    def _shared(self, positions: Float[Tensor, "_b _h C F"]) -> Float[Tensor, "1 _h C F"]:
+    def _shared(self, positions: Float[Tensor, "_b _k 1 C F"]) -> Float[Tensor, "1 _k 1 C F"]:
         """What positions are made of, once for all sequences and heads that share the rotation."""
         return positions[:1, : len(self.turns)]
 
@@ -228,12 +245,12 @@ class _Tile:
             squares = with_far(squares, from_each(lengths, -1), -1)
         return _Chunk(Met(contents, far_contents), Met(positions, far_positions), squares)
 
-    def _answer(self, rows: Int[Tensor, "C"], before: Sums, chunk: _Chunk | None) -> Float[Tensor, "4 b h C"]:
+    def _answer(self, rows: Int[Tensor, "C"], before: Sums, chunk: _Chunk | None) -> Float[Tensor, "4 b k g C"]:
         """Of queries that all see what is ``before``, and each its own part of the chunk."""
         keys, pairs = self.movable, self.movable.pairs
         seen = rows * 0 + before.count if chunk is None else rows + 1
         seen = seen.double() if keys.window is None else seen.clamp(max=keys.window).double()
-        q = keys.ordered(keys.q[self.sequences, self.heads, rows])
+        q = keys.ordered(keys.q[self.sequences, self.heads, rows]).unflatten(1, self.grouped)
         w = complex_pairs(q, pairs)
         met = (None, None) if chunk is None else (chunk.contents, chunk.positions)
         content, position = (
@@ -251,22 +268,22 @@ class _Tile:
         size = q.square().sum(-1) * squares / seen
         if self.bias is not None:
             common = self.bias.common(rows) / seen.unsqueeze(-1)
-            common = common - (position_mean - self.first) * self.bias.mean[:, rows].unsqueeze(-1)
-            positional = positional + 2 * (weights * common).sum(-1) + self.bias.variance[:, rows]
-            size = size + self.bias.square[:, rows]
+            common = common - (position_mean - self.first) * self.bias.mean[..., rows].unsqueeze(-1)
+            positional = positional + 2 * (weights * common).sum(-1) + self.bias.variance[..., rows]
+            size = size + self.bias.square[..., rows]
         moved = complex_pairs(content, pairs), complex_pairs(position, pairs)
         interaction = self._interaction(w, *moved, before, chunk, seen)
         return torch.stack([x.expand_as(symbolic) for x in (positional, symbolic, interaction, size)])
 
     def _interaction(
         self,
-        w: Complex[Tensor, "b h C n"],
-        content: Complex[Tensor, "b h _C n"],
-        position: Complex[Tensor, "_b _h _C n"],
+        w: Complex[Tensor, "b k g C n"],
+        content: Complex[Tensor, "b k 1 _C n"],
+        position: Complex[Tensor, "_b _k 1 _C n"],
         before: Sums,
         chunk: _Chunk | None,
         seen: Float[Tensor, "C"],
-    ) -> Float[Tensor, "b h C"]:
+    ) -> Float[Tensor, "b k g C"]:
         """Var(I), from squares about the means ``before``, which the means here differ from by ``content`` and
         ``position``."""
         pairs = w.shape[-1]
@@ -275,7 +292,7 @@ class _Tile:
         products = before.contents.products, self._shared(before.positions.products)
         contents, positions = (x[..., : 2 * pairs, : 2 * pairs] for x in products)
         if chunk is None:
-            return squares_of_all(w, contents, positions) / seen**2
+            return squares_of_all(w, contents.squeeze(2), positions.squeeze(2)) / seen**2
         dtype = self.dtype if before.count else torch.float64  # the first rows are about a mean of later ones too
         met = (contents, chunk.contents), (positions, chunk.positions.of(self._shared))
         known = [self._turned(products, rows, dtype) for products, rows in met]
@@ -290,7 +307,7 @@ class _Tile:
 class _Bias:
     """A bias over the keys that each query sees, less its value at the query's own position.
 
-    mean, variance, square  [_h, L] of the bias; ``square`` is the mean square of the bias as it is
+    mean, variance, square  [_k, _g, L] of the bias; ``square`` is the mean square of the bias as it is
     """
 
     def __init__(self, tile: _Tile, bias: Float[Tensor, "_h D"]) -> None:
@@ -300,18 +317,21 @@ class _Bias:
         bias = bias[:, first : first + (self.length if self.causal else 2 * self.length - 1)]
         rows = torch.arange(self.length, device=bias.device)
         seen = (rows + 1).clamp(max=self.reach).double() if self.causal else self.length
-        self.square = self._windows(bias**2) / seen
+        self.square = tile.by_group(self._windows(bias**2) / seen)
         bias = bias - bias[:, :1] if self.causal else bias - bias[:, self.length - 1 : self.length]
-        self.mean = self._windows(bias) / seen
-        self.variance = self._windows(bias**2) / seen - self.mean**2
+        self.mean = tile.by_group(self._windows(bias) / seen)
+        self.variance = tile.by_group(self._windows(bias**2) / seen) - self.mean**2
         positions = tile.at(rows) - tile.first
+        if len(bias) > 1 and positions.shape[1] > 1:
+            positions = positions.expand(-1, *tile.grouped, -1, -1)
+        positions = positions.flatten(1, 2)
         kernel = Offsets.of(bias, self.length, self.causal, self.reach)
         made = [kernel.apply(some) for some in positions.split(_COLUMNS, dim=-1) if some.shape[-1]]
-        self._common = torch.cat(made, dim=-1) if made else positions
+        self._common = tile.by_group(torch.cat(made, dim=-1) if made else positions, dim=1)
 
-    def common(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "_b _h C F"]:
+    def common(self, rows: Int[Tensor, "C"]) -> Float[Tensor, "_b _k _g C F"]:
         """The sum of bias times what positions are made of (less the first position's), over the keys seen."""
-        return self._common[:, :, rows]
+        return self._common[:, :, :, rows]
 
     def _windows(self, values: Float[Tensor, "_h D"]) -> Float[Tensor, "_h L"]:
         """Sums over the keys seen."""

@@ -52,35 +52,38 @@ class Rows:
         return known + after + (others.mT @ others).unsqueeze(-3), torch.cat((own, far), dim=-2)
 
 
-def summed_squares(w: Complex[Tensor, "b h C n"], contents: Rows, positions: Rows) -> Float[Tensor, "b h C"]:
+def summed_squares(w: Complex[Tensor, "b k g C n"], contents: Rows, positions: Rows) -> Float[Tensor, "b k g C"]:
     """The sum over j and m of A_jm^2, of each query over what it sees.
 
     Arguments
-        w         of each query
-        contents  [b, h, ..]
-        positions [1, h or 1, ..]
+        w         of each query, of the g heads that share contents and positions
+        contents  [b, k, ..]
+        positions [1, k or 1, ..]
     """
     seen, near_contents = contents.stepped()
     placed, near_positions = positions.stepped()
-    queries = _steps(w)
+    count, group = w.shape[-2], w.shape[-3]
+    queries = _steps(w).transpose(-4, -3).flatten(-3, -2)  # [b, k, U, g STEP, n]
     total = _formed(queries, placed, seen)
-    allowed = _allowed(near_contents.shape[-2], w.device)
+    allowed = _allowed(near_contents.shape[-2], w.device).repeat(group, 1)
     query, row = allowed.nonzero().unbind(-1)
     chosen = queries[..., query, :]
     put = _real(_complex(near_positions)[..., row, :] * chosen)
     taken = _real(_complex(near_contents)[..., row, :] * chosen.conj())
     each = ((put @ seen) * put).sum(-1) + ((taken @ placed) * taken).sum(-1)
     each = each + ((put @ near_contents.mT).square() * allowed[query]).sum(-1)
-    return total.index_add_(-1, query, each).flatten(-2)[..., : w.shape[-2]]
+    total = total.index_add_(-1, query, each).unflatten(-1, (group, -1))
+    return total.transpose(-3, -2).flatten(-2)[..., :count]
 
 
 def squares_of_all(
-    w: Complex[Tensor, "b h C n"],
-    contents: Float[Tensor, "b h two_n two_n"],
-    positions: Float[Tensor, "_b _h two_n _m"],
-) -> Float[Tensor, "b h C"]:
+    w: Complex[Tensor, "b k g C n"],
+    contents: Float[Tensor, "b k two_n two_n"],
+    positions: Float[Tensor, "_b _k two_n _m"],
+) -> Float[Tensor, "b k g C"]:
     """`summed_squares` where every query sees all: given the products of contents and of positions."""
-    return _formed(w, *(_paired(_paired(x).mT) for x in (positions, contents)))
+    total = _formed(w.flatten(-3, -2), *(_paired(_paired(x).mT) for x in (positions, contents)))
+    return total.unflatten(-1, w.shape[-3:-1])
 
 
 def _formed(

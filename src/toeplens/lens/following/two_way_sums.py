@@ -74,7 +74,7 @@ class Sums:
 
     count                how many rows
     contents, positions  their moments
-    squares              [b, h] the sum of squared lengths of content and position part, not about a mean
+    squares              [b, k, 1] the sum of squared lengths of content and position part, not about a mean
     """
 
     count: int
