@@ -61,6 +61,8 @@ def rotary_offsets(
 
 def _mean(x: Float[Tensor, "B H N p"], there: Float[Tensor, "B N"]) -> tuple[Tensor, Tensor]:
     """Of each head and pair, the mean over tokens as a complex number, and the mean of its size."""
-    turned = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous())
-    weight = (there / there.sum())[:, None, :, None]
-    return (turned * weight).sum((0, 2)), (turned.abs() * weight).sum((0, 2))
+    x = x.double()
+    weight = (there / there.sum())[:, None, None, :]
+    sizes = (x[..., 0::2].square() + x[..., 1::2].square()).sqrt()
+    mean, size = ((weight @ each).sum((0, 2)) for each in (x, sizes))
+    return torch.view_as_complex(mean.unflatten(-1, (-1, 2))), size

@@ -274,11 +274,17 @@ def _tensors_use(
     for start in range(0, heads, together):
         some = slice(start, min(start + together, heads))
         wholes = _wholes(keys, some, max(1, _AT_ONCE // (length * width * together)))
-        own_q, own_k = (where_present(x.double(), present) for x in (q[:, some], k[:, own[some]]))
+        once, each = own[some].unique(return_inverse=True)
+        own_q, own_k = (where_present(x.double(), present) for x in (q[:, some], k[:, once]))
         shares = _shares_by_group(wholes, keys.groups, 1 + keys.pairs, pairs)
         found.append(
             FrequencyUse(
-                (), frequencies[some], _norms(keys, own_q, own_k, pairs), *shares, *map(_energy_shares, (own_q, own_k))
+                (),
+                frequencies[some],
+                _norms(keys, own_q, own_k, each, pairs),
+                *shares,
+                _energy_shares(own_q),
+                _energy_shares(own_k)[each],
             )
         )
     return _together((), found, torch.cat)
@@ -295,14 +301,15 @@ def _wholes(whole: MovableKeys, heads: slice, at_once: int) -> Iterator[Whole]:
     for part in parts_of(whole):
         keys = part.keys
         turns = keys.turns if len(keys.turns) == 1 else keys.turns[heads]
+        once, each = own.unique(return_inverse=True) if len(keys.turns) == 1 else (own, slice(None))
         fixed = [] if keys.bias is None else [_fixed(keys, keys.bias, heads, len(own))]
         present = _present(keys)
         asked = present if keys.asked is None else present & keys.asked
         for start in range(0, len(present), at_once):
             some = slice(start, start + at_once)
             q = where_present(keys.q[some, heads], asked[some])
-            k = where_present(keys.content[some][:, own].double(), present[some])
-            k = turned_pairs(k, keys.groups, turns.conj())
+            k = where_present(keys.content[some][:, once].double(), present[some])
+            k = turned_pairs(k, keys.groups, turns.conj())[:, each]
             yield Whole(q, k, fixed, present[some], keys.causal, asked[some], keys.window)
 
 
@@ -313,13 +320,18 @@ def _fixed(keys: MovableKeys, bias: Float[Tensor, "_H D"], heads: slice, count: 
 
 
 def _norms(
-    keys: MovableKeys, q: Float[Tensor, "B h N d"], k: Float[Tensor, "B h N d"], pairs: float
+    keys: MovableKeys,
+    q: Float[Tensor, "B h N d"],
+    k: Float[Tensor, "B m N d"],
+    each: Int[Tensor, "h"],
+    pairs: float,
 ) -> Float[Tensor, "h g"]:
-    """The mean over the visible pairs of the product of norms, group by group."""
+    """The mean over the visible pairs of the product of norms, group by group; ``each`` is the key of each query's
+    head."""
     norms, others = (_by_group(x, keys.groups, 1 + keys.pairs) for x in (q, k))
     total = norms.new_zeros(norms.shape[1], norms.shape[3])
     for part in parts_of(replace(keys, q=norms, content=others)):
         own = part.keys
         seen = own.q if own.asked is None else where_present(own.q, own.asked)
-        total += (seen * over_keys(own.content, own.causal, own.window)).sum((0, 2))
+        total += (seen * over_keys(own.content, own.causal, own.window)[:, each]).sum((0, 2))
     return total / pairs

@@ -42,6 +42,7 @@ Estimate = Callable[[str, float], None]
 Measure = Callable[[AttentionCall, Int[Tensor, "B N"]], Measured]
 PASS = "pass"
 _LONG = 32  # tokens for each dimension of a head: from here on logits by offset cost less by transforms
+_PAIRS = 2**24  # of queries and keys in all sequences, from which on a layer takes seconds
 _SHORT, _LONGER, _PART = 128, 512, 4  # tokens of one sequence that tell how long all will take; a quarter of more
 
 
@@ -87,7 +88,7 @@ def measure(
         if layers is None or call.layer in layers:
             found = kept.layer(number)
             tokens = inputs.get(f"{call.side}_input_ids", inputs["input_ids"])
-            if found is None and not measured and expect is not None:
+            if found is None and not measured and expect is not None and _is_long(call):
                 expect("layers", _seconds(call, tokens) * (count if layers is None else len(layers)))
             held = _held(call) if found is None else call
             measured.append(start(partial(_measured, number, held, tokens, kept, found, measured_by or measure_call)))
@@ -123,6 +124,11 @@ def _measured(
         found = measured_by(call, tokens)
         kept.put_layer(number, found)
     return found
+
+
+def _is_long(call: AttentionCall) -> bool:
+    """Whether one layer takes longer than trying out how long it will take."""
+    return call.q.shape[0] * call.q.shape[2] * call.k.shape[2] > _PAIRS
 
 
 def _seconds(call: AttentionCall, tokens: Tensor) -> float:
