@@ -132,6 +132,41 @@ def test_a_run_that_somebody_holds_is_refused_and_one_given_back_is_not(url: str
     assert carry_out(job, tmp_path, Limits(store=url)).status == "complete"
 
 
+DRIVER = """
+import sys
+from pathlib import Path
+from tests.builders import tiny
+from toeplens.engine import Job, Limits, run_jobs
+
+if __name__ == "__main__":
+    out, store = sys.argv[1:]
+    wanted = [Job(tiny(seed=seed, epochs=20), f"{seed}", 20) for seed in range(4)]
+    print(run_jobs(wanted, Path(out), Limits(checkpoint_seconds=0.1, store=store), workers=2))
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("url", ["s3"], indirect=True)
+def test_two_drivers_on_an_s3_server_do_no_job_twice(url: str, tmp_path: Path):
+    """Two commands at once, each in a directory that the other does not see, with the same four jobs."""
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    drivers = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path / name), url], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for name in ("one", "other")
+    ]
+    assert [driver.communicate(timeout=300)[0].strip() for driver in drivers] == [str(["complete"] * 4)] * 2
+    for seed in range(4):
+        job = Job(tiny(seed=seed, epochs=20), f"{seed}", 20)
+        carry_out(job, tmp_path / "alone", Limits())
+        here, there, alone = (tmp_path / name / job.spec.name for name in ("one", "other", "alone"))
+        assert outcome(here) == outcome(there) == outcome(alone)
+        assert (here / "result.json").read_bytes() == (there / "result.json").read_bytes()  # its seconds too
+
+
 @on_disk
 def test_a_lease_of_a_dead_process_of_this_machine_is_taken_over_at_once(url: str):
     code = (
