@@ -51,7 +51,7 @@ LAPTOP = Scale(
 
 DESK = Scale(
     **vars(PRESETS["desk"]),
-    labels={DISTANCE: _CURVES, COUNT: ("rope", "nope", "mla", "absolute")},
+    labels={DISTANCE: _CURVES, COUNT: ()},
     partial_heads={DISTANCE: (), COUNT: ()},
     ablation_examples=384,
     rungs=tuple(RUNGS),

@@ -90,7 +90,8 @@ def audit(
         keep         the audit's directory: finished layers and effects are kept in it, and the same audit goes on with
                      them, until `toeplens.studies.auditing.save` has written it whole
         on_progress  is called with what is being done, how much of it is, and all
-        on_estimate  is called early with what is being done and about how many seconds it will take
+        on_estimate  is called early with what is being done and about how many seconds it will take, where a layer
+                     takes seconds
 
     Raises `InputError` for a model that is not understood and for tokens that do not fit it, `EnvironmentFailure` where
     memory runs out.
