@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -25,6 +28,45 @@ def test_the_machines_memory_is_known_and_bounds_what_fits():
 )
 def test_sizes_are_words(count: int, words: str | None):
     assert size(count) == (words or f"{10**18} TB")
+
+
+STEPS = """
+import resource
+import sys
+
+import numpy
+
+from toeplens.ground.machine import keep_freed_memory
+
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+
+
+def step():
+    return [numpy.full(2**19, 1.0) for _ in range(20)]  # 4 MB each
+
+
+for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that is asked")
+def test_what_a_step_frees_is_there_for_the_next():
+    """Of 80 MB that each of five steps takes, in pages of 4 KB; what the environment asks for stays."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+
+    def faults(how: str, **asked: str) -> int:
+        command = [sys.executable, "-c", STEPS, how]
+        return int(subprocess.run(command, env=plain | asked, capture_output=True, check=True).stdout)
+
+    assert faults("as it is") > 5 * 10_000
+    assert faults("kept") < 1000
+    assert faults("kept", MALLOC_TRIM_THRESHOLD_="0", MALLOC_MMAP_THRESHOLD_="65536") > 5 * 10_000
 
 
 def test_numbers_are_within_bounds_or_named():

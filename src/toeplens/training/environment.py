@@ -13,6 +13,7 @@ import numpy
 import torch
 
 from toeplens.ground import EnvironmentFailure, InputError, choose, shown
+from toeplens.ground.machine import keep_freed_memory
 from toeplens.version import __version__
 
 CompileMode = Literal["auto", "on", "off"]
@@ -42,7 +43,8 @@ def plan_execution(device: str, compile_mode: CompileMode, precision: str, width
     On a GPU small models are bound by launches, so they are compiled where a compiler is present. On a CPU compiled
     code was measured slower than eager at the laptop scale (docs/decisions/005; benchmarks/training.py measures it
     again), so there it is taken only on request. ``width`` is the model's: products of bfloat16 are faster on a GPU
-    at the papers' 256 and slower at 128 (docs/scale.md), so ``auto`` means them from 256 on.
+    at the papers' 256 and slower at 128 (docs/scale.md), so ``auto`` means them from 256 on. On a CPU the process keeps
+    freed memory from here on.
     """
     choose("compile", compile_mode, ("auto", "on", "off"))
     choose("precision", precision, ("auto", "float32", "bf16"))
@@ -70,6 +72,8 @@ def plan_execution(device: str, compile_mode: CompileMode, precision: str, width
         compiled, why = compiler is not None, "a GPU and a compiler" if compiler else "no C++ compiler"
     else:
         compiled, why = False, "compiling does not pay on a CPU at these sizes"
+    if chosen.type == "cpu":
+        keep_freed_memory()
     bf16 = precision == "bf16" or (precision == "auto" and chosen.type == "cuda" and width >= _WIDE)
     return Execution(chosen, bf16, compiled, why)
 
