@@ -46,9 +46,9 @@ def keep_freed_memory() -> None:
         return
     with suppress(OSError, AttributeError):  # another C library
         ask = ctypes.CDLL("libc.so.6").mallopt
-        for name, what, size in (("TRIM", _TRIM, _KEPT), ("MMAP", _MAP, _LARGE)):
+        for name, what, most in (("TRIM", _TRIM, _KEPT), ("MMAP", _MAP, _LARGE)):
             if f"MALLOC_{name}_THRESHOLD_" not in os.environ:
-                ask(what, size)
+                ask(what, most)
 
 
 def cores() -> int:

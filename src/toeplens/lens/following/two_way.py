@@ -109,9 +109,10 @@ def _tiles(keys: MovableKeys) -> Iterator[tuple[slice, slice]]:
     at_once = max(1, min(BLOCK // numbers, _WHOLE // max(1, whole)))
     together = max(1, at_once // heads) if keys.causal or bool((keys.ends == keys.ends[0]).all()) else 1
     at_once = at_once if at_once < group else at_once - at_once % group
+    whole_groups = max(group, at_once)
     for start in range(0, count, together):
-        for first in range(0, heads, max(group, at_once)):
-            last = min(first + max(group, at_once), heads)
+        for first in range(0, heads, whole_groups):
+            last = min(first + whole_groups, heads)
             for head in range(first, last, at_once):
                 yield slice(start, min(start + together, count)), slice(head, min(head + at_once, last))
 
