@@ -48,6 +48,7 @@ class Told(Places):
     texts: NotRequired[Int[Tensor, "B Nk"] | None]
     softcap: NotRequired[float | None]
     sinks: NotRequired[Float[Tensor, "H"] | None]
+    turned: NotRequired[bool]
 
 
 def attend(
@@ -79,6 +80,7 @@ def attend(
         texts     which text each key is of, where several are packed into a row: keys of other texts are not seen
         softcap   c, where logits are c tanh(q . k scale / c) before any bias (Gemma 2, arXiv 2408.00118)
         sinks     a logit a head, in the softmax but of no key: what goes there is lost (gpt-oss, arXiv 2508.10925)
+        turned    whether queries and keys have been multiplied by the encoding's `pair_factors` already
         added     the encoding's fixed bias with the mask in it, from `fixed_bias`, where layers share it
         dropout   rate, on the attention weights
         fused     use torch's fused attention (on a GPU, flex attention for biases that depend on content) where the
@@ -283,12 +285,14 @@ def _rotated(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     groups: bool = False,
+    turned: bool = False,
     **more: Any,
 ) -> _Queries:
     """All queries, and what the hooks after `rotate` see of them: keys for each head, or as they are if ``groups``."""
     k = k if encoding.turns_alike else for_each_head(k, q.shape[1])
     seen = Seen.of(q, k, scale=scale, **more)
-    q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
+    if not turned:
+        q, k = encoding.hook("rotate", q, k, q_positions, k_positions, seen=seen)
     seen = replace(seen, q=q, k=k if groups else for_each_head(k, q.shape[1]))
     return _Queries(encoding, q_positions, k_positions, seen, softcap=softcap, sinks=sinks)
 

@@ -120,6 +120,15 @@ class PositionalEncoding(nn.Module):
         """Act on queries and keys before their inner product."""
         return q, k
 
+    def pair_factors(self, positions: Positions, dtype: torch.dtype) -> Complex[Tensor, "*B H N n"] | None:
+        """What `rotate` multiplies each pair of dimensions that stand side by side by, if that is all that it does.
+
+        The same for queries and keys, which have all of their dimensions in these n pairs: [H or 1, N, n], or
+        [B, H or 1, N, n] for positions by sequence, complex in the precision that vectors of ``dtype`` are turned in.
+        None if it does something else. A model can then turn vectors where they are made.
+        """
+        return None
+
     def score(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Pairs:
         """The product of queries and keys, before its scale. Overriding it takes the explicit path."""
         return q @ k.transpose(-2, -1)

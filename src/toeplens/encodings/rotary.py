@@ -108,9 +108,21 @@ class Rotary(PositionalEncoding):
         q_tables = k_tables if q_positions is k_positions else self.tables(q_positions, frequencies, q.dtype)
         return self._turn(q, q_tables), self._turn(k, k_tables)
 
+    def pair_factors(self, positions: Positions, dtype: torch.dtype) -> Complex[Tensor, "*B H N n"] | None:
+        turned = 2 * self.frequencies.shape[-1]
+        if self.control is not None or self.pairing != "interleaved" or turned != self.query_dim:
+            return None
+        if not self._has_own("rotate", "_turn"):
+            return None
+        return torch.complex(*self.tables(positions, self.frequencies_at(positions), dtype))
+
+    def _has_own(self, *names: str) -> bool:
+        """Whether no subclass does these otherwise."""
+        return all(getattr(type(self), name) is getattr(Rotary, name) for name in names)
+
     @property
     def turns_alike(self) -> bool:
-        own = all(getattr(type(self), name) is getattr(Rotary, name) for name in _ALIKE)
+        own = self._has_own(*_ALIKE)
         return own and len(self.frequencies) == 1 and self.control is None
 
     def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Complex[Tensor, "H n D"]:

@@ -14,6 +14,7 @@ from toeplens.encodings.shapes import Keys, Queries
 from toeplens.model.config import DecoderConfig
 from toeplens.model.latent import LatentProjections
 from toeplens.model.parts import in_parts
+from toeplens.model.steps import Turn, projected
 
 Asking = Float[Tensor, "B Nq d_model"]
 Asked = Float[Tensor, "B Nk d_model"]
@@ -37,15 +38,18 @@ class _Heads(nn.Module):
         context: Asked,
         *,
         added: Tensor | None = None,
+        turns: tuple[Turn, Turn] | None = None,
         fused: bool = True,
         **places: Unpack[Places],
     ) -> Float[Tensor, "B Nq H head_dim"]:
         """Each head's output, before the output projection.
 
         ``queries`` may be fewer positions than ``context``, whose ``rows`` they are, so that a layer whose output is
-        read in one place does only that place's work. ``added``: the fixed bias, where layers share it.
+        read in one place does only that place's work. ``added``: the fixed bias, where layers share it. ``turns``:
+        what the encoding's `pair_factors` are at the queries and at the keys, where a pass has formed it.
         """
-        q, k, v = self.project(queries, context)
+        found = self.project_at_once(queries, context, turns)
+        q, k, v = self.project(queries, context) if found is None else found
         z = attend(
             q,
             k,
@@ -55,6 +59,7 @@ class _Heads(nn.Module):
             notes=self.encoding.note(context),
             causal=self.causal,
             added=added,
+            turned=found is not None and turns is not None,
             dropout=self.dropout if self.training else 0.0,
             fused=fused,
             **places,
@@ -64,6 +69,12 @@ class _Heads(nn.Module):
     def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v as [B, H, N, dimensions], before rotation."""
         raise NotImplementedError
+
+    def project_at_once(
+        self, queries: Asking, context: Asked, turns: tuple[Turn, Turn] | None
+    ) -> tuple[Queries, Keys, Keys] | None:
+        """The same as one step, queries and keys turned where ``turns`` are given; None where it is not one."""
+        return None
 
     def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:
         """What parts of the inputs ``at`` contribute to q and k: no biases, norms held at their value on ``at``."""
@@ -91,6 +102,11 @@ class Attention(_Heads):
         q = F.linear(queries, self.qkv.weight[:width], self.qkv.bias[:width])
         k, v = F.linear(context, self.qkv.weight[width:], self.qkv.bias[width:]).split(width, dim=-1)
         return self._split(q), self._split(k), self._split(v)
+
+    def project_at_once(
+        self, queries: Asking, context: Asked, turns: tuple[Turn, Turn] | None
+    ) -> tuple[Queries, Keys, Keys] | None:
+        return projected(context, queries, self.qkv, self.num_heads, turns)
 
     def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:
         to_q, to_k, _ = self.qkv.weight.split(self.out.in_features)

@@ -17,6 +17,7 @@ from toeplens.ground import InputError
 from toeplens.model.attention import Attention, LatentAttention
 from toeplens.model.config import DecoderConfig
 from toeplens.model.norms import frozen
+from toeplens.model.steps import Turn, finished
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Context:
     embeddings   the raw input embeddings [B, N, d_model], for protocols whose keys and values come from them; else None
     key_mask     True where a key may be seen: [B, 1, 1, N]; None if all may
     added        the bias that all layers share, with the mask in it: [1 or B, H, N, N]; None if there is none
+    turned_by    the encoding whose `pair_factors` are ``turn``; None if there is none
+    turn         its factors at the positions, as a layer multiplies by them: [B or nothing, N, 1, H or 1, n]
     """
 
     positions: Positions
@@ -37,6 +40,17 @@ class Context:
     embeddings: Float[Tensor, "B N d_model"] | None
     key_mask: Tensor | None
     added: Tensor | None = None
+    turned_by: PositionalEncoding | None = None
+    turn: Turn | None = None
+
+    def turns(self, encoding: PositionalEncoding, rows: Int[Tensor, "B"] | None) -> tuple[Turn, Turn] | None:
+        """What an encoding turns queries and keys by, if it has been formed: of queries at one row each, or at all."""
+        if self.turn is None or encoding is not self.turned_by:
+            return None
+        if rows is None:
+            return self.turn, self.turn
+        own = self.turn[torch.arange(len(rows), device=rows.device), rows] if self.by_sequence else self.turn[rows]
+        return own.unsqueeze(1), self.turn
 
     def repeat(self, times: int) -> Context:
         """The context of the batch repeated ``times`` times, copy after copy."""
@@ -56,6 +70,7 @@ class Context:
         return replace(
             self,
             positions=change(self.positions) if self.by_sequence else self.positions,
+            turn=changed(self.turn) if self.by_sequence else self.turn,
             added=added if added is None or len(added) == 1 else change(added),
             lengths=changed(self.lengths),
             embeddings=changed(self.embeddings),
@@ -103,6 +118,7 @@ class Block(nn.Module):
                 k_positions=positions,
                 mask=context.key_mask,
                 added=context.added if self.shares_bias else None,
+                turns=context.turns(self.attention.encoding, None),
                 fused=fused,
             )
         batch = torch.arange(x.shape[0], device=x.device)
@@ -113,6 +129,7 @@ class Block(nn.Module):
             k_positions=positions,
             rows=read.unsqueeze(1),
             mask=context.key_mask,
+            turns=context.turns(self.attention.encoding, read),
             fused=fused,
         )
         return x[batch, read].unsqueeze(1), z
@@ -138,8 +155,7 @@ class Block(nn.Module):
         self, x: Float[Tensor, "B Nq d_model"], z: Float[Tensor, "B Nq H head_dim"]
     ) -> Float[Tensor, "B Nq d_model"]:
         """The layer's output, from the residual stream and the (possibly changed) head outputs."""
-        x = x + self.drop_attention(self.attention.merge(z))
-        return x + self.ffn(self.norm_ffn(x))
+        return finished(x, z.flatten(-2), self.attention.out, self.drop_attention, self.norm_ffn, self.ffn)
 
 
 class Decoder(nn.Module):
@@ -192,9 +208,16 @@ class Decoder(nn.Module):
         key_mask = None
         if config.pad_mask and lengths is not None:
             key_mask = (torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1))[:, None, None, :]
-        raw = x if config.key_value_source == "embeddings" else None
+        turn = self.encoding.pair_factors(positions, x.dtype)
         return x, Context(
-            positions, by_sequence, lengths, raw, key_mask, self._shared_bias(x, positions, by_sequence, key_mask)
+            positions=positions,
+            by_sequence=by_sequence,
+            lengths=lengths,
+            embeddings=x if config.key_value_source == "embeddings" else None,
+            key_mask=key_mask,
+            added=self._shared_bias(x, positions, by_sequence, key_mask),
+            turned_by=None if turn is None else self.encoding,
+            turn=None if turn is None else turn.transpose(-3, -2).unsqueeze(-3),
         )
 
     def _shared_bias(

@@ -1,0 +1,275 @@
+"""Parts of a layer, each as one differentiable step on a CPU.
+
+A step of training on a CPU is bound by what is written between products of matrices as much as by these: biases copied
+to every token before a product adds to them, gradients brought side by side, activations kept beside what they are made
+of. Each function here does what the modules do that it is given, with the same gradients however often they are taken,
+and leaves that out. Where something looks at the modules or has its way with them (a GPU, a compiler, a transform,
+autocast, hooks, dropout) they are called as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Complex, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
+
+from toeplens.encodings.attention import PRECISE
+from toeplens.encodings.kit import is_mapped
+from toeplens.encodings.shapes import Keys, Queries
+
+Turn = Complex[Tensor, "*_B _N 1 #H n"]  # what each pair of dimensions is multiplied by, at each place
+
+
+def projected(
+    x: Float[Tensor, "B N d_model"],
+    asking: Float[Tensor, "B Nq d_model"],
+    qkv: nn.Linear,
+    heads: int,
+    turns: tuple[Turn, Turn] | None,
+) -> tuple[Queries, Keys, Keys] | None:
+    """Queries of ``asking``, keys and values of ``x``, both turned where ``turns`` are given; None if not as one step.
+
+    Arguments
+        qkv    to queries, keys and values after one another, each head after head
+        turns  of the queries and of the keys, whose pairs stand side by side
+    """
+    if not _is_one_step(x, qkv):
+        return None
+    of_q, of_k = turns or (None, None)
+    found: Any = _Projected.apply(x, None if asking is x else asking, qkv.weight, qkv.bias, heads, of_q, of_k)
+    return found
+
+
+def finished(
+    x: Float[Tensor, "*B d_model"],
+    z: Float[Tensor, "*B inner"],
+    out: nn.Linear,
+    drop: nn.Dropout,
+    norm: nn.LayerNorm,
+    ffn: nn.Sequential,
+) -> Float[Tensor, "*B d_model"]:
+    """``y + ffn(norm(y))`` for ``y = x + drop(out(z))``.
+
+    One step where ``ffn`` is a linear layer, ReLU, dropout, a linear layer, dropout.
+    """
+    first, activation, *_, last, _ = ffn
+    alike = x.shape[:-1] == z.shape[:-1] and isinstance(activation, nn.ReLU)
+    if not alike or not _is_one_step(x, out, drop, norm, ffn, *ffn):
+        x = x + drop(out(z))
+        return x + ffn(norm(x))
+    parts = (norm.weight, norm.bias, first.weight, first.bias, last.weight, last.bias)
+    found: Tensor = _Finished.apply(x, z, out.weight, out.bias, *parts, norm.eps)  # type: ignore[assignment]
+    return found
+
+
+def _is_one_step(x: Tensor, *modules: nn.Module) -> bool:
+    return (
+        x.device.type == "cpu"
+        and x.dtype in PRECISE
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and not is_mapped()
+        and not _has_any_global_hook()
+        and all(_is_untouched(module) for module in modules)
+    )
+
+
+def _is_untouched(module: nn.Module) -> bool:
+    """Whether a module does what its class says, and nobody listens."""
+    if type(module) is nn.Dropout:
+        idle = not module.training or module.p == 0
+    else:
+        idle = type(module) in (nn.Linear, nn.LayerNorm, nn.ReLU, nn.Sequential)
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return idle and not hooks
+
+
+def _again(ctx: Any, plain: Callable[..., Any], inputs: tuple[Any, ...], grads: tuple[Tensor, ...]) -> Any:
+    """Gradients that have gradients themselves, by the operations that the step stands for."""
+    wanted = [x for x, needs in zip(inputs, ctx.needs_input_grad, strict=False) if needs and x is not None]
+    out = plain(*inputs)
+    found = iter(torch.autograd.grad(out, wanted, grads, create_graph=True))
+    return tuple(next(found) if needs else None for needs in ctx.needs_input_grad)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.flatten(0, -2)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[rows, outputs]; the bias is added where the product stands, and not copied there before it."""
+    made = torch.mm(x, weight.t())
+    return made if bias is None else made.add_(bias)
+
+
+def _onto(x: Tensor, inner: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x`` and a linear layer's output."""
+    if bias is None:
+        return torch.addmm(_rows(x), inner, weight.t()).view(x.shape)
+    return _rows(x + bias).addmm_(inner, weight.t()).view(x.shape)
+
+
+def _of_linear(wanted: Sequence[bool], grad: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of a linear layer's weight and bias."""
+    weight, bias = wanted
+    return grad.t() @ x if weight else None, grad.sum(0) if bias else None
+
+
+def _turned(made: Tensor, turn: Tensor) -> None:
+    torch.view_as_complex(made.unflatten(-1, (-1, 2))).mul_(turn)
+
+
+def _plainly_projected(
+    x: Tensor, asking: Tensor | None, weight: Tensor, bias: Tensor | None, heads: int, *turns: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    width = len(weight) // 3
+    asking = x if asking is None else asking
+    q, k, v = (
+        F.linear(of, weight[at : at + width], None if bias is None else bias[at : at + width])
+        .unflatten(-1, (heads, -1))
+        .unsqueeze(2)
+        for of, at in ((asking, 0), (x, width), (x, 2 * width))
+    )
+    if turns[0] is not None:
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(part.unflatten(-1, (-1, 2))) * turn).flatten(-2)
+            for part, turn in zip((q, k), turns, strict=True)
+        )
+    return q.squeeze(2).transpose(1, 2), k.squeeze(2).transpose(1, 2), v.squeeze(2).transpose(1, 2)
+
+
+class _Projected(torch.autograd.Function):
+    """Inside, heads are laid out as the product writes them, [B, N, parts, H, d], turned where they stand."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        asking: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        heads: int,
+        of_q: Tensor | None,
+        of_k: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        apart = 0 if asking is None else len(weight) // 3  # rows of the weights that queries of their own take
+        made = _linear(_rows(x), weight[apart:], None if bias is None else bias[apart:])
+        made = made.view(*x.shape[:-1], -1, heads, weight.shape[0] // (3 * heads))
+        if of_k is not None:
+            _turned(made[:, :, :-1], of_k)
+        parts = made.permute(2, 0, 3, 1, 4).unbind(0)
+        if asking is not None:
+            own = _linear(_rows(asking), weight[:apart], None if bias is None else bias[:apart])
+            own = own.view(*asking.shape[:-1], 1, heads, -1)
+            if of_q is not None:
+                _turned(own, of_q)
+            parts = (own.squeeze(2).transpose(1, 2), *parts)
+        ctx.save_for_backward(x, asking, weight, bias, of_q, of_k)
+        ctx.heads = heads
+        return parts
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, asking, weight, bias, of_q, of_k = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _again(ctx, _plainly_projected, (x, asking, weight, bias, ctx.heads, of_q, of_k), grads)
+        to_x, to_asking, *wanted = ctx.needs_input_grad[:4]
+        whole = _side_by_side(grads if asking is None else grads[1:], of_k)
+        if asking is None:
+            of_x = (whole @ weight).view(x.shape) if to_x else None
+            return of_x, None, *_of_linear(wanted, whole, _rows(x)), None, None, None
+        apart = len(weight) // 3
+        own = _side_by_side(grads[:1], of_q)
+        of_x = (whole @ weight[apart:]).view(x.shape) if to_x else None
+        of_asking = (own @ weight[:apart]).view(asking.shape) if to_asking else None
+        each = zip(_of_linear(wanted, own, _rows(asking)), _of_linear(wanted, whole, _rows(x)), strict=True)
+        return (
+            of_x,
+            of_asking,
+            *(None if a is None or b is None else torch.cat((a, b)) for a, b in each),
+            None,
+            None,
+            None,
+        )
+
+
+def _side_by_side(grads: tuple[Tensor, ...], turn: Tensor | None) -> Tensor:
+    """The gradients of what a projection made, in its order: [rows, outputs]; of queries and keys turned back."""
+    batch, heads, length, width = grads[0].shape
+    whole = grads[0].new_empty(batch, length, len(grads), heads, width)
+    for place, grad in enumerate(grads):
+        whole[:, :, place] = grad.transpose(1, 2)
+    if turn is not None:
+        _turned(whole[:, :, : max(1, len(grads) - 1)], turn.conj())
+    return whole.view(batch * length, -1)
+
+
+def _plainly_finished(
+    x: Tensor,
+    z: Tensor,
+    out: Tensor,
+    out_bias: Tensor | None,
+    scale: Tensor,
+    shift: Tensor | None,
+    first: Tensor,
+    first_bias: Tensor | None,
+    last: Tensor,
+    last_bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    x = x + F.linear(z, out, out_bias)
+    normed = F.layer_norm(x, x.shape[-1:], scale, shift, eps)
+    return x + F.linear(F.linear(normed, first, first_bias).relu(), last, last_bias)
+
+
+class _Finished(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        z: Tensor,
+        out: Tensor,
+        out_bias: Tensor | None,
+        scale: Tensor,
+        shift: Tensor | None,
+        first: Tensor,
+        first_bias: Tensor | None,
+        last: Tensor,
+        last_bias: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        middle = _onto(x, _rows(z), out, out_bias)
+        normed, mean, rstd = torch.native_layer_norm(middle, x.shape[-1:], scale, shift, eps)
+        hidden = _linear(_rows(normed), first, first_bias).relu_()
+        inputs = (x, z, out, out_bias, scale, shift, first, first_bias, last, last_bias)
+        ctx.save_for_backward(*inputs, middle, normed, mean, rstd, hidden)
+        ctx.eps = eps
+        return _onto(middle, hidden, last, last_bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        *inputs, middle, normed, mean, rstd, hidden = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _again(ctx, _plainly_finished, (*inputs, ctx.eps), grads)
+        _, z, out, _, scale, shift, first, _, last, _ = inputs
+        wanted = ctx.needs_input_grad
+        grad = _rows(grads[0])
+        of_last = _of_linear(wanted[8:10], grad, hidden)
+        of_hidden = grad @ last
+        torch.ops.aten.threshold_backward.grad_input(of_hidden, hidden, 0, grad_input=of_hidden)
+        of_first = _of_linear(wanted[6:8], of_hidden, _rows(normed))
+        if not any(wanted[:6]):
+            return None, None, None, None, None, None, *of_first, *of_last, None
+        of_normed = (of_hidden @ first).view(middle.shape)
+        of_x, of_scale, of_shift = torch.ops.aten.native_layer_norm_backward(
+            of_normed, middle, middle.shape[-1:], mean, rstd, scale, shift, [True, *wanted[4:6]]
+        )
+        rows = _rows(of_x.add_(grads[0]))
+        of_z = (rows @ out).view(z.shape) if wanted[1] else None
+        of_out = _of_linear(wanted[2:4], rows, _rows(z))
+        return of_x if wanted[0] else None, of_z, *of_out, of_scale, of_shift, *of_first, *of_last, None

@@ -1,0 +1,217 @@
+"""A layer's parts as single steps: what the modules do, with the same gradients; or the modules, where they are heard."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from toeplens.encodings.control import BandControl
+from toeplens.encodings.rotary import controlled
+from toeplens.model import Decoder, decoder_config, steps
+from toeplens.model.decoder import Block
+
+SIZES = {"vocab_size": 11, "d_model": 8, "num_layers": 2, "num_heads": 2, "d_ff": 12, "max_len": 6, "dropout": 0.0}
+
+
+def modules(d_model: int = 6, inner: int = 10, *, dropout: float = 0.0, bias: bool = True) -> tuple[nn.Module, ...]:
+    """out, drop, norm and ffn, with weights that are nowhere 0 or 1."""
+    torch.manual_seed(0)
+    ffn = nn.Sequential(
+        nn.Linear(d_model, inner), nn.ReLU(), nn.Dropout(dropout), nn.Linear(inner, d_model), nn.Dropout(dropout)
+    )
+    found = (nn.Linear(4, d_model, bias=bias), nn.Dropout(dropout), nn.LayerNorm(d_model), ffn)
+    for module in found:
+        module.double()
+        for parameter in module.parameters():
+            nn.init.normal_(parameter)
+    return found
+
+
+def by_modules(x: Tensor, z: Tensor, out: nn.Module, drop: nn.Module, norm: nn.Module, ffn: nn.Module) -> Tensor:
+    x = x + drop(out(z))
+    return x + ffn(norm(x))
+
+
+def given(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the steps that are taken as one."""
+    names: list[str] = []
+    for step in (steps._Projected, steps._Finished):
+
+        def apply(*given: object, step: type = step, own: Callable[..., object] = step.apply) -> object:
+            names.append(step.__name__)
+            return own(*given)
+
+        monkeypatch.setattr(step, "apply", apply)
+    return names
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_end_of_a_layer_is_that_of_its_modules(bias: bool, taken: list[str]):
+    parts = modules(bias=bias)
+    x, z = given(2, 3, 6), given(2, 3, 4)
+    leaves = [x, z, *(parameter for part in parts for parameter in part.parameters())]
+    weighed = torch.randn(2, 3, 6, dtype=torch.float64)
+    one, many = steps.finished(x, z, *parts), by_modules(x, z, *parts)
+    assert taken == ["_Finished"]
+    torch.testing.assert_close(one, many, rtol=1e-12, atol=1e-12)
+    for own, wanted in zip(*(torch.autograd.grad((y * weighed).sum(), leaves) for y in (one, many)), strict=True):
+        torch.testing.assert_close(own, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_its_gradients_have_gradients():
+    parts = modules()
+    x, z = given(2, 2, 6), given(2, 2, 4)
+    assert torch.autograd.gradcheck(lambda x, z: steps.finished(x, z, *parts), (x, z))
+    assert torch.autograd.gradgradcheck(lambda x, z: steps.finished(x, z, *parts), (x, z))
+
+
+@pytest.mark.parametrize("asks", ["all", "some", "others"])
+@pytest.mark.parametrize("turns", [True, False])
+def test_queries_keys_and_values_are_those_of_the_modules_and_turned(asks: str, turns: bool, taken: list[str]):
+    torch.manual_seed(1)
+    qkv = nn.Linear(6, 3 * 8).double()
+    x = given(2, 5, 6)
+    asking = {"all": x, "some": given(2, 1, 6), "others": given(2, 5, 6)}[asks]
+    angles = [torch.rand(n, 1, 1, 2, dtype=torch.float64) for n in (asking.shape[1], 5)]
+    angles[0] = angles[1] if asking.shape[1] == 5 else angles[0]
+    of_each = tuple(torch.polar(1 + angle, angle) for angle in angles) if turns else None
+
+    def plain(x: Tensor, asking: Tensor) -> list[Tensor]:
+        made = (asking @ qkv.weight[:8].T + qkv.bias[:8], *(x @ qkv.weight[8:].T + qkv.bias[8:]).chunk(2, -1))
+        found = [part.unflatten(-1, (2, 4)).transpose(1, 2) for part in made]
+        for place, angle in enumerate(angles if turns else ()):
+            a, b = found[place].unflatten(-1, (2, 2)).unbind(-1)
+            cos, sin = ((1 + angle) * f(angle) for f in (torch.cos, torch.sin))
+            cos, sin = cos.squeeze(2).transpose(0, 1), sin.squeeze(2).transpose(0, 1)
+            found[place] = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+        return found
+
+    one = steps.projected(x, asking, qkv, 2, of_each)
+    assert one is not None
+    assert taken == ["_Projected"]
+    many = plain(x, asking)
+    weighed = [torch.randn_like(part) for part in many]
+    leaves = [x, qkv.weight, qkv.bias] + ([asking] if asks != "all" else [])
+    sums = [sum((part * w).sum() for part, w in zip(parts, weighed, strict=True)) for parts in (one, many)]
+    for own, wanted in zip(one, many, strict=True):
+        torch.testing.assert_close(own, wanted, rtol=1e-12, atol=1e-12)
+    for own, wanted in zip(*(torch.autograd.grad(y, leaves) for y in sums), strict=True):
+        torch.testing.assert_close(own, wanted, rtol=1e-10, atol=1e-12)
+
+    def step(x: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+        found = steps.projected(x, x if asks == "all" else other, qkv, 2, of_each)
+        assert found is not None
+        return found
+
+    assert torch.autograd.gradcheck(step, (x, asking if asks != "all" else given(1)))
+    assert torch.autograd.gradgradcheck(step, (x, asking if asks != "all" else given(1)))
+
+
+@pytest.mark.parametrize("frozen", range(10))
+def test_what_is_frozen_gets_no_gradient_and_the_rest_what_it_had(frozen: int):
+    parts = modules()
+    x, z = given(2, 3, 6), given(2, 3, 4)
+    leaves = [x, z, *(parameter for part in parts for parameter in part.parameters())]
+    leaves[frozen].requires_grad_(False)
+    rest = [leaf for leaf in leaves if leaf.requires_grad]
+    one, many = (torch.autograd.grad(f(x, z, *parts).sum(), rest) for f in (steps.finished, by_modules))
+    for own, wanted in zip(one, many, strict=True):
+        torch.testing.assert_close(own, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_only_the_last_layer_learns_where_only_it_may():
+    parts = modules()
+    x, z = (torch.randn(2, 3, size, dtype=torch.float64) for size in (6, 4))
+    for part in parts:
+        part.requires_grad_(False)
+    last = parts[3].get_submodule("3")
+    last.requires_grad_(True)
+    (own,) = torch.autograd.grad(steps.finished(x, z, *parts).sum(), [last.weight])
+    (wanted,) = torch.autograd.grad(by_modules(x, z, *parts).sum(), [last.weight])
+    torch.testing.assert_close(own, wanted)
+
+
+def model(**changes: object) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(decoder_config(encoding="rope", **SIZES | changes))
+
+
+TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1]])
+
+
+def test_a_layer_takes_two_steps(taken: list[str]):
+    model()(TOKENS)
+    assert taken == ["_Projected", "_Finished"] * 2
+
+
+def test_dropout_at_work_is_the_modules_own(taken: list[str]):
+    dropping = model(dropout=0.5)
+    dropping(TOKENS)
+    assert "_Finished" not in taken
+    dropping.eval()(TOKENS)
+    assert taken.count("_Finished") == 2
+
+
+@pytest.mark.parametrize("place", ["ffn", "ffn.0", "ffn.1", "ffn.3", "norm_ffn", "attention.out", "attention.qkv"])
+def test_who_listens_to_a_module_hears_it(place: str):
+    heard, listened = [], model()
+    listened.block(0).get_submodule(place).register_forward_hook(lambda *_: heard.append(place))
+    torch.testing.assert_close(listened(TOKENS), model()(TOKENS))
+    assert heard == [place]
+
+
+def test_who_listens_to_all_modules_hears_them():
+    heard: set[str] = set()
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: heard.add(type(module).__name__))
+    try:
+        model()(TOKENS)
+    finally:
+        handle.remove()
+    assert heard >= {"Linear", "ReLU", "LayerNorm", "Sequential"}
+
+
+def test_a_module_of_another_kind_is_called(taken: list[str]):
+    class Doubled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    changed, other = model(), model()
+    first = changed.block(0).ffn[0]
+    doubled = Doubled(first.in_features, first.out_features)
+    doubled.load_state_dict(first.state_dict())
+    changed.block(0).ffn[0] = doubled
+    with torch.no_grad():
+        for parameter in other.block(0).ffn[0].parameters():
+            parameter.mul_(2)
+    torch.testing.assert_close(changed(TOKENS), other(TOKENS))
+    assert taken.count("_Finished") == 3
+
+
+def test_transforms_and_autocast_see_operations_alone(taken: list[str]):
+    own = model()
+    wanted = own(TOKENS)
+    taken.clear()
+    found = torch.func.vmap(lambda x: own(x.unsqueeze(0)).squeeze(0))(TOKENS)
+    torch.testing.assert_close(found, wanted)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(own(TOKENS).float(), wanted, rtol=0.1, atol=0.1)
+    assert not taken
+
+
+def test_a_rotation_under_control_is_the_encodings_own():
+    """The factors that a pass has formed are one encoding's: a layer with another turns by that."""
+    own = model()
+    other = copy.deepcopy(own)
+    block: Block = other.block(1)
+    block.attention.encoding = controlled(block.attention.encoding, BandControl(silent=(0,)))
+    assert (own(TOKENS) - other(TOKENS)).abs().max() > 1e-4
+    torch.testing.assert_close(other(TOKENS), other(TOKENS, fused=False))
