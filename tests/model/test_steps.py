@@ -1,4 +1,4 @@
-"""A layer's parts as single steps: what the modules do, with the same gradients; or the modules, where they are heard."""
+"""A layer's parts as single steps: what the modules do, with the same gradients; or the modules if heard."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def _turned(made: Tensor, turn: Tensor) -> None:
 
 
 def _plainly_projected(
-    x: Tensor, asking: Tensor | None, weight: Tensor, bias: Tensor | None, heads: int, *turns: Tensor | None
+    x: Tensor, asking: Tensor | None, weight: Tensor, bias: Tensor | None, heads: int, *turns: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     width = len(weight) // 3
     asking = x if asking is None else asking

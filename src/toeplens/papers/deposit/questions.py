@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from toeplens.ground import InputError, choose
 from toeplens.model import Protocol
@@ -22,7 +22,8 @@ class Scale(Preset):
     labels         the encodings of each task
     partial_heads  the numbers of RoPE heads of Fig. 5
     first_seed     seeds of weights, order and data are this one and those after it
-    rungs      of the ladder
+    most_seeds     of a task's cells, where fewer are recorded than of the other's; as many as asked for unless given
+    rungs          of the ladder
     watched        whether heads are watched in training: at the paper's size a look takes minutes on a CPU, more than a
                    short time budget allows
     """
@@ -31,6 +32,7 @@ class Scale(Preset):
     partial_heads: dict[str, tuple[int, ...]]
     ablation_examples: int
     first_seed: int = 42
+    most_seeds: dict[str, int] = field(default_factory=dict)
     rungs: tuple[str, ...] = ()
     watched: bool = True
 
@@ -51,9 +53,10 @@ LAPTOP = Scale(
 
 DESK = Scale(
     **vars(PRESETS["desk"]),
-    labels={DISTANCE: _CURVES, COUNT: ()},
+    labels={DISTANCE: _CURVES, COUNT: ("rope", "nope", "mla", "absolute")},
     partial_heads={DISTANCE: (), COUNT: ()},
     ablation_examples=384,
+    most_seeds={COUNT: 5},
     rungs=tuple(RUNGS),
     first_seed=100,  # 3, 7 and 42 chose its sizes, and what to ask at it
 )

@@ -73,9 +73,10 @@ def grid(scale_name: str, protocols: Sequence[Protocol], seeds: int, parts: Sequ
         places.sort(key=lambda place: place[2] not in ("rope", "mla", "nope"))
         measures = [measures_of(scale, protocol, parts, (task, label)) for protocol, task, label in places]
         cells += [
-            cell(scale, *place, seed, measured)
-            for seed in range(scale.first_seed, scale.first_seed + seeds)
+            cell(scale, *place, scale.first_seed + number, measured)
+            for number in range(seeds)
             for place, measured in zip(places, measures, strict=True)
+            if number < scale.most_seeds.get(place[1], seeds)
         ]
     return cells
 
