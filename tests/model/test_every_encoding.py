@@ -41,3 +41,29 @@ def test_padding_before_a_text_leaves_no_nan(encoding: str) -> None:
     for fused in (True, False):
         logits = model.replay(0, x, replace(context, key_mask=mask, added=None), fused=fused)
         assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("protocol", ["paper", "released"])
+@pytest.mark.parametrize("encoding", encodings.names())
+def test_vectors_turned_where_they_are_made_are_those_that_the_encoding_turns(encoding: str, protocol: str) -> None:
+    """float64, 1e-12: at positions counted from 0, and where each sequence has its own."""
+    torch.manual_seed(0)
+    model = Decoder(decoder_config(encoding=encoding, protocol=protocol, **SIZES)).double().eval()
+    tokens, lengths = torch.randint(11, (3, 8)), torch.tensor([8, 5, 7])
+    own = model.encoding.place(torch.arange(8) + torch.tensor([[0], [3], [6]]))
+    for positions in (None, own):
+        x, context = model.begin(tokens, lengths, positions)
+        plain = replace(context, turn=None, turned_by=None)
+        found, wanted = model.replay(0, x, context), model.replay(0, x, plain)
+        assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
+        for part in (slice(1, 3), slice(0, 1)):
+            assert torch.allclose(model.replay(0, x[part], context.part(part)), found[part], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "encoding", ["rope", "partial-rope", "rope-absolute", "rope-linear", "rope-dynamic", "rope-yarn"]
+)
+def test_rotations_of_whole_heads_are_done_where_vectors_are_made(encoding: str) -> None:
+    for pairing, there in (("interleaved", True), ("half", False)):
+        config = decoder_config(encoding=encoding, encoding_options={"pairing": pairing}, **SIZES)
+        assert (Decoder(config).begin(torch.randint(11, (2, 5)))[1].turn is not None) == there

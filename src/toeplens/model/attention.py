@@ -13,7 +13,6 @@ from toeplens.encodings.attention import Places
 from toeplens.encodings.shapes import Keys, Queries
 from toeplens.model.config import DecoderConfig
 from toeplens.model.latent import LatentProjections
-from toeplens.model.parts import in_parts
 from toeplens.model.steps import Turn, projected
 
 Asking = Float[Tensor, "B Nq d_model"]
@@ -48,8 +47,7 @@ class _Heads(nn.Module):
         read in one place does only that place's work. ``added``: the fixed bias, where layers share it. ``turns``:
         what the encoding's `pair_factors` are at the queries and at the keys, where a pass has formed it.
         """
-        found = self.project_at_once(queries, context, turns)
-        q, k, v = self.project(queries, context) if found is None else found
+        q, k, v = self.project(queries, context, *(() if turns is None else (turns,)))
         z = attend(
             q,
             k,
@@ -59,7 +57,7 @@ class _Heads(nn.Module):
             notes=self.encoding.note(context),
             causal=self.causal,
             added=added,
-            turned=found is not None and turns is not None,
+            turned=turns is not None,
             dropout=self.dropout if self.training else 0.0,
             fused=fused,
             **places,
@@ -67,14 +65,11 @@ class _Heads(nn.Module):
         return z.transpose(1, 2)
 
     def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v as [B, H, N, dimensions], before rotation."""
-        raise NotImplementedError
+        """q, k, v as [B, H, N, dimensions], before rotation.
 
-    def project_at_once(
-        self, queries: Asking, context: Asked, turns: tuple[Turn, Turn] | None
-    ) -> tuple[Queries, Keys, Keys] | None:
-        """The same as one step, queries and keys turned where ``turns`` are given; None where it is not one."""
-        return None
+        Where encodings may have `pair_factors`, these are taken as a third argument, and queries and keys come turned.
+        """
+        raise NotImplementedError
 
     def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:
         """What parts of the inputs ``at`` contribute to q and k: no biases, norms held at their value on ``at``."""
@@ -95,17 +90,9 @@ class Attention(_Heads):
         super().__init__(config, encoding, linear_bias=True)
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
 
-    def project(self, queries: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        width = self.out.in_features
-        if queries is context:
-            return in_parts(self.qkv(queries), self.num_heads)
-        q = F.linear(queries, self.qkv.weight[:width], self.qkv.bias[:width])
-        k, v = F.linear(context, self.qkv.weight[width:], self.qkv.bias[width:]).split(width, dim=-1)
-        return self._split(q), self._split(k), self._split(v)
-
-    def project_at_once(
-        self, queries: Asking, context: Asked, turns: tuple[Turn, Turn] | None
-    ) -> tuple[Queries, Keys, Keys] | None:
+    def project(
+        self, queries: Asking, context: Asked, turns: tuple[Turn, Turn] | None = None
+    ) -> tuple[Queries, Keys, Keys]:
         return projected(context, queries, self.qkv, self.num_heads, turns)
 
     def project_part(self, queries: Asking, context: Asked, *, at: tuple[Asking, Asked]) -> tuple[Queries, Keys]:

@@ -17,7 +17,7 @@ from toeplens.ground import InputError
 from toeplens.model.attention import Attention, LatentAttention
 from toeplens.model.config import DecoderConfig
 from toeplens.model.norms import frozen
-from toeplens.model.steps import Turn, finished
+from toeplens.model.steps import Turn, finished, takes_steps
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class Decoder(nn.Module):
         key_mask = None
         if config.pad_mask and lengths is not None:
             key_mask = (torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1))[:, None, None, :]
-        turn = self.encoding.pair_factors(positions, x.dtype)
+        turn = self.encoding.pair_factors(positions, x.dtype) if takes_steps(x) else None
         return x, Context(
             positions=positions,
             by_sequence=by_sequence,

@@ -21,8 +21,21 @@ from torch.nn.modules.module import _has_any_global_hook
 from toeplens.encodings.attention import PRECISE
 from toeplens.encodings.kit import is_mapped
 from toeplens.encodings.shapes import Keys, Queries
+from toeplens.model.parts import in_parts
 
 Turn = Complex[Tensor, "*_B _N 1 #H n"]  # what each pair of dimensions is multiplied by, at each place
+
+
+def takes_steps(x: Tensor) -> bool:
+    """Whether parts of layers that are given this may be single steps."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype in PRECISE
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and not is_mapped()
+        and not _has_any_global_hook()
+    )
 
 
 def projected(
@@ -30,19 +43,23 @@ def projected(
     asking: Float[Tensor, "B Nq d_model"],
     qkv: nn.Linear,
     heads: int,
-    turns: tuple[Turn, Turn] | None,
-) -> tuple[Queries, Keys, Keys] | None:
-    """Queries of ``asking``, keys and values of ``x``, both turned where ``turns`` are given; None if not as one step.
+    turns: tuple[Turn, Turn] | None = None,
+) -> tuple[Queries, Keys, Keys]:
+    """Queries of ``asking``, keys and values of ``x``; queries and keys turned where ``turns`` are given.
 
     Arguments
         qkv    to queries, keys and values after one another, each head after head
         turns  of the queries and of the keys, whose pairs stand side by side
     """
-    if not _is_one_step(x, qkv):
-        return None
     of_q, of_k = turns or (None, None)
-    found: Any = _Projected.apply(x, None if asking is x else asking, qkv.weight, qkv.bias, heads, of_q, of_k)
-    return found
+    if takes_steps(x) and _is_untouched(qkv):
+        found: Any = _Projected.apply(x, None if asking is x else asking, qkv.weight, qkv.bias, heads, of_q, of_k)
+        return found
+    if asking is x:
+        q, k, v = in_parts(qkv(x), heads)
+    else:
+        q, k, v = _apart(x, asking, qkv.weight, qkv.bias, heads)
+    return (q, k, v) if turns is None else (_turned(q, of_q), _turned(k, of_k), v)
 
 
 def finished(
@@ -59,24 +76,12 @@ def finished(
     """
     first, activation, *_, last, _ = ffn
     alike = x.shape[:-1] == z.shape[:-1] and isinstance(activation, nn.ReLU)
-    if not alike or not _is_one_step(x, out, drop, norm, ffn, *ffn):
+    if not (alike and takes_steps(x) and all(map(_is_untouched, (out, drop, norm, ffn, *ffn)))):
         x = x + drop(out(z))
         return x + ffn(norm(x))
     parts = (norm.weight, norm.bias, first.weight, first.bias, last.weight, last.bias)
     found: Tensor = _Finished.apply(x, z, out.weight, out.bias, *parts, norm.eps)  # type: ignore[assignment]
     return found
-
-
-def _is_one_step(x: Tensor, *modules: nn.Module) -> bool:
-    return (
-        x.device.type == "cpu"
-        and x.dtype in PRECISE
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and not is_mapped()
-        and not _has_any_global_hook()
-        and all(_is_untouched(module) for module in modules)
-    )
 
 
 def _is_untouched(module: nn.Module) -> bool:
@@ -120,27 +125,30 @@ def _of_linear(wanted: Sequence[bool], grad: Tensor, x: Tensor) -> tuple[Tensor 
     return grad.t() @ x if weight else None, grad.sum(0) if bias else None
 
 
-def _turned(made: Tensor, turn: Tensor) -> None:
+def _turn_in_place(made: Tensor, turn: Tensor) -> None:
+    """Of vectors as a product writes them, [B, N, parts, H, d]."""
     torch.view_as_complex(made.unflatten(-1, (-1, 2))).mul_(turn)
 
 
-def _plainly_projected(
-    x: Tensor, asking: Tensor | None, weight: Tensor, bias: Tensor | None, heads: int, *turns: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+def _turned(x: Tensor, turn: Any) -> Tensor:
+    """Of queries or keys, [B, H, N, d]."""
+    pairs = torch.view_as_complex(x.transpose(1, 2).unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turn.squeeze(-3)).flatten(-2).transpose(1, 2)
+
+
+def _apart(x: Tensor, asking: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     width = len(weight) // 3
-    asking = x if asking is None else asking
-    q, k, v = (
-        F.linear(of, weight[at : at + width], None if bias is None else bias[at : at + width])
-        .unflatten(-1, (heads, -1))
-        .unsqueeze(2)
-        for of, at in ((asking, 0), (x, width), (x, 2 * width))
-    )
-    if turns[0] is not None:
-        q, k = (
-            torch.view_as_real(torch.view_as_complex(part.unflatten(-1, (-1, 2))) * turn).flatten(-2)
-            for part, turn in zip((q, k), turns, strict=True)
-        )
-    return q.squeeze(2).transpose(1, 2), k.squeeze(2).transpose(1, 2), v.squeeze(2).transpose(1, 2)
+    of_q, of_rest = (None, None) if bias is None else (bias[:width], bias[width:])
+    made = (F.linear(asking, weight[:width], of_q), *F.linear(x, weight[width:], of_rest).split(width, dim=-1))
+    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in made)
+    return q, k, v
+
+
+def _plainly_projected(
+    x: Tensor, asking: Tensor | None, weight: Tensor, bias: Tensor | None, heads: int, *turns: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = _apart(x, x if asking is None else asking, weight, bias, heads)
+    return (q, k, v) if turns[0] is None else (_turned(q, turns[0]), _turned(k, turns[1]), v)
 
 
 class _Projected(torch.autograd.Function):
@@ -161,13 +169,13 @@ class _Projected(torch.autograd.Function):
         made = _linear(_rows(x), weight[apart:], None if bias is None else bias[apart:])
         made = made.view(*x.shape[:-1], -1, heads, weight.shape[0] // (3 * heads))
         if of_k is not None:
-            _turned(made[:, :, :-1], of_k)
+            _turn_in_place(made[:, :, :-1], of_k)
         parts = made.permute(2, 0, 3, 1, 4).unbind(0)
         if asking is not None:
             own = _linear(_rows(asking), weight[:apart], None if bias is None else bias[:apart])
             own = own.view(*asking.shape[:-1], 1, heads, -1)
             if of_q is not None:
-                _turned(own, of_q)
+                _turn_in_place(own, of_q)
             parts = (own.squeeze(2).transpose(1, 2), *parts)
         ctx.save_for_backward(x, asking, weight, bias, of_q, of_k)
         ctx.heads = heads
@@ -205,7 +213,7 @@ def _side_by_side(grads: tuple[Tensor, ...], turn: Tensor | None) -> Tensor:
     for place, grad in enumerate(grads):
         whole[:, :, place] = grad.transpose(1, 2)
     if turn is not None:
-        _turned(whole[:, :, : max(1, len(grads) - 1)], turn.conj())
+        _turn_in_place(whole[:, :, : max(1, len(grads) - 1)], turn.conj())
     return whole.view(batch * length, -1)
 
 
