@@ -217,19 +217,9 @@ def _side_by_side(grads: tuple[Tensor, ...], turn: Tensor | None) -> Tensor:
     return whole.view(batch * length, -1)
 
 
-def _plainly_finished(
-    x: Tensor,
-    z: Tensor,
-    out: Tensor,
-    out_bias: Tensor | None,
-    scale: Tensor,
-    shift: Tensor | None,
-    first: Tensor,
-    first_bias: Tensor | None,
-    last: Tensor,
-    last_bias: Tensor | None,
-    eps: float,
-) -> Tensor:
+def _plainly_finished(x: Tensor, z: Tensor, *parts: Any) -> Tensor:
+    """``parts``: weight and bias of the output projection, the norm, the network's first and last layer; eps."""
+    out, out_bias, scale, shift, first, first_bias, last, last_bias, eps = parts
     x = x + F.linear(z, out, out_bias)
     normed = F.layer_norm(x, x.shape[-1:], scale, shift, eps)
     return x + F.linear(F.linear(normed, first, first_bias).relu(), last, last_bias)
@@ -237,26 +227,12 @@ def _plainly_finished(
 
 class _Finished(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        z: Tensor,
-        out: Tensor,
-        out_bias: Tensor | None,
-        scale: Tensor,
-        shift: Tensor | None,
-        first: Tensor,
-        first_bias: Tensor | None,
-        last: Tensor,
-        last_bias: Tensor | None,
-        eps: float,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, z: Tensor, *parts: Any) -> Tensor:
+        out, out_bias, scale, shift, first, first_bias, last, last_bias, ctx.eps = parts
         middle = _onto(x, _rows(z), out, out_bias)
-        normed, mean, rstd = torch.native_layer_norm(middle, x.shape[-1:], scale, shift, eps)
+        normed, mean, rstd = torch.native_layer_norm(middle, x.shape[-1:], scale, shift, ctx.eps)
         hidden = _linear(_rows(normed), first, first_bias).relu_()
-        inputs = (x, z, out, out_bias, scale, shift, first, first_bias, last, last_bias)
-        ctx.save_for_backward(*inputs, middle, normed, mean, rstd, hidden)
-        ctx.eps = eps
+        ctx.save_for_backward(x, z, *parts[:-1], middle, normed, mean, rstd, hidden)
         return _onto(middle, hidden, last, last_bias)
 
     @staticmethod
