@@ -38,9 +38,9 @@ def memory() -> int:
 def keep_freed_memory() -> None:
     """Have this process keep memory that it frees for what it allocates next, up to 2 GB of it, where glibc serves it.
 
-    A training step frees nearly all that it allocated, and allocates it again in the next. Given back to the system in
-    between, every page of it is a fault and is zeroed. What the environment asks of glibc (``MALLOC_TRIM_THRESHOLD_``,
-    ``MALLOC_MMAP_THRESHOLD_``) stays; other allocators are not touched.
+    A training step, or a pass of a model, frees nearly all that it allocated, and the next one allocates it again.
+    Given back to the system in between, every page of it is a fault and is zeroed. What the environment asks of glibc
+    (``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``) stays; other allocators are not touched.
     """
     if sys.platform != "linux":
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,13 @@ class Worlds:
         self.counts = list(counts)
         self.all = np.asarray(means) + noise * random.standard_normal((8, 20, len(means)))
         self.runs = 0
+        self.known: list[list[int]] = []
         self.heads = 0
 
-    def __call__(self, inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]]) -> HeadEffects:
+    def __call__(
+        self, inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]], known: Collection[int]
+    ) -> HeadEffects:
+        self.known.append(list(known))
         rows = inputs["input_ids"][:, 0].numpy()
         parts, start = [], 0
         for count, heads in zip(self.counts, chosen, strict=True):
@@ -43,7 +47,7 @@ class Worlds:
             start += count
         self.runs += 1
         self.heads += sum(map(len, chosen)) * len(rows)
-        return HeadEffects(tuple(parts), rows.astype(float), "loss", "exact", 0)
+        return HeadEffects(tuple(parts), rows.astype(float), "loss", "exact", 0, frozenset({1}))
 
 
 def ran(world: Worlds, first: int, kept: Kept | None = None) -> Race:
@@ -143,12 +147,14 @@ class Long(Worlds):
         self.early = self.all - np.asarray(means) + np.asarray(early)
         self.lengths: list[int] = []
 
-    def __call__(self, inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]]) -> HeadEffects:
+    def __call__(
+        self, inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]], known: Collection[int]
+    ) -> HeadEffects:
         self.lengths.append(inputs["input_ids"].shape[1])
         whole = self.all
         self.all = self.early if self.lengths[-1] == 128 else whole
         try:
-            return super().__call__(inputs, chosen)
+            return super().__call__(inputs, chosen, known)
         finally:
             self.all = whole
 
@@ -165,6 +171,8 @@ def test_a_heat_over_a_quarter_leaves_heads_out_and_the_others_have_whole_effect
     world = Long(RISING, RISING)
     found = world.race(3)
     assert world.lengths[:2] == [128, 512]
+    assert world.known[0] == [], "the heat asks of each layer whether the ones before it can be left out"
+    assert all(each == [1] for each in world.known[1:])
     assert found.heat is not None
     assert (found.heat.left, found.heat.drawn, found.heat.missed) == (28, 8, 0)
     rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from toeplens.ground import EnvironmentFailure, InputError, choose, shown
-from toeplens.ground.machine import memory, out_of_memory
+from toeplens.ground.machine import keep_freed_memory, memory, out_of_memory
 from toeplens.sources.huggingface.checkpoints import Checkpoint, checkpoint_of
 from toeplens.sources.huggingface.failures import words
 from toeplens.sources.huggingface.model import attention_modules, checked_model, input_embedding, library
@@ -179,8 +179,10 @@ def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool)
     full = EnvironmentFailure(
         f"model: {name} does not fit into the memory of {place}; a smaller dtype or another device is needed."
     )
-    if place == "cpu" and _least(cls, config, chosen, files.quantised) > memory():
-        raise full
+    if place == "cpu":
+        if _least(cls, config, chosen, files.quantised) > memory():
+            raise full
+        keep_freed_memory()
     try:
         model, info = cls.from_pretrained(
             files.place, config=config, output_loading_info=True, **files.options, **options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -89,9 +89,9 @@ def silence(
     wanted = [[head for head in range(count) if heads is None or head in heads] for *_, count in calls]
     if first is not None:
 
-        def some(inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]]) -> HeadEffects:
+        def some(inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]], known: Collection[int]) -> HeadEffects:
             both = [sorted(set(one) & set(other)) for one, other in zip(chosen, wanted, strict=True)]
-            options = {"mask_token": mask_token, "seed": seed, "chosen": both}
+            options = {"mask_token": mask_token, "seed": seed, "chosen": both, "known": known}
             return head_effects(model, inputs, calls, method=method, **options)
 
         ahead = all(each.layer.causal and each.layer.side == "decoder" for each in measured) and mask_token is None

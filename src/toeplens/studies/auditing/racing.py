@@ -10,7 +10,7 @@ are wanted go on, and some of the others, drawn, with them: how many of these co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ _FEWEST = 4  # parts that an interval is taken over
 _PIECES = 16  # of a sequence, at most
 _LONG, _PART = 512, 4  # tokens from which on there is a heat, over one part of so many of them
 _GO_ON, _DRAWN = 4, 8  # times as many heads as are wanted that go on from it, and others
-Run = Callable[[Mapping[str, Any], Sequence[Sequence[int]]], HeadEffects]
+Run = Callable[[Mapping[str, Any], Sequence[Sequence[int]], Collection[int]], HeadEffects]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def race(
     A round's intervals are Student's over its parts and those before, and of the rounds together 95 %.
 
     Arguments
-        run     effects of chosen heads of each call on some sequences
+        run     effects of chosen heads of each call on some sequences, calls being known (`head_effects`)
         counts  heads of each call
         kept    rounds that are there are not run again
         report  is told how many heads are done, as if all had to be done in every round
@@ -91,15 +91,17 @@ def race(
     report(0, len(rounds) * len(racing))
     drawn: Int[np.ndarray, "d"] = np.empty(0, dtype=int)
     told: Heat | None = None
+    shown: Sequence[int] = ()
     if heat and len(racing) > _GO_ON * first + _DRAWN and (quarter := _quarter(_cut(inputs, rounds[0]))) is not None:
-        made = kept.get("heat") or _round(run, quarter, racing, ends, pieces)
+        made = kept.get("heat") or _round(run, quarter, racing, ends, pieces, shown)
         kept.put("heat", made)
+        shown = made["shown"]
         means = np.asarray(made["parts"], dtype=float).mean(0)
         racing, drawn = _go_on(means, first, seed)
         told = Heat(int(np.isfinite(means).sum() - racing.sum()) + len(drawn), len(drawn), 0)
         report(len(racing) // _PART, len(rounds) * len(racing))
     for number, some in enumerate(rounds):
-        made = kept.get(f"round-{number}") or _round(run, _cut(inputs, some), racing, ends, pieces)
+        made = kept.get(f"round-{number}") or _round(run, _cut(inputs, some), racing, ends, pieces, shown)
         kept.put(f"round-{number}", made)
         rows = np.concatenate((rows, np.asarray(made["parts"], dtype=float)))
         baselines += made["baseline"] or []
@@ -137,16 +139,22 @@ def _go_on(means: Float[np.ndarray, "n"], first: int, seed: int) -> tuple[Bool[n
 
 
 def _round(
-    run: Run, inputs: Mapping[str, Any], racing: Bool[np.ndarray, "n"], ends: Int[np.ndarray, "c"], pieces: int
+    run: Run,
+    inputs: Mapping[str, Any],
+    racing: Bool[np.ndarray, "n"],
+    ends: Int[np.ndarray, "c"],
+    pieces: int,
+    known: Collection[int],
 ) -> dict[str, Any]:
-    """Parts of all heads, NaN for those that are not in the race; the intact losses; what effects are of.
+    """Parts of all heads, NaN for those that are not in the race; the intact losses; what effects are of; calls that
+    are known then.
 
     Each sequence has as many parts, so that it counts as much as those of rounds with more sequences.
     """
-    found = run(inputs, [np.flatnonzero(each).tolist() for each in np.split(racing, ends)])
+    found = run(inputs, [np.flatnonzero(each).tolist() for each in np.split(racing, ends)], known)
     parts = np.concatenate([_pooled(each, pieces) for each in found.parts], axis=1)
     baseline = None if found.baseline is None else found.baseline.tolist()
-    return {"parts": parts.tolist(), "baseline": baseline, "outcome": found.outcome}
+    return {"parts": parts.tolist(), "baseline": baseline, "outcome": found.outcome, "shown": sorted(found.shown)}
 
 
 def _pooled(parts: Float[np.ndarray, "B K H"], pieces: int) -> Float[np.ndarray, "R H"]:

@@ -305,9 +305,9 @@ def test_some_of_the_calls() -> None:
     assert head_effects(model_of("Llama"), inputs_of(model_of("Llama")), []).effects == ()
 
 
-def test_layers_before_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, calls = model_of("Llama"), calls_of("Llama")
-    counts = [0, 0, 0]
+def counted(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often each layer is run from now on."""
+    counts = [0] * len(model.model.layers)
     for place, layer in enumerate(model.model.layers):
 
         def count(*args: Any, place: int = place, forward: Any = layer.forward, **kwargs: Any) -> Any:
@@ -315,6 +315,12 @@ def test_layers_before_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> Non
             return forward(*args, **kwargs)
 
         monkeypatch.setattr(layer, "forward", count)
+    return counts
+
+
+def test_layers_before_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = model_of("Llama"), calls_of("Llama")
+    counts = counted(model, monkeypatch)
     head_effects(model, inputs_of(model), calls)
     # the intact pass and one of its copies; one for each layer up to its own; one that ends before the next layer
     assert counts == [2 + 1 + 1, 2 + 2 + 1, 2 + 3]
@@ -324,14 +330,8 @@ def test_few_heads_of_neighbouring_layers_go_through_the_same_passes(monkeypatch
     """From the first one's layer on, with one pass beside in which nothing is silenced; float32."""
     model, calls, chosen = model_of("Llama"), calls_of("Llama"), [[1], [0], [2]]
     monkeypatch.setattr(replays, "_TOKENS", 1)
-    counts = [0, 0, 0]
-    for place, layer in enumerate(model.model.layers):
-
-        def count(*args: Any, place: int = place, forward: Any = layer.forward, **kwargs: Any) -> Any:
-            counts[place] += 1
-            return forward(*args, **kwargs)
-
-        monkeypatch.setattr(layer, "forward", count)
+    monkeypatch.setattr(replays, "_CALLS", 1)
+    counts = counted(model, monkeypatch)
     found = head_effects(model, inputs_of(model), calls, chosen=chosen)
     # the intact pass; three from the first layer on; one that ends before the last, and two from there on
     assert counts == [1 + 3 + 1, 1 + 3 + 1, 1 + 3 + 2]
@@ -341,21 +341,42 @@ def test_few_heads_of_neighbouring_layers_go_through_the_same_passes(monkeypatch
         assert np.isnan(np.delete(ours, head, 1)).all()
 
 
+def test_what_is_known_to_give_the_intact_states_is_not_asked_of_each_layer_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, calls, chosen = model_of("Llama"), calls_of("Llama"), [[1], [0], [2]]
+    inputs = inputs_of(model)
+    shown = head_effects(model, {name: x[:, :6] for name, x in inputs.items()}, calls).shown
+    assert shown == {1, 2}  # from layer 0 on there is nothing to leave out
+    monkeypatch.setattr(replays, "_TOKENS", 1)
+    monkeypatch.setattr(replays, "_CALLS", 1)
+    counts = counted(model, monkeypatch)
+    found = head_effects(model, inputs, calls, chosen=chosen, known=shown)
+    # the intact pass; one with nothing silenced from layer 0 on, the first of all; one for each head from its layer on;
+    # one that ends before the next layer
+    assert counts == [1 + 2 + 1, 1 + 2 + 1 + 1, 1 + 2 + 1 + 1]
+    assert (found.replayed, found.shown) == (2, {1, 2})
+    for ours, theirs, (head,) in zip(found.effects, effects_of("Llama").effects, chosen, strict=True):
+        np.testing.assert_allclose(ours[:, head], theirs[:, head], rtol=1e-5, atol=2e-6)
+
+
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.integers(0, 1)), min_size=1, max_size=6),
     st.integers(1, 7),
     st.floats(0, 3),
 )
 def test_calls_are_together_where_that_takes_fewest_layers(
-    steps: list[tuple[int, int]], width: int, alone: float
+    steps: list[tuple[int, int, int]], width: int, alone: float
 ) -> None:
     """Of all ways to cut them."""
-    counts = [count for _, count in steps]
-    left = [1 + sum(step for step, _ in steps[number:]) for number in range(len(steps))]
+    counts, intact = [count for _, count, _ in steps], [each for *_, each in steps]
+    left = [1 + sum(step for step, *_ in steps[number:]) for number in range(len(steps))]
 
     def cost(groups: list[range]) -> float:
         return sum(
-            left[each.start] * math.ceil((sum(counts[each.start : each.stop]) + 1) / width) * (width + alone)
+            left[each.start]
+            * math.ceil((sum(counts[each.start : each.stop]) + intact[each.start]) / width)
+            * (width + alone)
             for each in groups
         )
 
@@ -363,7 +384,7 @@ def test_calls_are_together_where_that_takes_fewest_layers(
     for cuts in product((False, True), repeat=len(steps) - 1):
         ends = [0, *(place + 1 for place, cut in enumerate(cuts) if cut), len(steps)]
         ways.append([range(a, b) for a, b in pairwise(ends)])
-    least, groups = replays.together(left, counts, width, alone)
+    least, groups = replays.together(left, counts, width, alone, intact)
     assert groups in ways
     assert least == pytest.approx(cost(groups)) == pytest.approx(min(map(cost, ways)))
 
@@ -384,6 +405,7 @@ def test_layers_that_share_more_than_their_output_take_whole_passes(monkeypatch:
     monkeypatch.setattr(last, "forward", take)
     found = head_effects(model, inputs_of(model), calls_of("Llama"))
     assert found.replayed == 1  # of layer 1, before which what layer 0 left is still there
+    assert not found.shown
     for ours, theirs in zip(found.effects, plain_effects("Llama", torch.float32), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 

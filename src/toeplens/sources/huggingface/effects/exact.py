@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.effects.replays import Address, Change, Passes, Replay
@@ -24,8 +25,10 @@ def one_by_one(
     change: Callable[[int, Sequence[int]], Change],
     on_call: Callable[[int, Float[np.ndarray, "B K _H"]], None],
     on_progress: Callable[[int, int], None],
-) -> tuple[list[Float[np.ndarray, "B K _H"]], int]:
-    """Each call's effects, NaN for what is not chosen, and how many calls were replayed from their layer.
+    known: Collection[int] = (),
+) -> tuple[list[Float[np.ndarray, "B K _H"]], int, frozenset[int]]:
+    """Each call's effects, NaN for what is not chosen; how many calls were replayed from their layer; and the calls
+    from whose layer a replay gave the intact states with nothing silenced.
 
     What is changed of a call, one head or band after the other, are copies of the batch in a few passes of equally many
     copies; of neighbouring calls together, where that takes fewer layers in all (`Passes.plan`). Whether copies of the
@@ -34,14 +37,18 @@ def one_by_one(
     are not, passes have one. What the layers before a call's hand over is taken of a pass of as many copies with
     nothing silenced, which ends there: however their tensors are laid out, no silenced head is in them. In the first
     pass from each layer some copies have nothing silenced and have to give the intact states; where a replay fails in
-    that, whole passes are run from there on.
+    that, whole passes are run from there on. From the layers of calls of which it is known that they give these states,
+    that is asked of the first pass of all, and else where there are copies to spare.
     """
     effects = [np.full((passes.batch, passes.outcome.blocks, count), np.nan) for count in counts]
     total = sum(map(len, chosen))
     if not total:
-        return effects, 0
+        return effects, 0, frozenset(known)
     order = sorted((i for i, each in enumerate(chosen) if len(each)), key=lambda index: places[index].item)
-    width, groups = passes.plan([places[index].item for index in order], [len(chosen[index]) for index in order])
+    intact = [0 if index in known else 1 for index in order]
+    begins, sizes = [places[index].item for index in order], [len(chosen[index]) for index in order]
+    width, groups = passes.plan(begins, sizes, intact)
+    shown = set(known)
     ways = [(True, width), (False, width), *([(False, 1)] if width > 1 else [])]
     held: dict[str, Any] = {}
     reached = done = replayed = 0
@@ -52,35 +59,39 @@ def one_by_one(
         changes = {places[index]: change(index, heads) for index, heads in changed.items()}
         return passes.run(len(some), changes=changes, **parts)
 
-    for group in groups:
-        calls = [order[number] for number in group]
+    for number, group in enumerate(groups):
+        calls = [order[place] for place in group]
         begin = places[calls[0]].item
         heads = [(index, head) for index in calls for head in chosen[index]]
         while True:
             replays, width = ways[0]
-            first = len(heads) - len(heads) // width * width  # passes after the first are full
+            first = len(heads) % width  # passes after the first are full
             try:
                 if replays and reached < begin:
                     held, reached = passes.before(begin, width, start=reached, held=held), begin
                 parts = {"start": begin, "held": held} if replays else {}
-                found = run([*heads[:first], *[(calls[0], NOTHING)] * (width - first)], **parts)
-                passes.require_same(found, first)
+                values = list[Float[Tensor, "R K"]]()
+                if first or intact[group.start] or number == 0:
+                    found = run([*heads[:first], *[(calls[0], NOTHING)] * (width - first)], **parts)
+                    passes.require_same(found, first)
+                    values = [passes.effects(found, first)] if first else []
                 break
             except Exception as error:
                 if len(ways) == 1 or out_of_memory(error):
                     raise
             ways.pop(0)
-        replayed += len(calls) if replays and begin > 0 else 0
-        values = [passes.effects(found, first)] if first else []
+        if replays and begin > 0:
+            replayed += len(calls)
+            shown.add(calls[0])
         on_progress(done + first, total)
         for start in range(first, len(heads), width):
             found = run(heads[start : start + width], **parts)
             values.append(passes.effects(found, width))
             on_progress(done + start + width, total)
         split = torch.cat(values).unflatten(0, (-1, passes.batch)).permute(1, 2, 0).cpu().numpy()
-        for number, (index, head) in enumerate(heads):
-            effects[index][:, :, head] = split[:, :, number]
+        for column, (index, head) in enumerate(heads):
+            effects[index][:, :, head] = split[:, :, column]
         for index in calls:
             on_call(index, effects[index])
         done += len(heads)
-    return effects, replayed
+    return effects, replayed, frozenset(shown if ways[0][0] else ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -45,6 +45,7 @@ class HeadEffects:
     outcome   ``loss`` or ``states``
     method    ``exact``, ``position`` or ``attribution``
     replayed  calls that were replayed from their layer on, without those before it; the others took whole passes
+    shown     the calls from whose layer on a replay with nothing changed gave the intact states; none where one did not
     """
 
     parts: tuple[Float[np.ndarray, "B K _H"], ...]
@@ -52,6 +53,7 @@ class HeadEffects:
     outcome: Effect
     method: Method
     replayed: int
+    shown: frozenset[int]
 
     @property
     def effects(self) -> tuple[Float[np.ndarray, "B _H"], ...]:
@@ -69,6 +71,7 @@ def head_effects(
     mask_token: int | None = None,
     seed: int = 0,
     chosen: Sequence[Sequence[int]] | None = None,
+    known: Collection[int] = (),
     on_call: Callable[[int, Float[np.ndarray, "B K _H"]], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> HeadEffects:
@@ -97,6 +100,8 @@ def head_effects(
         mask_token   index of the mask token
         seed         of the tokens that are masked
         chosen       for each call the heads that are changed; all unless given. ``attribution`` spares no others
+        known        the numbers of calls from whose layer on replays are known to give the intact states where nothing
+                     is changed (`HeadEffects.shown` of shorter sequences, say), so that it is not asked of each again
         on_call      but for ``attribution``, is called with the number of a call whose heads are done, and its `parts`
         on_progress  is called with the heads that are done, and all
 
@@ -130,12 +135,12 @@ def head_effects(
         if method != "attribution":
             tell = on_call or (lambda index, parts: None)
             change = _replaced(passes.batch, counts, instead)
-            effects, replayed = one_by_one(passes, places, counts, wanted, change, tell, report)
+            effects, replayed, shown = one_by_one(passes, places, counts, wanted, change, tell, report, known)
         else:
-            effects, replayed = first_order(passes, places, counts) if calls else [], 0
+            effects, replayed, shown = first_order(passes, places, counts) if calls else [], 0, frozenset()
             report(sum(counts), sum(counts))
     kept = None if passes.baseline is None else passes.baseline.mean(1).cpu().numpy()
-    return HeadEffects(tuple(effects), kept, outcome.effect, method, replayed)
+    return HeadEffects(tuple(effects), kept, outcome.effect, method, replayed, shown)
 
 
 def _without_position(model: Any, inputs: Mapping[str, Any], calls: Sequence[Silenced]) -> list[Tensor | None]:

@@ -22,6 +22,7 @@ from toeplens.sources.huggingface.interface import OBSERVER, Observer
 from toeplens.sources.huggingface.model import precision, tolerance
 
 _TOKENS = 4096  # of a pass, over its copies of the batch, at least
+_CALLS, _WORTH = 256, 10**8  # tokens that a layer's calls by themselves cost as much as, at most and over its weights
 Change = Callable[[Float[Tensor, "R N H dv"]], Float[Tensor, "R N H dv"]]
 
 
@@ -280,20 +281,20 @@ class Passes:
         found.run()
         return found.kept
 
-    def plan(self, items: Sequence[int], counts: Sequence[int]) -> tuple[int, list[range]]:
+    def plan(self, items: Sequence[int], counts: Sequence[int], intact: Sequence[int]) -> tuple[int, list[range]]:
         """Copies of a pass, and which neighbouring calls passes are of, so that layers are run as seldom as can be.
 
-        Passes of several calls begin at the first one's layer. In those that begin at one layer one copy more than is
-        changed is needed. One copy, if copies are not alike.
+        Passes of several calls begin at the first one's layer. One copy, if copies are not alike.
 
         Arguments
             items   in or before which call of a layer each call is that something is changed of, in order
             counts  what is changed of each
+            intact  copies in which nothing is changed that passes have at least which begin at each call's layer
         """
         layers = 1 + max(each.item for each in self.order)
-        left, alone = [layers - item for item in items], self.width / 16  # what a pass costs by itself, in copies
+        left, alone = [layers - item for item in items], self._alone(layers)
         widths = range(1, min(max(counts) + 1, 3 * self.width) + 1)
-        found = {width: together(left, counts, width, alone) for width in widths}
+        found = {width: together(left, counts, width, alone, intact) for width in widths}
         width = min(widths, key=lambda width: found[width][0])
         try:
             if width > 1:
@@ -303,6 +304,15 @@ class Passes:
                 raise
             width = 1
         return width, found[width][1]
+
+    def _alone(self, layers: int) -> float:
+        """What a pass costs by itself, in copies of the batch: a layer's calls of some tokens, on a CPU of fewer the
+        more its weights are."""
+        tokens = _CALLS
+        if self.outcome.counted.device.type == "cpu":
+            weights = sum(weight.numel() for layer in self.anatomy.items for weight in layer.parameters())
+            tokens = min(tokens, _WORTH * layers // max(1, weights))
+        return tokens / (self.batch * self.outcome.tokens)
 
     def require_same(self, found: Replay, first: int = 0) -> None:
         """Refuse a pass in which the copies of the batch from ``first`` on are not as they were."""
@@ -329,18 +339,21 @@ class Passes:
         return losses(labels, lambda at: found.logits(states[:, at]), self.vocabulary, self.outcome.blocks)
 
 
-def together(left: Sequence[int], counts: Sequence[int], width: int, alone: float) -> tuple[float, list[range]]:
+def together(
+    left: Sequence[int], counts: Sequence[int], width: int, alone: float, intact: Sequence[int]
+) -> tuple[float, list[range]]:
     """What passes of so many copies cost at least, in layers, and which neighbouring calls they are then of.
 
     Arguments
         left    layers from each call's on
         counts  what is changed of each
         alone   what a pass costs by itself, in copies
+        intact  copies with nothing changed that passes have at least which begin at each call's layer
     """
     best, begins = [0.0], list[int]()
     for stop in range(1, len(left) + 1):
         cost = {
-            start: best[start] + left[start] * -(-(sum(counts[start:stop]) + 1) // width) * (width + alone)
+            start: best[start] + left[start] * -(-(sum(counts[start:stop]) + intact[start]) // width) * (width + alone)
             for start in range(stop - 1, -1, -1)
         }
         begins.append(min(cost, key=lambda start: cost[start]))
