@@ -18,7 +18,7 @@ from toeplens.sources.huggingface import HeadEffects, head_effects
 from toeplens.studies import audit
 from toeplens.studies.auditing.effects import _raced, interval_of
 from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.racing import Heat, Race, race
+from toeplens.studies.auditing.racing import Estimate, Heat, Race, race
 
 transformers = pytest.importorskip("transformers")
 
@@ -158,10 +158,17 @@ class Long(Worlds):
         finally:
             self.all = whole
 
-    def race(self, first: int, sequences: int = 2, kept: Kept | None = None, heat: bool = True) -> Race:
+    def race(
+        self,
+        first: int,
+        sequences: int = 2,
+        kept: Kept | None = None,
+        heat: bool = True,
+        estimate: Estimate = lambda inputs: None,
+    ) -> Race:
         tokens = torch.arange(sequences)[:, None].expand(sequences, 512)
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-        return race(self, inputs, self.counts, first, kept or Kept(None, {}), lambda done, total: None, heat)
+        return race(self, inputs, self.counts, first, kept or Kept(None, {}), lambda done, total: None, heat, estimate)
 
 
 RISING = [float(number) for number in range(40)]  # what 40 heads are worth
@@ -174,26 +181,57 @@ def test_a_heat_over_a_quarter_leaves_heads_out_and_the_others_have_whole_effect
     assert world.known[0] == [], "the heat asks of each layer whether the ones before it can be left out"
     assert all(each == [1] for each in world.known[1:])
     assert found.heat is not None
-    assert (found.heat.left, found.heat.drawn, found.heat.missed) == (28, 8, 0)
+    assert (found.heat.left, found.heat.drawn, found.heat.missed) == (25, 8, 0)
+    assert found.heat.over == "a quarter of the tokens"
     rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)
     means = np.nan_to_num(rows[:16], nan=-1.0).mean(0)
     np.testing.assert_array_equal(np.argsort(-means)[:3], [39, 38, 37])
     there = np.isfinite(rows[:16]).all(0)
-    assert there.sum() == 20
-    assert there[28:].all(), "twelve go on"
+    assert there.sum() == 23
+    assert there[25:].all(), "fifteen go on"
     np.testing.assert_array_equal(rows[:16][:, there], pooled(world.all[:1])[:, there])
     assert np.isnan(rows[:, ~there]).all(), "what a head is worth over a quarter is no effect"
 
 
 def test_a_head_that_matters_later_alone_is_seen_where_it_is_drawn() -> None:
     early = RISING.copy()
-    early[34:] = [-1.0] * 6  # nothing in the first quarter: 8 of 28 left out are drawn
+    early[34:] = [-1.0] * 6  # nothing in the first quarter: 8 of 25 left out are drawn
     found = Long(RISING, early).race(3)
     assert found.heat is not None
     rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)
     drawn = np.isfinite(rows[:16]).all(0)
     assert found.heat.missed == drawn[37:].sum() + min(3 - drawn[37:].sum(), drawn[34:37].sum())
     assert found.heat.missed > 0
+
+
+def test_an_estimate_over_all_tokens_names_heads_that_a_heat_does_not() -> None:
+    early = RISING.copy()
+    early[34:] = [-1.0] * 6
+    estimates = np.full(40, np.nan)
+    estimates[[3, 35, 36, 37, 38, 39]] = [0.5, 1, 2, 3, 4, 5]
+    found = Long(RISING, early).race(3, estimate=lambda inputs: estimates)
+    assert found.heat is not None
+    assert found.heat.over.endswith("from a first-order estimate over all of them")
+    assert (found.heat.left, found.heat.drawn, found.heat.missed) == (40 - 9 - 6, 8, 0)
+    rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)
+    there = np.flatnonzero(np.isfinite(rows[:16]).all(0))
+    assert {3, *range(25, 34), *range(35, 40)} <= set(there)
+
+
+def test_a_sequence_too_long_for_an_estimate_has_none() -> None:
+    def never(inputs: Any) -> np.ndarray:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Long(RISING, RISING).race(3, 32, estimate=never)
+    assert Long(RISING, RISING).race(3, 40, estimate=never).heat is not None
+
+
+def test_the_heat_s_own_first_quarter_does_not_count() -> None:
+    world = Long(RISING, RISING)
+    world.early[:, :5] += np.where(np.arange(40) < 20, 1000.0, 0.0)  # five of its twenty blocks
+    rows = np.concatenate([each[:, 0] for each in world.race(3).parts], axis=1)
+    assert np.isfinite(rows[:16, 25:]).all()
 
 
 @pytest.mark.parametrize("case", ["few heads", "no order of tokens", "short", "more than tokens"])
@@ -221,7 +259,7 @@ def test_a_heat_that_is_kept_is_not_run_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missed", [0, 2])
 def test_a_guess_is_told_with_what_became_of_those_drawn(missed: int) -> None:
-    words = _raced(10, Heat(230, 8, missed))
+    words = _raced(10, Heat(230, 8, missed, "a quarter of the tokens"))
     assert words.startswith("230 heads were left out by a guess")
     assert f"of 8 of these that were drawn and run on all, {missed or 'none'} came out among the first 10" in words
     assert ("others of them may be, too" in words) == (missed > 0)

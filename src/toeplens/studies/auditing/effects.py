@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 from scipy.special import stdtrit
 
+from toeplens.ground.machine import out_of_memory
 from toeplens.ground.words import or_none
 from toeplens.lens import EstimateCheck, bootstrap_means, check_estimates, gini, sample_heads
-from toeplens.sources.huggingface import BandEffects, HeadEffects, band_effects, head_effects
+from toeplens.sources.huggingface import BandEffects, HeadEffects, NoGradient, band_effects, head_effects
 from toeplens.sources.huggingface.effects.outcome import ENOUGH
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.racing import Heat, race
@@ -88,22 +89,7 @@ def silence(
         return _of_bands(measured, taken, inputs["input_ids"].shape[1], seed, texts)
     wanted = [[head for head in range(count) if heads is None or head in heads] for *_, count in calls]
     if first is not None:
-
-        def some(inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]], known: Collection[int]) -> HeadEffects:
-            both = [sorted(set(one) & set(other)) for one, other in zip(chosen, wanted, strict=True)]
-            options = {"mask_token": mask_token, "seed": seed, "chosen": both, "known": known}
-            return head_effects(model, inputs, calls, method=method, **options)
-
-        ahead = all(each.layer.causal and each.layer.side == "decoder" for each in measured) and mask_token is None
-        raced = race(some, inputs, [count for *_, count in calls], first, kept, on_progress, ahead, seed)
-        told = {
-            "effect": raced.outcome,
-            "method": method,
-            "baseline": _mean(raced.baseline),
-            "intervals": "over blocks of tokens within the sequences",
-            "race": _raced(first, raced.heat),
-        }
-        return silenced(measured, (interval_of(own, seed) for own in raced.parts), **told)
+        return _race(model, inputs, measured, calls, wanted, method, mask_token, seed, kept, on_progress, first)
     run = partial(head_effects, model, inputs, calls, mask_token=mask_token, seed=seed)
 
     def exactly(name: str, chosen: Sequence[Sequence[int]]) -> tuple[HeadEffects, list[Float[np.ndarray, "B K _H"]]]:
@@ -139,6 +125,50 @@ def silence(
     return silenced(measured, columns, reach, intervals=way, check=check, **told)
 
 
+def _race(
+    model: Any,
+    inputs: Mapping[str, Any],
+    measured: Sequence[Measured],
+    calls: Sequence[tuple[str, str, str, int, int]],
+    wanted: Sequence[Sequence[int]],
+    method: Literal["exact", "position", "attribution"],
+    mask_token: int | None,
+    seed: int,
+    kept: Kept,
+    on_progress: Callable[[int, int], None],
+    first: int,
+) -> Silenced:
+    """The heads of the largest effects, and how far the others got (`race`)."""
+    run = partial(head_effects, model, calls=calls, mask_token=mask_token, seed=seed)
+
+    def some(inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]], known: Collection[int]) -> HeadEffects:
+        both = [sorted(set(one) & set(other)) for one, other in zip(chosen, wanted, strict=True)]
+        return run(inputs, method=method, chosen=both, known=known)
+
+    def estimate(inputs: Mapping[str, Any]) -> Float[np.ndarray, "n"] | None:
+        if method != "exact":
+            return None
+        try:
+            found = run(inputs, method="attribution")
+        except Exception as error:
+            if isinstance(error, NoGradient) or out_of_memory(error):
+                return None
+            raise
+        return np.concatenate([each.mean((0, 1)) for each in found.parts])
+
+    ahead = all(each.layer.causal and each.layer.side == "decoder" for each in measured) and mask_token is None
+    counts = [count for *_, count in calls]
+    raced = race(some, inputs, counts, first, kept, on_progress, ahead, estimate, seed)
+    told = {
+        "effect": raced.outcome,
+        "method": method,
+        "baseline": _mean(raced.baseline),
+        "intervals": "over blocks of tokens within the sequences",
+        "race": _raced(first, raced.heat),
+    }
+    return silenced(measured, (interval_of(own, seed) for own in raced.parts), **told)
+
+
 def _mean(baseline: Float[np.ndarray, "B"] | None) -> Number:
     return None if baseline is None else or_none(float(np.mean(baseline)))
 
@@ -150,7 +180,7 @@ def _raced(first: int, heat: Heat | None) -> str:
         return told
     doubt = ", so that others of them may be, too: only without a race is that known" if heat.missed else ""
     return (
-        f"{heat.left} heads were left out by a guess, from what they add over a quarter of the tokens; of "
+        f"{heat.left} heads were left out by a guess, from what they add over {heat.over}; of "
         f"{heat.drawn} of these that were drawn and run on all, {heat.missed or 'none'} came out among the first "
         f"{first}{doubt}. {told}"
     )

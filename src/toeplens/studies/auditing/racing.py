@@ -3,9 +3,11 @@
 Sequences are gone through some at a time. After each time a head is left out whose interval lies below those of as many
 others as are wanted, until the sequences end or no more heads are left than are wanted. Most heads need few tokens.
 
-Long sequences that are read from left to right have a heat before: their first quarter, which costs a quarter. What a
-head is worth there need not be what it is worth later, so that leaving it out is a guess. Four times as many heads as
-are wanted go on, and some of the others, drawn, with them: how many of these come out among the first is told.
+Long sequences that are read from left to right have a heat before: their first quarter, which costs a quarter. Three
+times as many heads as are wanted go on by what they are worth in it, its own first quarter left out, where queries have
+little before them; and twice as many by a first-order estimate over all tokens, which costs two passes. Neither need be
+what a head is worth, so that leaving the others out is a guess. Some of them, drawn, go on as well: how many of these
+come out among the first is told.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _LEVEL = 0.95
 _FEWEST = 4  # parts that an interval is taken over
 _PIECES = 16  # of a sequence, at most
 _LONG, _PART = 512, 4  # tokens from which on there is a heat, over one part of so many of them
-_GO_ON, _DRAWN = 4, 8  # times as many heads as are wanted that go on from it, and others
+_BY_HEAT, _BY_ESTIMATE, _DRAWN = 3, 2, 8  # times as many heads as are wanted that go on from it, and others
+_AT_ONCE = 2048  # tokens that an estimate is made over, at most: it holds what every layer gave for them
+Estimate = Callable[[Mapping[str, Any]], Float[np.ndarray, "n"] | None]
 Run = Callable[[Mapping[str, Any], Sequence[Sequence[int]], Collection[int]], HeadEffects]
 
 
@@ -50,12 +54,18 @@ class Race:
 
 @dataclass(frozen=True)
 class Heat:
-    """How many heads a heat left out, how many of those were drawn to be run all the same, and how many of these came
-    out among the first."""
+    """What a heat left out.
+
+    left    heads
+    drawn   of those, how many were drawn to be run all the same
+    missed  of these, how many came out among the first
+    over    what all this goes by, in words
+    """
 
     left: int
     drawn: int
     missed: int
+    over: str
 
 
 def race(
@@ -66,6 +76,7 @@ def race(
     kept: Kept,
     report: Callable[[int, int], None],
     heat: bool = False,
+    estimate: Estimate = lambda inputs: None,
     seed: int = 0,
 ) -> Race:
     """Effects of all heads, the more exact the nearer they are to being among the ``first``.
@@ -73,12 +84,13 @@ def race(
     A round's intervals are Student's over its parts and those before, and of the rounds together 95 %.
 
     Arguments
-        run     effects of chosen heads of each call on some sequences, calls being known (`head_effects`)
-        counts  heads of each call
-        kept    rounds that are there are not run again
-        report  is told how many heads are done, as if all had to be done in every round
-        heat    whether what a query does depends on the tokens before it alone, so that there may be a heat
-        seed    of the heads that are drawn after it
+        run       effects of chosen heads of each call on some sequences, calls being known (`head_effects`)
+        counts    heads of each call
+        kept      rounds that are there are not run again
+        report    is told how many heads are done, as if all had to be done in every round
+        heat      whether what a query does depends on the tokens before it alone, so that there may be a heat
+        estimate  what each head of all calls may be worth on some sequences; None where there is no telling
+        seed      of the heads that are drawn after a heat
     """
     sequences, ends = len(inputs["input_ids"]), np.cumsum(counts)[:-1]
     rounds = np.array_split(np.arange(sequences), min(sequences, _ROUNDS))
@@ -92,13 +104,21 @@ def race(
     drawn: Int[np.ndarray, "d"] = np.empty(0, dtype=int)
     told: Heat | None = None
     shown: Sequence[int] = ()
-    if heat and len(racing) > _GO_ON * first + _DRAWN and (quarter := _quarter(_cut(inputs, rounds[0]))) is not None:
-        made = kept.get("heat") or _round(run, quarter, racing, ends, pieces, shown)
+    some = _cut(inputs, rounds[0])
+    enough = (_BY_HEAT + _BY_ESTIMATE) * first + _DRAWN
+    if heat and len(racing) > enough and (quarter := _quarter(some)) is not None:
+        made = kept.get("heat") or {
+            **_round(run, quarter, racing, ends, pieces, shown),
+            "estimates": _estimates(estimate, some),
+        }
         kept.put("heat", made)
         shown = made["shown"]
-        means = np.asarray(made["parts"], dtype=float).mean(0)
-        racing, drawn = _go_on(means, first, seed)
-        told = Heat(int(np.isfinite(means).sum() - racing.sum()) + len(drawn), len(drawn), 0)
+        parts = np.asarray(made["parts"], dtype=float).reshape(len(rounds[0]), -1, len(racing))
+        means = parts[:, parts.shape[1] // _PART :].mean((0, 1))
+        racing, drawn = _go_on(means, made["estimates"], first, seed)
+        also = "" if made["estimates"] is None else ", and from a first-order estimate over all of them"
+        left = int(np.isfinite(means).sum() - racing.sum()) + len(drawn)
+        told = Heat(left, len(drawn), 0, f"a quarter of the tokens{also}")
         report(len(racing) // _PART, len(rounds) * len(racing))
     for number, some in enumerate(rounds):
         made = kept.get(f"round-{number}") or _round(run, _cut(inputs, some), racing, ends, pieces, shown)
@@ -126,16 +146,33 @@ def _quarter(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
     return {name: x[:, : x.shape[1] // _PART] if isinstance(x, Tensor) else x for name, x in inputs.items()}
 
 
-def _go_on(means: Float[np.ndarray, "n"], first: int, seed: int) -> tuple[Bool[np.ndarray, "n"], Int[np.ndarray, "d"]]:
+def _estimates(estimate: Estimate, inputs: Mapping[str, Any]) -> list[float] | None:
+    """What each head may be worth by a first-order estimate; None where sequences are too long for one."""
+    found = estimate(inputs) if inputs["input_ids"].numel() <= _AT_ONCE else None
+    return None if found is None else found.tolist()
+
+
+def _go_on(
+    means: Float[np.ndarray, "n"], estimates: Sequence[float] | None, first: int, seed: int
+) -> tuple[Bool[np.ndarray, "n"], Int[np.ndarray, "d"]]:
     """Which heads go on from a heat, and which of these were drawn and not chosen. Unknown ones do not."""
-    order = np.argsort(-np.nan_to_num(means, nan=-np.inf), kind="stable")
-    order = order[np.isfinite(means[order])]
-    best, others = np.split(order, [_GO_ON * first])
+    by_heat = _order(means)
+    if estimates is None:
+        best = by_heat[: (_BY_HEAT + _BY_ESTIMATE) * first]
+    else:
+        best = np.union1d(by_heat[: _BY_HEAT * first], _order(np.asarray(estimates))[: _BY_ESTIMATE * first])
+    others = by_heat[~np.isin(by_heat, best)]
     random = np.random.Generator(np.random.Philox(seed))
     drawn = random.choice(others, min(_DRAWN, len(others)), replace=False)
     goes = np.zeros(len(means), dtype=bool)
     goes[np.concatenate((best, drawn))] = True
-    return goes, drawn
+    return goes & np.isfinite(means), drawn
+
+
+def _order(worth: Float[np.ndarray, "n"]) -> Int[np.ndarray, "m"]:
+    """The heads of which something is known, the best first."""
+    order = np.argsort(-np.nan_to_num(worth, nan=-np.inf), kind="stable")
+    return order[np.isfinite(worth[order])]
 
 
 def _round(
