@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def given(*shape: int) -> Tensor:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the steps that are taken as one."""
     names: list[str] = []
-    for step in (steps._Projected, steps._Finished):
+    for step in (steps._Projected, steps._Read, steps._Finished):
 
         def apply(*given: object, step: type = step, own: Callable[..., object] = step.apply) -> object:
             names.append(step.__name__)
@@ -113,6 +114,44 @@ def test_queries_keys_and_values_are_those_of_the_modules_and_turned(asks: str, 
     assert torch.autograd.gradgradcheck(step, (x, asking if asks != "all" else given(1)))
 
 
+def read_by_modules(x: Tensor, norm: nn.LayerNorm, read: Tensor) -> tuple[Tensor, ...]:
+    normed, rows = norm(x), read.view(-1, 1, 1).expand(-1, 1, x.shape[-1])
+    return normed, normed.gather(1, rows), x.gather(1, rows)
+
+
+@pytest.mark.parametrize("frozen", ["nothing", "x", "weight", "bias"])
+def test_what_is_read_at_one_position_is_that_of_the_modules(frozen: str, taken: list[str]):
+    norm = modules()[2]
+    assert isinstance(norm, nn.LayerNorm)
+    x, read = given(3, 4, 6), torch.tensor([3, 0, 2])
+    leaves = {"x": x, "weight": norm.weight, "bias": norm.bias}
+    if frozen != "nothing":
+        leaves.pop(frozen).requires_grad_(False)
+    weighed = [torch.randn(3, n, 6, dtype=torch.float64) for n in (4, 1, 1)]
+    one, many = steps.read_at(x, norm, read), read_by_modules(x, norm, read)
+    assert taken == ["_Read"]
+    for own, wanted in zip(one, many, strict=True):
+        torch.testing.assert_close(own, wanted, rtol=1e-12, atol=1e-12)
+    sums = [sum((part * w).sum() for part, w in zip(parts, weighed, strict=True)) for parts in (one, many)]
+    for own, wanted in zip(*(torch.autograd.grad(y, leaves.values()) for y in sums), strict=True):
+        torch.testing.assert_close(own, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_each_of_it_has_its_gradients_alone_and_these_have_gradients(part: int):
+    norm, read = modules()[2], torch.tensor([1, 0])
+    assert isinstance(norm, nn.LayerNorm)
+    x = given(2, 2, 6)
+    leaves = [x, norm.weight, norm.bias] if part < 2 else [x]
+    own, wanted = (
+        torch.autograd.grad(f(x, norm, read)[part].square().sum(), leaves) for f in (steps.read_at, read_by_modules)
+    )
+    for one, other in zip(own, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda x: steps.read_at(x, norm, read)[part], (x,))
+    assert torch.autograd.gradgradcheck(lambda x: steps.read_at(x, norm, read), (x,))
+
+
 @pytest.mark.parametrize("frozen", range(10))
 def test_what_is_frozen_gets_no_gradient_and_the_rest_what_it_had(frozen: int):
     parts = modules()
@@ -147,7 +186,7 @@ TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1]])
 
 def test_a_layer_takes_two_steps(taken: list[str]):
     model()(TOKENS)
-    assert taken == ["_Projected", "_Finished"] * 2
+    assert taken == ["_Projected", "_Finished", "_Read", "_Projected", "_Finished"], "one place is read in the last"
 
 
 def test_dropout_at_work_is_the_modules_own(taken: list[str]):
@@ -158,10 +197,16 @@ def test_dropout_at_work_is_the_modules_own(taken: list[str]):
     assert taken.count("_Finished") == 2
 
 
-@pytest.mark.parametrize("place", ["ffn", "ffn.0", "ffn.1", "ffn.3", "norm_ffn", "attention.out", "attention.qkv"])
-def test_who_listens_to_a_module_hears_it(place: str):
+PLACES = ["ffn", "ffn.0", "ffn.1", "ffn.3", "norm_ffn", "attention.out", "norm_attention"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "place"),  # where one place is read, queries and keys are of different rows: products with qkv's weights
+    [*product((0, 1), PLACES), (0, "attention.qkv")],
+)
+def test_who_listens_to_a_module_hears_it(layer: int, place: str):
     heard, listened = [], model()
-    listened.block(0).get_submodule(place).register_forward_hook(lambda *_: heard.append(place))
+    listened.block(layer).get_submodule(place).register_forward_hook(lambda *_: heard.append(place))
     torch.testing.assert_close(listened(TOKENS), model()(TOKENS))
     assert heard == [place]
 

@@ -17,7 +17,7 @@ from toeplens.ground import InputError
 from toeplens.model.attention import Attention, LatentAttention
 from toeplens.model.config import DecoderConfig
 from toeplens.model.norms import frozen
-from toeplens.model.steps import Turn, finished, takes_steps
+from toeplens.model.steps import Turn, finished, read_at, takes_steps
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,12 @@ class Block(nn.Module):
 
         ``read`` is None for all positions, or [B]: the one position of each sequence that is needed.
         """
-        normed = self.norm_attention(x)
-        keys = normed if context.embeddings is None else context.embeddings
         positions = context.positions
         if read is None:
+            normed = self.norm_attention(x)
             return x, self.attention.heads(
                 normed,
-                keys,
+                normed if context.embeddings is None else context.embeddings,
                 q_positions=positions,
                 k_positions=positions,
                 mask=context.key_mask,
@@ -121,18 +120,19 @@ class Block(nn.Module):
                 turns=context.turns(self.attention.encoding, None),
                 fused=fused,
             )
-        batch = torch.arange(x.shape[0], device=x.device)
+        normed, asking, x = read_at(x, self.norm_attention, read)
+        at = (torch.arange(len(read), device=read.device), read) if context.by_sequence else read
         z = self.attention.heads(
-            normed[batch, read].unsqueeze(1),
-            keys,
-            q_positions=(positions[batch, read] if context.by_sequence else positions[read]).unsqueeze(1),
+            asking,
+            normed if context.embeddings is None else context.embeddings,
+            q_positions=positions[at].unsqueeze(1),
             k_positions=positions,
             rows=read.unsqueeze(1),
             mask=context.key_mask,
             turns=context.turns(self.attention.encoding, read),
             fused=fused,
         )
-        return x[batch, read].unsqueeze(1), z
+        return x, z
 
     def project(self, x: Float[Tensor, "B N d_model"], context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v of all positions as [B, H, N, dimensions], before the encoding acts."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
@@ -60,6 +60,16 @@ def projected(
     else:
         q, k, v = _apart(x, asking, qkv.weight, qkv.bias, heads)
     return (q, k, v) if turns is None else (_turned(q, of_q), _turned(k, of_k), v)
+
+
+def read_at(
+    x: Float[Tensor, "B N d_model"], norm: nn.LayerNorm, read: Int[Tensor, "B"]
+) -> tuple[Float[Tensor, "B N d_model"], Float[Tensor, "B 1 d_model"], Float[Tensor, "B 1 d_model"]]:
+    """``norm(x)``, and the rows of that and of ``x`` at one position of each sequence."""
+    if takes_steps(x) and _is_untouched(norm):
+        found: Any = _Read.apply(x, norm.weight, norm.bias, read, norm.eps)
+        return found
+    return _plainly_read(x, norm.weight, norm.bias, read, norm.eps, norm(x))
 
 
 def finished(
@@ -207,6 +217,44 @@ class _Projected(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _plainly_read(
+    x: Tensor, scale: Tensor, shift: Tensor, read: Tensor, eps: float, normed: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    normed = F.layer_norm(x, x.shape[-1:], scale, shift, eps) if normed is None else normed
+    batch = torch.arange(x.shape[0], device=x.device)
+    return normed, normed[batch, read].unsqueeze(1), x[batch, read].unsqueeze(1)
+
+
+class _Read(torch.autograd.Function):
+    """Gradients of the rows that are read go to their places, and not through a table of zeros for each."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, read: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        normed, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], scale, shift, eps)
+        at = torch.arange(0, x.shape[0] * x.shape[1], x.shape[1]).add_(read)
+        ctx.save_for_backward(x, scale, shift, read, mean, rstd, at)
+        ctx.eps = eps
+        return normed, _rows(normed)[at].unsqueeze(1), _rows(x)[at].unsqueeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, scale, shift, read, mean, rstd, at = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _again(ctx, _plainly_read, (x, scale, shift, read, ctx.eps), grads)
+        whole, of_normed, of_rows = grads
+        wanted, shape = [*ctx.needs_input_grad[:3]], x.shape[-1:]
+        backward = torch.ops.aten.native_layer_norm_backward
+        of_all = backward(whole, x, shape, mean, rstd, scale, shift, wanted)
+        there, mean, rstd = (_rows(each)[at].unsqueeze(1) for each in (x, mean, rstd))
+        of_few = backward(of_normed, there, shape, mean, rstd, scale, shift, wanted)
+        if wanted[0]:
+            _rows(of_all[0]).index_add_(0, at, _rows(of_few[0].add_(of_rows)))
+        rest = (a + b if needs else None for a, b, needs in zip(of_all[1:], of_few[1:], wanted[1:], strict=True))
+        return of_all[0] if wanted[0] else None, *rest, None, None
 
 
 def _side_by_side(grads: tuple[Tensor, ...], turn: Tensor | None) -> Tensor:
