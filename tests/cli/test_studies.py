@@ -97,11 +97,12 @@ encodings:
 
 
 @pytest.mark.usefixtures("here")
-def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path):
-    """Its table, its claims and its page."""
+def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its table, its claims and its page; in a directory of its name, as none is given."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(SMALL_STUDY)
-    out = tmp_path / "study"
-    command = ["study", tmp_path / "mine.yaml", "--out", out, "--compile", "off"]
+    out = tmp_path / "demo" / "mine"
+    command = ["study", tmp_path / "mine.yaml", "--compile", "off"]
     state = toeplens(*command, "--json").json()
     assert (state["finished"], state["total"]) == (2, 2)
     assert [(row["task"], row["label"]) for row in state["table"]] == [("index", "rope"), ("index", "nope")]

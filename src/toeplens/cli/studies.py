@@ -74,7 +74,13 @@ def study(
         Path,
         typer.Argument(help=f"A YAML file, or one of those that come along: {', '.join(OURS)}.", parser=path),
     ],
-    out: StudyOut,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of the study, demo/ and its name unless given; one that was stopped is gone on with.",
+            parser=path,
+        ),
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(help="Trained models a cell, in place of the file's; 3 or more give intervals.")
     ] = None,
@@ -112,7 +118,8 @@ def study(
         page, shown = report.write_grid(state), tables.matrix_tables(state)
         tables.print_study(state, page, shown, rows=state.matrix(), as_json=as_json)
 
-    carry_out(partial(grid.study, wanted, out, workers=hands.chosen(), on_event=progress), progress, limits, show)
+    place = Path("demo") / spec.stem if out is None else out
+    carry_out(partial(grid.study, wanted, place, workers=hands.chosen(), on_event=progress), progress, limits, show)
 
 
 @with_options
