@@ -77,6 +77,9 @@ def test_both_protocols_and_both_tasks_are_there(results: Results) -> None:
         assert {"rope", "nope", "mla"} <= set(under.labels(COUNT))
 
 
+SUFFICE = "one-or-two-heads-suffice"
+
+
 def test_what_is_said_of_the_desk_record(record: Path, results: Results) -> None:
     """results/README.md says it."""
     if record.name != "desk":
@@ -91,5 +94,11 @@ def test_what_is_said_of_the_desk_record(record: Path, results: Results) -> None
     counted = [cell for under in (paper, released) for cell in under.cells if cell.key.task == COUNT]
     assert len(counted) == 40
     assert all(cell.settled and cell.accuracy >= 0.99 for cell in counted)
-    assert (sum(entry["verdict"] in OPEN for entry in ledger), len(ledger)) == (23, 52)
+    assert (sum(entry["verdict"] in OPEN for entry in ledger), len(ledger)) == (22, 52)
     assert next(e["verdict"] for e in ledger if (e["id"], e["protocol"]) == ("task1-rope-best", "paper")) == "fails"
+    assert next(e for e in ledger if (e["id"], e["protocol"]) == (SUFFICE, "paper"))["verdict"] == "holds"
+    full, one, two = (
+        np.mean([cell.accuracy for cell in released.of(DISTANCE, label)])
+        for label in ("rope-alone", "partial-1", "partial-2")
+    )
+    assert (round(full - two, 2), round(full - one, 2)) == (0.02, 0.03)

@@ -22,7 +22,8 @@ class Scale(Preset):
     labels         the encodings of each task
     partial_heads  the numbers of RoPE heads of Fig. 5
     first_seed     seeds of weights, order and data are this one and those after it
-    most_seeds     of a task's cells, where fewer are recorded than of the other's; as many as asked for unless given
+    most_seeds     of the cells of a task or a label, where fewer are recorded than of the others; as many as asked
+                   for unless given
     rungs          of the ladder
     watched        whether heads are watched in training: at the paper's size a look takes minutes on a CPU, more than a
                    short time budget allows
@@ -54,9 +55,9 @@ LAPTOP = Scale(
 DESK = Scale(
     **vars(PRESETS["desk"]),
     labels={DISTANCE: _CURVES, COUNT: ("rope", "nope", "mla", "absolute")},
-    partial_heads={DISTANCE: (), COUNT: ()},
+    partial_heads={DISTANCE: (1, 2), COUNT: ()},
     ablation_examples=384,
-    most_seeds={COUNT: 5},
+    most_seeds={COUNT: 5} | {str(Label(PARTIAL, heads)): 5 for heads in (1, 2)},
     rungs=tuple(RUNGS),
     first_seed=100,  # 3, 7 and 42 chose its sizes, and what to ask at it
 )

@@ -76,7 +76,7 @@ def grid(scale_name: str, protocols: Sequence[Protocol], seeds: int, parts: Sequ
             cell(scale, *place, scale.first_seed + number, measured)
             for number in range(seeds)
             for place, measured in zip(places, measures, strict=True)
-            if number < scale.most_seeds.get(place[1], seeds)
+            if number < min(scale.most_seeds.get(name, seeds) for name in place[1:])
         ]
     return cells
 
