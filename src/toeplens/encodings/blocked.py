@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from toeplens.encodings.kit import is_mapped
+from toeplens.encodings.kit import gradients_again, is_mapped
 from toeplens.encodings.shapes import Keys, Queries
 
 LEARNING, READING = 512, 64  # tokens up to which it is faster with gradients, and without
@@ -181,12 +181,12 @@ def _again(ctx: Any, grad: Tensor, *given: Tensor | None) -> tuple[Tensor | None
     if ctx.causal:
         hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
         logits = logits.masked_fill(hidden, float("-inf"))
-    wanted = [x for x, needs in zip(given, ctx.needs_input_grad, strict=False) if x is not None and needs]
-    found = iter(torch.autograd.grad(logits.softmax(-1) @ v, wanted, grad, create_graph=True))
-    each = [
-        next(found) if needs and x is not None else None for x, needs in zip(given, ctx.needs_input_grad, strict=False)
-    ]
-    return *each, None, None, None
+    return (
+        *gradients_again(logits.softmax(-1) @ v, given, ctx.needs_input_grad[: len(given)], (grad,)),
+        None,
+        None,
+        None,
+    )
 
 
 def _product(a: Tensor, b: Tensor, scale: float = 1.0, added: Tensor | None = None) -> Tensor:

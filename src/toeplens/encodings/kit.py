@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Complex, Float, Int
@@ -54,6 +55,21 @@ def short_convolution(
 def is_mapped() -> bool:
     """Whether this is worked for many at once, by `torch.func.vmap` or another of its transforms."""
     return torch._C._are_functorch_transforms_active()
+
+
+def gradients_again(
+    out: Tensor | tuple[Tensor, ...], inputs: Sequence[Any], needed: Sequence[bool], grads: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Gradients that have gradients themselves, of what a function of one's own gave, formed again by operations.
+
+    Arguments
+        inputs  of the function; what is no tensor needs no gradient
+        needed  of which of them gradients are asked for
+        grads   of ``out``
+    """
+    wanted = [x for x, needs in zip(inputs, needed, strict=True) if needs]
+    found = iter(torch.autograd.grad(out, wanted, grads, create_graph=True))
+    return tuple(next(found) if needs else None for needs in needed)
 
 
 def phases_of(positions: Positions, frequencies: Float[Tensor, "*_H n"]) -> Float[Tensor, "*B H N n"]:

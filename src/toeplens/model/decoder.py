@@ -17,7 +17,7 @@ from toeplens.ground import InputError
 from toeplens.model.attention import Attention, LatentAttention
 from toeplens.model.config import DecoderConfig
 from toeplens.model.norms import frozen
-from toeplens.model.steps import Turn, finished, read_at, takes_steps
+from toeplens.model.steps import Turn, finished, read_at, row_at, takes_steps
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,14 @@ class Block(nn.Module):
         """
         positions = context.positions
         if read is None:
-            normed = self.norm_attention(x)
+            normed = asking = self.norm_attention(x)
+        else:
+            normed, asking, x = read_at(x, self.norm_attention, read)
+        keys = normed if context.embeddings is None else context.embeddings
+        if read is None:
             return x, self.attention.heads(
-                normed,
-                normed if context.embeddings is None else context.embeddings,
+                asking,
+                keys,
                 q_positions=positions,
                 k_positions=positions,
                 mask=context.key_mask,
@@ -120,12 +124,10 @@ class Block(nn.Module):
                 turns=context.turns(self.attention.encoding, None),
                 fused=fused,
             )
-        normed, asking, x = read_at(x, self.norm_attention, read)
-        at = (torch.arange(len(read), device=read.device), read) if context.by_sequence else read
         z = self.attention.heads(
             asking,
-            normed if context.embeddings is None else context.embeddings,
-            q_positions=positions[at].unsqueeze(1),
+            keys,
+            q_positions=row_at(positions, read) if context.by_sequence else positions[read].unsqueeze(1),
             k_positions=positions,
             rows=read.unsqueeze(1),
             mask=context.key_mask,

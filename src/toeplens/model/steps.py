@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Complex, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
 from toeplens.encodings.attention import PRECISE
-from toeplens.encodings.kit import is_mapped
+from toeplens.encodings.kit import gradients_again, is_mapped
 from toeplens.encodings.shapes import Keys, Queries
 from toeplens.model.parts import in_parts
 
@@ -69,7 +69,13 @@ def read_at(
     if takes_steps(x) and _is_untouched(norm):
         found: Any = _Read.apply(x, norm.weight, norm.bias, read, norm.eps)
         return found
-    return _plainly_read(x, norm.weight, norm.bias, read, norm.eps, norm(x))
+    normed = norm(x)
+    return normed, row_at(normed, read), row_at(x, read)
+
+
+def row_at(x: Shaped[Tensor, "B N *_"], read: Int[Tensor, "B"]) -> Shaped[Tensor, "B 1 *_"]:
+    """One position of each sequence."""
+    return x[torch.arange(len(read), device=read.device), read].unsqueeze(1)
 
 
 def finished(
@@ -106,10 +112,7 @@ def _is_untouched(module: nn.Module) -> bool:
 
 def _again(ctx: Any, plain: Callable[..., Any], inputs: tuple[Any, ...], grads: tuple[Tensor, ...]) -> Any:
     """Gradients that have gradients themselves, by the operations that the step stands for."""
-    wanted = [x for x, needs in zip(inputs, ctx.needs_input_grad, strict=False) if needs and x is not None]
-    out = plain(*inputs)
-    found = iter(torch.autograd.grad(out, wanted, grads, create_graph=True))
-    return tuple(next(found) if needs else None for needs in ctx.needs_input_grad)
+    return gradients_again(plain(*inputs), inputs, ctx.needs_input_grad, grads)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -219,12 +222,9 @@ class _Projected(torch.autograd.Function):
         )
 
 
-def _plainly_read(
-    x: Tensor, scale: Tensor, shift: Tensor, read: Tensor, eps: float, normed: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    normed = F.layer_norm(x, x.shape[-1:], scale, shift, eps) if normed is None else normed
-    batch = torch.arange(x.shape[0], device=x.device)
-    return normed, normed[batch, read].unsqueeze(1), x[batch, read].unsqueeze(1)
+def _plainly_read(x: Tensor, scale: Tensor, shift: Tensor, read: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    normed = F.layer_norm(x, x.shape[-1:], scale, shift, eps)
+    return normed, row_at(normed, read), row_at(x, read)
 
 
 class _Read(torch.autograd.Function):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -15,6 +15,7 @@ from toeplens.ground.machine import out_of_memory
 from toeplens.ground.words import or_none
 from toeplens.lens import EstimateCheck, bootstrap_means, check_estimates, gini, sample_heads
 from toeplens.sources.huggingface import BandEffects, HeadEffects, NoGradient, band_effects, head_effects
+from toeplens.sources.huggingface.effects.head_effects import Method as OfHeads
 from toeplens.sources.huggingface.effects.outcome import ENOUGH
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.racing import Heat, race
@@ -131,7 +132,7 @@ def _race(
     measured: Sequence[Measured],
     calls: Sequence[tuple[str, str, str, int, int]],
     wanted: Sequence[Sequence[int]],
-    method: Literal["exact", "position", "attribution"],
+    method: OfHeads,
     mask_token: int | None,
     seed: int,
     kept: Kept,

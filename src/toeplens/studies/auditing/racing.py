@@ -104,12 +104,12 @@ def race(
     drawn: Int[np.ndarray, "d"] = np.empty(0, dtype=int)
     told: Heat | None = None
     shown: Sequence[int] = ()
-    some = _cut(inputs, rounds[0])
+    begin = _cut(inputs, rounds[0])
     enough = (_BY_HEAT + _BY_ESTIMATE) * first + _DRAWN
-    if heat and len(racing) > enough and (quarter := _quarter(some)) is not None:
+    if heat and len(racing) > enough and (quarter := _quarter(begin)) is not None:
         made = kept.get("heat") or {
             **_round(run, quarter, racing, ends, pieces, shown),
-            "estimates": _estimates(estimate, some),
+            "estimates": _estimates(estimate, begin),
         }
         kept.put("heat", made)
         shown = made["shown"]

@@ -32,20 +32,19 @@ def one_by_one(
 
     What is changed of a call, one head or band after the other, are copies of the batch in a few passes of equally many
     copies; of neighbouring calls together, where that takes fewer layers in all (`Passes.plan`). Whether copies of the
-    batch are
-    independent is seen in a pass with nothing silenced, all of whose copies have to give the intact states; where they
-    are not, passes have one. What the layers before a call's hand over is taken of a pass of as many copies with
-    nothing silenced, which ends there: however their tensors are laid out, no silenced head is in them. In the first
-    pass from each layer some copies have nothing silenced and have to give the intact states; where a replay fails in
-    that, whole passes are run from there on. From the layers of calls of which it is known that they give these states,
-    that is asked of the first pass of all, and else where there are copies to spare.
+    batch are independent is seen in a pass with nothing silenced, all of whose copies have to give the intact states;
+    where they are not, passes have one. What the layers before a call's hand over is taken of a pass of as many copies
+    with nothing silenced, which ends there: however their tensors are laid out, no silenced head is in them. In the
+    first pass from each layer some copies have nothing silenced and have to give the intact states; where a replay
+    fails in that, whole passes are run from there on. From the layers of calls of which it is known that they give
+    these states, that is asked of the first pass of all, and else where there are copies to spare.
     """
     effects = [np.full((passes.batch, passes.outcome.blocks, count), np.nan) for count in counts]
     total = sum(map(len, chosen))
     if not total:
         return effects, 0, frozenset(known)
     order = sorted((i for i, each in enumerate(chosen) if len(each)), key=lambda index: places[index].item)
-    intact = [0 if index in known else 1 for index in order]
+    intact = [int(place == 0 or index not in known) for place, index in enumerate(order)]
     begins, sizes = [places[index].item for index in order], [len(chosen[index]) for index in order]
     width, groups = passes.plan(begins, sizes, intact)
     shown = set(known)
@@ -59,7 +58,7 @@ def one_by_one(
         changes = {places[index]: change(index, heads) for index, heads in changed.items()}
         return passes.run(len(some), changes=changes, **parts)
 
-    for number, group in enumerate(groups):
+    for group in groups:
         calls = [order[place] for place in group]
         begin = places[calls[0]].item
         heads = [(index, head) for index in calls for head in chosen[index]]
@@ -71,7 +70,7 @@ def one_by_one(
                     held, reached = passes.before(begin, width, start=reached, held=held), begin
                 parts = {"start": begin, "held": held} if replays else {}
                 values = list[Float[Tensor, "R K"]]()
-                if first or intact[group.start] or number == 0:
+                if first or intact[group.start]:
                     found = run([*heads[:first], *[(calls[0], NOTHING)] * (width - first)], **parts)
                     passes.require_same(found, first)
                     values = [passes.effects(found, first)] if first else []
