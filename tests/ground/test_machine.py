@@ -43,7 +43,7 @@ if sys.argv[1] == "kept":
 
 
 def step():
-    return [numpy.full(2**19, 1.0) for _ in range(20)]  # 4 MB each
+    return [numpy.full(2**16, 1.0) for _ in range(160)]  # 512 KB each: less than a huge page, and than numpy asks for one
 
 
 for _ in range(3):
