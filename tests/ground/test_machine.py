@@ -43,7 +43,7 @@ if sys.argv[1] == "kept":
 
 
 def step():
-    return [numpy.full(2**16, 1.0) for _ in range(160)]  # 512 KB each: less than a huge page, and than numpy asks for one
+    return [numpy.full(2**16, 1.0) for _ in range(160)]  # 512 KB: under a huge page, and under numpy asking for one
 
 
 for _ in range(3):
