@@ -90,15 +90,18 @@ def test_dropout_drops_weights_at_its_rate_and_its_gradient_is_that_of_what_was_
 
 @pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5", "kerple-log", "fire"])
 @pytest.mark.parametrize("length", [7, 24, 120])
-def test_encodings_train_alike_by_blocks_and_with_weights_formed(name: str, length: int):
+@pytest.mark.parametrize("causal", [True, False])
+def test_encodings_train_alike_by_blocks_and_with_weights_formed(name: str, length: int, causal: bool):
     encoding = build(name, head_dim=8, num_heads=2, d_model=16, max_len=128)
     q, k, v = (torch.randn(3, 2, length, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
     each = [x.requires_grad_() for x in (q, k, v)]
     places = torch.arange(length)
-    told = {"encoding": encoding, "scale": 0.3, "q_positions": places, "k_positions": places}
+    told = {"encoding": encoding, "scale": 0.3, "q_positions": places, "k_positions": places, "causal": causal}
     assert is_faster(q, k)
     learned = [*each, *encoding.parameters()]
-    found = with_gradients(attend(q, k, v, **told), *learned)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *_, **__: pytest.fail("torch's"))
+        found = with_gradients(attend(q, k, v, **told), *learned)
     for one, other in zip(found, with_gradients(attend(q, k, v, fused=False, **told), *learned), strict=True):
         torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5)
 

@@ -117,8 +117,7 @@ def attend(
     once = once and q_positions is k_positions and not encoding.by_sequence(k_positions)
     if once and encoding.pair_width * q.shape[1] * k.shape[2] ** 2 <= 4 * at_once:
         added = fixed_bias(encoding, k_positions, dtype=q.dtype, mask=None, causal=causal)
-    triangle = square and causal
-    whole = replace(whole, v=v, added=added, dropout=dropout, fused=fused, factored=factored, triangle=triangle)
+    whole = replace(whole, v=v, added=added, dropout=dropout, fused=fused, factored=factored, square=square)
     numbers = (encoding.pair_width if added is None else 1) * q.shape[0] * q.shape[1] * k.shape[2]  # for each query
     size = FACTORED if factored else max(1, at_once // max(1, numbers))
     size = size if near is None else min(size, max(near, LEAST))
@@ -191,7 +190,7 @@ class _Queries:
     dropout: float = 0.0
     fused: bool = False
     factored: bool = False
-    triangle: bool = False  # as many queries as keys, each seeing those up to its own
+    square: bool = False  # as many queries as keys, each seeing all of them or those up to its own
     softcap: float | None = None
     sinks: Tensor | None = None
 
@@ -213,7 +212,7 @@ class _Queries:
             seen=self.seen.part(queries, keys),
             v=None if self.v is None else self.v[..., keys, :],
             added=None if self.added is None else self.added[..., queries, keys],
-            triangle=self.triangle and queries.start == 0,
+            square=self.square and queries.start == 0,
         )
 
     def attend(self) -> Tensor:
@@ -223,23 +222,23 @@ class _Queries:
             return self._with_factors(self.v)
         if self.fused:
             seen, bias = self.seen, self._bias()
-            if bias is not None and self.triangle and is_faster(seen.q, seen.k, bias, self.dropout):
+            if bias is not None and self.square and is_faster(seen.q, seen.k, bias, self.dropout):
                 k, v = (for_each_head(x, seen.q.shape[1]) for x in (seen.k, self.v))
-                return attend_blocked(seen.q, k, v, _four(bias), self.dropout, seen.scale, causal=True)
+                return attend_blocked(seen.q, k, v, _four(bias), self.dropout, seen.scale, causal=seen.causal)
             return _fused(seen.q, seen.k, self.v, bias, self.dropout, seen.scale)
         weights = F.dropout(self.weights(), self.dropout)
         out, more = weights @ self.v, self._hook("add_values", weights)
         return out if more is None else out + more
 
     def _with_factors(self, v: Tensor) -> Tensor:
-        """The bias as one or two more dimensions of queries and keys: nothing of queries by keys is formed."""
+        """The bias as one or two more dimensions of queries and keys: nothing of queries by keys is formed. Causal."""
         seen = self.seen
         a, b = self._hook("bias_product")
         q = torch.cat((seen.q, (a / seen.scale).to(seen.q.dtype).expand(*seen.q.shape[:-1], -1)), dim=-1)
         k, v = (for_each_head(x, q.shape[1]) for x in (seen.k, v))
         k = torch.cat((k, b.to(k.dtype).expand(*k.shape[:-1], -1)), dim=-1)
-        mask = None if self.triangle else seen.visible()
-        return _fused(q, k, v, mask, self.dropout, seen.scale, is_causal=self.triangle)
+        mask = None if self.square else seen.visible()  # where it is no square, what is hidden must be said
+        return _fused(q, k, v, mask, self.dropout, seen.scale, is_causal=self.square)
 
     def _bias(self) -> Tensor | None:
         """The bias with the mask in it; the mask, where there is none."""
