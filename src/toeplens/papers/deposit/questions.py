@@ -24,8 +24,6 @@ class Scale(Preset):
     first_seed     seeds of weights, order and data are this one and those after it
     most_seeds     of the cells of a task or a label, where fewer are recorded than of the others; as many as asked
                    for unless given
-    longer         most epochs of what needs more than the others to stop learning, by protocol, task and label; its
-                   warm-up takes as many steps as theirs
     rungs          of the ladder
     watched        whether heads are watched in training: at the paper's size a look takes minutes on a CPU, more than a
                    short time budget allows
@@ -36,7 +34,6 @@ class Scale(Preset):
     ablation_examples: int
     first_seed: int = 42
     most_seeds: dict[str, int] = field(default_factory=dict)
-    longer: dict[tuple[Protocol, str, str], int] = field(default_factory=dict)
     rungs: tuple[str, ...] = ()
     watched: bool = True
 
@@ -61,7 +58,6 @@ DESK = Scale(
     partial_heads={DISTANCE: (1, 2), COUNT: ()},
     ablation_examples=384,
     most_seeds={COUNT: 5} | {str(Label(PARTIAL, heads)): 5 for heads in (1, 2)},
-    longer={("released", DISTANCE, label): 12 for label in ("alibi", "relative")},
     rungs=tuple(RUNGS),
     first_seed=100,  # 3, 7 and 42 chose its sizes, and what to ask at it
 )

@@ -35,8 +35,6 @@ def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int, mea
         scale = RUNGS[at.variant].applied(scale)
     data = other_protocol(protocol) if at.variant == "data" else protocol
     start = starting_spec(scale, data, task, at.base, seed)
-    if epochs := scale.longer.get((protocol, task, label)):
-        start |= {"epochs": epochs, "warmup": start["warmup"] * start["epochs"] / epochs}
     sizes = dict(scale.model)
     if (
         scale.name == "paper" and at.base == "mla"
