@@ -57,7 +57,9 @@ DESK = Scale(
     labels={DISTANCE: _CURVES, COUNT: ("rope", "nope", "mla", "absolute")},
     partial_heads={DISTANCE: (1, 2), COUNT: ()},
     ablation_examples=384,
-    most_seeds={COUNT: 5} | {str(Label(PARTIAL, heads)): 5 for heads in (1, 2)},
+    most_seeds={COUNT: 5}
+    | {str(Label(PARTIAL, heads)): 5 for heads in (1, 2)}
+    | {label: 10 for label in (*_CURVES, "rope-alone") if label != "mla"},
     rungs=tuple(RUNGS),
     first_seed=100,  # 3, 7 and 42 chose its sizes, and what to ask at it
 )

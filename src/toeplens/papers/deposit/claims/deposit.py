@@ -81,7 +81,7 @@ def _doublings(look: Look) -> float:
 def _average(at: At) -> Check:
     def check(results: Results) -> list[Finding]:
         pair = [("mla", full_rope(results))]
-        heads = at.figure("doublings of the effective heads, ", _doublings, grain=0.05)
+        heads = at.spread("doublings of the effective heads, ", _doublings)
         return [
             *compare(DISTANCE, pair, heads, over(0.5))(results),
             *compare(DISTANCE, pair, at.largest(), at.under(0.0))(results),
@@ -202,7 +202,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
             as_support(
                 of_each(
                     ("relative", "alibi"),
-                    lambda at: (at.figure("effective heads, ", lambda look: look.effective_heads, 0.05), over(4.0)),
+                    lambda at: (at.spread("effective heads, ", lambda look: look.effective_heads), over(4.0)),
                     task=DISTANCE,
                 )(at)
             ),

@@ -45,7 +45,7 @@ def _largest(at: At) -> Figure:
 
 
 def _heads(at: At) -> Figure:
-    return at.figure("doublings of the effective heads, ", _doublings, grain=0.05)
+    return at.spread("doublings of the effective heads, ", _doublings)
 
 
 def _little(at: At) -> Test:

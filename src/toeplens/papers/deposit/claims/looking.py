@@ -20,6 +20,7 @@ from toeplens.studies.kit.verdicts import Finding
 from toeplens.training.presets import DISTANCE
 
 _WITHOUT = "too little skill, or not looked at"
+_NO_HEAD = "too little skill, no head that costs anything, or not looked at"
 _TITLES = {"accuracy": "by accuracy", "loss": "by loss"}
 
 
@@ -56,15 +57,29 @@ class At:
         """In the measure's unit."""
         return BARS[self.measure]
 
-    def figure(self, words: str, of: Callable[[Look], float], grain: float = 0.002) -> Figure:
+    def figure(self, words: str, of: Callable[[Look], float]) -> Figure:
         """A number of what is seen."""
+        return Figure(words, self._number(of), lambda cell: self._look(cell) is not None, _WITHOUT, grain=0.002)
 
+    def spread(self, words: str, of: Callable[[Look], float]) -> Figure:
+        """A number of where the cost lies, which a model has if any of its heads costs anything."""
+
+        def counts(cell: CellResult) -> bool:
+            look = self._look(cell)
+            return look is not None and look.matter > 0
+
+        return Figure(words, self._number(of), counts, _NO_HEAD, grain=0.05)
+
+    def _look(self, cell: CellResult) -> Look | None:
+        return look_at(cell, self.moment, self.measure)
+
+    def _number(self, of: Callable[[Look], float]) -> Callable[[CellResult], float]:
         def number(cell: CellResult) -> float:
-            look = look_at(cell, self.moment, self.measure)
+            look = self._look(cell)
             assert look is not None
             return of(look)
 
-        return Figure(words, number, lambda cell: look_at(cell, self.moment, self.measure) is not None, _WITHOUT, grain)
+        return number
 
     def largest(self, layers: slice = slice(None), where: str = "any layer") -> Figure:
         """The largest cost of a head."""

@@ -37,7 +37,7 @@ def _partial_below(results: Results) -> list[Finding]:
 def _partial_moves(at: At) -> Check:
     """Over the models of each number of rotating heads, and those of RoPE on all."""
     first = at.figure("", lambda look: look.largest(slice(0, 1)))
-    layer = at.figure("", lambda look: look.layer, grain=0.05)
+    layer = at.spread("", lambda look: look.layer)
 
     def check(results: Results) -> list[Finding]:
         labels = [label for label in results.labels(DISTANCE) if (at_ := Label.parse(label)).heads and not at_.variant]
