@@ -57,6 +57,8 @@ def reproduce(
     parts = study.chosen_parts(part or ["core"])
     jobs = study.planned(out, scale, protocols, seeds, parts).jobs()
     about = f"{len(jobs)} models at scale {scale} ({study.SCALES[scale].about})"
+    if fewer := study.SCALES[scale].fewer(seeds):
+        about += f" ({fewer})"
     limits = means.limits()
     progress = StudyProgress(jobs, about, limits)
     plan = {"scale": scale, "protocols": protocols, "seeds": seeds, "parts": parts}

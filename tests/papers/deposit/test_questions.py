@@ -167,3 +167,19 @@ def test_every_variant_is_in_some_part() -> None:
     used = {Label.parse(c.key.label).variant for c in grid("laptop", PROTOCOLS, 1, ["all"])}
     assert VARIANTS.keys() <= used
     assert SWITCHES.keys() - {"padding"} <= used
+
+
+def test_what_has_fewer_seeds_than_asked_for_is_said_and_is_so():
+    desk = SCALES["desk"]
+    assert desk.fewer(5) == ""
+    assert desk.fewer(6) == "5 seeds of Task 2, RoPE on 1 head and RoPE on 2 heads"
+    assert "; 10 seeds of RoPE; NoPE;" in desk.fewer(20)
+    assert "MLA" not in desk.fewer(20)
+    seeds: dict[tuple[str, str], set[int]] = {}
+    for cell in grid("desk", PROTOCOLS, 20):
+        seeds.setdefault((cell.key.task, cell.key.label), set()).add(cell.key.seed)
+    assert {place: len(some) for place, some in seeds.items() if place[0] == COUNT} == dict.fromkeys(
+        ((COUNT, label) for label in desk.labels[COUNT]), 5
+    )
+    assert len(seeds[DISTANCE, "mla"]) == 20
+    assert len(seeds[DISTANCE, "rope"]) == 10

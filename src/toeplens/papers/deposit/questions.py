@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from toeplens.ground import InputError, choose
+from toeplens.ground.words import listed
 from toeplens.model import Protocol
-from toeplens.papers.deposit.labels import PARTIAL, Label, switches_of
+from toeplens.papers.deposit.labels import PARTIAL, Label, switches_of, title
 from toeplens.papers.deposit.rungs import BASES, RUNGS
 from toeplens.papers.deposit.rungs import TASK as LADDER_TASK
 from toeplens.training.presets import COUNT, DISTANCE, PRESETS, Preset
@@ -36,6 +37,14 @@ class Scale(Preset):
     most_seeds: dict[str, int] = field(default_factory=dict)
     rungs: tuple[str, ...] = ()
     watched: bool = True
+
+    def fewer(self, seeds: int) -> str:
+        """Which cells are trained with fewer seeds than are asked for, in words; nothing where none are."""
+        of_each: dict[int, list[str]] = {}
+        for name, most in self.most_seeds.items():
+            if most < seeds:
+                of_each.setdefault(most, []).append("Task 2" if name == COUNT else title(name))
+        return "; ".join(f"{most} seeds of {listed(names)}" for most, names in of_each.items())
 
 
 SMOKE = Scale(
