@@ -243,7 +243,7 @@ def _counting() -> Iterator[str]:
         [(f"`{t}`, `canonical`", canonical, "paper", t, ACCURACY) for t in tasks],
     )
     yield ""
-    yield from _reproduced("trigger-count", ("laptop",), ACCURACY)
+    yield from _reproduced("trigger-count", ("desk", "laptop"), ACCURACY)
 
 
 def _heads() -> Iterator[str]:
@@ -262,13 +262,7 @@ def _others() -> Iterator[str]:
 
 
 def _language() -> Iterator[str]:
-    record = RECORDS.get("language")
-    if record is None:
-        yield (
-            "The study of language models (`toeplens study language`, [Language models](language.md)) is in training. "
-            "Nothing of it is recorded yet, and nothing is said here."
-        )
-        return
+    record = RECORDS["language"]
     rows = language_rows(record.spec, record.results)
     yield from _language_table(rows)
     asked = {each["id"]: None for each in record.entries}
