@@ -4,7 +4,7 @@ import os
 import sys
 from contextlib import suppress
 
-from toeplens.start import leave_on_signals
+from toeplens.start import give_cores_back, leave_on_signals
 
 
 def main() -> None:
@@ -13,6 +13,7 @@ def main() -> None:
     What was stopped ends at once: to take down what it had built can take longer than a person waits.
     """
     leave_on_signals()
+    give_cores_back()
     from toeplens.cli import main as command_line
     from toeplens.ground.stops import EXIT_CODE
 

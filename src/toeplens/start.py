@@ -24,6 +24,17 @@ def leave_on_signals() -> None:
             signal.signal(number, _leave)
 
 
+def give_cores_back() -> None:
+    """Threads that wait for each other leave their cores sooner than OpenMP has it; to be called before torch is there.
+
+    A thread that waits in a loop keeps the core on which the one that it waits for could run. Where another process is
+    at work on the cores, a training step of a small model then takes many times as long (docs/scale.md). GNU's OpenMP
+    reads this when it is loaded; what the environment says of it stays.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+
+
 @contextmanager
 def starting() -> Iterator[None]:
     """Around the imports of a command: within it, as after `leave_on_signals`; then as before."""

@@ -65,6 +65,18 @@ def test_the_list_of_encodings_imports_torch_and_little_else() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("asked", "spins"), [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
+)
+def test_threads_that_wait_give_their_cores_back_unless_something_else_is_asked_for(asked: dict[str, str], spins: str):
+    ending = "finally:\n    import os\n    print(os.environ.get('GOMP_SPINCOUNT'))\n"
+    plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT + ending, "--version"], capture_output=True, text=True, env=plain | asked
+    )
+    assert done.stdout.split() == ["toeplens", tl.__version__, spins]
+
+
 def test_what_help_lists_is_what_there_is():
     assert tuple(study.PARTS) == PARTS
     assert grid.specs() == OURS

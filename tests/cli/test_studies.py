@@ -120,6 +120,18 @@ def test_a_study_of_ones_own(toeplens: Toeplens, tmp_path: Path, monkeypatch: py
     assert "another study" in toeplens("study", "canonical", "--out", _reproduction(tmp_path)).refusal()
 
 
+@pytest.mark.usefixtures("here")
+def test_a_study_of_scans_alone_that_judges_no_claims_has_its_page(toeplens: Toeplens, tmp_path: Path):
+    scan = "  turn: {encoding: rope, scan: {base: [10, 100]}}\n"
+    text = SMALL_STUDY.replace("claims: positional-symbolic\n", "").replace("  rope: {title: RoPE}\n  nope:\n", scan)
+    (tmp_path / "scan.yaml").write_text(text)
+    done = toeplens("study", tmp_path / "scan.yaml", "--out", tmp_path / "scan", "--compile", "off", "--json").json()
+    assert (done["finished"], done["total"], done["claims"]) == (2, 2, [])
+    assert Path(done["page"]).is_file()
+    assert toeplens("claims", tmp_path / "scan", "--json").json() == []
+    assert "judges none; 'claims:' in a study's file names a set" in toeplens("claims", tmp_path / "scan").refusal()
+
+
 def test_text_of_a_study_is_named_where_it_cannot_be_read(toeplens: Toeplens, tmp_path: Path):
     study = ["study", "language-smoke", "--out", tmp_path / "study"]
     missing = toeplens(*study, "--text", tmp_path / "none.txt").refusal()

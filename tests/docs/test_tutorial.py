@@ -40,11 +40,11 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (about / "entry_points.txt").write_text(f"[toeplens.encodings]\n{named}\n", "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(site))
-    registry._all.cache_clear()
+    registry._found.cache_clear()
     yield tmp_path
     monkeypatch.undo()
     sys.modules.pop("gaussian_window", None)
-    registry._all.cache_clear()
+    registry._found.cache_clear()
 
 
 def commands(block: str) -> list[list[str]]:

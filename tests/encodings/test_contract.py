@@ -187,17 +187,24 @@ def test_another_package_adds_an_encoding_by_entry_point_and_takes_no_name_of_ou
 ) -> None:
     ours = encodings.get("rope")
     here = f"{__name__}:Distance"
-    found = [EntryPoint(name=n, value=here, group="toeplens.encodings") for n in ("distance", "rope")]
+    values = {"distance": here, "rope": here, "gone": f"{__name__}:Gone", "count": "builtins:len"}
+    found = [EntryPoint(name=n, value=value, group="toeplens.encodings") for n, value in values.items()]
     monkeypatch.setattr(registry, "entry_points", lambda group: found)
-    registry._all.cache_clear()
+    registry._found.cache_clear()
     try:
-        assert "distance" in encodings.names()
+        with pytest.warns(UserWarning, match=r"^encoding 'rope': .*:Distance of the package \? is not used, as the"):
+            assert "distance" in encodings.names()
+        assert set(encodings.unusable()) == {"rope", "gone", "count"}
+        for broken, why in (("gone", "Gone of the package . cannot be loaded"), ("count", "is no class of Positional")):
+            assert broken not in encodings.names()
+            with pytest.raises(InputError, match=rf"^encoding: '{broken}' was given; .*{why}.*\.$"):
+                encodings.get(["distance", broken])
         assert isinstance(encodings.build("distance", **SIZES), Distance)
         assert encodings.options("distance") == {}
         assert encodings.get("rope") is ours
     finally:
         monkeypatch.undo()
-        registry._all.cache_clear()
+        registry._found.cache_clear()
 
 
 # ---- positions ------------------------------------------------------------------------------------------------------

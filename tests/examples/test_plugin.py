@@ -39,7 +39,7 @@ def toeplens(environment: dict[str, str], *arguments: str) -> str:
 def test_it_is_known_and_conforms(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, which need not start: found by its entry point and checked, but for its compilation."""
     monkeypatch.syspath_prepend(installed["PYTHONPATH"])
-    registry._all.cache_clear()
+    registry._found.cache_clear()
     try:
         assert encodings.get("gaussian-window").coupling == "bias"
         options = encodings.options("gaussian-window")
@@ -49,7 +49,7 @@ def test_it_is_known_and_conforms(installed: dict[str, str], monkeypatch: pytest
     finally:
         monkeypatch.undo()
         sys.modules.pop("gaussian_window")
-        registry._all.cache_clear()
+        registry._found.cache_clear()
 
 
 @pytest.mark.heavy

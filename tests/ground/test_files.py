@@ -160,6 +160,14 @@ def test_a_missing_directory_is_one_sentence(tmp_path: Path):
         write_bytes(tmp_path / "nowhere" / "file", b"")
 
 
+def test_a_link_that_leads_nowhere_is_called_one(tmp_path: Path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    for name in ("link", "round"):
+        with pytest.raises(InputError, match=rf"^out: .*{name} is a link that leads nowhere; a directory is needed\.$"):
+            make_directory(tmp_path / name)
+
+
 def test_make_directory_makes_parents_and_accepts_what_is_there(tmp_path: Path):
     path = tmp_path / "a" / "b"
     assert make_directory(path) == path

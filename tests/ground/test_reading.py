@@ -109,7 +109,7 @@ def test_a_name_that_no_file_can_have_is_one_sentence():
         ({"name": "a", "share": None}, "share: input should be a valid number (given: None)."),
         ({"name": "a", "share": 0.5, "seconds": -1}, "seconds: input should be greater than or equal to 0"),
         ({"name": "a", "share": 0.5, "flat": 1}, "flat: input should be a valid boolean (given: 1)."),
-        ({"name": "a", "share": 0.5, "rows": {}}, "rows: input should be a valid list (given: {})."),
+        ({"name": "a", "share": 0.5, "rows": {}}, "rows: it must be a list (given: {})."),
         ({"name": "a", "share": 0.5, "rows": [{"epoch": 1}]}, "rows.0.loss: it is missing."),
         ({"name": "a", "share": 0.5, "rows": [{"epoch": 1.0, "loss": 1}]}, "rows.0.epoch: input should be"),
         ({"name": "a", "share": [0] * 10_000}, "share: input should be a valid number (given: [0, 0, 0,"),

@@ -410,10 +410,10 @@ def with_toys(monkeypatch: pytest.MonkeyPatch) -> Any:
         for kind in (Steep, Mute)
     ]
     monkeypatch.setattr(registry, "entry_points", lambda group: found)
-    registry._all.cache_clear()
+    registry._found.cache_clear()
     yield
     monkeypatch.undo()
-    registry._all.cache_clear()
+    registry._found.cache_clear()
 
 
 @both_protocols

@@ -3,19 +3,65 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
 import torch
 from scipy.linalg import toeplitz
+from torch import Tensor
 
 from toeplens import encodings
+from toeplens.encodings import OffsetBias, registry
 from toeplens.ground import InputError
 from toeplens.report import render_card, write_cards
 from toeplens.studies import card as cards
 from toeplens.studies.card import Card, make_card
 
 LENGTH = 128
+
+
+class Window(OffsetBias):
+    """Keys within three tokens, and no others."""
+
+    citation = "this test"
+
+    def kernel(self, offsets: Tensor) -> Tensor:
+        return torch.where(offsets.abs() < 4, 0.0, -math.inf).expand(self.num_heads, -1)
+
+
+class NoNumber(OffsetBias):
+    """Nothing that could be drawn."""
+
+    citation = "this test"
+
+    def kernel(self, offsets: Tensor) -> Tensor:
+        return torch.full((self.num_heads, len(offsets)), math.nan)
+
+
+class TooFew(OffsetBias):
+    """Three heads, however many are asked for."""
+
+    citation = "this test"
+
+    def kernel(self, offsets: Tensor) -> Tensor:
+        return torch.zeros(3, len(offsets))
+
+
+@pytest.fixture
+def theirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The encodings of this file, as another package would bring them."""
+    brought = {"window": Window, "no-number": NoNumber, "too-few": TooFew}
+    monkeypatch.setattr(
+        registry,
+        "entry_points",
+        lambda group: [EntryPoint(name, f"{__name__}:{kind.__name__}", group) for name, kind in brought.items()],
+    )
+    registry._found.cache_clear()
+    yield
+    monkeypatch.undo()
+    registry._found.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +180,27 @@ def test_bad_input_is_refused() -> None:
         make_card("rope", length=10)
     with pytest.raises(InputError, match=r"^option of encoding 'rope'"):
         make_card("rope", flavour=1)
+
+
+@pytest.mark.usefixtures("theirs")
+def test_a_kernel_that_hides_keys_has_no_symbol_and_no_noise(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cards, "FARTHEST", 256)
+    card = make_card("window", length=LENGTH, rounds=1)
+    assert np.isneginf(card.kernel).any()
+    assert card.symbol is None
+    page = render_card(card)
+    assert "it has no symbol" in page
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("theirs")
+def test_a_kernel_that_is_none_is_one_sentence() -> None:
+    with pytest.raises(InputError, match=r"^encoding: the kernel of 'no-number' is no number at some distances; .*\.$"):
+        make_card("no-number", length=LENGTH, rounds=1)
+    sizes = {"d_model": 32, "num_heads": 4, "head_dim": 8, "max_len": 16}
+    places = torch.arange(6)
+    words = r"^TooFew\.kernel: for 11 offsets and 4 heads it gave numbers of shape \(3, 11\); it must give \(4, 11\)\.$"
+    with pytest.raises(InputError, match=words):
+        encodings.build("too-few", **sizes).bias(places, places)

@@ -20,8 +20,11 @@ def list_encodings(full: Full = False, as_json: Json = False) -> None:
     """List the positional encodings, their class and their options."""
     with starting():
         from toeplens import encodings
+        from toeplens.cli.console import say
 
     rows = []
+    for name, why in encodings.unusable().items():
+        say(f"{name}: {why}", aside=True)
     for name in encodings.names():
         kind = encodings.get(name)
         facts = {field: getattr(kind, field) for field in ("coupling", "also_couples", "toeplitz", "data_dependent")}

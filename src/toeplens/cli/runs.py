@@ -64,6 +64,9 @@ def train_run(
         from toeplens.training.run import WATCHED
 
     if spec is not None:
+        if not spec.exists() or spec.is_dir():
+            why = f"{spec} cannot be read: it is a directory" if spec.is_dir() else f"there is no file {spec}"
+            raise InputError(f"spec: {why}; give a file that holds a run's spec as JSON, or none.")
         content = read_json(spec)
         if not isinstance(content, dict):
             raise InputError(f"spec: {spec} does not hold a run's spec.")

@@ -11,7 +11,7 @@ import typer
 
 from toeplens.cli.means import Hands, Means, with_options
 from toeplens.cli.options import Full, Json, Recorded, StudyDirectory, StudyOut, path
-from toeplens.ground import choose
+from toeplens.ground import InputError, choose
 from toeplens.start import starting
 
 PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder", "mechanism")
@@ -219,6 +219,10 @@ def claims(
     if as_json:
         console.print_json([entry.to_dict() for entry in entries])
         return
+    if not entries:
+        raise InputError(
+            f"claims: the study in {directory} judges none; 'claims:' in a study's file names a set of them."
+        )
     tables.print_claims(entries, full=full)
     if evidence:
         for entry in entries:

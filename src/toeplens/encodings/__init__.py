@@ -9,7 +9,7 @@ from toeplens.encodings.bias import OffsetBias
 from toeplens.encodings.composed import Composed, compose
 from toeplens.encodings.control import BandControl, swapped
 from toeplens.encodings.kit import offsets_between
-from toeplens.encodings.registry import build, canonical, get, named, names, options
+from toeplens.encodings.registry import build, canonical, get, named, names, options, unusable
 from toeplens.encodings.rotary import MLA, Rotary, controlled
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Positions
@@ -39,4 +39,5 @@ __all__ = [
     "offsets_between",
     "options",
     "swapped",
+    "unusable",
 ]

@@ -29,11 +29,20 @@ class OffsetBias(PositionalEncoding):
         """The kernel, evaluated once for each different offset where looking at them costs nothing."""
         costly = offsets.device.type != "cpu" or torch.compiler.is_compiling()
         if costly or offsets.is_floating_point() or offsets.numel() == 0:
-            return self.kernel(offsets)
+            return self._whole_kernel(offsets)
         low, high = int(offsets.min()), int(offsets.max())
         if 2 * (high - low + 1) > offsets.numel():
-            return self.kernel(offsets)
-        return self.kernel(torch.arange(low, high + 1))[:, offsets - low]
+            return self._whole_kernel(offsets)
+        return self._whole_kernel(torch.arange(low, high + 1))[:, offsets - low]
+
+    def _whole_kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
+        values = self.kernel(offsets)
+        if values.shape != (self.num_heads, len(offsets)):
+            raise InputError(
+                f"{type(self).__name__}.kernel: for {len(offsets)} offsets and {self.num_heads} heads it gave numbers "
+                f"of shape {tuple(values.shape)}; it must give {(self.num_heads, len(offsets))}."
+            )
+        return values
 
     def kernel(self, offsets: Int[Tensor, "D"]) -> Float[Tensor, "H D"]:
         raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -13,6 +14,7 @@ from toeplens.encodings.accord import citation, couplings, formula
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.composed import Composed, compose
 from toeplens.ground import InputError, choose, shown
+from toeplens.ground.errors import first_line
 from toeplens.ground.options import must_be
 
 FAMILIES = (
@@ -43,20 +45,50 @@ FAMILIES = (
 )  # the modules of this package, each with its ENCODINGS: name -> class
 
 
-@cache
 def _all() -> dict[str, type[PositionalEncoding]]:
+    return _found()[0]
+
+
+@cache
+def _found() -> tuple[dict[str, type[PositionalEncoding]], dict[str, str]]:
+    """The encodings by name, and why those of other packages that are none of them cannot be used."""
     found: dict[str, type[PositionalEncoding]] = {}
     for family in FAMILIES:
         found.update(import_module(f"toeplens.encodings.{family}").ENCODINGS)
+    faults: dict[str, str] = {}
     for entry in entry_points(group="toeplens.encodings"):
-        if entry.name not in found:
-            found[entry.name] = entry.load()
-    return found
+        where = f"{entry.value} of the package {'?' if entry.dist is None else entry.dist.name}"
+        if entry.name in found:
+            faults[entry.name] = f"{where} is not used, as the name is taken"
+            warnings.warn(f"encoding {entry.name!r}: {faults[entry.name]}", stacklevel=2)
+            continue
+        try:
+            kind = entry.load()
+        except Exception as error:  # whatever is wrong with it, the others are there
+            faults[entry.name] = f"{where} cannot be loaded ({first_line(error)})"
+        else:
+            if isinstance(kind, type) and issubclass(kind, PositionalEncoding):
+                found[entry.name] = kind
+            else:
+                faults[entry.name] = f"{where} is no class of PositionalEncoding"
+    return found, faults
 
 
 def names() -> tuple[str, ...]:
     """The names of all encodings that can be built."""
     return tuple(_all())
+
+
+def unusable() -> dict[str, str]:
+    """What other packages bring by the entry point and cannot be used: by its name, why."""
+    return dict(_found()[1])
+
+
+def _known(name: str) -> str:
+    """The name, where an encoding is behind it."""
+    if name not in _all() and name in unusable():
+        raise InputError(f"encoding: {name!r} was given; {unusable()[name]}.")
+    return choose("encoding", name, _all())
 
 
 def named(name: str | Sequence[str]) -> tuple[str, ...]:
@@ -65,12 +97,12 @@ def named(name: str | Sequence[str]) -> tuple[str, ...]:
     Raises `InputError` for names that there are not, and for one that is there twice.
     """
     if isinstance(name, str) and (name in _all() or "+" not in name):
-        return (choose("encoding", name, _all()),)
+        return (_known(name),)
     given = [part.strip() for part in name.split("+")] if isinstance(name, str) else name
     if not isinstance(given, Sequence) or not given or not all(isinstance(part, str) for part in given):
         raise InputError(f"encoding: {shown(name)} was given; it must be a name or a list of names.")
     for part in given:
-        choose("encoding", part, _all())
+        _known(part)
         if given.count(part) > 1:
             raise InputError(f"encoding: {shown(name)} was given; {part!r} is in it more than once.")
     return tuple(given)

@@ -10,13 +10,14 @@ from toeplens.engine.jobs import Job, ablate_run, carry_out, read_ablation
 from toeplens.engine.kinds import as_record
 from toeplens.engine.limits import Limits
 from toeplens.engine.many import Event, Workers, must_have, plan_workers, run_jobs, spread
-from toeplens.engine.measures import MEASURES, measure_run, read_measures
+from toeplens.engine.measures import FEWEST, MEASURES, measure_run, read_measures
 from toeplens.engine.nodes import Cluster
 from toeplens.engine.records import Asked
 from toeplens.ground.stops import signals_held, stop_on_signals
 
 __all__ = [
     "FACTORS",
+    "FEWEST",
     "MEASURES",
     "Asked",
     "Cluster",

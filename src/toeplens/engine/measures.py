@@ -39,6 +39,7 @@ from toeplens.tasks import Examples
 from toeplens.tasks.language import LanguageTask
 from toeplens.training import Batches, Run, initial_model, plan_execution
 
+FEWEST = 5  # examples that the measure `representation` needs
 _SETS, _STREAM, _TRACED, _SPECTRA = 512, 512, 256, 16  # examples that single measures look at, at most
 _PLANTED = 32  # texts in which something is planted, at most
 _POOL = 4096  # examples of the gradients' statistics, which need as many whatever else is looked at
@@ -157,7 +158,7 @@ def _contraction(subject: Subject) -> Found:
 def _representation(subject: Subject) -> Found:
     """The position part of the residual stream, layer by layer."""
     trace = trace_of(subject.model(), subject.chosen(_STREAM))
-    least = max(5, min(16, len(trace.tokens)))  # its own bars, but for studies of toy size
+    least = max(FEWEST, min(16, len(trace.tokens)))  # its own bars, but for studies of toy size
     return representation(trace, least=least).to_dict()
 
 

@@ -26,6 +26,14 @@ class EnvironmentFailure(ToeplensError):
 
 
 _SHOWN = 80  # characters
+_NEEDED = {  # what pydantic calls by Python's types
+    "tuple_type": "it must be a list",
+    "list_type": "it must be a list",
+    "dict_type": "it must have names and values",
+    "too_short": "it must have {min_length} or more",
+    "too_long": "it must have {max_length} at most",
+    "string_too_short": "it must not be empty",
+}
 Name = TypeVar("Name", bound=str)
 
 
@@ -80,9 +88,12 @@ def sentence(error: ValidationError, of: type[BaseModel] | None = None) -> str:
     elif first["type"] == "model_type":
         message = f"it must have named fields (given: {shown(first['input'])})"
     elif first["type"] != "value_error":
-        message = f"{message[:1].lower()}{message[1:]} (given: {shown(first['input'])})"
+        about = _NEEDED.get(first["type"], f"{message[:1].lower()}{message[1:]}").format(**first.get("ctx", {}))
+        message = f"{about} (given: {shown(first['input'])})"
     elif not field or message.startswith(field):
         return message
+    elif message.startswith((f"{first['loc'][-1]}.", f"{first['loc'][-1]}:")):  # its own name, or a place within it
+        return ".".join((*map(str, first["loc"][:-1]), message))
     return f"{field}: {message}" if field else message
 
 

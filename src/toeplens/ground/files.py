@@ -40,6 +40,8 @@ def make_directory(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
+        if path.is_symlink() and not path.exists():
+            raise InputError(f"out: {path} is a link that leads nowhere; a directory is needed.") from None
         raise InputError(f"out: {path} is (or lies under) a file; a directory is needed.") from None
     except OSError as error:
         raise environment_failure(error, path) from None
@@ -106,13 +108,19 @@ def _one_line(match: re.Match[str]) -> str:
     return "[" + " ".join(match[1].split()) + "]"
 
 
-def plain(content: Any) -> Any:
-    """``content`` as JSON gives it back (tuples become lists); what JSON cannot hold raises `InputError`."""
+def plain(content: Any, field: str = "options") -> Any:
+    """``content`` as JSON gives it back (tuples become lists); what JSON cannot hold raises `InputError`.
+
+    ``field`` is what the content is of; the sentence names the place in it.
+    """
     try:
         return json.loads(json.dumps(content, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(content, dict) and not isinstance(error, RecursionError):
+            for name, each in content.items():
+                plain(each, f"{field}.{name}")
         raise InputError(
-            f"options: {shown(content)} was given; only what JSON can hold is allowed ({error})."
+            f"{field}: {shown(content)} was given; only what JSON can hold is allowed ({error})."
         ) from None
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from toeplens.ground.errors import InputError, sentence, shown
 from toeplens.ground.files import FORMAT
@@ -29,6 +31,7 @@ _BYTES = 2**28  # the largest record, a laptop study's results, has 5 million
 _DEPTH = 64
 _DIGITS = 300  # what a float holds has no more
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_NUMBERS = (int, float, int | None, float | None)
 T = TypeVar("T")
 
 
@@ -115,6 +118,13 @@ def _text(path: Path | str) -> str:
     if text is None:
         raise InputError(f"{path} is damaged: it has more than {_BYTES} bytes.")
     return text
+
+
+def refuse_truths(given: Any, fields: Mapping[str, FieldInfo]) -> None:
+    """Refuse true and false where a field is a number: Python would count them as 1 and 0."""
+    for name, value in given.items() if isinstance(given, dict) else ():
+        if isinstance(value, bool) and name in fields and fields[name].annotation in _NUMBERS:
+            raise ValueError(f"{name}: {str(value).lower()} was given; it must be a number.")
 
 
 def checked(kind: type[T], content: Any, where: Path | str) -> T:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from toeplens import encodings
 from toeplens.ground import InputError, choose, plain, sentence, shown
 from toeplens.ground.machine import must_fit
+from toeplens.ground.reading import refuse_truths
 
 Protocol = Literal["paper", "released"]  # the model of the paper's text, or that of its program
 DropoutPlace = Literal["weights", "attention", "ffn-hidden", "ffn"]
@@ -116,6 +117,7 @@ class DecoderConfig(BaseModel):
     def _switches_of_protocol(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
+        refuse_truths(given, cls.model_fields)
         protocol, encoding = given.get("protocol", "paper"), given.get("encoding", "rope")
         try:
             encoding = _named(encoding)
@@ -127,8 +129,8 @@ class DecoderConfig(BaseModel):
 
     @field_validator("encoding_options", "input_encoding_options", mode="after")
     @classmethod
-    def _options_are_json(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return plain(value)
+    def _options_are_json(cls, value: dict[str, Any], info: Any) -> dict[str, Any]:
+        return plain(value, str(info.field_name))
 
     @field_validator("encoding", "input_encoding", mode="before")
     @classmethod

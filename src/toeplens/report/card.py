@@ -89,8 +89,9 @@ def _panels(card: Card) -> list[Panel]:
     if rotation:
         bands = Panel("Kernel by frequency, real part", _bands(card), "Rows are frequencies, from high to low.")
         first.append(bands)
+    if card.symbol is None:  # the kernel is infinite at some distances
+        return [*first, attention]
     assert card.angles is not None
-    assert card.symbol is not None
     words = (
         f"The kernel's Fourier series, smoothed over {card.sizes['max_len']} positions; dotted where it is negative."
     )

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding, attend, attention_weights, conformance
+from toeplens.ground import InputError
 from toeplens.ground.machine import within
 from toeplens.lens.toeplitz.spectrum import symbol
 
@@ -70,7 +71,7 @@ class Card:
     angles      [P] of the symbol, radians
     symbol      [H or 1, P] of the kernel, averaged over frequencies, under the window 1 - |delta| / M: the Rayleigh
                 quotient of the M x M Toeplitz matrix and a wave of that angle, so within its eigenvalues. None without
-                a kernel
+                a kernel, and where it is infinite
     profile     attention by distance
     resolution  by dtype: the first distance (for vectors added at the input: position) d at which d and d + 1 round to
                 the same; None: none up to 1,048,576; and None as a whole where there is nothing fixed to look at
@@ -146,7 +147,9 @@ def make_card(name: str, *, length: int = 512, rounds: int = 7, **options: Any) 
         measured, declared = conformance.measure(small), conformance.declared(small.encoding)
         offsets, kernel = _kernel(encoding)
         angles = values = None
-        if kernel is not None:
+        if kernel is not None and np.isnan(kernel).any():
+            raise InputError(f"encoding: the kernel of {name!r} is no number at some distances; none can be drawn.")
+        if kernel is not None and np.isfinite(kernel).all():
             window = 1 - np.abs(offsets) / length
             angles, complex_values = symbol(flat(kernel).astype(np.float64) * window, 4 * length)
             values = np.real(complex_values)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from toeplens import tasks
 from toeplens.ground import InputError, plain, sentence, shown
 from toeplens.ground.machine import must_fit
+from toeplens.ground.reading import refuse_truths
 from toeplens.model import DecoderConfig
 from toeplens.training.plateau import Plateau
 
@@ -76,7 +77,13 @@ class RunSpec(BaseModel):
     @field_validator("task_options", mode="after")
     @classmethod
     def _options_are_json(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return plain(value)
+        return plain(value, "task_options")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_are_numbers(cls, given: Any) -> Any:
+        refuse_truths(given, cls.model_fields)
+        return given
 
     @model_validator(mode="after")
     def _task_fits_model(self) -> RunSpec:

@@ -397,6 +397,11 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
     damaged["heads"][0]["positional"] = "x"
     with pytest.raises(InputError, match=r"is damaged: heads\.0\.positional: input should be a valid number"):
         Audit.from_dict(damaged)
+    damaged["heads"][0]["positional"] = 99.0
+    with pytest.raises(
+        InputError, match=r"is damaged: heads\.0\.positional: input should be less than or equal to 1.01"
+    ):
+        Audit.from_dict(damaged)
     with pytest.raises(InputError, match=r"holds no audit\.json"):
         auditing.open_audit(tmp_path)
 
@@ -548,6 +553,11 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match=f"tokens: .*{name} could not be read"):
             auditing.read_tokens(tmp_path / name)
+    (tmp_path / "truths.json").write_text("[[1, 2, 3], [true, 1, 2]]")
+    with pytest.raises(InputError, match=r"^tokens: .*truths\.json holds true or false; it must be whole numbers\.$"):
+        auditing.read_tokens(tmp_path / "truths.json")
+    (tmp_path / "marked.json").write_bytes(b"\xef\xbb\xbf[1, 2]")  # with a mark of UTF-8, as some editors write
+    assert auditing.read_tokens(tmp_path / "marked.json").tolist() == [1, 2]
     for name, content in (("none.json", b"null"), ("word.json", b'"a text"'), ("words.json", b'["a", "b"]')):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match="must be whole numbers"):

@@ -16,6 +16,7 @@ from tests.studies.here import Here
 from toeplens.engine import Limits
 from toeplens.ground import InputError, read_json
 from toeplens.studies import CellResult, grid
+from toeplens.studies.grid.spec import spec_from_yaml
 from toeplens.studies.kit import study
 from toeplens.studies.kit.cells import jobs_of
 from toeplens.training import Run
@@ -135,7 +136,49 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"encodings": {"rope": {"scan": {"base": [9.0]}}, "rope/9": {"encoding": "rope"}}},
         "two of them are called 'rope/9'",
     ),
+    "measure-twice": ({"measures": ["behaviour", "behaviour"]}, "measures: 'behaviour' was given more than once"),
+    "measures-no-list": ({"measures": "behaviour"}, "measures: it must be a list (given: 'behaviour')"),
+    "no-encodings": ({"encodings": {}}, "encodings: it must have 1 or more (given: {})"),
+    "no-title": ({"title": ""}, "title: it must not be empty (given: '')"),
+    "no-name": ({"encodings": {"rope": None, "": {"encoding": "nope"}}}, "encodings: one of them has no name."),
+    "no-tasks-of-it": ({"encodings": {"rope": {"tasks": []}}}, "encodings.rope.tasks: none was given"),
+    "few-examples": ({"measures": ["representation"], "examples": 4}, "examples: 4 was given; the measure representa"),
+    "infinite": ({"training": {**TRAINING, "lr": float("inf")}}, "training.lr: inf was given; only what JSON can hold"),
+    "inner-infinite": (
+        {"tasks": {"index": {"options": {"length": float("nan")}}}},
+        "tasks.index.options.length: nan was given; only what JSON can hold",
+    ),
 }
+
+
+def test_a_scan_gives_whole_numbers_where_the_option_takes_no_others_and_labels_that_differ():
+    scans = {"heads": [1, 2], "base": [1e4, 3], "rotary_pct": [0.12345671, 0.12345672]}
+    for option, values in scans.items():
+        part = {"encoding": "partial-rope", "scan": {option: values}}
+        columns = list(grid.grid_spec(content(encodings={"some": part})).columns())
+        assert [column.options[option] for column in columns] == values
+        assert {type(column.options[option]) for column in columns} == {int if option == "heads" else float}
+        assert len({column.label for column in columns}) == 2
+    assert [column.label for column in columns] == ["some/0.12345671", "some/0.12345672"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seeds: 1\ntasks: {index: }\nseeds: 2\n", "'seeds' is given twice, again in line 3"),
+        ("encodings: {rope: {}, rope: {title: X}}\n", "'rope' is given twice, again in line 1"),
+    ],
+)
+def test_a_name_that_stands_twice_in_a_file_is_refused(text: str, words: str):
+    with pytest.raises(InputError, match=f"^spec: it is no study .{words}.*\\.$"):
+        spec_from_yaml(text)
+
+
+def test_a_mapping_that_takes_over_another_may_change_what_it_took():
+    text = "model: &sizes {d_model: 8, num_heads: 2}\ntasks: {index: {model: {<<: *sizes, d_model: 16}}}\n"
+    found = spec_from_yaml(text + "encodings: {rope: {model: {<<: *sizes}}}\n")
+    assert found.tasks["index"].model == {"d_model": 16, "num_heads": 2}
+    assert found.encodings["rope"].model == {"d_model": 8, "num_heads": 2}
 
 
 @pytest.mark.parametrize("case", REFUSED)

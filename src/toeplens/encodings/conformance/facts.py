@@ -115,7 +115,8 @@ def _is_no_kernel_family(specimen: Specimen, couplings: frozenset[str]) -> bool:
     for size in (1, 8):  # a phase that content makes shows itself at large ones alone
         contents = (size * specimen.content(1, 1).expand(1, length, -1) for _ in range(3 * most))
         rows = [logits_of(specimen, *specimen.project(x)[:2], x)[0, 0, -1] for x in contents]
-        singular = torch.linalg.svdvals(torch.stack(rows).detach())
+        logits = torch.stack(rows).detach()
+        singular = torch.linalg.svdvals(logits[:, logits.isfinite().all(0)])  # keys that are hidden tell nothing
         if int((singular > NOTHING * singular[0]).sum()) > most:
             return True
     return False

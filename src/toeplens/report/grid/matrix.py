@@ -119,7 +119,7 @@ class CostRow:
 def costs(state: Grid) -> list[CostRow]:
     """A line an encoding that has a finished model; scans are left out."""
     looks, found = encoding_looks(state.spec), state.matrix()
-    first = {row.task: row.train_seconds for row in found if row.label == next(iter(looks))}
+    first = {row.task: row.train_seconds for row in found if row.label == next(iter(looks), None)}
     made = []
     for label, one in looks.items():
         rows = [row for row in found if row.label == label and row.seeds > row.diverged]

@@ -256,7 +256,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 
 def place_of(device: str) -> str:
-    """``auto`` where a model is to be spread, else a device of torch. Raises `InputError` for one that is not here."""
+    """``auto`` where a model is to be spread, else a device of torch; `EnvironmentFailure` for one that is not here."""
     if device == "auto":
         if not torch.cuda.is_available():
             return "cpu"
@@ -264,7 +264,7 @@ def place_of(device: str) -> str:
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise InputError(f"device: {device!r} was given; it must be auto, cpu, cuda or cuda:N.")
     if device != "cpu" and not torch.cuda.is_available():
-        raise InputError(f"device: {device!r} was given; there is no CUDA GPU here.")
+        raise EnvironmentFailure(f"device: {device!r} was given; there is no CUDA GPU here.")
     return device
 
 

@@ -113,11 +113,11 @@ class HeadRecord(Record):
     kind: Kind
     layer: reading.Count
     head: reading.Count
-    positional: Number = None
-    symbolic: Number = None
-    interaction: Number = None
-    toeplitz: Number = None
-    toeplitz_variance: Number = None
+    positional: Part = None
+    symbolic: Part = None
+    interaction: Part = None
+    toeplitz: Part = None
+    toeplitz_variance: Part = None
     distance: Size = None
     entropy: Part = None
     first: Part = None

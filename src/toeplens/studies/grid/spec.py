@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from toeplens import encodings, tasks
-from toeplens.engine import MEASURES
+from toeplens.engine import FEWEST, MEASURES
 from toeplens.ground import InputError, choose, plain, sentence
 from toeplens.ground.reading import Count, Number
 from toeplens.model import DecoderConfig
@@ -44,7 +44,7 @@ class _Part(BaseModel):
         for name in value:
             if info.field_name in _FIELDS:
                 choose(str(info.field_name), name, _FIELDS[info.field_name])
-        return plain(value)
+        return plain(value, str(info.field_name))
 
 
 class TaskPart(_Part):
@@ -84,6 +84,13 @@ class EncodingPart(_Part):
     scan: dict[str, list[Number]] = {}
     model: dict[str, Any] = {}
     tasks: tuple[str, ...] | None = None
+
+    @field_validator("tasks", mode="after")
+    @classmethod
+    def _some_tasks(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value == ():
+            raise ValueError("tasks: none was given; name one or more, or leave it out for all.")
+        return value
 
     @field_validator("encoding", mode="before")
     @classmethod
@@ -132,7 +139,7 @@ class GridSpec(_Part):
     claims        a set of claims to judge on the results; none unless given
     """
 
-    title: str = "Tasks by encodings"
+    title: str = Field("Tasks by encodings", min_length=1)
     about: str = ""
     tasks: dict[str, TaskPart] = Field(min_length=1)
     encodings: dict[str, EncodingPart] = Field(min_length=1)
@@ -149,6 +156,8 @@ class GridSpec(_Part):
     def _measures_are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             choose("measures", name, MEASURES)
+            if value.count(name) > 1:
+                raise ValueError(f"measures: {name!r} was given more than once.")
         return value
 
     @field_validator("claims", mode="after")
@@ -158,6 +167,11 @@ class GridSpec(_Part):
 
     @model_validator(mode="after")
     def _names_are_known(self) -> GridSpec:
+        for field, parts in (("tasks", self.tasks), ("encodings", self.encodings)):
+            if not all(label.strip() for label in parts):
+                raise ValueError(f"{field}: one of them has no name.")
+        if "representation" in self.measures and self.examples < FEWEST:
+            raise ValueError(f"examples: {self.examples} was given; the measure representation needs {FEWEST} or more.")
         for label, part in self.tasks.items():
             choose(f"tasks.{label}", part.task or label, tasks.names())
         for label, part in self.encodings.items():
@@ -179,10 +193,13 @@ class GridSpec(_Part):
             if not part.scan:
                 yield Column(label, called, options=part.options, **about)
             for option, values in part.scan.items():
+                short = len({f"{value:g}" for value in values}) == len(values)
                 for value in values:
-                    title = f"{called}, {option} {value:g}"
-                    options = _with(part.options, option, value) if " + " in name else {**part.options, option: value}
-                    yield Column(f"{label}/{value:g}", title, options=options, scan=label, value=value, **about)
+                    shown = f"{value:g}" if short else repr(value)
+                    given = _as_taken(name, option, value)
+                    options = _with(part.options, option, given) if " + " in name else {**part.options, option: given}
+                    title = f"{called}, {option} {shown}"
+                    yield Column(f"{label}/{shown}", title, options=options, scan=label, value=value, **about)
 
     def to_yaml(self) -> str:
         """The same as a YAML file, in which tasks and encodings keep their order."""
@@ -210,6 +227,13 @@ def _known(field: str, name: str) -> None:
         encodings.named(name)
     except InputError as error:
         raise InputError(f"{field}: {str(error).removeprefix('encoding: ')}") from error
+
+
+def _as_taken(name: str, option: str, value: float) -> float:
+    """A scan's value as a whole number, where it is one and the option takes whole numbers alone."""
+    taken = encodings.options(name).get(option)
+    kinds = () if taken is None else get_args(taken.annotation) or (taken.annotation,)
+    return int(value) if value.is_integer() and int in kinds and float not in kinds else value
 
 
 def _with(options: dict[str, Any], option: str, value: float) -> dict[str, Any]:
@@ -244,7 +268,7 @@ def read_spec(place: Path | str) -> GridSpec:
 def spec_from_yaml(text: str, source: str = "it") -> GridSpec:
     """A study from the text of a YAML file, which ``source`` names in errors."""
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, _EachKeyOnce)
     except yaml.YAMLError as error:
         raise InputError(f"spec: {source} is not YAML ({' '.join(str(error).split())}).") from None
     except RecursionError:
@@ -253,6 +277,19 @@ def spec_from_yaml(text: str, source: str = "it") -> GridSpec:
         raise InputError(f"spec: {source} is no study ({error}).") from None
     _limited(content, source)
     return grid_spec(content)
+
+
+class _EachKeyOnce(yaml.SafeLoader):
+    """YAML in which no name stands twice at one place: of two the first would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            known = (key.tag, str(key.value))
+            if isinstance(key, yaml.ScalarNode) and known in seen:
+                raise ValueError(f"{key.value!r} is given twice, again in line {key.start_mark.line + 1}")
+            seen.add(known)
+        return super().construct_mapping(node, deep)
 
 
 def _limited(content: Any, source: str) -> None:

@@ -133,8 +133,12 @@ class Kind(Generic[Plan, Found]):
         """What a directory's study asks for, and what it was carried out with."""
         content = read_study(directory)
         if content is None or content["study"] != self.name:
-            what = f"is not a study's directory (no {STUDY})" if content is None else "holds another study"
-            raise InputError(f"study: {directory} {what}; give one that 'toeplens {self.command}' wrote.")
+            if content is None:
+                raise InputError(
+                    f"study: {directory} is not a study's directory (no {STUDY}) and holds no record of one; give one "
+                    f"that 'toeplens {self.command}', or reproduce, study, theory or pretrained wrote."
+                )
+            raise InputError(f"study: {directory} holds another study; give one that 'toeplens {self.command}' wrote.")
         begun = self.record.from_dict(content, f"study: {directory / STUDY}")
         return self._planned(begun, directory / STUDY), {**begun.environment, _SECONDS: float(begun.seconds)}
 
