@@ -136,7 +136,7 @@ class Kind(Generic[Plan, Found]):
             if content is None:
                 raise InputError(
                     f"study: {directory} is not a study's directory (no {STUDY}) and holds no record of one; give one "
-                    f"that 'toeplens {self.command}', or reproduce, study, theory or pretrained wrote."
+                    f"that 'toeplens {self.command}' wrote, or reproduce, study, theory or pretrained."
                 )
             raise InputError(f"study: {directory} holds another study; give one that 'toeplens {self.command}' wrote.")
         begun = self.record.from_dict(content, f"study: {directory / STUDY}")
