@@ -46,6 +46,7 @@ def test_nodes_are_simulated_from_the_measured_cells_and_stores(scaling: ModuleT
     assert rows[5]["of_the_ideal"] == pytest.approx(0.5)
 
 
+@pytest.mark.heavy
 def test_all_is_measured_and_recorded(scaling: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     @contextmanager
     def places():

@@ -74,6 +74,7 @@ def test_parts_of_a_batch_too_large_to_be_held_at_once_are_shared_too(tmp_path: 
     equal(Run.open(tmp_path / "two" / large.name), train(large, tmp_path / "one"))
 
 
+@pytest.mark.heavy
 def test_stopped_on_two_it_goes_on_on_one_and_the_other_way_round(tmp_path: Path):
     long = spec(epochs=200)
     whole = train(long, tmp_path / "one")
@@ -110,6 +111,7 @@ def apart(spec: RunSpec, tmp_path: Path, units: int = 0) -> list[dict[str, Any]]
     return [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
 
 
+@pytest.mark.heavy
 def test_machines_that_share_no_directory_go_on_from_the_firsts_checkpoint(tmp_path: Path):
     stopped = apart(spec(), tmp_path, units=9)
     assert [told["status"] for told in stopped] == ["stopped"] * 2

@@ -129,6 +129,7 @@ def test_what_cannot_be_timed_is_named(given: dict, says: str):
         bench(audit, **given)
 
 
+@pytest.mark.heavy
 def test_the_command_prints_the_record_and_writes_the_page(toeplens, tmp_path: Path):
     given = ("--contest", "training", "--scale", "laptop", "--rounds", "3", "--seconds", "0", "--device", "cpu")
     answer = toeplens("bench", "--out", tmp_path, "--json", *given)

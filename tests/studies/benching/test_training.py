@@ -118,6 +118,7 @@ class Compiled:
         return given
 
 
+@pytest.mark.heavy
 def test_on_a_gpu_ours_takes_part_compiled_and_table_1_is_trained_so(monkeypatch: pytest.MonkeyPatch):
     """A GPU's execution, carried out on the CPU."""
     made: list[Compiled] = []
