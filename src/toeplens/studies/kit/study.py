@@ -132,12 +132,12 @@ class Kind(Generic[Plan, Found]):
     def plan_of(self, directory: Path) -> tuple[Plan, dict[str, Any]]:
         """What a directory's study asks for, and what it was carried out with."""
         content = read_study(directory)
-        if content is None or content["study"] != self.name:
-            if content is None:
-                raise InputError(
-                    f"study: {directory} is not a study's directory (no {STUDY}) and holds no record of one; give one "
-                    f"that 'toeplens {self.command}' wrote, or reproduce, study, theory or pretrained."
-                )
+        if content is None:
+            raise InputError(
+                f"study: {directory} is not a study's directory (no {STUDY}) and holds no record of one; give one that "
+                f"'toeplens {self.command}' wrote, or reproduce, study, theory or pretrained."
+            )
+        if content["study"] != self.name:
             raise InputError(f"study: {directory} holds another study; give one that 'toeplens {self.command}' wrote.")
         begun = self.record.from_dict(content, f"study: {directory / STUDY}")
         return self._planned(begun, directory / STUDY), {**begun.environment, _SECONDS: float(begun.seconds)}

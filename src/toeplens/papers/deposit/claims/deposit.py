@@ -7,7 +7,6 @@ Each is judged as the papers looked, by accuracy at the end of training, and bes
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import log2
 
 from toeplens.papers.deposit.claims.common import (
     FINAL,
@@ -74,14 +73,10 @@ def _alike(at: At) -> Check:
     return compare(DISTANCE, pairs, at.largest(), between(-bar, bar, at.bars.unit))
 
 
-def _doublings(look: Look) -> float:
-    return log2(look.effective_heads)
-
-
 def _average(at: At) -> Check:
     def check(results: Results) -> list[Finding]:
         pair = [("mla", full_rope(results))]
-        heads = at.spread("doublings of the effective heads, ", _doublings)
+        heads = at.doublings()
         return [
             *compare(DISTANCE, pair, heads, over(0.5))(results),
             *compare(DISTANCE, pair, at.largest(), at.under(0.0))(results),

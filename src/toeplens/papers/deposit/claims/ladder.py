@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import log2
 
 from toeplens.papers.deposit.claims.common import Check, Test, compare, full_rope, on_rope, over
 from toeplens.papers.deposit.claims.looking import At, Way, watched_claim
 from toeplens.papers.deposit.labels import title
-from toeplens.papers.deposit.looks import END, Look
+from toeplens.papers.deposit.looks import END
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.contrasts import contrast
 from toeplens.studies.kit.results import Figure, Results
@@ -24,10 +23,6 @@ _claim = partial(Claim[Results], part="ladder")
 
 def _at_rung(base: str, rung: str) -> str:
     return f"{base}/{rung}" if rung else base
-
-
-def _doublings(look: Look) -> float:
-    return log2(look.effective_heads)
 
 
 def _rungs(
@@ -45,7 +40,7 @@ def _largest(at: At) -> Figure:
 
 
 def _heads(at: At) -> Figure:
-    return at.spread("doublings of the effective heads, ", _doublings)
+    return at.doublings()
 
 
 def _little(at: At) -> Test:

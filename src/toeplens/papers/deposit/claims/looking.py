@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import log2
 
 from toeplens.papers.deposit.claims.common import (
     Check,
@@ -69,6 +70,10 @@ class At:
             return look is not None and look.matter > 0
 
         return Figure(words, self._number(of), counts, _NO_HEAD, grain=0.05)
+
+    def doublings(self) -> Figure:
+        """The effective heads of the whole model, in doublings."""
+        return self.spread("doublings of the effective heads, ", lambda look: log2(look.effective_heads))
 
     def _look(self, cell: CellResult) -> Look | None:
         return look_at(cell, self.moment, self.measure)
