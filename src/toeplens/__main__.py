@@ -4,7 +4,7 @@ import os
 import sys
 from contextlib import suppress
 
-from toeplens.start import give_cores_back, leave_on_signals
+from toeplens.start import give_cores_back, leave_on_signals, uncollected
 
 
 def main() -> None:
@@ -14,8 +14,9 @@ def main() -> None:
     """
     leave_on_signals()
     give_cores_back()
-    from toeplens.cli import main as command_line
-    from toeplens.ground.stops import EXIT_CODE
+    with uncollected():
+        from toeplens.cli import main as command_line
+        from toeplens.ground.stops import EXIT_CODE
 
     try:
         command_line()

@@ -1,11 +1,12 @@
 """A command's first moments, in which modules are imported: a signal then ends the process at once, with one sentence.
 
 An exception raised in the middle of an import comes out as anything; nothing has begun yet that would have to be left
-in order.
+in order. Imports make many objects and hardly any garbage: it is looked for when they are over.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -39,15 +40,29 @@ def give_cores_back() -> None:
 def starting() -> Iterator[None]:
     """Around the imports of a command: within it, as after `leave_on_signals`; then as before."""
     if threading.current_thread() is not threading.main_thread():  # which alone hears signals
-        yield
+        with uncollected():
+            yield
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     leave_on_signals()
     try:
-        yield
+        with uncollected():
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Within it no garbage is looked for, which takes a quarter of the time of importing torch and transformers."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

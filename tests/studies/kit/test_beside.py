@@ -38,23 +38,26 @@ def test_it_is_done_in_another_thread_with_half_of_the_threads() -> None:
     assert torch.get_num_threads() == 4
 
 
-def test_who_is_ahead_takes_a_piece_and_nobody_waits() -> None:
-    go = threading.Event()
+def test_who_is_ahead_takes_a_piece_and_in_the_end_what_is_left() -> None:
+    begun, go = threading.Event(), threading.Event()
     seen: list[tuple[int, bool]] = []
 
     def work(number: int) -> int:
         here = threading.current_thread() is threading.main_thread()
         if not here:
-            go.wait(10)
+            begun.set()
+            assert go.wait(10)
         seen.append((number, here))
+        if number == 2:
+            go.set()
         return number
 
     with beside() as start:
         found = [start(partial(work, number)) for number in range(5)]
         assert seen == [(3, True), (4, True)]  # the other has one, and two wait for it
-        go.set()
+        assert begun.wait(10)
     assert [each.result() for each in found] == list(range(5))
-    assert sorted(seen) == [(0, False), (1, False), (2, False), (3, True), (4, True)]
+    assert sorted(seen) == [(0, False), (1, True), (2, True), (3, True), (4, True)]
 
 
 @pytest.mark.parametrize("after", [0, 1])

@@ -219,8 +219,8 @@ class PatternSums:
             if not self._known:
                 self._counts[heads, offsets] += _by_offset(visible.to(weights.dtype)).cpu()
                 scores = logits.to(torch.float64, copy=True).masked_fill_(~visible, 0)
-                self._sums["energy"][heads] += scores.square().sum((0, 2, 3)).cpu()
                 self._logits[heads, offsets] += _by_offset(scores).cpu()
+                self._sums["energy"][heads] += scores.square_().sum((0, 2, 3)).cpu()
         if tokens is not None:
             follow = _following(tokens, rows, start, logits.shape[-1]) & visible
             found["induction"] = (weights * follow.to(weights.dtype)).sum(-1)

@@ -43,7 +43,7 @@ from toeplens.lens.kit.movable import MovableKeys, complex_pairs, joined, turned
 from toeplens.lens.kit.one_sided import parts_of
 from toeplens.lens.kit.terms import Offsets
 
-CHUNK = 64  # queries at once; in their own chunk they meet the keys one by one
+CHUNK = 32  # queries at once; in their own chunk they meet the keys one by one
 BLOCK = 2**21  # numbers of one working array, as far as one head and a chunk allow
 _WHOLE = 2**25  # numbers of an array over all positions, as far as one head allows
 _COLUMNS = 16  # of a convolution, at once

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-STEP = 16  # queries: so many meet each other's rows one by one
+STEP = 8  # queries: so many meet each other's rows one by one
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,11 @@ class Met:
 
     def along(self, weights: Float[Tensor, "*_B C F"]) -> tuple[Float[Tensor, "*_B C"], Float[Tensor, "*_B C"]]:
         """The sums of the squares of weights . row and of weights . row, over the rows that each query sees."""
-        own = (weights @ self.own.mT).tril()
+        own = times(weights, self.own.mT).tril()
         square, total = own.square().sum(-1), own.sum(-1)
         if self.far is None:
             return square, total
-        far = (weights @ self.far.mT).triu()
+        far = times(weights, self.far.mT).triu()
         return square + far.square().sum(-1), total + far.sum(-1)
 
 
@@ -61,7 +61,7 @@ class Moments:
         self, weights: Float[Tensor, "*_B C F"], met: Met | None, seen: Float[Tensor, "_"]
     ) -> tuple[Float[Tensor, "*_B C"], Float[Tensor, "*_B C"] | float]:
         """Mean square and mean of weights . row about the mean here, over the rows here and those met one by one."""
-        square, total = ((weights @ self.products) * weights).sum(-1), 0.0
+        square, total = (times(weights, self.products) * weights).sum(-1), 0.0
         if met is not None:
             squares, sums = met.along(weights)
             square, total = square + squares, sums / seen
@@ -97,6 +97,14 @@ class Sums:
             for mine, its in ((self.contents, other.contents), (self.positions, other.positions))
         )
         return Sums(self.count + other.count, contents, positions, self.squares + other.squares)
+
+
+def times(x: Float[Tensor, "*B C F"], shared: Float[Tensor, "*_B F e"]) -> Float[Tensor, "*B C e"]:
+    """x @ shared, all rows that are multiplied by the same matrix as one product of matrices."""
+    rows = x
+    while shared.ndim > 2 and shared.shape[-3] == 1:
+        shared, rows = shared.squeeze(-3), rows.flatten(-3, -2)
+    return (rows @ shared).reshape(*x.shape[:-1], shared.shape[-1])
 
 
 def from_each(x: Tensor, dim: int) -> Tensor:

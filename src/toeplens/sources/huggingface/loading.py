@@ -23,6 +23,7 @@ from toeplens.sources.huggingface.checkpoints import Checkpoint, checkpoint_of
 from toeplens.sources.huggingface.failures import words
 from toeplens.sources.huggingface.model import attention_modules, checked_model, input_embedding, library
 from toeplens.sources.huggingface.quantised import Quantised
+from toeplens.start import uncollected
 
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 _TABLE = re.compile(r"^wpe$|^(?!.*rel).*(pos.*emb|emb.*pos)")
@@ -170,8 +171,9 @@ def open_model(model: Any, *, dtype: Dtype = "auto", device: str = "auto", pickl
 
 def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool) -> Loaded:
     files = checkpoint_of(name)
-    config = _config(transformers, files)
-    cls = _class(transformers, config, name)
+    with uncollected():  # the model's own modules are imported
+        config = _config(transformers, files)
+        cls = _class(transformers, config, name)
     chosen: Any = getattr(torch, dtype) if dtype != "auto" else "auto" if place != "cpu" else torch.float32
     options = {"dtype": chosen, "use_safetensors": None if pickled else True, "ignore_mismatched_sizes": True}
     if place == "auto":

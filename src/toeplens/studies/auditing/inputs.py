@@ -259,7 +259,7 @@ def _pieces(tokenizer: Any, name: str | None, text: str, length: int) -> list[li
     found = whole or [max(made, key=len, default=[])]
     if len(found[0]) < 2:
         raise InputError(f"text: {name or 'it'} has less than 2 tokens; there is no attention to look at.")
-    if not tokenizer(text, add_special_tokens=False)["input_ids"]:
+    if len(found[0]) == len(tokenizer("")["input_ids"]):
         where = "" if name is None else f" in {name}"
         raise InputError(f"text: there is none{where}; a text of at least one token is needed.")
     return found

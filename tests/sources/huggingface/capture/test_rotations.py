@@ -190,20 +190,26 @@ def test_what_stays_with_its_query_needs_no_form() -> None:
     assert call.placed()["rotation"] is None
 
 
-def test_a_module_that_cannot_be_tried_alone_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("refused", [1, 2])
+def test_a_module_is_tried_with_one_sequence_and_then_with_all(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that can be tried with neither is not believed."""
     own, inputs = SoftAttention.forward, []
 
-    def twice(self: SoftAttention, x: Tensor) -> Tensor:
+    def often(self: SoftAttention, x: Tensor) -> Tensor:
         inputs.append(x)
-        if len(inputs) == 1:
+        if len(inputs) <= refused:
             raise ZeroDivisionError
         return own(self, x)
 
-    monkeypatch.setattr(SoftAttention, "forward", twice)
+    monkeypatch.setattr(SoftAttention, "forward", often)
     call = call_of(SoftAttention())
-    assert len(inputs) == 2
-    assert torch.equal(inputs[0], inputs[0][:, -1:].expand_as(inputs[0]))
-    assert torch.equal(inputs[0][:, -1], inputs[1][:, -1])
+    *tried, last = inputs
+    assert [len(x) for x in tried] == [1, len(last)]
+    for x in tried:
+        assert torch.equal(x, last[: len(x), -1:].expand_as(x))
+    if refused == 1:
+        call.placed()
+        return
     with pytest.raises(NoForm, match="not seen whether its keys depend on the position"):
         call.placed()
 

@@ -59,14 +59,23 @@ def of_equal_tokens(
         states  what the module is given, with the tokens along ``axis``; all of that shape is changed alike if it is
                 made of tokens, and so differs from sequence to sequence
     """
+    found = _tried(module, args, kwargs, states, axis, 1)
+    return found if found is not None or batch == 1 else _tried(module, args, kwargs, states, axis, batch)
+
+
+def _tried(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], states: Tensor, axis: int, batch: int
+) -> tuple[Tensor, Tensor] | None:
+    """`of_equal_tokens`, of the states of so many sequences: with less than all, what else it is given may not fit."""
     sequences = 0 if axis else 1
 
     def replaced(x: Any) -> Any:
         if not isinstance(x, Tensor) or x.shape != states.shape or not x.is_floating_point():
             return x
+        some = x.narrow(sequences, 0, min(batch, x.shape[sequences]))
         if x.shape[sequences] > 1 and bool((x == x.narrow(sequences, 0, 1)).all()):  # not what tokens are made of
-            return x
-        return x.narrow(axis, x.shape[axis] - 1, 1).expand_as(x).clone()
+            return some
+        return some.narrow(axis, x.shape[axis] - 1, 1).expand_as(some).clone()
 
     def given(x: Any) -> Any:
         if isinstance(x, Tensor | tuple):

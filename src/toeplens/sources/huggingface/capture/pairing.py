@@ -113,10 +113,14 @@ def before_rotation(final: Tensor, turned: list[Turned]) -> Tensor | None:
                     part = final[..., start : start + width]
                     for order in _orders(y.shape[1], heads, final.device):
                         factor = _factor(part, y[:, order], exact)
-                        if factor is not None:
-                            whole = final.clone()
-                            whole[..., start : start + width] = factor * x[:, order]
-                            return whole
+                        if factor is None:
+                            continue
+                        put = x[:, order] if exact else factor * x[:, order]
+                        if width == final.shape[-1]:
+                            return put.to(final.dtype)
+                        whole = final.clone()
+                        whole[..., start : start + width] = put
+                        return whole
     return None
 
 

@@ -32,12 +32,12 @@ def one_by_one(
 
     What is changed of a call, one head or band after the other, are copies of the batch in a few passes of equally many
     copies; of neighbouring calls together, where that takes fewer layers in all (`Passes.plan`). Whether copies of the
-    batch are independent is seen in a pass with nothing silenced, all of whose copies have to give the intact states;
-    where they are not, passes have one. What the layers before a call's hand over is taken of a pass of as many copies
-    with nothing silenced, which ends there: however their tensors are laid out, no silenced head is in them. In the
-    first pass from each layer some copies have nothing silenced and have to give the intact states; where a replay
-    fails in that, whole passes are run from there on. From the layers of calls of which it is known that they give
-    these states, that is asked of the first pass of all, and else where there are copies to spare.
+    batch are independent is seen in a pass of two with nothing silenced, both of which have to give the intact states;
+    where they are not, passes have one. What the layers before a call's hand over is run once, in one copy with nothing
+    silenced, and repeated where its copies would lie. In the first pass from each layer some copies have nothing
+    silenced and have to give the intact states; where a replay fails in that, whole passes are run from there on. From
+    the layers of calls of which it is known that they give these states, that is asked of the first pass of all, and
+    else where there are copies to spare.
     """
     effects = [np.full((passes.batch, passes.outcome.blocks, count), np.nan) for count in counts]
     total = sum(map(len, chosen))
@@ -67,8 +67,8 @@ def one_by_one(
             first = len(heads) % width  # passes after the first are full
             try:
                 if replays and reached < begin:
-                    held, reached = passes.before(begin, width, start=reached, held=held), begin
-                parts = {"start": begin, "held": held} if replays else {}
+                    held, reached = passes.before(begin, start=reached, held=held), begin
+                parts = {"start": begin, "held": passes.copied(begin, held, width)} if replays else {}
                 values = list[Float[Tensor, "R K"]]()
                 if first or intact[group.start]:
                     found = run([*heads[:first], *[(calls[0], NOTHING)] * (width - first)], **parts)

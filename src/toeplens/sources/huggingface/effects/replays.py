@@ -17,6 +17,7 @@ from toeplens.ground import InputError
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.capture.products import Followed, Products, four
 from toeplens.sources.huggingface.effects.anatomy import Anatomy
+from toeplens.sources.huggingface.effects.copies import axes_of, layout, repeated
 from toeplens.sources.huggingface.effects.outcome import Outcome, apart, losses, moved, wide
 from toeplens.sources.huggingface.interface import OBSERVER, Observer
 from toeplens.sources.huggingface.model import precision, tolerance
@@ -248,6 +249,7 @@ class Passes:
         self.batch = len(outcome.counted)
         self.width = max(1, _TOKENS // (self.batch * outcome.tokens)) if outcome.copies else 1
         self.kind = type(model).__name__
+        self._axes: dict[str, list[int]] = {}
         self.same = tolerance(precision(model), "states")
         intact = self.run()
         self.states, self.order, self.baseline, self.vocabulary = intact.states, intact.order, None, 0
@@ -275,16 +277,28 @@ class Passes:
             )
         return found
 
-    def before(self, item: int, rows: int, **parts: Any) -> dict[str, Any]:
-        """What the layers before this call of a layer hand on, in all copies of a pass that ends there."""
-        found = Replay(self, rows, until=item, **parts)
+    def before(self, item: int, **parts: Any) -> dict[str, Any]:
+        """What the layers before this call of a layer hand on, of one copy of the batch."""
+        found = Replay(self, until=item, **parts)
         found.run()
         return found.kept
+
+    def copied(self, item: int, held: dict[str, Any], copies: int) -> dict[str, Any]:
+        """What `before` gave, as the layers before that call hand it on of so many copies: where these lie in it is
+        seen in a pass of two."""
+        if copies == 1:
+            return held
+        unknown = [name for name, each in held.items() if layout(each) not in self._axes]
+        if unknown:
+            two = Replay(self, 2, until=item)
+            two.run()
+            self._axes |= {layout(held[name]): axes_of(held[name], two.kept[name]) for name in unknown}
+        return {name: repeated(each, self._axes[layout(each)], copies) for name, each in held.items()}
 
     def plan(self, items: Sequence[int], counts: Sequence[int], intact: Sequence[int]) -> tuple[int, list[range]]:
         """Copies of a pass, and which neighbouring calls passes are of, so that layers are run as seldom as can be.
 
-        Passes of several calls begin at the first one's layer. One copy, if copies are not alike.
+        Passes of several calls begin at the first one's layer. One copy, if two are not alike.
 
         Arguments
             items   in or before which call of a layer each call is that something is changed of, in order
@@ -298,7 +312,7 @@ class Passes:
         width = min(widths, key=lambda width: found[width][0])
         try:
             if width > 1:
-                self.require_same(self.run(width))
+                self.require_same(self.run(2))
         except Exception as error:
             if out_of_memory(error):
                 raise
