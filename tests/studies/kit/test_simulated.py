@@ -77,6 +77,26 @@ def test_wrong_verdicts_are_counted_and_at_most_one_in_twenty_ledgers_at_the_bar
     assert np.mean([error.right for error in nothing.errors]) > 0.9, "far below the bar it is seen to fail"
 
 
+def test_what_was_decided_at_the_first_look_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of worlds at the bar whose first five models of each are over it, and with all of which it is not decided."""
+    values = [*[0.6 + 0.001 * n for n in range(5)], *[0.4 - 0.001 * n for n in range(5)]]
+    (entry,) = entries(lambda: above("it", values, 0.5))
+    monkeypatch.setattr(simulated, "_drawn", lambda part, *_: part)
+    once = simulate([entry], worlds=1, effect="at the bar")
+    twice = simulate([entry], worlds=1, effect="at the bar", first=5)
+    assert (once.any_wrong, once.errors[0].wrong_holds) == (0, 0)
+    assert (twice.any_wrong, twice.plain_any_wrong, twice.errors[0].wrong_holds) == (1, 1, 1)
+    assert simulate([entry], worlds=1, effect="at the bar", first=10) == once, "all of them at once"
+
+
+def test_what_was_open_at_the_first_look_is_judged_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [0.45, 0.55, 0.5, 0.52, 0.48, *[0.9 + 0.001 * n for n in range(15)]]
+    (entry,) = entries(lambda: above("it", values, 0.5))
+    monkeypatch.setattr(simulated, "_drawn", lambda part, *_: part)
+    found = simulate([entry], worlds=1, effect="twice the bar", first=5)
+    assert found.errors[0].right == 1
+
+
 def test_what_no_mean_decides_is_left_out() -> None:
     (only,) = entries(lambda: Finding("holds", "exactly"))
     assert simulate([only], worlds=3).errors == ()

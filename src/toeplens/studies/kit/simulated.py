@@ -56,6 +56,7 @@ def simulate(
     worlds: int = 200,
     effect: str = "nothing there",
     shape: Shape = "normal",
+    first: int | None = None,
     seed: int = 0,
 ) -> Simulation:
     """Judge a ledger in worlds in which every comparison's mean is a stated multiple of its bar.
@@ -70,6 +71,8 @@ def simulate(
         worlds   how many
         effect   a key of `EFFECTS`
         shape    of the noise: normal; two values, as of models that learn or do not; skewed as an exponential
+        first    models of a term that the ledger was judged by before there were more: what was decided then stays, and
+                 what was open is judged by all of them. None if it was looked at once
     """
     asked = [entry for entry in entries if any(part.comparison is not None for part in entry.findings)]
     size = EFFECTS[effect]
@@ -79,10 +82,12 @@ def simulate(
     wrong = np.zeros((worlds, 2), dtype=bool)
     for world in range(worlds):
         drawn = [tuple(_drawn(part, size, shape, rng) for part in entry.findings) for entry in asked]
-        for place, (corrected, plain, _) in enumerate(settle(drawn)):
-            said, truth = _said(corrected), truths[place]
+        early = drawn if first is None else [tuple(_first(part, first) for part in each) for each in drawn]
+        for place, (looked, again) in enumerate(zip(settle(early), settle(drawn), strict=True)):
+            truth = truths[place]
+            said, plain = (_at_last(*verdicts) for verdicts in zip(looked[:2], again[:2], strict=True))
             counts[place] += (said == "holds" != truth, said == "fails" != truth, said == truth)
-            wrong[world] |= (said not in ("open", truth), _said(plain) not in ("open", truth))
+            wrong[world] |= (said not in ("open", truth), plain not in ("open", truth))
     rates = counts / worlds
     return Simulation(
         effect,
@@ -92,6 +97,11 @@ def simulate(
         float(wrong[:, 1].mean()),
         tuple(Errors(entry.claim.id, entry.protocol, *row) for entry, row in zip(asked, rates.tolist(), strict=True)),
     )
+
+
+def _at_last(looked: Verdict, again: Verdict) -> str:
+    """What was said at the first look, if that decided it; else at the last."""
+    return _said(again if looked in OPEN else looked)
 
 
 def _said(verdict: Verdict) -> str:
@@ -126,8 +136,20 @@ def _drawn(part: Finding, size: float, shape: Shape, rng: np.random.Generator) -
         spread = float(np.std(values, ddof=1)) if len(values) > 1 else _SPREAD
         noise = _NOISE[shape](rng, max(len(values), ENOUGH)) * max(spread, seen.grain)
         terms.append((weight, tuple((noise + (mean / weight if place == 0 else 0.0)).tolist())))
-    found = within("", Contrast(tuple(terms), seen.grain), part.comparison.low, part.comparison.high)
-    return replace(found, essential=part.essential)
+    return _of(part, Contrast(tuple(terms), seen.grain))
+
+
+def _first(part: Finding, count: int) -> Finding:
+    """By the first so many models of each term."""
+    if part.comparison is None:
+        return part
+    seen = part.comparison.seen
+    return _of(part, Contrast(tuple((weight, values[:count]) for weight, values in seen.terms), seen.grain))
+
+
+def _of(part: Finding, seen: Contrast) -> Finding:
+    assert part.comparison is not None
+    return replace(within("", seen, part.comparison.low, part.comparison.high), essential=part.essential)
 
 
 _NOISE: dict[Shape, Callable[[np.random.Generator, int], np.ndarray]] = {
