@@ -130,8 +130,8 @@ def _errors() -> Iterator[str]:
     yield (
         f"The whole ledger of `results/{content['record']}` was judged in {content['worlds']} worlds whose truth is "
         "known: every comparison keeps its number of models and its spread, and its mean is 0, its bar, or twice its "
-        "bar. At the bar any decision is wrong. A ledger is wrong if any of its claims is. It is looked at twice, as it was: "
-        f"by {content['first']} models of each cell, and what is open then by all.\n"
+        "bar. At the bar any decision is wrong. A ledger is wrong if any of its claims is. It is looked at twice, as "
+        f"it was: by {content['first']} models of each cell, and what is open then by all.\n"
     )
     yield "| noise | truth | ledgers with a wrong verdict | without correction | claims decided as they are |"
     yield "|---|---|---|---|---|"
