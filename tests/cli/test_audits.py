@@ -259,6 +259,7 @@ def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path
     for words in (["audit", "m" * 5000, "--out", tmp_path / "o"], ["audit", model, "--out", tmp_path / ("o" * 5000)]):
         refused = toeplens(*words).refusal()
         assert "file name too long" in refused or "longer than the system allows" in refused
+    assert "model: an empty name was given" in toeplens("audit", "", "--out", tmp_path / "o").refusal()
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("handed over"))
     writer.start()

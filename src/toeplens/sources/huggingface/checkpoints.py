@@ -73,6 +73,8 @@ def checkpoint_of(name: str) -> Checkpoint:
 
 def is_there(name: str) -> bool:
     """Whether it is a file or directory. Raises `InputError` for what can be the name of none."""
+    if not name:
+        raise InputError("model: an empty name was given; it must be a directory, a GGUF file or a name on the hub.")
     try:
         return Path(name).exists()
     except OSError as error:
