@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import toeplens as tl
 from toeplens.cli.studies import OURS, PARTS
 from toeplens.ground.stops import STOPPED
 from toeplens.papers import deposit as study
-from toeplens.start import starting
+from toeplens.start import starting, uncollected
 from toeplens.studies import grid
 
 LIGHT = """
@@ -138,3 +139,24 @@ def test_a_signal_while_any_command_works_is_one_sentence(
     answer = toeplens(command, *arguments[command])
     assert (answer.code, answer.out) == (130, "")
     assert answer.err == f"error: {STOPPED}\n"
+
+
+def test_garbage_is_looked_for_again_after_imports_unless_it_was_not() -> None:
+    def fail() -> None:
+        with uncollected():
+            with uncollected():
+                assert not gc.isenabled()
+            assert not gc.isenabled()
+            raise ImportError
+
+    assert gc.isenabled()
+    with pytest.raises(ImportError):
+        fail()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
