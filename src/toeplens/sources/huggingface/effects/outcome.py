@@ -18,10 +18,10 @@ Effect = Literal["loss", "states"]
 
 ENOUGH = 8  # sequences that intervals are taken over; of fewer, blocks of their tokens
 _ROWS, _BLOCK = 32, 8  # blocks over all sequences, if each has so many tokens at least
-_AT_ONCE = 1 << 26  # logits that are held at once, over copies, sequences and positions
+AT_ONCE = 1 << 26  # logits that are held at once, over copies, sequences and positions
 _ON_CPU = 3 << 21  # there: 24 MB, which the next piece is given again without new pages
 _MASKED = 0.15  # share of the tokens that a masked language model has to predict
-_NONE = -100  # a label where nothing is to be predicted
+NONE = -100  # a label where nothing is to be predicted
 _PREDICTS = (
     "ForCausalLM",
     "LMHeadModel",
@@ -94,11 +94,11 @@ def outcome_of(
         return Outcome("states", inputs, counted, None)
     if predicts:
         following = counted[:, :-1] & counted[:, 1:]
-        labels = F.pad(tokens[:, 1:].masked_fill(~following, _NONE), (0, 1), value=_NONE)
+        labels = F.pad(tokens[:, 1:].masked_fill(~following, NONE), (0, 1), value=NONE)
         return Outcome("loss", inputs, counted, labels)
     chosen = _chosen(counted, seed)
     masked = tokens.masked_fill(chosen, mask_token or 0)
-    return Outcome("loss", inputs | {f"{side}input_ids": masked}, counted, tokens.masked_fill(~chosen, _NONE))
+    return Outcome("loss", inputs | {f"{side}input_ids": masked}, counted, tokens.masked_fill(~chosen, NONE))
 
 
 def _chosen(counted: Bool[Tensor, "B N"], seed: int) -> Bool[Tensor, "B N"]:
@@ -125,7 +125,12 @@ def losses(
     each = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
     for places in pieces(labels, vocabulary):
         each[:, places] = cross_entropies(logits(places), labels[:, places]).to(each.device)
-    return in_blocks(each, blocks) / (labels != _NONE).sum(1, keepdim=True)
+    return over_labels(each, labels, blocks)
+
+
+def over_labels(each: Float[Tensor, "R N"], labels: Int[Tensor, "R N"], blocks: int) -> Float[Tensor, "R K"]:
+    """Losses at each position split over blocks of positions: their mean is the mean over labels."""
+    return in_blocks(each, blocks) / (labels != NONE).sum(1, keepdim=True)
 
 
 def in_blocks(each: Float[Tensor, "R N"], blocks: int) -> Float[Tensor, "R K"]:
@@ -137,15 +142,15 @@ def in_blocks(each: Float[Tensor, "R N"], blocks: int) -> Float[Tensor, "R K"]:
 
 def pieces(labels: Int[Tensor, "R N"], vocabulary: int) -> tuple[Int[Tensor, "n"], ...]:
     """The positions with a label in any row, in pieces whose logits may be held at once."""
-    places = (labels != _NONE).any(0).nonzero()[:, 0]
-    most = min(_AT_ONCE, _ON_CPU) if labels.device.type == "cpu" else _AT_ONCE
+    places = (labels != NONE).any(0).nonzero()[:, 0]
+    most = min(AT_ONCE, _ON_CPU) if labels.device.type == "cpu" else AT_ONCE
     return places.split(max(1, most // (len(labels) * vocabulary)))
 
 
 def cross_entropies(logits: Float[Tensor, "R n V"], labels: Int[Tensor, "R n"]) -> Float[Tensor, "R n"]:
     """Cross-entropy at each position, 0 without a label, in float64 (the logarithms in float32 at least)."""
     flat = wide(logits).flatten(0, 1)
-    each = F.cross_entropy(flat, labels.to(flat.device).flatten(), ignore_index=_NONE, reduction="none")
+    each = F.cross_entropy(flat, labels.to(flat.device).flatten(), ignore_index=NONE, reduction="none")
     return each.view(labels.shape).double()
 
 

@@ -18,7 +18,8 @@ from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.capture.products import Followed, Products, four
 from toeplens.sources.huggingface.effects.anatomy import Anatomy
 from toeplens.sources.huggingface.effects.copies import axes_of, layout, repeated
-from toeplens.sources.huggingface.effects.outcome import Outcome, apart, losses, moved, wide
+from toeplens.sources.huggingface.effects.outcome import Outcome, apart, losses, moved, over_labels, wide
+from toeplens.sources.huggingface.effects.readout import Readout
 from toeplens.sources.huggingface.interface import OBSERVER, Observer
 from toeplens.sources.huggingface.model import precision, tolerance
 
@@ -250,6 +251,7 @@ class Passes:
         self.width = max(1, _TOKENS // (self.batch * outcome.tokens)) if outcome.copies else 1
         self.kind = type(model).__name__
         self._axes: dict[str, list[int]] = {}
+        self._readout: Readout | None = None
         self.same = tolerance(precision(model), "states")
         intact = self.run()
         self.states, self.order, self.baseline, self.vocabulary = intact.states, intact.order, None, 0
@@ -263,6 +265,7 @@ class Passes:
                     f"model: the head of {self.kind} was not understood: its logits at a position are not made of the "
                     "last hidden state there alone."
                 )
+            self._readout = Readout.of(anatomy.embedding, self.states[:, -1:], again)
             self.baseline = self.losses(intact)
 
     def run(self, rows: int = 1, **parts: Any) -> Replay:
@@ -350,7 +353,10 @@ class Passes:
         assert self.outcome.labels is not None
         states = found.states[: copies * self.batch]
         labels = self.outcome.labels.to(states.device).repeat(copies, 1)
-        return losses(labels, lambda at: found.logits(states[:, at]), self.vocabulary, self.outcome.blocks)
+        blocks = self.outcome.blocks
+        if self._readout is not None:
+            return over_labels(self._readout.cross_entropies(states, labels), labels, blocks)
+        return losses(labels, lambda at: found.logits(states[:, at]), self.vocabulary, blocks)
 
 
 def together(

@@ -1,0 +1,73 @@
+"""The losses of a language model whose head is one product of matrices, some words of its vocabulary at a time.
+
+Its logits are never there together: for 1,024 tokens and 49,152 words they are 200 MB, and what a product of matrices
+costs is then half of what their softmax does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from toeplens.sources.huggingface.effects.outcome import AT_ONCE, NONE, wide
+
+_ROWS, _WORDS = 2048, 2048  # tokens and words at once, on a processor; 16 MB of logits
+_ROUNDED = 16  # roundings that a logit may differ by from the head's own
+
+
+@dataclass(frozen=True)
+class Readout:
+    """A head whose logits are weight x + bias.
+
+    weight  [V, d]
+    bias    [V]; None without one
+    """
+
+    weight: Float[Tensor, "V d"]
+    bias: Float[Tensor, "V"] | None
+
+    @classmethod
+    def of(
+        cls, embedding: nn.Module | None, states: Float[Tensor, "B n d"], logits: Float[Tensor, "B n V"]
+    ) -> Readout | None:
+        """The output embedding as such a head, if the model's own logits of some states are its product with them."""
+        if type(embedding) is not nn.Linear or type(embedding.weight) is not nn.Parameter or embedding.weight.is_meta:
+            return None
+        made = F.linear(states.to(embedding.weight.device), embedding.weight, embedding.bias)
+        if made.shape != logits.shape:
+            return None
+        allowed = _ROUNDED * torch.finfo(embedding.weight.dtype).eps * float(wide(logits).abs().max())
+        same = float((wide(made) - wide(logits).to(made.device)).abs().max()) <= allowed
+        return cls(embedding.weight, embedding.bias) if same else None
+
+    def cross_entropies(self, states: Float[Tensor, "R N d"], labels: Int[Tensor, "R N"]) -> Float[Tensor, "R N"]:
+        """At each position, 0 without a label, in float64; the sums over words are in float32 at least."""
+        there = labels != NONE
+        each = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
+        if not there.any():
+            return each
+        rows, wanted = states[there.to(states.device)].split(_ROWS), labels[there].split(_ROWS)
+        device = self.weight.device
+        found = [self._of(x.to(device), y.to(device)) for x, y in zip(rows, wanted, strict=True)]
+        each[there] = torch.cat(found).to(each.device)
+        return each
+
+    def _of(self, x: Float[Tensor, "n d"], labels: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
+        words = _WORDS if x.device.type == "cpu" else max(_WORDS, AT_ONCE // len(x))
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        total, own = (torch.zeros(len(x), dtype=dtype, device=x.device) for _ in range(2))
+        top = torch.full_like(total, torch.finfo(dtype).min)
+        for start in range(0, len(self.weight), words):
+            some = slice(start, start + words)
+            logits = wide(F.linear(x, self.weight[some], None if self.bias is None else self.bias[some]))
+            at = labels - start
+            here = (at >= 0) & (at < logits.shape[1])
+            own = torch.where(here, logits.gather(1, at.clamp(0, logits.shape[1] - 1).unsqueeze(1)).squeeze(1), own)
+            higher = torch.maximum(top, logits.amax(-1))
+            total = total * (top - higher).exp() + logits.sub_(higher.unsqueeze(-1)).exp_().sum(-1)
+            top = higher
+        return (top + total.log() - own).double()

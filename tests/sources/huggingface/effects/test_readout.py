@@ -1,0 +1,89 @@
+"""Losses some words at a time are those of all logits together, where the head is a product and nowhere else."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from toeplens.sources.huggingface.effects import readout
+from toeplens.sources.huggingface.effects.outcome import NONE
+from toeplens.sources.huggingface.effects.readout import Readout
+
+
+def head_of(words: int, width: int, bias: bool, dtype: torch.dtype = torch.float64) -> nn.Linear:
+    return nn.Linear(width, words, bias=bias, dtype=dtype)
+
+
+@given(
+    rows=st.integers(1, 3),
+    tokens=st.integers(1, 5),
+    words=st.integers(1, 40),
+    at_once=st.tuples(st.integers(1, 7), st.integers(1, 50)),
+    bias=st.booleans(),
+    size=st.sampled_from([1e-3, 1.0, 1e3]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_losses_are_those_of_all_logits(
+    rows: int, tokens: int, words: int, at_once: tuple[int, int], bias: bool, size: float, seed: int
+) -> None:
+    """float64, to 1e-12 of the largest logit."""
+    torch.manual_seed(seed)
+    head, states = head_of(words, 6, bias), size * torch.randn(rows, tokens, 6, dtype=torch.float64)
+    labels = torch.randint(words, (rows, tokens)).masked_fill(torch.rand(rows, tokens) < 0.3, NONE)
+    with torch.no_grad():
+        found = Readout.of(head, states, head(states))
+        assert found is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(readout, "_ROWS", at_once[0])
+            patch.setattr(readout, "_WORDS", at_once[1])
+            ours = found.cross_entropies(states, labels)
+        logits = head(states)
+    theirs = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NONE, reduction="none")
+    torch.testing.assert_close(ours, theirs.view(labels.shape), rtol=1e-12, atol=1e-12 * float(logits.abs().max() + 1))
+    assert (ours[labels == NONE] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_of_narrow_logits_sums_are_in_float32(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    head, states = head_of(5000, 8, True, dtype), torch.randn(1, 9, 8).to(dtype)
+    labels = torch.randint(5000, (1, 9))
+    with torch.no_grad():
+        found = Readout.of(head, states, head(states).float())
+        assert found is not None
+        wanted = F.cross_entropy(head(states).double()[0], labels[0], reduction="none")
+        torch.testing.assert_close(found.cross_entropies(states, labels)[0], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_words_that_cannot_be_and_numbers_that_are_none() -> None:
+    head, states, labels = head_of(6, 4, True), torch.ones(1, 2, 4, dtype=torch.float64), torch.tensor([[3, 5]])
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readout, "_WORDS", 2)
+        head.bias[:2] = -torch.inf  # a whole piece of words
+        found = Readout(head.weight, head.bias)
+        wanted = F.cross_entropy(head(states)[0], labels[0], reduction="none")
+        torch.testing.assert_close(found.cross_entropies(states, labels)[0], wanted)
+        states[0, 1] = torch.nan
+        assert found.cross_entropies(states, labels)[0].isnan().tolist() == [False, True]
+
+
+def capped(x: Tensor) -> Tensor:
+    return 30 * (x / 30).tanh()
+
+
+def test_a_head_that_does_more_is_none() -> None:
+    torch.manual_seed(0)
+    head, states = head_of(7, 4, False, torch.float32), torch.randn(2, 1, 4)
+    with torch.no_grad():
+        logits = head(states)
+        assert Readout.of(head, states, logits) is not None
+        assert Readout.of(head, states, capped(logits)) is None
+        assert Readout.of(head, states, 1.001 * logits) is None
+        assert Readout.of(head, states, logits[..., :6]) is None
+        assert Readout.of(None, states, logits) is None
+        assert Readout.of(nn.Sequential(head), states, logits) is None
+        assert Readout.of(head.to("meta"), states, logits) is None
