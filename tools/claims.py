@@ -21,7 +21,7 @@ RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "claims.md"
 KNOWN = ROOT / "src" / "toeplens" / "papers" / "deposit" / "recorded.json"
 SIMULATED = RESULTS / "false-verdicts.json"
 SCALES = ("desk", "laptop")  # the reproduction's records, the more telling first
-FIRST = 10  # models of a cell by which the more telling one was judged before it had more
+FIRST = 10  # models of a cell that a record is judged by before it has more
 STUDIES = {
     "arXiv 2505.13027 and its final version: models (`toeplens reproduce`)": SCALES,
     "Positional and symbolic heads (`toeplens study canonical`)": ("canonical",),
@@ -127,11 +127,13 @@ def _errors() -> Iterator[str]:
         return
     content = json.loads(SIMULATED.read_text())
     yield "\n## How often a verdict is wrong\n"
+    first, looked = content.get("first"), ""
+    if first is not None:
+        looked = f" It is looked at twice, as it was: by {first} models of each cell, and what is open then by all."
     yield (
         f"The whole ledger of `results/{content['record']}` was judged in {content['worlds']} worlds whose truth is "
         "known: every comparison keeps its number of models and its spread, and its mean is 0, its bar, or twice its "
-        "bar. At the bar any decision is wrong. A ledger is wrong if any of its claims is. It is looked at twice, as "
-        f"it was: by {content['first']} models of each cell, and what is open then by all.\n"
+        f"bar. At the bar any decision is wrong. A ledger is wrong if any of its claims is.{looked}\n"
     )
     yield "| noise | truth | ledgers with a wrong verdict | without correction | claims decided as they are |"
     yield "|---|---|---|---|---|"
@@ -179,9 +181,10 @@ def simulated(worlds: int) -> dict[str, Any]:
     from toeplens.studies.kit.simulated import EFFECTS, Shape, simulate
 
     name = next(name for name in SCALES if record_of(name))
-    _, _, entries = judged(name)
+    about, _, entries = judged(name)
+    first = FIRST if about["seeds"] > FIRST else None
     found = {
-        (shape, effect): simulate(entries, worlds=worlds, effect=effect, shape=shape, first=FIRST)
+        (shape, effect): simulate(entries, worlds=worlds, effect=effect, shape=shape, first=first)
         for shape in get_args(Shape)
         for effect in EFFECTS
     }
