@@ -84,6 +84,7 @@ def test_a_head_that_does_more_is_none() -> None:
         assert Readout.of(head, states, capped(logits)) is None
         assert Readout.of(head, states, 1.001 * logits) is None
         assert Readout.of(head, states, logits[..., :6]) is None
+        assert Readout.of(head, states.double(), logits.double()) is None
         assert Readout.of(None, states, logits) is None
         assert Readout.of(nn.Sequential(head), states, logits) is None
         assert Readout.of(head.to("meta"), states, logits) is None

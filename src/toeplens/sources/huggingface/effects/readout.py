@@ -1,7 +1,7 @@
 """The losses of a language model whose head is one product of matrices, some words of its vocabulary at a time.
 
-Its logits are never there together: for 1,024 tokens and 49,152 words they are 200 MB, and what a product of matrices
-costs is then half of what their softmax does.
+Its logits are never there together: for 1,024 tokens and 49,152 words they are 200 MB, and to go through these again
+and again takes more than half of the time of the product that makes them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Readout:
     ) -> Readout | None:
         """The output embedding as such a head, if the model's own logits of some states are its product with them."""
         if type(embedding) is not nn.Linear or type(embedding.weight) is not nn.Parameter or embedding.weight.is_meta:
+            return None
+        if states.dtype != embedding.weight.dtype:  # which a model may bring together in its own way
             return None
         made = F.linear(states.to(embedding.weight.device), embedding.weight, embedding.bias)
         if made.shape != logits.shape:
