@@ -206,7 +206,7 @@ def simulated(worlds: int) -> dict[str, Any]:
     return {
         "record": name,
         "worlds": worlds,
-        "first": FIRST,
+        "first": first,
         "effects": list(EFFECTS),
         "ledgers": ledgers,
         "rules": rules,

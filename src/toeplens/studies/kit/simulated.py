@@ -82,8 +82,10 @@ def simulate(
     wrong = np.zeros((worlds, 2), dtype=bool)
     for world in range(worlds):
         drawn = [tuple(_drawn(part, size, shape, rng) for part in entry.findings) for entry in asked]
-        early = drawn if first is None else [tuple(_first(part, first) for part in each) for each in drawn]
-        for place, (looked, again) in enumerate(zip(settle(early), settle(drawn), strict=True)):
+        judged = looks = settle(drawn)
+        if first is not None:
+            looks = settle([tuple(_first(part, first) for part in each) for each in drawn])
+        for place, (looked, again) in enumerate(zip(looks, judged, strict=True)):
             truth = truths[place]
             said, plain = (_at_last(*verdicts) for verdicts in zip(looked[:2], again[:2], strict=True))
             counts[place] += (said == "holds" != truth, said == "fails" != truth, said == truth)

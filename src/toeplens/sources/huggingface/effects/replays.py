@@ -291,12 +291,13 @@ class Passes:
         seen in a pass of two."""
         if copies == 1:
             return held
-        unknown = [name for name, each in held.items() if layout(each) not in self._axes]
+        layouts = {name: layout(each) for name, each in held.items()}
+        unknown = [name for name in held if layouts[name] not in self._axes]
         if unknown:
             two = Replay(self, 2, until=item)
             two.run()
-            self._axes |= {layout(held[name]): axes_of(held[name], two.kept[name]) for name in unknown}
-        return {name: repeated(each, self._axes[layout(each)], copies) for name, each in held.items()}
+            self._axes |= {layouts[name]: axes_of(held[name], two.kept[name]) for name in unknown}
+        return {name: repeated(each, self._axes[layouts[name]], copies) for name, each in held.items()}
 
     def plan(self, items: Sequence[int], counts: Sequence[int], intact: Sequence[int]) -> tuple[int, list[range]]:
         """Copies of a pass, and which neighbouring calls passes are of, so that layers are run as seldom as can be.
