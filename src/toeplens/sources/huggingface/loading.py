@@ -154,7 +154,8 @@ def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickle
     `EnvironmentFailure` where transformers is missing or there is not the memory.
     """
     choose("dtype", dtype, get_args(Dtype))
-    transformers = library()
+    with uncollected():
+        transformers = library()
     place = place_of(device)
     with _quiet(transformers):
         return _load(transformers, name, dtype, place, pickled)

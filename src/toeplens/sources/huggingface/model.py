@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from toeplens.ground import EnvironmentFailure, InputError
-from toeplens.start import uncollected
 
 _ATTENTION = re.compile("Attention|Attn|MLA(?![a-z])")
 # what rounding explains: of a call's parts, of the states of a pass that is run again, of a whole pass's outputs
@@ -26,8 +25,7 @@ _TOLERANCES = {
 def library() -> Any:
     """The module transformers. Raises `EnvironmentFailure` where it is not installed."""
     try:
-        with uncollected():
-            import transformers
+        import transformers
     except ImportError as error:
         raise EnvironmentFailure("transformers: it is missing; pip install 'toeplens[hf]' installs it.") from error
     return transformers
