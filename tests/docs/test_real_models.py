@@ -17,6 +17,7 @@ from toeplens.papers.positional_symbolic.pretrained import Pretrained
 from toeplens.papers.positional_symbolic.pretrained.clustered import by_text
 from toeplens.papers.positional_symbolic.pretrained.heads import effects_of
 from toeplens.studies.kit.questions import Writer
+from toeplens.studies.kit.verdicts import ENOUGH, within
 
 ROOT = Path(__file__).parents[2]
 
@@ -152,6 +153,8 @@ def test_what_the_models_are(smollm2: Pretrained, gemma3: Pretrained) -> None:
             found[one.window, 100 * round(float(base) / 100)] += 1
             assert len(fast) == one.head_dim / 2
         assert found == kinds
+    sizes = [round(study.audits["text-0"].about["parameters"] / 1e6) for study in (smollm2, gemma3)]
+    assert sizes == [135, 268], "SmolLM2-135M, Gemma 3 270M"
 
 
 def test_they_come_from_four_bits_a_weight() -> None:
@@ -173,8 +176,11 @@ def test_what_was_asked(either: Pretrained) -> None:
     for name in ("still-0", "retrieval-still", "no-retrieval"):
         assert len(either.probes[name].of("needle")) == 12
         assert {item.length for item in either.probes[name].of("needle")} == {512}
-    eighths = either.probes["still-0"].changes
-    assert not any("head" in line for line in eighths), "one eighth stands still in all layers and heads"
+    layers = either.audits["text-0"].layers
+    pairs = len(layers[0].frequencies) // 8
+    for eighth in range(8):
+        stands = f"pairs {eighth * pairs + 1}–{(eighth + 1) * pairs} stand still"
+        assert either.probes[f"still-{eighth}"].changes == (f"layers 1–{len(layers)}: {stands}",), "in all heads"
 
 
 def test_needles_are_five_digits() -> None:
@@ -226,8 +232,33 @@ def test_what_three_texts_leave_open(smollm2: Pretrained, gemma3: Pretrained) ->
     assert "6 of SmolLM2's 8 comparisons over sequences come out the same and 7 of Gemma's 10" in decision
     assert "(0.25, from 0.03 to 0.47, and in Gemma's layers that see all 0.50, from -0.03 to 1.02" in decision
     assert "(2.8, from -0.3 to 6.0, at a bar of 0.5)" in decision
+    supporting = [
+        [each.part.evidence for each in by_text(study) if each.differs and not each.part.essential]
+        for study in (smollm2, gemma3)
+    ]
+    assert supporting[0] == []
+    assert len(supporting[1]) == 2
+    assert all("less that of tokens in random order" in evidence for evidence in supporting[1])
+    (window,) = (
+        each
+        for each in by_text(gemma3)
+        if each.entry.claim.id == "correspondence-learned"
+        and each.part.essential
+        and "see a window" in each.part.evidence
+    )
+    assert (window.part.verdict, window.verdict) == ("holds", "holds")
     spreads = stats.t.ppf(0.975, [2, 5])
     np.testing.assert_allclose(spreads, [4.3, 2.6], atol=0.05)
+
+
+def test_three_texts_would_only_lean(either: Pretrained) -> None:
+    """ "By the rule, which asks for five, over three texts nothing would hold or fail"."""
+    assert ENOUGH == 5
+    for each in by_text(either):
+        comparison = each.part.comparison
+        assert comparison is not None
+        texts = np.reshape(comparison.seen.terms[0][1], (3, 2)).mean(1)
+        assert within("of texts", texts.tolist(), comparison.low, comparison.high).verdict.startswith("leans")
 
 
 def test_an_encoder(tool: ModuleType) -> None:
@@ -240,6 +271,9 @@ def test_an_encoder(tool: ModuleType) -> None:
     assert (plan.together, plan.sequences, plan.tokens, len(plan.texts)) == (32, 2, 46, 3)
     assert (audit.about["sequences"], audit.about["tokens"]) == (32, 46)
     assert round(100 * (1 - 1 / plan.together)) == 97
+    heads = study.heads("text")
+    assert heads is not None
+    assert max(np.max(row) for row in heads.columns["symbolic"]) <= 1 - 1 / plan.together
     known = {entry.claim.id for entry in study.entries if any(part.known for part in entry.findings)}
     assert known == {"pure-heads"}
     assert {entry.verdict for entry in study.entries if entry.claim.id not in known} == {"undecided"}
@@ -253,12 +287,14 @@ def test_what_the_models_live_on(smollm2: Pretrained, gemma3: Pretrained) -> Non
             assert sorted(np.argsort(-costs)[: len(eighths)].tolist()) == eighths
             assert costs[eighths].min() > 2 * np.delete(costs, eighths).max()
         bands = study.audits["bands"].bands
-        for eighth in eighths:
-            own = [
-                sorted((band for band in bands if band.layer == layer), key=lambda band: -band.fastest)[eighth]
-                for layer in {band.layer for band in bands}
-            ]
-            assert sum(band.effect or 0 for band in own) < more(study, f"still-{eighth}", "loss") / 2
+        fastest = [
+            max((band for band in bands if band.layer == layer), key=lambda band: band.fastest)
+            for layer in {band.layer for band in bands}
+        ]
+        short = [item for item in study.probes["still-0"].of("loss") if item.start < study.plan.effect_tokens]
+        costs = [(item.changed_nats or 0) - item.nats for item in short]
+        everywhere = np.average(costs, weights=[item.places for item in short])
+        assert sum(band.effect or 0 for band in fastest) < everywhere / 2
 
 
 def test_the_most_positional_head(smollm2: Pretrained, gemma3: Pretrained) -> None:
