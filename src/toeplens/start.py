@@ -39,12 +39,10 @@ def give_cores_back() -> None:
 @contextmanager
 def starting() -> Iterator[None]:
     """Around the imports of a command: within it, as after `leave_on_signals`; then as before."""
-    if threading.current_thread() is not threading.main_thread():  # which alone hears signals
-        with uncollected():
-            yield
-        return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    leave_on_signals()
+    hears = threading.current_thread() is threading.main_thread()  # which alone hears signals
+    before = {number: signal.getsignal(number) for number in _SIGNALS if hears}
+    if hears:
+        leave_on_signals()
     try:
         with uncollected():
             yield
