@@ -22,7 +22,7 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from toeplens.sources.huggingface import HeadEffects
-from toeplens.sources.huggingface.effects.outcome import ENOUGH, Effect
+from toeplens.sources.huggingface.effects.outcome import Effect
 from toeplens.studies.auditing.kept import Kept
 
 _ROUNDS = 8  # at most
@@ -97,7 +97,7 @@ def race(
     level = 1 - (1 - _LEVEL) / len(rounds)
     racing: Bool[np.ndarray, "n"] = np.ones(sum(counts), dtype=bool)
     rows: Float[np.ndarray, "R n"] = np.empty((0, len(racing)))
-    pieces = _PIECES if max(map(len, rounds)) < ENOUGH else 1
+    pieces = _PIECES
     made: dict[str, Any] = {}
     baselines: list[float] = []
     report(0, len(rounds) * len(racing))
@@ -108,7 +108,7 @@ def race(
     enough = (_BY_HEAT + _BY_ESTIMATE) * first + _DRAWN
     if heat and len(racing) > enough and (quarter := _quarter(begin)) is not None:
         made = kept.get("heat") or {
-            **_round(run, quarter, racing, ends, pieces, shown),
+            **_round(run, quarter, racing, ends, None, shown),
             "estimates": _estimates(estimate, begin),
         }
         kept.put("heat", made)
@@ -124,6 +124,7 @@ def race(
         made = kept.get(f"round-{number}") or _round(run, _cut(inputs, some), racing, ends, pieces, shown)
         kept.put(f"round-{number}", made)
         rows = np.concatenate((rows, np.asarray(made["parts"], dtype=float)))
+        pieces = len(rows) // len(some) if number == 0 else pieces  # later rounds have fewer sequences, of more blocks
         baselines += made["baseline"] or []
         racing = _may_be(rows, racing, first, level)
         report((number + 1) * len(racing), len(rounds) * len(racing))
@@ -139,11 +140,14 @@ def race(
 
 
 def _quarter(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The first tokens of long sequences; None where they are short, or the inputs hold more than tokens."""
+    """The first tokens of long sequences; None where they are short, or the inputs hold more than tokens, or padding is
+    among the first."""
     tokens = inputs["input_ids"]
     if tokens.shape[1] < _LONG or any(isinstance(x, Tensor) and x.shape != tokens.shape for x in inputs.values()):
         return None
-    return {name: x[:, : x.shape[1] // _PART] if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    made = {name: x[:, : x.shape[1] // _PART] if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    there = made.get("attention_mask")
+    return None if isinstance(there, Tensor) and not there.all() else made
 
 
 def _estimates(estimate: Estimate, inputs: Mapping[str, Any]) -> list[float] | None:
@@ -180,7 +184,7 @@ def _round(
     inputs: Mapping[str, Any],
     racing: Bool[np.ndarray, "n"],
     ends: Int[np.ndarray, "c"],
-    pieces: int,
+    pieces: int | None,
     known: Collection[int],
 ) -> dict[str, Any]:
     """Parts of all heads, NaN for those that are not in the race; the intact losses; what effects are of; calls that
@@ -194,10 +198,17 @@ def _round(
     return {"parts": parts.tolist(), "baseline": baseline, "outcome": found.outcome, "shown": sorted(found.shown)}
 
 
-def _pooled(parts: Float[np.ndarray, "B K H"], pieces: int) -> Float[np.ndarray, "R H"]:
-    """Neighbouring blocks of each sequence together, so many a sequence at most."""
-    cut = np.array_split(np.arange(parts.shape[1]), min(pieces, parts.shape[1]))
-    return np.stack([parts[:, some].mean(1) for some in cut], axis=1).reshape(-1, parts.shape[-1])
+def _pooled(parts: Float[np.ndarray, "B K H"], pieces: int | None) -> Float[np.ndarray, "R H"]:
+    """Neighbouring blocks of each sequence together, so many a sequence at most (None: all of them); same mean.
+
+    With m the mean over a sequence's K blocks and m_g that over the n_g of one of G pieces, that piece's part is
+    m + G n_g (m_g - m) / K: pieces need not have equally many.
+    """
+    count = parts.shape[1]
+    cut = np.array_split(np.arange(count), min(pieces or count, count))
+    mean = parts.mean(1)
+    made = [mean + len(cut) * len(some) / count * (parts[:, some].mean(1) - mean) for some in cut]
+    return np.stack(made, axis=1).reshape(-1, parts.shape[-1])
 
 
 def _may_be(

@@ -17,6 +17,7 @@ from tests.sources.huggingface.models import (
     BLOOM,
     GPT,
     GROUPED,
+    INPUTS,
     LATENT,
     NARROW,
     PADDED,
@@ -60,6 +61,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str, int]] = {  # class, sizes, out
     "Bert": ("BertModel", SIZES, "attention.output.dense", 1),
     "Bert-masked": ("BertForMaskedLM", SIZES, "attention.output.dense", 1),
     "Albert": ("AlbertModel", SIZES | {"embedding_size": 16}, "attention.dense", 1),
+    "Albert-masked": ("AlbertForMaskedLM", SIZES | {"embedding_size": 16}, "attention.dense", 1),  # a narrower head
     "T5": ("T5ForConditionalGeneration", T5, "Attention.o", 5),
     "GptOss": (
         "GptOssForCausalLM",
@@ -119,7 +121,7 @@ def effects_of(name: str, dtype: torch.dtype = torch.float32) -> HeadEffects:
 
 def labels_of(name: str, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
     """The inputs of a pass, and the token that each position predicts, -1 for none: written out place by place."""
-    if name == "Bert-masked":
+    if name.endswith("-masked"):
         random = np.random.Generator(np.random.Philox(0))
         tokens = inputs["input_ids"].clone()
         labels = torch.full_like(tokens, -1)
@@ -540,3 +542,41 @@ def test_effects_are_of_the_loss_of_what_is_decoded(name: str, projections: tupl
                 weight.copy_(own)
             assert np.abs(effect).max() > 1e-4
             np.testing.assert_allclose(found.effects[at][:, head], effect, rtol=1e-4, atol=1e-5)
+
+
+HEADS: dict[str, dict[str, Any]] = {  # what each does with its logits
+    "Llama": GROUPED,
+    "Gemma2": NARROW | {"final_logit_softcapping": 30.0},
+    "Granite": GROUPED | {"logits_scaling": 1.1},
+    "Cohere": GROUPED | {"logit_scale": 0.9},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", HEADS)
+def test_losses_are_those_of_the_models_own_logits(kind: str, dtype: torch.dtype) -> None:
+    """Of logits to about 20, to 1e-6: what a head does after its product is not lost in the rounding of its dtype."""
+    model, inputs = tiny(f"{kind}ForCausalLM", gain=0.2, **HEADS[kind]), padded_inputs()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(4)
+        model = model.to(dtype)
+        logits = model(**inputs).logits.float()[:, :-1]
+    there = inputs["attention_mask"][:, :-1] * inputs["attention_mask"][:, 1:]
+    each = F.cross_entropy(logits.transpose(1, 2), inputs["input_ids"][:, 1:], reduction="none")
+    found = head_effects(model, inputs, places_in(model, inputs))
+    np.testing.assert_allclose(found.baseline, ((each * there).sum(1) / there.sum(1)).numpy(), rtol=1e-6)
+
+
+def test_a_token_that_the_head_has_no_logit_of_is_named() -> None:
+    sizes = GROUPED | {
+        "cross_attention_layers": [],
+        "pad_token_id": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    model, tokens = tiny("MllamaForCausalLM", **sizes), INPUTS["input_ids"].clone()
+    calls = places_in(model, {"input_ids": tokens})
+    tokens[0, 3] = 31
+    with pytest.raises(
+        InputError, match=r"inputs: token 31 was given, which the head of MllamaForCausalLM cannot pred"
+    ):
+        head_effects(model, {"input_ids": tokens}, calls)

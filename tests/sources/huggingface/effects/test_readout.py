@@ -35,7 +35,7 @@ def test_losses_are_those_of_all_logits(
     head, states = head_of(words, 6, bias), size * torch.randn(rows, tokens, 6, dtype=torch.float64)
     labels = torch.randint(words, (rows, tokens)).masked_fill(torch.rand(rows, tokens) < 0.3, NONE)
     with torch.no_grad():
-        found = Readout.of(head, states, head(states))
+        found = Readout.of(head, states, head)
         assert found is not None
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(readout, "_ROWS", at_once[0])
@@ -53,7 +53,7 @@ def test_of_narrow_logits_sums_are_in_float32(dtype: torch.dtype) -> None:
     head, states = head_of(5000, 8, True, dtype), torch.randn(1, 9, 8).to(dtype)
     labels = torch.randint(5000, (1, 9))
     with torch.no_grad():
-        found = Readout.of(head, states, head(states).float())
+        found = Readout.of(head, states, lambda x: head(x).float())
         assert found is not None
         wanted = F.cross_entropy(head(states).double()[0], labels[0], reduction="none")
         torch.testing.assert_close(found.cross_entropies(states, labels)[0], wanted, rtol=1e-5, atol=1e-5)
@@ -79,12 +79,26 @@ def test_a_head_that_does_more_is_none() -> None:
     torch.manual_seed(0)
     head, states = head_of(7, 4, False, torch.float32), torch.randn(2, 1, 4)
     with torch.no_grad():
-        logits = head(states)
-        assert Readout.of(head, states, logits) is not None
-        assert Readout.of(head, states, capped(logits)) is None
-        assert Readout.of(head, states, 1.001 * logits) is None
-        assert Readout.of(head, states, logits[..., :6]) is None
-        assert Readout.of(head, states.double(), logits.double()) is None
-        assert Readout.of(None, states, logits) is None
-        assert Readout.of(nn.Sequential(head), states, logits) is None
-        assert Readout.of(head.to("meta"), states, logits) is None
+        assert Readout.of(head, states, head) is not None
+        assert Readout.of(head, states, lambda x: capped(head(x))) is None
+        assert Readout.of(head, states, lambda x: 1.001 * head(x)) is None
+        assert Readout.of(head, states, lambda x: head(x)[..., :6]) is None
+        assert Readout.of(head, states.double(), lambda x: head(x.float()).double()) is None
+        assert Readout.of(head, states[..., :3], lambda x: F.linear(x, head.weight[:, :3])) is None
+        assert Readout.of(None, states, head) is None
+        assert Readout.of(nn.Sequential(head), states, head) is None
+        assert Readout.of(head.to("meta"), states, head) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [1e-2, 1.0, 10.0])
+def test_a_cap_or_a_scale_is_seen_through_any_rounding(dtype: torch.dtype, size: float) -> None:
+    """Logits of a hundredth to a few tens, where a cap of 30 or 50 changes next to nothing, and where it does."""
+    torch.manual_seed(0)
+    head, states = head_of(300, 16, False, dtype), (size * torch.randn(2, 1, 16)).to(dtype)
+    with torch.no_grad():
+        assert Readout.of(head, states, head) is not None
+        assert Readout.of(head, states, lambda x: 50 * (head(x) / 50).tanh()) is None
+        assert Readout.of(head, states, lambda x: capped(head(x))) is None
+        assert Readout.of(head, states, lambda x: head(x) * 0.9) is None
+        assert Readout.of(head, states, lambda x: head(x) / 1.1) is None

@@ -6,6 +6,8 @@ and again takes more than half of the time of the product that makes them.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +18,8 @@ from torch.nn import functional as F
 from toeplens.sources.huggingface.effects.outcome import AT_ONCE, NONE, wide
 
 _ROWS, _WORDS = 2048, 2048  # tokens and words at once, on a processor; 16 MB of logits
-_ROUNDED = 16  # roundings that a logit may differ by from the head's own
+_ROUNDED, _FEW = 16, 3  # roundings that a logit may differ by from the head's own; of 16 bits, where they are coarse
+_LARGE = 1024.0  # to this size states are scaled, at which a cap would show
 
 
 @dataclass(frozen=True)
@@ -32,19 +35,32 @@ class Readout:
 
     @classmethod
     def of(
-        cls, embedding: nn.Module | None, states: Float[Tensor, "B n d"], logits: Float[Tensor, "B n V"]
+        cls,
+        embedding: nn.Module | None,
+        states: Float[Tensor, "B n d"],
+        head: Callable[[Float[Tensor, "B n d"]], Float[Tensor, "B n V"]],
     ) -> Readout | None:
-        """The output embedding as such a head, if the model's own logits of some states are its product with them."""
+        """The output embedding as such a head, if the model's own ``head`` makes its product of some states, and of
+        these made larger or smaller, which a cap of the logits would show."""
         if type(embedding) is not nn.Linear or type(embedding.weight) is not nn.Parameter or embedding.weight.is_meta:
             return None
         if states.dtype != embedding.weight.dtype:  # which a model may bring together in its own way
             return None
-        made = F.linear(states.to(embedding.weight.device), embedding.weight, embedding.bias)
-        if made.shape != logits.shape:
+        if states.shape[-1] != embedding.weight.shape[1]:  # something lies between
             return None
-        allowed = _ROUNDED * torch.finfo(embedding.weight.dtype).eps * float(wide(logits).abs().max())
-        same = float((wide(made) - wide(logits).to(made.device)).abs().max()) <= allowed
-        return cls(embedding.weight, embedding.bias) if same else None
+        eps = torch.finfo(states.dtype).eps
+        allowed = eps * (_ROUNDED if eps <= torch.finfo(torch.float32).eps else _FEW)
+        factor = 1.0
+        for _ in range(2):
+            some = factor * states
+            logits = wide(head(some))
+            made = wide(F.linear(some.to(embedding.weight.device), embedding.weight, embedding.bias)).to(logits.device)
+            size = float(logits.abs().max())
+            if made.shape != logits.shape or not float((made - logits).abs().max()) <= allowed * size:
+                return None
+            largest = max(size, float(wide(states).abs().max()))
+            factor = 2.0 ** math.floor(math.log2(_LARGE / largest)) if largest > 0 else 1.0  # exact in any dtype
+        return cls(embedding.weight, embedding.bias)
 
     def cross_entropies(self, states: Float[Tensor, "R N d"], labels: Int[Tensor, "R N"]) -> Float[Tensor, "R N"]:
         """At each position, 0 without a label, in float64; the sums over words are in float32 at least."""
