@@ -115,7 +115,7 @@ def cell(label: str, seed: int, *costs: float, early: tuple[float, ...] = ()) ->
         result={"test_accuracy": 0.9, "seconds": 1.0},
         ablation=ablation(list(costs), 0.8),
         by_loss=by_loss,
-        watched=[row] if early else [],
+        watched=[row, {**row, "events": ["eight times"]} | {"ablation": None}] if early else [],
     )
 
 
@@ -159,6 +159,12 @@ def test_unfinished_learning_is_the_first_look_against_the_last(early: float, la
     cells = [cell("rope/longer", seed, late + 0.001 * seed, early=(early + 0.002 * seed,)) for seed in range(5)]
     entries = {entry.claim.id: entry for entry in judge(CLAIMS, Results(cells), ["paper"])}
     assert entries["ladder-unfinished"].verdict == expected
+    for seed in range(5, 8):
+        ended = cell("rope/longer", seed, late, early=(early,))  # before eight times its plateau
+        cells.append(replace(ended, watched=ended.watched[:1]))
+    (entry,) = (each for each in judge(CLAIMS, Results(cells), ["paper"]) if each.claim.id == "ladder-unfinished")
+    assert entry.verdict == expected
+    assert "(3 of 8 models left out: " in entry.evidence[0]
 
 
 def test_another_measure_is_an_aside_in_its_own_unit() -> None:

@@ -21,7 +21,7 @@ def _peak(label: str, drop: float) -> World:
     return distance(**{label: replace(SKILLED[label], drops=((drop, 0.0, 0.0, 0.0),) * 4)})
 
 
-_ROUGH = ("absolute", "relative", "alibi", "nope")
+_ROUGH = ("absolute", "relative", "alibi", "nope", "random")
 ROUGH = Model(0.5, falls=0.1)
 
 # of an essential part: the claim fails

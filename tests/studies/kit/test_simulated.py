@@ -12,6 +12,7 @@ from toeplens.studies import Claim, Finding, above, below, judge_all, supporting
 from toeplens.studies.kit import simulated
 from toeplens.studies.kit.contrasts import difference
 from toeplens.studies.kit.simulated import EFFECTS, Shape, simulate
+from toeplens.studies.kit.verdicts import one_sided
 
 SEEN = [0.4, 0.6, 0.5, 0.55, 0.45]
 Part = Callable[[], Finding]
@@ -77,23 +78,41 @@ def test_wrong_verdicts_are_counted_and_at_most_one_in_twenty_ledgers_at_the_bar
     assert np.mean([error.right for error in nothing.errors]) > 0.9, "far below the bar it is seen to fail"
 
 
-def test_what_was_decided_at_the_first_look_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def five(claim: str, models: int) -> int:
+    return 5
+
+
+def test_what_is_wrong_at_either_look_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of worlds at the bar whose first five models of each are over it, and with all of which it is not decided."""
     values = [*[0.6 + 0.001 * n for n in range(5)], *[0.4 - 0.001 * n for n in range(5)]]
     (entry,) = entries(lambda: above("it", values, 0.5))
     monkeypatch.setattr(simulated, "_drawn", lambda part, *_: part)
     once = simulate([entry], worlds=1, effect="at the bar")
-    twice = simulate([entry], worlds=1, effect="at the bar", first=5)
+    twice = simulate([entry], worlds=1, effect="at the bar", first=five)
     assert (once.any_wrong, once.errors[0].wrong_holds) == (0, 0)
     assert (twice.any_wrong, twice.plain_any_wrong, twice.errors[0].wrong_holds) == (1, 1, 1)
-    assert simulate([entry], worlds=1, effect="at the bar", first=10) == once, "all of them at once"
+    everything = simulate([entry], worlds=1, effect="at the bar", first=lambda claim, models: models)
+    assert everything == once, "all of them at once"
+    last = simulate([entry], worlds=1, effect="nothing there", first=lambda claim, models: 5 if models == 3 else 10)
+    assert last == simulate([entry], worlds=1, effect="nothing there"), "it goes by the number that there is"
+
+
+def test_a_part_that_cannot_fail_cannot_in_any_world_either() -> None:
+    values = np.random.default_rng(0).normal(0.4, 0.05, 10)
+    for shown in (True, False):
+        (entry,) = entries(
+            lambda shown=shown: one_sided(above("it", values, 0.5), holds=True, fails=shown, why="no more is known")
+        )
+        found = simulate([entry], worlds=40, effect="nothing there")
+        assert found.errors[0].right == float(shown), "that it fails is right, and is not seen"
+        assert found.any_wrong == 0
 
 
 def test_what_was_open_at_the_first_look_is_judged_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     values = [0.45, 0.55, 0.5, 0.52, 0.48, *[0.9 + 0.001 * n for n in range(15)]]
     (entry,) = entries(lambda: above("it", values, 0.5))
     monkeypatch.setattr(simulated, "_drawn", lambda part, *_: part)
-    found = simulate([entry], worlds=1, effect="twice the bar", first=5)
+    found = simulate([entry], worlds=1, effect="twice the bar", first=five)
     assert found.errors[0].right == 1
 
 

@@ -31,7 +31,7 @@ from toeplens.studies.kit.frames.tables import by_head, table
 SKILLED = 0.25  # of what there is to learn: below it a model's heads say nothing about the task
 ONLY_SKILLED = f"Only models with skill of at least {SKILLED:g} count."
 STILL = 0.02
-UNRULED = f"a run without a rule: if its last epoch changed its accuracy by less than {100 * STILL:g} points"
+UNRULED = f"a run without a rule: if its last two evaluations are less than {100 * STILL:g} points apart"
 
 
 Seeds = Annotated[int, Field(strict=True, ge=1, le=MOST_SEEDS)]

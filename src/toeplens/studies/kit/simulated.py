@@ -10,9 +10,10 @@ import numpy as np
 
 from toeplens.studies.kit.claims import Entry, settle
 from toeplens.studies.kit.contrasts import Contrast
-from toeplens.studies.kit.verdicts import ENOUGH, OPEN, Comparison, Finding, Verdict, within
+from toeplens.studies.kit.verdicts import ENOUGH, OPEN, Comparison, Finding, Verdict, one_sided, within
 
 Shape = Literal["normal", "two-valued", "skewed"]
+First = Callable[[str, int], int]  # of a claim's name and a term's models: those that it had at the first look
 EFFECTS: dict[str, float] = {"nothing there": 0.0, "at the bar": 1.0, "twice the bar": 2.0}
 _SPREAD = 0.05  # of a term with too few models to tell
 _UNSCALED = 0.1  # what stands for a bar that is 0, where an effect has to have a size
@@ -56,7 +57,7 @@ def simulate(
     worlds: int = 200,
     effect: str = "nothing there",
     shape: Shape = "normal",
-    first: int | None = None,
+    first: First | None = None,
     seed: int = 0,
 ) -> Simulation:
     """Judge a ledger in worlds in which every comparison's mean is a stated multiple of its bar.
@@ -71,8 +72,9 @@ def simulate(
         worlds   how many
         effect   a key of `EFFECTS`
         shape    of the noise: normal; two values, as of models that learn or do not; skewed as an exponential
-        first    models of a term that the ledger was judged by before there were more: what was decided then stays, and
-                 what was open is judged by all of them. None if it was looked at once
+        first    how many models of a term a claim was judged by before there were more, from its name and how many
+                 there are now: said wrongly is then what is wrong at either look, and rightly what is right at the
+                 last. None if it was looked at once
     """
     asked = [entry for entry in entries if any(part.comparison is not None for part in entry.findings)]
     size = EFFECTS[effect]
@@ -82,14 +84,19 @@ def simulate(
     wrong = np.zeros((worlds, 2), dtype=bool)
     for world in range(worlds):
         drawn = [tuple(_drawn(part, size, shape, rng) for part in entry.findings) for entry in asked]
-        judged = looks = settle(drawn)
+        looks = [settle(drawn)]
         if first is not None:
-            looks = settle([tuple(_first(part, first) for part in each) for each in drawn])
-        for place, (looked, again) in enumerate(zip(looks, judged, strict=True)):
-            truth = truths[place]
-            said, plain = (_at_last(*verdicts) for verdicts in zip(looked[:2], again[:2], strict=True))
-            counts[place] += (said == "holds" != truth, said == "fails" != truth, said == truth)
-            wrong[world] |= (said not in ("open", truth), plain not in ("open", truth))
+            looks.insert(
+                0, settle([_firsts(entry.claim.id, parts, first) for entry, parts in zip(asked, drawn, strict=True)])
+            )
+        for place, truth in enumerate(truths):
+            said, plain = ([_said(look[place][way]) for look in looks] for way in (0, 1))
+            counts[place] += (
+                "holds" in said and truth != "holds",
+                "fails" in said and truth != "fails",
+                said[-1] == truth,
+            )
+            wrong[world] |= [bool(set(each) - {"open", truth}) for each in (said, plain)]
     rates = counts / worlds
     return Simulation(
         effect,
@@ -99,11 +106,6 @@ def simulate(
         float(wrong[:, 1].mean()),
         tuple(Errors(entry.claim.id, entry.protocol, *row) for entry, row in zip(asked, rates.tolist(), strict=True)),
     )
-
-
-def _at_last(looked: Verdict, again: Verdict) -> str:
-    """What was said at the first look, if that decided it; else at the last."""
-    return _said(again if looked in OPEN else looked)
 
 
 def _said(verdict: Verdict) -> str:
@@ -141,17 +143,22 @@ def _drawn(part: Finding, size: float, shape: Shape, rng: np.random.Generator) -
     return _of(part, Contrast(tuple(terms), seen.grain))
 
 
-def _first(part: Finding, count: int) -> Finding:
-    """By the first so many models of each term."""
-    if part.comparison is None:
-        return part
-    seen = part.comparison.seen
-    return _of(part, Contrast(tuple((weight, values[:count]) for weight, values in seen.terms), seen.grain))
+def _firsts(claim: str, parts: Sequence[Finding], first: First) -> tuple[Finding, ...]:
+    """The parts by the models that each term had at the first look."""
+    found = []
+    for part in parts:
+        if part.comparison is not None:
+            seen = part.comparison.seen
+            terms = tuple((weight, values[: first(claim, len(values))]) for weight, values in seen.terms)
+            part = _of(part, Contrast(terms, seen.grain))
+        found.append(part)
+    return tuple(found)
 
 
 def _of(part: Finding, seen: Contrast) -> Finding:
     assert part.comparison is not None
-    return replace(within("", seen, part.comparison.low, part.comparison.high), essential=part.essential)
+    found = replace(within("", seen, part.comparison.low, part.comparison.high), essential=part.essential)
+    return one_sided(found, holds=part.sides[0], fails=part.sides[1], why="")
 
 
 _NOISE: dict[Shape, Callable[[np.random.Generator, int], np.ndarray]] = {

@@ -55,6 +55,10 @@ class Comparison:
         bar = min((self.low, self.high), key=lambda each: abs(self.seen.value - each))
         count = self.seen.seeds_to_decide(bar, LEVEL)
         if count is not None:
+            counts = [str(len(values)) for _, values in self.seen.terms]
+            if len(set(counts)) > 1:
+                more = count / self.seen.seeds
+                return f"about {more:.1f} times as many models, if means and spreads stay ({' and '.join(counts)} now)"
             return f"about {count} seeds, if means and spreads stay ({self.seen.seeds} now)"
         distance, error = abs(self.seen.value - bar), self.seen.error
         return f"nothing soon: it lies at the bar, {distance:.3f} from it with a standard error of {error:.3f}"
@@ -72,6 +76,7 @@ class Finding:
     wanting    what would decide it, where it is open
     known      whether there was anything to see
     comparison  what was compared, where it was a mean over models
+    sides      whether it may hold, and fail, by what its figures can show (`one_sided`)
     """
 
     verdict: Verdict
@@ -82,6 +87,7 @@ class Finding:
     wanting: str = ""
     known: bool = True
     comparison: Comparison | None = None
+    sides: tuple[bool, bool] = (True, True)
 
     def at(self, level: float) -> Verdict:
         """The verdict with a two-sided error of ``level``, where it was left to chance at all."""
@@ -162,7 +168,8 @@ def one_sided(finding: Finding, *, holds: bool, fails: bool, why: str) -> Findin
         chances = finding.holds if holds else 1.0, finding.fails if fails else 1.0
     wanting = finding.wanting if verdict == finding.verdict else f"longer training, for {why}"
     evidence = f"{finding.evidence} ({why}, so that it cannot {'fail' if holds else 'hold' if fails else 'be decided'})"
-    return replace(finding, verdict=verdict, evidence=evidence, holds=chances[0], fails=chances[1], wanting=wanting)
+    told = {"verdict": verdict, "evidence": evidence, "wanting": wanting, "sides": (holds, fails)}
+    return replace(finding, holds=chances[0], fails=chances[1], **told)
 
 
 def supporting(finding: Finding) -> Finding:

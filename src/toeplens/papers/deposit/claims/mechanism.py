@@ -185,7 +185,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "The head with the early advantage ends up with all the positional work.",
         "RoPE's first layer: of the other heads, over three quarters cost less in the end than the one whose signal "
         "leads at initialisation (by chance: half). Supporting: rank correlation of first signal and final cost "
-        f"above 0. {ONLY_SKILLED}",
+        f"above 0. {ONLY_SKILLED} So do only those in whose first layer one head leads and one costs anything.",
         every(
             on_rope(
                 lambda rope: models(rope, (_early(_standing, "heads that the first leader surpasses, "), over(0.75)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toeplens.papers.deposit.claims.common import (
     FINAL,
+    STOPPED,
     V1,
     Check,
     against,
@@ -11,6 +12,7 @@ from toeplens.papers.deposit.claims.common import (
     compare,
     core,
     full_rope,
+    left_out,
     over,
     partially,
 )
@@ -44,15 +46,20 @@ def _partial_moves(at: At) -> Check:
         some = [results.of(DISTANCE, label) for label in labels]
         if not some:
             return [unknown("RoPE on some heads", "no finished run that counts")]
-        whole = results.of(DISTANCE, full_rope(results))
+        whole = results.of(DISTANCE, rope := full_rope(results))
         weight = 1 / len(some)
         layers = [(weight, layer.by_seed(cells)) for cells in some]
         firsts = [(weight, first.by_seed(cells)) for cells in some]
         moved = contrast(*layers, (-1, layer.by_seed(whole)), grain=0.05)
         left = contrast(*((-share, values) for share, values in firsts), (1, first.by_seed(whole)))
+        without = [left_out(results, figure, DISTANCE, *labels, rope) for figure in (layer, first)]
         return [
-            above("layer of the costliest head, mean of RoPE on some heads - RoPE on all", moved, 0.5),
-            above("largest cost in the first layer, RoPE on all - mean of RoPE on some heads", left, at.bars.little),
+            above(f"layer of the costliest head, mean of RoPE on some heads - RoPE on all{without[0]}", moved, 0.5),
+            above(
+                f"largest cost in the first layer, RoPE on all - mean of RoPE on some heads{without[1]}",
+                left,
+                at.bars.little,
+            ),
         ]
 
     return check
@@ -64,7 +71,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{FINAL}: table of RoPE heads",
         "RoPE on one or two heads does about as well on Task 1 as RoPE on all.",
         "Accuracy of RoPE on 1 head, and on 2 heads, less full RoPE: above -0.05, twice what the source's numbers "
-        "differ by.",
+        f"differ by. {STOPPED}",
         _few_heads_suffice,
     ),
     partially(
@@ -72,14 +79,15 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{V1}, 5.1, Fig. 5",
         "With only a handful of rotating heads, Task 1 stays a little below what full RoPE reaches.",
         "Accuracy of full RoPE less RoPE on 1, 2 and 3 heads: over 0.02, or it is not below, and under 0.1, or it is "
-        "not a little; each.",
+        f"not a little; each. {STOPPED}",
         _partial_below,
     ),
     partially(
         "partial-hurts-count",
         f"{V1}, 5.1, Fig. 5",
         "Partial RoPE harms generalisation on Task 2.",
-        "Accuracy of NoPE less RoPE on 1 and on 2 heads on Task 2: over 0.02, each, less than which would be no harm.",
+        "Accuracy of NoPE less RoPE on 1 and on 2 heads on Task 2: over 0.02, each, less than which would be no harm. "
+        f"{STOPPED}",
         compare(COUNT, against("nope", "partial-1", "partial-2")),
     ),
     watched_claim(
@@ -87,8 +95,8 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "partial-moves-deposit",
         f"{V1}, C.3",
         "Under partial RoPE the largest deposit may lie in the second or third layer, and the first may have none.",
-        "Over all numbers of rotating heads: the costliest head lies deeper than in RoPE on all heads by half a "
-        "layer in the mean, and the first layer's largest cost is lower by a tenth of the skill.",
+        "Over all numbers of rotating heads that were trained: the costliest head lies deeper than in RoPE on all "
+        "heads by half a layer in the mean, and the first layer's largest cost is lower by a tenth of the skill.",
         _partial_moves,
     ),
 )

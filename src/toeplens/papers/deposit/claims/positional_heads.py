@@ -172,7 +172,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{V1}, App. D",
         "Only some frequency bands are fully trained, and their influence spreads to most bands in deep layers.",
         "RoPE: the heads of the first layer use less than half of the frequencies (effective number by the variance "
-        "of the logits, mean over heads); those of later layers use more, by over a tenth of all.",
+        f"of the logits, mean over heads); those of later layers use more, by over a tenth of all. {ONLY_SKILLED}",
         on_rope(lambda rope: models(rope, (_FIRST_BREADTH, under(0.5)), (_GROWTH, over(0.1)))),
     ),
     mechanism(

@@ -44,20 +44,22 @@ def _goes_with(figure: Figure, sign: int) -> Callable[[Results], list[Finding]]:
     """
 
     def check(results: Results) -> list[Finding]:
-        cells = [
-            cell
-            for cell in results.cells
-            if cell.key.task == DISTANCE and Label.parse(cell.key.label).plain and figure.counts(cell)
-        ]
-        seeds = {label: [cell for cell in cells if cell.key.label == label] for label in results.labels(DISTANCE)}
-        points = [
-            np.mean([(_width(cell), figure.of(cell)) for cell in mine], axis=0) for mine in seeds.values() if mine
-        ]
-        points = [point for point in points if not np.isnan(point).any()]
+        plain = [label for label in results.labels(DISTANCE) if Label.parse(label).plain]
+        seen = {
+            label: [(_width(cell), figure.of(cell)) for cell in results.of(DISTANCE, label) if figure.counts(cell)]
+            for label in plain
+        }
+        known = {label: [pair for pair in pairs if not np.isnan(pair).any()] for label, pairs in seen.items()}
+        count, there = (
+            sum(map(len, each.values())) for each in ({label: results.of(DISTANCE, label) for label in plain}, known)
+        )
+        points = [np.mean(pairs, axis=0) for pairs in known.values() if pairs]
         what = f"over {len(points)} encodings, rank correlation of the first layer's spectral range with {figure.words}"
+        if there < count:
+            what += f" ({count - there} of {count} models left out: diverged, not measured, or no skill)"
         if len(points) < _FEWEST:
             return [unknown(what, f"fewer than {_FEWEST} encodings that count", f"{_FEWEST} encodings that count")]
-        return [_judged(what, np.array(points).T, sign, min(len(mine) for mine in seeds.values() if mine))]
+        return [_judged(what, np.array(points).T, sign, min(len(pairs) for pairs in known.values() if pairs))]
 
     return check
 
@@ -101,10 +103,10 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "contraction-speeds-learning",
         f"{V1}, abstract, 3.3, App. B, 6",
         "Spectral contraction makes learning faster: spectra predict learning dynamics.",
-        "Over the encodings (each by its mean over seeds), the first layer's range of eigenvalues with position over "
-        "without it, at initialisation, goes with the examples until half is learned: the rank correlation is more "
-        "than a random order of the encodings gives. It fails where a correlation of 0.5, half way to an order that "
-        "predicts all, would not give so little.",
+        "Over the encodings (each by its mean over seeds, and last if a model of it never learns half), the first "
+        "layer's range of eigenvalues with position over without it, at initialisation, goes with the examples until "
+        "half is learned: the rank correlation is more than a random order of the encodings gives. It fails where a "
+        "correlation of 0.5, half way to an order that predicts all, would not give so little.",
         _goes_with(_SLOW, 1),
     ),
     mechanism(
