@@ -22,6 +22,28 @@ MODELS = {
     "Bloom": {"vocab_size": 31, "hidden_size": 32, "n_layer": 2, "n_head": 4},
     "Mamba": {"vocab_size": 31, "hidden_size": 32, "num_hidden_layers": 2},
     "OPT": SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    # whose frequencies depend on the number of tokens, and whose cache holds a recurrence's state as well
+    "Phi3": GROUPED
+    | {
+        "max_position_embeddings": 64,
+        "original_max_position_embeddings": 20,
+        "pad_token_id": 0,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 100.0,
+            "short_factor": [1.0] * 4,
+            "long_factor": [4.0] * 4,
+            "original_max_position_embeddings": 20,
+        },
+    },
+    "Jamba": GROUPED
+    | {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "use_mamba_kernels": False,
+        "mamba_dt_rank": 4,
+        "num_experts": 2,
+    },
 }
 PLACES = (1, 2, 5, 9, 16, 23, 39)
 
@@ -71,6 +93,15 @@ def test_choices_are_all_that_can_be(tokens: Tensor) -> None:
     assert found.right[:, 0].tolist() == (among.argmax(-1) == 0).tolist()
     with pytest.raises(InputError, match="choices: the token at a place is none of them"):
         predictions.predictions(model, tokens, [10], choices=torch.full((2, 1), 30))
+
+
+def test_a_model_in_training_is_asked_in_evaluation_mode_and_left_as_it_was(tokens: Tensor) -> None:
+    model = made("GPT2")
+    wanted = predictions.predictions(model, tokens, PLACES)
+    model.train()
+    found = predictions.predictions(model, tokens, PLACES)
+    torch.testing.assert_close(found.nats, wanted.nats, rtol=0, atol=0)
+    assert all(module.training for module in model.modules())
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +13,13 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.interventions.change import Change
 from toeplens.sources.huggingface.interventions.passes import intervened
-from toeplens.sources.huggingface.model import checked_model
+from toeplens.sources.huggingface.model import checked_model, configs_of
+from toeplens.sources.huggingface.patches import patched
 
 _AT_ONCE = 1 << 27  # logits that a block of tokens may have, over its sequences
 _SHORTEST, _LONGEST = 64, 1024  # tokens of a block
+_KEYS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # of transformers' cache
+_BY_LENGTH = ("longrope", "dynamic")
 
 
 class Predictions(NamedTuple):
@@ -38,8 +40,9 @@ def predictions(
 ) -> Predictions:
     """How well the tokens at some places are predicted from those before them.
 
-    Long inputs go through the model in blocks, with its cache of keys; under changes, whose passes have none, all at
-    once.
+    The model is in evaluation mode. Long inputs go through it in blocks, with its cache of keys; all at once where that
+    is not the same (a cache of anything else, as a recurrence's state, or a rotation that depends on the length), and
+    under changes, whose passes have no cache.
 
     Arguments
         model    a `transformers.PreTrainedModel` that predicts the next token
@@ -78,7 +81,7 @@ def _passes(
 ) -> Iterator[tuple[list[int], Float[Tensor, "B n V"]]]:
     """Some places and the logits that predict them, in order, in float32 at least."""
     last, step = places[-1], places[-1]
-    if not changes:
+    if not changes and not _by_length(model):
         words = int(getattr(model.config.get_text_config(), "vocab_size", 1))
         step = min(_LONGEST, max(_SHORTEST, _AT_ONCE // (words * len(tokens))))
     held: dict[str, Any] = {}
@@ -89,13 +92,26 @@ def _passes(
         at = [place - 1 - start for place in some]
         given, logits = _given(model, tokens[:, start:stop], at, changes, held | {"use_cache": stop - start < last})
         keys = getattr(given, "past_key_values", None)
-        if stop - start < last and keys is None:  # it keeps none: all tokens at once
+        if stop - start < last and not _of_keys(keys):  # all tokens at once
             step = last
             continue
         held = {"past_key_values": keys}
         start = stop
         if some:
             yield some, logits
+
+
+def _of_keys(cache: Any) -> bool:
+    """Whether all that a cache holds is keys and values, as they are."""
+    kinds = {type(layer).__name__ for layer in getattr(cache, "layers", ())}
+    return bool(kinds) and kinds <= _KEYS
+
+
+def _by_length(model: Any) -> bool:
+    """Whether the frequencies of a rotation depend on how many tokens there are, by the configuration."""
+    told = [getattr(config, "rope_parameters", None) or {} for config in configs_of(model)]
+    nested = [each for one in told for each in (one, *one.values()) if isinstance(each, Mapping)]
+    return any(each.get("rope_type") in _BY_LENGTH for each in nested)
 
 
 def _given(
@@ -106,7 +122,7 @@ def _given(
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
     if keeps:
         more = more | {"logits_to_keep": here if at else 1}
-    with intervened(model, changes) if changes else nullcontext():
+    with intervened(model, changes) if changes else patched(model):
         given = model(tokens, **more)
     logits = getattr(given, "logits", None)
     if not isinstance(logits, Tensor):

@@ -36,6 +36,9 @@ class NotThere(InputError):
 class Change:
     """What is done to some heads of one attention; of ``bands``, ``speed``, ``bias`` one or more, or one other.
 
+    The first three and ``attention`` are of the logits: values that are rotated as well (RoFormer's ``rotary_value``)
+    stay so, and a mask that was chosen by position (sparse attention) stays as it is.
+
     layer      from 0, as `AttentionCall.layer` counts the calls of a kind and side
     heads      query heads, from 0; all unless given
     groups     instead of ``heads``: all query heads that read these keys
@@ -44,7 +47,8 @@ class Change:
     bands      frequencies stopped, silenced or exchanged, t = 0 being the first pair of `Rotation.pairs`
                (`toeplens.encodings.BandControl`, whose own heads are not given)
     speed      what the angles of all frequencies are multiplied by: 0 stops the rotation (every E_t becomes J), 2 puts
-               the tokens twice as far apart
+               the tokens twice as far apart. Angles are known up to whole turns a token: of pairs that are faster than
+               half a turn, a speed that is no whole number is that of the angle less its whole turns
     bias       ``False`` takes away what is added to the logits beside the mask (ALiBi, T5)
     attention  the logits' ``positional`` part alone, or the ``symbolic`` one, of each query's two-way analysis of
                variance over the keys that it sees (`toeplens.lens.following.two_way`), each with the mean
