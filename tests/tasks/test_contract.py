@@ -225,3 +225,37 @@ def test_a_depth_or_an_offset_beyond_the_text_takes_no_memory():
     assert np.array_equal(plain.dataset("train", 20, 3).tokens, deep.dataset("train", 20, 3).tokens)
     with pytest.raises(InputError, match="length: "):
         tasks.build("mix", max_offset=10**12)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "length"),
+    [
+        ("addition", {}, 9),
+        ("addition", {"length": 9}, 11),
+        ("parity", {"length": 16, "min_length": 8}, 11),
+        ("dyck", {"length": 24, "min_length": 8}, 12),
+        ("copy", {"length": 16, "words": 8}, 7),
+    ],
+)
+def test_texts_of_another_length_are_none_that_were_trained_on(name: str, options: dict[str, Any], length: int) -> None:
+    task = tasks.build(name, **options)
+    other = task.at_length(length)
+    trained = task.dataset("train", 20_000, 42)
+    seen = {tuple(row[:size]) for row, size in zip(trained.tokens.tolist(), trained.lengths, strict=True)}
+
+    def again(examples: tasks.Examples) -> list[bool]:
+        return [tuple(row[:n]) in seen for row, n in zip(examples.tokens.tolist(), examples.lengths, strict=True)]
+
+    found = other.unseen(task, 100, 42)
+    assert len(found) == 100
+    assert not any(again(found))
+    assert any(again(other.dataset("test", 400, 42))), "else nothing had to be left out"
+
+
+def test_seeds_of_two_words_have_texts_of_their_own() -> None:
+    task = tasks.build("parity", length=40)
+    rows = [
+        {tuple(row) for row in task.dataset("train", 2000, seed).tokens.tolist()}
+        for seed in (42, 42 + 5 * 2**32, 42 + 2**32, 2**32, 0)
+    ]
+    assert len(set.union(*rows)) == sum(map(len, rows))

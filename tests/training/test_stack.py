@@ -153,6 +153,14 @@ def test_begun_in_a_stack_each_goes_on_alone_and_the_other_way_round(tmp_path: P
     assert [segment.setup.stacked for segment in found[0].history] == [False, True]
 
 
+def test_in_float32_each_parameter_counts_its_own_steps_when_it_goes_on_alone(tmp_path: Path):
+    """But for rounding, 1e-3: an optimiser counts in place, and a stack's models share one count."""
+    specs = [tiny(seed) for seed in range(2)]
+    alone = [train(spec, tmp_path / "alone") for spec in specs]
+    train_as_one(specs, tmp_path / "mixed", should_stop=After(4))
+    assert apart([train(spec, tmp_path / "mixed") for spec in specs], alone) < 1e-3
+
+
 def test_what_is_finished_is_left_alone_and_the_others_are_trained(tmp_path: Path):
     specs = three()
     done = train(specs[1], tmp_path)

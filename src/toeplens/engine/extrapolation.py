@@ -107,7 +107,7 @@ def _row(run: Run, model: Decoder, task: Task, length: int, examples: int, fitte
     device = model.readout.weight.device
     try:
         longer = task if length == task.length else task.at_length(length)
-        test = longer.dataset("test", examples, spec.data_seed)
+        test = longer.unseen(task, examples, spec.data_seed)
         data = Batches.of(test, device, spec.ignore_label)
         size = max(1, _TOKENS[device.type] // length)
         loss, right, count = torch.stack([answer(model, batch) for batch in data.split(size)]).sum(0).tolist()

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
-from jaxtyping import Float, Int, UInt64
+from jaxtyping import Bool, Float, Int, UInt64
 
 from toeplens.ground import InputError, choose
 
@@ -19,6 +19,7 @@ Split = Literal["train", "validation", "test"]  # which of a task's texts
 TEST_SHARE = 0.3  # share of all texts that is kept for the test
 PAD = 0  # the token that fills shorter texts up
 _BLOCK = 4096
+_WORD = 2**32
 
 Texts = Int[np.ndarray, "n length"]
 Each = Int[np.ndarray, "n"]  # a number a text
@@ -112,7 +113,8 @@ class Task(ABC):
     def shares(self) -> Shares | None:
         """How likely each label (column) is together with each text length (row), as the examples are drawn.
 
-        None where all labels are equally likely whatever the length.
+        Repeated texts are left out after that (`stream`), so that where there are few short texts the data hold less of
+        them. None where all labels are equally likely whatever the length.
         """
         return None
 
@@ -147,7 +149,8 @@ class Task(ABC):
         seen = np.empty(0, dtype=np.uint64)
         block = barren = 0
         while barren < 50:
-            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, block))))
+            words = (seed, block) if seed < _WORD else (seed, block, 1)  # a larger seed is two words
+            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
             examples = self.draw(rng, _BLOCK, seed)
             block += 1
             marks = fingerprint(examples.tokens)
@@ -164,11 +167,30 @@ class Task(ABC):
 
     def dataset(self, split: Split, size: int, seed: int) -> Examples:
         """The first ``size`` examples of ``split``; raises `InputError` if there are not so many different ones."""
+        return self._first(self.stream(split, seed), split, size)
+
+    def unseen(self, trained: Task, size: int, seed: int) -> Examples:
+        """The first ``size`` test examples that are no training examples of ``trained``, this task at another length.
+
+        A text's hash is of its padding, too, so that a short one may be of the test at one length and not at another.
+        Raises `InputError` if there are not so many different ones.
+        """
+        if trained.length == self.length:
+            return self.dataset("test", size, seed)
+        parts = (part[self._new_to(trained, part)] for part in self.stream("test", seed))
+        return self._first(parts, "test", size)
+
+    def _new_to(self, trained: Task, examples: Examples) -> Bool[np.ndarray, "n"]:
+        short, more = examples.tokens[:, : trained.length], max(0, trained.length - self.length)
+        there = replace(examples, tokens=np.pad(short, ((0, 0), (0, more)), constant_values=PAD))
+        return (examples.lengths > trained.length) | in_test(fingerprint(trained.split_key(there)))
+
+    def _first(self, blocks: Iterator[Examples], split: Split, size: int) -> Examples:
         if size < 1:
             raise InputError(f"{split}_examples: {size} was given; it must be at least 1.")
         parts: list[Examples] = []
         have = 0
-        for part in self.stream(split, seed):
+        for part in blocks:
             parts.append(part)
             have += len(part)
             if have >= size:

@@ -271,6 +271,8 @@ class Session:
                 for name, tensor in store.own_state(self.average.model).items():
                     tensor.copy_(state["average"][name])
         self.optimizer.load_state_dict(state["optimizer"])
+        for own in self.optimizer.state.values():  # of a stack's models all parameters share one count of steps
+            own["step"] = own["step"].clone()
         self.step, self.seconds, self.rows = state["step"], state["seconds"], state["rows"]
         self.tested, self.done = state["tested"], self.spec.is_over(self.rows)
         self.sums.copy_(state["sums"])

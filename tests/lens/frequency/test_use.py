@@ -476,3 +476,14 @@ def test_wrong_choices_are_refused() -> None:
     for field, value in (("window", 0), ("k", None), ("counted", "used")):
         with pytest.raises(InputError, match=f"^{field}: "):
             frequency_use(**{**case, field: value})
+
+
+def test_a_rotation_the_other_way_round_has_the_centre_of_its_speeds() -> None:
+    """As NanoChat turns. 1e-6."""
+    q, k = torch.randn(2, 3, 9, 6, generator=torch.Generator().manual_seed(0)), torch.randn(3, 9, 6)
+    for speeds in (torch.tensor([1.0, 0.3, 0.1]), torch.tensor([1.0, -0.3, 0.0])):
+        found = frequency_use(q[0], k, rotation=-speeds)
+        weight = found.shares.logits[..., 1:-1].clamp(min=0) * (speeds != 0)
+        octaves = torch.where(speeds != 0, speeds.abs(), 1.0).log2()
+        torch.testing.assert_close(found.centre(), (weight * octaves).sum(-1) / weight.sum(-1), rtol=0, atol=1e-6)
+        assert found.centre().isfinite().all()

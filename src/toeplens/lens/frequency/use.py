@@ -109,10 +109,12 @@ class FrequencyUse:
     def centre(self) -> Float[Tensor, "*LH"]:
         """The mean log2 of the frequencies, each weighed by its share of the variance, if that is positive.
 
-        The rotation's centre of gravity in octaves (0: one radian a position); NaN without a positive share.
+        The rotation's centre of gravity in octaves (0: one radian a position, either way round); NaN without a positive
+        share.
         """
-        weight = self.shares.logits[..., 1:-1].clamp(min=0) * (self.frequencies > 0)
-        octaves = torch.where(self.frequencies > 0, self.frequencies, torch.ones_like(self.frequencies)).log2()
+        turned = self.frequencies.nan_to_num() != 0
+        weight = self.shares.logits[..., 1:-1].clamp(min=0) * turned
+        octaves = torch.where(turned, self.frequencies.abs(), torch.ones_like(self.frequencies)).log2()
         return (weight * octaves).sum(-1) / weight.sum(-1)
 
 

@@ -254,7 +254,7 @@ def head_records(
     if use is not None:
         columns["centre"] = use.centre().tolist()
         columns["massive_q"], columns["massive_k"] = (each.tolist() for each in use.massive())
-        turned = use.frequencies.amax(-1, keepdim=True).expand_as(use.norms) > 0  # a head may turn nothing
+        turned = use.frequencies.nan_to_num().any(-1, keepdim=True).expand_as(use.norms)  # a head may turn nothing
         lists["norm_use"] = use.norm_shares().masked_fill(~turned, torch.nan).cpu().numpy()
         lists["variance_use"] = use.shares.logits.masked_fill(~turned[:, :1], torch.nan).cpu().numpy()
         if offsets is not None:
