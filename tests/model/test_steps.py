@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from toeplens import encodings
 from toeplens.encodings.control import BandControl
 from toeplens.encodings.rotary import controlled
-from toeplens.model import Decoder, decoder_config, steps
+from toeplens.model import Decoder, decoder, decoder_config, steps
 from toeplens.model.decoder import Block
 
 SIZES = {"vocab_size": 11, "d_model": 8, "num_layers": 2, "num_heads": 2, "d_ff": 12, "max_len": 6, "dropout": 0.0}
@@ -257,3 +258,55 @@ def test_a_rotation_under_control_is_the_encodings_own():
     block.attention.encoding = controlled(block.attention.encoding, BandControl(silent=(0,)))
     assert (own(TOKENS) - other(TOKENS)).abs().max() > 1e-4
     torch.testing.assert_close(other(TOKENS), other(TOKENS, fused=False))
+
+
+@pytest.mark.parametrize("encoding", sorted(encodings.names()))
+@pytest.mark.parametrize("protocol", ["paper", "released"])
+def test_every_parameter_learns_as_it_does_by_the_modules(
+    encoding: str, protocol: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Of all encodings, whose own parameters are away from where they begin; float64, to 1e-9."""
+    torch.manual_seed(0)
+    sizes = SIZES | {"d_model": 16, "d_ff": 12, "max_len": 8}
+    model = Decoder(decoder_config(encoding=encoding, protocol=protocol, **sizes)).double().train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    tokens = torch.randint(11, (3, 6))
+
+    def gradients() -> dict[str, Tensor | None]:
+        torch.manual_seed(1)  # what some draw in training
+        found = torch.autograd.grad(model(tokens).square().sum(), list(model.parameters()), allow_unused=True)
+        return dict(zip(dict(model.named_parameters()), found, strict=True))
+
+    one = gradients()
+    for place in (steps, decoder):
+        monkeypatch.setattr(place, "takes_steps", lambda x: False)
+    for name, wanted in gradients().items():
+        own = one[name]
+        assert (own is None) == (wanted is None), name
+        if own is not None and wanted is not None:
+            torch.testing.assert_close(own, wanted, rtol=1e-9, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("frozen", ["embedding.weight", "blocks.0.attention.qkv.weight"])
+def test_gradients_have_gradients_where_some_parameters_are_frozen(frozen: str):
+    torch.manual_seed(0)
+    model = Decoder(decoder_config(encoding="rope", **SIZES | {"num_layers": 1})).double()
+    dict(model.named_parameters())[frozen].requires_grad_(False)
+    left = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    tokens = torch.randint(11, (3, 5))
+
+    def second() -> list[Tensor | None]:
+        first = torch.autograd.grad(model(tokens, fused=False).square().sum(), left, create_graph=True)
+        return list(torch.autograd.grad(sum((each**2).sum() for each in first), left, allow_unused=True))
+
+    own = second()
+    with pytest.MonkeyPatch.context() as patch:
+        for place in (steps, decoder):
+            patch.setattr(place, "takes_steps", lambda x: False)
+        wanted = second()
+    for one, other in zip(own, wanted, strict=True):
+        torch.testing.assert_close(
+            torch.zeros(()) if one is None else one, torch.zeros(()) if other is None else other, rtol=1e-9, atol=1e-9
+        )

@@ -68,7 +68,10 @@ def gradients_again(
         grads   of ``out``
     """
     wanted = [x for x, needs in zip(inputs, needed, strict=True) if needs]
-    found = iter(torch.autograd.grad(out, wanted, grads, create_graph=True))
+    outs = (out,) if isinstance(out, Tensor) else out
+    moved = [(each, grad) for each, grad in zip(outs, grads, strict=True) if each.requires_grad]  # others say nothing
+    there, given = [each for each, _ in moved], [grad for _, grad in moved]
+    found = iter(torch.autograd.grad(there, wanted, given, create_graph=True, allow_unused=True))
     return tuple(next(found) if needs else None for needs in needed)
 
 

@@ -49,10 +49,12 @@ def projected(
 
     Arguments
         qkv    to queries, keys and values after one another, each head after head
-        turns  of the queries and of the keys, whose pairs stand side by side
+        turns  of the queries and of the keys, whose pairs stand side by side; the modules are called where these have
+               gradients, as learned frequencies have
     """
     of_q, of_k = turns or (None, None)
-    if takes_steps(x) and _is_untouched(qkv):
+    learned = of_q is not None and of_k is not None and (of_q.requires_grad or of_k.requires_grad)
+    if takes_steps(x) and _is_untouched(qkv) and not learned:
         found: Any = _Projected.apply(x, None if asking is x else asking, qkv.weight, qkv.bias, heads, of_q, of_k)
         return found
     if asking is x:
