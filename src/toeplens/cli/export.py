@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,7 +49,7 @@ def figures(
         raise InputError(f"columns: {columns} was given; it must be 1 or 2.")
     programs()  # before a page is made for them
     page = _page(directory)
-    html = page.read_text(encoding="utf-8")
+    html = _text(page)
     there = [*read_maps(html), *read_figures(html, plots_in(html, page))]
     if not there:
         raise InputError(f"figures: {page} has none.")
@@ -68,7 +68,7 @@ def figures(
     with entered(place, "figures", (FIGURES,)), console.bar("drawing", len(panels)) as step:
         write_json(place / FIGURES, {"page": str(page), "figures": about})
         draw(panels, kind, tabs=os.cpu_count() or 1, on_done=lambda _: step())
-    _say(place, about, f"{len(about)} files of {len(wanted)} figure{'s' if len(wanted) > 1 else ''}", as_json)
+    _say(place, about, f"{_many(about, 'file')} of {_many(wanted, 'figure')}", as_json)
 
 
 def tables(
@@ -88,7 +88,7 @@ def tables(
     kinds = {**{kind: [kind] for kind in writers}, "both": list(writers)}
     chosen = kinds[choose("format", form, kinds)]
     page = _page(directory)
-    found = read_tables(page.read_text(encoding="utf-8"))
+    found = read_tables(_text(page))
     if not found:
         raise InputError(f"tables: {page} has none.")
     place, about = page.parent / "tables" if out is None else out, []
@@ -99,7 +99,11 @@ def tables(
                 write_text(place / file, write(table))
                 about.append({"file": file, "table": table.name, "section": table.section, "rows": len(table.body())})
         write_json(place / TABLES, {"page": str(page), "tables": about})
-    _say(place, about, f"{len(about)} files of {len(found)} table{'s' if len(found) > 1 else ''}", as_json)
+    _say(place, about, f"{_many(about, 'file')} of {_many(found, 'table')}", as_json)
+
+
+def _many(things: Sequence[Any], what: str) -> str:
+    return f"{len(things)} {what}{'s' if len(things) != 1 else ''}"
 
 
 def _say(place: Path, about: list[dict[str, Any]], words: str, as_json: bool) -> None:
@@ -134,6 +138,13 @@ def _page(shown: Path) -> Path:
         f"page: {page} is {'of an older version' if there else 'not there'}; it is made{' again' * there}.", aside=True
     )
     return page_maker(shown)()
+
+
+def _text(page: Path) -> str:
+    try:
+        return page.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"page: {page} is no page; it must be one, or a directory of a study.") from None
 
 
 def _holds_records(directory: Path) -> bool:

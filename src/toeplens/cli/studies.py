@@ -160,8 +160,8 @@ def theory(
     carry_out(partial(mathematics.check_theory, out, **plan, on_record=done), progress, limits, show)
 
 
-def kind_of(directory: Path) -> tuple[Any, Callable[[Any], Path], str]:
-    """What gathers a directory's study (a module), what writes its page, and the rule of its verdicts."""
+def kind_of(directory: Path) -> tuple[Any, Callable[[Any], Path], Callable[[Any], str]]:
+    """What gathers a directory's study (a module), what writes its page, and what says the rule of its verdicts."""
     from toeplens import report
     from toeplens.papers import deposit, mathematics
     from toeplens.papers.deposit.page import write_page
@@ -172,11 +172,11 @@ def kind_of(directory: Path) -> tuple[Any, Callable[[Any], Path], str]:
     from toeplens.studies.kit.study import study_in
 
     kinds = {
-        "pretrained": (pretrained, write_pretrained, RULE.replace("seed", "sequence")),
-        "theory": (mathematics, write_theory, RULE),
-        "grid": (grid, report.write_grid, RULE),
+        "pretrained": (pretrained, write_pretrained, lambda study: RULE.replace("seed", study.plan.units[:-1])),
+        "theory": (mathematics, write_theory, lambda study: RULE),
+        "grid": (grid, report.write_grid, lambda study: RULE),
     }
-    return kinds.get(study_in(directory) or "", (deposit, write_page, RULE))
+    return kinds.get(study_in(directory) or "", (deposit, write_page, lambda study: RULE))
 
 
 def page_maker(directory: Path) -> Callable[[], Path]:
@@ -215,7 +215,8 @@ def claims(
 
         kind, _, rule = kind_of(directory)
 
-    entries = kind.gather(directory).entries
+    study = kind.gather(directory)
+    entries = study.entries
     if as_json:
         console.print_json([entry.to_dict() for entry in entries])
         return
@@ -230,4 +231,4 @@ def claims(
             console.say(f"{entry.claim.id}{place}: {entry.verdict}")
             for line in entry.evidence:
                 console.say(f"  {line}")
-    console.say(rule)
+    console.say(rule(study))

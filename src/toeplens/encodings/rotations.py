@@ -208,8 +208,8 @@ class RollPE(PositionalEncoding):
     multiples of 2 pi speed/d. That is how it is computed, with a fixed orthogonal matrix there and back, so that a
     shift may be a fraction of a dimension. Component 0 (the mean) stays. Where d is even, component d/2 (the
     alternating sum) is real and has no fraction of a turn that is real: it is multiplied by (-1)^(i r), r the whole
-    number nearest to ``speed``, which is torch.roll's factor for a whole speed and keeps a group for any. So positions have
-    to be whole numbers there.
+    number nearest to ``speed``, which is torch.roll's factor for a whole speed and keeps a group for any. So positions
+    have to be whole numbers there.
 
     Not verified: the paper's own speed; 1, the discrete roll, is ours.
 

@@ -63,7 +63,7 @@ class HeadRow(Place, total=False):
     gain                   test loss gained then, in nats; ``gain_low``, ``gain_high`` likewise
     positional, symbolic, interaction  shares of the variance of its logits (docs/behaviour.md)
     toeplitz               share of the energy of its logits that is left when each diagonal is replaced by its mean
-    centre                 of the frequencies that it uses, radians a token, weighed by the norms
+    centre                 of the frequencies that it uses: mean log2 of radians a token, by the logits' variance
     previous, first, induction  mean attention to the token before, to the first, to what followed a copy (language)
     """
 
