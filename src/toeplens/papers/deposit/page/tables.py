@@ -23,7 +23,7 @@ class AccuracyTable:
     """Table 1 for one task.
 
     rows     an encoding's label, the papers' number if they have one, and by protocol its result or why there is none
-    guesses  by protocol a result that says what guesses score, if there is any
+    guesses  by protocol a result that says what guesses score for most encodings, if there is any
     """
 
     task: str
@@ -50,8 +50,14 @@ def _accuracy_table(state: Reproduction, keys: Sequence[Key], task: str) -> Accu
     protocols = state.plan.protocols
     labels = ordered(label for _, label in planned | set(found))
     rows = [(label, PAPER_TABLE_1.get((task, label)), [outcome((p, label)) for p in protocols]) for label in labels]
-    guesses = [next((row for (p, _), row in found.items() if p == protocol), None) for protocol in protocols]
+    guesses = [_guess([row for (p, _), row in found.items() if p == protocol]) for protocol in protocols]
     return AccuracyTable(TASKS[task], rows, guesses)
+
+
+def _guess(rows: Sequence[Row]) -> Row | None:
+    """A row of the guesses that most rows have: of MLA's program one more label counts."""
+    common = Counter((row.chance, row.length_chance) for row in rows).most_common(1)
+    return next((row for row in rows if common and (row.chance, row.length_chance) == common[0][0]), None)
 
 
 @dataclass(frozen=True)
