@@ -117,7 +117,8 @@ def test_table_one_has_the_states_numbers_beside_the_papers(study: Reproduction,
             assert f"{100 * (row.accuracy or 0):.1f}" in printed
             assert any(cell.startswith(points(row.largest_drop or 0)) for cell in printed)
         guesses = tables[f"Accuracy, {heading}"][-2:]
-        under = [next(r for r in study.table if (r.protocol, r.task) == (p, task)) for p in study.plan.protocols]
+        plain = [row for row in study.table if row.task == task and row.label != "mla"]  # of whose program more counts
+        under = [next(row for row in plain if row.protocol == protocol) for protocol in study.plan.protocols]
         assert [cell for cell in guesses[0] if cell][1:] == [f"{100 * row.chance:.1f}" for row in under]
         assert [cell for cell in guesses[1] if cell][1:] == [f"{100 * row.length_chance:.1f}" for row in under]
 
