@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.hosts.families import FAMILIES
-from tests.sources.huggingface.models import GROUPED, INPUTS, LATENT, state, tiny, transformers
+from tests.sources.huggingface.models import GROUPED, INPUTS, LATENT, NARROW, SIZES, state, tiny, transformers
 from torch import Tensor
 
 from toeplens import hosts
@@ -400,3 +400,25 @@ def test_rotations_of_another_form_are_refused(kind: str, sizes: dict[str, Any],
     cls = getattr(transformers, kind)
     with pytest.raises(InputError, match=sentence):
         hosts.install(cls(cls.config_class(**sizes)), "alibi")
+
+
+@pytest.mark.parametrize("kind", ["Esm", "Gemma3n"])
+def test_what_a_model_makes_of_its_tokens_beside_their_vectors_stays(kind: str) -> None:
+    """Vectors of 0 at the input add nothing: masked tokens are scaled for, and layers have embeddings of their own."""
+    sizes = {
+        "Esm": SIZES | {"mask_token_id": 30, "token_dropout": True, "position_embedding_type": "rotary"},
+        "Gemma3n": NARROW
+        | {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 31, "laurel_rank": 4, "altup_num_inputs": 2}
+        | {"num_kv_shared_layers": 0, "layer_types": ["full_attention"] * 2, "intermediate_size": [48] * 2}
+        | {"activation_sparsity_pattern": [0.0] * 2},
+    }
+    model = tiny(f"{kind}For{'MaskedLM' if kind == 'Esm' else 'CausalLM'}", **sizes[kind])
+    tokens = IDS.clone()
+    tokens[0, 3] = 30
+    found = []
+    for name, options in (("nope", {}), ("learned", {"init_std": 0.0})):
+        hosts.install(model, name, **options)
+        with torch.no_grad():
+            found.append(model(tokens).logits)
+        hosts.uninstall(model)
+    assert found[0].equal(found[1])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from toeplens.encodings import PositionalEncoding
+from toeplens.encodings.shapes import Positions
 from toeplens.ground import InputError
 from toeplens.hosts.passes import Pass, begin, remember
 from toeplens.hosts.seat import PASS
@@ -49,6 +50,10 @@ class Stack:
             module.register_forward_hook(self._end, with_kwargs=True, always_call=True),
             *(table.register_forward_hook(_nothing) for table in tables),
         ]
+        self._waiting: Positions | None = None  # of the tokens whose embedding has not been called in this pass
+        self._embedding: nn.Module | None = None  # which is heard
+        if encoding.overrides("embed") and "input_ids" in self._signature.parameters:
+            self._hear(module.get_input_embeddings())
 
     def leave(self) -> None:
         """Give the stack back as it was."""
@@ -77,16 +82,33 @@ class Stack:
         )
         self.now = now
         if self.encoding.overrides("embed"):
-            vectors = x if tokens is None else module.get_input_embeddings()(tokens)
-            given[self._vectors] = self.encoding.embed(vectors, self.encoding.place(now.positions))
-            if tokens is not None:
-                given["input_ids"] = None
+            positions = self.encoding.place(now.positions)
+            if tokens is None:
+                given[self._vectors] = self.encoding.embed(x, positions)
+            else:  # the model makes more of tokens than their vectors
+                if module.get_input_embeddings() is not self._embedding:  # it was given another
+                    self._hear(module.get_input_embeddings())
+                self._waiting = positions
         if self.carries:
             given[PASS] = now
         return (), given
 
+    def _hear(self, embedding: nn.Module) -> None:
+        self._embedding = embedding
+        self._hooks.append(embedding.register_forward_hook(self._embed))
+
+    def _embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        """The tokens' vectors with their positions', the first time in a pass that they are asked for."""
+        if self._waiting is None:
+            return None
+        positions, self._waiting = self._waiting, None
+        return self.encoding.embed(output, positions)
+
     def _end(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         now, self.now = kwargs.get(PASS, self.now), None
+        unused, self._waiting = self._waiting is not None, None
+        if unused and output is not None:
+            raise InputError("model: it does not call the module that embeds its tokens, so that nothing can be added.")
         cache = getattr(output, "past_key_values", None)
         if cache is not None and now is not None and hasattr(cache, "get_seq_length"):
             remember(cache, now.memory)
