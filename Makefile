@@ -15,7 +15,7 @@ test: .venv/.test .venv/.browser
 	.venv/bin/python -m pytest -m "not heavy" -n $(WORKERS)
 
 test-heavy: .venv/.test .venv/.browser
-	.venv/bin/python -m pytest -m heavy
+	.venv/bin/python -m pytest -m heavy -n $(WORKERS) --dist worksteal
 
 check: .venv/.dev
 	.venv/bin/ruff format --check src tests benchmarks examples

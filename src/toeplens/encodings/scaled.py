@@ -68,7 +68,9 @@ class ScaledRoPE(Rotary):
     ``dynamic`` and ``longrope`` depend on the length of the text. It is the largest position of the keys and 1, of
     each sequence by itself, and nothing is remembered: transformers takes the longest sequence of a batch, and for
     ``dynamic`` goes on with the longest text it has met. Only without memory does decoding with a cache of keys that
-    are not yet rotated give what a pass over the whole text gives. `kernel` is that of a text of ``max_len`` tokens.
+    are not yet rotated give what a pass over the whole text gives. Positions that all sequences share, and those of
+    texts packed in one row, have one length: padding and the other texts count there. `kernel` is that of a text of
+    ``max_len`` tokens.
     """
 
     citation = "Chen et al. 2023, arXiv 2306.15595; Peng et al. 2023, arXiv 2309.00071"

@@ -32,7 +32,7 @@ class Stack:
 
     def __init__(
         self,
-        module: nn.Module,
+        module: Any,
         encoding: PositionalEncoding,
         tables: list[nn.Module],
         *,

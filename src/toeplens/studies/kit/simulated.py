@@ -86,11 +86,11 @@ def simulate(
         drawn = [tuple(_drawn(part, size, shape, rng) for part in entry.findings) for entry in asked]
         looks = [settle(drawn)]
         if first is not None:
-            looks.insert(
-                0, settle([_firsts(entry.claim.id, parts, first) for entry, parts in zip(asked, drawn, strict=True)])
-            )
+            few = [_firsts(entry.claim.id, parts, first) for entry, parts in zip(asked, drawn, strict=True)]
+            looks.insert(0, settle(few))
         for place, truth in enumerate(truths):
-            said, plain = ([_said(look[place][way]) for look in looks] for way in (0, 1))
+            said = [_said(look[place][0]) for look in looks]
+            plain = [_said(look[place][1]) for look in looks]
             counts[place] += (
                 "holds" in said and truth != "holds",
                 "fails" in said and truth != "fails",

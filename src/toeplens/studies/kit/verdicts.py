@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -168,7 +168,7 @@ def one_sided(finding: Finding, *, holds: bool, fails: bool, why: str) -> Findin
         chances = finding.holds if holds else 1.0, finding.fails if fails else 1.0
     wanting = finding.wanting if verdict == finding.verdict else f"longer training, for {why}"
     evidence = f"{finding.evidence} ({why}, so that it cannot {'fail' if holds else 'hold' if fails else 'be decided'})"
-    told = {"verdict": verdict, "evidence": evidence, "wanting": wanting, "sides": (holds, fails)}
+    told: dict[str, Any] = {"verdict": verdict, "evidence": evidence, "wanting": wanting, "sides": (holds, fails)}
     return replace(finding, holds=chances[0], fails=chances[1], **told)
 
 
