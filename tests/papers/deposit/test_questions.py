@@ -172,14 +172,22 @@ def test_every_variant_is_in_some_part() -> None:
 def test_what_has_fewer_seeds_than_asked_for_is_said_and_is_so():
     desk = SCALES["desk"]
     assert desk.fewer(5) == ""
-    assert desk.fewer(6) == "5 seeds of Task 2, RoPE on 1 head and RoPE on 2 heads"
+    assert desk.fewer(6).startswith("5 seeds of Task 2, RoPE on 1 head and RoPE on 2 heads; but of Absolute")
     assert "; 10 seeds of RoPE; NoPE;" in desk.fewer(20)
+    assert "of RoPE (Task 2, released) 15" in desk.fewer(20)
     assert "MLA" not in desk.fewer(20)
-    seeds: dict[tuple[str, str], set[int]] = {}
+    seeds: dict[tuple[str, str, str], set[int]] = {}
     for cell in grid("desk", PROTOCOLS, 20):
-        seeds.setdefault((cell.key.task, cell.key.label), set()).add(cell.key.seed)
-    assert {place: len(some) for place, some in seeds.items() if place[0] == COUNT} == dict.fromkeys(
-        ((COUNT, label) for label in desk.labels[COUNT]), 5
-    )
-    assert len(seeds[DISTANCE, "mla"]) == 20
-    assert len(seeds[DISTANCE, "rope"]) == 10
+        seeds.setdefault((cell.key.protocol, cell.key.task, cell.key.label), set()).add(cell.key.seed)
+    for protocol in PROTOCOLS:
+        for label in desk.labels[COUNT]:
+            assert len(seeds[protocol, COUNT, label]) == (15 if (protocol, label) == ("released", "rope") else 5)
+        assert len(seeds[protocol, DISTANCE, "mla"]) == 20
+        assert len(seeds[protocol, DISTANCE, "absolute"]) == (20 if protocol == "released" else 10)
+
+
+def test_what_may_learn_longer_is_the_same_training_allowed_to_go_on():
+    cells = {cell.key.label: cell.job.spec for cell in grid("desk", ["released"], 1) if cell.key.task == DISTANCE}
+    longer, other = cells["alibi"], cells["absolute"]
+    assert (longer.epochs, other.epochs) == (12, 4)
+    assert longer.epochs * longer.warmup == pytest.approx(other.epochs * other.warmup)

@@ -88,17 +88,34 @@ def test_what_is_said_of_the_desk_record(record: Path, results: Results) -> None
     assert np.mean([cell.accuracy >= 0.99 for cell in paper.cells]) >= 0.9
     for label in ("alibi", "nope"):
         assert all(cell.accuracy > 0.99 for cell in paper.of(DISTANCE, label))
+    assert [cell.accuracy < 0.9 for cell in paper.of(DISTANCE, "relative")].count(True) == 1
     for label in ("alibi", "relative"):
-        assert np.mean([not cell.settled for cell in released.of(DISTANCE, label)]) >= 0.8
+        cells = released.of(DISTANCE, label)
+        assert all(cell.settled for cell in cells)
+        assert max(cell.epochs[-1]["epoch"] for cell in cells) > 4, "in twelve epochs where the others take four"
+    means = {
+        label: round(100 * float(np.mean(results.under("released").accuracy(DISTANCE, label))))
+        for label in ("rope", "rope-alone", "relative", "absolute", "mla", "alibi", "nope")
+    }
+    assert means == {"rope": 89, "rope-alone": 88, "relative": 87, "absolute": 87, "mla": 86, "alibi": 76, "nope": 16}
     ledger = read_json(record / "claims.json")["claims"]
+    best = next(e for e in ledger if (e["id"], e["protocol"]) == ("task1-rope-best", "released"))
+    kinds = [(part["evidence"].split(":")[0], part["verdict"]) for part in best["parts"]]
+    assert kinds == [
+        ("RoPE - Absolute (sinusoid)", "undecided"),
+        ("RoPE - Relative", "undecided"),
+        ("RoPE - ALiBi", "holds"),
+        ("RoPE - NoPE", "holds"),
+    ]
     counted = [cell for under in (paper, released) for cell in under.cells if cell.key.task == COUNT]
-    assert len(counted) == 40
+    assert len(counted) == 50
+    assert (len(results.cells), sum(cell.key.task == DISTANCE for cell in results.cells)) == (260, 210)
     assert all(cell.settled and cell.accuracy >= 0.99 for cell in counted)
-    assert (sum(entry["verdict"] in OPEN for entry in ledger), len(ledger)) == (22, 52)
+    assert (sum(entry["verdict"] in OPEN for entry in ledger), len(ledger)) == (16, 52)
     assert next(e["verdict"] for e in ledger if (e["id"], e["protocol"]) == ("task1-rope-best", "paper")) == "fails"
     assert next(e for e in ledger if (e["id"], e["protocol"]) == (SUFFICE, "paper"))["verdict"] == "holds"
     full, one, two = (
         np.mean([cell.accuracy for cell in released.of(DISTANCE, label)])
         for label in ("rope-alone", "partial-1", "partial-2")
     )
-    assert (round(full - two, 2), round(full - one, 2)) == (0.02, 0.03)
+    assert (round(full - two, 2), round(full - one, 2)) == (0.03, 0.04)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from toeplens.ground import InputError, choose
@@ -15,6 +15,8 @@ from toeplens.training.presets import COUNT, DISTANCE, PRESETS, Preset
 
 _CURVES = ("rope", "mla", "nope", "alibi", "relative", "absolute", "rope-absolute")
 
+Spot = tuple[str, str, str]  # protocol, task, label
+
 
 @dataclass(frozen=True)
 class Scale(Preset):
@@ -23,8 +25,10 @@ class Scale(Preset):
     labels         the encodings of each task
     partial_heads  the numbers of RoPE heads of Fig. 5
     first_seed     seeds of weights, order and data are this one and those after it
-    most_seeds     of the cells of a task or a label, where fewer are recorded than of the others; as many as asked
-                   for unless given
+    most_seeds     of the cells of a task or a label, where fewer are recorded than of the others, or of a place, whose
+                   own number counts alone; as many as asked for unless given
+    longer         most epochs of what needs more than the others to stop learning, by place; its warm-up takes as many
+                   steps as theirs
     rungs          of the ladder
     watched        whether heads are watched in training: at the paper's size a look takes minutes on a CPU, more than a
                    short time budget allows
@@ -34,17 +38,29 @@ class Scale(Preset):
     partial_heads: dict[str, tuple[int, ...]]
     ablation_examples: int
     first_seed: int = 42
-    most_seeds: dict[str, int] = field(default_factory=dict)
+    most_seeds: Mapping[str | Spot, int] = field(default_factory=dict)
+    longer: Mapping[Spot, int] = field(default_factory=dict)
     rungs: tuple[str, ...] = ()
     watched: bool = True
+
+    def seeds_at(self, spot: Spot, seeds: int) -> int:
+        """How many of the seeds that are asked for a place is trained with."""
+        own = self.most_seeds.get(spot)
+        return min(seeds, own if own is not None else min(self.most_seeds.get(name, seeds) for name in spot[1:]))
 
     def fewer(self, seeds: int) -> str:
         """Which cells are trained with fewer seeds than are asked for, in words; nothing where none are."""
         of_each: dict[int, list[str]] = {}
+        alone = []
         for name, most in self.most_seeds.items():
-            if most < seeds:
+            if isinstance(name, tuple):
+                protocol, task, label = name
+                where = f"Task {1 + (task == COUNT)}, {protocol}"
+                alone.append(f"of {title(label)} ({where}) {min(most, seeds)}")
+            elif most < seeds:
                 of_each.setdefault(most, []).append("Task 2" if name == COUNT else title(name))
-        return "; ".join(f"{most} seeds of {listed(names)}" for most, names in of_each.items())
+        told = "; ".join(f"{most} seeds of {listed(names)}" for most, names in of_each.items())
+        return f"{told}; but {listed(alone)}" if told and alone else told
 
 
 SMOKE = Scale(
@@ -68,7 +84,11 @@ DESK = Scale(
     ablation_examples=384,
     most_seeds={COUNT: 5}
     | {str(Label(PARTIAL, heads)): 5 for heads in (1, 2)}
-    | {label: 10 for label in (*_CURVES, "rope-alone") if label != "mla"},
+    | {label: 10 for label in (*_CURVES, "rope-alone") if label != "mla"}
+    | {("released", DISTANCE, "absolute"): 20, ("paper", DISTANCE, "relative"): 20}
+    | {("released", DISTANCE, str(Label(PARTIAL, heads))): 10 for heads in (1, 2)}
+    | {("released", COUNT, "rope"): 15},
+    longer={("released", DISTANCE, label): 12 for label in ("alibi", "relative")},
     rungs=tuple(RUNGS),
     first_seed=100,  # 3, 7 and 42 chose its sizes, and what to ask at it
 )

@@ -35,6 +35,8 @@ def cell(scale: Scale, protocol: Protocol, task: str, label: str, seed: int, mea
         scale = RUNGS[at.variant].applied(scale)
     data = other_protocol(protocol) if at.variant == "data" else protocol
     start = starting_spec(scale, data, task, at.base, seed)
+    if epochs := scale.longer.get((protocol, task, label)):
+        start |= {"epochs": epochs, "warmup": start["warmup"] * start["epochs"] / epochs}
     sizes = dict(scale.model)
     if (
         scale.name == "paper" and at.base == "mla"
@@ -76,7 +78,7 @@ def grid(scale_name: str, protocols: Sequence[Protocol], seeds: int, parts: Sequ
             cell(scale, *place, scale.first_seed + number, measured)
             for number in range(seeds)
             for place, measured in zip(places, measures, strict=True)
-            if number < min(scale.most_seeds.get(name, seeds) for name in place[1:])
+            if number < scale.seeds_at(place, seeds)
         ]
     return cells
 
