@@ -135,7 +135,7 @@ class Kind(Generic[Plan, Found]):
         if content is None:
             raise InputError(
                 f"study: {directory} is not a study's directory (no {STUDY}) and holds no record of one; give one that "
-                f"toeplens reproduce, study, theory or pretrained wrote."
+                "'toeplens reproduce', study, theory or pretrained wrote."
             )
         if content["study"] != self.name:
             raise InputError(f"study: {directory} holds another study; give one that 'toeplens {self.command}' wrote.")
