@@ -267,8 +267,8 @@ class Passes:
                 )
             if int(outcome.labels.max()) >= self.vocabulary:
                 raise InputError(
-                    f"inputs: token {int(outcome.labels.max())} was given, which the head of {self.kind} cannot predict; "
-                    f"it has logits of {self.vocabulary} tokens."
+                    f"inputs: token {int(outcome.labels.max())} was given, which the head of {self.kind} cannot "
+                    f"predict; it has logits of {self.vocabulary} tokens."
                 )
             self._readout = Readout.of(anatomy.embedding, self.states[:, -1:], intact.logits)
             self.baseline = self.losses(intact)
