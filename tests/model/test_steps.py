@@ -261,7 +261,7 @@ def test_a_rotation_under_control_is_the_encodings_own():
 
 
 @pytest.mark.parametrize("encoding", sorted(encodings.names()))
-@pytest.mark.parametrize("protocol", ["paper", "released"])
+@pytest.mark.parametrize("protocol", ["paper", pytest.param("released", marks=pytest.mark.heavy)])
 def test_every_parameter_learns_as_it_does_by_the_modules(
     encoding: str, protocol: str, monkeypatch: pytest.MonkeyPatch
 ):
