@@ -53,7 +53,7 @@ def projected(
                gradients, as learned frequencies have
     """
     of_q, of_k = turns or (None, None)
-    learned = of_q is not None and of_k is not None and (of_q.requires_grad or of_k.requires_grad)
+    learned = any(turn.requires_grad for turn in turns or ())
     if takes_steps(x) and _is_untouched(qkv) and not learned:
         found: Any = _Projected.apply(x, None if asking is x else asking, qkv.weight, qkv.bias, heads, of_q, of_k)
         return found

@@ -44,22 +44,17 @@ def _goes_with(figure: Figure, sign: int) -> Callable[[Results], list[Finding]]:
     """
 
     def check(results: Results) -> list[Finding]:
-        plain = [label for label in results.labels(DISTANCE) if Label.parse(label).plain]
-        seen = {
-            label: [(_width(cell), figure.of(cell)) for cell in results.of(DISTANCE, label) if figure.counts(cell)]
-            for label in plain
-        }
-        known = {label: [pair for pair in pairs if not np.isnan(pair).any()] for label, pairs in seen.items()}
-        count, there = (
-            sum(map(len, each.values())) for each in ({label: results.of(DISTANCE, label) for label in plain}, known)
-        )
-        points = [np.mean(pairs, axis=0) for pairs in known.values() if pairs]
+        plain = [results.of(DISTANCE, label) for label in results.labels(DISTANCE) if Label.parse(label).plain]
+        seen = [[(_width(cell), figure.of(cell)) for cell in cells if figure.counts(cell)] for cells in plain]
+        known = [[pair for pair in pairs if not np.isnan(pair).any()] for pairs in seen]
+        count, there = (sum(map(len, each)) for each in (plain, known))
+        points = [np.mean(pairs, axis=0) for pairs in known if pairs]
         what = f"over {len(points)} encodings, rank correlation of the first layer's spectral range with {figure.words}"
         if there < count:
             what += f" ({count - there} of {count} models left out: diverged, not measured, or no skill)"
         if len(points) < _FEWEST:
             return [unknown(what, f"fewer than {_FEWEST} encodings that count", f"{_FEWEST} encodings that count")]
-        return [_judged(what, np.array(points).T, sign, min(len(pairs) for pairs in known.values() if pairs))]
+        return [_judged(what, np.array(points).T, sign, min(len(pairs) for pairs in known if pairs))]
 
     return check
 

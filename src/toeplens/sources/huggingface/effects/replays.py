@@ -265,10 +265,10 @@ class Passes:
                     f"model: the head of {self.kind} was not understood: its logits at a position are not made of the "
                     "last hidden state there alone."
                 )
-            if int(outcome.labels.max()) >= self.vocabulary:
+            if (last := int(outcome.labels.max())) >= self.vocabulary:
                 raise InputError(
-                    f"inputs: token {int(outcome.labels.max())} was given, which the head of {self.kind} cannot "
-                    f"predict; it has logits of {self.vocabulary} tokens."
+                    f"inputs: token {last} was given, which the head of {self.kind} cannot predict; it has logits of "
+                    f"{self.vocabulary} tokens."
                 )
             self._readout = Readout.of(anatomy.embedding, self.states[:, -1:], intact.logits)
             self.baseline = self.losses(intact)
