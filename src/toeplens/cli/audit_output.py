@@ -180,7 +180,7 @@ def audit_notes(found: Audit) -> Iterator[str]:
     if "no_effects" in found.about:
         yield f"no effects: {found.about['no_effects']}"
     elif found.check is not None:
-        yield f"first-order effects: {found.check.words}"
+        yield f"estimated effects: {found.check.words}"
     if found.effect is not None and "intervals" in found.about:
         yield f"intervals are 95 %, {found.about['intervals']}"
     if "race" in found.about:

@@ -60,7 +60,7 @@ def audit(
     effects: Annotated[
         str | None,
         typer.Option(
-            help="What is done to each head: exact or attribution (silenced, exactly or to first order), position "
+            help="What is done to each head: exact or attribution (silenced, or an estimate of that), position "
             "(that is taken from it), none; or bands, of each layer's frequencies. Exact unless given; of a changed "
             "model none."
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from scipy import stats
 
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import HeadEffects, head_effects
+from toeplens.sources.huggingface.effects.head_effects import head_estimates
 from toeplens.studies import audit
 from toeplens.studies.auditing.effects import _raced, interval_of
 from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.racing import Estimate, Heat, Race, race
+from toeplens.studies.auditing.racing import Estimate, Guess, Race, race
 
 transformers = pytest.importorskip("transformers")
 
@@ -31,13 +32,9 @@ class Worlds:
         self.counts = list(counts)
         self.all = np.asarray(means) + noise * random.standard_normal((8, 20, len(means)))
         self.runs = 0
-        self.known: list[list[int]] = []
         self.heads = 0
 
-    def __call__(
-        self, inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]], known: Collection[int]
-    ) -> HeadEffects:
-        self.known.append(list(known))
+    def __call__(self, inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]]) -> HeadEffects:
         rows = inputs["input_ids"][:, 0].numpy()
         parts, start = [], 0
         for count, heads in zip(self.counts, chosen, strict=True):
@@ -47,7 +44,7 @@ class Worlds:
             start += count
         self.runs += 1
         self.heads += sum(map(len, chosen)) * len(rows)
-        return HeadEffects(tuple(parts), rows.astype(float), "loss", "exact", 0, frozenset({1}))
+        return HeadEffects(tuple(parts), rows.astype(float), "loss", "exact", 0)
 
 
 def ran(world: Worlds, first: int, kept: Kept | None = None) -> Race:
@@ -105,11 +102,11 @@ def test_each_sequence_counts_as_much_however_many_blocks_it_has(sequences: int,
     all_blocks = {count: np.random.default_rng(seed).standard_normal((sequences, count, 3)) for count in range(1, 33)}
     means = np.random.default_rng(seed + 1).standard_normal((sequences, 3))
 
-    def run(inputs: Mapping[str, Any], chosen: Any, known: Any) -> HeadEffects:
+    def run(inputs: Mapping[str, Any], chosen: Any) -> HeadEffects:
         rows = inputs["input_ids"][:, 0].numpy()
         made = all_blocks[1 if len(rows) >= 8 else max(1, min(-(-32 // len(rows)), tokens // 8))][rows]
         made = made - made.mean(1, keepdims=True) + means[rows][:, None]
-        return HeadEffects((made,), rows.astype(float), "loss", "exact", 0, frozenset())
+        return HeadEffects((made,), rows.astype(float), "loss", "exact", 0)
 
     inputs = {"input_ids": torch.arange(sequences)[:, None].expand(sequences, tokens)}
     (found,) = race(run, inputs, [3], 3, Kept(None, {}), lambda done, total: None).parts
@@ -161,135 +158,142 @@ def test_heads_without_an_effect_leave_at_once() -> None:
     assert np.isfinite(rows[:, 0]).all()
 
 
-class Long(Worlds):
-    """With effects of its own over the first quarter of the tokens."""
-
-    def __init__(self, means: Sequence[float], early: Sequence[float], seed: int = 0) -> None:
-        super().__init__(means, (len(means) // 2, len(means) - len(means) // 2), 0.1, seed)
-        self.early = self.all - np.asarray(means) + np.asarray(early)
-        self.lengths: list[int] = []
-
-    def __call__(
-        self, inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]], known: Collection[int]
-    ) -> HeadEffects:
-        self.lengths.append(inputs["input_ids"].shape[1])
-        whole = self.all
-        self.all = self.early if self.lengths[-1] == 128 else whole
-        try:
-            return super().__call__(inputs, chosen, known)
-        finally:
-            self.all = whole
-
-    def race(
-        self,
-        first: int,
-        sequences: int = 2,
-        kept: Kept | None = None,
-        heat: bool = True,
-        estimate: Estimate = lambda inputs: None,
-    ) -> Race:
-        tokens = torch.arange(sequences)[:, None].expand(sequences, 512)
-        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-        return race(self, inputs, self.counts, first, kept or Kept(None, {}), lambda done, total: None, heat, estimate)
-
-
 RISING = [float(number) for number in range(40)]  # what 40 heads are worth
 
 
-def test_a_heat_over_a_quarter_leaves_heads_out_and_the_others_have_whole_effects() -> None:
-    world = Long(RISING, RISING)
-    found = world.race(3)
-    assert world.lengths[:2] == [128, 512]
-    assert world.known[0] == [], "the heat asks of each layer whether the ones before it can be left out"
-    assert all(each == [1] for each in world.known[1:])
-    assert found.heat is not None
-    assert (found.heat.left, found.heat.drawn, found.heat.missed) == (25, 8, 0)
-    assert found.heat.over == "a quarter of the tokens"
+def guessed(world: Worlds, first: int, estimate: Estimate, kept: Kept | None = None, tokens: int = 4) -> Race:
+    inputs = {"input_ids": torch.arange(8)[:, None].expand(8, tokens), "other": 3}
+    return race(world, inputs, world.counts, first, kept or Kept(None, {}), lambda done, total: None, estimate)
+
+
+def whole(found: Race) -> np.ndarray:
+    """Which heads went through the first round."""
     rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)
-    means = np.nan_to_num(rows[:16], nan=-1.0).mean(0)
-    np.testing.assert_array_equal(np.argsort(-means)[:3], [39, 38, 37])
-    there = np.isfinite(rows[:16]).all(0)
-    assert there.sum() == 23
-    assert there[25:].all(), "fifteen go on"
+    return np.flatnonzero(np.isfinite(rows[:16]).all(0))
+
+
+def test_an_estimate_leaves_heads_out_and_the_others_have_whole_effects() -> None:
+    world = Worlds(RISING, (20, 20), 0.1, 0)
+    found = guessed(world, 3, lambda inputs: np.array(RISING))
+    assert found.guess == Guess(28, 8, 0)
+    there = whole(found)
+    assert len(there) == 20
+    assert set(range(28, 40)) <= set(there), "four times three go on"
+    rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)
     np.testing.assert_allclose(rows[:16][:, there], pooled(world.all[:1])[:, there], rtol=1e-12)
-    assert np.isnan(rows[:, ~there]).all(), "what a head is worth over a quarter is no effect"
+    left = np.setdiff1d(np.arange(40), there)
+    assert np.isnan(rows[:, left]).all(), "an estimate is no effect"
+    drawn = there[there < 28].tolist()
+    assert drawn != list(range(20, 28)), "others are drawn, and not the next best"
+    assert drawn == whole(guessed(Worlds(RISING, (20, 20), 0.1, 0), 3, lambda inputs: np.array(RISING)))[:8].tolist()
 
 
-def test_a_head_that_matters_later_alone_is_seen_where_it_is_drawn() -> None:
-    early = RISING.copy()
-    early[34:] = [-1.0] * 6  # nothing in the first quarter: 8 of 25 left out are drawn
-    found = Long(RISING, early).race(3)
-    assert found.heat is not None
-    rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)
-    drawn = np.isfinite(rows[:16]).all(0)
-    assert found.heat.missed == drawn[37:].sum() + min(3 - drawn[37:].sum(), drawn[34:37].sum())
-    assert found.heat.missed > 0
+def test_a_head_that_an_estimate_misses_is_seen_where_it_is_drawn() -> None:
+    estimates = np.array(RISING)
+    estimates[34:] = -1.0  # 8 of 28 left out are drawn
+    found = guessed(Worlds(RISING, (20, 20), 0.1, 0), 3, lambda inputs: estimates)
+    assert found.guess is not None
+    drawn = np.isin(np.arange(40), whole(found))
+    assert found.guess.missed == drawn[37:].sum() + min(3 - drawn[37:].sum(), drawn[34:37].sum())
+    assert found.guess.missed > 0
 
 
-def test_an_estimate_over_all_tokens_names_heads_that_a_heat_does_not() -> None:
-    early = RISING.copy()
-    early[34:] = [-1.0] * 6
-    estimates = np.full(40, np.nan)
-    estimates[[3, 35, 36, 37, 38, 39]] = [0.5, 1, 2, 3, 4, 5]
-    found = Long(RISING, early).race(3, estimate=lambda inputs: estimates)
-    assert found.heat is not None
-    assert found.heat.over.endswith("from a first-order estimate over all of them")
-    assert (found.heat.left, found.heat.drawn, found.heat.missed) == (40 - 9 - 6, 8, 0)
-    rows = np.concatenate([each[:, 0] for each in found.parts], axis=1)
-    there = np.flatnonzero(np.isfinite(rows[:16]).all(0))
-    assert {3, *range(25, 34), *range(35, 40)} <= set(there)
+def test_a_head_whose_estimate_is_unknown_is_left_out() -> None:
+    estimates = np.array(RISING)
+    estimates[5:] = np.nan
+    found = guessed(Worlds(RISING, (20, 20), 0.1, 0), 1, lambda inputs: estimates)
+    assert whole(found).tolist() == [0, 1, 2, 3, 4], "four and one that is drawn; of others nothing is known"
+    assert found.guess == Guess(1, 1, 0)
 
 
-def test_a_sequence_too_long_for_an_estimate_has_none() -> None:
+@pytest.mark.parametrize("case", ["few heads", "no estimate", "few known"])
+def test_there_is_no_guess_where_it_would_save_nothing_or_nothing_is_known(case: str) -> None:
+    def estimate(inputs: Any) -> np.ndarray | None:
+        assert case != "few heads", "it is not asked for"
+        known = np.full(40, np.nan)
+        known[:12] = 1.0
+        return known if case == "few known" else None
+
+    world = Worlds(RISING[:20] if case == "few heads" else RISING, (10, 10 if case == "few heads" else 30), 0.1, 0)
+    found = guessed(world, 3, estimate)
+    assert found.guess is None
+    assert len(whole(found)) == {"few heads": 20, "no estimate": 40, "few known": 12}[case]
+
+
+@pytest.mark.parametrize(("tokens", "given"), [(4, (1, 4)), (2048, (1, 2048)), (3000, (1, 2048))])
+def test_an_estimate_is_made_over_some_of_the_tokens(tokens: int, given: tuple[int, int]) -> None:
+    shapes = []
+
+    def estimate(inputs: Mapping[str, Any]) -> None:
+        shapes.append(tuple(inputs["input_ids"].shape))
+        assert inputs["other"] == 3
+
+    guessed(Worlds(RISING, (20, 20), 0.1, 0), 3, estimate, tokens=tokens)
+    assert shapes == [given]
+
+
+@pytest.mark.parametrize(("tokens", "given"), [(4, (3, 4)), (1000, (2, 1000)), (2048, (1, 2048)), (2049, None)])
+def test_an_estimate_is_made_over_some_of_a_round_s_sequences(tokens: int, given: tuple[int, int] | None) -> None:
+    """Three a round; and none where inputs hold more than tokens and are too long."""
+    shapes = []
+    world = Worlds(RISING, (20, 20), 0.1, 0)
+    world.all = np.repeat(world.all, 3, 0)
+    inputs = {"input_ids": torch.arange(24)[:, None].expand(24, tokens), "bbox": torch.zeros(24, tokens, 4)}
+
+    def estimate(inputs: Mapping[str, Any]) -> None:
+        shapes.append(tuple(inputs["input_ids"].shape))
+        assert inputs["bbox"].shape == (*shapes[-1], 4)
+
+    race(world, inputs, world.counts, 3, Kept(None, {}), lambda done, total: None, estimate)
+    assert shapes == ([] if given is None else [given])
+
+
+def test_an_estimate_that_is_kept_is_not_made_again(tmp_path: Path) -> None:
     def never(inputs: Any) -> np.ndarray:
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        Long(RISING, RISING).race(3, 32, estimate=never)
-    assert Long(RISING, RISING).race(3, 40, estimate=never).heat is not None
-
-
-def test_the_heat_s_own_first_quarter_does_not_count() -> None:
-    world = Long(RISING, RISING)
-    world.early[:, :5] += np.where(np.arange(40) < 20, 1000.0, 0.0)  # five of its twenty blocks
-    rows = np.concatenate([each[:, 0] for each in world.race(3).parts], axis=1)
-    assert np.isfinite(rows[:16, 25:]).all()
-
-
-@pytest.mark.parametrize("case", ["few heads", "no order of tokens", "short", "more than tokens", "padding first"])
-def test_there_is_no_heat_where_it_would_save_nothing_or_mean_nothing(case: str) -> None:
-    world = Long(RISING[:20] if case == "few heads" else RISING, RISING[:20] if case == "few heads" else RISING)
-    if case in ("few heads", "no order of tokens"):
-        found = world.race(3, heat=case == "few heads")
-    else:
-        tokens = torch.zeros(2, 511 if case == "short" else 512, dtype=torch.long)
-        inputs = {"input_ids": tokens}
-        if case == "more than tokens":
-            inputs["bbox"] = torch.zeros(2, 512, 4)
-        elif case == "padding first":
-            inputs["attention_mask"] = (torch.arange(512) >= torch.tensor([[120], [0]])).long()
-        found = race(world, inputs, world.counts, 3, Kept(None, {}), lambda done, total: None, True)
-    assert found.heat is None
-    assert 128 not in world.lengths
-
-
-def test_a_heat_that_is_kept_is_not_run_again(tmp_path: Path) -> None:
-    world, again = Long(RISING, RISING), Long(RISING, RISING)
-    first = world.race(3, kept=Kept(tmp_path, {"a": 1}))
-    second = again.race(3, kept=Kept(tmp_path, {"a": 1}))
+    world, again = (Worlds(RISING, (20, 20), 0.1, 0) for _ in range(2))
+    first = guessed(world, 3, lambda inputs: np.array(RISING), Kept(tmp_path, {"a": 1}))
+    second = guessed(again, 3, never, Kept(tmp_path, {"a": 1}))
     assert again.runs == 0
-    assert first.heat == second.heat
+    assert first.guess == second.guess
     for one, other in zip(first.parts, second.parts, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("missed", [0, 2])
 def test_a_guess_is_told_with_what_became_of_those_drawn(missed: int) -> None:
-    words = _raced(10, Heat(230, 8, missed, "a quarter of the tokens"))
+    words = _raced(10, Guess(230, 8, missed))
     assert words.startswith("230 heads were left out by a guess")
-    assert f"of 8 of these that were drawn and run on all, {missed or 'none'} came out among the first 10" in words
+    assert (
+        f"of 8 of these that were drawn and run all the same, {missed or 'none'} came out among the first 10" in words
+    )
     assert ("others of them may be, too" in words) == (missed > 0)
     assert "guess" not in _raced(10, None)
+
+
+@pytest.mark.parametrize("method", ["exact", "position"])
+def test_an_audit_goes_on_with_the_heads_of_an_estimate(method: Any) -> None:
+    """Sixteen heads, of which one is wanted: four go on, and eight that are drawn, with their whole effects."""
+    sizes = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=8)).eval()
+        tokens = torch.randint(31, (1, 24))
+    raced, exact = audit(model, tokens, effects=method, first=1), audit(model, tokens, effects=method)
+    calls = [(x.module, x.side, x.kind, x.layer, x.heads) for x in exact.layers]
+    found = head_estimates(model, {"input_ids": tokens}, calls, of=method)
+    best = np.argsort(-np.concatenate([each.mean((0, 1)) for each in found.parts]))[:4]
+    there = {8 * head.layer + head.head for head in raced.heads if head.effect is not None}
+    assert len(there) == 12
+    assert set(best) <= there
+    assert raced.about["race"].startswith("12 heads were left out by a guess")
+    for one, other in zip(raced.heads, exact.heads, strict=True):
+        if one.effect is not None:
+            assert one.effect == pytest.approx(other.effect, abs=1e-9)
+    some = audit(model, tokens, effects=method, first=1, heads=[1])
+    assert {head.head for head in some.heads if head.effect is not None} == {1}, "and of chosen heads alone"
+    assert "guess" not in some.about["race"]
 
 
 @pytest.mark.parametrize("method", ["exact", "position"])

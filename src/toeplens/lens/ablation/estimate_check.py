@@ -1,4 +1,4 @@
-"""How good first-order estimates of heads' effects are: a sample of the heads is silenced exactly and compared."""
+"""How good estimates of heads' effects are: a sample of the heads is silenced exactly and compared."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,10 +15,10 @@ from toeplens.ground.machine import out_of_memory
 from toeplens.ground.words import or_none
 from toeplens.lens import EstimateCheck, bootstrap_means, check_estimates, gini, sample_heads
 from toeplens.sources.huggingface import BandEffects, HeadEffects, NoGradient, band_effects, head_effects
-from toeplens.sources.huggingface.effects.head_effects import Method as OfHeads
+from toeplens.sources.huggingface.effects.head_effects import Taken, head_estimates
 from toeplens.sources.huggingface.effects.outcome import ENOUGH
 from toeplens.studies.auditing.kept import Kept
-from toeplens.studies.auditing.racing import Heat, race
+from toeplens.studies.auditing.racing import Guess, race
 from toeplens.studies.auditing.record import BandRecord, Effect, HeadRecord, LayerRecord, Measured, Method, Number
 
 # of a layer's heads: effects, and the ends of their intervals
@@ -76,7 +76,7 @@ def silence(
 ) -> Silenced:
     """Silence each measured head of a transformers model, or take its position (`head_effects` of its sources).
 
-    What is kept is not done again. First-order estimates are checked: a sample of the heads is silenced exactly
+    What is kept is not done again. Estimates are checked: a sample of the heads is silenced exactly
     (`toeplens.lens.EstimateCheck`), and without a check that holds there are no effects.
 
     Arguments
@@ -89,7 +89,7 @@ def silence(
         taken = band_effects(model, inputs, calls, mask_token=mask_token, seed=seed, on_progress=on_progress)
         return _of_bands(measured, taken, inputs["input_ids"].shape[1], seed, texts)
     wanted = [[head for head in range(count) if heads is None or head in heads] for *_, count in calls]
-    if first is not None:
+    if first is not None and method != "attribution":
         return _race(model, inputs, measured, calls, wanted, method, mask_token, seed, kept, on_progress, first)
     run = partial(head_effects, model, inputs, calls, mask_token=mask_token, seed=seed)
 
@@ -132,7 +132,7 @@ def _race(
     measured: Sequence[Measured],
     calls: Sequence[tuple[str, str, str, int, int]],
     wanted: Sequence[Sequence[int]],
-    method: OfHeads,
+    method: Taken,
     mask_token: int | None,
     seed: int,
     kept: Kept,
@@ -142,30 +142,30 @@ def _race(
     """The heads of the largest effects, and how far the others got (`race`)."""
     run = partial(head_effects, model, calls=calls, mask_token=mask_token, seed=seed)
 
-    def some(inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]], known: Collection[int]) -> HeadEffects:
+    def some(inputs: Mapping[str, Any], chosen: Sequence[Sequence[int]]) -> HeadEffects:
         both = [sorted(set(one) & set(other)) for one, other in zip(chosen, wanted, strict=True)]
-        return run(inputs, method=method, chosen=both, known=known)
+        return run(inputs, method=method, chosen=both)
 
     def estimate(inputs: Mapping[str, Any]) -> Float[np.ndarray, "n"] | None:
-        if method != "exact":
-            return None
         try:
-            found = run(inputs, method="attribution")
+            found = head_estimates(model, inputs, calls, of=method, mask_token=mask_token, seed=seed)
         except Exception as error:
             if isinstance(error, NoGradient) or out_of_memory(error):
                 return None
             raise
-        return np.concatenate([each.mean((0, 1)) for each in found.parts])
+        kept = [each.mean((0, 1)) for each in found.parts]
+        for own, heads in zip(kept, wanted, strict=True):
+            own[np.setdiff1d(np.arange(len(own)), heads)] = np.nan
+        return np.concatenate(kept)
 
-    ahead = all(each.layer.causal and each.layer.side == "decoder" for each in measured) and mask_token is None
     counts = [count for *_, count in calls]
-    raced = race(some, inputs, counts, first, kept, on_progress, ahead, estimate, seed)
+    raced = race(some, inputs, counts, first, kept, on_progress, estimate, seed)
     told = {
         "effect": raced.outcome,
         "method": method,
         "baseline": _mean(raced.baseline),
         "intervals": "over blocks of tokens within the sequences",
-        "race": _raced(first, raced.heat),
+        "race": _raced(first, raced.guess),
     }
     return silenced(measured, (interval_of(own, seed) for own in raced.parts), **told)
 
@@ -174,16 +174,16 @@ def _mean(baseline: Float[np.ndarray, "B"] | None) -> Number:
     return None if baseline is None else or_none(float(np.mean(baseline)))
 
 
-def _raced(first: int, heat: Heat | None) -> str:
+def _raced(first: int, guess: Guess | None) -> str:
     """Which heads were left out of a race for the first places, and what holds that up."""
     told = f"Heads whose intervals lay below those of {first} others were left out of the later sequences."
-    if heat is None:
+    if guess is None:
         return told
-    doubt = ", so that others of them may be, too: only without a race is that known" if heat.missed else ""
+    doubt = ", so that others of them may be, too: only without a race is that known" if guess.missed else ""
     return (
-        f"{heat.left} heads were left out by a guess, from what they add over {heat.over}; of "
-        f"{heat.drawn} of these that were drawn and run on all, {heat.missed or 'none'} came out among the first "
-        f"{first}{doubt}. {told}"
+        f"{guess.left} heads were left out by a guess, from an estimate of all from a few backward passes; of "
+        f"{guess.drawn} of these that were drawn and run all the same, {guess.missed or 'none'} came out among the "
+        f"first {first}{doubt}. {told}"
     )
 
 

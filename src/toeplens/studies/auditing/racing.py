@@ -3,16 +3,14 @@
 Sequences are gone through some at a time. After each time a head is left out whose interval lies below those of as many
 others as are wanted, until the sequences end or no more heads are left than are wanted. Most heads need few tokens.
 
-Long sequences that are read from left to right have a heat before: their first quarter, which costs a quarter. Three
-times as many heads as are wanted go on by what they are worth in it, its own first quarter left out, where queries have
-little before them; and twice as many by a first-order estimate over all tokens, which costs two passes. Neither need be
-what a head is worth, so that leaving the others out is a guess. Some of them, drawn, go on as well: how many of these
-come out among the first is told.
+Before it, an estimate of all heads from a few backward passes leaves most of them out: four times as many as are wanted
+go on. An estimate need not be what a head is worth, so that leaving the others out is a guess. Some of them, drawn, go
+on as well: how many of these come out among the first is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,11 +27,10 @@ _ROUNDS = 8  # at most
 _LEVEL = 0.95
 _FEWEST = 4  # parts that an interval is taken over
 _PIECES = 16  # of a sequence, at most
-_LONG, _PART = 512, 4  # tokens from which on there is a heat, over one part of so many of them
-_BY_HEAT, _BY_ESTIMATE, _DRAWN = 3, 2, 8  # times as many heads as are wanted that go on from it, and others
+_GO_ON, _DRAWN = 4, 8  # times as many heads as are wanted that go on by an estimate, and others
 _AT_ONCE = 2048  # tokens that an estimate is made over, at most: it holds what every layer gave for them
 Estimate = Callable[[Mapping[str, Any]], Float[np.ndarray, "n"] | None]
-Run = Callable[[Mapping[str, Any], Sequence[Sequence[int]], Collection[int]], HeadEffects]
+Run = Callable[[Mapping[str, Any], Sequence[Sequence[int]]], HeadEffects]
 
 
 @dataclass(frozen=True)
@@ -43,29 +40,27 @@ class Race:
     parts     of each call, [R, 1, H], what each part of the sequences says of each head; NaN from where it was left out
     baseline  the intact loss of each sequence that was read; None for states
     outcome   ``loss`` or ``states``
-    heat      None without one
+    guess     None without one
     """
 
     parts: list[Float[np.ndarray, "R 1 _H"]]
     baseline: Float[np.ndarray, "B"] | None
     outcome: Effect
-    heat: Heat | None = None
+    guess: Guess | None = None
 
 
 @dataclass(frozen=True)
-class Heat:
-    """What a heat left out.
+class Guess:
+    """Which heads were left out by an estimate.
 
-    left    heads
+    left    how many
     drawn   of those, how many were drawn to be run all the same
     missed  of these, how many came out among the first
-    over    what all this goes by, in words
     """
 
     left: int
     drawn: int
     missed: int
-    over: str
 
 
 def race(
@@ -75,7 +70,6 @@ def race(
     first: int,
     kept: Kept,
     report: Callable[[int, int], None],
-    heat: bool = False,
     estimate: Estimate = lambda inputs: None,
     seed: int = 0,
 ) -> Race:
@@ -84,13 +78,12 @@ def race(
     A round's intervals are Student's over its parts and those before, and of the rounds together 95 %.
 
     Arguments
-        run       effects of chosen heads of each call on some sequences, calls being known (`head_effects`)
+        run       effects of chosen heads of each call on some sequences (`head_effects`)
         counts    heads of each call
         kept      rounds that are there are not run again
         report    is told how many heads are done, as if all had to be done in every round
-        heat      whether what a query does depends on the tokens before it alone, so that there may be a heat
         estimate  what each head of all calls may be worth on some sequences; None where there is no telling
-        seed      of the heads that are drawn after a heat
+        seed      of the heads that are drawn beside those of the estimate
     """
     sequences, ends = len(inputs["input_ids"]), np.cumsum(counts)[:-1]
     rounds = np.array_split(np.arange(sequences), min(sequences, _ROUNDS))
@@ -101,27 +94,16 @@ def race(
     made: dict[str, Any] = {}
     baselines: list[float] = []
     report(0, len(rounds) * len(racing))
+    guess: Guess | None = None
     drawn: Int[np.ndarray, "d"] = np.empty(0, dtype=int)
-    told: Heat | None = None
-    shown: Sequence[int] = ()
-    begin = _cut(inputs, rounds[0])
-    enough = (_BY_HEAT + _BY_ESTIMATE) * first + _DRAWN
-    if heat and len(racing) > enough and (quarter := _quarter(begin)) is not None:
-        made = kept.get("heat") or {
-            **_round(run, quarter, racing, ends, None, shown),
-            "estimates": _estimates(estimate, begin),
-        }
-        kept.put("heat", made)
-        shown = made["shown"]
-        parts = np.asarray(made["parts"], dtype=float).reshape(len(rounds[0]), -1, len(racing))
-        means = parts[:, parts.shape[1] // _PART :].mean((0, 1))
-        racing, drawn = _go_on(means, made["estimates"], first, seed)
-        also = "" if made["estimates"] is None else ", and from a first-order estimate over all of them"
-        left = int(np.isfinite(means).sum() - racing.sum()) + len(drawn)
-        told = Heat(left, len(drawn), 0, f"a quarter of the tokens{also}")
-        report(len(racing) // _PART, len(rounds) * len(racing))
+    if len(racing) > _GO_ON * first + _DRAWN:
+        made = kept.get("estimates") or {"estimates": _estimates(estimate, _cut(inputs, rounds[0]))}
+        kept.put("estimates", made)
+        if made["estimates"] is not None:
+            racing, drawn, left = _go_on(np.asarray(made["estimates"], dtype=float), first, seed)
+            guess = Guess(left, len(drawn), 0) if left else None
     for number, some in enumerate(rounds):
-        made = kept.get(f"round-{number}") or _round(run, _cut(inputs, some), racing, ends, pieces, shown)
+        made = kept.get(f"round-{number}") or _round(run, _cut(inputs, some), racing, ends, pieces)
         kept.put(f"round-{number}", made)
         rows = np.concatenate((rows, np.asarray(made["parts"], dtype=float)))
         pieces = len(rows) // len(some) if number == 0 else pieces  # later rounds have fewer sequences, of more blocks
@@ -132,51 +114,38 @@ def race(
             break
     report(len(rounds) * len(racing), len(rounds) * len(racing))
     split = [each[:, None] for each in np.split(rows, ends, axis=1)]
-    if told is not None:
+    if guess is not None:
         known = np.isfinite(rows).sum(0)
         means = np.where(known > 0, np.nansum(rows, 0) / np.maximum(known, 1), -np.inf)
-        told = replace(told, missed=len(np.intersect1d(drawn, np.argsort(-means)[:first])))
-    return Race(split, np.array(baselines) if baselines else None, made["outcome"], told)
-
-
-def _quarter(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The first tokens of long sequences; None where they are short, or the inputs hold more than tokens, or padding is
-    among the first."""
-    tokens = inputs["input_ids"]
-    if tokens.shape[1] < _LONG or any(isinstance(x, Tensor) and x.shape != tokens.shape for x in inputs.values()):
-        return None
-    made = {name: x[:, : x.shape[1] // _PART] if isinstance(x, Tensor) else x for name, x in inputs.items()}
-    there = made.get("attention_mask")
-    return None if isinstance(there, Tensor) and not there.all() else made
+        guess = replace(guess, missed=len(np.intersect1d(drawn, np.argsort(-means)[:first])))
+    return Race(split, np.array(baselines) if baselines else None, made["outcome"], guess)
 
 
 def _estimates(estimate: Estimate, inputs: Mapping[str, Any]) -> list[float] | None:
-    """What each head may be worth by a first-order estimate; None where sequences are too long for one."""
-    found = estimate(inputs) if inputs["input_ids"].numel() <= _AT_ONCE else None
+    """What each head may be worth over as many of the sequences, or of the first one's tokens, as an estimate is made
+    over at once; None where there is no telling."""
+    tokens = inputs["input_ids"]
+    few = _cut(inputs, np.arange(max(1, min(len(tokens), _AT_ONCE // tokens.shape[1]))))
+    if tokens.shape[1] > _AT_ONCE:
+        if any(isinstance(x, Tensor) and x.shape != few["input_ids"].shape for x in few.values()):
+            return None
+        few = {name: x[:, :_AT_ONCE] if isinstance(x, Tensor) else x for name, x in few.items()}
+    found = estimate(few)
     return None if found is None else found.tolist()
 
 
 def _go_on(
-    means: Float[np.ndarray, "n"], estimates: Sequence[float] | None, first: int, seed: int
-) -> tuple[Bool[np.ndarray, "n"], Int[np.ndarray, "d"]]:
-    """Which heads go on from a heat, and which of these were drawn and not chosen. Unknown ones do not."""
-    by_heat = _order(means)
-    if estimates is None:
-        best = by_heat[: (_BY_HEAT + _BY_ESTIMATE) * first]
-    else:
-        best = np.union1d(by_heat[: _BY_HEAT * first], _order(np.asarray(estimates))[: _BY_ESTIMATE * first])
-    others = by_heat[~np.isin(by_heat, best)]
-    random = np.random.Generator(np.random.Philox(seed))
-    drawn = random.choice(others, min(_DRAWN, len(others)), replace=False)
-    goes = np.zeros(len(means), dtype=bool)
+    estimates: Float[np.ndarray, "n"], first: int, seed: int
+) -> tuple[Bool[np.ndarray, "n"], Int[np.ndarray, "d"], int]:
+    """Which heads go on by an estimate; which of these were drawn and not chosen; and of how many. Unknown ones do
+    not."""
+    order = np.argsort(-np.nan_to_num(estimates, nan=-np.inf), kind="stable")
+    order = order[np.isfinite(estimates[order])]
+    best, others = np.split(order, [_GO_ON * first])
+    drawn = np.random.Generator(np.random.Philox(seed)).choice(others, min(_DRAWN, len(others)), replace=False)
+    goes = np.zeros(len(estimates), dtype=bool)
     goes[np.concatenate((best, drawn))] = True
-    return goes & np.isfinite(means), drawn
-
-
-def _order(worth: Float[np.ndarray, "n"]) -> Int[np.ndarray, "m"]:
-    """The heads of which something is known, the best first."""
-    order = np.argsort(-np.nan_to_num(worth, nan=-np.inf), kind="stable")
-    return order[np.isfinite(worth[order])]
+    return goes, drawn, len(others)
 
 
 def _round(
@@ -185,17 +154,15 @@ def _round(
     racing: Bool[np.ndarray, "n"],
     ends: Int[np.ndarray, "c"],
     pieces: int | None,
-    known: Collection[int],
 ) -> dict[str, Any]:
-    """Parts of all heads, NaN for those that are not in the race; the intact losses; what effects are of; calls that
-    are known then.
+    """Parts of all heads, NaN for those that are not in the race; the intact losses; what effects are of.
 
     Each sequence has as many parts, so that it counts as much as those of rounds with more sequences.
     """
-    found = run(inputs, [np.flatnonzero(each).tolist() for each in np.split(racing, ends)], known)
+    found = run(inputs, [np.flatnonzero(each).tolist() for each in np.split(racing, ends)])
     parts = np.concatenate([_pooled(each, pieces) for each in found.parts], axis=1)
     baseline = None if found.baseline is None else found.baseline.tolist()
-    return {"parts": parts.tolist(), "baseline": baseline, "outcome": found.outcome, "shown": sorted(found.shown)}
+    return {"parts": parts.tolist(), "baseline": baseline, "outcome": found.outcome}
 
 
 def _pooled(parts: Float[np.ndarray, "B K H"], pieces: int | None) -> Float[np.ndarray, "R H"]:

@@ -300,12 +300,12 @@ class AuditRecord(Record):
     effect       what the heads' effects are of: ``loss`` (nats a token) or ``states`` (the squared distance of the last
                  states from the intact ones, relative to their variance over tokens); None if heads were not silenced
     method       ``exact`` (each head silenced), ``position`` (position taken from each), ``bands`` (each band of each
-                 layer's frequencies stopped) or ``attribution`` (first order of silencing); None likewise
+                 layer's frequencies stopped) or ``attribution`` (an estimate of silencing); None likewise
     baseline     the intact model's loss; None for states and without effects
     whole        largest difference of the model's output in the captured pass from that of a plain pass, relative to
                  the largest output
     words        the tokens of the first sequence as text, where a tokenizer was there; else empty
-    check        of first-order estimates: how they compare with the exact effects of a sample of the heads, whose
+    check        of estimates: how they compare with the exact effects of a sample of the heads, whose
                  layers are counted as in ``layers``. Where it does not hold there are no effects
     bands        of ``bands``, each band of each layer that has a rotation; else none
     """

@@ -74,9 +74,9 @@ def audit(
         sequences    at most so many; 16 unless given, of a run's examples 256
         max_tokens   of a sequence, at most; 256 unless given, of tokens as many as they have. A text that is shorter is
                      a sequence of its own length
-        effects      what is done to each head: it is silenced (``exact``; ``attribution`` is a first-order estimate of
-                     that, for language models), position is taken from it, its rotation and its bias (``position``), or
-                     ``none``. Or to each layer: ``bands`` of its frequencies stand still, one after the other
+        effects      what is done to each head: it is silenced (``exact``; ``attribution`` is an estimate of that, for
+                     language models), position is taken from it, its rotation and its bias (``position``), or ``none``.
+                     Or to each layer: ``bands`` of its frequencies stand still, one after the other
         dtype, device, pickled  of a model that is loaded, as in `toeplens.sources.huggingface.loading.load_model`
         seed         of random tokens, of masked ones, and of intervals
         first        how many heads' effects are wanted, where each is silenced exactly or loses its position: those

@@ -153,7 +153,7 @@ def effects(audit: AuditRecord) -> str:
         "exact": "Each head was silenced by itself",
         "position": "Position was taken from each head by itself, its rotation stopped and its bias left out",
         "bands": "Each band of each layer’s frequencies was stopped by itself, in all of its heads",
-        "attribution": "Effects are first-order estimates of silencing each head",
+        "attribution": "Effects are estimates of silencing each head, from gradients",
     }.get(audit.method or "", "Heads were silenced")
     base = "" if audit.baseline is None else f" The intact model’s loss is {told(audit.baseline)} nats a token."
     checked = "" if audit.check is None else f" {audit.check.words}"

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface.effects import outcome, replays
+from toeplens.sources.huggingface.effects import outcome, plans, replays
 from toeplens.sources.huggingface.effects.head_effects import HeadEffects, head_effects
 from toeplens.studies.auditing.survey.models import small_inputs, small_model
 
@@ -255,20 +255,6 @@ def test_exact_effects_in_half_precision() -> None:
         np.testing.assert_allclose(ours, theirs, atol=0.1)
 
 
-@pytest.mark.parametrize("name", ["GPT2", "GPTJ", "Bert-masked", "T5"])
-def test_attribution_is_the_derivative(name: str) -> None:
-    """Against central differences: the projection is fed (1 + h) and (1 - h) of a head; T5 rounds to float32 inside."""
-    model, step = model_of(name, torch.float64), 1e-3
-    with torch.no_grad():  # gradients are its own affair
-        found = head_effects(model, inputs_of(model), calls_of(name), method="attribution", mask_token=MASK)
-    assert (found.method, found.replayed, found.outcome) == ("attribution", 0, "loss")
-    more, less = (plain_effects(name, torch.float64, gain) for gain in (1 + step, 1 - step))
-    for ours, up, down in zip(found.effects, more, less, strict=True):
-        assert np.abs(ours).max() > 1e-3
-        np.testing.assert_allclose(ours, (down - up) / (2 * step), rtol=1e-4, atol=3e-4 if name == "T5" else 1e-5)
-    assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
-
-
 @pytest.mark.parametrize("name", ["Llama", "Bloom", "T5"])
 def test_heads_one_by_one_and_positions_in_pieces_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, whole = model_of(name), effects_of(name)
@@ -284,14 +270,6 @@ def test_heads_one_by_one_and_positions_in_pieces_are_the_same(name: str, monkey
     assert max(sizes) <= 6 * 31
     for ours, theirs in zip(found.effects, whole.effects, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
-    if name == "Llama":
-        first, second = (
-            head_effects(model, inputs_of(model), calls_of(name), method="attribution").effects for _ in range(2)
-        )
-        monkeypatch.undo()
-        third = head_effects(model, inputs_of(model), calls_of(name), method="attribution").effects
-        np.testing.assert_array_equal(first, second)
-        np.testing.assert_allclose(first, third, rtol=1e-4, atol=1e-6)
 
 
 def test_some_of_the_calls() -> None:
@@ -345,23 +323,45 @@ def test_few_heads_of_neighbouring_layers_go_through_the_same_passes(monkeypatch
         assert np.isnan(np.delete(ours, head, 1)).all()
 
 
-def test_what_is_known_to_give_the_intact_states_is_not_asked_of_each_layer_again(
+def test_of_long_sequences_it_is_asked_of_their_first_tokens_what_replays_give(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, calls, chosen = model_of("Llama"), calls_of("Llama"), [[1], [0], [2]]
-    inputs = inputs_of(model)
-    shown = head_effects(model, {name: x[:, :6] for name, x in inputs.items()}, calls).shown
-    assert shown == {1, 2}  # from layer 0 on there is nothing to leave out
+    inputs = {name: x[:1] for name, x in inputs_of(model).items()}
+    assert inputs["attention_mask"].all()
+    whole = head_effects(model, inputs, calls)
+    monkeypatch.setattr(outcome, "_LONG", 12)
+    monkeypatch.setattr(outcome, "_FIRST", 5)
     monkeypatch.setattr(replays, "_TOKENS", 1)
     monkeypatch.setattr(replays, "_CALLS", 1)
-    counts = counted(model, monkeypatch)
-    found = head_effects(model, inputs, calls, chosen=chosen, known=shown)
-    # the intact pass; one with nothing silenced from layer 0 on, the first of all; one for each head from its layer on;
-    # one that ends before the next layer
-    assert counts == [1 + 2 + 1, 1 + 2 + 1 + 1, 1 + 2 + 1 + 1]
-    assert (found.replayed, found.shown) == (2, {1, 2})
-    for ours, theirs, (head,) in zip(found.effects, effects_of("Llama").effects, chosen, strict=True):
+    counts, lengths = counted(model, monkeypatch), list[int]()
+    handle = model.model.layers[2].register_forward_pre_hook(lambda module, args: lengths.append(args[0].shape[1]))
+    found = head_effects(model, inputs, calls, chosen=chosen)
+    handle.remove()
+    # the intact pass; of the first tokens another, and for each other layer one that ends before it, two of copies up
+    # to there, and one from it on; one with nothing silenced from layer 0 on, the first of all; one for each head from
+    # its layer on; one that ends before the next layer
+    assert counts == [1 + (1 + 1 + 1) + 2 + 1, 1 + (1 + 1 + 1) + 2 + 1 + 1, 1 + (1 + 2) + 2 + 1 + 1]
+    assert sorted(set(lengths)) == [5, 12]
+    assert found.replayed == 2
+    for ours, theirs, (head,) in zip(found.effects, whole.effects, chosen, strict=True):
         np.testing.assert_allclose(ours[:, head], theirs[:, head], rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("case", ["short", "padding first", "more than tokens", "long"])
+def test_which_inputs_have_first_tokens(case: str) -> None:
+    tokens = torch.zeros(2, 511 if case == "short" else 512, dtype=torch.long)
+    inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
+    if case == "padding first":
+        inputs["attention_mask"] = (torch.arange(512) >= torch.tensor([[63], [0]])).long()
+    if case == "more than tokens":
+        inputs["bbox"] = torch.zeros(2, 512, 4)
+    counted = inputs.get("attention_mask", torch.ones_like(tokens)) != 0
+    found = outcome.shortened(outcome.Outcome("loss", inputs, counted, tokens))
+    assert (found is not None) == (case == "long")
+    if found is not None:
+        assert found.inputs["input_ids"].shape == found.counted.shape == (2, 64)
+        assert (found.effect, found.labels, found.inputs["use_cache"]) == ("states", None, False)
 
 
 @given(
@@ -388,13 +388,19 @@ def test_calls_are_together_where_that_takes_fewest_layers(
     for cuts in product((False, True), repeat=len(steps) - 1):
         ends = [0, *(place + 1 for place, cut in enumerate(cuts) if cut), len(steps)]
         ways.append([range(a, b) for a, b in pairwise(ends)])
-    least, groups = replays.together(left, counts, width, alone, intact)
+    least, groups = plans.together(left, counts, width, alone, intact)
     assert groups in ways
     assert least == pytest.approx(cost(groups)) == pytest.approx(min(map(cost, ways)))
 
 
-def test_layers_that_share_more_than_their_output_take_whole_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("long", [False, True])
+def test_layers_that_share_more_than_their_output_take_whole_passes(
+    long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, left = model_of("Llama"), []
+    if long:
+        monkeypatch.setattr(outcome, "_LONG", 12)
+        monkeypatch.setattr(outcome, "_FIRST", 4)
     first, last = model.model.layers[0], model.model.layers[2]
     own_first, own_last = first.forward, last.forward
 
@@ -409,7 +415,6 @@ def test_layers_that_share_more_than_their_output_take_whole_passes(monkeypatch:
     monkeypatch.setattr(last, "forward", take)
     found = head_effects(model, inputs_of(model), calls_of("Llama"))
     assert found.replayed == 0
-    assert not found.shown
     for ours, theirs in zip(found.effects, plain_effects("Llama", torch.float32), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 

@@ -93,7 +93,7 @@ def band_effects(
         passes = Passes(model, anatomy, outcome)
         addresses = [place_of(model, call, passes.order) for call in calls]
         counts = [len(each) for each in layers.bands]
-        effects, *_ = one_by_one(
+        effects, _ = one_by_one(
             passes,
             addresses,
             counts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -13,18 +13,19 @@ from torch import Tensor, nn
 
 from toeplens.ground import InputError, choose
 from toeplens.sources.huggingface.effects.anatomy import anatomy_of, observed
-from toeplens.sources.huggingface.effects.exact import one_by_one
-from toeplens.sources.huggingface.effects.first_order import first_order
-from toeplens.sources.huggingface.effects.outcome import Effect, outcome_of
+from toeplens.sources.huggingface.effects.attribution import attributed
+from toeplens.sources.huggingface.effects.exact import intact_from, one_by_one
+from toeplens.sources.huggingface.effects.outcome import Effect, outcome_of, shortened
 from toeplens.sources.huggingface.effects.replays import Address, Change, Passes, fits
 from toeplens.sources.huggingface.interventions.position import without_position
 
 Method = Literal["exact", "position", "attribution"]
+Taken = Literal["exact", "position"]
 Silenced = tuple[str, str, str, int, int]  # module, side, kind, layer, heads
 
 
 class NoGradient(InputError):
-    """An attribution was asked for where there is no first-order term."""
+    """An attribution was asked for where there is no gradient."""
 
 
 class NoPosition(InputError):
@@ -45,7 +46,6 @@ class HeadEffects:
     outcome   ``loss`` or ``states``
     method    ``exact``, ``position`` or ``attribution``
     replayed  calls that were replayed from their layer on, without those before it; the others took whole passes
-    shown     the calls from whose layer on a replay with nothing changed gave the intact states; none where one did not
     """
 
     parts: tuple[Float[np.ndarray, "B K _H"], ...]
@@ -53,7 +53,6 @@ class HeadEffects:
     outcome: Effect
     method: Method
     replayed: int
-    shown: frozenset[int]
 
     @property
     def effects(self) -> tuple[Float[np.ndarray, "B _H"], ...]:
@@ -71,7 +70,6 @@ def head_effects(
     mask_token: int | None = None,
     seed: int = 0,
     chosen: Sequence[Sequence[int]] | None = None,
-    known: Collection[int] = (),
     on_call: Callable[[int, Float[np.ndarray, "B K _H"]], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> HeadEffects:
@@ -87,7 +85,8 @@ def head_effects(
     The layers before a head's are run once: what the last of them gave is put in their place in the passes for the
     heads after it, several heads a pass where sequences are short. In each such set one pass silences nothing; where it
     does not give the intact states (layers that share keys, or hand more on than one output), whole passes are run
-    instead. The head of the model is run on some positions at a time. Afterwards the model is as it was.
+    instead. Of long sequences that is asked of their first tokens, as it is a matter of how the model is made. The head
+    of the model is run on some positions at a time. Afterwards the model is as it was.
 
     Arguments
         model        a `transformers.PreTrainedModel`
@@ -95,13 +94,10 @@ def head_effects(
         calls        the attention to silence: module (its class may follow), side, kind, layer and number of heads, as
                      `AttentionCall` has them
         method       ``exact``, each head silenced; ``position``, position taken from each (NaN where a head has neither
-                     rotation nor bias); or ``attribution``, the first-order estimate z . dloss/dz negated of silencing,
-                     of all heads from one forward and one backward pass, for the loss alone
+                     rotation nor bias); or ``attribution``, an estimate of silencing, of all heads (`head_estimates`)
         mask_token   index of the mask token
-        seed         of the tokens that are masked
+        seed         of the tokens that are masked, and of the labels that an estimate draws
         chosen       for each call the heads that are changed; all unless given. ``attribution`` spares no others
-        known        the numbers of calls from whose layer on replays are known to give the intact states where nothing
-                     is changed (`HeadEffects.shown` of shorter sequences, say), so that it is not asked of each again
         on_call      but for ``attribution``, is called with the number of a call whose heads are done, and its `parts`
         on_progress  is called with the heads that are done, and all
 
@@ -109,20 +105,14 @@ def head_effects(
     head has any, for a model whose head or attention is not understood.
     """
     choose("method", method, get_args(Method))
-    if method == "attribution" and any(weight.is_inference() for weight in model.parameters()):
-        raise NoGradient(
-            "method: attribution was given for weights that were made in inference mode, which have no gradients; it "
-            "must be exact."
-        )
-    inputs = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
-    outcome = outcome_of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
-    if method == "attribution" and outcome.effect == "states":
-        raise NoGradient(
-            "method: attribution was given for last hidden states, whose distance from the intact ones has no "
-            "first-order term; it must be exact."
-        )
     report = on_progress or (lambda done, total: None)
     counts = [heads for *_, heads in calls]
+    if method == "attribution":
+        found = head_estimates(model, inputs, calls, mask_token=mask_token, seed=seed)
+        report(sum(counts), sum(counts))
+        return found
+    inputs = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
+    outcome = outcome_of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
     wanted = [range(count) for count in counts] if chosen is None else chosen
     instead: list[Tensor | None] = [None] * len(calls)
     if method == "position":
@@ -132,15 +122,69 @@ def head_effects(
     with observed(model, anatomy):
         passes = Passes(model, anatomy, outcome)
         places = [place_of(model, call, passes.order) for call in calls]
-        if method != "attribution":
-            tell = on_call or (lambda index, parts: None)
-            change = _replaced(passes.batch, counts, instead)
-            effects, replayed, shown = one_by_one(passes, places, counts, wanted, change, tell, report, known)
-        else:
-            effects, replayed, shown = first_order(passes, places, counts) if calls else [], 0, frozenset()
-            report(sum(counts), sum(counts))
-    kept = None if passes.baseline is None else passes.baseline.mean(1).cpu().numpy()
-    return HeadEffects(tuple(effects), kept, outcome.effect, method, replayed, shown)
+        tell = on_call or (lambda index, parts: None)
+        few = shortened(outcome)
+        known = () if few is None else intact_from(Passes(model, anatomy, few), places)
+        change = _replaced(passes.batch, counts, instead)
+        effects, replayed = one_by_one(passes, places, counts, wanted, change, tell, report, known)
+    return HeadEffects(tuple(effects), _mean(passes), outcome.effect, method, replayed)
+
+
+@torch.inference_mode(False)
+def head_estimates(
+    model: Any,
+    inputs: Mapping[str, Any],
+    calls: Sequence[Silenced],
+    *,
+    of: Taken = "exact",
+    mask_token: int | None = None,
+    seed: int = 0,
+) -> HeadEffects:
+    """Estimates of `head_effects`, of all heads at once, from a forward and a few backward passes; of a loss alone.
+
+    They are of first and second order in what becomes of a head's output (`attribution`), and neither need be near
+    what a head is worth: whoever goes by them holds them against exact effects of some.
+
+    Arguments
+        model, inputs, calls, mask_token  as in `head_effects`
+        of    what is estimated: each head silenced, or position taken from it (NaN where it has none)
+        seed  of the tokens that are masked, and of the labels that are drawn
+
+    Raises `NoGradient` where effects are on states, or weights have no gradients, and `InputError` as `head_effects`.
+    """
+    choose("of", of, get_args(Taken))
+    if any(weight.is_inference() for weight in model.parameters()):
+        raise NoGradient(
+            "method: attribution was given for weights that were made in inference mode, which have no gradients; it "
+            "must be exact."
+        )
+    inputs = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
+    outcome = outcome_of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
+    if outcome.effect == "states":
+        raise NoGradient(
+            "method: attribution was given for last hidden states, whose distance from the intact ones has no "
+            "first-order term; it must be exact."
+        )
+    counts = [heads for *_, heads in calls]
+    instead: list[Tensor | None] = [None] * len(calls)
+    there = range(len(calls))
+    if of == "position":
+        instead = _without_position(model, outcome.inputs, calls)
+        there = [index for index in there if instead[index] is not None]
+    anatomy = anatomy_of(model)
+    with observed(model, anatomy):
+        passes = Passes(model, anatomy, outcome)
+        effects = [np.full((passes.batch, outcome.blocks, count), np.nan) for count in counts]
+        if there:
+            places = [place_of(model, calls[index], passes.order) for index in there]
+            made = attributed(passes, places, [counts[i] for i in there], [instead[i] for i in there], seed)
+            for index, each in zip(there, made, strict=True):
+                effects[index] = each
+    return HeadEffects(tuple(effects), _mean(passes), outcome.effect, "attribution", 0)
+
+
+def _mean(passes: Passes) -> Float[np.ndarray, "B"] | None:
+    return None if passes.baseline is None else passes.baseline.mean(1).cpu().numpy()
 
 
 def _without_position(model: Any, inputs: Mapping[str, Any], calls: Sequence[Silenced]) -> list[Tensor | None]:

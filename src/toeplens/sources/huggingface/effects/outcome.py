@@ -17,6 +17,7 @@ from toeplens.ground import InputError
 Effect = Literal["loss", "states"]
 
 ENOUGH = 8  # sequences that intervals are taken over; of fewer, blocks of their tokens
+_LONG, _FIRST = 512, 64  # tokens from which on sequences are long, and those of them that are their first
 _ROWS, _BLOCK = 32, 8  # blocks over all sequences, if each has so many tokens at least
 AT_ONCE = 1 << 26  # logits that are held at once, over copies, sequences and positions
 _ON_CPU = 3 << 21  # there: 24 MB, which the next piece is given again without new pages
@@ -101,6 +102,17 @@ def outcome_of(
     return Outcome("loss", inputs | {f"{side}input_ids": masked}, counted, tokens.masked_fill(~chosen, NONE))
 
 
+def shortened(outcome: Outcome) -> Outcome | None:
+    """The first tokens of long sequences, of which states are the outcome; None where they are not long, or the inputs
+    hold more than tokens, or padding is among the first."""
+    count, tokens = outcome.counted.shape
+    tensors = [x for x in outcome.inputs.values() if isinstance(x, Tensor)]
+    if tokens < _LONG or any(x.shape != (count, tokens) for x in tensors) or not outcome.counted[:, :_FIRST].all():
+        return None
+    inputs = {name: x[:, :_FIRST] if isinstance(x, Tensor) else x for name, x in outcome.inputs.items()}
+    return Outcome("states", inputs, outcome.counted[:, :_FIRST], None)
+
+
 def _chosen(counted: Bool[Tensor, "B N"], seed: int) -> Bool[Tensor, "B N"]:
     """15 % of each sequence's tokens, at least one, by a seed."""
     random = np.random.Generator(np.random.Philox(seed))
@@ -123,7 +135,8 @@ def losses(
     ``logits`` gives those at some positions. NaN without a label.
     """
     each = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
-    for places in pieces(labels, vocabulary):
+    most = min(AT_ONCE, _ON_CPU) if labels.device.type == "cpu" else AT_ONCE
+    for places in pieces(labels, vocabulary, most):
         each[:, places] = cross_entropies(logits(places), labels[:, places]).to(each.device)
     return over_labels(each, labels, blocks)
 
@@ -140,10 +153,9 @@ def in_blocks(each: Float[Tensor, "R N"], blocks: int) -> Float[Tensor, "R K"]:
     return blocks * each.new_zeros(len(each), blocks).index_add_(1, block, each)
 
 
-def pieces(labels: Int[Tensor, "R N"], vocabulary: int) -> tuple[Int[Tensor, "n"], ...]:
-    """The positions with a label in any row, in pieces whose logits may be held at once."""
+def pieces(labels: Int[Tensor, "R N"], vocabulary: int, most: int) -> tuple[Int[Tensor, "n"], ...]:
+    """The positions with a label in any row, in pieces of so many logits at most."""
     places = (labels != NONE).any(0).nonzero()[:, 0]
-    most = min(AT_ONCE, _ON_CPU) if labels.device.type == "cpu" else AT_ONCE
     return places.split(max(1, most // (len(labels) * vocabulary)))
 
 

@@ -74,6 +74,22 @@ class Readout:
         each[there] = torch.cat(found).to(each.device)
         return each
 
+    def slopes(
+        self, states: Float[Tensor, "B n d"]
+    ) -> tuple[Float[Tensor, "B n V"], Callable[[Int[Tensor, "B n"]], Float[Tensor, "B n d"]]]:
+        """The shares of all words at some positions, and what of labels there gives the gradient of their summed losses
+        at the states, 0 without a label: of all labels the product of shares and weights is the same."""
+        weight = self.weight
+        shares = wide(F.linear(states.to(weight.device), weight, self.bias)).softmax(-1)
+        expected = shares.to(weight.dtype) @ weight
+
+        def slopes(labels: Int[Tensor, "B n"]) -> Float[Tensor, "B n d"]:
+            labels = labels.to(weight.device)
+            there = (labels != NONE).unsqueeze(-1)
+            return torch.where(there, expected - weight[labels.clamp_min(0)], 0)
+
+        return shares, slopes
+
     def _of(self, x: Float[Tensor, "n d"], labels: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
         words = _WORDS if x.device.type == "cpu" else max(_WORDS, AT_ONCE // len(x))
         dtype = torch.promote_types(x.dtype, torch.float32)

@@ -19,6 +19,7 @@ from toeplens.sources.huggingface.capture.products import Followed, Products, fo
 from toeplens.sources.huggingface.effects.anatomy import Anatomy
 from toeplens.sources.huggingface.effects.copies import axes_of, layout, repeated
 from toeplens.sources.huggingface.effects.outcome import Outcome, apart, losses, moved, over_labels, wide
+from toeplens.sources.huggingface.effects.plans import together
 from toeplens.sources.huggingface.effects.readout import Readout
 from toeplens.sources.huggingface.interface import OBSERVER, Observer
 from toeplens.sources.huggingface.model import precision, tolerance
@@ -240,6 +241,7 @@ class Passes:
     order       the addresses that it met
     baseline    [B, K] its losses; None without a loss
     vocabulary  logits of a position; 0 without a loss
+    readout     the model's head, where it is one product of matrices
 
     Raises `InputError` for a head that is not understood.
     """
@@ -251,7 +253,7 @@ class Passes:
         self.width = max(1, _TOKENS // (self.batch * outcome.tokens)) if outcome.copies else 1
         self.kind = type(model).__name__
         self._axes: dict[str, list[int]] = {}
-        self._readout: Readout | None = None
+        self.readout: Readout | None = None
         self.same = tolerance(precision(model), "states")
         intact = self.run()
         self.states, self.order, self.baseline, self.vocabulary = intact.states, intact.order, None, 0
@@ -270,7 +272,7 @@ class Passes:
                     f"inputs: token {last} was given, which the head of {self.kind} cannot predict; it has logits of "
                     f"{self.vocabulary} tokens."
                 )
-            self._readout = Readout.of(anatomy.embedding, self.states[:, -1:], intact.logits)
+            self.readout = Readout.of(anatomy.embedding, self.states[:, -1:], intact.logits)
             self.baseline = self.losses(intact)
 
     def run(self, rows: int = 1, **parts: Any) -> Replay:
@@ -304,7 +306,9 @@ class Passes:
             self._axes |= {layouts[name]: axes_of(held[name], two.kept[name]) for name in unknown}
         return {name: repeated(each, self._axes[layouts[name]], copies) for name, each in held.items()}
 
-    def plan(self, items: Sequence[int], counts: Sequence[int], intact: Sequence[int]) -> tuple[int, list[range]]:
+    def plan(
+        self, items: Sequence[int], counts: Sequence[int], intact: Sequence[int], alike: bool = False
+    ) -> tuple[int, list[range]]:
         """Copies of a pass, and which neighbouring calls passes are of, so that layers are run as seldom as can be.
 
         Passes of several calls begin at the first one's layer. One copy, if two are not alike.
@@ -313,6 +317,7 @@ class Passes:
             items   in or before which call of a layer each call is that something is changed of, in order
             counts  what is changed of each
             intact  copies in which nothing is changed that passes have at least which begin at each call's layer
+            alike   whether it is known that copies are; else a pass of two is run
         """
         layers = 1 + max(each.item for each in self.order)
         left, alone = [layers - item for item in items], self._alone(layers)
@@ -320,7 +325,7 @@ class Passes:
         found = {width: together(left, counts, width, alone, intact) for width in widths}
         width = min(widths, key=lambda width: found[width][0])
         try:
-            if width > 1:
+            if width > 1 and not alike:
                 self.require_same(self.run(2))
         except Exception as error:
             if out_of_memory(error):
@@ -360,35 +365,9 @@ class Passes:
         states = found.states[: copies * self.batch]
         labels = self.outcome.labels.to(states.device).repeat(copies, 1)
         blocks = self.outcome.blocks
-        if self._readout is not None:
-            return over_labels(self._readout.cross_entropies(states, labels), labels, blocks)
+        if self.readout is not None:
+            return over_labels(self.readout.cross_entropies(states, labels), labels, blocks)
         return losses(labels, lambda at: found.logits(states[:, at]), self.vocabulary, blocks)
-
-
-def together(
-    left: Sequence[int], counts: Sequence[int], width: int, alone: float, intact: Sequence[int]
-) -> tuple[float, list[range]]:
-    """What passes of so many copies cost at least, in layers, and which neighbouring calls they are then of.
-
-    Arguments
-        left    layers from each call's on
-        counts  what is changed of each
-        alone   what a pass costs by itself, in copies
-        intact  copies with nothing changed that passes have at least which begin at each call's layer
-    """
-    best, begins = [0.0], list[int]()
-    for stop in range(1, len(left) + 1):
-        cost = {
-            start: best[start] + left[start] * -(-(sum(counts[start:stop]) + intact[start]) // width) * (width + alone)
-            for start in range(stop - 1, -1, -1)
-        }
-        begins.append(min(cost, key=lambda start: cost[start]))
-        best.append(cost[begins[-1]])
-    groups, stop = list[range](), len(left)
-    while stop:
-        groups.append(range(begins[stop - 1], stop))
-        stop = groups[-1].start
-    return best[-1], groups[::-1]
 
 
 def fits(heads: Tensor, rows: int, count: int) -> None:
