@@ -6,14 +6,26 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import GPT, GROUPED, INPUTS, NARROW, SIZES, TOKENS, calls_in, padded_inputs, tiny
+from tests.sources.huggingface.models import (
+    GPT,
+    GROUPED,
+    INPUTS,
+    NARROW,
+    SIZES,
+    T5,
+    TOKENS,
+    calls_in,
+    padded_inputs,
+    tiny,
+)
 from torch import Tensor
 
+from toeplens.ground import InputError
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import compared
-from toeplens.sources.huggingface.capture import calls, eager, rotation
+from toeplens.sources.huggingface.capture import calls, eager, plain_pass, rotation
 from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation, line, turn
-from toeplens.sources.huggingface.interface import table
+from toeplens.sources.huggingface.interface import NOBODY, OBSERVER, table
 
 KINDS = {"LlamaModel": SIZES, "Gemma3TextModel": NARROW, "GPT2Model": GPT, "BertModel": SIZES, "Qwen2Model": GROUPED}
 
@@ -143,3 +155,55 @@ def test_the_plain_pass_is_of_the_first_sequence_unless_they_have_to_do_with_eac
     monkeypatch.setattr(model.lm_head, "forward", lambda x: watched(x) + len(x))
     assert compared(model, INPUTS, lambda call: None) < 1e-5
     assert seen == [1, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", "BertModel", "LlamaModel", "T5Model"])
+def test_the_plain_pass_of_a_long_sequence_is_of_its_first_tokens_unless_later_ones_matter_to_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve tokens, of which six are the first; logits of the last four are formed."""
+    monkeypatch.setattr(plain_pass, "_FIRST", 6)
+    monkeypatch.setattr(plain_pass, "_LAST", 4)
+    sizes = {"GPT2LMHeadModel": GPT, "T5Model": T5}.get(name, SIZES)
+    model, lengths = tiny(name, **sizes), list[int]()
+    inputs = {"input_ids": INPUTS["input_ids"][:1]}
+    if name == "T5Model":
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    embedding = model.encoder.embed_tokens if name == "T5Model" else model.get_input_embeddings()
+    handle = embedding.register_forward_hook(lambda module, args, out: lengths.append(args[0].shape[1]))
+    assert compared(model, inputs, lambda call: None) < 1e-5
+    handle.remove()
+    assert lengths == {"BertModel": [6, 12, 12], "T5Model": [12, 12]}.get(name, [6, 12])
+    if not name.endswith("LMHeadModel") and name != "LlamaForCausalLM":
+        return
+    both: list[Tensor] = []
+    handle = model.lm_head.register_forward_hook(lambda module, args, out: both.append(out))
+    compared(model, inputs, lambda call: None)
+    handle.remove()
+    with torch.no_grad():
+        logits = model(**inputs).logits
+    torch.testing.assert_close(both[0], logits[:, 2:6], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(both[1], logits[:, [2, 3, 4, 5, 8, 9, 10, 11]], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", [2, 9])
+def test_a_pass_that_is_otherwise_at_the_first_or_the_last_tokens_is_noticed(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all outputs are compared, as later tokens matter to the first ones; and of the first ones anyway."""
+    monkeypatch.setattr(plain_pass, "_FIRST", 6)
+    model = tiny("BertModel" if place == 9 else "LlamaModel", **SIZES)
+    inputs = {"input_ids": INPUTS["input_ids"][:1]}
+    last = model.encoder.layer[-1] if place == 9 else model.layers[-1]
+    own = last.forward
+
+    def otherwise(*args: Any, **kwargs: Any) -> Any:
+        found = own(*args, **kwargs)
+        states = found[0] if isinstance(found, tuple) else found
+        if OBSERVER.get() is not NOBODY:
+            states[:, place] += 1
+        return found
+
+    monkeypatch.setattr(last, "forward", otherwise)
+    with pytest.raises(InputError, match="taken apart, its outputs differ"):
+        compared(model, inputs, lambda call: None)

@@ -18,6 +18,7 @@ from toeplens.sources.huggingface.model import input_embedding, precision, toler
 from toeplens.sources.huggingface.patches import Entry, patched
 
 _LAST = 64  # positions of a language model whose logits are formed: those of all may not fit
+_FIRST = 512  # tokens of a long sequence that a plain pass is of, where what comes later is nothing to them
 _ROWS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "decoder_attention_mask")
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "n_ctx")
 
@@ -25,18 +26,22 @@ _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_
 def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[AttentionCall], None]) -> float:
     """`captured`, and a plain pass of the model in its own attention: the largest difference of their outputs.
 
-    It is relative to the largest output. The outputs are the model's first, of the first sequence: last states, or of a
-    language model the logits at the last 64 positions, on which all layers and earlier positions have their effect. A
-    model that draws at random draws the same in both passes, and the caller's generators stay as they were.
+    It is relative to the largest output. The outputs are the model's first, of the first sequence, of a long one of its
+    first 512 tokens: last states, or of a language model the logits at the last 64 positions, on which all layers and
+    earlier positions have their effect. Where these are not the same, as sequences or positions may have to do with
+    others, they are of all. A model that draws at random draws the same in both passes, and the caller's generators
+    stay as they were.
 
     Raises `InputError` where they are not the same but for rounding, and as `captured`.
     """
     with patched(model, _shortened(model)), torch.no_grad():
-        own = _first(_plain(model, _first_sequence(inputs)))
+        few = _few(inputs)
+        own = _first(_plain(model, few))
         with _drawn_alike(model):
             made = _first(captured(model, inputs, on_layer))
-        far, allowed = _apart(made[: len(own)], own), tolerance(precision(model), "pass")
-        if not far <= allowed and len(own) < len(made):  # sequences may have to do with each other
+        beside = made[tuple(slice(size) for size in own.shape[:2])]
+        far, allowed = _apart(beside, own), tolerance(precision(model), "pass")
+        if not far <= allowed and few is not inputs:
             far = _apart(made, _first(_plain(model, inputs)))
     if not far <= allowed:
         raise InputError(
@@ -46,11 +51,14 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     return far
 
 
-def _first_sequence(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs with the first of their sequences alone, if they are tokens and their padding; else all of them."""
+def _few(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The inputs with the first of their sequences alone, if they are tokens and their padding, and with its first
+    tokens, if nothing else is read beside it; where there is no more to leave out, all of them."""
     if any(name not in _ROWS or not isinstance(x, Tensor) or x.ndim != 2 for name, x in inputs.items()):
-        return dict(inputs)
-    return {name: x[:1] for name, x in inputs.items()}
+        return inputs
+    first = _FIRST if not any(name.startswith("decoder") for name in inputs) else None
+    few = {name: x[:1, :first] for name, x in inputs.items()}
+    return inputs if all(x.shape == inputs[name].shape for name, x in few.items()) else few
 
 
 def _apart(made: Tensor, own: Tensor) -> float:
@@ -85,13 +93,17 @@ def _longest(model: Any, inputs: Mapping[str, Any]) -> str:
 
 
 def _shortened(model: Any) -> Iterator[Entry]:
-    """The output embedding at the last positions alone, where it is a module of its own."""
+    """The output embedding at the last positions alone, and at those that are the last of the first tokens of more,
+    where it is a module of its own."""
     embedding = model.get_output_embeddings()
     if isinstance(embedding, nn.Linear) and embedding is not input_embedding(model):
         forward = embedding.forward
 
         def last(x: Tensor) -> Tensor:
-            return forward(x[:, -_LAST:] if x.ndim == 3 else x)
+            if x.ndim != 3:
+                return forward(x)
+            ends = (x[:, _FIRST - _LAST : _FIRST], x[:, -_LAST:]) if x.shape[1] > _FIRST else (x[:, -_LAST:],)
+            return forward(torch.cat(ends, 1))
 
         yield vars(embedding), "forward", lambda before: last
 
