@@ -160,3 +160,19 @@ def test_garbage_is_looked_for_again_after_imports_unless_it_was_not() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_imports_made_is_old_and_can_be_collected() -> None:
+    with uncollected():
+        made = [["a list in a list"]]
+    assert any(each is made for each in gc.get_objects(generation=2))
+    assert gc.get_freeze_count() == 0
+    frozen = [["kept"]]
+    gc.freeze()
+    try:
+        with uncollected():
+            pass
+        assert gc.get_freeze_count() > 0, "what somebody froze stays frozen"
+    finally:
+        gc.unfreeze()
+    assert frozen

@@ -18,7 +18,7 @@ from toeplens.sources.huggingface.model import input_embedding, precision, toler
 from toeplens.sources.huggingface.patches import Entry, patched
 
 _LAST = 64  # positions of a language model whose logits are formed: those of all may not fit
-_FIRST = 512  # tokens of a long sequence that a plain pass is of, where what comes later is nothing to them
+_FIRST = 256  # tokens of a long sequence that a plain pass is of, where what comes later is nothing to them
 _ROWS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "decoder_attention_mask")
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "n_ctx")
 
@@ -27,7 +27,7 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     """`captured`, and a plain pass of the model in its own attention: the largest difference of their outputs.
 
     It is relative to the largest output. The outputs are the model's first, of the first sequence, of a long one of its
-    first 512 tokens: last states, or of a language model the logits at the last 64 positions, on which all layers and
+    first 256 tokens: last states, or of a language model the logits at the last 64 positions, on which all layers and
     earlier positions have their effect. Where these are not the same, as sequences or positions may have to do with
     others, they are of all. A model that draws at random draws the same in both passes, and the caller's generators
     stay as they were.
