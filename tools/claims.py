@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -21,8 +22,21 @@ RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "claims.md"
 KNOWN = ROOT / "src" / "toeplens" / "papers" / "deposit" / "recorded.json"
 SIMULATED = RESULTS / "false-verdicts.json"
 SCALES = ("desk", "laptop")  # the reproduction's records, the more telling first
-FIRST = 10  # models of a cell that the desk record was first judged by
-FIRST_FEW = 5  # of those cells that had fewer then: Task 2, whose RoPE has 15 now, and RoPE on one and two heads
+D, C, BOTH = "trigger-distance", "trigger-count", ("paper", "released")
+TEN = 10  # models of a cell that the desk record was first judged by (docs/decisions/018), but for these
+_FIRST = {(each, C, name): 5 for each in BOTH for name in ("absolute", "mla", "nope", "rope")} | {
+    (each, D, name): 5 for each in BOTH for name in ("partial-1", "partial-2")
+}
+_SECOND = _FIRST | {
+    ("paper", D, "mla"): 20,
+    ("released", D, "mla"): 20,
+    ("released", D, "absolute"): 20,
+    ("paper", D, "relative"): 20,
+    ("released", D, "partial-1"): 10,
+    ("released", D, "partial-2"): 10,
+    ("released", C, "rope"): 15,
+}
+EARLIER = (_FIRST, _SECOND)  # its looks before the last
 STUDIES = {
     "arXiv 2505.13027 and its final version: models (`toeplens reproduce`)": SCALES,
     "Positional and symbolic heads (`toeplens study canonical`)": ("canonical",),
@@ -128,11 +142,12 @@ def _errors() -> Iterator[str]:
         return
     content = json.loads(SIMULATED.read_text())
     yield "\n## How often a verdict is wrong\n"
-    first, looked = content.get("first"), ""
-    if first is not None:
+    looked = ""
+    if content["looks"] > 1:
         looked = (
-            f" It is looked at twice, as it was: by {first} models of each cell at most, and by all; wrong is what is "
-            "wrong at either look, and decided as it is what is so at the last."
+            f" It is looked at as often as it was ({content['looks']} times), by the models that each cell had each "
+            "time ([decision 018](decisions/018-desk-scale.md)): wrong is what is wrong at any look, and decided as it "
+            "is what is so at the last."
         )
     yield (
         f"The whole ledger of `results/{content['record']}` was judged in {content['worlds']} worlds whose truth is "
@@ -180,8 +195,26 @@ def judge_again(name: str) -> None:
         write_json(RESULTS / name / "claims.json", {**head, "claims": [entry.to_dict() for entry in entries]})
 
 
-def _first(claim: str, models: int) -> int:
-    return FIRST_FEW if models == 15 or claim.startswith("one-or-two") else min(models, FIRST)
+def as_judged_before(name: str, content: dict[str, Any]) -> list[list[Any]]:
+    """A record's ledger at each look before the last, by the models that it had then and the rules as they are now."""
+    from toeplens.papers.deposit import claims_of
+    from toeplens.studies import CellResult, Results, judge
+
+    if name != "desk":
+        return []
+    cells = Results(CellResult.from_dict(cell) for cell in content["cells"]).cells
+    found = []
+    for look in EARLIER:
+        count: Counter[tuple[str, str, str]] = Counter()
+        had = []
+        for cell in cells:
+            place = cell.key.protocol, cell.key.task, cell.key.label
+            count[place] += 1
+            if count[place] <= look.get(place, TEN):
+                had.append(cell)
+        if len(had) < len(cells):
+            found.append(judge(claims_of(content["parts"]), Results(had), content["protocols"]))
+    return found
 
 
 def simulated(worlds: int) -> dict[str, Any]:
@@ -189,10 +222,10 @@ def simulated(worlds: int) -> dict[str, Any]:
     from toeplens.studies.kit.simulated import EFFECTS, Shape, simulate
 
     name = next(name for name in SCALES if record_of(name))
-    about, _, entries = judged(name)
-    first = _first if about["seeds"] > FIRST else None
+    content, _, entries = judged(name)
+    earlier = as_judged_before(name, content)
     found = {
-        (shape, effect): simulate(entries, worlds=worlds, effect=effect, shape=shape, first=first)
+        (shape, effect): simulate(entries, worlds=worlds, effect=effect, shape=shape, earlier=earlier)
         for shape in get_args(Shape)
         for effect in EFFECTS
     }
@@ -214,7 +247,7 @@ def simulated(worlds: int) -> dict[str, Any]:
     return {
         "record": name,
         "worlds": worlds,
-        "first": first and FIRST,
+        "looks": 1 + len(earlier),
         "effects": list(EFFECTS),
         "ledgers": ledgers,
         "rules": rules,

@@ -78,23 +78,36 @@ def test_wrong_verdicts_are_counted_and_at_most_one_in_twenty_ledgers_at_the_bar
     assert np.mean([error.right for error in nothing.errors]) > 0.9, "far below the bar it is seen to fail"
 
 
-def five(claim: str, models: int) -> int:
-    return 5
+def of_first(values: list[float], *, counts: tuple[int, ...] = (5,)) -> list[Any]:
+    """The ledger of one claim as it is, and as it was by so many of its models."""
+    return [entries(lambda n=n: above("it", values[:n], 0.5)) for n in (len(values), *counts)]
 
 
-def test_what_is_wrong_at_either_look_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_at_any_look_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of worlds at the bar whose first five models of each are over it, and with all of which it is not decided."""
     values = [*[0.6 + 0.001 * n for n in range(5)], *[0.4 - 0.001 * n for n in range(5)]]
-    (entry,) = entries(lambda: above("it", values, 0.5))
+    ledger, fifth, seventh, none = of_first(values, counts=(5, 7, 0))
     monkeypatch.setattr(simulated, "_drawn", lambda part, *_: part)
-    once = simulate([entry], worlds=1, effect="at the bar")
-    twice = simulate([entry], worlds=1, effect="at the bar", first=five)
+    once = simulate(ledger, worlds=1, effect="at the bar")
     assert (once.any_wrong, once.errors[0].wrong_holds) == (0, 0)
-    assert (twice.any_wrong, twice.plain_any_wrong, twice.errors[0].wrong_holds) == (1, 1, 1)
-    everything = simulate([entry], worlds=1, effect="at the bar", first=lambda claim, models: models)
-    assert everything == once, "all of them at once"
-    last = simulate([entry], worlds=1, effect="nothing there", first=lambda claim, models: 5 if models == 3 else 10)
-    assert last == simulate([entry], worlds=1, effect="nothing there"), "it goes by the number that there is"
+    for earlier in ([fifth], [fifth, seventh], [seventh, fifth]):
+        again = simulate(ledger, worlds=1, effect="at the bar", earlier=earlier)
+        assert (again.any_wrong, again.plain_any_wrong, again.errors[0].wrong_holds) == (1, 1, 1)
+    for earlier in ([ledger], [seventh], [none], [[]], [ledger, ledger]):
+        assert simulate(ledger, worlds=1, effect="at the bar", earlier=earlier) == once, "open there, or the same"
+
+
+def test_a_look_with_other_parts_said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a claim had no such comparison yet, it was open."""
+    values = [*[0.6 + 0.001 * n for n in range(5)], *[0.4 - 0.001 * n for n in range(5)]]
+    ledger = entries(lambda: above("it", values, 0.5))
+    monkeypatch.setattr(simulated, "_drawn", lambda part, *_: part)
+    for before in (
+        entries(lambda: Finding("undecided", "not run")),
+        entries(lambda: above("it", difference(values[:5], values[:5]), 0.5)),
+        entries(lambda: above("it", values[:5], 0.5), lambda: above("it", values[:5], 0.5)),
+    ):
+        assert simulate(ledger, worlds=1, effect="at the bar", earlier=[before]).any_wrong == 0
 
 
 def test_a_part_that_cannot_fail_cannot_in_any_world_either() -> None:
@@ -110,9 +123,9 @@ def test_a_part_that_cannot_fail_cannot_in_any_world_either() -> None:
 
 def test_what_was_open_at_the_first_look_is_judged_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     values = [0.45, 0.55, 0.5, 0.52, 0.48, *[0.9 + 0.001 * n for n in range(15)]]
-    (entry,) = entries(lambda: above("it", values, 0.5))
+    ledger, fifth = of_first(values)
     monkeypatch.setattr(simulated, "_drawn", lambda part, *_: part)
-    found = simulate([entry], worlds=1, effect="twice the bar", first=five)
+    found = simulate(ledger, worlds=1, effect="twice the bar", earlier=[fifth])
     assert found.errors[0].right == 1
 
 

@@ -13,7 +13,7 @@ from toeplens.studies.kit.contrasts import Contrast
 from toeplens.studies.kit.verdicts import ENOUGH, OPEN, Comparison, Finding, Verdict, one_sided, within
 
 Shape = Literal["normal", "two-valued", "skewed"]
-First = Callable[[str, int], int]  # of a claim's name and a term's models: those that it had at the first look
+Counts = Sequence[int]  # models of each term of a comparison; empty where it was not made
 EFFECTS: dict[str, float] = {"nothing there": 0.0, "at the bar": 1.0, "twice the bar": 2.0}
 _SPREAD = 0.05  # of a term with too few models to tell
 _UNSCALED = 0.1  # what stands for a bar that is 0, where an effect has to have a size
@@ -57,7 +57,7 @@ def simulate(
     worlds: int = 200,
     effect: str = "nothing there",
     shape: Shape = "normal",
-    first: First | None = None,
+    earlier: Sequence[Sequence[Entry]] = (),
     seed: int = 0,
 ) -> Simulation:
     """Judge a ledger in worlds in which every comparison's mean is a stated multiple of its bar.
@@ -72,22 +72,20 @@ def simulate(
         worlds   how many
         effect   a key of `EFFECTS`
         shape    of the noise: normal; two values, as of models that learn or do not; skewed as an exponential
-        first    how many models of a term a claim was judged by before there were more, from its name and how many
-                 there are now: said wrongly is then what is wrong at either look, and rightly what is right at the
-                 last. None if it was looked at once
+        earlier  the ledger at each look before the last, when it had fewer models: said wrongly is then what is wrong
+                 at any look, and rightly what is right at the last
     """
     asked = [entry for entry in entries if any(part.comparison is not None for part in entry.findings)]
     size = EFFECTS[effect]
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, get_args(Shape).index(shape)))))
+    before = [_as_it_was(asked, look) for look in earlier]
     truths = [_truth([_part_truth(part, size) for part in entry.findings if part.essential]) for entry in asked]
     counts = np.zeros((len(asked), 3))
     wrong = np.zeros((worlds, 2), dtype=bool)
     for world in range(worlds):
         drawn = [tuple(_drawn(part, size, shape, rng) for part in entry.findings) for entry in asked]
-        looks = [settle(drawn)]
-        if first is not None:
-            few = [_firsts(entry.claim.id, parts, first) for entry, parts in zip(asked, drawn, strict=True)]
-            looks.insert(0, settle(few))
+        few = [[_firsts(*each) for each in zip(drawn, counts, strict=True)] for counts in before]
+        looks = [settle(found) for found in (*few, drawn)]
         for place, truth in enumerate(truths):
             said = [_said(look[place][0]) for look in looks]
             plain = [_said(look[place][1]) for look in looks]
@@ -143,13 +141,33 @@ def _drawn(part: Finding, size: float, shape: Shape, rng: np.random.Generator) -
     return _of(part, Contrast(tuple(terms), seen.grain))
 
 
-def _firsts(claim: str, parts: Sequence[Finding], first: First) -> tuple[Finding, ...]:
-    """The parts by the models that each term had at the first look."""
+def _as_it_was(asked: Sequence[Entry], look: Sequence[Entry]) -> list[list[Counts]]:
+    """Of each claim's parts, the models that each term had at an earlier look."""
+    had = {(entry.claim.id, entry.protocol): entry.findings for entry in look}
     found = []
-    for part in parts:
+    for entry in asked:
+        parts = had.get((entry.claim.id, entry.protocol), ())
+        if len(parts) != len(entry.findings):
+            parts = (None,) * len(entry.findings)
+        found.append([_counts(part, own) for part, own in zip(parts, entry.findings, strict=True)])
+    return found
+
+
+def _counts(part: Finding | None, now: Finding) -> Counts:
+    had = part.comparison if part is not None else None
+    if had is None or now.comparison is None or len(had.seen.terms) != len(now.comparison.seen.terms):
+        return ()
+    return [len(values) for _, values in had.seen.terms]
+
+
+def _firsts(parts: Sequence[Finding], counts: Sequence[Counts]) -> tuple[Finding, ...]:
+    """The parts by the first models of each term; undecided where there were none."""
+    found = []
+    for part, few in zip(parts, counts, strict=True):
         if part.comparison is not None:
             seen = part.comparison.seen
-            terms = tuple((weight, values[: first(claim, len(values))]) for weight, values in seen.terms)
+            own = few or [0] * len(seen.terms)
+            terms = tuple((weight, values[:count]) for (weight, values), count in zip(seen.terms, own, strict=True))
             part = _of(part, Contrast(terms, seen.grain))
         found.append(part)
     return tuple(found)
