@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from toeplens.ground import InputError
-from toeplens.sources.huggingface import HeadEffects, head_effects
+from toeplens.sources.huggingface import HeadEffects, NoGradient, head_effects
 from toeplens.sources.huggingface.effects.head_effects import head_estimates
 from toeplens.studies import audit
+from toeplens.studies.auditing import effects as silencing
 from toeplens.studies.auditing.effects import _raced, interval_of
 from toeplens.studies.auditing.kept import Kept
 from toeplens.studies.auditing.racing import Estimate, Guess, Race, race
@@ -175,7 +176,7 @@ def whole(found: Race) -> np.ndarray:
 def test_an_estimate_leaves_heads_out_and_the_others_have_whole_effects() -> None:
     world = Worlds(RISING, (20, 20), 0.1, 0)
     found = guessed(world, 3, lambda inputs: np.array(RISING))
-    assert found.guess == Guess(28, 8, 0)
+    assert found.guess == Guess(20, 8, 0)
     there = whole(found)
     assert len(there) == 20
     assert set(range(28, 40)) <= set(there), "four times three go on"
@@ -203,7 +204,7 @@ def test_a_head_whose_estimate_is_unknown_is_left_out() -> None:
     estimates[5:] = np.nan
     found = guessed(Worlds(RISING, (20, 20), 0.1, 0), 1, lambda inputs: estimates)
     assert whole(found).tolist() == [0, 1, 2, 3, 4], "four and one that is drawn; of others nothing is known"
-    assert found.guess == Guess(1, 1, 0)
+    assert found.guess == Guess(0, 1, 0)
 
 
 @pytest.mark.parametrize("case", ["few heads", "no estimate", "few known"])
@@ -265,9 +266,8 @@ def test_an_estimate_that_is_kept_is_not_made_again(tmp_path: Path) -> None:
 def test_a_guess_is_told_with_what_became_of_those_drawn(missed: int) -> None:
     words = _raced(10, Guess(230, 8, missed))
     assert words.startswith("230 heads were left out by a guess")
-    assert (
-        f"of 8 of these that were drawn and run all the same, {missed or 'none'} came out among the first 10" in words
-    )
+    assert "of 8 more that it would leave out, drawn and run all the same, " in words
+    assert f"{missed or 'none'} came out among the first 10" in words
     assert ("others of them may be, too" in words) == (missed > 0)
     assert "guess" not in _raced(10, None)
 
@@ -287,7 +287,7 @@ def test_an_audit_goes_on_with_the_heads_of_an_estimate(method: Any) -> None:
     there = {8 * head.layer + head.head for head in raced.heads if head.effect is not None}
     assert len(there) == 12
     assert set(best) <= there
-    assert raced.about["race"].startswith("12 heads were left out by a guess")
+    assert raced.about["race"].startswith("4 heads were left out by a guess")
     for one, other in zip(raced.heads, exact.heads, strict=True):
         if one.effect is not None:
             assert one.effect == pytest.approx(other.effect, abs=1e-9)
@@ -323,6 +323,51 @@ def test_an_audit_with_a_race_has_the_effects_of_whole_passes(method: Any) -> No
         assert head.effect_low <= head.effect
     best, top = (max(found.heads, key=lambda head: head.effect or 0) for found in (whole, raced))
     assert (top.effect_high or 0) >= (best.effect_low or 0)
+
+
+def many_heads() -> tuple[Any, torch.Tensor]:
+    """A Llama of 32 heads, of which a race for the first has twelve."""
+    sizes = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=16)).eval()
+        return model, torch.randint(31, (2, 40))
+
+
+def test_where_no_gradient_comes_back_all_heads_are_in_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As through layers that are quantised."""
+    model, tokens = many_heads()
+    layer = model.model.layers[1]
+    own = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda *args, **kwargs: own(*args, **kwargs).detach())
+    found = audit(model, tokens, first=1)
+    assert all(head.effect is not None for head in found.heads)
+    assert "guess" not in found.about["race"]
+    calls = [(x.module, x.side, x.kind, x.layer, x.heads) for x in found.layers]
+    with pytest.raises(NoGradient, match="no gradient comes back through LlamaForCausalLM"):
+        head_estimates(model, {"input_ids": tokens}, calls)
+
+
+@pytest.mark.parametrize("unknown", [np.inf, np.nan])
+def test_where_an_estimate_is_not_finite_all_heads_are_in_the_race(
+    unknown: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = many_heads()
+    assert "guess" in audit(model, tokens, first=1).about["race"]
+
+    def overflown(*args: Any, **options: Any) -> HeadEffects:
+        found = head_estimates(*args, **options)
+        found.parts[1][:, :, 5] = unknown
+        return found
+
+    monkeypatch.setattr(silencing, "head_estimates", overflown)
+    found = audit(model, tokens, first=1)
+    assert all(head.effect is not None for head in found.heads)
+    assert "guess" not in found.about["race"]
+    some = audit(model, tokens, first=1, heads=list(range(14)))
+    assert "guess" not in some.about["race"]
+    others = audit(model, tokens, first=1, heads=[n for n in range(16) if n != 5])
+    assert "guess" in others.about["race"], "of heads that are not wanted nothing need be known"
 
 
 def test_what_no_race_can_be_run_for() -> None:

@@ -155,6 +155,9 @@ def _race(
             raise
         kept = [each.mean((0, 1)) for each in found.parts]
         for own, heads in zip(kept, wanted, strict=True):
+            without = method == "position" and bool(np.isnan(own).all())  # heads that have none
+            if not without and not np.isfinite(own[heads]).all():  # gradients overflow in 16 bits before states do
+                return None
             own[np.setdiff1d(np.arange(len(own)), heads)] = np.nan
         return np.concatenate(kept)
 
@@ -182,8 +185,8 @@ def _raced(first: int, guess: Guess | None) -> str:
     doubt = ", so that others of them may be, too: only without a race is that known" if guess.missed else ""
     return (
         f"{guess.left} heads were left out by a guess, from an estimate of all from a few backward passes; of "
-        f"{guess.drawn} of these that were drawn and run all the same, {guess.missed or 'none'} came out among the "
-        f"first {first}{doubt}. {told}"
+        f"{guess.drawn} more that it would leave out, drawn and run all the same, {guess.missed or 'none'} came out "
+        f"among the first {first}{doubt}. {told}"
     )
 
 

@@ -54,7 +54,7 @@ class Guess:
     """Which heads were left out by an estimate.
 
     left    how many
-    drawn   of those, how many were drawn to be run all the same
+    drawn   how many more it would have left out, and were drawn to be run all the same
     missed  of these, how many came out among the first
     """
 
@@ -101,10 +101,10 @@ def race(
         kept.put("estimates", made)
         if made["estimates"] is not None:
             racing, drawn, left = _go_on(np.asarray(made["estimates"], dtype=float), first, seed)
-            guess = Guess(left, len(drawn), 0) if left else None
+            guess = Guess(left, len(drawn), 0) if len(drawn) else None
     for number, some in enumerate(rounds):
-        made = kept.get(f"round-{number}") or _round(run, _cut(inputs, some), racing, ends, pieces)
-        kept.put(f"round-{number}", made)
+        made = kept.get(f"heads-{number}") or _round(run, _cut(inputs, some), racing, ends, pieces)
+        kept.put(f"heads-{number}", made)
         rows = np.concatenate((rows, np.asarray(made["parts"], dtype=float)))
         pieces = len(rows) // len(some) if number == 0 else pieces  # later rounds have fewer sequences, of more blocks
         baselines += made["baseline"] or []
@@ -137,15 +137,15 @@ def _estimates(estimate: Estimate, inputs: Mapping[str, Any]) -> list[float] | N
 def _go_on(
     estimates: Float[np.ndarray, "n"], first: int, seed: int
 ) -> tuple[Bool[np.ndarray, "n"], Int[np.ndarray, "d"], int]:
-    """Which heads go on by an estimate; which of these were drawn and not chosen; and of how many. Unknown ones do
-    not."""
+    """Which heads go on by an estimate; which of these were drawn and not chosen; and how many do not go on. Heads
+    without an estimate do not, and are not counted."""
     order = np.argsort(-np.nan_to_num(estimates, nan=-np.inf), kind="stable")
     order = order[np.isfinite(estimates[order])]
     best, others = np.split(order, [_GO_ON * first])
     drawn = np.random.Generator(np.random.Philox(seed)).choice(others, min(_DRAWN, len(others)), replace=False)
     goes = np.zeros(len(estimates), dtype=bool)
     goes[np.concatenate((best, drawn))] = True
-    return goes, drawn, len(others)
+    return goes, drawn, len(others) - len(drawn)
 
 
 def _round(

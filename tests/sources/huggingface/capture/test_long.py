@@ -207,3 +207,57 @@ def test_a_pass_that_is_otherwise_at_the_first_or_the_last_tokens_is_noticed(
     monkeypatch.setattr(last, "forward", otherwise)
     with pytest.raises(InputError, match="taken apart, its outputs differ"):
         compared(model, inputs, lambda call: None)
+
+
+def tokens_of(count: int, last: int | None = None) -> dict[str, Tensor]:
+    tokens = torch.randint(4, 31, (1, count), generator=torch.Generator().manual_seed(0))
+    if last is not None:
+        tokens[0, -1] = last
+    return {"input_ids": tokens}
+
+
+def test_attention_by_hand_that_goes_by_the_length_is_not_changed_by_a_short_pass() -> None:
+    """BigBird attends to everything from then on where it once read few tokens."""
+    sizes = {"sep_token_id": 2, "num_hidden_layers": 1, "max_position_embeddings": 1024}
+    model = tiny("BigBirdModel", **SIZES | sizes | {"attention_type": "block_sparse"})
+    with pytest.raises(InputError, match="was not understood"):
+        compared(model, tokens_of(768), lambda call: None)
+    assert model.attention_type == "block_sparse"
+
+
+def test_somebody_else_s_attention_has_a_plain_pass_of_all_tokens() -> None:
+    def windowed(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: float, **more: Any) -> Any:
+        away = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
+        near = (away >= 0) & (away < 256)
+        found = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=near, scale=scaling)
+        return found.transpose(1, 2).contiguous(), None
+
+    import transformers
+
+    transformers.AttentionInterface.register("windowed", windowed)
+    model = tiny("LlamaForCausalLM", **SIZES | {"max_position_embeddings": 1024})
+    model.set_attn_implementation("windowed")
+    with pytest.raises(InputError, match="taken apart, its outputs differ"):
+        compared(model, tokens_of(500), lambda call: None)
+
+
+BART = {
+    "vocab_size": 31,
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+
+
+def test_tokens_that_do_not_go_alone_are_compared_with_all() -> None:
+    """A head that reads off the last token, which has to be there."""
+    model = tiny("BartForSequenceClassification", **BART)
+    assert compared(model, tokens_of(300, last=2), lambda call: None) < 1e-5

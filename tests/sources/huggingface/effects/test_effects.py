@@ -348,6 +348,30 @@ def test_of_long_sequences_it_is_asked_of_their_first_tokens_what_replays_give(
         np.testing.assert_allclose(ours[:, head], theirs[:, head], rtol=1e-5, atol=2e-6)
 
 
+def test_first_tokens_that_do_not_go_alone_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that refuses them; and one whose attention is written by hand, and may go by the length."""
+    monkeypatch.setattr(outcome, "_LONG", 12)
+    monkeypatch.setattr(outcome, "_FIRST", 5)
+    model, lengths = model_of("Llama"), list[int]()
+    inputs, own = {name: x[:1] for name, x in inputs_of(model).items()}, model.model.forward
+
+    def picky(input_ids: Tensor, **more: Any) -> Any:
+        if input_ids.shape[1] < 12:
+            raise ValueError("too few")
+        return own(input_ids=input_ids, **more)
+
+    whole = head_effects(model, inputs, calls_of("Llama"))
+    monkeypatch.setattr(model.model, "forward", picky)
+    found = head_effects(model, inputs, calls_of("Llama"))
+    for ours, theirs in zip(found.effects, whole.effects, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
+    bloom = model_of("Bloom")
+    handle = bloom.transformer.h[0].register_forward_pre_hook(lambda module, args: lengths.append(args[0].shape[1]))
+    head_effects(bloom, {"input_ids": inputs["input_ids"]}, calls_of("Bloom"))
+    handle.remove()
+    assert set(lengths) == {12}
+
+
 @pytest.mark.parametrize("case", ["short", "padding first", "more than tokens", "long"])
 def test_which_inputs_have_first_tokens(case: str) -> None:
     tokens = torch.zeros(2, 511 if case == "short" else 512, dtype=torch.long)

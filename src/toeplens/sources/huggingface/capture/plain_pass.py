@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -14,10 +14,18 @@ from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.capture.calls import AttentionCall
 from toeplens.sources.huggingface.capture.observed_pass import captured
 from toeplens.sources.huggingface.failures import of_libraries, words
-from toeplens.sources.huggingface.model import input_embedding, precision, tolerance
+from toeplens.sources.huggingface.model import (
+    asks_interface,
+    attention_modules,
+    configs_of,
+    input_embedding,
+    precision,
+    tolerance,
+)
 from toeplens.sources.huggingface.patches import Entry, patched
 
 _LAST = 64  # positions of a language model whose logits are formed: those of all may not fit
+_ITS_OWN = ("eager", "sdpa")  # transformers' attention that a captured pass is as well
 _FIRST = 256  # tokens of a long sequence that a plain pass is of, where what comes later is nothing to them
 _ROWS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "decoder_attention_mask")
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "n_ctx")
@@ -29,14 +37,13 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     It is relative to the largest output. The outputs are the model's first, of the first sequence, of a long one of its
     first 256 tokens: last states, or of a language model the logits at the last 64 positions, on which all layers and
     earlier positions have their effect. Where these are not the same, as sequences or positions may have to do with
-    others, they are of all. A model that draws at random draws the same in both passes, and the caller's generators
-    stay as they were.
+    others, they are of all; and of all tokens where attention is written by hand, or by somebody else. A model that
+    draws at random draws the same in both passes, and the caller's generators stay as they were.
 
     Raises `InputError` where they are not the same but for rounding, and as `captured`.
     """
     with patched(model, _shortened(model)), torch.no_grad():
-        few = _few(inputs)
-        own = _first(_plain(model, few))
+        few, own = _own(model, inputs)
         with _drawn_alike(model):
             made = _first(captured(model, inputs, on_layer))
         beside = made[tuple(slice(size) for size in own.shape[:2])]
@@ -51,12 +58,26 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
     return far
 
 
-def _few(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+def _own(model: Any, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Tensor]:
+    """What a plain pass reads, and its output: of a few of the inputs, or of all where these do not go alone."""
+    few = _few(inputs, _FIRST if _known(model) and not any(name.startswith("decoder") for name in inputs) else None)
+    if few is not inputs:
+        with suppress(InputError):
+            return few, _first(_plain(model, few))
+    return inputs, _first(_plain(model, inputs))
+
+
+def _known(model: Any) -> bool:
+    """Whether all attention is of transformers' interface and its own, which long inputs do not change."""
+    names = {getattr(config, "_attn_implementation", None) for config in configs_of(model)}
+    return asks_interface(*attention_modules(model)) and names <= {*_ITS_OWN, None}
+
+
+def _few(inputs: Mapping[str, Any], first: int | None) -> Mapping[str, Any]:
     """The inputs with the first of their sequences alone, if they are tokens and their padding, and with its first
-    tokens, if nothing else is read beside it; where there is no more to leave out, all of them."""
+    tokens; where there is no more to leave out, all of them."""
     if any(name not in _ROWS or not isinstance(x, Tensor) or x.ndim != 2 for name, x in inputs.items()):
         return inputs
-    first = _FIRST if not any(name.startswith("decoder") for name in inputs) else None
     few = {name: x[:1, :first] for name, x in inputs.items()}
     return inputs if all(x.shape == inputs[name].shape for name, x in few.items()) else few
 

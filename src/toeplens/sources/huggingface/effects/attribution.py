@@ -52,10 +52,10 @@ def attributed(
         first, *drawn = _upstream(passes, run, labels, seed)
         ends = [probe.at for probe in probes]
         each = 1 / predicted.clamp_min(1).view(-1, 1, 1)
-        total = [slope * each for slope in _slopes(run, ends, first)]
+        total = [slope * each.to(slope.device) for slope in _slopes(run, ends, first)]
         for upstream in drawn:
             for place, slope in enumerate(_slopes(run, ends, upstream)):
-                total[place] += slope * _over_spans(slope) * each / (2 * len(drawn))
+                total[place] += slope * _over_spans(slope) * each.to(slope.device) / (2 * len(drawn))
     known, blocks = (predicted > 0).view(-1, 1, 1), passes.outcome.blocks
     split = [torch.stack([in_blocks(x.to(known.device), blocks) for x in found.unbind(2)], 2) for found in total]
     return [torch.where(known, each, torch.nan).cpu().numpy() for each in split]
@@ -92,7 +92,7 @@ def _drawn(
 ) -> Iterator[Int[Tensor, "B n"]]:
     """Labels that the model itself draws, where there are labels."""
     reached = shares.cumsum(-1)
-    at = torch.rand((*labels.shape, _DRAWS), generator=random).to(reached) * reached[..., -1:]
+    at = torch.rand((*labels.shape, _DRAWS), generator=random, dtype=torch.float32).to(reached) * reached[..., -1:]
     found = torch.searchsorted(reached, at, right=True).clamp_max(shares.shape[-1] - 1)
     for each in found.to(labels.device).unbind(-1):
         yield torch.where(labels == NONE, NONE, each)

@@ -12,10 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from toeplens.ground import InputError, choose
-from toeplens.sources.huggingface.effects.anatomy import anatomy_of, observed
+from toeplens.ground.machine import out_of_memory
+from toeplens.sources.huggingface.effects.anatomy import Anatomy, anatomy_of, observed
 from toeplens.sources.huggingface.effects.attribution import attributed
 from toeplens.sources.huggingface.effects.exact import intact_from, one_by_one
-from toeplens.sources.huggingface.effects.outcome import Effect, outcome_of, shortened
+from toeplens.sources.huggingface.effects.outcome import Effect, Outcome, outcome_of, shortened
 from toeplens.sources.huggingface.effects.replays import Address, Change, Passes, fits
 from toeplens.sources.huggingface.interventions.position import without_position
 
@@ -123,8 +124,7 @@ def head_effects(
         passes = Passes(model, anatomy, outcome)
         places = [place_of(model, call, passes.order) for call in calls]
         tell = on_call or (lambda index, parts: None)
-        few = shortened(outcome)
-        known = () if few is None else intact_from(Passes(model, anatomy, few), places)
+        known = _known(model, anatomy, outcome, places)
         change = _replaced(passes.batch, counts, instead)
         effects, replayed = one_by_one(passes, places, counts, wanted, change, tell, report, known)
     return HeadEffects(tuple(effects), _mean(passes), outcome.effect, method, replayed)
@@ -177,10 +177,32 @@ def head_estimates(
         effects = [np.full((passes.batch, outcome.blocks, count), np.nan) for count in counts]
         if there:
             places = [place_of(model, calls[index], passes.order) for index in there]
-            made = attributed(passes, places, [counts[i] for i in there], [instead[i] for i in there], seed)
+            try:
+                made = attributed(passes, places, [counts[i] for i in there], [instead[i] for i in there], seed)
+            except RuntimeError as error:
+                if out_of_memory(error):
+                    raise
+                raise NoGradient(
+                    f"method: attribution was given; no gradient comes back through {passes.kind} to all of its heads, "
+                    "so that it must be exact."
+                ) from error
             for index, each in zip(there, made, strict=True):
                 effects[index] = each
     return HeadEffects(tuple(effects), _mean(passes), outcome.effect, "attribution", 0)
+
+
+def _known(model: Any, anatomy: Anatomy, outcome: Outcome, places: Sequence[Address]) -> frozenset[int]:
+    """The calls of a long input from whose layer on its first tokens show that replays give the intact states; none
+    where these do not go alone, or attention is written by hand, which may go by the length."""
+    few = None if anatomy.written else shortened(outcome)
+    if few is None:
+        return frozenset()
+    try:
+        return intact_from(Passes(model, anatomy, few), places)
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return frozenset()
 
 
 def _mean(passes: Passes) -> Float[np.ndarray, "B"] | None:
