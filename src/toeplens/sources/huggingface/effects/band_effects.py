@@ -18,7 +18,7 @@ from toeplens.sources.huggingface.capture.calls import AttentionCall, Place
 from toeplens.sources.huggingface.capture.observed_pass import captured
 from toeplens.sources.huggingface.effects.anatomy import anatomy_of, observed
 from toeplens.sources.huggingface.effects.exact import NOTHING, one_by_one
-from toeplens.sources.huggingface.effects.head_effects import NoPosition, Silenced, place_of
+from toeplens.sources.huggingface.effects.head_effects import NoPosition, Silenced, intact_loss, place_of
 from toeplens.sources.huggingface.effects.outcome import Effect, outcome_of
 from toeplens.sources.huggingface.effects.replays import Change as Altered
 from toeplens.sources.huggingface.effects.replays import Passes
@@ -102,8 +102,7 @@ def band_effects(
             lambda index, parts: None,
             on_progress or (lambda done, total: None),
         )
-    kept = None if passes.baseline is None else passes.baseline.mean(1).cpu().numpy()
-    return BandEffects(tuple(effects), layers.bands, layers.frequencies, kept, outcome.effect, off)
+    return BandEffects(tuple(effects), layers.bands, layers.frequencies, intact_loss(passes), outcome.effect, off)
 
 
 @dataclass(eq=False)

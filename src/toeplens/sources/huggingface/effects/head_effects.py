@@ -127,7 +127,7 @@ def head_effects(
         known = _known(model, anatomy, outcome, places)
         change = _replaced(passes.batch, counts, instead)
         effects, replayed = one_by_one(passes, places, counts, wanted, change, tell, report, known)
-    return HeadEffects(tuple(effects), _mean(passes), outcome.effect, method, replayed)
+    return HeadEffects(tuple(effects), intact_loss(passes), outcome.effect, method, replayed)
 
 
 @torch.inference_mode(False)
@@ -188,7 +188,7 @@ def head_estimates(
                 ) from error
             for index, each in zip(there, made, strict=True):
                 effects[index] = each
-    return HeadEffects(tuple(effects), _mean(passes), outcome.effect, "attribution", 0)
+    return HeadEffects(tuple(effects), intact_loss(passes), outcome.effect, "attribution", 0)
 
 
 def _known(model: Any, anatomy: Anatomy, outcome: Outcome, places: Sequence[Address]) -> frozenset[int]:
@@ -205,7 +205,8 @@ def _known(model: Any, anatomy: Anatomy, outcome: Outcome, places: Sequence[Addr
         return frozenset()
 
 
-def _mean(passes: Passes) -> Float[np.ndarray, "B"] | None:
+def intact_loss(passes: Passes) -> Float[np.ndarray, "B"] | None:
+    """Of each sequence; None where effects are on states."""
     return None if passes.baseline is None else passes.baseline.mean(1).cpu().numpy()
 
 
