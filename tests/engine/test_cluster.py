@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -225,6 +226,22 @@ def test_a_piece_that_loses_its_worker_again_and_again_ends_it(three: Cluster, m
 
 def dies(*_: Any) -> None:
     os._exit(1)
+
+
+def test_a_piece_that_is_cancelled_as_its_worker_begins_is_no_failure(
+    three: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Hesitates(cluster._Desk):
+        async def begin(self, index: int) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+            (tmp_path / "asked").touch()
+            await asyncio.sleep(60)  # the worker waits meanwhile, and is told to leave there
+            return False
+
+    monkeypatch.setattr(cluster, "_Desk", Hesitates)
+    limits = Limits(should_stop=(tmp_path / "asked").exists)
+    done: list[int] = []
+    cluster.in_cluster(dies, [()], limits, three, on_done=lambda index, _: done.append(index))
+    assert done == []
 
 
 def test_what_cannot_be_kept_stops_the_other_pieces(three: Cluster, tmp_path: Path):

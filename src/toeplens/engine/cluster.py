@@ -78,10 +78,10 @@ def in_cluster(
             index = waiting.pop(answer)
             try:
                 result = ray.get(answer)
+            except ray.exceptions.TaskCancelledError:  # in its worker, too, where it is a RayTaskError besides
+                continue
             except ray.exceptions.RayTaskError as error:
                 stopping, failure = True, failure or _own(error)
-                continue
-            except ray.exceptions.TaskCancelledError:
                 continue
             except ray.exceptions.RayError as error:  # the worker, its machine or what joins us to it is gone
                 lost[index] += 1
