@@ -249,6 +249,21 @@ def test_an_estimate_is_made_over_some_of_a_round_s_sequences(tokens: int, given
     assert shapes == ([] if given is None else [given])
 
 
+@pytest.mark.parametrize(("tokens", "given"), [(4, (3, 4)), (1000, (1, 1000)), (1500, (1, 1024))])
+def test_a_decoder_s_tokens_are_among_those_that_an_estimate_is_made_over(tokens: int, given: tuple[int, int]) -> None:
+    shapes = []
+    world = Worlds(RISING, (20, 20), 0.1, 0)
+    world.all = np.repeat(world.all, 3, 0)
+    both = torch.arange(24)[:, None].expand(24, tokens)
+
+    def estimate(inputs: Mapping[str, Any]) -> None:
+        shapes.extend(tuple(x.shape) for x in inputs.values())
+
+    inputs = {"input_ids": both, "decoder_input_ids": both}
+    race(world, inputs, world.counts, 3, Kept(None, {}), lambda done, total: None, estimate)
+    assert shapes == [given, given]
+
+
 def test_an_estimate_that_is_kept_is_not_made_again(tmp_path: Path) -> None:
     def never(inputs: Any) -> np.ndarray:
         raise ZeroDivisionError

@@ -29,6 +29,7 @@ _FEWEST = 4  # parts that an interval is taken over
 _PIECES = 16  # of a sequence, at most
 _GO_ON, _DRAWN = 4, 8  # times as many heads as are wanted that go on by an estimate, and others
 _AT_ONCE = 2048  # tokens that an estimate is made over, at most: it holds what every layer gave for them
+_READ = ("input_ids", "decoder_input_ids")  # of which these tokens are
 Estimate = Callable[[Mapping[str, Any]], Float[np.ndarray, "n"] | None]
 Run = Callable[[Mapping[str, Any], Sequence[Sequence[int]]], HeadEffects]
 
@@ -125,11 +126,13 @@ def _estimates(estimate: Estimate, inputs: Mapping[str, Any]) -> list[float] | N
     """What each head may be worth over as many of the sequences, or of the first one's tokens, as an estimate is made
     over at once; None where there is no telling."""
     tokens = inputs["input_ids"]
-    few = _cut(inputs, np.arange(max(1, min(len(tokens), _AT_ONCE // tokens.shape[1]))))
-    if tokens.shape[1] > _AT_ONCE:
+    read = sum(inputs[name].shape[1] for name in _READ if inputs.get(name) is not None)
+    few = _cut(inputs, np.arange(max(1, min(len(tokens), _AT_ONCE // read))))
+    if read > _AT_ONCE:
         if any(isinstance(x, Tensor) and x.shape != few["input_ids"].shape for x in few.values()):
             return None
-        few = {name: x[:, :_AT_ONCE] if isinstance(x, Tensor) else x for name, x in few.items()}
+        first = _AT_ONCE * tokens.shape[1] // read
+        few = {name: x[:, :first] if isinstance(x, Tensor) else x for name, x in few.items()}
     found = estimate(few)
     return None if found is None else found.tolist()
 

@@ -112,8 +112,7 @@ def head_effects(
         found = head_estimates(model, inputs, calls, mask_token=mask_token, seed=seed)
         report(sum(counts), sum(counts))
         return found
-    inputs = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
-    outcome = outcome_of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
+    outcome = _outcome(model, inputs, calls, mask_token, seed)
     wanted = [range(count) for count in counts] if chosen is None else chosen
     instead: list[Tensor | None] = [None] * len(calls)
     if method == "position":
@@ -158,8 +157,7 @@ def head_estimates(
             "method: attribution was given for weights that were made in inference mode, which have no gradients; it "
             "must be exact."
         )
-    inputs = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
-    outcome = outcome_of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
+    outcome = _outcome(model, inputs, calls, mask_token, seed)
     if outcome.effect == "states":
         raise NoGradient(
             "method: attribution was given for last hidden states, whose distance from the intact ones has no "
@@ -189,6 +187,14 @@ def head_estimates(
             for index, each in zip(there, made, strict=True):
                 effects[index] = each
     return HeadEffects(tuple(effects), intact_loss(passes), outcome.effect, "attribution", 0)
+
+
+def _outcome(
+    model: Any, inputs: Mapping[str, Any], calls: Sequence[Silenced], mask_token: int | None, seed: int
+) -> Outcome:
+    """What is measured, of inputs that were not made in inference mode, as these have no gradients."""
+    inputs = {name: x.clone() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    return outcome_of(model, inputs, {side for _, side, *_ in calls}, mask_token, seed)
 
 
 def _known(model: Any, anatomy: Anatomy, outcome: Outcome, places: Sequence[Address]) -> frozenset[int]:
