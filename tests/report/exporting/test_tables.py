@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tests.report.auditing.test_page import made_up
 from tests.report.grid.state import NASTY, made_up_grid
 
+from toeplens.report.auditing.comparison import render_comparison
 from toeplens.report.auditing.page import render_audit
 from toeplens.report.exporting.latex import escaped, latex_of
 from toeplens.report.exporting.tables import Table, csv_of, read_tables
@@ -88,6 +90,23 @@ def test_an_audits_heads_are_a_table_though_its_script_makes_it():
     assert (int(row["layer"]), int(row["head of it"])) == (audit.heads[13].layer + 1, audit.heads[13].head + 1)
     assert audit.heads[13].positional is not None
     assert float(row["positional"]) == pytest.approx(audit.heads[13].positional, abs=6e-4)
+
+
+def test_two_audits_heads_are_a_table_with_their_change():
+    first = made_up()
+    moved = [replace(head, positional=None if head.positional is None else head.positional / 2) for head in first.heads]
+    second = replace(first, heads=tuple(moved))
+    page = render_comparison(first, second, ("before", "after"))
+    (table,) = (each for each in read_tables(page) if each.name == "All heads")
+    heads, *rows = rows_of(table)
+    assert heads[:3] == ["head", "layer", "head of it"]
+    assert len(rows) == len(first.heads)
+    row = dict(zip(heads, rows[13], strict=True))
+    assert (int(row["layer"]), int(row["head of it"])) == (first.heads[13].layer + 1, first.heads[13].head + 1)
+    share = first.heads[13].positional
+    assert share is not None
+    told = [float(row[f"positional: {name}"]) for name in ("before", "after", "after less before")]
+    assert told == pytest.approx([share, share / 2, -share / 2], abs=6e-4)
 
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=12)

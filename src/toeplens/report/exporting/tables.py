@@ -16,6 +16,7 @@ VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "met
 _UNSEEN = {"script", "style", "sup", "template", "svg", "button", "select"}  # marks of notes among them
 _GAPS = {"br", "p", "li", "dd", "dt", "div"}
 _MOST = 60  # characters of a file's name
+_MADE = ("table", "changes")  # ids of tables that the pages of audits fill: all heads; those that changed most
 
 
 def slug(text: str, most: int = 48) -> str:
@@ -94,8 +95,8 @@ _NOTHING = Cell()
 def read_tables(html: str) -> list[Table]:
     """The tables of a page that have a cell, in its order; names are made different from each other.
 
-    Names are what the page tells those who cannot see it. The table of an audit's heads, which the page's own script
-    makes, is made of what that is made of.
+    Names are what the page tells those who cannot see it. The table of an audit's heads, or of two audits', which the
+    page's own script makes, is made of what that is made of.
     """
     reader = _Reader()
     reader.feed(html)
@@ -103,7 +104,7 @@ def read_tables(html: str) -> list[Table]:
     found: list[Table] = []
     counts: dict[str, int] = {}
     for table in reader.tables:
-        if table.id == "table" and not table.rows and reader.sheets:
+        if table.id in _MADE and reader.sheets:
             table = _heads(table, reader.sheets)
         if not any(table.rows):
             continue
@@ -129,20 +130,29 @@ def _plain(text: str) -> str:
 
 
 def _heads(table: Table, sheets: str) -> Table:
-    """The table of an audit's heads, with the columns that the page knows; layers and heads count from 1."""
+    """The table of an audit's heads, or of those of two that are compared, with the columns that the page knows; layers
+    and heads count from 1."""
     content = json.loads(sheets)
-    sheet, columns = content["sheets"][0], content["columns"]
-    shown = [column for column in columns if column["name"] in sheet["values"]]
-    head = [Cell(text) for text in ("head", "layer", "head of it", *(each["title"] for each in shown))]
+    own, first = content["sheets"], content["sheets"][0]
+    known = [(each, [sheet for sheet in own if each["name"] in sheet["values"]]) for each in content["columns"]]
+    shown = [(each, there) for each, there in known if there]
+    lines = 1 if len(own) == 1 else 2
+    head = [Cell(text, down=lines) for text in ("head", "layer", "head of it")]
+    head += [Cell(each["title"], across=len(there)) for each, there in shown]
+    under = [[Cell(sheet["name"]) for _, there in shown for sheet in there]][: lines - 1]
     rows = [
         [
             Cell(title),
-            *(Cell(str(sheet[name][row] + 1), right=True) for name in ("layer", "head")),
-            *(Cell(fixed(sheet["values"][each["name"]][row], each["digits"]), right=True) for each in shown),
+            *(Cell(str(first[name][row] + 1), right=True) for name in ("layer", "head")),
+            *(
+                Cell(fixed(sheet["values"][each["name"]][row], each["digits"]), right=True)
+                for each, there in shown
+                for sheet in there
+            ),
         ]
-        for row, title in enumerate(sheet["titles"])
+        for row, title in enumerate(first["titles"])
     ]
-    return replace(table, rows=[head, *rows], heads=1)
+    return replace(table, name="All heads", rows=[head, *under, *rows], heads=lines)
 
 
 class _Reader(HTMLParser):
