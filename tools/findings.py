@@ -18,6 +18,7 @@ from toeplens.papers.positional_symbolic.pretrained import Pretrained, open_reco
 from toeplens.papers.positional_symbolic.pretrained.changes import PREVIOUS, previous, retrieving
 from toeplens.papers.positional_symbolic.pretrained.clustered import ByText, by_text
 from toeplens.papers.positional_symbolic.pretrained.heads import Heads, effects_of
+from toeplens.studies.kit.verdicts import told_of
 from toeplens.studies.probing import RETRIEVES, Behaviour
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -174,7 +175,7 @@ def _position(study: Pretrained) -> Iterator[str]:
     yield (
         f"Taking position from one head at a time costs most in layer {heads.layer[at] + 1} head {heads.head[at] + 1}: "
         f"{effects[at]:.3f} nats a token, {effects[at] / effects[counted].sum():.0%} of what it costs in the "
-        f"{int(counted.sum())} heads whose interval leaves 0."
+        f"{int(counted.sum())} heads whose interval lies above 0."
     )
     yield (
         f"The most positional head is layer {heads.layer[most] + 1} head {heads.head[most] + 1} "
@@ -209,11 +210,17 @@ def _texts(study: Pretrained) -> Iterator[str]:
         + "; ".join(
             f"`{each.entry.claim.id}`{'' if each.part.essential else ' (a supporting part)'}, "
             f"{each.part.evidence.split(': ')[0]}: {each.value:.3f} [{each.low:.3f}, {each.high:.3f}], "
-            f"bar {_bar(each)}, *{each.verdict}*, over sequences {each.part.verdict}"
+            f"bar {_bar(each)}, *{each.verdict}*, over sequences {each.part.verdict}{_corrected(each)}"
             for each in others
         )
         + "."
     )
+
+
+def _corrected(each: ByText) -> str:
+    """What the ledger says of the part over sequences, where its correction makes it another verdict."""
+    told = told_of(each.entry.findings, each.entry.error)[each.entry.findings.index(each.part)]
+    return "" if told == each.part.verdict else f" ({told} with the correction)"
 
 
 def _bar(each: ByText) -> str:
