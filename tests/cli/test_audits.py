@@ -128,6 +128,11 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     assert (tmp_path / "c" / "report.html").stat().st_size > 10_000
     replaced = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "a")
     assert "holds an audit; give an empty or new directory" in replaced.refusal()
+    shutil.copytree(model, tmp_path / "other")
+    kept = (tmp_path / "a" / "audit.json").read_bytes()
+    refused = toeplens("audit", tmp_path / "other", "--tokens", tmp_path / "ids.npy", "--out", tmp_path / "a").refusal()
+    assert refused == f"error: out: {tmp_path / 'a'} holds the audit of {named!r}; give an empty or new directory."
+    assert (tmp_path / "a" / "audit.json").read_bytes() == kept
 
 
 @pytest.mark.parametrize(
@@ -144,9 +149,11 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
         (["--layers", "1-9"], "layers: 3 was given; the model has layers 1 to 2."),
         (["--layers", "0"], "layers: '0' was given; it must be numbers from 1 to 9999"),
         (["--layers", "1-99999999"], "it must be numbers from 1 to 9999"),
-        (["--seed", "-1"], "seed: -1 was given; it must be at least 0."),
+        (["--seed", "-1"], "seed: -1 was given; it must be from 0 to 2147483648."),
         (["--max-tokens", "33"], "sequences of 33 tokens were given; the model has positions for 32."),
         (["--effects", "all"], "effects: there is no 'all'"),
+        (["--effects", ""], "effects: there is no ''"),
+        (["--tokens", "bad.json", "--tokens=no.npy"], "tokens: 2 files were given; an audit reads one."),
         (["--dtype", "int8"], "dtype: there is no 'int8'"),
         (["--device", "tpu"], "device: 'tpu' was given; it must be auto, cpu, cuda or cuda:N."),
     ],

@@ -113,7 +113,7 @@ def test_what_has_to_be_known_of_one_of_several_is_said(toeplens: Toeplens, mode
         (["tiny", "tiny", "--engine", "rey"], "engine: there is no 'rey'"),
         (["tiny", "tiny", "--address", "auto"], "address: 'auto' was given, which only --engine ray takes."),
         (["tiny", "./tiny"], "model: ./tiny was given twice; each model has one audit."),
-        (["tiny", "other", "--seed", -1], "seed: -1 was given; it must be at least 0."),
+        (["tiny", "other", "--seed", -1], "seed: -1 was given; it must be from 0 to 2147483648."),
         (["tiny", "run", "--max-tokens", 8], "max_tokens: it was given; a run is audited on examples of its own"),
     ],
 )

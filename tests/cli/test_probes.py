@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,15 @@ def test_a_probe_is_written_over_an_older_one_alone(
     shown = toeplens("probe", model, "--text", text, "--out", out, *LITTLE)
     assert shown.code == 0
     assert "needle" in shown.out
+    other = shutil.copytree(model, tmp_path / "other")
+    refused = toeplens("probe", other, "--text", text, "--out", out, *LITTLE).refusal()
+    assert refused.endswith("/tiny'; give an empty or new directory.")
+    assert refused.startswith(f"error: out: {out} holds the probe of ")
+    twice = ("--text", text, "--text", tmp_path / "none.txt")
+    assert (
+        toeplens("probe", model, *twice, "--out", out, *LITTLE).refusal()
+        == "error: text: 2 were given; a probe reads one."
+    )
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "notes.txt").write_text("mine")
     refused = toeplens("probe", model, "--text", text, "--out", tmp_path / "else", *LITTLE).refusal()
@@ -53,9 +63,12 @@ def test_a_probe_is_written_over_an_older_one_alone(
     ("words", "sentence"),
     [
         (("--lengths", "64,many"), "lengths: '64,many' was given; it must be whole numbers with commas between them."),
-        (("--lengths", "32"), "lengths: 32 was given; each must be at least 64, and be given once."),
+        (("--lengths", "32"), "lengths: 32 was given; each must be from 64 to 1048576, and be given once."),
         (("--depths", "2"), "depths: 2 was given; each must be from 0 to 1, and be given once."),
-        (("--change", "layers=1"), "bands: none were given, nor speed, bias, attention or output; one is needed."),
+        (("--repeats", "0"), "repeats: 0 was given; it must be from 1 to 1000."),
+        (("--sequences", "1000000000"), "sequences: 1000000000 was given; it must be from 2 to 1000."),
+        (("--change", "layers=1"), "change: 'layers=1' says nothing that is to be done; it needs one of attention, "),
+        (("--change", "layers=1 speed=1e300"), "speed: 1e+300 was given; it must be from -1000000 to 1000000."),
         (("--change", "layers=1 heads=9 output=zero"), "heads: 9 was given; "),
         (("--change", "layers=7 output=zero"), "layers: 7 was given; there are 2 calls of self attention"),
         (("--change", "layers=1 still=9"), "still: "),

@@ -43,7 +43,8 @@ def audit(
         ),
     ] = None,
     tokens: Annotated[
-        Path | None, typer.Option(help="Token ids instead: .npy, or .json with a list or a list of lists.", parser=path)
+        list[Path] | None,
+        typer.Option(help="Token ids instead: .npy, or .json with a list or a list of lists.", parser=path),
     ] = None,
     layers: Annotated[
         str | None, typer.Option(help="Layers to measure, counted from 1, e.g. 1,4,9-12; all unless given.")
@@ -105,10 +106,12 @@ def audit(
         from toeplens.studies import auditing, probing
         from toeplens.studies.auditing.many import Request
 
-    if text and tokens is not None:
+    if text and tokens:
         raise InputError("tokens: it was given beside text; one of the two is allowed.")
+    if len(tokens or ()) > 1:
+        raise InputError(f"tokens: {len(tokens or ())} files were given; an audit reads one.")
     request = Request(
-        tokens=tokens,
+        tokens=tokens[0] if tokens else None,
         layers=None if layers is None else probing.numbers("layers", layers),
         heads=None if heads is None else probing.numbers("heads", heads),
         sequences=sequences,

@@ -9,13 +9,13 @@ import typer
 
 from toeplens.cli.options import Json, ModelDevice, ModelDtype, Pickled, path
 from toeplens.ground import InputError
-from toeplens.ground.places import entered
+from toeplens.ground.places import entered, must_be_of
 from toeplens.start import starting
 
 
 def probe(
     model: Annotated[str, typer.Argument(help="A transformers model's directory or name on the hub, or a GGUF file.")],
-    text: Annotated[Path, typer.Option(help="A text file (UTF-8) that texts are taken from.", parser=path)],
+    text: Annotated[list[Path], typer.Option(help="A text file (UTF-8) that texts are taken from.", parser=path)],
     out: Annotated[Path, typer.Option(help="Directory of the probe: its page and record.", parser=path)],
     change: Annotated[
         list[str] | None,
@@ -41,7 +41,7 @@ def probe(
         from toeplens.cli import audit_output, console
         from toeplens.report import write_probe
         from toeplens.sources.huggingface.beforehand import check_decoder
-        from toeplens.sources.huggingface.loading import open_model
+        from toeplens.sources.huggingface.loading import called_of, open_model
         from toeplens.studies import auditing, probing
 
     asked = probing.Asked(
@@ -52,8 +52,11 @@ def probe(
         lists,
     )
     wishes = [probing.read_change(each) for each in change or ()]
-    data = auditing.read_text(text)
+    if len(text) > 1:
+        raise InputError(f"text: {len(text)} were given; a probe reads one.")
+    data = auditing.read_text(text[0])
     with entered(out, "probe", (probing.RECORD,)), audit_output.AuditProgress() as progress:
+        must_be_of(out / probing.RECORD, called_of(model), "probe")
         loaded = open_model(model, dtype=dtype, device=device, pickled=pickled)  # type: ignore[arg-type]
         check_decoder(loaded, "a probe")
         found = probing.probe(

@@ -6,12 +6,13 @@ process at a time.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from toeplens.ground.errors import InputError
+from toeplens.ground.errors import InputError, shown
 from toeplens.ground.files import environment_failure, make_directory, write_text
 from toeplens.ground.locks import LOCK, locked, names_in
 
@@ -58,6 +59,20 @@ def write_page(path: Path, page: str, command: str) -> Path:
     """Write a page of ``command`` to ``path`` where `free` allows it; returns the path."""
     write_text(free(path, command), page)
     return Path(path)
+
+
+def must_be_of(path: Path, model: str, what: str) -> None:
+    """Refuse to replace the record of another model, at ``path``, by that of ``model``.
+
+    Arguments
+        what  what is recorded, for the sentence: ``audit``, ``probe``
+    """
+    try:
+        had = json.loads(path.read_text(encoding="utf-8"))["about"]["model"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # there is none, or none that could be read
+        return
+    if had is not None and had != model:
+        raise InputError(f"out: {path.parent} holds the {what} of {shown(had)}; give an empty or new directory.")
 
 
 @contextmanager

@@ -145,6 +145,23 @@ def test_types_that_are_not_known_are_named(tmp_path: Path) -> None:
         load_model(str(tmp_path / "odd.gguf"), device="cpu")
 
 
+def test_weights_of_more_layers_than_it_says_it_has_are_refused(tmp_path: Path) -> None:
+    content = bytearray(written(built("LlamaForCausalLM", **WIDE), tmp_path / "some.gguf").read_bytes())
+    at = content.index(b"llama.block_count") + len(b"llama.block_count") + 4  # after its type
+    content[at : at + 4] = (1).to_bytes(4, "little")
+    (tmp_path / "fewer.gguf").write_bytes(content)
+    with pytest.raises(InputError, match=r"fewer\.gguf says that it has 1 layers, and holds weights of layer 2; is w"):
+        load_model(str(tmp_path / "fewer.gguf"), device="cpu")
+
+
+def test_another_version_is_named(tmp_path: Path) -> None:
+    content = bytearray(written(built("LlamaForCausalLM", **WIDE), tmp_path / "some.gguf").read_bytes())
+    content[4:8] = (99).to_bytes(4, "little")
+    (tmp_path / "new.gguf").write_bytes(content)
+    with pytest.raises(InputError, match=r"new\.gguf is a GGUF file of version 99, which the package gguf does not"):
+        load_model(str(tmp_path / "new.gguf"), device="cpu")
+
+
 def test_one_piece_of_several_is_refused(tmp_path: Path) -> None:
     path = written(
         built("LlamaForCausalLM", **WIDE), tmp_path / "a.gguf", lambda writer: writer.add_uint16("split.count", 3)

@@ -418,8 +418,14 @@ def test_records_and_tables_are_kept(tmp_path: Path) -> None:
         ([[3] * 41], {}, "sequences of 41 tokens were given; the model has positions for 40"),
         ("a text", {}, "tokenizer: it was not given"),
         (TOKENS, {"layers": [0, 7]}, "layers: 7 was given; the model has layers 0 to 1"),
-        (TOKENS, {"sequences": 0}, "sequences: 0 was given; it must be at least 1"),
-        (TOKENS, {"max_tokens": 1}, "max_tokens: 1 was given; it must be at least 2"),
+        (TOKENS, {"sequences": 0}, "sequences: 0 was given; it must be from 1 to 100000"),
+        (TOKENS, {"max_tokens": 1}, "max_tokens: 1 was given; it must be from 2 to 1048576"),
+        (TOKENS, {"max_tokens": 10**23}, "max_tokens: 1000.* was given; it must be from 2 to 1048576"),
+        (TOKENS, {"needles": 10**9}, "needles: 1000000000 was given; it must be from 0 to 1000"),
+        (TOKENS, {"seed": 10**20}, "seed: 1000.* was given; it must be from 0 to 2147483648"),
+        (TOKENS, {"effects": "exact", "first": 99}, "first: 99 was given; there are 8 heads to choose from"),
+        (TOKENS, {"effects": "exact", "first": 3, "layers": [0], "heads": [1]}, "first: 3 .* there are 1 heads to ch"),
+        (None, {"max_tokens": 10**6}, "max_tokens: sequences of 1000000 tokens were given; the model has positions f"),
         (TOKENS, {"effects": "some"}, "effects: there is no 'some'"),
     ],
 )
@@ -477,6 +483,16 @@ def test_models_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no weights as safetensors.*--pickled"):
         audit(pickled, TOKENS)
     assert audit(pickled, TOKENS, effects="none", pickled=True).heads == made.heads
+    pieces = tmp_path / "pieces"
+    model.save_pretrained(pieces, max_shard_size="20KB")
+    first, *others = sorted(pieces.glob("model-*.safetensors"))
+    assert len(others) > 1
+    first.unlink()
+    with pytest.raises(InputError, match=rf"could not be loaded: its piece {first.name} is missing\.$"):
+        audit(pieces, TOKENS)
+    others[0].unlink()
+    with pytest.raises(InputError, match=rf"its piece {first.name} is missing \(and 1 more\)\.$"):
+        audit(pieces, TOKENS)
     holed = {name: x for name, x in weights.items() if "layers.1.self_attn.q_proj" not in name}
     model.save_pretrained(tmp_path / "holed", state_dict=holed)
     with pytest.raises(InputError, match=r"lacks weights of the attention: .*layers\.1\.self_attn\.q_proj"):

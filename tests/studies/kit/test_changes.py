@@ -75,7 +75,7 @@ def test_bands_that_are_exchanged_are_those_of_the_model(llama: Loaded) -> None:
     ("text", "sentence"),
     [
         ("heads=1 output=zero", "^change: .* names no layers"),
-        ("layers=1", "none were given, nor speed"),
+        ("layers=1", "^change: 'layers=1' says nothing that is to be done; it needs one of attention, bias"),
         ("layers=1 zero", "^change: 'zero' in 'layers=1 zero' is no setting; allowed are .* still, silent, exchange, "),
         ("layers=0 output=zero", "^layers: '0' was given"),
         ("layers=1 output=none", "^output: there is no 'none'"),

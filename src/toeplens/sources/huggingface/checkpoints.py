@@ -12,6 +12,7 @@ from toeplens.sources.huggingface.failures import words
 from toeplens.sources.huggingface.quantised import Quantised, read_gguf
 
 CONFIG = "config.json"
+_PIECES = "model.safetensors.index.json"  # which tensor is in which piece
 GGUF = ".gguf"
 LIMIT = 5  # seconds that the hub has to answer
 _NAMED = 100  # characters of what is no name that are told
@@ -55,6 +56,15 @@ class Checkpoint:
         if not isinstance(content, dict):
             raise InputError(f"model: {path} is damaged: it is not a configuration.")
         return content
+
+    def missing(self) -> list[str]:
+        """The pieces of a directory's weights that its index names and it does not have."""
+        place = Path(self.place)
+        try:
+            named = json.loads((place / _PIECES).read_text(encoding="utf-8"))["weight_map"].values()
+            return sorted({str(each) for each in named if not (place / str(each)).is_file()})
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return []  # none is, or transformers says what is wrong
 
 
 def checkpoint_of(name: str) -> Checkpoint:

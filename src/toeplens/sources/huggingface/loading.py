@@ -52,9 +52,8 @@ class Loaded:
 
     @property
     def called(self) -> str:
-        """A name on the hub as it is; of a directory or a file the last two parts; else the model's class."""
-        name = self.name or getattr(self.model.config, "name_or_path", "") or type(self.model).__name__
-        return "/".join(Path(name).resolve().parts[-2:]) if Path(name).exists() else name
+        """As records have it (`called_of`); the model's class where it has no name."""
+        return called_of(self.name or getattr(self.model.config, "name_or_path", "") or type(self.model).__name__)
 
     @cached_property
     def attention(self) -> tuple[str, ...]:
@@ -134,6 +133,11 @@ class Loaded:
         return re.sub(r"(^|\.)\d+(?=\.)", r"\1*", name.removeprefix(prefix))
 
 
+def called_of(name: str) -> str:
+    """What a model is called in records: a name on the hub as it is; of a directory or a file the last two parts."""
+    return "/".join(Path(name).resolve().parts[-2:]) if Path(name).exists() else name
+
+
 def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> Loaded:
     """A transformers model from a directory, or from the hub or its cache.
 
@@ -194,7 +198,7 @@ def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool)
     except Exception as error:  # whatever a library of hundreds of models may raise over any file
         if out_of_memory(error):
             raise full from None
-        raise InputError(f"model: {name} could not be loaded: {_why(error, pickled)}") from None
+        raise InputError(f"model: {name} could not be loaded: {_why(error, files, pickled)}") from None
     unlike = sorted(info["mismatched_keys"])
     if unlike:
         key, there, wanted = unlike[0]
@@ -232,7 +236,7 @@ def load_tokenizer(name: str) -> Any:
         found, empty, why = None, True, words(error)
     if empty:
         raise InputError(
-            f"model: {name} has no tokenizer that can be read ({why}); tokens must be given instead of text."
+            f"model: {name} has no tokenizer that can be read ({why}), which a text needs; an audit takes tokens too."
         )
     return found
 
@@ -324,7 +328,10 @@ def _class(transformers: Any, config: Any, name: str) -> Any:
     raise InputError(f"model: {name} is of type {config.model_type}, of which transformers has no model.")
 
 
-def _why(error: Exception, pickled: bool) -> str:
+def _why(error: Exception, files: Checkpoint, pickled: bool) -> str:
+    missing = files.missing()
+    if missing:
+        return f"its piece {missing[0]} is missing{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}."
     if isinstance(error, SafetensorError):
         return f"its weights are damaged ({words(error)})."
     if not pickled and "safetensors" in str(error) and isinstance(error, OSError):

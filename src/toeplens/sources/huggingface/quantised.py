@@ -12,6 +12,8 @@ from typing import Any
 from toeplens.ground import EnvironmentFailure, InputError
 
 _NEEDED = ("gguf", "accelerate")
+_VERSION = re.compile(r"file appears to be version (\d+)")
+_BLOCK = re.compile(r"blk\.(\d+)\.")
 _UNKNOWN = re.compile(r"(\d+)\)? is not a valid (GGMLQuantizationType|GGUFValueType)")
 
 
@@ -62,6 +64,8 @@ def _read(path: Path, _size: int, _changed: int) -> Quantised:
         found = GGUFReader(path)
         pieces = _number(found, "split.count")
         architecture = found.fields["general.architecture"].contents()
+        layers = _number(found, f"{architecture}.block_count")
+        blocks = {int(match[1]) for tensor in found.tensors if (match := _BLOCK.match(tensor.name))}
         types = Counter(tensor.tensor_type.name for tensor in found.tensors)
     except InputError:
         raise
@@ -72,9 +76,19 @@ def _read(path: Path, _size: int, _changed: int) -> Quantised:
         if unknown is not None:
             kind = "tensors" if unknown[2] == "GGMLQuantizationType" else "values"
             raise InputError(f"model: {path} keeps {kind} in a type that is not known (number {unknown[1]}).") from None
+        version = _VERSION.search(str(error))
+        if version is not None:
+            raise InputError(
+                f"model: {path} is a GGUF file of version {version[1]}, which the package gguf does not read."
+            ) from None
         raise InputError(f"model: {path} is damaged or cut short.") from None
     if pieces > 1:
         raise InputError(f"model: {path} is one of {pieces} pieces; a GGUF file that is whole must be given.")
+    if layers and blocks and max(blocks) >= layers:
+        raise InputError(
+            f"model: {path} says that it has {layers} layers, and holds weights of layer {max(blocks) + 1}; is what it "
+            "says of itself another model's?"
+        )
     if not types:
         raise InputError(f"model: {path} holds no weights.")
     return Quantised(str(architecture), tuple(types.most_common()))

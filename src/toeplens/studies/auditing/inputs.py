@@ -60,6 +60,7 @@ def sequences_of(
         words = loaded.vocabulary
         if words is None:
             raise InputError("tokens: they must be given; the vocabulary of this model is not known.")
+        check_length(loaded, "max_tokens", length)
         named = (each for key, each in vars(loaded.model.config).items() if key.endswith("token_id"))
         special = [each for each in named if isinstance(each, int)]
         return repeated(words, special, sequences, length, seed), tokenizer

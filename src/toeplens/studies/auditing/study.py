@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from toeplens.ground import EnvironmentFailure, InputError, choose
-from toeplens.ground.machine import out_of_memory
+from toeplens.ground.machine import out_of_memory, within
 from toeplens.sources.huggingface import Change, NoGradient, NoPosition, as_tokens
 from toeplens.sources.huggingface.beforehand import Called, calls_of
 from toeplens.sources.huggingface.failures import of_libraries, words
@@ -28,9 +28,11 @@ from toeplens.studies.auditing.padded import measure_padded
 from toeplens.studies.auditing.record import NoSuchHead, NoSuchLayer
 from toeplens.studies.auditing.retrieving import needles_of, scores_of, with_retrieval
 from toeplens.studies.kit.changes import told
+from toeplens.studies.kit.questions import LONGEST, MOST_ASKED, SEEDS
 
 Silencing = Literal["exact", "position", "bands", "attribution", "none"]
 EXAMPLES = 256  # of a run's test set, unless told otherwise
+_MOST = 100_000  # sequences, and heads that are wanted
 
 
 def audit(
@@ -145,6 +147,7 @@ def audit(
         measured = with_retrieval(measured, scores)
         changed = not_silenced(measured)
         _check_heads(some, [each.layer.heads for each in measured])
+        _check_first(first, [each.layer.heads if some is None else len(some) for each in measured])
         if effects != "none":
             try:
                 say = partial(report, "heads")
@@ -186,20 +189,20 @@ def check_options(
 ) -> None:
     """Refuse options of `audit` that go with no model, or not with one another."""
     choose("effects", effects, get_args(Silencing))
-    for field, number, least in (
-        ("sequences", sequences, 1),
-        ("max_tokens", max_tokens, 2),
-        ("seed", seed, 0),
-        ("first", first, 1),
-        ("needles", needles, 0),
+    for field, number, least, most in (
+        ("sequences", sequences, 1, _MOST),
+        ("max_tokens", max_tokens, 2, LONGEST),
+        ("seed", seed, 0, SEEDS),
+        ("first", first, 1, _MOST),
+        ("needles", needles, 0, MOST_ASKED),
     ):
-        if number is not None and number < least:
-            raise InputError(f"{field}: {number} was given; it must be at least {least}.")
+        within(field, number, least, most)
     if heads is not None and not len(heads):
         raise InputError("heads: none were given; at least one is needed.")
     for field, given in (("first", first), ("heads", heads)):
         if given is not None and effects not in ("exact", "position"):
-            raise InputError(f"{field}: it was given beside effects {effects!r}; it is of exact and position alone.")
+            without = "without effects" if effects == "none" else f"beside effects {effects!r}"
+            raise InputError(f"{field}: it was given {without}; it is of the effects exact and position alone.")
     if changes and (effects != "none" or needles):
         field = "needles" if needles else "effects"
         raise InputError(f"changes: they were given beside {field}; a changed model is measured without.")
@@ -229,6 +232,11 @@ def _check_heads(heads: frozenset[int] | None, counts: Sequence[int]) -> None:
     most = max(counts, default=0)
     if heads is not None and not 0 <= min(heads) <= max(heads) < most:
         raise NoSuchHead(max(heads), most - 1)
+
+
+def _check_first(first: int | None, counts: Sequence[int]) -> None:
+    if first is not None and first > sum(counts):
+        raise InputError(f"first: {first} was given; there are {sum(counts)} heads to choose from.")
 
 
 def _key(

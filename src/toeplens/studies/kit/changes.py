@@ -23,6 +23,7 @@ _EXAMPLE = "'layers=3-5 heads=1,4 output=zero' or 'layers=all still=1-8'"
 _MOST = 10_000
 _BANDS = ("still", "silent", "exchange")
 _KEYS = ("layers", "heads", "groups", "kind", "side", *_BANDS, "speed", "bias", "attention", "output", "seed")
+_DONE = {*_BANDS, "speed", "bias", "attention", "output"}
 _RUNS = 8  # of pairs that are exchanged, which are told
 
 
@@ -126,6 +127,11 @@ def read_change(text: str) -> Wish:
         given[key] = value
     if "layers" not in given:
         raise InputError(f"change: {text!r} names no layers; a change is written as {_EXAMPLE}.")
+    if not given.keys() & _DONE:
+        raise InputError(
+            f"change: {text!r} says nothing that is to be done; it needs one of {listed(sorted(_DONE))}, as in "
+            f"{_EXAMPLE}."
+        )
     layers = None if given["layers"] == "all" else numbers("layers", given["layers"])
     bands = {name: numbers(name, given[name]) for name in ("still", "silent") if name in given}
     options: dict[str, Any] = {name: numbers(name, given[name]) for name in ("heads", "groups") if name in given}

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int
 
-from toeplens.ground import InputError
+from toeplens.ground import InputError, shown
+from toeplens.ground.machine import within
 
 Behaviour = Literal["loss", "needle", "no needle", "copying", "counting", "order"]  # what a language model is asked
 # what each behaviour is, in words
@@ -33,7 +34,8 @@ _WORDS = (
 _COUNTS = ("one", "two", "three", "four", "five")
 _SHOTS = 3  # solved examples before a question about a list
 _LISTED = 6  # words of a list
-_SHORTEST = 64  # tokens
+_SHORTEST, LONGEST = 64, 1 << 20  # tokens
+MOST_ASKED, SEEDS = 1000, 2**31  # of each kind of question; the largest seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +77,17 @@ class Asked:
 
     def __post_init__(self) -> None:
         for field, numbers, low, high in (
-            ("lengths", self.lengths, _SHORTEST, None),
+            ("lengths", self.lengths, _SHORTEST, LONGEST),
             ("depths", self.depths, 0, 1),
-            ("repeats", (self.repeats,), 1, None),
-            ("sequences", (self.sequences,), 2, None),
-            ("lists", (self.lists,), 2, None),
         ):
-            wrong = [each for each in numbers if not low <= each or (high is not None and each > high)]
-            if wrong or not numbers or len(set(numbers)) < len(numbers):
-                least = f"at least {low}" if high is None else f"from {low} to {high}"
-                given = ", ".join(f"{each:g}" for each in numbers) or "nothing"
-                raise InputError(f"{field}: {given} was given; each must be {least}, and be given once.")
+            if not numbers or len(set(numbers)) < len(numbers) or not all(low <= each <= high for each in numbers):
+                given = ", ".join(shown(each) if isinstance(each, int) else f"{each:g}" for each in numbers)
+                raise InputError(
+                    f"{field}: {given or 'nothing'} was given; each must be from {low} to {high}, and be given once."
+                )
+        within("repeats", self.repeats, 1, MOST_ASKED)
+        within("sequences", self.sequences, 2, MOST_ASKED)
+        within("lists", self.lists, 2, MOST_ASKED)
 
 
 class Writer:
@@ -182,7 +184,7 @@ class Writer:
         tokens += [*self._ids(question), self._word(answer)]
         given = choices or [self._word(word) for word in words]
         if len(set(given)) < len(given):
-            raise InputError("tokenizer: two words of a list are the same token in it; it does not know these words.")
+            raise InputError("model: two words of a list are the same token of its tokenizer; it does not know them.")
         return Item(
             behaviour=behaviour,
             tokens=tuple(tokens),
@@ -197,15 +199,17 @@ class Writer:
         known = [word for word in _WORDS.split() if len(self._within(word)) == 1]
         if len(known) < 2 * _LISTED:
             raise InputError(
-                f"tokenizer: only {len(known)} of the words that lists are made of are one token in it; at least "
-                f"{2 * _LISTED} are needed."
+                f"model: only {len(known)} of the words that lists are made of are one token of its tokenizer; at "
+                f"least {2 * _LISTED} are needed."
             )
         return known
 
     def _word(self, word: str) -> int:
         found = self._within(word)
         if len(found) != 1:
-            raise InputError(f"tokenizer: {word!r} is {len(found)} tokens in it; lists need words of one token.")
+            raise InputError(
+                f"model: {word!r} is {len(found)} tokens of its tokenizer; questions about lists need words of one."
+            )
         return found[0]
 
     def _within(self, text: str, space: str = " ") -> list[int]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from toeplens.ground import EnvironmentFailure, InputError, read_json, write_json
-from toeplens.ground.machine import out_of_memory
+from toeplens.ground.machine import out_of_memory, within
 from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface.beforehand import calls_of, check_decoder, check_length, check_predicts
 from toeplens.sources.huggingface.failures import of_libraries, words
@@ -23,7 +23,7 @@ from toeplens.sources.huggingface.loading import Dtype, Loaded, open_model
 from toeplens.sources.huggingface.model import library
 from toeplens.sources.huggingface.predictions import Predictions, predictions
 from toeplens.studies.kit.changes import told
-from toeplens.studies.kit.questions import Asked, Item, Writer, batches
+from toeplens.studies.kit.questions import SEEDS, Asked, Item, Writer, batches
 from toeplens.studies.kit.retrieving import HeadRetrieval, retrieval_of
 from toeplens.studies.probing.record import ItemRecord, ProbeRecord
 
@@ -57,8 +57,7 @@ class Probing:
         loaded.check_numbers()
         loaded.check_all()
         check_length(loaded, "lengths", max(asked.lengths))
-        if seed < 0:
-            raise InputError(f"seed: {seed} was given; it must be at least 0.")
+        within("seed", seed, 0, SEEDS)
         items = Writer(loaded.tokenizer() if tokenizer is None else tokenizer, text, seed).items(asked)
         about = {
             "model": loaded.called,

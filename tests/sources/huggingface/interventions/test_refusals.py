@@ -93,7 +93,7 @@ def test_a_head_is_changed_once_and_a_side_is_named_where_there_are_two() -> Non
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({}, "bands: none were given, nor speed, bias, attention or output"),
+        ({}, "bands: none were given, nor a speed other than 1, bias, attention or output"),
         ({"speed": 0.0, "output": "zero"}, "output: it was given beside speed"),
         ({"bands": BandControl(silent=(0,)), "output": "zero"}, "output: it was given beside silent"),
         ({"attention": "positional", "bias": False}, "attention: it was given beside bias"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from toeplens.ground import InputError, reading
 from toeplens.ground.machine import within
 from toeplens.ground.records import AtLeast1
+from toeplens.studies.kit.questions import LONGEST, SEEDS
 from toeplens.studies.kit.study import Begun
 from toeplens.studies.probing import Asked
 
@@ -16,7 +17,6 @@ BANDS = 8  # into which each layer's frequencies are parted, by their speed
 DRAWS = 3  # of heads, or of frequencies, that are there for comparison
 TOGETHER = 32  # sequences whose mean tells position from content: 1/32 of what keys hold is left in that mean
 AUDITED, PROBED = "audit", "probe"
-LONGEST = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Plan:
         within("tokens", self.tokens, 16, LONGEST)
         within("effect_tokens", self.effect_tokens, 16, self.tokens)
         within("probe_tokens", self.probe_tokens, 64, LONGEST)
-        within("seed", self.seed, 0, 2**31)
+        within("seed", self.seed, 0, SEEDS)
         if not self.texts:
             raise InputError("text: none was given; at least one is needed.")
 

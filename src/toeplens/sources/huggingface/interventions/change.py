@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -13,6 +12,7 @@ from toeplens.ground.words import spans
 from toeplens.lens.kit.pieces import NoForm
 from toeplens.sources.huggingface.capture.calls import AttentionCall, Kind, Side
 
+_FASTEST = 1_000_000  # beyond that angles of a few tokens are roundings
 Part = Literal["positional", "symbolic"]
 Output = Literal["zero", "mean", "resample"]
 
@@ -81,13 +81,15 @@ class Change:
             raise InputError("groups: they were given beside heads; one of the two is allowed.")
         if self.bands is not None and self.bands.heads is not None:
             raise InputError("bands: heads were given in them; the change's own heads or groups are meant.")
-        if not math.isfinite(self.speed):
-            raise InputError(f"speed: {self.speed} was given; it must be a number.")
+        if not abs(self.speed) <= _FASTEST:
+            raise InputError(f"speed: {self.speed} was given; it must be from -{_FASTEST} to {_FASTEST}.")
         if self.seed < 0:
             raise InputError(f"seed: {self.seed} was given; it must be at least 0.")
         given = [name for name, value in self._ways().items() if value]
         if not given:
-            raise InputError("bands: none were given, nor speed, bias, attention or output; one is needed.")
+            raise InputError(
+                "bands: none were given, nor a speed other than 1, bias, attention or output; one is needed."
+            )
         logits = [name for name in given if name in ("bands", "speed", "bias")]
         if len(given) > max(1, len(logits)):
             first = self._turning if given[0] == "bands" else given[0]

@@ -13,8 +13,8 @@ import torch
 
 from toeplens.ground import choose
 from toeplens.ground.locks import LOCK
-from toeplens.ground.places import entered
-from toeplens.sources.huggingface.loading import Dtype, open_model
+from toeplens.ground.places import entered, must_be_of
+from toeplens.sources.huggingface.loading import Dtype, called_of, open_model
 from toeplens.sources.huggingface.model import library
 from toeplens.studies.auditing.audit import RECORD, Audit, parquet_of, save
 from toeplens.studies.auditing.inputs import read_tokens
@@ -58,7 +58,7 @@ class Request:
     @property
     def method(self) -> str:
         """What is done to each head."""
-        return self.effects or ("none" if self.wishes else "exact")
+        return ("none" if self.wishes else "exact") if self.effects is None else self.effects
 
     def check(self) -> None:
         """Refuse what is wrong whatever the model."""
@@ -123,6 +123,8 @@ def audit_in(
         digest  of the request, to be told by what its audit is of
     """
     with entered(directory, "audit", (RECORD, PARTS)):
+        if not is_run(model):
+            must_be_of(directory / RECORD, called_of(model), "audit")
         if tokens is None and request.tokens is not None:
             tokens = read_tokens(request.tokens)
         try:
