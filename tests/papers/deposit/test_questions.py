@@ -172,18 +172,20 @@ def test_every_variant_is_in_some_part() -> None:
 def test_what_has_fewer_seeds_than_asked_for_is_said_and_is_so():
     desk = SCALES["desk"]
     assert desk.fewer(5) == ""
-    assert desk.fewer(6).startswith("5 seeds of Task 2, RoPE on 1 head and RoPE on 2 heads; but of Absolute")
+    assert desk.fewer(6).startswith(
+        "5 seeds of Task 2, RoPE on 1 head and RoPE on 2 heads; but of RoPE on 1 head (Task 1, released) 6"
+    )
     assert "; 10 seeds of RoPE; NoPE;" in desk.fewer(20)
     assert "of RoPE (Task 2, released) 15" in desk.fewer(20)
     assert "MLA" not in desk.fewer(20)
     seeds: dict[tuple[str, str, str], set[int]] = {}
-    for cell in grid("desk", PROTOCOLS, 20):
+    for cell in grid("desk", PROTOCOLS, 30):
         seeds.setdefault((cell.key.protocol, cell.key.task, cell.key.label), set()).add(cell.key.seed)
     for protocol in PROTOCOLS:
         for label in desk.labels[COUNT]:
             assert len(seeds[protocol, COUNT, label]) == (15 if (protocol, label) == ("released", "rope") else 5)
-        assert len(seeds[protocol, DISTANCE, "mla"]) == 20
-        assert len(seeds[protocol, DISTANCE, "absolute"]) == (20 if protocol == "released" else 10)
+        assert len(seeds[protocol, DISTANCE, "mla"]) == (30 if protocol == "paper" else 20)
+        assert len(seeds[protocol, DISTANCE, "absolute"]) == (30 if protocol == "released" else 10)
 
 
 def test_what_may_learn_longer_is_the_same_training_allowed_to_go_on():

@@ -56,7 +56,8 @@ class Scale(Preset):
             if isinstance(name, tuple):
                 protocol, task, label = name
                 where = f"Task {1 + (task == COUNT)}, {protocol}"
-                alone.append(f"of {title(label)} ({where}) {min(most, seeds)}")
+                if min(most, seeds) != min(self.most_seeds.get(each, seeds) for each in (task, label)):
+                    alone.append(f"of {title(label)} ({where}) {min(most, seeds)}")
             elif most < seeds:
                 of_each.setdefault(most, []).append("Task 2" if name == COUNT else title(name))
         told = "; ".join(f"{most} seeds of {listed(names)}" for most, names in of_each.items())
@@ -85,7 +86,8 @@ DESK = Scale(
     most_seeds={COUNT: 5}
     | {str(Label(PARTIAL, heads)): 5 for heads in (1, 2)}
     | {label: 10 for label in (*_CURVES, "rope-alone") if label != "mla"}
-    | {("released", DISTANCE, "absolute"): 20, ("paper", DISTANCE, "relative"): 20}
+    | {("released", DISTANCE, "absolute"): 30, ("paper", DISTANCE, "relative"): 30}
+    | {("paper", DISTANCE, "mla"): 30, ("released", DISTANCE, "mla"): 20, ("paper", DISTANCE, "rope"): 20}
     | {("released", DISTANCE, str(Label(PARTIAL, heads))): 10 for heads in (1, 2)}
     | {("released", COUNT, "rope"): 15},
     longer={("released", DISTANCE, label): 12 for label in ("alibi", "relative")},
