@@ -88,7 +88,8 @@ def test_what_is_said_of_the_desk_record(record: Path, results: Results) -> None
     assert np.mean([cell.accuracy >= 0.99 for cell in paper.cells]) >= 0.9
     for label in ("alibi", "nope"):
         assert all(cell.accuracy > 0.99 for cell in paper.of(DISTANCE, label))
-    assert [cell.accuracy < 0.9 for cell in paper.of(DISTANCE, "relative")].count(True) == 1
+    few = [round(100 * cell.accuracy) for cell in paper.of(DISTANCE, "relative") if cell.accuracy < 0.9]
+    assert (sorted(few), len(paper.of(DISTANCE, "relative"))) == ([15, 88], 30)
     for label in ("alibi", "relative"):
         cells = released.of(DISTANCE, label)
         assert all(cell.settled for cell in cells)
@@ -109,9 +110,9 @@ def test_what_is_said_of_the_desk_record(record: Path, results: Results) -> None
     ]
     counted = [cell for under in (paper, released) for cell in under.cells if cell.key.task == COUNT]
     assert len(counted) == 50
-    assert (len(results.cells), sum(cell.key.task == DISTANCE for cell in results.cells)) == (260, 210)
+    assert (len(results.cells), sum(cell.key.task == DISTANCE for cell in results.cells)) == (300, 250)
     assert all(cell.settled and cell.accuracy >= 0.99 for cell in counted)
-    assert (sum(entry["verdict"] in OPEN for entry in ledger), len(ledger)) == (16, 52)
+    assert (sum(entry["verdict"] in OPEN for entry in ledger), len(ledger)) == (13, 52)
     assert next(e["verdict"] for e in ledger if (e["id"], e["protocol"]) == ("task1-rope-best", "paper")) == "fails"
     assert next(e for e in ledger if (e["id"], e["protocol"]) == (SUFFICE, "paper"))["verdict"] == "holds"
     full, one, two = (
