@@ -412,5 +412,5 @@ def test_effects_of_chosen_heads_alone(options: dict[str, Any]) -> None:
     for heads, sentence in refused.items():
         with pytest.raises(InputError, match=sentence):
             audit(model, tokens, heads=heads, **options)
-    with pytest.raises(InputError, match="heads: it was given beside effects 'none'"):
+    with pytest.raises(InputError, match="heads: it was given without effects; it is of the effects"):
         audit(model, tokens, heads=[1], effects="none")

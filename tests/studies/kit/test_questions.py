@@ -115,13 +115,13 @@ def test_batches_hold_each_item_once_with_others_like_it(items: list[Item]) -> N
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
-        ("lengths", (63,), "lengths: 63 was given; each must be at least 64"),
+        ("lengths", (63,), "lengths: 63 was given; each must be from 64 to 1048576"),
         ("lengths", (), "lengths: nothing was given"),
         ("lengths", (64, 64), "lengths: 64, 64 was given"),
         ("depths", (0.5, 1.5), "depths: 0.5, 1.5 was given; each must be from 0 to 1"),
-        ("repeats", 0, "repeats: 0 was given; each must be at least 1"),
-        ("sequences", 1, "sequences: 1 was given; each must be at least 2"),
-        ("lists", 1, "lists: 1 was given; each must be at least 2"),
+        ("repeats", 0, "repeats: 0 was given; it must be from 1 to 1000"),
+        ("sequences", 1, "sequences: 1 was given; it must be from 2 to 1000"),
+        ("lists", 1, "lists: 1 was given; it must be from 2 to 1000"),
     ],
 )
 def test_what_cannot_be_asked(field: str, value: Any, sentence: str) -> None:
@@ -143,5 +143,5 @@ def test_a_tokenizer_that_cuts_words_apart() -> None:
     letters = {each: at for at, each in enumerate([*map(chr, range(32, 127)), "\n", "[UNK]"])}
     made = Tokenizer(models.WordLevel(letters, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    with pytest.raises(InputError, match=r"tokenizer: .*one token"):
+    with pytest.raises(InputError, match=r"model: .*tokens of its tokenizer; questions about lists"):
         Writer(transformers.PreTrainedTokenizerFast(tokenizer_object=made), TEXT, 0).counting()
