@@ -18,6 +18,7 @@ from toeplens.studies.kit.questions import Item, batches
 
 RETRIEVES = 0.1  # retrieval score from which on a head is one that retrieves (Wu et al. 2024, section 2)
 _AT_ONCE = 1024  # tokens of a pass, over its sequences
+_DIGITS = 9  # of a score, so that a tenth of the tokens is a tenth
 Place = tuple[int, int]  # layer and head
 
 
@@ -73,6 +74,6 @@ def retrieval_of(
         raise InputError("needles: no self-attention of the model reads all of a text; its heads have no retrieval.")
     means = {place: np.sum(both, 0) / len(asked) for place, both in sums.items()}
     return tuple(
-        HeadRetrieval(layer=layer, head=head, score=float(both[0]), mass=float(both[1]))
+        HeadRetrieval(layer=layer, head=head, score=round(float(both[0]), _DIGITS), mass=float(both[1]))
         for (layer, head), both in sorted(means.items())
     )
