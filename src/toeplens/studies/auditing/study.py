@@ -132,8 +132,8 @@ def audit(
         )
     inputs, mask_token = inputs_of(model, read), mask_token_of(tokenizer)
     some = None if heads is None else frozenset(heads)
-    if wanted is not None or some is not None or changes:
-        _check_there(calls_of(model, inputs, changes), wanted, some)
+    if wanted is not None or some is not None or first is not None or changes:
+        _check_there(calls_of(model, inputs, changes), wanted, some, first)
     how = (effects, first, None if some is None else sorted(some))
     asked = needles_of(tokenizer, data, needles, read.tokens.shape[1], seed)
     how = (*how, [item.tokens for item in asked], [repr(change) for change in changes])
@@ -146,8 +146,7 @@ def audit(
             measured, whole = measure_padded(loaded, inputs, read.there, wanted, kept, report, changes)
         measured = with_retrieval(measured, scores)
         changed = not_silenced(measured)
-        _check_heads(some, [each.layer.heads for each in measured])
-        _check_first(first, [each.layer.heads if some is None else len(some) for each in measured])
+        _check_heads(some, first, [each.layer.heads for each in measured])
         if effects != "none":
             try:
                 say = partial(report, "heads")
@@ -218,25 +217,25 @@ def check_run_options(**options: Any) -> None:
         )
 
 
-def _check_there(calls: Sequence[Called], layers: frozenset[int] | None, heads: frozenset[int] | None) -> None:
-    """Refuse layers and heads that none of the calls has; what they are, where they are known."""
+def _check_there(
+    calls: Sequence[Called], layers: frozenset[int] | None, heads: frozenset[int] | None, first: int | None
+) -> None:
+    """Refuse layers and heads that none of the calls has, and more heads than they have, where they are known."""
     if not calls:
         return
     seen = {call.layer for call in calls}
     if layers is not None and not layers <= seen:
         raise NoSuchLayer(min(layers - seen), max(seen))
-    _check_heads(heads, [call.heads for call in calls if layers is None or call.layer in layers])
+    _check_heads(heads, first, [call.heads for call in calls if layers is None or call.layer in layers])
 
 
-def _check_heads(heads: frozenset[int] | None, counts: Sequence[int]) -> None:
+def _check_heads(heads: frozenset[int] | None, first: int | None, counts: Sequence[int]) -> None:
     most = max(counts, default=0)
     if heads is not None and not 0 <= min(heads) <= max(heads) < most:
         raise NoSuchHead(max(heads), most - 1)
-
-
-def _check_first(first: int | None, counts: Sequence[int]) -> None:
-    if first is not None and first > sum(counts):
-        raise InputError(f"first: {first} was given; there are {sum(counts)} heads to choose from.")
+    there = sum(count if heads is None else len(heads) for count in counts)
+    if first is not None and first > there:
+        raise InputError(f"first: {first} was given; there are {there} heads to choose from.")
 
 
 def _key(
