@@ -22,12 +22,18 @@ class BandControl:
     silent  these pairs are taken out: their part of every logit is 0
     order   pair t turns as pair ``order[t]`` did; None for all as they are
     heads   the heads that are meant; None for all
+
+    Raises `InputError` for pairs that are to be both still and silent.
     """
 
     still: tuple[int, ...] = ()
     silent: tuple[int, ...] = ()
     order: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if set(self.still) & set(self.silent):
+            raise InputError("silent: some of its pairs were given in still too; each must be in one of the two.")
 
     def check(self, pairs: int, num_heads: int) -> None:
         """Raise an `InputError` unless all of it fits ``pairs`` frequencies and ``num_heads`` heads."""

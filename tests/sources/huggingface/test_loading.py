@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,13 @@ def test_left_over_weights_of_attention_are_refused_and_others_listed(tmp_path: 
         ({"num_attention_heads": 3}, "The hidden size (16) is not a multiple of the number of attention heads (3)"),
         ({"num_attention_heads": 0}, "integer modulo by zero"),
         ({"num_attention_heads": "four"}, "Field 'num_attention_heads' expected int, got str (value: 'four')"),
-        ({"rope_parameters": {"rope_type": "odd", "rope_theta": 1e4}}, "there is no 'odd'"),
-        ({"hidden_act": "odd"}, "there is no 'odd'"),
+        (
+            {"rope_parameters": {"rope_type": "odd", "rope_theta": 1e4}},
+            "its rope_type is 'odd', which transformers does not know",
+        ),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "'x' as rope_theta; it must be a number"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "0 as rope_theta; it must be a number above"),
+        ({"hidden_act": "odd"}, "its hidden_act is 'odd', which transformers does not know"),
         ({"architectures": ["BertForMaskedLM"]}, "is a BertForMaskedLM by its architectures and of the type llama"),
         ({"architectures": "LlamaForCausalLM"}, "has 'LlamaForCausalLM' as architectures; it must be a list of names"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "could not be loaded"),
@@ -135,6 +141,24 @@ def test_so_are_those_of_a_model_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: many)
     with pytest.raises(InputError, match="has 1001 as num_hidden_layers"):
         loading.load_model("some/model", device="cpu")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", ["embed_tokens.weight", "layers.1.self_attn.k_proj.weight", "norm.weight"])
+def test_weights_that_are_not_finite_are_told_by_their_name(name: str, value: float) -> None:
+    loaded = built("LlamaForCausalLM", **LLAMA)
+    with torch.no_grad():
+        loaded.model.get_parameter(name).view(-1)[3] = value
+    said = rf"^model: model\.{re.escape(name)} has values that are not finite; all must be\.$"
+    with pytest.raises(InputError, match=said):
+        audit(loaded, TOKENS)
+
+
+def test_so_are_speeds_of_a_rotation() -> None:
+    loaded = built("LlamaForCausalLM", **LLAMA)
+    loaded.model.rotary_emb.inv_freq[1] = float("nan")
+    with pytest.raises(InputError, match=r"^model: model\.rotary_emb\.inv_freq has values that are not finite"):
+        audit(loaded, TOKENS)
 
 
 @pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "intermediate_size", "head_dim"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import logging
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from toeplens.ground import EnvironmentFailure, InputError, choose, shown
 from toeplens.ground.machine import keep_freed_memory, memory, out_of_memory
@@ -87,15 +88,22 @@ class Loaded:
         return load_tokenizer(source)
 
     def check_numbers(self) -> None:
-        """Refuse weights without numbers, but for those that are brought from elsewhere when they are needed."""
+        """Refuse weights, and speeds of rotations, that are no finite numbers.
+
+        Weights that are brought from elsewhere when they are needed are not looked at.
+        """
         for name, module in self.model.named_modules():
-            own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-            lost = [each for each, x in own if x.is_meta]
+            weights, others = dict(module.named_parameters(recurse=False)), dict(module.named_buffers(recurse=False))
+            lost = [each for each, x in {**weights, **others}.items() if x.is_meta]
+            where = f"{name}." if name else ""
             if lost and not hasattr(module, "_hf_hook"):
                 raise InputError(
-                    f"model: {f'{name}.' if name else ''}{lost[0]} is on the device meta, where it has no numbers; it "
-                    "must be on another."
+                    f"model: {where}{lost[0]} is on the device meta, where it has no numbers; it must be on another."
                 )
+            speeds = {each: x for each, x in others.items() if each.endswith("inv_freq")}
+            for each, x in {**weights, **speeds}.items():
+                if not x.is_meta and not _finite(x):
+                    raise InputError(f"model: {where}{each} has values that are not finite; all must be.")
 
     def check_all(self) -> None:
         """Refuse a model any of whose weights the checkpoint lacks: what it says would be of no trained model."""
@@ -198,7 +206,7 @@ def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool)
     except Exception as error:  # whatever a library of hundreds of models may raise over any file
         if out_of_memory(error):
             raise full from None
-        raise InputError(f"model: {name} could not be loaded: {_why(error, files, pickled)}") from None
+        raise InputError(f"model: {name} could not be loaded: {_why(error, files, config, pickled)}") from None
     unlike = sorted(info["mismatched_keys"])
     if unlike:
         key, there, wanted = unlike[0]
@@ -278,29 +286,39 @@ def place_of(device: str) -> str:
 def _config(transformers: Any, files: Checkpoint) -> Any:
     content = files.content()
     if content is not None:
-        _few_layers(files.name, content)
+        _check_fields(files.name, content)
     try:
         config = transformers.AutoConfig.from_pretrained(files.place, trust_remote_code=False, **files.options)
     except Exception as error:  # whatever its numbers make of the class of a model
         own_code = "trust_remote_code" in str(error)
         why = "it brings code of its own, which is never run" if own_code else words(error)
         raise InputError(f"model: {files.name} could not be loaded: {why}.") from None
-    _few_layers(files.name, config.to_dict())
+    _check_fields(files.name, config.to_dict())
     return config
 
 
-def _few_layers(name: str, content: dict[str, Any]) -> None:
-    """Refuse numbers of layers that no model has: they would be built one by one before anything is compared."""
+def _check_fields(name: str, content: dict[str, Any]) -> None:
+    """Refuse numbers of layers that no model has, which would be built one by one, and bases that are no numbers."""
+    for field, value in _fields(content):
+        number = isinstance(value, int | float)
+        if number and _LAYERS.match(field) and value > _MOST_LAYERS:
+            must = f"at most {_MOST_LAYERS}"
+        elif field == "rope_theta" and value is not None and not (number and value > 0):
+            must = "a number above 0"
+        else:
+            continue
+        raise InputError(f"model: the configuration of {name} has {shown(value)} as {field}; it must be {must}.")
+
+
+def _fields(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The fields of a configuration and of those in it, but for what is a configuration itself."""
     left = [content]
     while left:
         for field, value in left.pop().items():
             if isinstance(value, dict):
                 left.append(value)
-            elif isinstance(value, (int, float)) and _LAYERS.match(str(field)) and value > _MOST_LAYERS:
-                raise InputError(
-                    f"model: the configuration of {name} has {shown(value)} as {field}; it must be at most "
-                    f"{_MOST_LAYERS}."
-                )
+            else:
+                yield str(field), value
 
 
 def _class(transformers: Any, config: Any, name: str) -> Any:
@@ -328,7 +346,7 @@ def _class(transformers: Any, config: Any, name: str) -> Any:
     raise InputError(f"model: {name} is of type {config.model_type}, of which transformers has no model.")
 
 
-def _why(error: Exception, files: Checkpoint, pickled: bool) -> str:
+def _why(error: Exception, files: Checkpoint, config: Any, pickled: bool) -> str:
     missing = files.missing()
     if missing:
         return f"its piece {missing[0]} is missing{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}."
@@ -336,7 +354,17 @@ def _why(error: Exception, files: Checkpoint, pickled: bool) -> str:
         return f"its weights are damaged ({words(error)})."
     if not pickled and "safetensors" in str(error) and isinstance(error, OSError):
         return "it has no weights as safetensors; pickled ones are only read if that is allowed (--pickled)."
+    if isinstance(error, KeyError):  # of a table of what transformers has by that name
+        named = [field for field, value in _fields(config.to_dict()) if isinstance(value, str) and value in error.args]
+        if named:
+            return f"its {named[0]} is {error.args[0]!r}, which transformers does not know."
     return f"{words(error)}."
+
+
+def _finite(x: Tensor) -> bool:
+    """Whether all values are finite, by their extremes: no second tensor of their size is formed."""
+    known = x.numel() > 0 and x.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    return not known or all(map(math.isfinite, torch.stack(x.detach().aminmax()).tolist()))
 
 
 def _listed(names: Sequence[str]) -> str:
