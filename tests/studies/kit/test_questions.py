@@ -136,12 +136,45 @@ def test_a_text_that_is_too_short_and_a_length_without_room(words: Any) -> None:
         Writer(words, TEXT, 0).needle(30, 0.5)
 
 
-def test_a_tokenizer_that_cuts_words_apart() -> None:
+def _of_symbols(symbols: str) -> Any:
+    """A tokenizer of single characters; the others are unknown to it."""
     transformers = pytest.importorskip("transformers")
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    letters = {each: at for at, each in enumerate([*map(chr, range(32, 127)), "\n", "[UNK]"])}
-    made = Tokenizer(models.WordLevel(letters, unk_token="[UNK]"))
+    made = Tokenizer(models.WordLevel({each: at for at, each in enumerate(["[UNK]", *symbols])}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    with pytest.raises(InputError, match=r"model: .*tokens of its tokenizer; questions about lists"):
-        Writer(transformers.PreTrainedTokenizerFast(tokenizer_object=made), TEXT, 0).counting()
+    made.decoder = decoders.Fuse()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]")
+
+
+def test_where_words_are_several_tokens_the_first_of_an_answer_is_asked_for() -> None:
+    """Of letters: words that begin alike are never in one list, and counts are digits, as two and three begin alike."""
+    letters = _of_symbols("\n" + "".join(map(chr, range(32, 127))))
+    items = Writer(letters, TEXT, 0).items(ASKED)
+    for behaviour in ("counting", "order"):
+        for item in of(items, behaviour):
+            text = letters.decode(item.tokens)
+            listed, question = text[text.rindex("List: ") + 6 :].split(". ", 1)
+            found = listed.split(", ")
+            assert item.tokens[item.places[0]] in item.choices
+            assert text[: item.places[0]].endswith("Answer: "), "the blank is given, the first letter asked for"
+            if behaviour == "counting":
+                assert letters.decode(item.choices) == "12345"
+                asked = question.split("does ")[1].split(" occur")[0]
+                assert text[-1] == str(found.count(asked))
+            else:
+                assert letters.decode(item.choices) == "".join(word[0] for word in found)
+                asked = question.split("comes after ")[1].split("?")[0]
+                assert text[-1] == found[found.index(asked) + 1][0]
+
+
+@pytest.mark.parametrize(
+    ("symbols", "sentence"),
+    [
+        ("\n .,:?LHAWabcdefg012345", r"^model: only 7 of the words that lists are made of begin with a token of their"),
+        ("\n .,:?LHAWabcdefghijklmnopqrsuvwxyz", "^model: its tokenizer does not tell the numbers from one to five"),
+    ],
+)
+def test_a_tokenizer_that_does_not_know_the_words(symbols: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Writer(_of_symbols(symbols), TEXT, 0).counting()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -32,8 +33,10 @@ _WORDS = (
     "milk boat gold fire snow chair book door sea sun moon hand egg salt wood"
 )
 _COUNTS = ("one", "two", "three", "four", "five")
+_DIGITS = ("1", "2", "3", "4", "5")
 _SHOTS = 3  # solved examples before a question about a list
 _LISTED = 6  # words of a list
+_ENOUGH = 2 * _LISTED  # words that lists are drawn from, at least
 _SHORTEST, LONGEST = 64, 1 << 20  # tokens
 MOST_ASKED, SEEDS = 1000, 2**31  # of each kind of question; the largest seed
 
@@ -93,8 +96,10 @@ class Asked:
 class Writer:
     """Makes items of a text and a tokenizer.
 
-    Raises `InputError` for a text that is too short, and for a tokenizer in which the words of lists are several
-    tokens.
+    Words of lists are one token each; where a tokenizer has too few such (letters, bytes), they are those that begin
+    with different tokens, and the first of an answer is what is to be predicted.
+
+    Raises `InputError` for a text that is too short, and for a tokenizer that does not tell the words of lists apart.
     """
 
     def __init__(self, tokenizer: Any, text: str, seed: int) -> None:
@@ -157,60 +162,73 @@ class Writer:
 
     def counting(self) -> Item:
         """How often a word stands in a list."""
-        choices = [self._word(word) for word in _COUNTS]
-        return self._listed("counting", choices, self._counted)
+        return self._listed("counting", self._counts, self._counted)
 
     def order(self) -> Item:
         """Which word comes after another."""
         return self._listed("order", None, self._ordered)
 
     def _counted(self) -> tuple[str, str, list[str]]:
-        count = int(self.random.integers(1, len(_COUNTS) + 1))
-        asked, *others = self.random.permutation(self._listable)[: _LISTED - count + 1].tolist()
+        count = int(self.random.integers(1, len(self._counts) + 1))
+        asked, *others = self.random.permutation(self._words)[: _LISTED - count + 1].tolist()
         words = self.random.permutation([asked] * count + others).tolist()
-        return f"List: {', '.join(words)}. How many times does {asked} occur? Answer:", _COUNTS[count - 1], words
+        return f"List: {', '.join(words)}. How many times does {asked} occur? Answer:", self._counts[count - 1], words
 
     def _ordered(self) -> tuple[str, str, list[str]]:
-        words = self.random.permutation(self._listable)[:_LISTED].tolist()
+        words = self.random.permutation(self._words)[:_LISTED].tolist()
         at = int(self.random.integers(0, _LISTED - 1))
         return f"List: {', '.join(words)}. Which word comes after {words[at]}? Answer:", words[at + 1], words
 
-    def _listed(self, behaviour: Behaviour, choices: Sequence[int] | None, make: Any) -> Item:
+    def _listed(self, behaviour: Behaviour, choices: Sequence[str] | None, make: Any) -> Item:
         tokens = [*self.start]
         for _ in range(_SHOTS):
             question, answer, _ = make()
-            tokens += [*self._ids(question), self._word(answer), *self._within(".\n\n", "")]
+            tokens += [*self._ids(question), *self._within(answer), *self._within(".\n\n", "")]
         question, answer, words = make()
-        tokens += [*self._ids(question), self._word(answer)]
-        given = choices or [self._word(word) for word in words]
-        if len(set(given)) < len(given):
-            raise InputError("model: two words of a list are the same token of its tokenizer; it does not know them.")
+        blank, first = self._begun(answer)
+        tokens += [*self._ids(question), *blank, first]
         return Item(
             behaviour=behaviour,
             tokens=tuple(tokens),
             places=(len(tokens) - 1,),
             length=len(tokens),
-            choices=tuple(given),
+            choices=tuple(self._begun(word)[1] for word in choices or words),
         )
 
-    @property
-    def _listable(self) -> list[str]:
-        """The words that are one token each."""
-        known = [word for word in _WORDS.split() if len(self._within(word)) == 1]
-        if len(known) < 2 * _LISTED:
+    @cached_property
+    def _words(self) -> list[str]:
+        """What lists are made of."""
+        words = _WORDS.split()
+        whole = self._apart([word for word in words if len(self._within(word)) == 1])
+        found = whole if len(whole) >= _ENOUGH else self._apart(words)
+        if len(found) < _ENOUGH:
             raise InputError(
-                f"model: only {len(known)} of the words that lists are made of are one token of its tokenizer; at "
-                f"least {2 * _LISTED} are needed."
+                f"model: only {len(found)} of the words that lists are made of begin with a token of their own in its "
+                f"tokenizer; at least {_ENOUGH} are needed."
             )
-        return known
+        return found
 
-    def _word(self, word: str) -> int:
-        found = self._within(word)
-        if len(found) != 1:
-            raise InputError(
-                f"model: {word!r} is {len(found)} tokens of its tokenizer; questions about lists need words of one."
-            )
-        return found[0]
+    @cached_property
+    def _counts(self) -> tuple[str, ...]:
+        """One to five, in words or, where those begin alike, in digits."""
+        found = next((names for names in (_COUNTS, _DIGITS) if len(self._apart(names)) == len(names)), None)
+        if found is None:
+            raise InputError("model: its tokenizer does not tell the numbers from one to five apart by a first token.")
+        return found
+
+    def _apart(self, words: Sequence[str]) -> list[str]:
+        """Those of the words that begin with a token that is not the first of one before them, nor an unknown one."""
+        firsts: dict[int, str] = {}
+        for word in words:
+            firsts.setdefault(self._begun(word)[1], word)
+        firsts.pop(self.tokenizer.unk_token_id, None)
+        return list(firsts.values())
+
+    def _begun(self, word: str) -> tuple[list[int], int]:
+        """The blanks before a word that follows another, and its own first token."""
+        tokens = self._within(word)
+        at = next((at for at, token in enumerate(tokens) if self.tokenizer.decode([token]).strip()), len(tokens) - 1)
+        return tokens[:at], tokens[at]
 
     def _within(self, text: str, space: str = " ") -> list[int]:
         """The tokens of a text that follows a word, after a space."""
