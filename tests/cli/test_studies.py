@@ -182,7 +182,7 @@ def test_a_record_of_runs_has_its_page_and_ledger_without_them(toeplens: Toeplen
     assert toeplens("report", tmp_path, "--json").json() == {"page": str(tmp_path / "report.html")}
     assert len(toeplens("claims", tmp_path, "--json").json()) == 46
     (tmp_path / "claims.json").unlink()
-    assert "is not a study's directory (no study.json)" in toeplens("report", tmp_path).refusal()
+    assert "holds no study, audit or probe, nor the record of one" in toeplens("report", tmp_path).refusal()
 
 
 def test_a_record_is_not_gone_on_with(toeplens: Toeplens, tmp_path: Path):

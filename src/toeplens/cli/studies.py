@@ -183,12 +183,18 @@ def page_maker(directory: Path) -> Callable[[], Path]:
     """What makes the page of a directory: an audit's, a probe's, else a study's."""
     from toeplens import report
     from toeplens.studies import auditing, probing
+    from toeplens.studies.kit.study import study_in
 
     if (directory / auditing.RECORD).is_file():
         found = auditing.open_audit(directory)
         return lambda: report.write_audit(found, directory, auditing.parquet_of(found))
     if (directory / probing.RECORD).is_file():
         return lambda: report.write_probe(probing.open_probe(directory), directory)
+    if study_in(directory) is None:
+        raise InputError(
+            f"directory: {directory} holds no study, audit or probe, nor the record of one; give one that 'toeplens "
+            "reproduce', study, theory, pretrained, audit or probe wrote."
+        )
     kind, write, _ = kind_of(directory)
     return lambda: write(kind.gather(directory))
 
