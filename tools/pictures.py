@@ -1,0 +1,72 @@
+"""Make the pictures of docs/real-models.md: figures of the two models' pages, as a browser shows them.
+
+    python tools/pictures.py
+
+Each picture holds the digest of the record that it is of, which `tests/docs/test_pictures.py` compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PLACE = ROOT / "docs" / "images"
+_WAIT = 15_000  # milliseconds
+
+
+class Picture(NamedTuple):
+    """A part of a record's page, by what selects it, in a window of some width."""
+
+    record: str
+    part: str
+    width: int
+
+    @property
+    def digest(self) -> str:
+        """Of the record."""
+        return hashlib.sha256((ROOT / "results" / self.record / "results.json.gz").read_bytes()).hexdigest()
+
+
+PICTURES = {
+    "real-smollm2-frequencies": Picture("smollm2", "#figure-frequencies .panels", 1280),
+    "real-gemma3-frequencies": Picture("gemma3", "#figure-frequencies .panels", 1280),
+    "real-smollm2-needles": Picture("smollm2", "#figure-retrieval .panel >> nth=0", 600),
+    "real-smollm2-bands": Picture("smollm2", "#figure-bands", 560),
+    "real-gemma3-bands": Picture("gemma3", "#figure-bands", 560),
+}
+
+
+def main() -> None:
+    """Write each page, and each picture of it."""
+    from PIL import Image, PngImagePlugin
+    from playwright.sync_api import sync_playwright
+
+    for record in {picture.record for picture in PICTURES.values()}:
+        subprocess.run([sys.executable, "-m", "toeplens", "report", f"results/{record}"], cwd=ROOT, check=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, picture in PICTURES.items():
+            page = browser.new_page(
+                viewport={"width": picture.width, "height": 900}, device_scale_factor=2, color_scheme="light"
+            )
+            page.goto((ROOT / "results" / picture.record / "report.html").as_uri())
+            part = page.locator(picture.part)
+            part.scroll_into_view_if_needed()
+            part.locator(".main-svg").first.wait_for(timeout=_WAIT)  # plots are drawn when they come near
+            about = PngImagePlugin.PngInfo()
+            about.add_text("record", picture.digest)
+            shot = part.screenshot(timeout=_WAIT, style=".save { display: none }")
+            Image.open(BytesIO(shot)).convert("RGB").save(PLACE / f"{name}.png", pnginfo=about, optimize=True)
+            page.close()
+            print(name)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
