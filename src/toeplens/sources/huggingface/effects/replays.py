@@ -24,7 +24,7 @@ from toeplens.sources.huggingface.effects.readout import Readout
 from toeplens.sources.huggingface.interface import OBSERVER, Observer
 from toeplens.sources.huggingface.model import precision, tolerance
 
-_TOKENS = 4096  # of a pass, over its copies of the batch, at least
+_CACHED, _TOKENS = 4096, 12288  # of a pass at most, over its copies of the batch: on a CPU, whose cache they fill; else
 _CALLS, _WORTH = 256, 10**8  # tokens that a layer's calls by themselves cost as much as, at most and over its weights
 Change = Callable[[Float[Tensor, "R N H dv"]], Float[Tensor, "R N H dv"]]
 
@@ -235,7 +235,7 @@ class Passes:
 
     batch       sequences
     kind        the model's class
-    width       copies of the batch that one pass takes, or up to three times as many: a few thousand tokens together
+    width       copies of the batch that one pass takes at most: some thousand tokens together
     same        how far apart states may be, relative to their size, that are equal but for the model's rounding
     states      [B, N, d] of the intact pass
     order       the addresses that it met
@@ -250,7 +250,8 @@ class Passes:
     def __init__(self, model: Any, anatomy: Anatomy, outcome: Outcome) -> None:
         self.model, self.anatomy, self.outcome = model, anatomy, outcome
         self.batch = len(outcome.counted)
-        self.width = max(1, _TOKENS // (self.batch * outcome.tokens)) if outcome.copies else 1
+        tokens = _CACHED if outcome.counted.device.type == "cpu" else _TOKENS
+        self.width = max(1, tokens // (self.batch * outcome.tokens)) if outcome.copies else 1
         self.kind = type(model).__name__
         self._axes: dict[str, list[int]] = {}
         self.readout: Readout | None = None
@@ -321,7 +322,7 @@ class Passes:
         """
         layers = 1 + max(each.item for each in self.order)
         left, alone = [layers - item for item in items], self._alone(layers)
-        widths = range(1, min(max(counts) + 1, 3 * self.width) + 1)
+        widths = range(1, min(max(counts) + 1, self.width) + 1)
         found = {width: together(left, counts, width, alone, intact) for width in widths}
         width = min(widths, key=lambda width: found[width][0])
         try:
