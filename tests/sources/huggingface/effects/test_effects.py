@@ -258,7 +258,7 @@ def test_exact_effects_in_half_precision() -> None:
 @pytest.mark.parametrize("name", ["Llama", "Bloom", "T5"])
 def test_heads_one_by_one_and_positions_in_pieces_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, whole = model_of(name), effects_of(name)
-    monkeypatch.setattr(replays, "_TOKENS", 1)
+    monkeypatch.setattr(replays, "_CACHED", 1)
     monkeypatch.setattr(outcome, "AT_ONCE", 6 * 31)
     monkeypatch.setattr(replays.Readout, "of", lambda *_: None)  # as if its head were no single product
     sizes: list[int] = []
@@ -311,7 +311,7 @@ def test_layers_before_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_few_heads_of_neighbouring_layers_go_through_the_same_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first one's layer on, with one pass beside in which nothing is silenced; float32."""
     model, calls, chosen = model_of("Llama"), calls_of("Llama"), [[1], [0], [2]]
-    monkeypatch.setattr(replays, "_TOKENS", 1)
+    monkeypatch.setattr(replays, "_CACHED", 1)
     monkeypatch.setattr(replays, "_CALLS", 1)
     counts = counted(model, monkeypatch)
     found = head_effects(model, inputs_of(model), calls, chosen=chosen)
@@ -332,7 +332,7 @@ def test_of_long_sequences_it_is_asked_of_their_first_tokens_what_replays_give(
     whole = head_effects(model, inputs, calls)
     monkeypatch.setattr(outcome, "_LONG", 12)
     monkeypatch.setattr(outcome, "_FIRST", 5)
-    monkeypatch.setattr(replays, "_TOKENS", 1)
+    monkeypatch.setattr(replays, "_CACHED", 1)
     monkeypatch.setattr(replays, "_CALLS", 1)
     counts, lengths = counted(model, monkeypatch), list[int]()
     handle = model.model.layers[2].register_forward_pre_hook(lambda module, args: lengths.append(args[0].shape[1]))
