@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import runpy
 from pathlib import Path
 
 import pytest
+from tests.builders import script
 
 Image = pytest.importorskip("PIL.Image")
 
 ROOT = Path(__file__).resolve().parents[2]
-PICTURES = runpy.run_path(str(ROOT / "tools" / "pictures.py"))["PICTURES"]
+PICTURES = script(ROOT / "tools" / "pictures.py").PICTURES
 
 
 @pytest.mark.parametrize("name", PICTURES)

@@ -178,3 +178,16 @@ def test_where_words_are_several_tokens_the_first_of_an_answer_is_asked_for() ->
 def test_a_tokenizer_that_does_not_know_the_words(symbols: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         Writer(_of_symbols(symbols), TEXT, 0).counting()
+
+
+def test_a_tokenizer_that_drops_what_it_does_not_know() -> None:
+    """As one without an unknown token does: a word of which nothing is left is no word of a list."""
+    letters = _of_symbols("\n .,:?LHAW12345abcdefghijklmnop")
+    whole = Writer(letters, TEXT, 0)._words
+    dropping = Writer(letters, TEXT, 0)
+    dropping._ids = lambda text: [each for each in letters(text)["input_ids"] if each != letters.unk_token_id]  # type: ignore[method-assign]
+    assert {word[0] for word in whole} <= set("abcdefghijklmnop")
+    assert "sun" not in whole
+    assert len(dropping._words) == len({dropping._begun(word)[1][0] for word in dropping._words})
+    assert dropping._begun("xyz") == ([letters.convert_tokens_to_ids(" ")], [])
+    assert dropping.counting().behaviour == "counting"

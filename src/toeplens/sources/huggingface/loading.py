@@ -363,7 +363,13 @@ def _why(error: Exception, files: Checkpoint, config: Any, pickled: bool) -> str
 
 def _finite(x: Tensor) -> bool:
     """Whether all values are finite, by their extremes: no second tensor of their size is formed."""
-    known = x.numel() > 0 and x.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    plain = type(x) in (Tensor, nn.Parameter) and x.dtype in (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+    )
+    known = plain and x.numel() > 0
     return not known or all(map(math.isfinite, torch.stack(x.detach().aminmax()).tolist()))
 
 

@@ -132,9 +132,8 @@ class Writer:
         Raises `InputError` for a length that is too short, by the name of the ``field`` that gave it.
         """
         place = self.random.choice(_PLACES.split())
-        number = self._within(str(self.random.integers(10_000, 100_000)))
-        digits = next(at for at, token in enumerate(number) if self.tokenizer.decode([token]).strip())
-        said, number = [*self._ids(f"\n\nThe secret number of the {place} is"), *number[:digits]], number[digits:]
+        blank, number = self._begun(str(self.random.integers(10_000, 100_000)))
+        said = [*self._ids(f"\n\nThe secret number of the {place} is"), *blank]
         needle = [*said, *number, *self._within(".\n\n", "")] if depth is not None else []
         room = length - len(self.start) - len(needle) - len(said) - len(number)
         if room < 1:
@@ -185,14 +184,14 @@ class Writer:
             question, answer, _ = make()
             tokens += [*self._ids(question), *self._within(answer), *self._within(".\n\n", "")]
         question, answer, words = make()
-        blank, first = self._begun(answer)
-        tokens += [*self._ids(question), *blank, first]
+        blank, own = self._begun(answer)
+        tokens += [*self._ids(question), *blank, own[0]]
         return Item(
             behaviour=behaviour,
             tokens=tuple(tokens),
             places=(len(tokens) - 1,),
             length=len(tokens),
-            choices=tuple(self._begun(word)[1] for word in choices or words),
+            choices=tuple(self._begun(word)[1][0] for word in choices or words),
         )
 
     @cached_property
@@ -220,15 +219,17 @@ class Writer:
         """Those of the words that begin with a token that is not the first of one before them, nor an unknown one."""
         firsts: dict[int, str] = {}
         for word in words:
-            firsts.setdefault(self._begun(word)[1], word)
+            _, own = self._begun(word)
+            if own:
+                firsts.setdefault(own[0], word)
         firsts.pop(self.tokenizer.unk_token_id, None)
         return list(firsts.values())
 
-    def _begun(self, word: str) -> tuple[list[int], int]:
-        """The blanks before a word that follows another, and its own first token."""
+    def _begun(self, word: str) -> tuple[list[int], list[int]]:
+        """The blanks before a word that follows another, and its own tokens; none where the tokenizer drops it."""
         tokens = self._within(word)
-        at = next((at for at, token in enumerate(tokens) if self.tokenizer.decode([token]).strip()), len(tokens) - 1)
-        return tokens[:at], tokens[at]
+        at = next((at for at, token in enumerate(tokens) if self.tokenizer.decode([token]).strip()), len(tokens))
+        return tokens[:at], tokens[at:]
 
     def _within(self, text: str, space: str = " ") -> list[int]:
         """The tokens of a text that follows a word, after a space."""
