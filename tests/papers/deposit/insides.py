@@ -24,14 +24,16 @@ RISING, FALLING = (1.5, 2.0, 3.0, 4.0), (4.0, 3.0, 2.0, 1.5)
 class Inside:
     """What is measured inside a made-up model; unless told otherwise, what the papers say of RoPE.
 
-    logits, parameters  fixed share of the positional gradient in the first layer; NaN: there is no gradient
+    logits, parameters  fixed share of the positional gradient in the first layer, the most that one head has; NaN:
+                        there is no gradient
     drift               the mean relative drift of the first layer's heads
     first, last         how far each layer's best head leads, at initialisation and after training
     leader, rest        which head leads, and the signals of the others
     alignment           of the stream's position part with the input's, after layer 2; a tenth of it is chance
     coefficient         of the same on the input's vectors
     readable            R2 of reading the position off the stream, after layer 2 and later
-    positions           drops by taking position from one head: the largest and the second
+    positions           drops by taking position from one head: the largest, in the first layer, and the second
+    worked              which head of the first layer that is
     needed, positional  how many heads suffice, and how many have to keep their position
     norm, massive       what the most used pair of the costliest head has of the norms; its largest dimension of energy
     bands               how many pairs the heads of the first layer, and of later ones, use
@@ -48,11 +50,12 @@ class Inside:
     leader: int = 0
     rest: tuple[float, ...] = (1.0, 1.0, 1.0)
     alignment: float = 0.12
-    coefficient: float = 0.1
+    coefficient: float = 0.02
     readable: float = 0.3
     positions: tuple[float, float] = (0.5, 0.02)
+    worked: int = 0
     needed: int = 2
-    positional: int = 2
+    positional: int = 1
     norm: float = 0.7
     massive: float = 0.7
     bands: tuple[int, int] = (1, 3)
@@ -78,9 +81,9 @@ def signals(inside: Inside, leads: tuple[float, ...], leader: int, noise: float)
 
 
 def level_seed(share: float, signal: np.ndarray) -> LevelSignal:
-    """The share is that of the first layer, and of its heads in the mean; one head has no gradient at all."""
+    """The share is that of the first layer, and the most that a head of it has; one has no gradient at all."""
     heads, layers = np.full((LAYERS, HEADS), 0.9), np.full(LAYERS, 0.9)
-    heads[0], layers[0] = [NAN, 0.5 * share, share, 1.5 * share], share
+    heads[0], layers[0] = [NAN, 0.25 * share, share, 0.5 * share], share
 
     def strength(shares: np.ndarray) -> Strength:
         curve = np.stack((shares, shares), axis=-1)
@@ -154,7 +157,7 @@ def bias(inside: Inside, noise: float) -> dict[str, Any]:
 def measured(inside: Inside, accuracy: float, noise: float) -> dict[str, Any]:
     """The measures of Task 1's plain encodings, as a run directory holds them; most are a seed's noise off."""
     positions = np.zeros((LAYERS, HEADS))
-    positions[1, 3], positions[3, 0] = np.array(inside.positions) + noise
+    positions[0, inside.worked], positions[3, 0] = np.array(inside.positions) + noise
     guess: dict[str, Any] = {"chance": CHANCE, "length_chance": CHANCE}
     far = CHANCE + inside.kept * (accuracy - CHANCE)
     width = np.full((LAYERS, HEADS), 2.0 ** (inside.width + noise))

@@ -25,11 +25,13 @@ WATCHED = [claim for claim in CLAIMS if claim.elsewhere]
 CURVES = {  # the claims that need no more than learning curves
     *(name for name in BY_ID if name.startswith(("task1-", "task2-", "table1-"))),
     *("mla-near-best", "mla-small-cost", "one-or-two-heads-suffice", "partial-below-full", "partial-hurts-count"),
+    "nope-position-through-mask",
 } - {"task2-relative-bias-attenuates"}
-SPEED = {"task1-rope-fastest", "task1-convergence-order", "task1-rope-stable"}  # whatever the final accuracy
+# whatever the final accuracy, or of models that are still learning too
+SPEED = {"task1-rope-fastest", "task1-convergence-order", "task1-rope-stable", "nope-position-through-mask"}
 BY_HEADS = {claim.id for claim in (*WATCHED, *MEASURED)} - {
     *("rope-gradient-seed", "alibi-seed-cancels", "margin-grows", "rope-suppresses-implicit-position"),
-    *("additive-directions-displaced", "contraction-speeds-learning"),
+    *("additive-directions-displaced", "additive-coupling-persists", "contraction-speeds-learning"),
 }
 CASES = [(name, verdict) for name, changes in CHANGES.items() for verdict in changes]
 LEANING: dict[Verdict, Verdict] = {"holds": "leans to hold", "fails": "leans to fail"}
@@ -234,5 +236,5 @@ def test_parts_of_the_study_decide_their_claims(chosen: list[str]) -> None:
 def test_every_claim_belongs_to_a_part_of_the_study() -> None:
     assert claims_of([*PARTS]) == ALL
     assert claims_of([]) == ()
-    assert {claim.part for claim in ALL} == {"core", "others", "partial", "mechanism", "ladder"}
+    assert {claim.part for claim in ALL} == {"core", "others", "partial", "factors", "mechanism", "ladder"}
     assert {claim.id for claim in claims_of(["core"])} >= {"task1-rope-best", "deposit-shallow", "mla-near-best"}

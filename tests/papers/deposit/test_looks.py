@@ -118,14 +118,18 @@ def test_a_head_whose_interval_holds_nothing_costs_nothing() -> None:
 def test_what_is_read_off_the_costs(costs: list[list[float]]) -> None:
     found, flat = seen(costs), sorted((each for row in costs for each in row), reverse=True)
     assert found.largest() == flat[0]
-    assert found.second == flat[1]
+    assert found.second() == flat[1]
+    assert found.second(slice(0, 1)) == sorted(costs[0])[-2]
+    assert found.middle(slice(0, 1)) == sorted(costs[0])[1], "the cheaper of two in the middle"
+    assert found.total == pytest.approx(sum(flat))
     assert found.matter == sum(each > 0 for each in flat)
-    assert found.smallest(slice(0, 1)) == min(costs[0])
     assert found.largest(slice(1, None)) == max((each for row in costs[1:] for each in row), default=0.0)
     if found.matter:
         assert 1 - 1e-9 <= found.effective_heads <= found.matter + 1e-9
         assert 1 <= found.layer <= len(costs)
+        assert found.top == pytest.approx(flat[0] / sum(flat))
     else:
+        assert math.isnan(found.top)
         assert math.isnan(found.effective_heads)
         assert math.isnan(found.layer)
 
@@ -144,5 +148,5 @@ def test_the_layer_is_that_of_the_costliest_head_and_of_several_the_mean() -> No
 
 
 def test_a_model_of_one_head_has_no_second() -> None:
-    assert seen([[0.5]]).second == 0
+    assert seen([[0.5]]).second() == 0
     assert seen([[0.5]]).largest(slice(1, None)) == 0

@@ -11,7 +11,7 @@ ROPE = Model(0.93, gap=0.02, half=1.0, falls=0.0).single(0).within(width=-4.0)
 MLA = Model(0.88).within(kept=0.8, width=-2.0)
 ALIBI = Model(0.3, half=4.0).within(logits=1e-4, parameters=NAN, drift=0.0, width=2.0)
 WITH_SINUSOID = Model(0.8).single(1).within(width=-3.0)
-ABSOLUTE = Model(0.6).within(alignment=0.7)
+ABSOLUTE = Model(0.6).within(alignment=0.7, coefficient=1.6)
 NOPE = Model(0.12, half=None).within(readable=0.8, width=1.0)
 RELATIVE = Model(0.12, half=None).within(width=3.0)
 
@@ -26,6 +26,7 @@ TOLD: World = {
         mla=MLA,
         rope_absolute=WITH_SINUSOID,
         rope__dropout=Model(0.9).single(0),
+        nope__mask=Model(0.1, half=None),
         partial_1=Model(0.89).single(1),
         partial_2=Model(0.89).single(2),
         partial_3=Model(0.89).single(1),
@@ -87,6 +88,11 @@ CHANGES: dict[str, dict[str, World]] = {
         "fails": distance(relative=0.9),
         "undecided": distance(nope=0.25 * 0.9 + 0.1),
     },
+    "task1-alibi-nope-fail": {
+        "holds": {},
+        "fails": distance(alibi=0.9),
+        "undecided": distance(alibi=0.25 * 0.9 + 0.1),
+    },
     "task1-alibi-poor": {"holds": {}, "fails": distance(alibi=0.7), "undecided": distance(alibi=0.1 + 0.83 / 2)},
     "table1-task1-order": {"holds": {}, "fails": distance(mla=0.95), "undecided": distance(mla=0.91)},
     "table1-task2-order": {"holds": {}, "fails": count(rope=0.8), "undecided": count(rope=0.76)},
@@ -94,11 +100,11 @@ CHANGES: dict[str, dict[str, World]] = {
     "task2-rope-superior": {"holds": count(rope=0.8), "fails": {}, "undecided": count(rope=0.74)},
     "task1-convergence-order": {
         "holds": {},
-        "fails": distance(absolute=Model(0.6, half=5.0)),
+        "fails": distance(absolute=Model(0.6, half=0.5)),
         "undecided": distance(absolute=Model(0.6, half=2**0.25)),
     },
     "task1-rope-smallest-gap": {
-        "holds": {},
+        "holds": DIFFUSE,
         "fails": distance(rope=Model(0.7, gap=0.2)),
         "undecided": distance(rope=Model(0.9, gap=0.05)),
     },
@@ -111,6 +117,7 @@ CHANGES: dict[str, dict[str, World]] = {
     },
     "task2-positions-cost": {"holds": {}, "fails": count(nope=0.2), "undecided": count(nope=0.636 + 0.02)},
     "task2-absolute-mild": {"holds": {}, "fails": count(absolute=0.5), "undecided": count(absolute=0.68)},
+    "task2-absolute-moderate": {"holds": {}, "fails": count(absolute=0.3), "undecided": count(absolute=0.95)},
     "task2-relative-like-nope": {"holds": {}, "fails": count(relative=0.5), "undecided": count(relative=0.73)},
     "task2-relative-bias-attenuates": {
         "holds": {},
@@ -211,6 +218,16 @@ CHANGES: dict[str, dict[str, World]] = {
         "undecided": distance(rope_absolute=WITH_SINUSOID.within(alignment=0.2)),
     },
     "rope-suppresses-implicit-position": {"holds": {}, "fails": rope(readable=0.8), "undecided": rope(readable=0.7)},
+    "additive-coupling-persists": {
+        "holds": {},
+        "fails": distance(absolute=ABSOLUTE.within(coefficient=0.4)),
+        "undecided": distance(absolute=ABSOLUTE.within(coefficient=1.0)),
+    },
+    "nope-position-through-mask": {
+        "holds": distance(nope=0.6, nope__mask=0.2),
+        "fails": {},
+        "undecided": distance(nope=0.3, nope__mask=0.21),
+    },
     "one-head-knows-position": {"holds": {}, "fails": rope(positions=(0.5, 0.4)), "undecided": rope(0.2)},
     "rope-needs-fewer-heads": {
         "holds": DIFFUSE,
@@ -220,6 +237,7 @@ CHANGES: dict[str, dict[str, World]] = {
     "two-heads-do-it": {"holds": {}, "fails": rope(positional=5), "undecided": rope(0.2)},
     "significant-angle-massive": {"holds": {}, "fails": rope(norm=0.3), "undecided": rope(norm=0.5)},
     "few-bands-trained": {"holds": {}, "fails": rope(bands=(3, 4)), "undecided": rope(bands=(2, 4))},
+    "rope-loses-length": {"holds": rope(kept=0.3), "fails": rope(kept=0.8), "undecided": {}},
     "mla-keeps-length": {
         "holds": {},
         "fails": distance(mla=MLA.within(kept=0.4)),

@@ -206,6 +206,8 @@ def test_pure_heads_are_counted(study: Pretrained) -> None:
 
     assert verdicts(planted(study, pure))["pure-heads"] == "holds"
     assert verdicts(study)["pure-heads"] == "fails"
+    untrained = planted(planted(study, pure), pure, "random")
+    assert verdicts(untrained)["pure-heads"] == "holds in part", "random weights have as many"
 
 
 def test_texts_that_differ_leave_open_what_their_sequences_decide(study: Pretrained) -> None:
@@ -215,8 +217,9 @@ def test_texts_that_differ_leave_open_what_their_sequences_decide(study: Pretrai
         return {"positional": 0.95 * (text < 3 or number(head) < 2), "symbolic": 0.95}
 
     found = [each for each in by_text(judged(planted(study, pure))) if each.entry.claim.id == "pure-heads"]
-    assert [(each.part.verdict, each.verdict) for each in found] == [("holds", "undecided"), ("holds", "holds")]
-    assert [each.value for each in found] == [5.0, 8.0]
+    seen = [(each.part.essential, each.part.verdict, each.verdict) for each in found]
+    assert seen == [(kind, "holds", verdict) for kind in (True, False) for verdict in ("undecided", "holds")]
+    assert [each.value for each in found[:2]] == [5.0, 8.0]
     one = replace(study, plan=replace(study.plan, sequences=1, texts=dict.fromkeys("abcdef", "")))
     assert list(by_text(judged(one))) == [], "of one sequence a text there is nothing to be drawn together"
 
@@ -229,8 +232,10 @@ def test_what_is_not_known_is_neither_pure_nor_impure(study: Pretrained) -> None
     for claim in ("pure-heads", "positional-frequency", "correspondence-learned", "position-worth"):
         assert verdicts(shares)[claim] == "undecided", claim
     (pure,) = (entry for entry in judged(shares).entries if entry.claim.id == "pure-heads")
+    names, unknown = ("positional", "symbolic"), "no head's share is known"
     assert pure.evidence == [
-        f"heads whose {name} share is 0.9 or more: no head's share is known" for name in ("positional", "symbolic")
+        *(f"heads whose {name} share is 0.9 or more: {unknown}" for name in names),
+        *(f"supporting: the same ({name}) less those with random weights: {unknown}" for name in names),
     ]
     some = planted(
         study,

@@ -36,14 +36,15 @@ class Look:
         """The largest cost of a head, of all layers or of some; 0 where there are none of these."""
         return float(self.costs[layers].max(initial=0.0))
 
-    def smallest(self, layers: slice) -> float:
-        """The smallest cost of a head of these layers."""
-        return float(self.costs[layers].min())
+    def second(self, layers: slice = slice(None)) -> float:
+        """The second largest cost of a head, of all layers or of some; 0 where there is but one."""
+        costs = np.sort(self.costs[layers], axis=None)
+        return float(costs[-2]) if costs.size > 1 else 0.0
 
-    @property
-    def second(self) -> float:
-        """The second largest cost of any head of the model."""
-        return float(np.sort(self.costs, axis=None)[-2]) if self.costs.size > 1 else 0.0
+    def middle(self, layers: slice) -> float:
+        """The cost of the middle head of these layers, the cheaper of two."""
+        costs = np.sort(self.costs[layers], axis=None)
+        return float(costs[(costs.size - 1) // 2])
 
     @property
     def layer(self) -> float:
@@ -61,6 +62,17 @@ class Look:
     def matter(self) -> int:
         """How many heads cost anything."""
         return int((self.costs > 0).sum())
+
+    @property
+    def top(self) -> float:
+        """The costliest head's share of all costs together; NaN where no head costs anything."""
+        total = float(self.costs.sum())
+        return float(self.costs.max()) / total if total > 0 else float("nan")
+
+    @property
+    def total(self) -> float:
+        """What all heads cost, added up."""
+        return float(self.costs.sum())
 
 
 def look_at(cell: CellResult, moment: str = END, measure: Measure = "accuracy") -> Look | None:

@@ -1,4 +1,8 @@
-"""The papers' empirical claims that this study can decide. Rules were written before any run that decides them."""
+"""The papers' empirical claims that this study can decide.
+
+Rules were written down before `desk` was trained. Which of them were amended once its record was known, why, and what
+that changed: docs/decisions/030.
+"""
 
 from __future__ import annotations
 

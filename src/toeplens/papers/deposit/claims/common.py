@@ -102,13 +102,14 @@ def full_rope(results: Results) -> str:
 
     By the protocol, not by what is there: else a study that has not finished would be judged on the other of the two.
     """
-    return "rope-alone" if _released(results) else "rope"
+    return "rope-alone" if is_released(results) else "rope"
 
 
 def both_positions(results: Results) -> str:
     """RoPE + sinusoid: in the released protocol the program's "rope" is that."""
-    return "rope" if _released(results) else "rope-absolute"
+    return "rope" if is_released(results) else "rope-absolute"
 
 
-def _released(results: Results) -> bool:
+def is_released(results: Results) -> bool:
+    """Whether these are models of the released protocol."""
     return any(cell.key.protocol == "released" for cell in results.cells)

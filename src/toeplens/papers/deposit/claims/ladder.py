@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from toeplens.papers.deposit.claims.common import Check, Test, compare, full_rope, left_out, on_rope, over
-from toeplens.papers.deposit.claims.looking import At, Way, watched_claim
+from toeplens.papers.deposit.claims.looking import WHERE, At, Way, watched_claim
 from toeplens.papers.deposit.labels import title
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.contrasts import contrast, of_one
@@ -137,14 +137,14 @@ CLAIMS: tuple[Claim[Results], ...] = (
     _ours(
         "ladder-dropout-spreads",
         "Dropout spreads the work over more heads.",
-        "RoPE: effective heads of the whole model with dropout 0.1 less without: over half a doubling.",
+        f"RoPE: effective heads of the whole model with dropout 0.1 less without: over half a doubling. {WHERE}",
         _rungs("drop", "", _heads, _half),
     ),
     _ours(
         "ladder-decay-gathers",
         "Weight decay gathers the work in fewer heads.",
         "RoPE: effective heads of the whole model with next to no weight decay (1e-5) less with 0.1: over half a "
-        "doubling.",
+        f"doubling. {WHERE}",
         _rungs("", "decay", _heads, _half),
     ),
 )

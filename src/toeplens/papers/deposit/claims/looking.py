@@ -8,9 +8,9 @@ from math import log2
 
 from toeplens.papers.deposit.claims.common import (
     Check,
-    full_rope,
     learned,
     models,
+    on_rope,
     over,
     under,
 )
@@ -18,10 +18,9 @@ from toeplens.papers.deposit.looks import LOOKS, Look, Measure, look_at
 from toeplens.studies.kit.claims import Claim, every
 from toeplens.studies.kit.results import ONLY_SKILLED, CellResult, Figure, Results
 from toeplens.studies.kit.verdicts import Finding
-from toeplens.training.presets import DISTANCE
 
 _WITHOUT = "too little skill, or not looked at"
-_NO_HEAD = "too little skill, no head that costs anything, or not looked at"
+_LITTLE = "too little skill, heads that cost too little together, or not looked at"
 _TITLES = {"accuracy": "by accuracy", "loss": "by loss"}
 
 
@@ -44,6 +43,11 @@ _WHY = (
     "93 points; a quarter (0.35 nats) is what it calls pronounced; under a tenth (0.1 nats) does not affect the whole. "
     f"A head counts if its interval leaves 0. {ONLY_SKILLED}"
 )
+# of rules that ask where the cost lies
+WHERE = (
+    "Where the cost lies is asked of models whose heads, one silenced at a time, cost a tenth of the skill (0.1 nats) "
+    "together: else there is nothing to lie anywhere."
+)
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,13 @@ class At:
         return Figure(words, self._number(of), lambda cell: self._look(cell) is not None, _WITHOUT, grain=0.002)
 
     def spread(self, words: str, of: Callable[[Look], float]) -> Figure:
-        """A number of where the cost lies, which a model has if any of its heads costs anything."""
+        """A number of where the cost lies, which a model has if its heads cost something together."""
 
         def counts(cell: CellResult) -> bool:
             look = self._look(cell)
-            return look is not None and look.matter > 0
+            return look is not None and look.total >= self.bars.little
 
-        return Figure(words, self._number(of), counts, _NO_HEAD, grain=0.05)
+        return Figure(words, self._number(of), counts, _LITTLE, grain=0.05)
 
     def doublings(self) -> Figure:
         """The effective heads of the whole model, in doublings."""
@@ -117,13 +121,9 @@ def _moment(moment: str) -> str:
 # ---- ways of looking -------------------------------------------------------------------------------------------------
 
 
-def of_rope(*parts: Callable[[At], tuple[Figure, Callable[..., Finding]]], task: str = DISTANCE) -> Way:
+def of_rope(*parts: Callable[[At], tuple[Figure, Callable[..., Finding]]]) -> Way:
     """Parts that are asked of RoPE alone, on all heads."""
-    return lambda at: (
-        lambda results: models(
-            full_rope(results) if task == DISTANCE else "rope", *(part(at) for part in parts), task=task
-        )(results)
-    )
+    return lambda at: on_rope(lambda rope: models(rope, *(part(at) for part in parts)))
 
 
 def of_each(labels: Iterable[str], *parts: Callable[[At], tuple[Figure, Callable[..., Finding]]], task: str) -> Way:

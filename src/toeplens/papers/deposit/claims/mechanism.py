@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from toeplens.lens import margins
+from toeplens.lens.ablation.deposit import counted_drops
 from toeplens.lens.kit.intervals import spearman
 from toeplens.papers.deposit.claims.common import (
     FINAL,
+    V1,
+    Check,
     both_positions,
     compare,
     has,
+    is_released,
     mechanism,
     models,
     on_rope,
     over,
     under,
 )
+from toeplens.papers.deposit.labels import title
 from toeplens.papers.deposit.looks import look_at
 from toeplens.studies.kit.claims import Claim, as_support, every
 from toeplens.studies.kit.results import ONLY_SKILLED, CellResult, Figure, Results
-from toeplens.studies.kit.verdicts import Finding
+from toeplens.studies.kit.verdicts import Finding, unknown
 from toeplens.training.presets import DISTANCE
 
 _FIXED = 1 / 512
@@ -44,9 +50,10 @@ def _share(level: str, none: float = float("nan")) -> Figure:
         heads = np.asarray(measured.heads.share[0], dtype=float)
         if level == "logits":
             return float(np.asarray(measured.layers.share)[0])
-        return float(np.nanmean(heads)) if np.isfinite(heads).any() else none
+        return float(np.nanmax(heads)) if np.isfinite(heads).any() else none
 
-    return Figure(f"fixed share of the positional gradient at the {level}, ", of, _seeded, grain=_EXACT)
+    where = "logits" if level == "logits" else "parameters of the head that has most of it"
+    return Figure(f"fixed share of the positional gradient at the {where}, ", of, _seeded, grain=_EXACT)
 
 
 def _signal(cell: CellResult) -> np.ndarray:
@@ -62,23 +69,42 @@ _DRIFT = Figure(
 )
 
 
-def _lead(signal: np.ndarray) -> float:
-    """Doublings of the best head's lead over the second from the last layer to the first."""
-    return float(np.log2(margins(signal).gamma).sum())
+def _trained(cell: CellResult) -> np.ndarray:
+    """The same after training."""
+    return np.asarray(cell.watched[-1]["signal"], dtype=float)
 
 
-_LEAD_BEFORE = Figure(
-    "at initialisation, doublings of the best head's lead from the last layer to the first, ",
-    lambda cell: _lead(_signal(cell)),
-    _seeded,
-    grain=0.01,
-)
-_LEAD_AFTER = Figure(
-    "after training, doublings of the best head's lead from the last layer to the first, ",
-    lambda cell: _lead(np.asarray(cell.watched[-1]["signal"], dtype=float)),
-    lambda cell: bool(cell.watched) and "signal" in cell.watched[-1] and cell.status != "diverged",
-    grain=0.01,
-)
+def _finished(cell: CellResult) -> bool:
+    return bool(cell.watched) and "signal" in cell.watched[-1] and cell.status != "diverged"
+
+
+def _amplified(rope: str) -> Check:
+    """Gamma of every layer, before and after training."""
+
+    def check(results: Results) -> list[Finding]:
+        findings: list[Finding] = []
+        for when, signal, counts in (("at initialisation", _signal, _seeded), ("after training", _trained, _finished)):
+            steps = max((len(signal(cell)) - 1 for cell in results.of(DISTANCE, rope) if counts(cell)), default=1)
+            if not steps:
+                return [unknown(title(rope), "one layer amplifies nothing", "a model of two layers or more")]
+            figures = [
+                Figure(
+                    f"{when}, doublings of the best head's lead from layer {step + 2} to layer {step + 1}, ",
+                    partial(_gamma, signal, step),
+                    counts,
+                    grain=0.01,
+                )
+                for step in range(steps)
+            ]
+            findings += models(rope, *((figure, over(0.0)) for figure in figures))(results)
+        return findings
+
+    return check
+
+
+def _gamma(signal: Callable[[CellResult], np.ndarray], step: int, cell: CellResult) -> float:
+    """Doublings of the best head's lead over the second from the next layer to layer ``step``, from 0."""
+    return float(np.log2(margins(signal(cell)).gamma[step]))
 
 
 def _early(of: Callable[[np.ndarray, np.ndarray], float], words: str) -> Figure:
@@ -99,6 +125,26 @@ def _early(of: Callable[[np.ndarray, np.ndarray], float], words: str) -> Figure:
 def _led(signal: np.ndarray) -> bool:
     """Whether one of several heads leads; among equal ones, or with one unknown, none does."""
     return len(signal) > 1 and bool(np.isfinite(signal).all()) and int((signal == signal.max()).sum()) == 1
+
+
+_POSITION = Figure(
+    "share of the first layer's loss by taking position that the first leader has, ",
+    lambda cell: _work(cell)[int(_signal(cell)[0].argmax())] / _work(cell).sum(),
+    lambda cell: has("seed")(cell) and has("position")(cell) and _works(cell) and _led(_signal(cell)[0]),
+    "the first layer has no position or no leader, or not measured",
+    0.02,
+)
+
+
+def _work(cell: CellResult) -> np.ndarray:
+    """What is lost by taking position from each head of the first layer."""
+    return counted_drops(cell.measure("position"))[0]
+
+
+def _works(cell: CellResult) -> bool:
+    """Whether these add up to a tenth of the skill."""
+    skill = cell.measure("position").baseline - cell.length_chance
+    return bool(_work(cell).sum() >= 0.1 * skill)
 
 
 def _standing(signal: np.ndarray, costs: np.ndarray) -> float:
@@ -137,10 +183,28 @@ _DECODABLE = _stream(
 )
 
 
+_CARRIED = _stream(
+    "coefficient on the input's position vectors after layer 2 and later, mean, ",
+    lambda found: np.mean(found.coefficient[2:]),
+)
+
+
+def _implicit(results: Results) -> list[Finding]:
+    if is_released(results):
+        return [unknown("NoPE", "can tell no order in the released program", "nothing there: the paper's protocol")]
+    return compare(DISTANCE, [("rope", "nope")], _DECODABLE, under(-0.1))(results)
+
+
+def _through_mask(results: Results) -> list[Finding]:
+    """The switch is set as in the other protocol, so that the mask is causal on one side of it or on the other."""
+    pair = ("nope/mask", "nope") if is_released(results) else ("nope", "nope/mask")
+    return compare(DISTANCE, [pair], Figure("skill of ", lambda cell: cell.skill), over(0.1))(results)
+
+
 def _displaced(results: Results) -> list[Finding]:
     both = both_positions(results)
     return [
-        *models(both, (_ALIGNMENT, under(0.1)), (_COEFFICIENT, under(0.5)))(results),
+        *models(both, (_ALIGNMENT, under(0.1)), (_COEFFICIENT, under(0.1)))(results),
         *as_support(compare(DISTANCE, [(both, "absolute")], _ALIGNMENT, under(0.0)))(results),
     ]
 
@@ -152,8 +216,8 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "RoPE gives the positional gradient a deterministic part that batches do not cancel, so that some head always "
         "gets a positive positional signal.",
         "At initialisation, in RoPE's first layer: the share of the positional gradient's energy that is the same in "
-        "every example, at the logits (all heads) and at the parameters (mean over heads), over 1/512 "
-        f"({_WHY_FIXED}). Supporting: the heads' mean positional drift above 0.",
+        "every example, at the logits (all heads) and at the parameters of some head (the one that has most), over "
+        f"1/512 ({_WHY_FIXED}). Supporting: the heads' mean positional drift above 0.",
         every(
             on_rope(lambda rope: models(rope, (_share("logits"), over(_FIXED)), (_share("parameters"), over(_FIXED)))),
             as_support(on_rope(lambda rope: models(rope, (_DRIFT, over(0.0))))),
@@ -164,8 +228,8 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{FINAL}: Proposition 6.2",
         "ALiBi's positional signal cancels when a batch is aggregated.",
         "At initialisation, in ALiBi's first layer: the share of the positional gradient's energy at the logits that "
-        f"is the same in every example under 1/512 ({_WHY_FIXED}). Supporting: the same at the parameters, which in "
-        "ALiBi's first layer cannot move position at all.",
+        f"is the same in every example under 1/512 ({_WHY_FIXED}). Supporting: the same at the parameters of the head "
+        "that has most of it; in ALiBi's first layer they cannot move position at all.",
         every(
             models("alibi", (_share("logits"), under(_FIXED))),
             as_support(models("alibi", (_share("parameters", none=0.0), under(_FIXED)))),
@@ -174,26 +238,27 @@ CLAIMS: tuple[Claim[Results], ...] = (
     mechanism(
         "margin-grows",
         f"{FINAL}: Theorem 6.1",
-        "Back through the layers the lead of the best head is amplified: the product of gamma_l > 1.",
-        "RoPE: the best head's gradient signal over the second best's is larger in the first layer than in the last, "
-        "in doublings above 0, at initialisation and after training.",
-        on_rope(lambda rope: models(rope, (_LEAD_BEFORE, over(0.0)), (_LEAD_AFTER, over(0.0)))),
+        "Back through the layers the lead of the best head is amplified exponentially: every gamma_l > 1.",
+        "RoPE: the best head's gradient signal over the second best's is larger in each layer than in the one after "
+        "it, in doublings above 0, at initialisation and after training.",
+        on_rope(_amplified),
     ),
     mechanism(
         "early-leader-deposits",
         f"{FINAL}: Theorem 6.1",
         "The head with the early advantage ends up with all the positional work.",
-        "RoPE's first layer: of the other heads, over three quarters cost less in the end than the one whose signal "
-        "leads at initialisation (by chance: half). Supporting: rank correlation of first signal and final cost "
-        f"above 0. {ONLY_SKILLED} So do only those in whose first layer one head leads and one costs anything.",
+        "RoPE's first layer: the head whose signal leads at initialisation has more than half of what is lost when "
+        "position is taken from one head at a time, added up: who has less has not all of it. Supporting: of the other "
+        "heads over three quarters cost less in the end, silenced (by chance: half); rank correlation of first signal "
+        f"and final cost above 0. {ONLY_SKILLED} So do only those in whose first layer one head leads, and whose heads "
+        "there lose a tenth of the skill together.",
         every(
-            on_rope(
-                lambda rope: models(rope, (_early(_standing, "heads that the first leader surpasses, "), over(0.75)))
-            ),
+            on_rope(lambda rope: models(rope, (_POSITION, over(0.5)))),
             as_support(
                 on_rope(
                     lambda rope: models(
                         rope,
+                        (_early(_standing, "heads that the first leader surpasses, "), over(0.75)),
                         (
                             _early(lambda first, last: float(spearman(np.stack((first, last)))), "rank correlation, "),
                             over(0.0),
@@ -209,7 +274,8 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "In RoPE + Absolute the additive positional directions are completely displaced after layer 2.",
         "In the stream after layer 2: the share of the position part's variance that lies in the input vectors' "
         "subspace, less the share expected by chance, below 0.1; and the coefficient of the position part on the "
-        "input vectors (1: carried on, 0: gone) below 0.5. Supporting: the share below that of the sinusoid alone.",
+        "input vectors (1: carried on, 0: gone) below 0.1, as they are to be displaced completely. Supporting: the "
+        "share below that of the sinusoid alone.",
         _displaced,
     ),
     mechanism(
@@ -217,7 +283,27 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{FINAL}: key findings",
         "RoPE suppresses the formation of implicit positional representations.",
         "How well the position can be read off the stream after layer 2 and later (R2 of a ridge regression): RoPE "
-        "less NoPE below -0.1, a tenth of what there is to read; NoPE has no representation but an implicit one.",
-        on_rope(lambda rope: compare(DISTANCE, [(rope, "nope")], _DECODABLE, under(-0.1))),
+        "less NoPE below -0.1, a tenth of what there is to read; NoPE has no representation but an implicit one. In "
+        "the released program it has not even that: attention sees both ways there, NoPE can tell no order, and what "
+        "is read is the texts' lengths.",
+        _implicit,
+    ),
+    mechanism(
+        "additive-coupling-persists",
+        f"{V1}, 3.1",
+        "The residual connections make the absolute encoding's coupling of position and content persist at deeper "
+        "levels.",
+        "Absolute: the coefficient of the position part on the input vectors (1: carried on, 0: gone) over a half in "
+        "the streams after layer 2 and later, in the mean.",
+        models("absolute", (_CARRIED, over(0.5))),
+    ),
+    Claim[Results](
+        "nope-position-through-mask",
+        f"{V1}, C.2",
+        "NoPE obtains position through the causal mask.",
+        "Skill on Task 1: of NoPE with the causal mask less that without, all else equal, over a tenth. Models that "
+        "are still learning count on both sides: one that cannot learn it never stops guessing.",
+        _through_mask,
+        part="factors",
     ),
 )

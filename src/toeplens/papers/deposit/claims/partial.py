@@ -15,20 +15,26 @@ from toeplens.papers.deposit.claims.common import (
     left_out,
     over,
     partially,
+    under,
 )
-from toeplens.papers.deposit.claims.looking import At, watched_claim
+from toeplens.papers.deposit.claims.looking import WHERE, At, watched_claim
 from toeplens.papers.deposit.labels import Label
-from toeplens.studies.kit.claims import Claim
+from toeplens.studies.kit.claims import Claim, as_support
 from toeplens.studies.kit.contrasts import contrast
 from toeplens.studies.kit.results import Results
-from toeplens.studies.kit.verdicts import Finding, above, unknown
+from toeplens.studies.kit.verdicts import Finding, above, supporting, unknown
 from toeplens.training.presets import COUNT, DISTANCE
+
+_SOMETIMES, _RARELY = 0.25, 0.1  # shares of models: "may be", "in some cases"
 
 
 def _few_heads_suffice(results: Results) -> list[Finding]:
     # the partial-RoPE program has no sinusoid, so it is compared with RoPE alone
-    pairs = [(label, full_rope(results)) for label in ("partial-1", "partial-2")]
-    return compare(DISTANCE, pairs, test=over(-0.05))(results)
+    rope = full_rope(results)
+    return [
+        *compare(DISTANCE, [(label, rope) for label in ("partial-1", "partial-2")], test=over(-0.05))(results),
+        *as_support(compare(DISTANCE, [("nope", rope)], test=under(-0.05)))(results),
+    ]
 
 
 def _partial_below(results: Results) -> list[Finding]:
@@ -40,6 +46,8 @@ def _partial_moves(at: At) -> Check:
     """Over the models of each number of rotating heads, and those of RoPE on all."""
     first = at.figure("", lambda look: look.largest(slice(0, 1)))
     layer = at.spread("", lambda look: look.layer)
+    later = at.spread("", lambda look: float(look.layer > 1))
+    spared = at.figure("", lambda look: float(look.largest(slice(0, 1)) < at.bars.some))
 
     def check(results: Results) -> list[Finding]:
         labels = [label for label in results.labels(DISTANCE) if (at_ := Label.parse(label)).heads and not at_.variant]
@@ -53,13 +61,27 @@ def _partial_moves(at: At) -> Check:
         moved = contrast(*layers, (-1, layer.by_seed(whole)), grain=0.05)
         left = contrast(*((-share, values) for share, values in firsts), (1, first.by_seed(whole)))
         without = [left_out(results, figure, DISTANCE, *labels, rope) for figure in (layer, first)]
-        return [
+        shares = [
+            (contrast(*((weight, figure.by_seed(cells)) for cells in some), grain=0.05), bar, words, figure)
+            for figure, bar, words in (
+                (later, _SOMETIMES, "share of models whose costliest head lies after the first layer"),
+                (spared, _RARELY, "share of models in whose first layer no head costs much"),
+            )
+        ]
+        effect = [
             above(f"layer of the costliest head, mean of RoPE on some heads - RoPE on all{without[0]}", moved, 0.5),
             above(
                 f"largest cost in the first layer, RoPE on all - mean of RoPE on some heads{without[1]}",
                 left,
                 at.bars.little,
             ),
+        ]
+        return [
+            *(
+                above(f"{words}, RoPE on some heads{left_out(results, figure, DISTANCE, *labels)}", seen, bar)
+                for seen, bar, words, figure in shares
+            ),
+            *map(supporting, effect),
         ]
 
     return check
@@ -71,7 +93,8 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{FINAL}: table of RoPE heads",
         "RoPE on one or two heads does about as well on Task 1 as RoPE on all.",
         "Accuracy of RoPE on 1 head, and on 2 heads, less full RoPE: above -0.05, twice what the source's numbers "
-        f"differ by. {STOPPED}",
+        "differ by. Supporting, that rotating heads are needed at all: NoPE less full RoPE below -0.05. "
+        f"{STOPPED}",
         _few_heads_suffice,
     ),
     partially(
@@ -94,9 +117,13 @@ CLAIMS: tuple[Claim[Results], ...] = (
         partially,
         "partial-moves-deposit",
         f"{V1}, C.3",
-        "Under partial RoPE the largest deposit may lie in the second or third layer, and the first may have none.",
-        "Over all numbers of rotating heads that were trained: the costliest head lies deeper than in RoPE on all "
-        "heads by half a layer in the mean, and the first layer's largest cost is lower by a tenth of the skill.",
+        "Under partial RoPE the largest deposit is not necessarily in the first layer but may be in the second or "
+        "third, and in some cases the first has none.",
+        "Over all numbers of rotating heads that were trained: the costliest head lies after the first layer in over a "
+        "quarter of the models (may be), and no head of the first layer costs a quarter of the skill in over a tenth "
+        "(some cases). Supporting, that it is an effect of partial RoPE: the costliest head lies deeper than in RoPE "
+        "on all heads by half a layer in the mean, and the first layer's largest cost is lower by a tenth of the "
+        f"skill. {WHERE}",
         _partial_moves,
     ),
 )

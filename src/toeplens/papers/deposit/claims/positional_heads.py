@@ -117,24 +117,29 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "one-head-knows-position",
         f"{V1}, App. D",
         "Once one head of RoPE has position, the others no longer capture it.",
-        "The rotation is taken from one head at a time: the second largest loss of the whole model under a tenth of "
-        "the skill. Supporting: the largest over a quarter, without which position is spread or kept in several "
-        f"heads. {ONLY_SKILLED}",
+        "The rotation is taken from one head at a time: the largest loss over a quarter of the skill, without which "
+        "position is spread or kept in several heads, and the second largest of the whole model under a tenth. "
+        "Supporting: left to one head alone (between 0.5 and 1.5 in the mean), rotation keeps 90% of the skill. "
+        f"{ONLY_SKILLED}",
         on_rope(
             lambda rope: every(
-                models(rope, (_lost(1, "second largest loss by taking position from one head, "), under(0.1))),
-                as_support(models(rope, (_lost(0, "largest, "), over(0.25)))),
+                models(
+                    rope,
+                    (_lost(0, "largest loss by taking position from one head, "), over(0.25)),
+                    (_lost(1, "second largest, "), under(0.1)),
+                ),
+                as_support(models(rope, (_POSITIONAL, between(0.5, 1.5)))),
             )
         ),
     ),
     mechanism(
         "rope-needs-fewer-heads",
         f"{V1}, App. D",
-        "Fewer parameters answer to position under RoPE than under relative encoding or none.",
+        "Much fewer parameters answer to position under RoPE than under relative encoding or none.",
         "Size of a set of heads that keeps 90% of the skill when all others are silenced, in doublings: RoPE less "
-        "NoPE and less relative below -0.5, each: less than a third fewer would be within what the search leaves. "
-        f"{ONLY_SKILLED}",
-        on_rope(lambda rope: compare(DISTANCE, against(rope, "nope", "relative"), _NEEDED, under(-0.5))),
+        "NoPE and less relative below -1, each: half as many are much fewer. Heads that work on content are among "
+        f"them, under every encoding, as position cannot be taken from NoPE. {ONLY_SKILLED}",
+        on_rope(lambda rope: compare(DISTANCE, against(rope, "nope", "relative"), _NEEDED, under(-1.0))),
     ),
     mechanism(
         "two-heads-do-it",
@@ -174,6 +179,13 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "RoPE: the heads of the first layer use less than half of the frequencies (effective number by the variance "
         f"of the logits, mean over heads); those of later layers use more, by over a tenth of all. {ONLY_SKILLED}",
         on_rope(lambda rope: models(rope, (_FIRST_BREADTH, under(0.5)), (_GROWTH, over(0.1)))),
+    ),
+    mechanism(
+        "rope-loses-length",
+        f"{V1}, App. D and 5.2",
+        "RoPE's length generalisation is drastically affected: it falls short of what it was designed for.",
+        f"Share of RoPE's skill kept on texts of {LONGER:g} times the training length under a half. {ONLY_SKILLED}",
+        on_rope(lambda rope: models(rope, (_KEPT, under(0.5)))),
     ),
     mechanism(
         "mla-keeps-length",
