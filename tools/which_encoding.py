@@ -190,7 +190,8 @@ def _short() -> Iterator[str]:
         for name, each in found:
             if _done(each):
                 figure = re.split(r": (?=-?\d)", _deciding(each)["evidence"])[-1]
-                decided.setdefault((each["id"], each["verdict"]), []).append(f"{_where(name, each)}: {figure}")
+                told = f"{_where(name, each)}: {figure}{_against(each)}"
+                decided.setdefault((each["id"], each["verdict"]), []).append(told)
         for (claim, verdict), places in decided.items():
             entry = next(each for _, each in found if each["id"] == claim)
             yield f"- \u201c{entry['statement']}\u201d **{verdict}** ({'; '.join(places)}). {_link(entry)}"
@@ -317,12 +318,19 @@ def _claims(ids: Sequence[str], names: Sequence[str] = ()) -> Iterator[str]:
         verdict = f"**{each['verdict']}**" if _done(each) else each["verdict"]
         parts = sum(part["essential"] for part in each["parts"])
         more = f" (one of {parts} parts)" if parts > 1 else ""
-        yield f"    - {_where(name, each)}, {RECORDS[name].seeds} seeds: {verdict}. {_deciding(each)['evidence']}{more}"
+        seen = f"{_deciding(each)['evidence']}{more}{_against(each)}"
+        yield f"    - {_where(name, each)}, {RECORDS[name].seeds} seeds: {verdict}. {seen}"
 
 
 def _deciding(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a claim that its verdict rests on; the first of them, where there are several."""
     return min(entry["parts"], key=lambda part: (not part["essential"], part["verdict"] != entry["verdict"]))
+
+
+def _against(entry: Mapping[str, Any]) -> str:
+    """Which supporting part a claim that holds in part lacks; the first of them, where there are several."""
+    lost = [part for part in entry["parts"] if not part["essential"] and part["verdict"] == "fails"]
+    return f", but not: {lost[0]['evidence']}" if entry["verdict"] == "holds in part" else ""
 
 
 Column = tuple[str, Recorded, str, str, Figure]  # heading, record, protocol, task, figure

@@ -125,7 +125,13 @@ def test_an_audit_is_written_and_compared(toeplens: Toeplens, model: Path, tmp_p
     assert {head.layer for head in open_audit(tmp_path / "b").heads} == {1}
     compared = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "c")
     assert compared.code == 0, compared
-    assert (tmp_path / "c" / "report.html").stat().st_size > 10_000
+    page = tmp_path / "c" / "report.html"
+    assert page.stat().st_size > 10_000
+    assert compared.out == f"page: {page}\n"
+    beside = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "c", "--json").json()
+    assert (beside["page"], [each["name"] for each in beside["audits"]]) == (str(page), ["a", "b"])
+    assert {**beside["audits"][0], "page": told["page"]} == {"name": "a", **told}
+    assert [each["layer"] for each in beside["audits"][1]["heads"]] == [1, 1]
     replaced = toeplens("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "a")
     assert "holds an audit; give an empty or new directory" in replaced.refusal()
     shutil.copytree(model, tmp_path / "other")

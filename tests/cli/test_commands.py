@@ -93,6 +93,7 @@ def test_every_command_helps(toeplens: Toeplens, command: str):
     answer = toeplens(command, "--help")
     assert (answer.code, answer.err) == (0, "")
     assert f"toeplens {command}" in answer.out
+    assert "--json" in answer.out
 
 
 def test_the_help_names_every_command_and_is_given_without_one(toeplens: Toeplens):

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.cli.command import Toeplens, changes
 
 from toeplens import encodings
 from toeplens.cli import app
+from toeplens.ground import machine
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,6 +53,17 @@ def test_commands_shown_in_the_documentation_exist() -> None:
     known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     shown = {name for page in PAGES for name in re.findall(r"(?:^|`|bin/)toeplens ([a-z]+)", page.read_text(), re.M)}
     assert shown == known
+
+
+def test_the_errors_shown_are_what_is_said(toeplens: Toeplens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine with 25.3 GB; a long list is cut short."""
+    monkeypatch.setattr(machine, "memory", lambda: 25_300_000_000)
+    shown = re.findall(r"^error: .*$", (ROOT / "docs" / "cli.md").read_text(), re.MULTILINE)
+    given = [["--encoding", "rop"], ["--encoding", "rope", *changes(model__max_len=10**9)]]
+    for words, line in zip(given, shown, strict=True):
+        said = toeplens("train", "--scale", "smoke", *words, "--out", tmp_path).refusal()
+        assert said.startswith(line.removesuffix("...")), said
+        assert line.endswith("...") or said == line
 
 
 def test_links_between_pages_lead_somewhere() -> None:

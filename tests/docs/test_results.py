@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import tarfile
 from pathlib import Path
+
+from toeplens.papers.deposit.study import grid
+from toeplens.training.presets import PROTOCOLS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "results" / "README.md").read_text()
@@ -12,6 +16,23 @@ TEXT = (ROOT / "results" / "README.md").read_text()
 def test_every_folder_has_a_row_and_every_row_a_folder() -> None:
     rows = set(re.findall(r"^\| `([\w-]+)/` \|", TEXT, re.MULTILINE))
     assert rows == {path.name for path in (ROOT / "results").iterdir() if path.is_dir()}
+
+
+def test_the_runs_of_desk_that_are_kept() -> None:
+    kept: set[str] = set()
+    for archive in (ROOT / "results" / "desk").glob("runs-*.tar.xz"):
+        with tarfile.open(archive) as packed:
+            kept |= {Path(name).parent.name for name in packed.getnames() if Path(name).name == "result.json"}
+    judged = {cell.job.spec.name for cell in grid("desk", PROTOCOLS, 30)}
+    ladder = {cell.job.spec.name for cell in grid("desk", PROTOCOLS, 3, ("core", "ladder"))} - judged
+    others = kept - judged
+    assert judged <= kept
+    counted = (
+        f"hold {len(kept)} finished runs without weights, so that other parts go on from them: these {len(judged)}"
+    )
+    climbed = f"{len(others & ladder)} of the {len(ladder)} that the ladder (`--part ladder --seeds 3`) adds"
+    assert f"{counted}, {climbed}, and {len(others - ladder)} of" in TEXT
+    assert f"no ledger uses the {len(others)} |" in TEXT
 
 
 def test_the_tests_that_it_names_are_there() -> None:

@@ -179,6 +179,7 @@ def compare(
     first: Annotated[Path, typer.Argument(help="Directory of an audit.", parser=path)],
     second: Annotated[Path, typer.Argument(help="Directory of another.", parser=path)],
     out: Annotated[Path, typer.Option(help="Directory for the page.", parser=path)],
+    as_json: Json = False,
 ) -> None:
     """Lay two audits side by side: a base and its variant, two encodings, two checkpoints of a run."""
     with starting():
@@ -187,9 +188,11 @@ def compare(
         from toeplens.studies import auditing
 
     found = [auditing.open_audit(each) for each in (first, second)]
+    names = names_of(first, second)
     with entered(out, "comparison", (report.PAGE,)):
-        page = report.write_comparison(found[0], found[1], names_of(first, second), out)
-    console.say(f"page: {page}")
+        page = report.write_comparison(found[0], found[1], names, out)
+    audits = [{"name": name, **each.summary()} for name, each in zip(names, found, strict=True)]
+    console.print_page(page, as_json=as_json, audits=audits)
 
 
 @with_options
