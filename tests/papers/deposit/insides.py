@@ -24,13 +24,13 @@ RISING, FALLING = (1.5, 2.0, 3.0, 4.0), (4.0, 3.0, 2.0, 1.5)
 class Inside:
     """What is measured inside a made-up model; unless told otherwise, what the papers say of RoPE.
 
-    logits, parameters  fixed share of the positional gradient in the first layer, the most that one head has; NaN:
-                        there is no gradient
+    logits, parameters  fixed share of the positional gradient in the first layer; NaN: there is no gradient
     drift               the mean relative drift of the first layer's heads
     first, last         how far each layer's best head leads, at initialisation and after training
     leader, rest        which head leads, and the signals of the others
     alignment           of the stream's position part with the input's, after layer 2; a tenth of it is chance
     coefficient         of the same on the input's vectors
+    deepest             of the same after the last layer
     readable            R2 of reading the position off the stream, after layer 2 and later
     positions           drops by taking position from one head: the largest, in the first layer, and the second
     worked              which head of the first layer that is
@@ -51,6 +51,7 @@ class Inside:
     rest: tuple[float, ...] = (1.0, 1.0, 1.0)
     alignment: float = 0.12
     coefficient: float = 0.02
+    deepest: float = 0.0
     readable: float = 0.3
     positions: tuple[float, float] = (0.5, 0.02)
     worked: int = 0
@@ -81,9 +82,9 @@ def signals(inside: Inside, leads: tuple[float, ...], leader: int, noise: float)
 
 
 def level_seed(share: float, signal: np.ndarray) -> LevelSignal:
-    """The share is that of the first layer, and the most that a head of it has; one has no gradient at all."""
+    """The share is that of the first layer, and of its heads in the mean; one head has no gradient at all."""
     heads, layers = np.full((LAYERS, HEADS), 0.9), np.full(LAYERS, 0.9)
-    heads[0], layers[0] = [NAN, 0.25 * share, share, 0.5 * share], share
+    heads[0], layers[0] = [NAN, 0.5 * share, share, 1.5 * share], share
 
     def strength(shares: np.ndarray) -> Strength:
         curve = np.stack((shares, shares), axis=-1)
@@ -122,7 +123,7 @@ def representation(inside: Inside, noise: float) -> dict[str, Any]:
         rank=np.full(LAYERS, 1),
         angles=(np.array([0.0]),) * LAYERS,
         alignment=alignment,
-        coefficient=coefficient,
+        coefficient=np.append(coefficient[:-1], inside.deepest + noise),
         decodability=np.array([1.0, 1.0, inside.readable + noise - 0.1, inside.readable + 0.1]),
         **dict.fromkeys((*rest, "mean_cosine", "cosine"), one),
     ).to_dict()

@@ -120,7 +120,7 @@ def test_what_is_read_off_the_costs(costs: list[list[float]]) -> None:
     assert found.largest() == flat[0]
     assert found.second() == flat[1]
     assert found.second(slice(0, 1)) == sorted(costs[0])[-2]
-    assert found.middle(slice(0, 1)) == sorted(costs[0])[1], "the cheaper of two in the middle"
+    assert found.second_smallest(slice(0, 1)) == sorted(costs[0])[1]
     assert found.total == pytest.approx(sum(flat))
     assert found.matter == sum(each > 0 for each in flat)
     assert found.largest(slice(1, None)) == max((each for row in costs[1:] for each in row), default=0.0)

@@ -11,7 +11,7 @@ ROPE = Model(0.93, gap=0.02, half=1.0, falls=0.0).single(0).within(width=-4.0)
 MLA = Model(0.88).within(kept=0.8, width=-2.0)
 ALIBI = Model(0.3, half=4.0).within(logits=1e-4, parameters=NAN, drift=0.0, width=2.0)
 WITH_SINUSOID = Model(0.8).single(1).within(width=-3.0)
-ABSOLUTE = Model(0.6).within(alignment=0.7, coefficient=1.6)
+ABSOLUTE = Model(0.6).within(alignment=0.7, coefficient=1.0, deepest=0.8)
 NOPE = Model(0.12, half=None).within(readable=0.8, width=1.0)
 RELATIVE = Model(0.12, half=None).within(width=3.0)
 
@@ -100,7 +100,7 @@ CHANGES: dict[str, dict[str, World]] = {
     "task2-rope-superior": {"holds": count(rope=0.8), "fails": {}, "undecided": count(rope=0.74)},
     "task1-convergence-order": {
         "holds": {},
-        "fails": distance(absolute=Model(0.6, half=0.5)),
+        "fails": distance(absolute=Model(0.6, half=5.0)),
         "undecided": distance(absolute=Model(0.6, half=2**0.25)),
     },
     "task1-rope-smallest-gap": {
@@ -221,7 +221,7 @@ CHANGES: dict[str, dict[str, World]] = {
     "additive-coupling-persists": {
         "holds": {},
         "fails": distance(absolute=ABSOLUTE.within(coefficient=0.4)),
-        "undecided": distance(absolute=ABSOLUTE.within(coefficient=1.0)),
+        "undecided": distance(absolute=ABSOLUTE.within(deepest=0.5)),
     },
     "nope-position-through-mask": {
         "holds": distance(nope=0.6, nope__mask=0.2),

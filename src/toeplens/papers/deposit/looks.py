@@ -41,10 +41,9 @@ class Look:
         costs = np.sort(self.costs[layers], axis=None)
         return float(costs[-2]) if costs.size > 1 else 0.0
 
-    def middle(self, layers: slice) -> float:
-        """The cost of the middle head of these layers, the cheaper of two."""
-        costs = np.sort(self.costs[layers], axis=None)
-        return float(costs[(costs.size - 1) // 2])
+    def second_smallest(self, layers: slice) -> float:
+        """The second smallest cost of a head of these layers, which have two at least."""
+        return float(np.sort(self.costs[layers], axis=None)[1])
 
     @property
     def layer(self) -> float:

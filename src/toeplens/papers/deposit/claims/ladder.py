@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from toeplens.papers.deposit.claims.common import Check, Test, compare, full_rope, left_out, on_rope, over
-from toeplens.papers.deposit.claims.looking import WHERE, At, Way, watched_claim
+from toeplens.papers.deposit.claims.looking import AS_THE_PAPERS, BY_LOSS, SPREAD, At, Way, watched_claim
 from toeplens.papers.deposit.labels import title
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.contrasts import contrast, of_one
@@ -89,8 +89,8 @@ def _unfinished(results: Results) -> list[Finding]:
     ]
 
 
-def _ours(name: str, statement: str, rule: str, way: Way) -> Claim[Results]:
-    return watched_claim(_claim, name, _OURS, statement, rule, way)
+def _ours(name: str, statement: str, rule: str, way: Way, first: At = AS_THE_PAPERS) -> Claim[Results]:
+    return watched_claim(_claim, name, _OURS, statement, rule, way, first)
 
 
 CLAIMS: tuple[Claim[Results], ...] = (
@@ -137,14 +137,16 @@ CLAIMS: tuple[Claim[Results], ...] = (
     _ours(
         "ladder-dropout-spreads",
         "Dropout spreads the work over more heads.",
-        f"RoPE: effective heads of the whole model with dropout 0.1 less without: over half a doubling. {WHERE}",
+        f"RoPE: effective heads of the whole model with dropout 0.1 less without: over half a doubling. {SPREAD}",
         _rungs("drop", "", _heads, _half),
+        BY_LOSS,
     ),
     _ours(
         "ladder-decay-gathers",
         "Weight decay gathers the work in fewer heads.",
         "RoPE: effective heads of the whole model with next to no weight decay (1e-5) less with 0.1: over half a "
-        f"doubling. {WHERE}",
+        f"doubling. {SPREAD}",
         _rungs("", "decay", _heads, _half),
+        BY_LOSS,
     ),
 )

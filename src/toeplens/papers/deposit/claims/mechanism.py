@@ -50,10 +50,9 @@ def _share(level: str, none: float = float("nan")) -> Figure:
         heads = np.asarray(measured.heads.share[0], dtype=float)
         if level == "logits":
             return float(np.asarray(measured.layers.share)[0])
-        return float(np.nanmax(heads)) if np.isfinite(heads).any() else none
+        return float(np.nanmean(heads)) if np.isfinite(heads).any() else none
 
-    where = "logits" if level == "logits" else "parameters of the head that has most of it"
-    return Figure(f"fixed share of the positional gradient at the {where}, ", of, _seeded, grain=_EXACT)
+    return Figure(f"fixed share of the positional gradient at the {level}, ", of, _seeded, grain=_EXACT)
 
 
 def _signal(cell: CellResult) -> np.ndarray:
@@ -128,17 +127,17 @@ def _led(signal: np.ndarray) -> bool:
 
 
 _POSITION = Figure(
-    "share of the first layer's loss by taking position that the first leader has, ",
-    lambda cell: _work(cell)[int(_signal(cell)[0].argmax())] / _work(cell).sum(),
+    "share of all that taking position costs, head by head, that the first leader has, ",
+    lambda cell: float(_work(cell)[0, int(_signal(cell)[0].argmax())] / _work(cell).sum()),
     lambda cell: has("seed")(cell) and has("position")(cell) and _works(cell) and _led(_signal(cell)[0]),
-    "the first layer has no position or no leader, or not measured",
+    "no position or no leader, or not measured",
     0.02,
 )
 
 
 def _work(cell: CellResult) -> np.ndarray:
-    """What is lost by taking position from each head of the first layer."""
-    return counted_drops(cell.measure("position"))[0]
+    """[L, H] what is lost by taking position from each head."""
+    return counted_drops(cell.measure("position"))
 
 
 def _works(cell: CellResult) -> bool:
@@ -184,8 +183,8 @@ _DECODABLE = _stream(
 
 
 _CARRIED = _stream(
-    "coefficient on the input's position vectors after layer 2 and later, mean, ",
-    lambda found: np.mean(found.coefficient[2:]),
+    "coefficient on the input's position vectors after layer 2 and later, the least, ",
+    lambda found: np.min(found.coefficient[2:]),
 )
 
 
@@ -216,8 +215,8 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "RoPE gives the positional gradient a deterministic part that batches do not cancel, so that some head always "
         "gets a positive positional signal.",
         "At initialisation, in RoPE's first layer: the share of the positional gradient's energy that is the same in "
-        "every example, at the logits (all heads) and at the parameters of some head (the one that has most), over "
-        f"1/512 ({_WHY_FIXED}). Supporting: the heads' mean positional drift above 0.",
+        "every example, at the logits (all heads) and at the parameters (mean over heads), over 1/512 "
+        f"({_WHY_FIXED}). Supporting: the heads' mean positional drift above 0.",
         every(
             on_rope(lambda rope: models(rope, (_share("logits"), over(_FIXED)), (_share("parameters"), over(_FIXED)))),
             as_support(on_rope(lambda rope: models(rope, (_DRIFT, over(0.0))))),
@@ -228,8 +227,8 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{FINAL}: Proposition 6.2",
         "ALiBi's positional signal cancels when a batch is aggregated.",
         "At initialisation, in ALiBi's first layer: the share of the positional gradient's energy at the logits that "
-        f"is the same in every example under 1/512 ({_WHY_FIXED}). Supporting: the same at the parameters of the head "
-        "that has most of it; in ALiBi's first layer they cannot move position at all.",
+        f"is the same in every example under 1/512 ({_WHY_FIXED}). Supporting: the same at the parameters, which in "
+        "ALiBi's first layer cannot move position at all.",
         every(
             models("alibi", (_share("logits"), under(_FIXED))),
             as_support(models("alibi", (_share("parameters", none=0.0), under(_FIXED)))),
@@ -247,13 +246,13 @@ CLAIMS: tuple[Claim[Results], ...] = (
         "early-leader-deposits",
         f"{FINAL}: Theorem 6.1",
         "The head with the early advantage ends up with all the positional work.",
-        "RoPE's first layer: the head whose signal leads at initialisation has more than half of what is lost when "
-        "position is taken from one head at a time, added up: who has less has not all of it. Supporting: of the other "
-        "heads over three quarters cost less in the end, silenced (by chance: half); rank correlation of first signal "
-        f"and final cost above 0. {ONLY_SKILLED} So do only those in whose first layer one head leads, and whose heads "
-        "there lose a tenth of the skill together.",
+        "RoPE: the head of the first layer whose signal leads at initialisation has over nine tenths of what is lost "
+        "when position is taken from one head of the model at a time, added up. Supporting: of the layer's other heads "
+        "over three quarters cost less in the end, silenced (by chance: half); rank correlation of first signal and "
+        f"final cost above 0. {ONLY_SKILLED} So do only those in whose first layer one head leads, and whose heads "
+        "lose a tenth of the skill together.",
         every(
-            on_rope(lambda rope: models(rope, (_POSITION, over(0.5)))),
+            on_rope(lambda rope: models(rope, (_POSITION, over(0.9)))),
             as_support(
                 on_rope(
                     lambda rope: models(
@@ -291,10 +290,11 @@ CLAIMS: tuple[Claim[Results], ...] = (
     mechanism(
         "additive-coupling-persists",
         f"{V1}, 3.1",
-        "The residual connections make the absolute encoding's coupling of position and content persist at deeper "
-        "levels.",
+        "The residual connections carry the absolute encoding's positions to deeper levels, so that their coupling "
+        "with content persists there.",
         "Absolute: the coefficient of the position part on the input vectors (1: carried on, 0: gone) over a half in "
-        "the streams after layer 2 and later, in the mean.",
+        "each of the streams after layer 2 and later: the least of them. Of the coupling this is what the residual "
+        "connections are said to do.",
         models("absolute", (_CARRIED, over(0.5))),
     ),
     Claim[Results](
