@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from toeplens.ground import read_json
-from toeplens.papers.deposit import accuracy_table, claims_of, grid
+from toeplens.papers.deposit import accuracy_table, claims_of, gather, grid
+from toeplens.papers.deposit.page.words import measured
 from toeplens.studies import CellResult, Results, judge
 from toeplens.studies.kit.verdicts import OPEN
 from toeplens.training.presets import COUNT, DISTANCE, PROTOCOLS
@@ -77,6 +78,15 @@ def test_both_protocols_and_both_tasks_are_there(results: Results) -> None:
         assert {"rope", "nope", "mla"} <= set(under.labels(COUNT))
 
 
+def test_the_page_counts_models_and_not_places(record: Path) -> None:
+    told = measured(gather(record))[1]
+    expected = {
+        "desk": "300 of 300 models, up to 30 seeds of each; ",
+        "laptop": "515 models in 520 of 520 places of the study, 5 seeds of each; ",
+    }
+    assert told.startswith(expected[record.name])
+
+
 SUFFICE = "one-or-two-heads-suffice"
 
 
@@ -112,7 +122,7 @@ def test_what_is_said_of_the_desk_record(record: Path, results: Results) -> None
     assert len(counted) == 50
     assert (len(results.cells), sum(cell.key.task == DISTANCE for cell in results.cells)) == (300, 250)
     assert all(cell.settled and cell.accuracy >= 0.99 for cell in counted)
-    assert (sum(entry["verdict"] in OPEN for entry in ledger), len(ledger)) == (16, 54)
+    assert (sum(entry["verdict"] in OPEN for entry in ledger), len(ledger)) == (17, 54)
     assert next(e["verdict"] for e in ledger if (e["id"], e["protocol"]) == ("task1-rope-best", "paper")) == "fails"
     assert next(e for e in ledger if (e["id"], e["protocol"]) == (SUFFICE, "paper"))["verdict"] == "holds in part"
     full, one, two = (

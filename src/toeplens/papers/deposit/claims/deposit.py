@@ -1,7 +1,7 @@
 """Claims about heads: is the work deposited in one head, where, when, and under which encodings?
 
-Each is judged as the papers looked, by accuracy at the end of training, and beside that at every other moment of
-`LOOKS` that was watched, by accuracy and by loss.
+Each is judged as the papers looked, by accuracy at the end of training, those that ask how the work is spread by loss,
+and beside that at every other moment of `LOOKS` that was watched, by accuracy and by loss.
 """
 
 from __future__ import annotations

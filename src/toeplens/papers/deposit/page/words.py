@@ -173,9 +173,14 @@ def measured(state: Reproduction) -> list[str]:
     beside = f" (the papers’: {their_layers} of {their_heads}, {their_width} wide, {their_length} tokens)"
     same = ", the papers’ own sizes"
     seeds, protocols = state.plan.seeds, [_MEANT_BY[protocol] for protocol in state.plan.protocols]
+    places = Counter(cell.run for cell in state.results.cells)
+    counted = f"{state.finished:,} of {state.total:,} models"
+    if len(places) < places.total():  # one run may stand in two
+        counted = f"{len(places):,} models in {state.finished:,} of {state.total:,} places of the study"
+    most = "up to " if ours.fewer(seeds) else ""
     return [
         f"{said}{same if ours is theirs else beside}.",
-        f"{state.finished:,} of {state.total:,} models, {seeds} seed{'s' if seeds != 1 else ''} of each; trained "
+        f"{counted}, {most}{seeds} seed{'s' if seeds != 1 else ''} of each; trained "
         f"{' and '.join(protocols)}; then every head silenced in turn.",
     ]
 
