@@ -195,15 +195,14 @@ def judge_again(name: str) -> None:
         write_json(RESULTS / name / "claims.json", {**head, "claims": [entry.to_dict() for entry in entries]})
 
 
-def as_judged_before(name: str, content: dict[str, Any]) -> list[list[Any]]:
+def as_judged_before(name: str, content: dict[str, Any], results: Any) -> list[list[Any]]:
     """A record's ledger at each look before the last, by the models that it had then and the rules as they are now."""
     from toeplens.papers.deposit import claims_of
-    from toeplens.studies import CellResult, Results, judge
+    from toeplens.studies import Results, judge
 
     if name != "desk":
         return []
-    cells = Results(CellResult.from_dict(cell) for cell in content["cells"]).cells
-    found = []
+    found, cells = [], results.cells
     for look in EARLIER:
         count: Counter[tuple[str, str, str]] = Counter()
         had = []
@@ -222,8 +221,8 @@ def simulated(worlds: int) -> dict[str, Any]:
     from toeplens.studies.kit.simulated import EFFECTS, Shape, simulate
 
     name = next(name for name in SCALES if record_of(name))
-    content, _, entries = judged(name)
-    earlier = as_judged_before(name, content)
+    content, results, entries = judged(name)
+    earlier = as_judged_before(name, content, results)
     found = {
         (shape, effect): simulate(entries, worlds=worlds, effect=effect, shape=shape, earlier=earlier)
         for shape in get_args(Shape)

@@ -266,8 +266,8 @@ def test_heads_without_position_take_no_part_in_a_deposit(study: Pretrained) -> 
     assert verdicts(bare)["deposit-pretrained"] == "undecided"
 
 
-def retrieved(study: Pretrained, scores: dict[int, float], lost: dict[str, float]) -> Pretrained:
-    """The study whose heads retrieve so well and whose needles are lost to such a share."""
+def retrieved(study: Pretrained, scores: dict[int, float], lost: dict[str, float], times: int = 1) -> Pretrained:
+    """The study whose heads retrieve so well and whose needles, asked so many times, are lost to such a share."""
     probes = dict(study.probes)
     heads = tuple(replace(each, score=scores.get(4 * each.layer + each.head, 0.0)) for each in probes["intact"].heads)
     found = [replace(item, right=1.0 if item.behaviour == "needle" else item.right) for item in probes["intact"].items]
@@ -276,14 +276,16 @@ def retrieved(study: Pretrained, scores: dict[int, float], lost: dict[str, float
         items = [
             replace(item, right=1.0, changed_right=float(at / 12 >= share), changed_nats=share + 0.01 * at)
             for at, item in enumerate(probes["intact"].of("needle"))
-        ]
+        ] * times
         probes[name] = replace(probes["intact"], items=tuple(items), changes=("something",))
     return replace(study, probes=probes)
 
 
 def test_heads_without_which_needles_are_lost(study: Pretrained) -> None:
     others = {f"no-others-{draw}": 0.0 for draw in range(3)}
-    assert verdicts(retrieved(study, {0: 0.5}, {"no-retrieval": 1.0} | others))["retrieval-causal"] == "holds"
+    lost = {"no-retrieval": 1.0} | others
+    assert verdicts(retrieved(study, {0: 0.5}, lost, times=4))["retrieval-causal"] == "holds"
+    assert verdicts(retrieved(study, {0: 0.5}, lost))["retrieval-causal"] == "undecided", "none of 12 may be luck"
     others = {f"no-others-{draw}": 1.0 for draw in range(3)}
     assert verdicts(retrieved(study, {0: 0.5}, {"no-retrieval": 1.0} | others))["retrieval-causal"] == "fails"
     assert verdicts(study)["retrieval-causal"] == "undecided"
@@ -312,7 +314,7 @@ def worth(study: Pretrained, effects: list[float], spread: float) -> Pretrained:
 
 def test_a_deposit_is_one_head_and_early(study: Pretrained) -> None:
     assert verdicts(worth(study, [1.0, *[0.05] * 7], 0.05))["deposit-pretrained"] == "holds"
-    assert verdicts(worth(study, [*[0.05] * 7, 1.0], 0.05))["deposit-pretrained"] == "holds in part"
+    assert verdicts(worth(study, [*[0.05] * 7, 1.0], 0.05))["deposit-pretrained"] == "fails"
     assert verdicts(worth(study, [0.1] * 8, 0.01))["deposit-pretrained"] == "fails"
     assert verdicts(worth(study, [0.0] * 8, 0.0))["deposit-pretrained"] == "undecided"
 

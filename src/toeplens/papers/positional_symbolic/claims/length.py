@@ -72,7 +72,8 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
     Claim(
         "symbolic-extrapolates",
         OURS,
-        "Symbolic mechanisms extrapolate in length better than positional ones.",
+        "What RoPE learns of the symbolic task extrapolates in length better than what it learns of the positional "
+        "one.",
         f"RoPE keeps more of its skill on retrieval than on index at {heads.LONGER:g} times the training length, by "
         f"over {_SKILL:g} of it: less would be no help. Supporting: the same at {_TWICE:g} times the length, of the "
         f"same models. {ONLY_SKILLED}",
