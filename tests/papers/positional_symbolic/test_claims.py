@@ -162,5 +162,8 @@ def test_figures_of_a_model_by_hand():
     flat = replace(one, measures={"behaviour": measures.behaviour(*[[[None, 0.4]]] * 3)})
     assert np.isnan(heads.carried(flat, "positional"))  # the head that matters has no share
     drops = np.array([[0.2, 0.6]])
-    half = HeadAblation(drops, drops, drops, 0.8, np.ones((1, 3)), 10, CHANCE, intervention="zero")
-    assert heads.carried(replace(one, ablation=half), "positional") == pytest.approx(0.25 * 0.9 + 0.75 * 0.05)
+    half = HeadAblation(
+        drops, drops, drops, 0.5, np.full((1, 3), np.nan), 10, CHANCE, metric="loss", intervention="zero"
+    )
+    assert heads.carried(replace(one, by_loss=half), "positional") == pytest.approx(0.25 * 0.9 + 0.75 * 0.05)
+    assert np.isnan(heads.carried(replace(one, by_loss=None), "positional"))

@@ -97,6 +97,8 @@ def cell(task: str, label: str, seed: int, model: Model) -> CellResult:
     curve = np.array([[model.accuracy, model.accuracy - drop, CHANCE]])
     low = drops if model.sure else np.zeros_like(drops)
     ablation = HeadAblation(drops, low, drops, model.accuracy, curve, 1000, CHANCE, intervention="zero")
+    unknown = np.full_like(curve, np.nan)
+    by_loss = HeadAblation(drops, low, drops, 0.5, unknown, 1000, CHANCE, metric="loss", intervention="zero")
     return CellResult(
         key=Key("paper", task, label, seed),
         run=f"{task}-{label}-{seed}",
@@ -107,6 +109,7 @@ def cell(task: str, label: str, seed: int, model: Model) -> CellResult:
         epochs=[{"test_accuracy": model.accuracy, "seconds": 1.0}],
         result={"test_accuracy": model.accuracy, "seconds": 1.0, "plateau": 1 if model.settled else None},
         ablation=ablation,
+        by_loss=by_loss,
         measures=found,
         watched=watched,
     )

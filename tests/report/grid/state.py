@@ -86,6 +86,7 @@ def _cell(key: Key, *, accuracy: float, rotates: bool, watched: bool) -> CellRes
         epochs=[{"seconds": 0.5}, {"seconds": (took := float(rng.uniform(1, 3)))}],
         result={"test_accuracy": accuracy, "seconds": took},
         ablation=HeadAblation(drops, drops, drops, accuracy, curves, 64, CHANCE),
+        by_loss=HeadAblation(3 * drops, 3 * drops, 3 * drops, 0.5, np.full_like(curves, np.nan), 64, CHANCE, "loss"),
         measures={
             "behaviour": measures.behaviour(**shares),
             "frequency": use if rotates else why,
@@ -99,7 +100,7 @@ def _cell(key: Key, *, accuracy: float, rotates: bool, watched: bool) -> CellRes
 
 def _diverged(cell: CellResult) -> CellResult:
     gone = {"test_accuracy": None}
-    return replace(cell, status="diverged", result=gone, ablation=None, measures={}, watched=[])
+    return replace(cell, status="diverged", result=gone, ablation=None, by_loss=None, measures={}, watched=[])
 
 
 def made_up_grid(directory: Path, spec: GridSpec | None = None, finished: int | None = None) -> Grid:

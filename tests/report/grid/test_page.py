@@ -70,8 +70,8 @@ def _skilled(cell: CellResult) -> bool:
 
 
 def _lost(cell: CellResult) -> np.ndarray:
-    assert cell.ablation is not None
-    return np.maximum(cell.ablation.drops, 0)
+    assert cell.by_loss is not None
+    return np.maximum(cell.by_loss.drops, 0)
 
 
 def test_the_matrix_is_the_accuracies(state: Grid, page: str) -> None:
@@ -209,9 +209,9 @@ def test_the_head_that_matters_in_the_end_is_followed(state: Grid, page: str) ->
     unskilled = _of(state, "index", "nope")[0]
     assert followed(unskilled, "symbolic") == []
     assert followed(unskilled, "accuracy") == [(0, 0.0), (4, 0.2), (12, 0.6)]
-    ablation = found[0].ablation
-    assert ablation is not None
-    none_counts = replace(found[0], ablation=replace(ablation, low=np.zeros_like(ablation.drops)))
+    by_loss = found[0].by_loss
+    assert by_loss is not None
+    none_counts = replace(found[0], by_loss=replace(by_loss, low=np.zeros_like(by_loss.drops)))
     assert followed(none_counts, "symbolic") == [], "a tie decides nothing"
 
 

@@ -41,8 +41,8 @@ def plane(state: Grid) -> Block:
         "(symbolic), and of the two working together (interaction); the three add up to 1, so that a head "
         "lies in the triangle, and its distance from the slanted side is its interaction. Left: each head, the larger "
         "the more accuracy is lost without it. Right: a mark is an encoding on a task, the mean over its heads, each "
-        "weighed by what is lost without it, and over seeds (rings, where one task is shown). Models whose skill is "
-        f"under {SKILLED:.0%}, and scans, are left out. Press an encoding to hide or show it."
+        "weighed by what the loss rises by without it, and over seeds (rings, where one task is shown). Models whose "
+        f"skill is under {SKILLED:.0%}, and scans, are left out. Press an encoding to hide or show it."
     )
     signs = [one.sign for label, one in looks.items() if label in used]
     return Block("plane", "Positional, symbolic, or both at once", caption, views, legend=signs)

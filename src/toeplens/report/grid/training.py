@@ -62,7 +62,7 @@ def followed(cell: CellResult, name: str) -> list[tuple[int, float]]:
     rows = [row for row in cell.watched if row.get("accuracy") is not None]
     if name == "accuracy":
         return [(int(row["step"]), float(row["accuracy"])) for row in rows]
-    lost = heads.drops(cell)
+    lost = heads.costs(cell)
     if lost is None or not cell.skilled or not lost.any():
         return []
     at = np.unravel_index(int(lost.argmax()), lost.shape)

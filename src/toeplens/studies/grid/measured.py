@@ -31,6 +31,14 @@ def drops(cell: CellResult) -> Heads | None:
     return None if cell.ablation is None else counted_drops(cell.ablation)
 
 
+def costs(cell: CellResult) -> Heads | None:
+    """What the loss rises by without each head, in nats, 0 for a head whose cost is not told from none; None unknown.
+
+    Of a model that gets all right hardly a head's cost in accuracy is told from none.
+    """
+    return None if cell.by_loss is None else counted_drops(cell.by_loss)
+
+
 def carried(cell: CellResult, share: str) -> float:
     """A share's mean over the heads, each weighed by what is lost without it (`weighed`).
 
@@ -41,11 +49,11 @@ def carried(cell: CellResult, share: str) -> float:
 
 
 def weighed(cell: CellResult, values: Heads) -> float:
-    """Mean of a figure of the heads, each weighed by what is lost without it in the trained model (`drops`).
+    """Mean of a figure of the heads, each weighed by what the trained model's loss rises by without it (`costs`).
 
     Heads that have no figure are passed over; NaN where no head counts.
     """
-    lost = drops(cell)
+    lost = costs(cell)
     if lost is None:
         return float("nan")
     weights = np.where(np.isnan(values), 0, lost)
