@@ -125,7 +125,9 @@ def test_longer_texts() -> None:
         rows.append(row(title, *told))
         asked.append(found[1])
     assert missing("docs/study.md", *rows) == []
-    assert [each["low"] is None for each in asked] == [False, True, False], "the interaction varies with rotations alone"
+    assert [each["low"] is None for each in asked] == [False, True, False], (
+        "the interaction varies with rotations alone"
+    )
     assert all(each["low"] < 0 < each["high"] for each in asked if each["low"] is not None)
     assert all(len(each["families"]) == 4 for each in asked)
     first = asked[0]

@@ -88,6 +88,7 @@ def grid_cell(label: str, seed: int, accuracy: float, *longer: float | None) -> 
         Key("paper", "index", label, seed),
         (accuracy,),
         ablated([[0.1, half]], [[accuracy, accuracy - half, 0.1]]),
+        by_loss=replace(ablated([[0.1, half]], [[np.nan] * 3]), baseline=0.5, metric="loss"),
         measures={
             "behaviour": behaviour([[0.8, 0.2]], [[0.1, 0.6]]),
             "toeplitz": measures.toeplitz([[0.9, None]]),
