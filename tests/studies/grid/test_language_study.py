@@ -72,6 +72,9 @@ def test_figures_are_those_of_the_records(done: grid.Grid):
     top = [head for head in np.argsort(-weights, kind="stable")[:3] if weights[head] >= language.LEAST]
     wanted = np.mean(positional[top]) if top else np.nan
     assert language.kind_share(rope, "previous", "positional") == pytest.approx(wanted, nan_ok=True)
+    rest = np.delete(positional, top)
+    lead = wanted - rest[np.isfinite(rest)].mean()
+    assert language.kind_lead(rope, "previous", "positional") == pytest.approx(lead, nan_ok=True)
     assert np.isnan(language.deposit(rope)) or language.deposit(rope) >= language.deposit(rope, 0)
 
 

@@ -37,7 +37,7 @@ _WHY_LITTLE = (
 )
 _WHY_MUCH = f"{_MUCH:g} bits a byte is five times the least that counts"
 _ONE_RECIPE = "All encodings have one recipe, whose learning rate was set on RoPE."
-_HALF = 0.5
+_HALF, _LEAD = 0.5, 0.1  # of a share: more than all else; what could not be the draw of heads
 _KNOWN = 0.2
 _FAR = f"{language.LONG:g} times the training length"
 Check = Callable[[Evidence], list[Finding]]
@@ -93,7 +93,11 @@ def _longer(method: str, *, tuned: bool) -> Check:
 def _kinds(kind: str, share: str) -> Check:
     """How much the heads of a kind follow position or content, of RoPE's models that have such heads."""
     words = f"{share} share of up to {language.TOP} heads with the most {kind} weight, "
-    return _one(ROPE, _figure(words, lambda cell: language.kind_share(cell, kind, share), 0.02), over(_HALF))
+    lead = _figure("that less the other heads', ", lambda cell: language.kind_lead(cell, kind, share), 0.02)
+    return every(
+        _one(ROPE, _figure(words, lambda cell: language.kind_share(cell, kind, share), 0.02), over(_HALF)),
+        as_support(_one(ROPE, lead, over(_LEAD))),
+    )
 
 
 def _deposit(layer: int | None) -> Check:
@@ -188,8 +192,9 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "ours, after arXiv 2511.11579",
         "In a language model with RoPE, heads that look at the token before are positional.",
         f"Positional share of the {language.TOP} heads with the most weight on the token before, by the analysis of "
-        f"variance, above {_HALF:g}: more of their logits goes with place than with all else. Heads count that give it "
-        f"{language.LEAST:.0%} of their weight or more, and models that have one.",
+        f"variance, above {_HALF:g}: more of their logits goes with place than with all else. Supporting, that it is "
+        f"this kind: by {_LEAD:g} more than the model's other heads. Heads count that give it {language.LEAST:.0%} of "
+        f"their weight or more, and models that have one.",
         _kinds("previous", "positional"),
     ),
     Claim(
@@ -197,7 +202,8 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "ours, after arXiv 2511.11579",
         "In a language model with RoPE, induction heads are symbolic.",
         f"Symbolic share of the {language.TOP} heads with the most weight on the token after an earlier copy, above "
-        f"{_HALF:g}. Heads count that give it {language.LEAST:.0%} of their weight or more, and models that have one.",
+        f"{_HALF:g}. Supporting, that it is this kind: by {_LEAD:g} more than the model's other heads. Heads count "
+        f"that give it {language.LEAST:.0%} of their weight or more, and models that have one.",
         _kinds("induction", "symbolic"),
     ),
     Claim(

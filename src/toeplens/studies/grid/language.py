@@ -69,14 +69,27 @@ def kind_share(cell: CellResult, kind: str, share: str) -> float:
 
     They are the `TOP` heads with the most weight of that kind, as far as they give it `LEAST` of their weight.
     """
+    return _by_kind(cell, kind, share)[0]
+
+
+def kind_lead(cell: CellResult, kind: str, share: str) -> float:
+    """That less the same share of the model's other heads, mean over them."""
+    own, others = _by_kind(cell, kind, share)
+    return own - others
+
+
+def _by_kind(cell: CellResult, kind: str, share: str) -> tuple[float, float]:
+    """A share's mean over the heads of a kind, and over all others; NaN where there are none."""
     patterns, follows = cell.measure("patterns"), cell.measure("behaviour")
     if not isinstance(patterns, HeadPatterns) or follows is None:
-        return _NOTHING
+        return _NOTHING, _NOTHING
     weights, values = getattr(patterns, kind).ravel(), getattr(follows, share).ravel()
     top = np.argsort(-weights, kind="stable")[:TOP]
-    found = values[top[weights[top] >= LEAST]]
-    found = found[np.isfinite(found)]
-    return float(found.mean()) if len(found) else _NOTHING
+    among = np.zeros(len(values), dtype=bool)
+    among[top[weights[top] >= LEAST]] = True
+    known = np.isfinite(values)
+    own, others = values[among & known], values[~among & known]
+    return (float(own.mean()) if len(own) else _NOTHING), (float(others.mean()) if len(others) else _NOTHING)
 
 
 def position_shares(cell: CellResult) -> Float[np.ndarray, "L H"] | None:
