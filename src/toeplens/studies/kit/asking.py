@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import sqrt
 from typing import Any
 
 from toeplens.studies.kit.contrasts import of_one
@@ -17,6 +18,11 @@ STOPPED = f"Only models that have stopped learning count ({UNRULED})."
 
 Test = Callable[[str, Any], Finding]
 Title = Callable[[str], str]  # of a label
+
+
+def chance(share: float) -> float:
+    """The spread of what is so or not, at this share: how far models differ that all came out alike by luck."""
+    return sqrt(share * (1 - share))
 
 
 def over(bar: float, unit: str = "") -> Test:

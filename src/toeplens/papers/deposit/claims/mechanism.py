@@ -128,7 +128,7 @@ def _led(signal: np.ndarray) -> bool:
 
 _POSITION = Figure(
     "share of all that taking position costs, head by head, that the first leader has, ",
-    lambda cell: float(_work(cell)[0, int(_signal(cell)[0].argmax())] / _work(cell).sum()),
+    lambda cell: float((work := _work(cell))[0, int(_signal(cell)[0].argmax())] / work.sum()),
     lambda cell: has("seed")(cell) and has("position")(cell) and _works(cell) and _led(_signal(cell)[0]),
     "no position or no leader, or not measured",
     0.02,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import sqrt
 
 from toeplens.papers.deposit.claims.common import (
     FINAL,
@@ -24,6 +23,7 @@ from toeplens.papers.deposit.claims.common import (
 from toeplens.papers.deposit.claims.looking import WHERE, At, watched_claim
 from toeplens.papers.deposit.labels import Label
 from toeplens.papers.deposit.looks import Look
+from toeplens.studies.kit.asking import chance
 from toeplens.studies.kit.claims import Claim, as_support
 from toeplens.studies.kit.contrasts import contrast
 from toeplens.studies.kit.results import Results
@@ -77,7 +77,7 @@ def _partial_moves(at: At) -> Check:
             return [unknown("RoPE on some heads", "no finished run that counts")]
         whole = results.of(DISTANCE, rope := full_rope(results))
         weight = 1 / len(some)
-        share = contrast(*((weight, later.by_seed(cells)) for cells in some), grain=sqrt(_MAYBE * (1 - _MAYBE)))
+        share = contrast(*((weight, later.by_seed(cells)) for cells in some), grain=chance(_MAYBE))
         moved = contrast(*((weight, layer.by_seed(cells)) for cells in some), (-1, layer.by_seed(whole)), grain=0.05)
         left = contrast(*((-weight, first.by_seed(cells)) for cells in some), (1, first.by_seed(whole)))
         without = [left_out(results, figure, DISTANCE, *labels) for figure in (later, spared)]

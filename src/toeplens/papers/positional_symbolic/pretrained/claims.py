@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import sqrt
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from toeplens.papers.positional_symbolic.pretrained.changes import PREVIOUS, ret
 from toeplens.papers.positional_symbolic.pretrained.heads import FEWEST, effects_of
 from toeplens.papers.positional_symbolic.pretrained.plan import DRAWS
 from toeplens.papers.positional_symbolic.pretrained.state import Pretrained
+from toeplens.studies.kit.asking import chance
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.verdicts import Finding, above, below, interval_above, supporting, unknown
 from toeplens.studies.probing import RETRIEVES, Behaviour
@@ -165,15 +165,10 @@ def _causal(study: Pretrained) -> list[Finding]:
                 else _missing(study, what, _SILENT)
             )
         elif name == "no-retrieval":
-            found.append(_over(above(what, values, _LOST, grain=_chance(_LOST)), "needles"))
+            found.append(_over(above(what, values, _LOST, grain=chance(_LOST)), "needles"))
         else:
-            found.append(_over(below(what, values, _SPARED, grain=_chance(_SPARED)), "needles"))
+            found.append(_over(below(what, values, _SPARED, grain=chance(_SPARED)), "needles"))
     return found
-
-
-def _chance(share: float) -> float:
-    """The spread of what is so or not, of a share: how far needles differ that all came out alike by luck."""
-    return sqrt(share * (1 - share))
 
 
 def _lost(study: Pretrained, names: Sequence[str]) -> list[float] | None:
