@@ -152,12 +152,12 @@ def test_the_mathematics_is_a_study_too(toeplens: Toeplens, tmp_path: Path, monk
     monkeypatch.setattr("toeplens.cli.progress.limits_for", lambda budget, limits: replace(limits, deadline=0.0))
     command = ["theory", "--scale", "smoke", "--seeds", "1", "--time-budget", "1m", "--out", tmp_path / "theory"]
     state = toeplens(*command, "--json").json()
-    assert (state["finished"], state["total"]) == (0, 11)
+    assert (state["finished"], state["total"]) == (0, 12)
     assert {claim["verdict"] for claim in state["claims"]} == {"undecided"}
     assert toeplens("claims", tmp_path / "theory", "--json").json() == state["claims"]
     assert "verdict" in toeplens("claims", tmp_path / "theory").out
     page = Path(toeplens("report", tmp_path / "theory", "--json").json()["page"])
-    assert "0 of 11 records" in page.read_text()
+    assert "0 of 12 records" in page.read_text()
     assert "another study" in toeplens("theory", "--out", _reproduction(tmp_path)).refusal()
     assert "study at scale 'smoke'" in toeplens("theory", "--scale", "laptop", "--out", tmp_path / "theory").refusal()
     assert "seeds: 0 was given" in toeplens("theory", "--seeds", "0", "--out", tmp_path / "new").refusal()
@@ -180,7 +180,7 @@ def test_a_record_of_runs_has_its_page_and_ledger_without_them(toeplens: Toeplen
     for name in ("results.json", "claims.json"):
         shutil.copy(RESULTS / "theory" / name, tmp_path)
     assert toeplens("report", tmp_path, "--json").json() == {"page": str(tmp_path / "report.html")}
-    assert len(toeplens("claims", tmp_path, "--json").json()) == 46
+    assert len(toeplens("claims", tmp_path, "--json").json()) == 50
     (tmp_path / "claims.json").unlink()
     assert "holds no study, audit or probe, nor the record of one" in toeplens("report", tmp_path).refusal()
 

@@ -108,6 +108,7 @@ KINDS: dict[str, type[Record]] = {
         rows=list[_Instances],
         stated=list[_of(test=Text, size=Count, rotary=Number, relative=Number)],
     ),
+    "distance": _Tallied,
     "latent": _Tallied,
     "normalising": _Tallied,
     "related": _Tallied,

@@ -15,6 +15,7 @@ from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.ground.stops import Interrupted, interruptible
 from toeplens.papers.mathematics import (
     contraction,
+    distance,
     expressiveness,
     filling,
     heads,
@@ -46,12 +47,14 @@ EXPERIMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "manifold": manifold.manifold,
     "normalising": normalising.normalising,
     "filling": filling.filling,
+    "distance": distance.distance,
     "latent": latent.latent,
     "related": related.related,
     small_norm.NAME: small_norm.small_norm,
 }
 # the statements, as the papers have them and as they stand
 CLAIMS: tuple[Claim[Records], ...] = (
+    *distance.CLAIMS,
     *normalising.CLAIMS,
     *filling.CLAIMS,
     *latent.CLAIMS,
