@@ -22,6 +22,7 @@ RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "claims.md"
 KNOWN = ROOT / "src" / "toeplens" / "papers" / "deposit" / "recorded.json"
 SIMULATED = RESULTS / "false-verdicts.json"
 SCALES = ("desk", "laptop")  # the reproduction's records, the more telling first
+LADDER = "ladder"  # a part of the desk scale, with seeds of its own
 D, C, BOTH = "trigger-distance", "trigger-count", ("paper", "released")
 TEN = 10  # models of a cell that the desk record was first judged by (docs/decisions/018), but for these
 _FIRST = {(each, C, name): 5 for each in BOTH for name in ("absolute", "mla", "nope", "rope")} | {
@@ -39,6 +40,7 @@ _SECOND = _FIRST | {
 EARLIER = (_FIRST, _SECOND)  # its looks before the last
 STUDIES = {
     "arXiv 2505.13027 and its final version: models (`toeplens reproduce`)": SCALES,
+    "What a deposit comes with (`toeplens reproduce --scale desk --part ladder`)": (LADDER,),
     "Positional and symbolic heads (`toeplens study canonical`)": ("canonical",),
     "Encodings in language models (`toeplens study language`)": ("language",),
     "Pretrained language models (`toeplens pretrained`)": ("smollm2", "gemma3", "minilm"),
@@ -261,7 +263,7 @@ def main() -> None:
     )
     parser.add_argument("--judge", action="store_true", help="judge the reproduction's records again first")
     asked = parser.parse_args()
-    for name in SCALES if asked.judge else ():
+    for name in (*SCALES, LADDER) if asked.judge else ():
         judge_again(name)
     if asked.simulate:
         SIMULATED.write_text(json.dumps(simulated(asked.simulate), indent=1) + "\n")
