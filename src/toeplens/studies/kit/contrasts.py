@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
@@ -40,26 +41,27 @@ class Contrast:
         """Whether every model has a figure."""
         return all(np.isfinite(values).all() for _, values in self.terms)
 
-    @property
+    @cached_property
     def value(self) -> float:
         """The sum itself."""
         return float(sum(weight * np.mean(values) for weight, values in self.terms))
 
+    @cached_property
     def _errors(self) -> np.ndarray:
         """Of each term, the variance of its mean; two models at least."""
         floor = self.grain**2
         spreads = [max(float(np.var(values, ddof=1)), floor) / len(values) for _, values in self.terms]
         return np.array([weight**2 * spread for (weight, _), spread in zip(self.terms, spreads, strict=True)])
 
-    @property
+    @cached_property
     def error(self) -> float:
         """Standard error; two models a term at least."""
-        return float(np.sqrt(self._errors().sum()))
+        return float(np.sqrt(self._errors.sum()))
 
-    @property
+    @cached_property
     def freedom(self) -> float:
         """Degrees of freedom by Welch and Satterthwaite; with one term those of Student."""
-        errors, counts = self._errors(), np.array([len(values) for _, values in self.terms])
+        errors, counts = self._errors, np.array([len(values) for _, values in self.terms])
         total = errors.sum()
         return float(total**2 / (errors**2 / (counts - 1)).sum()) if total > 0 else float(counts.min() - 1)
 
