@@ -37,7 +37,13 @@ _SECOND = _FIRST | {
     ("released", D, "partial-2"): 10,
     ("released", C, "rope"): 15,
 }
-EARLIER = (_FIRST, _SECOND)  # its looks before the last
+_THIRD = _SECOND | {
+    ("paper", D, "mla"): 30,
+    ("released", D, "absolute"): 30,
+    ("paper", D, "relative"): 30,
+    ("paper", D, "rope"): 20,
+}
+EARLIER = (_FIRST, _SECOND, _THIRD)  # its looks before the last
 STUDIES = {
     "arXiv 2505.13027 and its final version: models (`toeplens reproduce`)": SCALES,
     "What a deposit comes with (`toeplens reproduce --scale desk --part ladder`)": (LADDER,),

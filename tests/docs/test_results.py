@@ -23,7 +23,7 @@ def test_the_runs_of_desk_that_are_kept() -> None:
     for archive in (ROOT / "results" / "desk").glob("runs-*.tar.xz"):
         with tarfile.open(archive) as packed:
             kept |= {Path(name).parent.name for name in packed.getnames() if Path(name).name == "result.json"}
-    judged = {cell.job.spec.name for cell in grid("desk", PROTOCOLS, 30)}
+    judged = {cell.job.spec.name for cell in grid("desk", PROTOCOLS, 50)}
     ladder = {cell.job.spec.name for cell in grid("desk", PROTOCOLS, 3, ("core", "ladder"))} - judged
     others = kept - judged
     assert judged <= kept

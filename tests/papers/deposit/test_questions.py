@@ -179,13 +179,13 @@ def test_what_has_fewer_seeds_than_asked_for_is_said_and_is_so():
     assert "of RoPE (Task 2, released) 15" in desk.fewer(20)
     assert "MLA" not in desk.fewer(20)
     seeds: dict[tuple[str, str, str], set[int]] = {}
-    for cell in grid("desk", PROTOCOLS, 30):
+    for cell in grid("desk", PROTOCOLS, 50):
         seeds.setdefault((cell.key.protocol, cell.key.task, cell.key.label), set()).add(cell.key.seed)
     for protocol in PROTOCOLS:
         for label in desk.labels[COUNT]:
             assert len(seeds[protocol, COUNT, label]) == (15 if (protocol, label) == ("released", "rope") else 5)
-        assert len(seeds[protocol, DISTANCE, "mla"]) == (30 if protocol == "paper" else 20)
-        assert len(seeds[protocol, DISTANCE, "absolute"]) == (30 if protocol == "released" else 10)
+        assert len(seeds[protocol, DISTANCE, "mla"]) == (50 if protocol == "paper" else 20)
+        assert len(seeds[protocol, DISTANCE, "absolute"]) == (30 if protocol == "released" else 20)
 
 
 def test_what_may_learn_longer_is_the_same_training_allowed_to_go_on():
