@@ -154,8 +154,8 @@ def _errors() -> Iterator[str]:
     if content["looks"] > 1:
         looked = (
             f" It is looked at as often as it was ({content['looks']} times), by the models that each cell had each "
-            "time ([decision 018](decisions/018-desk-scale.md)): wrong is what is wrong at any look, and decided as it "
-            "is what is so at the last."
+            "time (decisions [018](decisions/018-desk-scale.md), [030](decisions/030-amended-rules.md)): wrong is what "
+            "is wrong at any look, and decided as it is what is so at the last."
         )
     yield (
         f"The whole ledger of `results/{content['record']}` was judged in {content['worlds']} worlds whose truth is "

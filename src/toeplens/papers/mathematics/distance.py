@@ -29,6 +29,7 @@ from toeplens.encodings import PositionalEncoding, attention_logits, build
 from toeplens.encodings.absolute import Sinusoidal
 from toeplens.papers.mathematics.normalising import toeplitz_gap
 from toeplens.papers.mathematics.records import ROUNDING, ClaimsOn, Records, generator, tally
+from toeplens.papers.mathematics.related import BIASES, stretch
 from toeplens.studies.kit.claims import Claim
 
 WIDTHS, POSITIONS = (4, 8, 16), 32
@@ -36,12 +37,10 @@ SINES: tuple[dict[str, Any], ...] = (
     {"name": "sinusoidal"},
     {"name": "sinusoidal", "layout": "halves"},
     {"name": "sinusoidal", "base": 100.0},
-    {"name": "scaled-sinusoidal"},
+    {"name": "scaled-sinusoidal", "layout": "halves"},
 )
-BIASES = ("t5", "relative-table", "alibi", "kerple-log", "kerple-power", "sandwich", "dynamic-bias")
 PRODUCTS = ("rope", "xpos", "rollpe", "pope", "shaw", "transformer-xl", "deberta")
 CONTENTS, LENGTHS = (2, 3), (3, 4, 5, 6, 7)
-STRETCH = 3.0  # of an encoding's random parameters: the published starts are near 0
 CLEAR = 0.01  # of the logits' norm: less would not be called a coupling
 REMARK = "arXiv 2505.13027 v1, Remark 3.2"
 CROSS = "arXiv 2505.13027 v1, section 3.2"
@@ -68,8 +67,7 @@ TALLIES: dict[str, tuple[str, str]] = {
 
 def sinusoid(name: str, width: int, **options: Any) -> Float[np.ndarray, "N d"]:
     """p_0 to p_(N-1) of one of our sinusoids, float64."""
-    sizes = {"d_model": width, "num_heads": 1, "head_dim": width, "max_len": POSITIONS}
-    encoding = build(name, **options, **sizes).double()
+    encoding = _one_head(name, width, **options)
     assert isinstance(encoding, Sinusoidal)
     with torch.no_grad():
         return encoding.table(torch.arange(POSITIONS)).double().numpy()
@@ -86,41 +84,45 @@ def _sinusoids(rng: np.random.Generator, tries: int) -> dict[str, Any]:
         for options in SINES:
             table = sinusoid(**options, width=width)
             found["sinusoid"].append(toeplitz_gap(table @ table.T))
-            halves = options.get("layout") == "halves" or options["name"] == "scaled-sinusoidal"
-            order = np.arange(width).reshape(2, -1).T.ravel() if halves else np.arange(width)
+            paired = table
+            if options.get("layout") == "halves":
+                paired = table[:, np.arange(width).reshape(2, -1).T.ravel()]
             for _ in range(tries // 10):
                 head = np.einsum("ea,eb->ab", *rng.normal(size=(2, width, width)))
                 gap = toeplitz_gap(table @ head @ table.T)
                 found["sinusoid-heads"].append(gap)
                 found["not-commuting"].append(-gap)
-                paired = table[:, order]
                 found["commuting"].append(toeplitz_gap(paired @ commuting(rng, width) @ paired.T))
-    return {
-        name: tally(values, beyond=-ROUNDING if name == "not-commuting" else ROUNDING) for name, values in found.items()
-    }
+    limits = {"not-commuting": -ROUNDING}
+    return {name: tally(values, beyond=limits.get(name, ROUNDING)) for name, values in found.items()}
 
 
 def _relative(rng: np.random.Generator, tries: int) -> dict[str, Any]:
     found: dict[str, list[float]] = {"bias": [], "product": [], "product-words": []}
+    plain = _one_head("nope")
     for name in (*BIASES, *PRODUCTS):
         for _ in range(tries // 10):
-            encoding, seed = _stretched(name, int(rng.integers(2**31))), rng.normal(size=(2, 1, WIDTHS[1]))
+            encoding, word = _stretched(name, int(rng.integers(2**31))), rng.normal(size=(2, 1, WIDTHS[1]))
             q, k = rng.normal(size=(2, POSITIONS, WIDTHS[1]))
-            added = _logits(encoding, q, k) - _logits(_stretched("nope", 0), q, k)
+            added = _logits(encoding, q, k) - _logits(plain, q, k)
             found["bias" if name in BIASES else "product-words"].append(toeplitz_gap(added))
             if name in PRODUCTS:
-                one, other = (np.repeat(row, POSITIONS, 0) for row in seed)
+                one, other = (np.repeat(row, POSITIONS, 0) for row in word)
                 found["product"].append(toeplitz_gap(_logits(encoding, one, other)))
     return {name: tally(values) for name, values in found.items()}
 
 
+def _one_head(name: str, width: int = WIDTHS[1], **options: Any) -> PositionalEncoding:
+    """One of our encodings for one head, float64."""
+    return build(name, d_model=width, num_heads=1, head_dim=width, max_len=POSITIONS, **options).double()
+
+
 def _stretched(name: str, seed: int) -> PositionalEncoding:
-    """One of our encodings for one head, its parameters moved far from where they start."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    """The same with its parameters moved far from where they start."""
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        encoding = build(name, d_model=WIDTHS[1], num_heads=1, head_dim=WIDTHS[1], max_len=POSITIONS).double()
-        for values in encoding.parameters():
-            values.add_(STRETCH * torch.randn_like(values).abs())
+        encoding = _one_head(name)
+        stretch(encoding)
     return encoding
 
 
@@ -153,9 +155,8 @@ def functions_of_distance(contents: int, length: int, *, causal: bool, rows: boo
     names = [(c, d), (c, j), (d, i), (i, j), *([(c, i)] if rows else [])]
     design = np.concatenate([_indicators(*pair) for pair in names], axis=1)
     same = _indicators(c, d, i - j)
-    mean = same.T / same.sum(0)[:, None]
-    free = null_space(design - same @ (mean @ design), rcond=ROUNDING)
-    basis = orth(mean @ design @ free, rcond=ROUNDING)
+    means = (same.T / same.sum(0)[:, None]) @ design  # of each parameter, over the cells of a (c, c', i - j)
+    basis = orth(means @ null_space(design - same @ means, rcond=ROUNDING), rcond=ROUNDING)
     return basis.reshape(contents, contents, -1, basis.shape[1])
 
 
@@ -206,10 +207,10 @@ def _rotary(rng: np.random.Generator, tries: int) -> dict[str, Any]:
     width, contents, length = WIDTHS[1], CONTENTS[-1], LENGTHS[-1]
     c, d, i, j = _cells(contents, length, causal=True)
     same = _indicators(c, d, i - j)
-    plain = without_coupling(contents, length)
+    plain, rope = without_coupling(contents, length), _one_head("rope")
     for _ in range(tries):
         q, k = rng.normal(size=(2, contents, width))
-        every = _logits(_stretched("rope", 0), np.repeat(q, length, 0), np.repeat(k, length, 0), length)
+        every = _logits(rope, np.repeat(q, length, 0), np.repeat(k, length, 0), length)
         logits = every[c * length + i, d * length + j]
         g = same.T @ logits / same.sum(0)
         unlike.append(float(np.linalg.norm(logits - same @ g) / np.linalg.norm(logits)))

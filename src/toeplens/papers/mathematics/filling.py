@@ -32,11 +32,8 @@ SOURCE = "arXiv 2505.13027 v1, Theorem 3.1"
 _HOLE = "a hole over its bound, less 1, up to"
 TALLIES: dict[str, tuple[str, str]] = {
     "inside": ("no eigenvalue lies outside", "in units of the range, one went outside by up to"),
-    "filled": (
-        "polynomials: no hole is longer than (2m + 1)mπ/N < 1 of the range",
-        "a hole over its bound, less 1, up to",
-    ),
-    "decaying": ("a_δ = ρ^|δ|: no hole is longer than its bound < 1", "a hole over its bound, less 1, up to"),
+    "filled": ("polynomials: no hole is longer than (2m + 1)mπ/N < 1 of the range", _HOLE),
+    "decaying": ("a_δ = ρ^|δ|: no hole is longer than its bound < 1", _HOLE),
 }
 
 

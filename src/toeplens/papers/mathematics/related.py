@@ -34,7 +34,7 @@ POSITIONS = 16
 BIASES = ("t5", "relative-table", "alibi", "kerple-log", "kerple-power", "sandwich", "dynamic-bias")
 ROTATIONS = ("rope", "xpos", "rollpe")
 DEPTHS = (1, 3)
-STRETCH = 3.0  # of a bias's random parameters: the published starts are near 0
+STRETCH = 3.0  # of an encoding's random parameters: the published starts are near 0
 _LISTED = "abstract, among the related papers listed with arXiv 2511.11579"
 ROLLING = f"Do traveling waves make good positional encodings?, {_LISTED}"
 POWERFUL = f"Your Transformer May Not be as Powerful as You Expect, {_LISTED}"
@@ -120,6 +120,13 @@ def spread(outputs: Float[Tensor, "N d"]) -> float:
     return float((outputs - outputs[:1]).abs().max() / outputs.abs().max())
 
 
+@torch.no_grad()
+def stretch(encoding: PositionalEncoding) -> None:
+    """Move an encoding's parameters far from where they start, by torch's random numbers."""
+    for values in encoding.parameters():
+        values.add_(STRETCH * torch.randn_like(values).abs())
+
+
 def equal_tokens(encoding: str, depth: int, causal: bool, seed: int) -> Float[Tensor, "N d_model"]:
     """What a random decoder, its encoding's parameters large, makes of a text of one token, position by position."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -127,8 +134,7 @@ def equal_tokens(encoding: str, depth: int, causal: bool, seed: int) -> Float[Te
         sizes = {"vocab_size": 4, "d_model": 16, "d_ff": 32, "num_layers": depth, "num_heads": 2, "max_len": POSITIONS}
         config = sizes | {"encoding": encoding, "causal": causal, "readout": "mean"}
         model = Decoder(DecoderConfig.model_validate(config)).double().eval()
-        for values in model.encoding.parameters():
-            values.add_(STRETCH * torch.randn_like(values).abs())
+        stretch(model.encoding)
         x, context = model.begin(torch.full((1, POSITIONS), seed % 4))
         for layer in range(depth):
             x = model.block(layer).finish(*model.layer_heads(layer, x, context, fused=False))
