@@ -1,7 +1,7 @@
 """Write docs/claims.md and what the package knows of the records, from results/*/claims.json.
 
     python tools/claims.py                 the page and the package's file
-    python tools/claims.py --judge         first judge the reproduction's records again, from their results
+    python tools/claims.py --judge         first judge all records again, from their results
     python tools/claims.py --simulate 200  first judge the largest recorded ledger in so many simulated worlds
 
 `tests/test_claims_page.py` holds that both are up to date.
@@ -65,12 +65,20 @@ def known() -> str:
     records = {name: record for name in SCALES if (record := record_of(name))}
     content = {
         name: {
-            "seeds": record["seeds"],
+            "seeds": _models(name, record["seeds"]),
             "verdicts": [[entry["id"], entry["protocol"], entry["verdict"]] for entry in record["claims"]],
         }
         for name, record in records.items()
     }
     return json.dumps(content, indent=1) + "\n"
+
+
+def _models(name: str, seeds: int) -> str:
+    """How many models of each kind a record has, in words: some scales train fewer of some."""
+    from toeplens.papers.deposit import SCALES
+
+    fewer = name in SCALES and SCALES[name].fewer(seeds)
+    return f"{'up to ' if fewer else ''}{seeds} seeds"
 
 
 def page() -> str:
@@ -110,19 +118,24 @@ def _study(title: str, names: tuple[str, ...]) -> Iterator[str]:
                 verdict += f" (without correction: {entry['plain']})"
             parts = [
                 "<br>".join(
-                    _cell(f"{part['evidence']}: *{part['verdict']}*")
+                    _cell(f"{part['evidence']}: *{_told(part)}*")
                     for part in entry["parts"]
                     if part["essential"] is kind
                 )
                 for kind in (True, False)
             ]
-            where = f"{scale}, {seeds} seeds" if seeds else scale
+            where = f"{scale}, {_models(scale, seeds)}" if seeds else scale
             row = where, entry["protocol"], verdict, *parts, _cell("; ".join(entry["wanting"]))
             yield f"| {' | '.join(cell or '–' for cell in row)} |"
         for scale, _, entry in claim["found"]:
             if entry["elsewhere"]:
                 told = "; ".join(f"{aside['name']}: {aside['verdict']}" for aside in entry["elsewhere"])
                 yield f"\nLooked at otherwise ({scale}, {entry['protocol']}): {told}."
+
+
+def _told(part: dict[str, Any]) -> str:
+    """A part's verdict; that by its own interval alone beside it where it is another."""
+    return part["verdict"] + (f" (alone: {part['plain']})" if part["plain"] != part["verdict"] else "")
 
 
 def _summary(records: dict[str, Any]) -> str:
@@ -187,20 +200,14 @@ def judged(name: str) -> tuple[dict[str, Any], Any, list[Any]]:
 
 
 def judge_again(name: str) -> None:
-    """Write a record's claims.json and what its results.json says of its cells, if there is such a record."""
+    """Write a record's claims.json by the rules as they are now, if there is such a record."""
+    from toeplens.cli.studies import kind_of
     from toeplens.ground import write_json
-    from toeplens.papers.deposit import accuracy_table
 
-    if record_of(name):
-        content, results, entries = judged(name)
-        table = [row.to_dict() for row in accuracy_table(results, content["protocols"])]
-        told = {**content, "table": table, "cells": [cell.to_dict() for cell in results.cells]}
-        path = RESULTS / name / "results.json"
-        write_json(path, told, rows="cells")
-        (RESULTS / name / "results.json.gz").write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
-        path.unlink()
-        head = {key: value for key, value in content.items() if key not in ("table", "cells")}
-        write_json(RESULTS / name / "claims.json", {**head, "claims": [entry.to_dict() for entry in entries]})
+    record = record_of(name)
+    if record:
+        study = kind_of(RESULTS / name)[0].gather(RESULTS / name)
+        write_json(RESULTS / name / "claims.json", {**record, "claims": [entry.to_dict() for entry in study.entries]})
 
 
 def as_judged_before(name: str, content: dict[str, Any], results: Any) -> list[list[Any]]:
@@ -269,7 +276,7 @@ def main() -> None:
     )
     parser.add_argument("--judge", action="store_true", help="judge the reproduction's records again first")
     asked = parser.parse_args()
-    for name in (*SCALES, LADDER) if asked.judge else ():
+    for name in [name for names in STUDIES.values() for name in names] if asked.judge else ():
         judge_again(name)
     if asked.simulate:
         SIMULATED.write_text(json.dumps(simulated(asked.simulate), indent=1) + "\n")

@@ -329,7 +329,7 @@ def _deciding(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _against(entry: Mapping[str, Any]) -> str:
     """Which supporting part a claim that holds in part lacks; the first of them, where there are several."""
-    lost = [part for part in entry["parts"] if not part["essential"] and part["verdict"] == "fails"]
+    lost = [part for part in entry["parts"] if not part["essential"] and "fails" in (part["verdict"], part["plain"])]
     return f", but not: {lost[0]['evidence']}" if entry["verdict"] == "holds in part" else ""
 
 

@@ -167,6 +167,17 @@ def test_unfinished_learning_is_the_first_look_against_the_last(early: float, la
     assert "(3 of 8 models left out: " in entry.evidence[0]
 
 
+def test_unfinished_learning_is_looked_at_by_loss_beside() -> None:
+    cells = [cell("rope/longer", seed, 0.1 + 0.001 * seed, early=(0.1 + 0.002 * seed,)) for seed in range(5)]
+    lost = replace(ablation([1.2], 1.0), metric="loss", baseline=0.3).to_dict()
+    cells = [replace(one, watched=[one.watched[0] | {"by_loss": lost}, *one.watched[1:]]) for one in cells]
+    (entry,) = (each for each in judge(CLAIMS, Results(cells), ["paper"]) if each.claim.id == "ladder-unfinished")
+    assert entry.verdict == "fails"
+    (aside,) = entry.asides
+    assert (aside.name, aside.verdict) == ("by loss", "holds")
+    assert " nats" in aside.evidence[0]
+
+
 def test_another_measure_is_an_aside_in_its_own_unit() -> None:
     cells = [cell("rope/heads-4", seed, 0.6 + 0.001 * seed) for seed in range(5)]
     cells += [cell("rope", seed, 0.2 + 0.001 * seed) for seed in range(5)]

@@ -19,7 +19,8 @@ def _each(
 def _even(label: str, heads: int, drop: float = 0.02) -> World:
     """So many heads that cost the same each, and others that cost nothing."""
     costs = [drop] * heads + [0.0] * (16 - heads)
-    return distance(**{label: replace(SKILLED[label], drops=tuple(tuple(costs[i : i + 4]) for i in range(0, 16, 4)))})
+    model = ROPE if label == "rope" else SKILLED[label]
+    return distance(**{label: replace(model, drops=tuple(tuple(costs[i : i + 4]) for i in range(0, 16, 4)))})
 
 
 def _partial(drops: Layers) -> World:
@@ -141,7 +142,11 @@ SUPPORTING: dict[str, dict[int, World]] = {
     "rope-absolute-moves-deposit": {2: distance(rope=0.93)},
     "mla-average-deposit": {1: distance(mla=Model(0.88, drops=((0.7,) * 4,) * 4))},
     "deposit-more-under-rope": _each("nope alibi relative absolute", ALONE, start=4),
-    "relative-alibi-scattered": _each("relative alibi", Model(0.6, drops=((0.2,) * 4,) * 4), start=2),
+    "relative-alibi-scattered": {
+        **_each("relative alibi", Model(0.6, drops=((0.2,) * 4,) * 4), start=2),
+        4: _even("rope", 7) | _even("relative", 8) | _even("alibi", 16),
+        5: _even("rope", 7) | _even("relative", 16) | _even("alibi", 8),
+    },
     "nope-relative-alibi-alike": {
         3: _even("nope", 16, 0.02) | _even("relative", 16, 0.08) | _even("alibi", 16, 0.05),
         4: _even("nope", 16, 0.02) | _even("relative", 16, 0.05) | _even("alibi", 16, 0.08),
@@ -153,7 +158,6 @@ SUPPORTING: dict[str, dict[int, World]] = {
         3: distance(rope=ROPE.first_layer(0.06, 0, 0, 0)),
     },
     "rope-gradient-seed": {2: rope(drift=-1.0)},
-    "alibi-seed-cancels": {1: distance(alibi=ALIBI.within(parameters=0.5))},
     "early-leader-deposits": {
         1: distance(rope=ROPE.first_layer(0.6, 0.6, 0.6, 0.02)),
         # one of the others costs as much, and has the least signal

@@ -18,9 +18,10 @@ from toeplens.studies.grid.relations import relations
 CHANCE = 0.1
 SCAN = (0.01, 0.1, 0.3, 1.0, 3.0)
 TASKS = ("index", "retrieval", "mix")
+INTRICATE = ("reverse", "dyck")
 SPEC = grid.grid_spec(
     {
-        "tasks": dict.fromkeys(TASKS),
+        "tasks": dict.fromkeys((*TASKS, *INTRICATE)),
         "encodings": {
             "rope": None,
             "nope": None,
@@ -140,6 +141,9 @@ def papers() -> World:
     world["index", "low"] = replace(world["index", "low"], accuracy=0.15)
     world["index", "nope"] = replace(world["index", "nope"], accuracy=0.15)
     world["retrieval", "high"] = replace(world["retrieval", "high"], accuracy=0.4)
+    for task in INTRICATE:
+        for label in ("rope", "nope"):
+            world[task, label] = Model(accuracy=0.3, kept=0.1)
     for label in ("high", "low"):
         world["mix", label] = replace(world["mix", label], accuracy=0.5)
     return world

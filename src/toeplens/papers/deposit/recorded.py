@@ -8,7 +8,7 @@ from importlib import resources
 
 from toeplens.studies import Verdict
 
-Found = tuple[str, int, Verdict]  # the record's scale, its seeds, what it found
+Found = tuple[str, str, Verdict]  # the record's scale, its seeds in words, what it found
 
 
 @cache

@@ -234,8 +234,8 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "arXiv 2309.00071, section 4; arXiv 2306.15595, section 3.3",
         "RoPE, as it was trained, finds a planted key's value within its training length and not beyond it.",
         f"Accuracy on the value's tokens, mean over depths: at the training length less that at {_FAR}, above "
-        f"{_KNOWN:g}, and at {_FAR} under {_KNOWN:g}; asked where they find {_KNOWN:.0%} in the mean at the "
-        "training length.",
+        f"{_KNOWN:g}, and at {_FAR} under {_KNOWN:g}, well over what guessing finds; asked where they find "
+        f"{_KNOWN:.0%} in the mean at the training length.",
         _retrieves,
     ),
 )

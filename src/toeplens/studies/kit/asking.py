@@ -69,7 +69,11 @@ def ask_difference(
 
 
 def left_out(results: Results, figure: Figure, task: str, *labels: str) -> str:
-    """How many of the models that are compared do not count, as a remark; nothing if all do."""
-    cells = [cell for label in dict.fromkeys(labels) for cell in results.of(task, label)]
-    away = sum(not figure.counts(cell) for cell in cells)
-    return f" ({away} of {len(cells)} models left out: {figure.without})" if away else ""
+    """How many models do not count, as a remark: of each of two labels, or of many together; nothing if all do."""
+    compared = [results.of(task, label) for label in dict.fromkeys(labels)]
+    away = [(sum(not figure.counts(cell) for cell in cells), len(cells)) for cells in compared]
+    missing = sum(some for some, _ in away)
+    if len(away) > 2:
+        away = [(missing, sum(count for _, count in away))]
+    told = " and ".join(f"{some} of {count}" for some, count in away)
+    return f" ({told} models left out: {figure.without})" if missing else ""

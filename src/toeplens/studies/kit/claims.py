@@ -84,7 +84,7 @@ class Entry:
     def to_dict(self) -> dict[str, Any]:
         """Plain text, for JSON."""
         told = [
-            {"verdict": verdict, "essential": part.essential, "evidence": part.evidence}
+            {"verdict": verdict, "plain": part.verdict, "essential": part.essential, "evidence": part.evidence}
             for part, verdict in zip(self.findings, told_of(self.findings, self.error), strict=True)
         ]
         return {

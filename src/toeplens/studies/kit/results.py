@@ -142,6 +142,11 @@ class CellResult(Record):
         """Whether half of what there is to learn of the training examples was learned at any evaluation."""
         return self.status != "diverged" and any(skill >= 0.5 for _, skill in self._learning())
 
+    @property
+    def looked_back(self) -> bool:
+        """Whether training examples were looked at after evaluations, without dropout; older records did not."""
+        return any(row.get("fit_accuracy") is not None for row in self.epochs)
+
     def _learning(self) -> Iterator[tuple[float, float]]:
         """Epochs done, and skill on training examples: after the evaluation where that was measured, else running."""
         for row in self.epochs:

@@ -22,9 +22,9 @@ RULE = (
     f"two encodings are compared, whose models are not paired): it holds if the interval lies above the bar, fails if "
     f"below, and is undecided else. With fewer seeds nothing holds or fails: it leans to the side of the bar on which "
     f"the mean lies, and stays open. A claim's parts are essential or supporting: it fails if an essential part "
-    f"fails, holds if all essential parts hold (in part, if a supporting one fails), and is open else. The verdict "
-    f"shown is corrected for all of the ledger's comparisons together (Holm): over the whole ledger, at most 5% for a "
-    f"wrong one where nothing is there. The plain one is kept beside it."
+    f"fails, holds if all essential parts hold (in part, if a supporting one fails, be it by its own interval alone), "
+    f"and is open else. The verdict shown is corrected for all of the ledger's comparisons together (Holm): over the "
+    f"whole ledger, at most 5% for a wrong one where nothing is there. The plain one is kept beside it."
 )
 
 
@@ -196,7 +196,7 @@ def combine(findings: Sequence[Finding], level: float | None = None) -> Verdict:
     if "fails" in kinds:
         return "fails"
     if kinds and set(kinds) == {"holds"}:
-        return "holds in part" if any(verdict == "fails" for _, verdict in told) else "holds"
+        return "holds in part" if any("fails" in (verdict, finding.verdict) for finding, verdict in told) else "holds"
     if not kinds or "undecided" in kinds:
         return "undecided"
     return "leans to fail" if "leans to fail" in kinds else "leans to hold"

@@ -73,7 +73,7 @@ def test_every_claim_is_there_with_rule_verdicts_and_evidence(study: Reproductio
     for claim, row in zip(CLAIMS, rows, strict=True):
         verdicts = [entry.verdict for entry in study.entries if entry.claim.id == claim.id]
         places = [(claim.id, protocol) for protocol in study.plan.protocols]
-        told = [[f"{found[0]}, {found[1]} seeds: {found[2]}" for found in recorded().get(at, ())[:1]] for at in places]
+        told = [[f"{found[0]}, {found[1]}: {found[2]}" for found in recorded().get(at, ())[:1]] for at in places]
         assert [cell.strip() for cell in row[-2:]] == [
             "".join([v, *more]) for v, more in zip(verdicts, told, strict=True)
         ]

@@ -48,8 +48,12 @@ WHERE = (
     "Where the cost lies is asked of models whose heads, one silenced at a time, cost 0.1 nats (by accuracy a tenth of "
     "the skill) together: else there is nothing to lie anywhere."
 )
+HALF_A_DOUBLING = 0.5  # of the effective heads
 # of those that ask nothing else
-SPREAD = f"Looked at by loss: of models that get all right hardly a head's cost in accuracy is told from none. {WHERE}"
+SPREAD = (
+    "Half a doubling is 1.4 times as many: less could not be seen in the sources' pictures of heads. Looked at by "
+    f"loss: of models that get all right hardly a head's cost in accuracy is told from none. {WHERE}"
+)
 
 
 @dataclass(frozen=True)

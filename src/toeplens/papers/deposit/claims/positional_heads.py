@@ -118,8 +118,9 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{V1}, App. D",
         "Once one head of RoPE has position, the others no longer capture it.",
         "The rotation is taken from one head at a time: the largest loss over a quarter of the skill, without which "
-        "position is spread or kept in several heads, and the second largest of the whole model under a tenth. "
-        "Supporting: left to one head alone (between 0.5 and 1.5 in the mean), rotation keeps 90% of the skill. "
+        "position is spread or kept in several heads, and the second largest of the whole model under a tenth, which "
+        "does not affect the whole. Supporting: left to one head alone (between 0.5 and 1.5 in the "
+        "mean), rotation keeps 90% of the skill, all but that tenth. "
         f"{ONLY_SKILLED}",
         on_rope(
             lambda rope: every(
@@ -155,8 +156,9 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{V1}, B.2",
         "RoPE needs one significant angle, which corresponds to massive values.",
         "In RoPE's costliest head: the pair of dimensions that its logits vary by most has more than twice an even "
-        "share of the norms. Supporting: its largest dimension has more than four times an even share of the energy "
-        f"of queries or keys. {ONLY_SKILLED}",
+        "share of the norms (the least that anybody would call more than its share). Supporting: its largest dimension "
+        "has more than four times an even share of the energy of queries or keys (twice of the norm is four times of "
+        f"the energy). {ONLY_SKILLED}",
         on_rope(
             lambda rope: every(
                 models(
@@ -177,14 +179,16 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{V1}, App. D",
         "Only some frequency bands are fully trained, and their influence spreads to most bands in deep layers.",
         "RoPE: the heads of the first layer use less than half of the frequencies (effective number by the variance "
-        f"of the logits, mean over heads); those of later layers use more, by over a tenth of all. {ONLY_SKILLED}",
+        "of the logits, mean over heads), or they would be most; those of later layers use more, by over a tenth of "
+        f"all, less than which spreads to none. {ONLY_SKILLED}",
         on_rope(lambda rope: models(rope, (_FIRST_BREADTH, under(0.5)), (_GROWTH, over(0.1)))),
     ),
     mechanism(
         "rope-loses-length",
         f"{V1}, App. D and 5.2",
         "RoPE's length generalisation is drastically affected: it falls short of what it was designed for.",
-        f"Share of RoPE's skill kept on texts of {LONGER:g} times the training length under a half. {ONLY_SKILLED}",
+        f"Share of RoPE's skill kept on texts of {LONGER:g} times the training length under a half: what "
+        f"keeps most of its skill is not drastically affected. {ONLY_SKILLED}",
         on_rope(lambda rope: models(rope, (_KEPT, under(0.5)))),
     ),
     mechanism(

@@ -83,7 +83,7 @@ def _slow(cell: CellResult) -> float:
     return cell.half_learned if cell.learned_half else float("inf")
 
 
-_SLOW = _ranked("how long half takes to learn", _slow, lambda cell: cell.status != "diverged")
+_SLOW = _ranked("how long half takes to learn", _slow, lambda cell: cell.looked_back and cell.status != "diverged")
 
 
 def _peak(cell: CellResult) -> float:

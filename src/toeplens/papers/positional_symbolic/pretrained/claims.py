@@ -284,8 +284,8 @@ CLAIMS: tuple[Claim[Pretrained], ...] = (
         "ours",
         "Training strengthens that correspondence: random weights have less of it.",
         f"Over sequences, the rank correlation is more than {_LEARNED} above that of the same architecture with random "
-        "weights (less could not be told from how heads are drawn). Supporting: and above that of the same tokens in "
-        "random order.",
+        "weights (less could not be told from how heads are drawn). Supporting: and by as much above that of the same "
+        "tokens in random order.",
         _learned,
     ),
     Claim(
