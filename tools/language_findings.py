@@ -171,7 +171,7 @@ def _heads(study: Grid) -> Iterator[str]:
     first = [language.deposit(cell, 0) for cell in cells]
     previous = [language.kind_share(cell, "previous", "positional") for cell in cells]
     yield (
-        f"- **No deposit in one head.** Position taken from each of RoPE's 16 heads alone: the largest head's part "
+        f"- **No head carries half.** Position taken from each of RoPE's 16 heads alone: the largest head's part "
         f"of what is lost is {_told(deposit, percent=True)}, that of the first layer's heads "
         f"{_told(first, percent=True)}; the bar was half."
         if max(deposit) < 0.5

@@ -28,7 +28,7 @@ def reproduce(
         ),
     ] = "laptop",
     protocol: Annotated[str, typer.Option(help="paper, released, or both.")] = "both",
-    seeds: Annotated[int, typer.Option(help="Trained models a cell; 3 or more give intervals over seeds.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Trained models a cell; 5 or more decide, with fewer verdicts lean.")] = 1,
     part: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,7 +84,7 @@ def study(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Trained models a cell, in place of the file's; 3 or more give intervals.")
+        int | None, typer.Option(help="Trained models a cell, in place of the file's; 5 or more decide.")
     ] = None,
     text: Annotated[
         list[Path] | None,

@@ -42,7 +42,7 @@ class RunSpec(BaseModel):
         ignore_label        a label that neither loss nor accuracy count (the released program's Task 2: 0)
         seed                of the weights, the dropout and the order of the examples, from 0 to 2^64 - 1
         data_seed           of the examples, likewise
-        precision           ``auto``: bfloat16 matrix products on a GPU, float32 on a CPU
+        precision           ``auto``: bfloat16 matrix products on a GPU from a width of 256 on, else float32
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

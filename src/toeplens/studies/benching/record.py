@@ -11,7 +11,7 @@ from toeplens.ground import InputError
 from toeplens.ground.reading import Number, Positive, Text, Truth
 from toeplens.ground.records import AtLeast1, Record
 
-TABLE_1 = 80 * 100 * 70_000 * 120  # tokens that the 80 models of arXiv 2505.13027's Table 1 are trained on
+TABLE_1 = 80 * 100 * 70_000 * 120  # tokens that 80 models, as many as arXiv 2505.13027's Table 1 has, see on Task 1
 
 
 Work = Literal["asked", "equal", "trained"]

@@ -97,7 +97,7 @@ class Row(Record):
     kept                       share of the skill that is left at `LONGER` times the training length
     positional, symbolic       shares of the heads, weighed by what is lost without each
     toeplitz                   mean Toeplitz share of the heads' logits
-    peak                       largest loss by one head, as a share of the accuracy over chance
+    peak                       largest loss by one head, as a share of the skill
     rule, rule_accuracy        the best rule without a model, and what it scores
     seeds, diverged            finished models, and how many of them diverged
     parameters, train_seconds  of a model

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from toeplens.papers.deposit.claims.common import Check, Test, compare, full_rope, left_out, on_rope, over
+from toeplens.papers.deposit.claims.common import FINAL, Check, Test, compare, full_rope, left_out, on_rope, over
 from toeplens.papers.deposit.claims.looking import (
     AS_THE_PAPERS,
     BY_LOSS,
@@ -110,7 +110,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
     ),
     _claim(
         "ladder-unfinished",
-        _OURS,
+        f"{_OURS}; against {FINAL}: contribution 3 (no artifact of training)",
         "A deposit comes with unfinished learning: trained on, single heads matter less.",
         "RoPE: the largest cost of a head, as a share of the skill, at the first look with over 90% right less that "
         "at 8 times the plateau's steps: over a tenth. Only models that have both looks, and skill in both, count.",

@@ -77,7 +77,7 @@ def by_encoding(state: Reproduction) -> Block:
     caption = (
         "Of each model the layer whose first head carries most. A point is a seed, the bar their mean, the violin "
         "their density (with few seeds, trust the points). Share: what is lost when that head is silenced, as a "
-        f"share of the accuracy over chance; the dashed line, {PEAK:.0%}, is what a layer needs to count as "
+        f"share of the skill; the dashed line, {PEAK:.0%}, is what a layer needs to count as "
         "single-head. Effective heads: how many equal heads would make the sum of that layer’s losses."
     )
     views = [view for pair in zip(*kinds, strict=True) for view in pair]

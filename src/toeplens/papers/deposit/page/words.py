@@ -12,8 +12,7 @@ import numpy as np
 from toeplens.ground.words import listed, percent, points
 from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction, Row, Scale, title
-from toeplens.papers.deposit.factors import decided, factor_wholes, peaks_of
-from toeplens.papers.deposit.labels import Label
+from toeplens.papers.deposit.factors import factor_wholes
 from toeplens.papers.deposit.page import factors as factor_blocks
 from toeplens.papers.deposit.page import mla as mla_blocks
 from toeplens.papers.deposit.page.look import (
@@ -27,10 +26,10 @@ from toeplens.papers.deposit.page.look import (
 )
 from toeplens.report.kit.page import ledger
 from toeplens.studies import ENOUGH, CellResult, Claim, Entry, Verdict
-from toeplens.studies.kit.contrasts import difference
 from toeplens.studies.kit.results import estimated
 from toeplens.training.presets import DISTANCE
 
+_MORE = "deposit-more-under-rope"
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
@@ -249,7 +248,7 @@ def answers(state: Reproduction) -> dict[str, list[str]]:
     found[f"Which models of {TASKS[DISTANCE]} have a layer carried by a single head?"] = _deposits(encodings)
     if state.plan.seeds > 1:
         more = f"On {TASKS[DISTANCE]}, does one head carry more of the skill under RoPE than under other encodings?"
-        found[more] = _rope_against_others(encodings)
+        found[more] = _rope_against_others(state)
     if "factors" in state.plan.parts:
         matters = f"Which difference between the protocols matters most for NoPE on {TASKS[DISTANCE]}?"
         found[matters] = factor_blocks.for_nope(state)
@@ -297,24 +296,16 @@ def _deposits(state: Reproduction) -> list[str]:
 
 
 def _rope_against_others(state: Reproduction) -> list[str]:
-    """Differences of the largest share of the skill that one head carries, sorted by what they decide."""
+    """What the ledger finds, by the same rule."""
 
     def say(protocol: Protocol) -> str:
-        under = state.results.under(protocol)
-        labels = [label for label in under.labels(DISTANCE) if Label.parse(label).heads is None]
-        peaks = {label: peaks_of(under.of(DISTANCE, label)) for label in labels}
-        rope = peaks.pop("rope", {})
-        sorts: dict[str, list[str]] = {"more than under": [], "less than under": [], "not decided against": []}
-        for label in ordered(peaks):
-            if rope and peaks[label]:
-                change = difference(rope, peaks[label]).estimate()
-                less = "less than under" if change.value < 0 else "more than under"
-                sorts[less if decided(change) else "not decided against"].append(
-                    f"{name(protocol, label)} ({interval(change)})"
-                )
-        told = [f"{what} {listed(labels)}" for what, labels in sorts.items() if labels]
-        mean = interval(estimated(rope), sign=False)
-        return f"{name(protocol, 'rope')} {mean} per cent; {'; '.join(told)}." if told else ""
+        entries = (each for each in state.entries if each.claim.id == _MORE and each.protocol == protocol)
+        entry = next(entries, None)
+        found = [part for part in entry.findings if part.essential and part.known] if entry else []
+        told = "; ".join(part.evidence for part in found)
+        if entry is None or not told:
+            return ""
+        return f"that it does {'is undecided' if entry.verdict == 'undecided' else entry.verdict}. {told}."
 
     return _each(state, say)
 
