@@ -14,6 +14,7 @@ from toeplens.papers.deposit.claims.common import (
     V1,
     WHY_MARGIN,
     Check,
+    Pairs,
     against,
     between,
     compare,

@@ -32,7 +32,7 @@ def render_theory(theory: Theory) -> str:
     found = [one for one in _SECTIONS if theory.records.get(one[0])]
     made = [Block(name, title, "", [View.of(make(list(theory.records[name])))]) for name, title, _, make in found]
     return render_page(
-        "papers/mathematics/page.html.j2",
+        "papers/mathematics/page/page.html.j2",
         numbered(made),
         theory=theory,
         short=[(name, short) for name, _, short, _ in found],
