@@ -35,8 +35,8 @@ class PositionalEncoding(nn.Module):
     A constructor's keywords are its options. One that ends in ``**sizes`` takes the four sizes beside its own, one that
     ends in ``**inherited`` also the options of the class that it derives from.
 
-    Any hook but `embed` may ask for one more argument, ``seen``: the queries, the keys, the notes (see `note`) and
-    the mask. An encoding whose position part depends on content reads it there.
+    Any hook but `embed`, `note` and `kernel` may ask for one more argument, ``seen``: the queries, the keys, the notes
+    (see `note`) and the mask. An encoding whose position part depends on content reads it there.
 
     Class facts
         coupling          where position enters attention (see `Coupling`)

@@ -212,7 +212,7 @@ class STRING(_Generated):
     Of another STRING, the shifted rotary positions of An et al. 2024 (arXiv 2410.18745), it has the name alone.
 
     Not verified: the start, on which the paper has nothing. Ours is RoPE's frequencies base^(-2t/d), with several axes
-    along a random direction for each pair (as `RoPEMixed`), and S = 0, so that ``cayley`` on one axis starts as RoPE.
+    along a random direction for each pair, and S = 0, so that ``cayley`` on one axis starts as RoPE.
 
     Arguments
         form  ``cayley``, the better one in the paper, or ``circulant``, the cheaper one

@@ -60,8 +60,8 @@ class SelectiveRoPE(_Chosen):
     """Selective RoPE: the step of every pair's angle is made from the token, and steps add up (Movahedi et al. 2025).
 
     phi is a low-rank projection of the layer's input, each head's slice of which is divided by its norm, then a short
-    causal convolution of each channel. A step is phi times a gate sigmoid(w_h . x + b_h), and pair t turns by
-    tau_t = base^(-2t/d) (the temperature) times the sum of the steps so far, which is formed in float64. Only the order
+    causal convolution of each channel. A step is phi times a gate sigmoid(w_h . x + b_h) of the same normed x, and pair
+    t turns by tau_t = base^(-2t/d) (the temperature) times the sum of the steps so far, which is formed in float64. Only the order
     of tokens counts, not the numbers of their positions. What is kept of a token is phi before its convolution, and
     the gate, so that decoding with a cache repeats the full pass, and the convolution of packed texts keeps to each.
 
@@ -82,8 +82,8 @@ class SelectiveRoPE(_Chosen):
 
     citation = "Movahedi et al. 2025, arXiv 2511.17388"
     formula = (
-        r"\mathrm{Re} \sum_t q_t \bar k_t \exp\Big(\mathrm{i} \tau_t \sum_{m=j+1}^{i} \sigma(w_h^\top x_m)\,"
-        r" \phi_t(x_{\le m})\Big)"
+        r"\mathrm{Re} \sum_t q_t \bar k_t \exp\Big(\mathrm{i} \tau_t \sum_{m=j+1}^{i} \sigma(w_h^\top \hat x_m + b_h)\,"
+        r" \mathrm{silu}\,\phi_t(\hat x_{\le m})\Big)"
     )
 
     def __init__(

@@ -182,8 +182,8 @@ def build(
         num_heads  heads of one attention layer
         head_dim   dimensions of one head (for ``mla``: of its content part)
         max_len    number of positions that a table must hold
-        options    the encoding's own options; ``toeplens encodings`` lists them. Of several, those of each by its name:
-                   ``rope={"base": 500}``
+        options    the encoding's own options; ``toeplens encodings --full`` lists them. Of several, those of each by
+                   its name: ``rope={"base": 500}``
 
     Raises `InputError` for an unknown name or option, or sizes that the encoding cannot take.
     """

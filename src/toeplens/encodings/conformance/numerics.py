@@ -72,7 +72,7 @@ def casts(specimen: Specimen) -> str:
 
 
 def gradients(specimen: Specimen) -> str:
-    """Every parameter, the queries, the keys and the content receive finite gradients that are not all zero."""
+    """Every parameter and the content receive finite gradients that are not all zero."""
     encoding = copy.deepcopy(specimen.encoding).train()
     start = 4 * encoding.max_len if encoding.length_dependent else 0  # where the length makes a difference
     p, x = specimen.positions(20, start), specimen.content(2, 20).requires_grad_()
