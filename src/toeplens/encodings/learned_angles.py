@@ -61,9 +61,10 @@ class SelectiveRoPE(_Chosen):
 
     phi is a low-rank projection of the layer's input, each head's slice of which is divided by its norm, then a short
     causal convolution of each channel. A step is phi times a gate sigmoid(w_h . x + b_h) of the same normed x, and pair
-    t turns by tau_t = base^(-2t/d) (the temperature) times the sum of the steps so far, which is formed in float64. Only the order
-    of tokens counts, not the numbers of their positions. What is kept of a token is phi before its convolution, and
-    the gate, so that decoding with a cache repeats the full pass, and the convolution of packed texts keeps to each.
+    t turns by tau_t = base^(-2t/d) (the temperature) times the sum of the steps so far, which is formed in float64.
+    Only the order of tokens counts, not the numbers of their positions. What is kept of a token is phi before its
+    convolution, and the gate, so that decoding with a cache repeats the full pass, and the convolution of packed texts
+    keeps to each.
 
     The defaults are those of the paper's language models, with SiLU after the convolution and the gate, as readers of
     the paper give them; the released program leaves both out by default. Left out: its projection by head with
