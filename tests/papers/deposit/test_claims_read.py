@@ -31,6 +31,28 @@ def without(told: World, *places: tuple[str, str]) -> World:
 # ---- what is waited for ----------------------------------------------------------------------------------------------
 
 
+def test_where_no_model_counts_it_says_what_to_run() -> None:
+    told = results(TOLD)
+    some = results(without(TOLD, (DISTANCE, "alibi")))
+    assert "finished models of ALiBi" in entry("task1-alibi-nope-fail", some).wanting
+
+    def unsettled(cell: CellResult) -> CellResult:
+        return replace(cell, result=cell.result | {"plateau": None})
+
+    assert entry("task1-rope-best", changed(told, unsettled)).wanting == [
+        "longer training: models that have stopped learning"
+    ]
+    (loss,) = entry("mla-average-deposit", changed(told, lambda cell: replace(cell, by_loss=None))).wanting
+    assert "toeplens ablate RUN --metric loss" in loss
+    (looked,) = entry(
+        "task1-rope-fastest",
+        changed(told, lambda cell: replace(cell, epochs=[row | {"fit_accuracy": None} for row in cell.epochs])),
+    ).wanting
+    assert "trained anew" in looked
+    (measured_,) = entry("rope-loses-length", changed(told, lambda cell: replace(cell, measures={}))).wanting
+    assert "the same command again" in measured_
+
+
 def test_seeds_that_disagree_decide_nothing() -> None:
     wild = results(TOLD | distance(rope=0.65, absolute=0.6), spread=0.3)
     assert verdict("task1-alibi-poor", wild) == "undecided"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import sqrt
 from typing import Any
 
+from toeplens.ground.words import listed
 from toeplens.studies.kit.contrasts import of_one
 from toeplens.studies.kit.results import ACCURACY, UNRULED, Figure, Results
-from toeplens.studies.kit.verdicts import Finding, above, below, within
+from toeplens.studies.kit.verdicts import NONE_COUNTS, Finding, above, below, within
 
 MARGIN = 0.02
 WHY_MARGIN = "less than two points could not be seen in the source's figures, and five seeds tell them apart"
@@ -43,7 +45,8 @@ def between(low: float, high: float, unit: str = "") -> Test:
 def ask(results: Results, task: str, label: str, figure: Figure, test: Test, title: Title) -> Finding:
     """A figure's mean over the models of an encoding that count, put to a test."""
     what = f"{figure.words}{title(label)}{left_out(results, figure, task, label)}"
-    return test(what, of_one(figure.by_seed(results.of(task, label)), figure.grain))
+    finding = test(what, of_one(figure.by_seed(results.of(task, label)), figure.grain))
+    return _wanting(finding, results, figure, task, title, label)
 
 
 def ask_difference(
@@ -65,7 +68,18 @@ def ask_difference(
     """
     words = what or f"{figure.words}{title(first)} - {title(second)}"
     missing = left_out(results, figure, task, first, second)
-    return (test or over(MARGIN))(words + missing, results.difference(task, first, second, figure))
+    finding = (test or over(MARGIN))(words + missing, results.difference(task, first, second, figure))
+    return _wanting(finding, results, figure, task, title, first, second)
+
+
+def _wanting(finding: Finding, results: Results, figure: Figure, task: str, title: Title, *labels: str) -> Finding:
+    """The finding, and where no model counts what to run."""
+    if finding.known or finding.wanting != NONE_COUNTS:
+        return finding
+    absent = [title(label) for label in dict.fromkeys(labels) if not results.of(task, label)]
+    again = "; what was not measured is by the same command again, where weights are kept"
+    wanted = f"models that are not left out ({figure.without}){again if 'not measured' in figure.without else ''}"
+    return replace(finding, wanting=f"finished models of {listed(absent)}" if absent else figure.wanted or wanted)
 
 
 def left_out(results: Results, figure: Figure, task: str, *labels: str) -> str:

@@ -265,6 +265,7 @@ class Figure:
     of      the number
     counts  whether a model has one
     without why a model has none, in a few words
+    wanted  what to run where no model has one, in a few words; nothing if ``without`` says it all
     grain   how exactly a model's number is known, see `toeplens.studies.kit.contrasts.Contrast`
     """
 
@@ -273,6 +274,7 @@ class Figure:
     counts: Callable[[CellResult], bool] = lambda cell: True
     without: str = "no skill, or not measured"
     grain: float = GRAIN
+    wanted: str = ""
 
     def by_seed(self, cells: Iterable[CellResult]) -> BySeed:
         """Of the cells that count, of which a seed has one at most."""
@@ -287,7 +289,11 @@ _OF_HEADS = {  # measure: columns of a table of heads, and what they are called 
 }
 
 ACCURACY = Figure(
-    "", lambda cell: cell.accuracy, lambda cell: cell.settled or cell.status == "diverged", "still learning"
+    "",
+    lambda cell: cell.accuracy,
+    lambda cell: cell.settled or cell.status == "diverged",
+    "still learning",
+    wanted="longer training: models that have stopped learning",
 )
 
 

@@ -28,6 +28,9 @@ RULE = (
 )
 
 
+NONE_COUNTS = "no finished run that counts"
+
+
 @dataclass(frozen=True)
 class Comparison:
     """A contrast and the bars between which it is to lie; one of them may be infinite."""
@@ -117,7 +120,7 @@ def within(
     """Is the mean of ``values``, or a `Contrast`, between two bars? Decided by `RULE`; outside of one, it fails."""
     seen = values if isinstance(values, Contrast) else of_one(values, grain)
     if seen.seeds == 0:
-        return unknown(what, "no finished run that counts")
+        return unknown(what, NONE_COUNTS)
     if not seen.known:
         return unknown(what, "a run diverged or has no value")
     comparison = Comparison(seen, low, high)

@@ -33,15 +33,19 @@ from toeplens.studies.kit.verdicts import Finding, above, below, one_sided, unkn
 from toeplens.training.presets import COUNT, DISTANCE, starting_spec
 from toeplens.training.spec import run_spec
 
-_trained = ACCURACY.counts
-_SKILL = Figure("skill of ", lambda cell: cell.skill, _trained, "still learning")
+_ANEW = (
+    "models trained anew, by the same command into another directory: these are from before training examples were "
+    "looked at after evaluations, or are still learning"
+)
+_SKILL = replace(ACCURACY, words="skill of ", of=lambda cell: cell.skill)
 _FIT = Figure(
     "accuracy on training examples, ",
     lambda cell: cell.fit,
     lambda cell: cell.status == "diverged" or (cell.settled and cell.fit >= 0),
     "still learning, or not measured",
+    wanted=_ANEW,
 )
-_GAP = Figure("train - test gap, ", lambda cell: cell.fit - cell.accuracy, _FIT.counts, _FIT.without)
+_GAP = replace(_FIT, words="train - test gap, ", of=lambda cell: cell.fit - cell.accuracy)
 _OWN_GAP = replace(
     _GAP,
     counts=lambda cell: (
@@ -55,6 +59,7 @@ _SPEED = Figure(
     lambda cell: cell.status == "diverged" or cell.looked_back,
     "training examples not looked at after evaluations",
     grain=0.05,
+    wanted=_ANEW,
 )
 _SETBACKS = Figure("test accuracy lost on the way, ", lambda cell: cell.setbacks)
 _ROUGHER = "training that is rougher"
@@ -122,11 +127,11 @@ def _beside(task: str, level: float) -> Figure:
         spec = run_spec(**starting_spec("paper", cell.key.protocol, task, "rope", 0))
         return cell.skill - skill(level, spec.guess)
 
-    return Figure(f"{_TASKS[task]}: skill less that of Table 1, ", of, _trained, ACCURACY.without)
+    return replace(ACCURACY, words=f"{_TASKS[task]}: skill less that of Table 1, ", of=of)
 
 
 def _level(task: str) -> Figure:
-    return Figure(f"{_TASKS[task]}: accuracy of ", ACCURACY.of, _trained, ACCURACY.without)
+    return replace(ACCURACY, words=f"{_TASKS[task]}: accuracy of ")
 
 
 def _stablest(results: Results) -> list[Finding]:

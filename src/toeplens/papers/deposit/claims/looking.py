@@ -70,7 +70,8 @@ class At:
 
     def figure(self, words: str, of: Callable[[Look], float]) -> Figure:
         """A number of what is seen."""
-        return Figure(words, self._number(of), lambda cell: self._look(cell) is not None, _WITHOUT, grain=0.002)
+        number, counts = self._number(of), lambda cell: self._look(cell) is not None
+        return Figure(words, number, counts, _WITHOUT, 0.002, self._wanted)
 
     def spread(self, words: str, of: Callable[[Look], float]) -> Figure:
         """A number of where the cost lies, which a model has if its heads cost something together."""
@@ -79,7 +80,14 @@ class At:
             look = self._look(cell)
             return look is not None and look.total >= self.bars.little
 
-        return Figure(words, self._number(of), counts, _LITTLE, grain=0.05)
+        return Figure(words, self._number(of), counts, _LITTLE, 0.05, self._wanted)
+
+    @property
+    def _wanted(self) -> str:
+        """Of records from before heads were looked at by loss, which their weights can still be."""
+        more = "models with skill, whose heads cost something"
+        again = "toeplens ablate RUN --metric loss, with the study's --examples and --split"
+        return f"{more}; where loss was not looked at, {again}" if self.measure == "loss" else more
 
     def doublings(self) -> Figure:
         """The effective heads of the whole model, in doublings."""

@@ -33,8 +33,10 @@ def _width(cell: CellResult) -> float:
     return float(np.nanmean(widths)) if np.isfinite(widths).any() else float("nan")
 
 
-def _ranked(words: str, of: Callable[[CellResult], float], counts: Callable[[CellResult], bool]) -> Figure:
-    return Figure(words, of, lambda cell: cell.measure("contraction") is not None and counts(cell))
+def _ranked(
+    words: str, of: Callable[[CellResult], float], counts: Callable[[CellResult], bool], without: str
+) -> Figure:
+    return Figure(words, of, lambda cell: cell.measure("contraction") is not None and counts(cell), without)
 
 
 def _goes_with(figure: Figure, sign: int) -> Callable[[Results], list[Finding]]:
@@ -51,9 +53,15 @@ def _goes_with(figure: Figure, sign: int) -> Callable[[Results], list[Finding]]:
         points = [np.mean(pairs, axis=0) for pairs in known if pairs]
         what = f"over {len(points)} encodings, rank correlation of the first layer's spectral range with {figure.words}"
         if there < count:
-            what += f" ({count - there} of {count} models left out: diverged, not measured, or no skill)"
+            what += f" ({count - there} of {count} models left out: {figure.without})"
         if len(points) < _FEWEST:
-            return [unknown(what, f"fewer than {_FEWEST} encodings that count", f"{_FEWEST} encodings that count")]
+            return [
+                unknown(
+                    what,
+                    f"fewer than {_FEWEST} encodings that count",
+                    f"{_FEWEST} encodings with models that are not left out",
+                )
+            ]
         return [_judged(what, np.array(points).T, sign, min(len(pairs) for pairs in known if pairs))]
 
     return check
@@ -83,7 +91,12 @@ def _slow(cell: CellResult) -> float:
     return cell.half_learned if cell.learned_half else float("inf")
 
 
-_SLOW = _ranked("how long half takes to learn", _slow, lambda cell: cell.looked_back and cell.status != "diverged")
+_SLOW = _ranked(
+    "how long half takes to learn",
+    _slow,
+    lambda cell: cell.looked_back and cell.status != "diverged",
+    "diverged, not measured, or training examples not looked at after evaluations",
+)
 
 
 def _peak(cell: CellResult) -> float:
@@ -91,7 +104,9 @@ def _peak(cell: CellResult) -> float:
     return float("nan") if look is None else look.largest()
 
 
-_PEAK = _ranked("the largest cost of a head", _peak, lambda cell: look_at(cell) is not None)
+_PEAK = _ranked(
+    "the largest cost of a head", _peak, lambda cell: look_at(cell) is not None, "diverged, not measured, or no skill"
+)
 
 CLAIMS: tuple[Claim[Results], ...] = (
     mechanism(
