@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from toeplens import __version__, cli, encodings, tasks
 from toeplens.cli.options import seconds as read_seconds
 from toeplens.cli.progress import RunProgress
 from toeplens.encodings.conformance import CHECKS
-from toeplens.engine import Asked, Limits, read_ablation
+from toeplens.engine import Asked, Limits, examples_of, read_ablation
+from toeplens.lens import ablate_heads
+from toeplens.sources import DecoderSource
 from toeplens.training import Run, run_spec, train
 from toeplens.training.presets import COUNT
 
@@ -128,6 +131,48 @@ def test_train_then_ablate(toeplens: Toeplens, tmp_path: Path):
     assert len(found["deposit"]) == run.spec.model.num_layers
     both = toeplens("ablate", run.directory, "--examples", "20", "--split", "train+test", "--json").json()
     assert both["examples"] == 20
+
+
+@pytest.mark.parametrize(
+    ("options", "choices"),
+    [
+        (("--metric", "loss"), {"metric": "loss"}),
+        (("--metric", "kl", "--intervention", "mean"), {"metric": "kl", "intervention": "mean"}),
+        (("--metric", "loss", "--intervention", "position"), {"metric": "loss", "intervention": "position"}),
+        (("--metric", "loss", "--method", "attribution"), {"metric": "loss", "method": "attribution"}),
+    ],
+)
+def test_what_is_asked_of_an_ablation_is_what_is_done(
+    options: tuple[str, ...], choices: dict[str, Any], toeplens: Toeplens, tmp_path: Path
+):
+    run = train(tiny(epochs=2), tmp_path)
+    found = toeplens("ablate", run.directory, "--examples", "10", *options, "--json").json()
+    data = examples_of(run.spec, 10)
+    batch = (torch.from_numpy(data.tokens), torch.from_numpy(data.labels), torch.from_numpy(data.lengths))
+    expected = ablate_heads(DecoderSource(run.model()), [batch], **choices)
+    np.testing.assert_allclose(found["drops"], expected.drops, atol=1e-5)
+    assert np.abs(expected.drops).max() > 1e-4
+    assert {name: found[name] for name in choices} == choices
+
+
+def test_heads_of_the_whole_model_are_silenced_one_after_another(toeplens: Toeplens, tmp_path: Path):
+    run = train(tiny(epochs=2), tmp_path)
+    found = toeplens("ablate", run.directory, "--examples", "10", "--sets", "--json").json()["sets"]
+    heads = run.spec.model.num_layers * run.spec.model.num_heads
+    assert len(found["greedy"]) == heads + 1
+    assert found["greedy"][0] == found["baseline"]
+    told = toeplens("ablate", run.directory, "--examples", "10", "--sets").out
+    rows = [re.findall(r"\d+\.?\d*", line) for line in told.splitlines()]
+    whole = f"{100 * found['baseline']:.1f}"
+    assert ["0", *[whole] * 4] in rows, "nothing is lost yet, in whatever order heads go"
+
+
+def test_a_run_that_is_watched_says_what_was_seen(toeplens: Toeplens, tmp_path: Path):
+    answer = toeplens("train", *TINY, "--watch", "--out", tmp_path, "--json").json()
+    run = Run.open(answer["directory"])
+    assert [row["step"] for row in answer["watched"]] == [row["step"] for row in run.watched]
+    assert len(run.watched) > 1
+    assert (run.directory / "watched.jsonl").exists()
 
 
 def test_people_are_told_the_same(toeplens: Toeplens, tmp_path: Path):

@@ -294,6 +294,13 @@ def test_a_place_that_is_no_store_is_named(url: str, says: str):
         Store(url).must_take()
 
 
+def test_a_place_where_two_could_make_the_same_object_is_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is what leases rest on: of two that create a name, one has to be told that it is there."""
+    monkeypatch.setattr(Store, "create", lambda self, name, content: bool(self.write(name, b"toeplens")) or True)
+    with pytest.raises(InputError, match=r"store: .* does not keep what is written there"):
+        Store(str(tmp_path)).must_take()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
 def test_a_store_without_the_right_to_write_is_named(tmp_path: Path):
     tmp_path.chmod(0o500)

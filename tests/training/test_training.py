@@ -77,6 +77,20 @@ def by_hand(model: Decoder, data: Examples, ignore_label: int | None = None) -> 
     return sum(losses) / len(losses), sum(rights) / len(rights)
 
 
+@each_task
+def test_what_is_looked_at_again_are_the_first_training_examples_without_dropout(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    spec = tiny(fields, model={**fields.get("model", {}), "dropout": 0.3})
+    run = train(spec, tmp_path)
+    data = examples(spec, "train")
+    seen = Examples(*(each[:19] for each in (data.tokens, data.labels, data.lengths)))
+    loss, accuracy = by_hand(run.model(), seen, spec.ignore_label)
+    assert run.result["fit_loss"] == pytest.approx(loss, rel=1e-4)
+    assert run.result["fit_accuracy"] == pytest.approx(accuracy)
+    assert run.result["fit_loss"] != pytest.approx(run.result["test_loss"], rel=1e-3)
+
+
 # ---- the schedule -------------------------------------------------------------------------------------------------
 
 

@@ -134,6 +134,19 @@ def test_it_is_what_loops_find(encoding: str, protocol: str) -> None:
         assert not np.allclose(every.variance[1], read.variance[1])
 
 
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "mla"])
+def test_the_share_is_of_what_the_queries_own_logits_vary_by(encoding: str) -> None:
+    """By loops, float64, 1e-12: every query that sees two keys or more."""
+    trace = trace_of(encoding)
+    found = position_effect(trace)
+    for number, head in itertools.product(range(2), range(HEADS)):
+        logits = trace[number].logits().tolist()
+        own = [logits[b][head][i][: i + 1] for b, length in enumerate(LENGTHS.tolist()) for i in range(1, length)]
+        total = np.mean([np.var(row) for row in own])
+        np.testing.assert_allclose(found.total[number, head], total, rtol=1e-12)
+        np.testing.assert_allclose(found.share[number, head], found.variance[number, head] / total, rtol=1e-12)
+
+
 def test_under_a_rotation_the_mean_key_is_turned_to_where_it_stands() -> None:
     """By complex numbers: Re sum_t q_t conj(k_t) e^(i (i - j) theta_t) / sqrt(d), first layer, first head."""
     trace = trace_of(lengths=None)

@@ -11,6 +11,7 @@ from tests.lens.models import decoder
 
 from toeplens.ground import InputError
 from toeplens.lens import AttentionTrace, LayerTrace
+from toeplens.lens.toeplitz import contraction as module
 from toeplens.lens.toeplitz.contraction import contraction
 from toeplens.sources import DecoderSource
 
@@ -50,6 +51,26 @@ def test_ratios_by_hand(encoding: str) -> None:
             assert found.gram[head].isnan()
         else:
             torch.testing.assert_close(found.gram[head], torch.stack(grams).mean(), rtol=1e-9, atol=0)
+
+
+def test_the_bound_is_the_sum_of_its_frequencies_by_hand() -> None:
+    layer = layer_of("rope")
+    found = contraction(layer, sequences=2)
+    k = layer.turned[1]
+    for head in range(4):
+        bounds = []
+        for sequence, size in enumerate((10, 6)):
+            keys = k[sequence, head, :size]
+            alone = [keys[:, [pair, pair + 1]] for pair in range(0, keys.shape[1], 2)]
+            largest = [torch.linalg.eigvalsh(x @ x.T)[-1] for x in (keys, *alone)]
+            bounds.append(largest[0] / sum(largest[1:]))
+        torch.testing.assert_close(found.bound[head], torch.stack(bounds).mean(), rtol=1e-9, atol=0)
+
+
+def test_matrices_too_large_to_look_at_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGEST", 9)
+    with pytest.raises(InputError, match="positions: 10 were traced; at most 9 can be looked at"):
+        contraction(layer_of("rope"))
 
 
 @pytest.mark.parametrize("encoding", ["rope", "alibi"])

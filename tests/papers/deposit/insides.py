@@ -148,7 +148,8 @@ def frequency(inside: Inside, noise: float) -> dict[str, Any]:
     turns = np.broadcast_to(2.0 ** -np.arange(PAIRS), (LAYERS, HEADS, PAIRS))
     massive = np.stack((np.full((LAYERS, HEADS), 0.2), np.full((LAYERS, HEADS), inside.massive)))
     one = np.ones((LAYERS, HEADS))
-    return FrequencyRecord(tuple(range(LAYERS)), turns, norms, logits, logits, one, one, massive).to_dict()
+    softmax = logits[..., ::-1]  # of the weights another pair is the most used
+    return FrequencyRecord(tuple(range(LAYERS)), turns, norms, logits, softmax, one, one, massive).to_dict()
 
 
 def bias(inside: Inside, noise: float) -> dict[str, Any]:
@@ -162,6 +163,7 @@ def measured(inside: Inside, accuracy: float, noise: float) -> dict[str, Any]:
     guess: dict[str, Any] = {"chance": CHANCE, "length_chance": CHANCE}
     far = CHANCE + inside.kept * (accuracy - CHANCE)
     width = np.full((LAYERS, HEADS), 2.0 ** (inside.width + noise))
+    width[1:] = 2.0 ** -(inside.width + noise)  # the first layer's is asked
     return {
         "seed": seed(inside, noise),
         "representation": representation(inside, noise),
@@ -170,5 +172,5 @@ def measured(inside: Inside, accuracy: float, noise: float) -> dict[str, Any]:
         "position-sets": head_sets(inside.positional, accuracy).to_dict(),
         "frequency": frequency(inside, noise),
         "extrapolation": extrapolation([longer(1.0, accuracy, **guess), longer(1.5, far, **guess)]),
-        "contraction": Spectra(width, width).to_dict(),
+        "contraction": Spectra(width, np.ones_like(width)).to_dict(),
     }

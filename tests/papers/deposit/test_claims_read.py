@@ -465,3 +465,32 @@ def test_made_up_measures_are_records_of_measures() -> None:
     assert skills == pytest.approx([1.0, 0.5])
     bias = [cell.measure("bias") for cell in results(count(relative=0.5)).cells]
     assert all(isinstance(found, BiasSpread) for found in bias)
+
+
+# ---- which head ------------------------------------------------------------------------------------------------------
+
+
+def in_one_head(found: Results, place: tuple[int, int]) -> Results:
+    """RoPE's models, the pair that is used most having more of the norm and of the energy in one head alone."""
+
+    def planted(cell: CellResult) -> CellResult:
+        if cell.key.label != "rope" or "frequency" not in cell.measures:
+            return cell
+        told = FrequencyRecord.from_dict(cell.measures["frequency"], "frequency")
+        norms, massive = told.norms.copy(), told.massive.copy()
+        even = np.full_like(norms[0, 0, 1:], 1 / (norms.shape[-1] - 1))
+        for layer, head in itertools.product(range(LAYERS), range(HEADS)):
+            if (layer, head) != place:
+                norms[layer, head, 1:], massive[:, layer, head] = even, 0.1
+        record = replace(told, norms=norms, massive=massive).to_dict()
+        return replace(cell, measures=cell.measures | {"frequency": record})
+
+    return changed(found, planted)
+
+
+def test_significant_angles_are_asked_of_the_costliest_head() -> None:
+    costs = tuple(tuple(0.6 if (layer, head) == (2, 3) else 0.01 for head in range(HEADS)) for layer in range(LAYERS))
+    found = results(TOLD | distance(rope=replace(ROPE, drops=costs)))
+    assert verdict("significant-angle-massive", in_one_head(found, (2, 3))) == "holds"
+    for other in ((0, 0), (2, 0), (0, 3)):
+        assert verdict("significant-angle-massive", in_one_head(found, other)) == "fails"

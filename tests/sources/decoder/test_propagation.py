@@ -142,6 +142,12 @@ def test_every_encoding_is_followed_or_refused_by_name() -> None:
                 relevance(model, tokens)
 
 
+def test_a_model_that_answers_at_every_token_has_no_one_answer_to_go_back_from() -> None:
+    model = decoder(seed=0, noise=0.0, encoding="rope", readout="each", **SIZES)
+    with pytest.raises(InputError, match=r"^readout: this model answers at each token"):
+        relevance(model, batch()[0])
+
+
 @pytest.mark.parametrize(
     ("rule", "wrong"),
     [

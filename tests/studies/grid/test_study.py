@@ -305,6 +305,14 @@ def test_a_stopped_study_says_how_far_it_is(tmp_path: Path, here: Here):
     assert grid.is_grid(tmp_path / "new")
 
 
+def test_a_study_of_more_models_than_anybody_reads_is_refused():
+    spec = grid.grid_spec(content(seeds=100, encodings={f"e{i}": {"encoding": "rope"} for i in range(60)}))
+    with pytest.raises(
+        InputError, match=r"tasks by encodings: these are \d+,\d+ models; a study may have at most 10,000"
+    ):
+        grid.cells(spec)
+
+
 THEORY = {"study": "theory", "scale": "smoke", "seeds": 1, "environment": {}, "seconds": 0.0}
 
 

@@ -148,6 +148,11 @@ def test_what_makes_no_sense_to_ask(model: Path, tmp_path: Path) -> None:
     for path in model.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     weights = load_file(tmp_path / "model.safetensors")
+    head = weights["lm_head.weight"]
+    vast = head / head.abs().max() * 3e38  # finite, and its products are not
+    save_file(weights | {"lm_head.weight": vast}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"model: its answers hold infinite numbers or nan; give it in float32"):
+        probe(str(tmp_path), TEXT, asked=ASKED, device="cpu")
     weights.pop("lm_head.weight")
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match=r"model: the checkpoint lacks weights: lm_head\.weight; they would be random"):
