@@ -24,9 +24,17 @@ SIMULATED = RESULTS / "false-verdicts.json"
 SCALES = ("desk", "laptop")  # the reproduction's records, the more telling first
 LADDER = "ladder"  # a part of the desk scale, with seeds of its own
 D, C, BOTH = "trigger-distance", "trigger-count", ("paper", "released")
-TEN = 10  # models of a cell that the desk record was first judged by (docs/decisions/018), but for these
+TEN = 10  # models of a cell that the desk record was judged by, but for these (docs/decisions/018)
 _FIRST = {(each, C, name): 5 for each in BOTH for name in ("absolute", "mla", "nope", "rope")} | {
     (each, D, name): 5 for each in BOTH for name in ("partial-1", "partial-2")
+}
+# looked at before, as they were made: of five models each, of ten, with Task 2, with RoPE on one and on two heads
+_NO_HEADS = {(each, D, name): 0 for each in BOTH for name in ("partial-1", "partial-2")}
+_NO_COUNT = _NO_HEADS | {(each, C, name): 0 for each in BOTH for name in ("absolute", "mla", "nope", "rope")}
+_FIVE = _NO_COUNT | {
+    (each, D, name): 5
+    for each in BOTH
+    for name in ("absolute", "alibi", "mla", "nope", "relative", "rope", "rope-absolute", "rope-alone")
 }
 _SECOND = _FIRST | {
     ("paper", D, "mla"): 20,
@@ -43,7 +51,7 @@ _THIRD = _SECOND | {
     ("paper", D, "relative"): 30,
     ("paper", D, "rope"): 20,
 }
-EARLIER = (_FIRST, _SECOND, _THIRD)  # its looks before the last
+EARLIER = (_FIVE, _NO_COUNT, _NO_HEADS, _FIRST, _SECOND, _THIRD)  # its looks before the last
 STUDIES = {
     "arXiv 2505.13027 and its final version: models (`toeplens reproduce`)": SCALES,
     "What a deposit comes with (`toeplens reproduce --scale desk --part ladder`)": (LADDER,),
@@ -178,8 +186,8 @@ def _errors() -> Iterator[str]:
     yield "| noise | truth | ledgers with a wrong verdict | without correction | claims decided as they are |"
     yield "|---|---|---|---|---|"
     for row in content["ledgers"]:
-        wrong, plain, right = (f"{100 * row[key]:.1f} %" for key in ("any_wrong", "plain_any_wrong", "right"))
-        yield f"| {row['shape']} | {row['effect']} | {wrong} | {plain} | {right} |"
+        wrong, plain = (_share(row[key], content["worlds"]) for key in ("any_wrong", "plain_any_wrong"))
+        yield f"| {row['shape']} | {row['effect']} | {wrong} | {plain} | {100 * row['right']:.1f} % |"
     yield "\nPer rule, normal noise, share of worlds in which it wrongly holds / wrongly fails:\n"
     effects = content["effects"]
     yield f"| rule | protocol | {' | '.join(effects)} |"
@@ -187,6 +195,14 @@ def _errors() -> Iterator[str]:
     for row in content["rules"]:
         told = [f"{100 * holds:.1f} / {100 * fails:.1f} %" for holds, fails in row["wrong"]]
         yield f"| `{row['id']}` | {row['protocol']} | {' | '.join(told)} |"
+
+
+def _share(share: float, worlds: int) -> str:
+    """With Wilson's interval."""
+    from toeplens.lens.kit.intervals import wilson
+
+    low, high = wilson(round(share * worlds), worlds)
+    return f"{100 * share:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def judged(name: str) -> tuple[dict[str, Any], Any, list[Any]]:

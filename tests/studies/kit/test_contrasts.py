@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from toeplens.studies.kit.contrasts import GRAIN, MOST_SEEDS_ASKED, Contrast, contrast, difference, of_one
+from toeplens.studies.kit.contrasts import GRAIN, MOST_TIMES, Contrast, contrast, difference, of_one
 
 NONE = 1e-12  # a grain that plays no part
 value = st.integers(-100, 100).map(lambda n: n / 100)
@@ -66,7 +66,9 @@ def test_another_unit_changes_nothing(first: list[float], second: list[float], b
     assert other.above(unit * bar) == pytest.approx(seen.above(bar), abs=1e-9)
     assert np.array(other.interval(0.05)) == pytest.approx(unit * np.array(seen.interval(0.05)))
     distance = abs(seen.value - bar) / seen.error
-    assume(all(abs(distance - _needed(seen, count)) > 1e-6 for count in range(seen.seeds + 1, MOST_SEEDS_ASKED + 1)))
+    assume(
+        all(abs(distance - _needed(seen, count)) > 1e-6 for count in range(seen.seeds + 1, MOST_TIMES * seen.seeds + 1))
+    )
     assert other.seeds_to_decide(unit * bar, 0.05) == seen.seeds_to_decide(bar, 0.05)
 
 
@@ -134,7 +136,7 @@ def test_so_many_seeds_decide_and_one_less_does_not(values: list[float], bar: fl
         half = float(stats.t.ppf(1 - level / 2, count - 1)) * spread / math.sqrt(count)
         return half < abs(float(np.mean(values)) - bar)
 
-    more = range(len(values) + 1, MOST_SEEDS_ASKED + 1)
+    more = range(len(values) + 1, MOST_TIMES * len(values) + 1)
     assert seen.seeds_to_decide(bar, level) == next((count for count in more if decides(count)), None)
 
 
@@ -148,7 +150,7 @@ def test_of_two_encodings_both_get_the_seeds(first: list[float], second: list[fl
         freedom = parts.sum() ** 2 / (parts**2 / (count - 1)).sum()
         return float(stats.t.ppf(0.975, freedom)) * math.sqrt(parts.sum()) < abs(seen.value - bar)
 
-    assert seen.seeds_to_decide(bar, 0.05) == next((n for n in range(6, MOST_SEEDS_ASKED + 1) if decides(n)), None)
+    assert seen.seeds_to_decide(bar, 0.05) == next((n for n in range(6, MOST_TIMES * 5 + 1) if decides(n)), None)
 
 
 def test_at_the_bar_no_number_of_seeds_decides() -> None:

@@ -50,13 +50,34 @@ def test_what_is_drawn_has_the_mean_the_spread_and_the_models_of_the_data(shape:
     part = above("it", difference(SEEN, [0.2, 0.3, 0.1, 0.25, 0.2, 0.21]), 0.3)
     assert part.comparison is not None
     rng = np.random.default_rng(0)
-    drawn = [simulated._drawn(part, 2.0, shape, rng).comparison for _ in range(2000)]
+    drawn = [simulated._drawn(part, 2.0, simulated._Noise(shape, rng)).comparison for _ in range(2000)]
     terms = [[np.array(each.seen.terms[place][1]) for each in drawn if each] for place in (0, 1)]
     assert [len(values[0]) for values in terms] == [5, 6]
     means = [float(np.mean(values)) for values in terms]
     assert means[0] - means[1] == pytest.approx(0.6, abs=0.01)
     for values, (_, own) in zip(terms, part.comparison.seen.terms, strict=True):
         assert float(np.std(values)) == pytest.approx(float(np.std(own, ddof=1)), rel=0.05)
+
+
+@pytest.mark.parametrize("shape", get_args(Shape))
+def test_models_that_two_comparisons_share_are_off_alike_in_a_world(shape: Shape) -> None:
+    others = [0.2, 0.3, 0.1, 0.25, 0.2]
+    parts = [above("it", difference(SEEN, others), 0.3), below("it", SEEN, 0.5), above("it", [0.7] * 5, 0.3)]
+    noise = simulated._Noise(shape, np.random.default_rng(0))
+    drawn = [simulated._drawn(part, 0.0, noise).comparison for part in [*parts, parts[2]]]
+    first, alone, same, again = (each.seen.terms for each in drawn if each)
+    assert first[0][1] == alone[0][1]
+    assert first[0][1] != first[1][1]
+    if shape != "two-valued":
+        assert same[0][1] != again[0][1], "models that are all alike may be others"
+
+
+def test_as_seen_is_what_models_are_off_their_mean() -> None:
+    part = above("it", SEEN, 0.3)
+    drawn = simulated._drawn(part, 0.0, simulated._Noise("as seen", np.random.default_rng(0))).comparison
+    assert drawn is not None
+    off = {round((value - 0.5) * 1.25**0.5, 9) for value in SEEN}
+    assert {round(value, 9) for value in drawn.seen.terms[0][1]} <= off
 
 
 def test_wrong_verdicts_are_counted_and_at_most_one_in_twenty_ledgers_at_the_bar_is_wrong() -> None:

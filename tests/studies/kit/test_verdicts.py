@@ -15,7 +15,7 @@ from scipy import stats
 
 from toeplens.studies import ENOUGH, RULE, Finding, Verdict, above, below, combine, opposite, supporting, within
 from toeplens.studies.kit.contrasts import difference
-from toeplens.studies.kit.verdicts import LEVEL, OPEN, chance, interval_above, one_sided, unknown
+from toeplens.studies.kit.verdicts import LEVEL, OPEN, agreed, chance, interval_above, one_sided, unknown
 
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds in part", "fails", *OPEN)
 LEANS: tuple[Verdict, ...] = ("leans to hold", "leans to fail")
@@ -324,6 +324,22 @@ def test_what_refutes_alone_may_not_be_enough_among_several() -> None:
     assert combine([with_chances(0.0, 1.0), support], 0.05) == "holds in part"
     several = [with_chances(0.0, 1.0), support, supporting(support), support]
     assert combine(several, 0.05) == "holds in part", "by its own interval"
+
+
+def test_what_two_ways_to_ask_have_to_agree_on_is_decided_by_the_weaker() -> None:
+    strong, weak, against = above("it", NEAR, 0.0), above("it", [0.9, 0.1, 0.5, 0.4, 0.6], 0.25), above("it", NEAR, 0.9)
+    assert [each.verdict for each in (strong, weak, against)] == ["holds", "undecided", "fails"]
+    for pair, expected in (((strong, strong), "holds"), ((against, against), "fails")):
+        assert agreed(*pair, "again").verdict == expected
+    for pair in ((strong, weak), (weak, strong), (strong, against), (against, strong), (strong, unknown("it", "why"))):
+        found = agreed(*pair, "again")
+        assert found.verdict == "undecided"
+        assert found.evidence.startswith(f"{pair[0].evidence}; again: ")
+    both = agreed(strong, weak, "again")
+    assert (both.holds, both.fails) == (weak.holds, strong.fails)
+    few = above("it", [0.5, 0.6], 0.2)
+    assert agreed(few, few, "again").verdict == "leans to hold"
+    assert agreed(few, above("it", [0.1, 0.1], 0.2), "again").verdict == "undecided"
 
 
 # ---- figures that are only bounds ------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from toeplens.studies.grid import measured as heads
 from toeplens.studies.grid.spec import Column, GridSpec
 from toeplens.studies.kit.results import CellResult, Results
 
-_LEAST, _FAMILIES = 4, 3  # encodings for a correlation, families of them for an interval, at least
+_LEAST, _FAMILIES = 4, 4  # encodings for a correlation, families of them for an interval, at least
 _NOTHING = 1e-9
 _NEARLY = 1 - 1e-9  # a correlation of 1 has no place on Fisher's scale
 # name -> what it is in words, and how it is taken from a cell
@@ -52,7 +52,7 @@ class Relation:
     factor      length of the longer texts, times that of training
     value       Spearman's; None with fewer than four encodings, or where nothing varies
     low, high   its 95% interval: Student's, of a jackknife on Fisher's scale that leaves out one family at a time, with
-                all its encodings and models; None with fewer than three families
+                all its encodings and models; None with fewer than four families
     chance      p-value against its being 0 or below, of the same; None where there is no interval
     encodings   how many there are
     families    in which ways position enters in them

@@ -76,10 +76,13 @@ class Entry:
         """What would decide an open claim, part by part; empty for a decided one."""
         if self.verdict not in OPEN:
             return []
-        if self.plain not in OPEN:
-            return [f"more seeds: decided alone ({self.plain}), but not with the correction for the whole ledger"]
-        open_parts = [part for part in self.findings if part.essential and part.verdict in OPEN and part.wanting]
-        return list(dict.fromkeys(part.wanting for part in open_parts))
+        parts = [part for part in self.findings if part.essential]
+        share = self.error / max(1, sum(part.holds is not None for part in parts))
+        told = zip(self.findings, told_of(self.findings, self.error), strict=True)
+        still = [part for part, verdict in told if part.essential and verdict in OPEN]
+        wanting = [_wanting(part, self.error, share) for part in still]
+        alone = f"decided alone ({self.plain}), but not with the correction for the whole ledger"
+        return [*([alone] if self.plain not in OPEN else []), *dict.fromkeys(each for each in wanting if each)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain text, for JSON."""
@@ -100,6 +103,13 @@ class Entry:
             "wanting": self.wanting,
             "elsewhere": [asdict(aside) for aside in self.asides],
         }
+
+
+def _wanting(part: Finding, to_hold: float, to_fail: float) -> str:
+    """What would decide a part, with the errors that its ledger leaves to it."""
+    if part.comparison is None or part.holds is None or part.sides != (True, True):
+        return part.wanting
+    return part.comparison.wanting(to_hold, to_fail)
 
 
 def every(*checks: Callable[[Data], Sequence[Finding]]) -> Callable[[Data], list[Finding]]:

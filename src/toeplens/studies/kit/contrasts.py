@@ -13,7 +13,7 @@ from toeplens.lens import Estimate
 
 Values = Sequence[float] | Mapping[int, float] | np.ndarray  # one a seed, or by seed
 GRAIN = 0.005
-MOST_SEEDS_ASKED = 40
+MOST_TIMES = 4  # as many models as there are, that somebody may be told to train
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ class Contrast:
         return float(stdtr(self.freedom, (self.value - bar) / self.error))
 
     def seeds_to_decide(self, bar: float, level: float) -> int | None:
-        """How many seeds would do, if means and spreads stay; None if more than `MOST_SEEDS_ASKED`."""
+        """How many seeds would do, if means and spreads stay; None if more than `MOST_TIMES` as many as now."""
         distance = abs(self.value - bar)
-        for count in range(self.seeds + 1, MOST_SEEDS_ASKED + 1):
+        for count in range(self.seeds + 1, MOST_TIMES * self.seeds + 1):
             growth = count / self.seeds
             freedom = self.freedom * (count - 1) / (self.seeds - 1)
             if float(stdtrit(freedom, 1 - level / 2)) * self.error / growth**0.5 < distance:

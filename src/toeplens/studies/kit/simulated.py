@@ -12,7 +12,7 @@ from toeplens.studies.kit.claims import Entry, settle
 from toeplens.studies.kit.contrasts import Contrast
 from toeplens.studies.kit.verdicts import ENOUGH, OPEN, Comparison, Finding, Verdict, one_sided, within
 
-Shape = Literal["normal", "two-valued", "skewed"]
+Shape = Literal["normal", "two-valued", "skewed", "as seen"]
 Counts = Sequence[int]  # models of each term of a comparison; empty where it was not made
 EFFECTS: dict[str, float] = {"nothing there": 0.0, "at the bar": 1.0, "twice the bar": 2.0}
 _SPREAD = 0.05  # of a term with too few models to tell
@@ -65,13 +65,14 @@ def simulate(
     The mean is 0, the bar, or twice the bar; of two bars the one farther from 0 counts, and a bar at 0 is where
     "nothing there" and "at the bar" are the same. Spreads and numbers of models are those of the ledger's own data, at
     least `ENOUGH` models a term. A comparison at its bar is neither true nor false, so that whatever is said of it is
-    wrong. Comparisons are drawn independently of each other; the correction does not rely on that (Holm).
+    wrong. Models that several comparisons share are drawn once for all of them.
 
     Arguments
         entries  judged claims; those without any comparison of means are left out
         worlds   how many
         effect   a key of `EFFECTS`
-        shape    of the noise: normal; two values, as of models that learn or do not; skewed as an exponential
+        shape    of the noise: normal; two values, as of models that learn or do not; skewed as an exponential; as seen,
+                 drawn from what the models themselves are off their mean
         earlier  the ledger at each look before the last, when it had fewer models: said wrongly is then what is wrong
                  at any look, and rightly what is right at the last
     """
@@ -83,7 +84,8 @@ def simulate(
     counts = np.zeros((len(asked), 3))
     wrong = np.zeros((worlds, 2), dtype=bool)
     for world in range(worlds):
-        drawn = [tuple(_drawn(part, size, shape, rng) for part in entry.findings) for entry in asked]
+        noise = _Noise(shape, rng)
+        drawn = [tuple(_drawn(part, size, noise) for part in entry.findings) for entry in asked]
         few = [[_firsts(*each) for each in zip(drawn, counts, strict=True)] for counts in before]
         looks = [settle(found) for found in (*few, drawn)]
         for place, truth in enumerate(truths):
@@ -129,15 +131,41 @@ def _mean(comparison: Comparison, size: float) -> float:
     return size * bar if bar or size < 2 else _UNSCALED * (1 if np.isfinite(comparison.low) else -1)
 
 
-def _drawn(part: Finding, size: float, shape: Shape, rng: np.random.Generator) -> Finding:
+class _Noise:
+    """What models are off their mean in one world; the same models are as far off in every comparison.
+
+    Models of a term are known by their figures. Where all of these are one number, as of encodings whose models all get
+    all right, they are not: then each comparison has its own.
+    """
+
+    def __init__(self, shape: Shape, rng: np.random.Generator) -> None:
+        self.shape, self.rng = shape, rng
+        self.drawn: dict[tuple[tuple[float, ...], float], np.ndarray] = {}
+
+    def of(self, values: tuple[float, ...], grain: float) -> np.ndarray:
+        """At least `ENOUGH` models, with a spread of no less than the grain."""
+        known = values, grain
+        if known not in self.drawn:
+            count, spread = max(len(values), ENOUGH), float(np.std(values, ddof=1)) if len(values) > 1 else _SPREAD
+            if self.shape == "as seen" and spread > grain:
+                off = np.subtract(values, np.mean(values)) * (len(values) / (len(values) - 1)) ** 0.5
+                noise = self.rng.choice(off, count)
+            else:
+                noise = _NOISE[self.shape](self.rng, count) * max(spread, grain)
+            if len(set(values)) < 2:
+                return noise
+            self.drawn[known] = noise
+        return self.drawn[known]
+
+
+def _drawn(part: Finding, size: float, noise: _Noise) -> Finding:
     if part.comparison is None:
         return part
     seen, mean = part.comparison.seen, _mean(part.comparison, size)
     terms = []
     for place, (weight, values) in enumerate(seen.terms):
-        spread = float(np.std(values, ddof=1)) if len(values) > 1 else _SPREAD
-        noise = _NOISE[shape](rng, max(len(values), ENOUGH)) * max(spread, seen.grain)
-        terms.append((weight, tuple((noise + (mean / weight if place == 0 else 0.0)).tolist())))
+        off = noise.of(values, seen.grain)
+        terms.append((weight, tuple((off + (mean / weight if place == 0 else 0.0)).tolist())))
     return _of(part, Contrast(tuple(terms), seen.grain))
 
 
@@ -183,4 +211,5 @@ _NOISE: dict[Shape, Callable[[np.random.Generator, int], np.ndarray]] = {
     "normal": lambda rng, count: rng.standard_normal(count),
     "two-valued": lambda rng, count: rng.choice([-1.0, 1.0], count),
     "skewed": lambda rng, count: rng.standard_exponential(count) - 1,
+    "as seen": lambda rng, count: rng.standard_normal(count),  # of models that are all alike
 }

@@ -24,7 +24,8 @@ RULE = (
     f"the mean lies, and stays open. A claim's parts are essential or supporting: it fails if an essential part "
     f"fails, holds if all essential parts hold (in part, if a supporting one fails, be it by its own interval alone), "
     f"and is open else. The verdict shown is corrected for all of the ledger's comparisons together (Holm): over the "
-    f"whole ledger, at most 5% for a wrong one where nothing is there. The plain one is kept beside it."
+    f"whole ledger, at most 5% at one look for a wrong one where nothing is there, as far as the noise is normal (how "
+    f"often it is wrong, is measured). The plain one is kept beside it."
 )
 
 
@@ -53,10 +54,11 @@ class Comparison:
         lead = min(self.seen.value - self.low, self.high - self.seen.value)
         return "leans to hold" if lead > 0 else "leans to fail" if lead < 0 else "undecided"
 
-    def wanting(self) -> str:
-        """What would decide it."""
+    def wanting(self, to_hold: float = LEVEL, to_fail: float = LEVEL) -> str:
+        """What would decide it, with the two-sided errors that are left to it where it holds and where it fails."""
         bar = min((self.low, self.high), key=lambda each: abs(self.seen.value - each))
-        count = self.seen.seeds_to_decide(bar, LEVEL)
+        level = to_hold if self.low < self.seen.value < self.high else to_fail
+        count = self.seen.seeds_to_decide(bar, level)
         if count is not None:
             counts = [str(len(values)) for _, values in self.seen.terms]
             if len(set(counts)) > 1:
@@ -173,6 +175,25 @@ def one_sided(finding: Finding, *, holds: bool, fails: bool, why: str) -> Findin
     evidence = f"{finding.evidence} ({why}, so that it cannot {'fail' if holds else 'hold' if fails else 'be decided'})"
     told: dict[str, Any] = {"verdict": verdict, "evidence": evidence, "wanting": wanting, "sides": (holds, fails)}
     return replace(finding, holds=chances[0], fails=chances[1], **told)
+
+
+def agreed(first: Finding, second: Finding, beside: str) -> Finding:
+    """One part that is decided where two ways to ask it are, alike.
+
+    Arguments
+        beside  what the second way is, in a few words, as it is told behind the first
+    """
+    evidence = f"{first.evidence}; {beside}: {second.evidence.rsplit(': ', 1)[-1]}"
+    if not (first.known and second.known):
+        open_ = first if not first.known else second
+        return replace(open_, evidence=evidence, essential=first.essential)
+    if None in (first.holds, second.holds, first.fails, second.fails):  # too few seeds
+        same = first.verdict == second.verdict
+        return replace(first, verdict=first.verdict if same else "undecided", evidence=evidence)
+    holds, fails = (max(pair) for pair in ((first.holds, second.holds), (first.fails, second.fails)))  # type: ignore[type-var]
+    slower = max((first, second), key=lambda each: min(each.holds or 0.0, each.fails or 0.0))
+    both = replace(first, holds=holds, fails=fails, evidence=evidence, wanting=slower.wanting)
+    return replace(both, verdict=both.at(LEVEL), comparison=slower.comparison)
 
 
 def supporting(finding: Finding) -> Finding:

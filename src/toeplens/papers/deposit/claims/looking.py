@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 
 from toeplens.papers.deposit.claims.common import (
@@ -89,9 +89,14 @@ class At:
         again = "toeplens ablate RUN --metric loss, with the study's --examples and --split"
         return f"{more}; where loss was not looked at, {again}" if self.measure == "loss" else more
 
-    def doublings(self) -> Figure:
-        """The effective heads of the whole model, in doublings."""
-        return self.spread("doublings of the effective heads, ", lambda look: log2(look.effective_heads))
+    def doublings(self, *, every: bool = False) -> Figure:
+        """The effective heads of the whole model, in doublings; of ``every`` model with a head that costs anything."""
+        made = self.spread("doublings of the effective heads, ", lambda look: log2(look.effective_heads))
+        return (
+            replace(made, counts=lambda cell: (look := self._look(cell)) is not None and look.total > 0)
+            if every
+            else made
+        )
 
     def _look(self, cell: CellResult) -> Look | None:
         return look_at(cell, self.moment, self.measure)
