@@ -1,19 +1,75 @@
-"""A small language model on a synthetic corpus with documents long enough for everything."""
+"""A small language model on a synthetic corpus with documents long enough for everything; a corpus of unequal ones."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
 import pytest
 import torch
 
 from toeplens.model import Decoder, decoder_config
-from toeplens.tasks.language import LanguageTask, MarkovLanguage
+from toeplens.tasks import Split
+from toeplens.tasks.language import Corpus, LanguageTask, MarkovLanguage
+from toeplens.tasks.language.corpus import Part
 
 LENGTH = 32
+UNEVEN = 12  # training length of the language of unequal documents
+# tokens of its documents, and bytes of each document's tokens
+SIZES: dict[Split, tuple[int, ...]] = {
+    "train": (500, 300, 400, 200),
+    "validation": (60, 50),
+    "test": (197, 420, 250, 640, 300, 205),
+}
+BYTES: dict[Split, tuple[int, ...]] = {"train": (7, 7, 7, 7), "validation": (7, 7), "test": (2, 3, 5, 3, 2, 5)}
 
 
 @pytest.fixture(scope="session")
 def task() -> LanguageTask:
     return MarkovLanguage(words=40, documents=60, document=16 * LENGTH + 40, length=LENGTH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uneven(LanguageTask):
+    """Documents of unequal length, of which a token is two, three or five bytes."""
+
+    name = "uneven"
+    length: int = UNEVEN
+
+    @property
+    def vocab_size(self) -> int:
+        return 40
+
+    def corpus(self) -> Corpus:
+        return _uneven(self.vocab_size)
+
+
+@cache
+def _uneven(vocab_size: int) -> Corpus:
+    rng = np.random.default_rng(0)
+
+    def part(split: Split) -> Part:
+        sizes = np.array(SIZES[split])
+        tokens = [np.append(rng.integers(1, vocab_size, size), 0) for size in sizes]
+        return Part(np.concatenate(tokens), np.append(0, np.cumsum(sizes + 1)), sizes * np.array(BYTES[split]))
+
+    parts: dict[Split, Part] = {split: part(split) for split in SIZES}
+    counts = np.bincount(parts["train"].tokens, minlength=vocab_size)
+    return Corpus("0" * 64, vocab_size, 0, False, {}, parts, counts)
+
+
+@pytest.fixture(scope="session")
+def uneven() -> LanguageTask:
+    return Uneven()
+
+
+def losses_of(model: Decoder, tokens: np.ndarray) -> np.ndarray:
+    """Nats of each token of texts [K, n + 1] but the first."""
+    given = torch.from_numpy(tokens)
+    with torch.no_grad():
+        chances = model(given[:, :-1]).double().log_softmax(-1)
+    return -chances.gather(-1, given[:, 1:, None]).squeeze(-1).numpy()
 
 
 def model_of(task: LanguageTask, encoding: str = "rope", **changes: object) -> Decoder:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from importlib import import_module
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from tests.engine.language.conftest import LENGTH, model_of
+from tests.engine.language.conftest import LENGTH, losses_of, model_of
 
 from toeplens.engine.language import Extension, extension
-from toeplens.engine.language.extension import FACTORS, RATE, SHARE, TARGET, TUNED, _tune
+from toeplens.engine.language.extension import FACTORS, RATE, SHARE, TARGET, TUNED, _methods, _share_of_rate, _tune
 from toeplens.engine.language.texts import cut
 from toeplens.ground import InputError
 from toeplens.model import Decoder
 from toeplens.tasks.language import LanguageTask
 from toeplens.training import RunSpec, run_spec
+
+module = import_module("toeplens.engine.language.extension")  # whose name in its package is the function's
+METHODS = {
+    *("none", "interpolation", "ntk", "dynamic", "yarn", "longrope", "p-rope", "rerope", "self-extend", "dropped"),
+}
 
 
 def spec_of(task: LanguageTask, model: Decoder) -> RunSpec:
@@ -58,7 +67,7 @@ def _row(found: Extension, method: str, factor: float) -> float:
 
 def test_every_method_is_tried_at_every_length(found: Extension):
     methods = [row.method for row in found.rows]
-    assert set(methods) >= {"none", "interpolation", "ntk", "dynamic", "yarn", "longrope", "p-rope", "rerope"}
+    assert set(methods) == METHODS
     assert all(methods.count(method) == len(FACTORS) for method in set(methods))
     assert all(row.bits is not None for row in found.rows)
     assert found.steps == 0
@@ -73,6 +82,92 @@ def test_interpolation_divides_positions(task: LanguageTask, model: Decoder, fou
         assert _row(found, "none", factor) == pytest.approx(scale * _end(model, tokens), rel=1e-5)
         divided = _end(model, tokens, divided=float(TARGET))
         assert _row(found, "interpolation", factor) == pytest.approx(scale * divided, rel=1e-5)
+
+
+def _other(task: LanguageTask, model: Decoder, encoding: str, **options: Any) -> Decoder:
+    """The same weights with another encoding."""
+    made = model_of(task, encoding, encoding_options=options)
+    made.load_state_dict(dict(model.named_parameters()), strict=False)
+    return made
+
+
+def _factors(found: Extension) -> list[float]:
+    """LongRoPE's, as they are told, rounded."""
+    (words,) = {row.set for row in found.rows if row.method == "longrope"}
+    return [float(part) for part in words.removeprefix("factors ").split(", ")]
+
+
+@pytest.mark.parametrize(("base", "pairing"), [(10_000.0, "interleaved"), (500.0, "half")])
+def test_each_method_is_an_encoding_with_these_options(task: LanguageTask, found: Extension, base: float, pairing: str):
+    """Set for 128 tokens after 32, of RoPE with its defaults and of one with others."""
+    model = model_of(task, encoding_options={} if base == 10_000 else {"base": base, "pairing": pairing})
+    if base != 10_000:
+        found = extension(model, spec_of(task, model), task, tuned=False)
+    plain: dict[str, Any] = {"base": base, "pairing": pairing}
+    ruled: dict[str, Any] = {"rope_theta": base, "pairing": pairing, "max_position_embeddings": 32}
+    first: dict[str, Any] = {"original_max_position_embeddings": 32, "factor": 4.0}
+    made = {
+        "none": _other(task, model, "rope", **plain),
+        "interpolation": _other(task, model, "rope-linear", **ruled, factor=4.0),
+        "ntk": _other(task, model, "rope-ntk", **ruled, factor=4.0),
+        "dynamic": _other(task, model, "rope-dynamic", **ruled, factor=1.0),
+        "yarn": _other(task, model, "rope-yarn", **ruled, **first),
+        "longrope": _other(
+            task, model, "rope-longrope", **ruled, **first, short_factor=[1.0] * 8, long_factor=_factors(found)
+        ),
+        "p-rope": _other(task, model, "p-rope", **plain, p=0.5),
+        "rerope": _other(task, model, "rerope", **plain, window=16),
+        "self-extend": _other(task, model, "self-extend", **plain, window=16, group=7),  # 112 / 16 tokens beyond it
+        "dropped": _other(task, model, "nope"),
+    }
+    assert made.keys() == METHODS
+    texts = cut(task.corpus(), "test", LENGTH * FACTORS[-1], 24, seed=0).tokens
+    for name, other in made.items():
+        for factor in FACTORS:
+            ends = losses_of(other, texts[:, -LENGTH * factor - 1 :])[:, -LENGTH // 2 :]
+            rel = 1e-3 if name == "longrope" else 1e-5
+            assert _row(found, name, factor) == pytest.approx(ends.mean() / math.log(2), rel=rel), name
+
+
+def _second_half(task: LanguageTask, model: Decoder) -> float:
+    """Nats a token of the later half of the validation texts by which something is searched."""
+    texts = cut(task.corpus(), "validation", LENGTH * TARGET, 8, seed=0).tokens
+    return float(losses_of(model, texts)[:, -LENGTH * TARGET // 2 :].mean())
+
+
+def test_longrope_is_the_best_of_all_that_were_tried(
+    task: LanguageTask, model: Decoder, monkeypatch: pytest.MonkeyPatch
+):
+    """On validation texts; so it is no worse there than interpolation, NTK and the line between, which come first."""
+    tried: list[dict[str, Any]] = []
+    make = module._with
+
+    def noted(model: Decoder, encoding: str, options: dict[str, Any]) -> Decoder:
+        assert encoding == "rope-longrope"
+        tried.append(options)
+        return make(model, encoding, options)
+
+    monkeypatch.setattr(module, "_with", noted)
+    chosen, told = _methods(model, spec_of(task, model), task, 0)["longrope"]()
+    *tried, last = tried
+    assert len(tried) == 3 + 4 * 6
+    for options, start in zip(
+        tried,
+        ([4.0] * 8, [4 ** (pair / 7) for pair in range(8)], [1 + 3 * pair / 7 for pair in range(8)]),
+        strict=False,
+    ):
+        assert options["long_factor"] == pytest.approx(start)
+    for options in tried[3:]:
+        factors = options["long_factor"]
+        assert factors == sorted(factors)
+        assert 1 <= factors[0] <= factors[-1] <= 1.25 * TARGET
+    losses = [_second_half(task, _other(task, model, "rope-longrope", **options)) for options in tried]
+    best = int(np.argmin(losses))
+    assert best >= 3
+    assert last == tried[best]
+    assert told == "factors " + ", ".join(f"{factor:.2f}" for factor in last["long_factor"])
+    assert _second_half(task, chosen) == pytest.approx(losses[best], rel=1e-6)
+    assert losses[best] <= min(losses[:3])
 
 
 def test_what_changes_nothing_within_the_training_length_does_not(found: Extension):
@@ -95,9 +190,7 @@ def test_gains_are_against_the_model_as_it_is(found: Extension):
         assert row.gain is not None
         assert row.bits is not None
         assert row.gain.value == pytest.approx(row.bits.value - _row(found, "none", row.factor), abs=1e-9)
-    told = {row.set for row in found.rows if row.method == "longrope"}
-    (words,) = told
-    factors = [float(part) for part in words.removeprefix("factors ").split(", ")]
+    factors = _factors(found)
     assert factors == sorted(factors)
     assert 1 <= factors[0] <= factors[-1] <= 1.25 * TARGET
 
@@ -133,6 +226,73 @@ def test_tuning_is_adamw_on_windows_of_the_target_length(task: LanguageTask):
     optimizer.step()
     for name, tensor in tuned.state_dict().items():
         torch.testing.assert_close(tensor, by_hand.state_dict()[name], rtol=1e-4, atol=1e-5)
+
+
+def test_the_rate_of_twenty_steps_rises_over_two_and_falls_to_the_end(
+    task: LanguageTask, monkeypatch: pytest.MonkeyPatch
+):
+    by_hand = [1 / 2, 1, 1, *(left / 18 for left in range(17, 0, -1))]
+    assert [_share_of_rate(step, 20) for step in range(20)] == pytest.approx(by_hand)
+    rates: list[float] = []
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: rates.append(self.param_groups[0]["lr"]))
+    model = model_of(task)
+    spec = spec_of(task, model)
+    _tune(model, spec, task, LENGTH, 20, 0)
+    assert rates == pytest.approx([RATE * spec.lr * share for share in by_hand])
+
+
+def test_all_are_tuned_on_texts_of_the_target_length_but_who_drops_position(
+    task: LanguageTask, model: Decoder, found: Extension, monkeypatch: pytest.MonkeyPatch
+):
+    """A tuning that forgets all: gains are against the model as it was before."""
+    asked: list[tuple[str, int, int]] = []
+
+    def forget(model: Decoder, spec: RunSpec, task: LanguageTask, length: int, steps: int, seed: int) -> None:
+        asked.append((model.config.encoding, length, steps))
+        torch.nn.init.zeros_(model.readout.weight)
+        torch.nn.init.zeros_(model.readout.bias)
+
+    monkeypatch.setattr(module, "_tune", forget)
+    tuned = extension(model, spec_of(task, model), task, tuned=True)
+    assert asked == [
+        *((encoding, 4 * LENGTH, 1) for encoding in ("rope", "rope-linear", "rope-ntk", "rope-yarn")),
+        ("nope", LENGTH, 1),
+    ]
+    for row in tuned.rows:
+        assert row.bits is not None
+        assert row.gain is not None
+        assert row.bits.value == pytest.approx(math.log2(task.vocab_size))
+        assert row.gain.value == pytest.approx(row.bits.value - _row(found, "none", row.factor))
+
+
+@pytest.mark.parametrize(("weights", "best"), [(0, 1.0), (1, 1.5), (11, 1.3)])
+def test_the_factor_of_logits_is_the_best_of_its_scales_on_validation_texts(
+    task: LanguageTask, weights: int, best: float
+):
+    """Of models without position, of which some do better with sharper attention; the factor is put in the queries."""
+    bare = model_of(task, "nope")
+    torch.manual_seed(weights)
+    with torch.no_grad():
+        for parameter in bare.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+
+    def scaled(factor: float) -> Decoder:
+        made = _other(task, bare, "nope")
+        with torch.no_grad():
+            for layer in range(2):
+                queries: Any = made.block(layer).attention.qkv
+                queries.weight[:32] *= factor
+                queries.bias[:32] *= factor
+        return made
+
+    losses = {factor: _second_half(task, scaled(factor)) for factor in (1.0, 1.05, 1.1, 1.2, 1.3, 1.5)}
+    assert min(losses, key=losses.__getitem__) == best
+    found = extension(bare, spec_of(task, bare), task, tuned=False)
+    assert {row.set for row in found.rows if row.method == "scaled"} == {f"factor {best:g}"}
+    texts = cut(task.corpus(), "test", LENGTH * FACTORS[-1], 24, seed=0).tokens
+    for factor in FACTORS:
+        ends = losses_of(scaled(best), texts[:, -LENGTH * factor - 1 :])[:, -LENGTH // 2 :]
+        assert _row(found, "scaled", factor) == pytest.approx(ends.mean() / math.log(2), rel=1e-5)
 
 
 def test_nope_has_its_logits_scaled_and_others_have_no_way(task: LanguageTask):

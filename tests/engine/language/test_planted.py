@@ -76,6 +76,40 @@ def test_who_looks_back_copies_every_span(wide: LanguageTask, monkeypatch: pytes
     assert all("do not stand" in row.why for row in found.rows if not row.spans)
 
 
+def test_bits_are_those_of_a_token_whatever_its_bytes(uneven: LanguageTask, monkeypatch: pytest.MonkeyPatch):
+    """Of a reader whose losses are known: so many nats as a token's number, and more by the text's first token."""
+    read: list[tuple[np.ndarray, int]] = []
+
+    def reader(model: Any, tokens: np.ndarray, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        read.append((tokens, first))
+        losses = 0.1 * tokens[:, 1 + first :] + 0.01 * tokens[:, :1]
+        return losses, tokens[:, 1 + first :] % 2 == 0
+
+    def nats(text: np.ndarray, answers: int) -> float:
+        return sum(0.1 * float(token) + 0.01 * float(text[0]) for token in text[-answers:]) / answers
+
+    monkeypatch.setattr(planted, "read", reader)
+    found = [row for row in needles(model_of(uneven), uneven, trials=6).rows if row.needles]
+    assert {row.factor for row in found} == {2, 4, 8}
+    for row, (texts, first) in zip(found, read, strict=True):
+        assert first == row.length - VALUE
+        assert row.bits is not None
+        assert row.accuracy is not None
+        assert row.bits.value == pytest.approx(np.mean([nats(text, VALUE) / np.log(2) for text in texts]))
+        assert row.accuracy.value == np.mean([token % 2 == 0 for text in texts for token in text[-VALUE:]])
+    read.clear()
+    spans = [row for row in copying(model_of(uneven), uneven, trials=6).rows if row.spans]
+    assert {row.factor for row in spans} == {4, 8}
+    for row, (texts, first), (others, _) in zip(spans, read[::2], read[1::2], strict=True):
+        answers = SPAN - GIVEN
+        assert first == row.distance + SPAN - 1 - answers
+        assert row.bits is not None
+        assert row.gain is not None
+        assert row.bits.value == pytest.approx(np.mean([nats(text, answers) / np.log(2) for text in texts]))
+        saved = [nats(without, answers) - nats(text, answers) for text, without in zip(texts, others, strict=True)]
+        assert row.gain.value == pytest.approx(np.mean(saved) / np.log(2))
+
+
 def test_a_model_that_knows_nothing_finds_nothing(wide: LanguageTask):
     model = model_of(wide)
     found = needles(model, wide, trials=8)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from jaxtyping import Float
-from tests.engine.language.conftest import LENGTH, model_of
+from tests.engine.language.conftest import BYTES, LENGTH, SIZES, UNEVEN, model_of
 
-from toeplens.engine.language.texts import cut, read, sliding
+from toeplens.engine.language.texts import bits_a_byte, cut, read, sliding
 from toeplens.ground import InputError
 from toeplens.tasks.language import LanguageTask
 
@@ -43,6 +45,15 @@ def test_texts_are_drawn_from_all_documents_and_fewer_are_the_first_of_more(task
 def test_documents_that_are_too_short_are_told(task: LanguageTask):
     with pytest.raises(InputError, match=r"length: 100000 was given; 0 documents of the test split"):
         cut(task.corpus(), "test", 100_000, 4, seed=0)
+
+
+def test_nats_a_token_become_bits_a_byte_by_the_texts_own_document(uneven: LanguageTask):
+    corpus = uneven.corpus()
+    documents = cut(corpus, "test", UNEVEN, 60, seed=0).documents
+    assert set(documents) == set(range(len(SIZES["test"])))
+    found = bits_a_byte(corpus, "test", documents)
+    for document, scale in zip(documents, found, strict=True):
+        assert scale == pytest.approx(1 / BYTES["test"][document] / math.log(2), rel=1e-12)
 
 
 def test_losses_are_those_of_the_model_whatever_is_asked_for(task: LanguageTask, monkeypatch: pytest.MonkeyPatch):

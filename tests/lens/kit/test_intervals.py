@@ -12,7 +12,7 @@ from scipy import stats
 
 from toeplens.ground import InputError
 from toeplens.lens import Estimate, bootstrap_means, over_seeds
-from toeplens.lens.kit.intervals import ranks_of, spearman, wilson
+from toeplens.lens.kit.intervals import over_clusters, ranks_of, spearman, wilson
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 KNOWN: dict[str, tuple[float, Draw]] = {
@@ -176,6 +176,42 @@ def test_no_seeds_are_refused():
 
 def test_an_estimate_reads_as_people_write_it():
     assert str(Estimate(0.5, 0.25, 0.75, 3)) == "0.500 [0.250, 0.750]"
+
+
+# ---- over clusters --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(9, 1, 1, 1), (5, 3, 2, 2), (1, 4), (2, 2, 2), (7, 1, 6, 1, 5, 2, 3)])
+def test_over_unequal_clusters_is_the_formula_written_out(sizes: tuple[int, ...]):
+    """The first is worth 144 / 84 clusters of equal size, less than one degree of freedom, of which it is given one."""
+    rng = np.random.default_rng(0)
+    clusters = rng.permutation([name for name, size in enumerate(sizes) for _ in range(size)])
+    values = rng.normal(0.3, 1.0, len(clusters)) + 0.5 * clusters
+    mean = sum(values) / len(values)
+    squares = 0.0
+    for name in range(len(sizes)):
+        deviations = [value - mean for value, cluster in zip(values, clusters, strict=True) if cluster == name]
+        squares += sum(deviations) ** 2
+    worth = sum(sizes) ** 2 / sum(size**2 for size in sizes)
+    error = (squares * worth / (worth - 1)) ** 0.5 / len(values)
+    half = stats.t.ppf(0.975, max(1.0, worth - 1)) * error
+    found = over_clusters(values, clusters)
+    assert (found.value, found.low, found.high) == pytest.approx((mean, mean - half, mean + half), rel=1e-9)
+    assert found.count == len(sizes)
+
+
+def test_over_two_equal_clusters_worked_out_by_hand():
+    """Mean 2; sums of deviations -2 and 2; worth 2 clusters; an error of sqrt(8 * 2) / 4 = 1; t(0.975, 1) = 12.7062."""
+    found = over_clusters(np.array([1.0, 1.0, 3.0, 3.0]), np.array([4, 4, 9, 9]))
+    assert (found.value, found.low, found.high) == pytest.approx((2.0, 2 - 12.7062047, 2 + 12.7062047))
+
+
+def test_no_values_of_clusters_are_refused():
+    with pytest.raises(InputError, match="none were given"):
+        over_clusters(np.array([]), np.array([], dtype=int))
+
+
+# ---- shares and ranks -----------------------------------------------------------------------------------------------
 
 
 @given(count=st.integers(1, 400), share=st.floats(0, 1))

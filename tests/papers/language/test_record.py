@@ -41,11 +41,11 @@ def test_the_record_holds_every_cell_of_the_study_as_it_is_now(state: Grid) -> N
 
 
 def test_the_ledger_follows_from_the_cells(state: Grid) -> None:
-    recorded = {entry["id"]: entry for entry in read_json(RECORD / "claims.json")["claims"]}
-    assert {entry.claim.id: entry.verdict for entry in state.entries} == {
-        name: entry["verdict"] for name, entry in recorded.items()
-    }
-    assert all(entry["verdict"] in OPEN for entry in recorded.values()), "three seeds decide nothing"
+    recorded = read_json(RECORD / "claims.json")["claims"]
+    assert [(entry.claim.id, entry.verdict, entry.evidence) for entry in state.entries] == [
+        (entry["id"], entry["verdict"], entry["evidence"]) for entry in recorded
+    ]
+    assert all(entry["verdict"] in OPEN for entry in recorded), "three seeds decide nothing"
 
 
 def test_the_table_follows_from_the_cells(state: Grid) -> None:
