@@ -175,19 +175,21 @@ def _errors() -> Iterator[str]:
     if content["looks"] > 1:
         looked = (
             f" It is looked at as often as it was ({content['looks']} times), by the models that each cell had each "
-            "time (decisions [018](decisions/018-desk-scale.md), [030](decisions/030-amended-rules.md)): wrong is what "
-            "is wrong at any look, and decided as it is what is so at the last."
+            "time (decisions [018](decisions/018-desk-scale.md), [030](decisions/030-amended-rules.md)): what is read "
+            "is the last, and beside it stands what is wrong at any of them. Noise as seen is what the models themselves "
+            "are off their mean: where a rare one fails, a few that do not are surer than they should be."
         )
     yield (
         f"The whole ledger of `results/{content['record']}` was judged in {content['worlds']} worlds whose truth is "
         "known: every comparison keeps its number of models and its spread, and its mean is 0, its bar, or twice its "
         f"bar. At the bar any decision is wrong. A ledger is wrong if any of its claims is.{looked}\n"
     )
-    yield "| noise | truth | ledgers with a wrong verdict | without correction | claims decided as they are |"
-    yield "|---|---|---|---|---|"
+    heads = "ledgers with a wrong verdict", "at any look", "and without correction", "claims decided as they are"
+    yield f"| noise | truth | {' | '.join(heads)} |"
+    yield "|---|---|---|---|---|---|"
     for row in content["ledgers"]:
-        wrong, plain = (_share(row[key], content["worlds"]) for key in ("any_wrong", "plain_any_wrong"))
-        yield f"| {row['shape']} | {row['effect']} | {wrong} | {plain} | {100 * row['right']:.1f} % |"
+        rates = [_share(row[key], content["worlds"]) for key in ("last_wrong", "any_wrong", "plain_any_wrong")]
+        yield f"| {row['shape']} | {row['effect']} | {' | '.join(rates)} | {100 * row['right']:.1f} % |"
     yield "\nPer rule, normal noise, share of worlds in which it wrongly holds / wrongly fails:\n"
     effects = content["effects"]
     yield f"| rule | protocol | {' | '.join(effects)} |"
@@ -264,6 +266,7 @@ def simulated(worlds: int) -> dict[str, Any]:
             "shape": shape,
             "effect": effect,
             "any_wrong": each.any_wrong,
+            "last_wrong": each.last_wrong,
             "plain_any_wrong": each.plain_any_wrong,
             "right": round(sum(error.right for error in each.errors) / len(each.errors), 4),
         }

@@ -114,6 +114,7 @@ def test_what_is_wrong_at_any_look_is_wrong(monkeypatch: pytest.MonkeyPatch) -> 
     for earlier in ([fifth], [fifth, seventh], [seventh, fifth]):
         again = simulate(ledger, worlds=1, effect="at the bar", earlier=earlier)
         assert (again.any_wrong, again.plain_any_wrong, again.errors[0].wrong_holds) == (1, 1, 1)
+        assert again.last_wrong == 0, "what is read by all of them is not"
     for earlier in ([ledger], [seventh], [none], [[]], [ledger, ledger]):
         assert simulate(ledger, worlds=1, effect="at the bar", earlier=earlier) == once, "open there, or the same"
 

@@ -39,14 +39,16 @@ class Errors:
 class Simulation:
     """A ledger in the worlds of one effect and one shape of the noise.
 
-    any_wrong  share of worlds in which the ledger as a whole, corrected, has a wrong verdict
-    plain_any_wrong  the same without correction
+    any_wrong  share of worlds in which the ledger as a whole, corrected, has a wrong verdict at any look
+    last_wrong  the same at the last look, which is what is read
+    plain_any_wrong  as the first without correction
     """
 
     effect: str
     shape: Shape
     worlds: int
     any_wrong: float
+    last_wrong: float
     plain_any_wrong: float
     errors: tuple[Errors, ...]
 
@@ -82,7 +84,7 @@ def simulate(
     before = [_as_it_was(asked, look) for look in earlier]
     truths = [_truth([_part_truth(part, size) for part in entry.findings if part.essential]) for entry in asked]
     counts = np.zeros((len(asked), 3))
-    wrong = np.zeros((worlds, 2), dtype=bool)
+    wrong = np.zeros((worlds, 3), dtype=bool)
     for world in range(worlds):
         noise = _Noise(shape, rng)
         drawn = [tuple(_drawn(part, size, noise) for part in entry.findings) for entry in asked]
@@ -96,14 +98,13 @@ def simulate(
                 "fails" in said and truth != "fails",
                 said[-1] == truth,
             )
-            wrong[world] |= [bool(set(each) - {"open", truth}) for each in (said, plain)]
+            wrong[world] |= [bool(set(each) - {"open", truth}) for each in (said, said[-1:], plain)]
     rates = counts / worlds
     return Simulation(
         effect,
         shape,
         worlds,
-        float(wrong[:, 0].mean()),
-        float(wrong[:, 1].mean()),
+        *wrong.mean(axis=0).tolist(),
         tuple(Errors(entry.claim.id, entry.protocol, *row) for entry, row in zip(asked, rates.tolist(), strict=True)),
     )
 
