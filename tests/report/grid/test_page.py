@@ -179,7 +179,12 @@ def test_skill_by_length_and_why_there_is_none(state: Grid, page: str) -> None:
     assert "index: cannot have 4 times the length: labels: &lt;b&gt;a text so long&lt;/b&gt; has other ones." in page
 
 
-def test_correlations_are_those_of_the_state(state: Grid, page: str) -> None:
+@pytest.mark.parametrize("intervals", [False, True])
+def test_correlations_are_those_of_the_state(intervals: bool, state: Grid, page: str) -> None:
+    """With intervals where there are some: three families of encodings have none."""
+    if intervals:
+        state = replace(state, relations=[replace(one, low=-0.25, high=0.75) for one in state.relations])
+        page = render_grid(state)
     table = _table(page, "Correlations with what is left on longer texts, all tasks")
     names = {
         "largest loss by one head, of the skill": "deposit",
@@ -189,9 +194,9 @@ def test_correlations_are_those_of_the_state(state: Grid, page: str) -> None:
         for told, factor in zip(table[title], FACTORS[1:-1], strict=True):
             (one,) = [r for r in state.relations if (r.figure, r.task, r.factor) == (figure, None, factor)]
             assert one.value is not None
-            numbers = [f"{value:+.2f}".replace("-", "−") for value in (one.value, one.low, one.high)]
+            ends = "−0.25 to +0.75 " if intervals else ""
             counted = f"{len(one.points)} models, {one.encodings} encodings"
-            assert told == f"{numbers[0]} {numbers[1]} to {numbers[2]} {counted}"
+            assert told == f"{one.value:+.2f} ".replace("-", "−") + ends + counted
     points = next(r.points for r in state.relations if (r.figure, r.task, r.factor) == ("deposit", None, 1.25))
     drawn = sum(len(trace["x"]) for trace in _traces(page, "relations-0-0-0").values())
     assert drawn == len(points)
