@@ -104,7 +104,9 @@ def simulate(
         effect,
         shape,
         worlds,
-        *wrong.mean(axis=0).tolist(),
+        float(wrong[:, 0].mean()),
+        float(wrong[:, 1].mean()),
+        float(wrong[:, 2].mean()),
         tuple(Errors(entry.claim.id, entry.protocol, *row) for entry, row in zip(asked, rates.tolist(), strict=True)),
     )
 
@@ -140,7 +142,8 @@ class _Noise:
     """
 
     def __init__(self, shape: Shape, rng: np.random.Generator) -> None:
-        self.shape, self.rng = shape, rng
+        self.shape: Shape = shape
+        self.rng = rng
         self.drawn: dict[tuple[tuple[float, ...], float], np.ndarray] = {}
 
     def of(self, values: tuple[float, ...], grain: float) -> np.ndarray:
