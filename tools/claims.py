@@ -293,7 +293,7 @@ def main() -> None:
     parser.add_argument(
         "--simulate", type=int, metavar="WORLDS", help="judge the ledger in so many simulated worlds first"
     )
-    parser.add_argument("--judge", action="store_true", help="judge the reproduction's records again first")
+    parser.add_argument("--judge", action="store_true", help="judge all records again first")
     asked = parser.parse_args()
     for name in [name for names in STUDIES.values() for name in names] if asked.judge else ():
         judge_again(name)

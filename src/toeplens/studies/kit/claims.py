@@ -8,7 +8,18 @@ from typing import Any, Generic, TypeVar
 
 from toeplens.model import Protocol
 from toeplens.studies.kit.results import Results
-from toeplens.studies.kit.verdicts import LEVEL, OPEN, Finding, Verdict, chance, combine, holm, supporting, told_of
+from toeplens.studies.kit.verdicts import (
+    LEVEL,
+    OPEN,
+    Finding,
+    Verdict,
+    chance,
+    combine,
+    holm,
+    sharing,
+    supporting,
+    told_of,
+)
 
 Data = TypeVar("Data")
 
@@ -77,7 +88,7 @@ class Entry:
         if self.verdict not in OPEN:
             return []
         parts = [part for part in self.findings if part.essential]
-        share = self.error / max(1, sum(part.holds is not None for part in parts))
+        share = self.error / sharing(parts)
         told = zip(self.findings, told_of(self.findings, self.error), strict=True)
         still = [part for part, verdict in told if part.essential and verdict in OPEN]
         wanting = [_wanting(part, self.error, share) for part in still]

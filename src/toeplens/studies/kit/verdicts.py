@@ -234,7 +234,7 @@ def told_of(findings: Sequence[Finding], level: float | None = None) -> list[Ver
     """
     if level is None:
         return [finding.verdict for finding in findings]
-    shares = {kind: level / _chances([each for each in findings if each.essential is kind]) for kind in (True, False)}
+    shares = {kind: level / sharing([each for each in findings if each.essential is kind]) for kind in (True, False)}
     told: list[Verdict] = []
     for finding in findings:
         verdict = finding.at(level)
@@ -257,7 +257,7 @@ def chance(findings: Sequence[Finding]) -> float | None:
     return min(1.0, 2 * min(holds, len(left) * min(fails or 0.0 for _, fails in left)))
 
 
-def _chances(findings: Sequence[Finding]) -> int:
+def sharing(findings: Sequence[Finding]) -> int:
     """How many comparisons share an error; one at least."""
     return max(1, sum(finding.holds is not None for finding in findings))
 

@@ -14,7 +14,6 @@ from toeplens.papers.deposit.claims.common import (
     V1,
     WHY_MARGIN,
     Check,
-    Pairs,
     against,
     between,
     compare,
@@ -23,6 +22,7 @@ from toeplens.papers.deposit.claims.common import (
     models,
     others,
     over,
+    there,
     under,
 )
 from toeplens.papers.deposit.labels import Label, title
@@ -75,11 +75,6 @@ _TASKS = {DISTANCE: "Task 1", COUNT: "Task 2"}
 _COSTLY = ("absolute", "rope", "relative", "alibi", "random")
 
 
-def _there(results: Results, pairs: Pairs) -> list[tuple[str, str]]:
-    """The pairs without those whose rival is "random" where nobody trained it."""
-    return [pair for pair in pairs if pair[1] != "random" or results.of(DISTANCE, pair[1])]
-
-
 def _speed(pairs: Sequence[tuple[str, str]]) -> Check:
     """The second of each pair needs more examples than the first.
 
@@ -89,7 +84,7 @@ def _speed(pairs: Sequence[tuple[str, str]]) -> Check:
 
     def check(results: Results) -> list[Finding]:
         findings = []
-        for fast, slow in _there(results, pairs):
+        for fast, slow in there(results, DISTANCE, pairs):
             lost, won = (any(not cell.learned_half for cell in results.of(DISTANCE, label)) for label in (fast, slow))
             findings += [
                 one_sided(finding, holds=not lost, fails=not won, why="models that never learned half")
@@ -136,7 +131,7 @@ def _level(task: str) -> Figure:
 def _stablest(results: Results) -> list[Finding]:
     """Every rival falls by more than RoPE; where hardly a model of either falls, nobody knows how often one does."""
     findings = []
-    for _, rival in _there(results, against("rope", *_RIVALS)):
+    for _, rival in there(results, DISTANCE, against("rope", *_RIVALS)):
         both = [results.of(DISTANCE, label) for label in (rival, "rope")]
         cells, enough = [*both[0], *both[1]], min(ENOUGH, *map(len, both))
         falls = sum(cell.setbacks > 0 for cell in cells if cell.status == "complete")
@@ -297,7 +292,9 @@ CLAIMS: tuple[Claim[Results], ...] = (
             models("rope", (_OWN_GAP, under(0.05))),
             as_support(
                 lambda results: compare(
-                    DISTANCE, [(rival, rope) for rope, rival in _there(results, against("rope", *_RIVALS))], _OWN_GAP
+                    DISTANCE,
+                    [(rival, rope) for rope, rival in there(results, DISTANCE, against("rope", *_RIVALS))],
+                    _OWN_GAP,
                 )(results)
             ),
         ),

@@ -38,6 +38,11 @@ mechanism = partial(Claim[Results], part="mechanism")
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
+def there(results: Results, task: str, pairs: Pairs) -> list[tuple[str, str]]:
+    """The pairs without those whose rival is "random" where nobody trained it."""
+    return [pair for pair in pairs if pair[1] != "random" or results.of(task, pair[1])]
+
+
 def compare(task: str, pairs: Pairs, figure: Figure = ACCURACY, test: Test | None = None, what: str = "") -> Check:
     """Is a figure of the first label of each pair, less that of the second, over `MARGIN`?
 
@@ -51,8 +56,7 @@ def compare(task: str, pairs: Pairs, figure: Figure = ACCURACY, test: Test | Non
     def check(results: Results) -> list[Finding]:
         return [
             ask_difference(results, task, first, second, title, figure=figure, test=test, what=what)
-            for first, second in pairs
-            if second != "random" or results.of(task, second)
+            for first, second in there(results, task, pairs)
         ]
 
     return check
