@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy reads it once: two workers of two threads each wait for each other
+
 import pytest
 import torch
 from hypothesis import settings

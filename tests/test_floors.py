@@ -7,6 +7,7 @@ import builtins
 import importlib
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -51,6 +52,9 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+MODULES = {module_of(path) for path in FILES}
+
+
 def floor_of(module: str) -> str | None:
     """The floor that ``module`` is on; None for the package itself and for what is not ours."""
     parts = module.split(".")
@@ -65,7 +69,7 @@ def room_of(module: str) -> str | None:
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -137,22 +141,20 @@ def test_everything_stands_on_a_floor():
     assert {p.stem for p in SOURCE.glob("*.py")} <= {"__init__", "__main__", "start", "version"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_a_file_imports_only_from_its_own_floor_and_those_below(path: Path):
-    assert broken([path]) == []
+def test_a_file_imports_only_from_its_own_floor_and_those_below():
+    assert broken(FILES) == []
 
 
 def files_imported(path: Path) -> set[str]:
     """The modules that a file imports: of ``from a import b`` it is a.b where that is a module, else a."""
-    modules = {module_of(each) for each in FILES}
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom):
             names = (f"{node.module}.{alias.name}" for alias in node.names)
-            found |= {name if name in modules else str(node.module) for name in names}
+            found |= {name if name in MODULES else str(node.module) for name in names}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-    return found & modules
+    return found & MODULES
 
 
 def test_no_file_imports_itself_by_way_of_others():
@@ -161,21 +163,23 @@ def test_no_file_imports_itself_by_way_of_others():
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=str)
-def test_a_room_is_seen_at_a_glance(folder: Path):
-    if folder.relative_to(SOURCE).parts[:1] and folder.relative_to(SOURCE).parts[0] in ROOMS - {"sources"}:
-        assert len(list(folder.glob("*.py"))) <= MOST
+def test_a_room_is_seen_at_a_glance():
+    of_rooms = [path for path in FILES if path.relative_to(SOURCE).parts[0] in ROOMS - {"sources"}]
+    files = Counter(path.parent.relative_to(SOURCE) for path in of_rooms)
+    assert {folder: count for folder, count in files.items() if count > MOST} == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_imports_are_absolute_and_name_what_they_take(path: Path):
-    names = [name for _, name in imports(parsed(path))]
-    assert [name for name in names if name.startswith(".") or name.endswith(".*")] == []
+def test_imports_are_absolute_and_name_what_they_take():
+    names = [(module_of(path), name) for path in FILES for _, name in imports(parsed(path))]
+    assert [(path, name) for path, name in names if name.startswith(".") or name.endswith(".*")] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_every_name_comes_from_somewhere(path: Path):
+def test_every_name_comes_from_somewhere():
     """Those of annotations too, which nothing evaluates; linters are told to pass over shapes, so over all of them."""
+    assert {module_of(path): lost for path in FILES if (lost := names_from_nowhere(path))} == {}
+
+
+def names_from_nowhere(path: Path) -> set[str]:
     nodes = list(ast.walk(parsed(path)))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     made = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
@@ -183,7 +187,7 @@ def test_every_name_comes_from_somewhere(path: Path):
     made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     taken = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
     made |= {(alias.asname or alias.name).split(".")[0] for alias in taken}
-    assert names - made - {*dir(builtins), "__file__"} == set()
+    return names - made - {*dir(builtins), "__file__"}
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "encodings").glob("*.py")), ids=module_of)
@@ -192,14 +196,13 @@ def test_encodings_need_torch_and_nothing_else(path: Path):
     assert roots <= {"torch", "jaxtyping", "toeplens", *sys.stdlib_module_names}
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_no_file_is_over_400_lines(path: Path):
-    assert len(path.read_text().splitlines()) <= LONGEST
+def test_no_file_is_over_400_lines():
+    lines = {module_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert {path: count for path, count in lines.items() if count > LONGEST} == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_every_file_says_what_it_is_for(path: Path):
-    assert ast.get_docstring(parsed(path))
+def test_every_file_says_what_it_is_for():
+    assert [module_of(path) for path in FILES if not ast.get_docstring(parsed(path))] == []
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -225,11 +228,11 @@ def test_everything_public_is_explained(name: str):
     assert [entry for entry, value in code.items() if not explained(value)] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_text_files_are_utf8_by_name(path: Path):
+def test_text_files_are_utf8_by_name():
     """Not in the encoding of the locale that a machine happens to have."""
     unnamed = [
-        node.lineno
+        f"{module_of(path)}:{node.lineno}"
+        for path in FILES
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call)
         and _opens_text(node)

@@ -79,6 +79,7 @@ def test_programs_take_their_turn_and_the_first_rounds_do_not_count():
     assert [len(each) for each in race({"a": lambda: None}, CPU, rounds=9, seconds=0.0).values()] == [3]
 
 
+@pytest.mark.heavy
 def test_a_bench_finds_that_all_programs_agree_and_is_written_down(tmp_path: Path):
     told: list[Contest] = []
     record = bench(audit, device="cpu", scales=["laptop"], rounds=3, seconds=0.0, on_contest=told.append)
@@ -98,6 +99,7 @@ def test_a_bench_finds_that_all_programs_agree_and_is_written_down(tmp_path: Pat
     assert BenchRecord.from_dict(read_json(path), path) == record
 
 
+@pytest.mark.heavy
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "x_transformers" else found(name))

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Complex, Float
-from scipy.linalg import eigvalsh, toeplitz
+from scipy.linalg import eigvals_banded, eigvalsh, toeplitz
 
 from toeplens.lens.toeplitz.spectrum import szego
 from toeplens.papers.mathematics.records import ClaimsOn, Records, generator, short, tally
@@ -43,15 +43,16 @@ def longest_hole(eigenvalues: Float[np.ndarray, "N"], low: float, high: float) -
     return float(np.diff(np.concatenate(([low], inside, [high]))).max() / (high - low))
 
 
-def _kernel(rng: np.random.Generator, degree: int) -> Complex[np.ndarray, "D"]:
+def kernel_of(rng: np.random.Generator, degree: int) -> Complex[np.ndarray, "D"]:
     """a_δ for δ = -m to m, random and Hermitian: a real symbol, a trigonometric polynomial of degree m."""
     half = rng.normal(size=degree) + 1j * rng.normal(size=degree)
     return np.concatenate((half[::-1].conj(), [rng.normal()], half))
 
 
-def _column(kernel: Complex[np.ndarray, "D"], size: int) -> Complex[np.ndarray, "N"]:
-    half = kernel[len(kernel) // 2 :]
-    return np.pad(half, (0, size - len(half)))
+def eigenvalues_of(kernel: Complex[np.ndarray, "D"], size: int) -> Float[np.ndarray, "N"]:
+    """Those of T_N, ascending, of its diagonals alone."""
+    half = kernel[len(kernel) // 2 :, None]
+    return eigvals_banded(np.repeat(half, size, axis=1), lower=True)
 
 
 def _over(hole: float, bound: float) -> list[float]:
@@ -73,11 +74,11 @@ def filling(seed: int, *, tries: int = 20) -> dict[str, Any]:
     holes = np.zeros((len(DEGREES), len(SIZES)))
     for row, degree in enumerate(DEGREES):
         for _ in range(tries):
-            kernel = _kernel(rng, degree)
+            kernel = kernel_of(rng, degree)
             found = szego(kernel, [SIZES[0]])
             low, high = found.symbol_low, found.symbol_high
             for column, size in enumerate(SIZES):
-                values = eigvalsh(toeplitz(_column(kernel, size)))
+                values = eigenvalues_of(kernel, size)
                 inside.append(max(low - values[0], values[-1] - high) / (high - low))
                 hole = longest_hole(values, low, high)
                 filled += _over(hole, (2 * degree + 1) * degree * np.pi / size)
