@@ -18,13 +18,13 @@ test-heavy: .venv/.test .venv/.browser
 	.venv/bin/python -m pytest -m heavy -n $(WORKERS) --dist worksteal
 
 check: .venv/.dev
-	.venv/bin/ruff format --check src tests benchmarks examples
-	.venv/bin/ruff check src tests benchmarks examples
+	.venv/bin/ruff format --check src tests benchmarks examples tools
+	.venv/bin/ruff check src tests benchmarks examples tools
 	.venv/bin/pyright
 
 format: .venv/.dev
-	.venv/bin/ruff format src tests benchmarks examples
-	.venv/bin/ruff check --fix src tests benchmarks examples
+	.venv/bin/ruff format src tests benchmarks examples tools
+	.venv/bin/ruff check --fix src tests benchmarks examples tools
 
 docs: .venv/.dev
 	.venv/bin/mkdocs build --strict

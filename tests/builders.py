@@ -167,11 +167,15 @@ def wait_until(true: Callable[[], bool], process: subprocess.Popen[str] | None =
 
 
 def script(path: Path) -> ModuleType:
-    """A script that is in no package, as a module."""
+    """A script that is in no package, as a module; it finds what lies beside it, as when it is run."""
     found = importlib.util.spec_from_file_location(path.stem, path)
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     sys.modules[path.stem] = module  # dataclasses look their modules up
-    found.loader.exec_module(module)
+    sys.path.insert(0, str(path.parent))
+    try:
+        found.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
     return module

@@ -176,8 +176,8 @@ def _errors() -> Iterator[str]:
         looked = (
             f" It is looked at as often as it was ({content['looks']} times), by the models that each cell had each "
             "time (decisions [018](decisions/018-desk-scale.md), [030](decisions/030-amended-rules.md)): what is read "
-            "is the last, and beside it stands what is wrong at any of them. Noise as seen is what the models themselves "
-            "are off their mean: where a rare one fails, a few that do not are surer than they should be."
+            "is the last, and beside it stands what is wrong at any of them. Noise as seen is what the models "
+            "themselves are off their mean: where a rare one fails, a few that do not are surer than they should be."
         )
     yield (
         f"The whole ledger of `results/{content['record']}` was judged in {content['worlds']} worlds whose truth is "

@@ -8,11 +8,11 @@ of it from the records. `tests/docs/test_real_models.py` holds that the page is 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+from filling import filled
 
 from toeplens.papers.positional_symbolic.pretrained import Pretrained, open_record
 from toeplens.papers.positional_symbolic.pretrained.changes import PREVIOUS, previous, retrieving
@@ -37,12 +37,7 @@ def records(names: Mapping[str, str] = NAMES) -> dict[str, Pretrained]:
 def page() -> str:
     """The page with its findings as the records have them."""
     found, encoders = records(), records(ENCODERS)
-
-    def written(match: re.Match[str]) -> str:
-        told = encoders if match[2] == "an encoder" else found
-        return f"{match[1]}\n" + "\n".join(_PARTS[match[2]](told)) + "\n<!-- end -->"
-
-    return re.sub(r"(<!-- found: ([a-z ]+) -->)\n.*?<!-- end -->", written, PAGE.read_text(), flags=re.DOTALL)
+    return filled(PAGE, lambda part: _PARTS[part](encoders if part == "an encoder" else found))
 
 
 def _verdicts(found: dict[str, Pretrained]) -> Iterator[str]:

@@ -8,9 +8,10 @@ of it from the record. `tests/docs/test_ladder.py` holds that the page is up to 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from filling import filled
 
 from toeplens.ground.words import listed
 from toeplens.papers.deposit import SCALES, Reproduction
@@ -45,11 +46,7 @@ def record(path: Path = RECORD) -> Reproduction:
 
 def page(study: Reproduction) -> str:
     """The page with its findings as the record has them."""
-
-    def written(match: re.Match[str]) -> str:
-        return f"{match[1]}\n" + "\n".join(_PARTS[match[2]](study)) + "\n<!-- end -->"
-
-    return re.sub(r"(<!-- found: ([a-z ]+) -->)\n.*?<!-- end -->", written, PAGE.read_text("utf-8"), flags=re.DOTALL)
+    return filled(PAGE, lambda part: _PARTS[part](study))
 
 
 # ---- what the models say ---------------------------------------------------------------------------------------------

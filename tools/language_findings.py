@@ -8,11 +8,11 @@ of it from the record. `tests/docs/test_language.py` holds that the page is up t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from filling import filled
 
 from toeplens.ground.words import signed
 from toeplens.report.grid.look import Spread
@@ -43,11 +43,7 @@ def record(path: Path = RECORD) -> Grid:
 
 def page(study: Grid) -> str:
     """The page with its findings as the record has them."""
-
-    def written(match: re.Match[str]) -> str:
-        return f"{match[1]}\n" + "\n".join(_PARTS[match[2]](study)) + "\n<!-- end -->"
-
-    return re.sub(r"(<!-- found: ([a-z ]+) -->)\n.*?<!-- end -->", written, PAGE.read_text("utf-8"), flags=re.DOTALL)
+    return filled(PAGE, lambda part: _PARTS[part](study))
 
 
 def _table(study: Grid) -> Iterator[str]:

@@ -15,25 +15,19 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
+from recorded import Recorded, record_of
 
-from toeplens.ground import read_json
-from toeplens.studies import ENOUGH, CellResult, Results
-from toeplens.studies.grid import GridSpec, grid_spec
+from toeplens.studies import ENOUGH
 from toeplens.studies.grid.language import LONG, NEAR, LanguageRow, language_rows
 from toeplens.studies.grid.measured import kept
 from toeplens.studies.kit.contrasts import of_one
-from toeplens.studies.kit.recorded import read_record
 from toeplens.studies.kit.results import ACCURACY, Figure
-from toeplens.training import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "which-encoding.md"
+PAGE = ROOT / "docs" / "which-encoding.md"
 TEXT = ROOT / "tools" / "which_encoding.md"  # the page's fixed words, with a place for each part
 DECIDED = ("holds", "holds in part", "fails")
 PLACES = ("index", "retrieval", "mix")
@@ -45,56 +39,6 @@ _KEPT: dict[float, Figure] = {
 _COST = Figure(
     "largest cost of a head", lambda cell: cell.peak, lambda cell: cell.skilled and cell.ablation is not None
 )
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A study's record: what it holds, and its ledger."""
-
-    name: str
-    content: Mapping[str, Any]
-    entries: list[dict[str, Any]]
-
-    @cached_property
-    def results(self) -> Results:
-        return Results(CellResult.from_dict(cell) for cell in self.content["cells"])
-
-    @cached_property
-    def spec(self) -> GridSpec:
-        """What a grid study was asked."""
-        return grid_spec(yaml.safe_load(self.content["spec"]))
-
-    @cached_property
-    def titles(self) -> dict[str, str]:
-        """What people call each encoding of the study."""
-        if "spec" in self.content:
-            return {column.label: column.title for column in self.spec.columns()}
-        return {row["label"]: row["title"] for row in self.content["table"]}
-
-    def titles_of(self, labels: Iterable[str]) -> dict[str, str]:
-        return {label: self.titles[label] for label in labels}
-
-    def titles_under(self, protocol: str, task: str) -> dict[str, str]:
-        """The whole encodings of a reproduction's table, not those on some heads."""
-        rows = (row for row in self.content["table"] if (row["protocol"], row["task"]) == (protocol, task))
-        return {row["label"]: row["title"] for row in rows if not row["label"].startswith("partial-")}
-
-    @property
-    def seeds(self) -> int:
-        return len({cell.key.seed for cell in self.results.cells})
-
-    @property
-    def sizes(self) -> Mapping[str, Any]:
-        """Fields of the models that were trained."""
-        return self.spec.model if "spec" in self.content else PRESETS[self.content["scale"]].model
-
-
-def record_of(name: str) -> Recorded | None:
-    """A record of results/; None where there is none yet."""
-    results, claims = RESULTS / name / "results.json.gz", RESULTS / name / "claims.json"
-    if not results.exists() or not claims.exists():
-        return None
-    return Recorded(name, read_record(results).content, read_json(claims)["claims"])
 
 
 NAMES = ("desk", "laptop", "canonical", "language")
