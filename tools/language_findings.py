@@ -163,6 +163,7 @@ def _tuned(study: Grid) -> Iterator[str]:
 def _heads(study: Grid) -> Iterator[str]:
     cells = _cells(study, "rope")
     frequency = [language.positional_by_frequency(cell) for cell in cells]
+    untrained = [language.positional_by_frequency(cell, untrained=True) for cell in cells]
     deposit = [language.deposit(cell) for cell in cells]
     first = [language.deposit(cell, 0) for cell in cells]
     previous = [language.kind_share(cell, "previous", "positional") for cell in cells]
@@ -175,7 +176,8 @@ def _heads(study: Grid) -> Iterator[str]:
     )
     yield (
         f"- Heads that look at the token before are {_told(previous, percent=True)} positional; over all heads the "
-        f"rank correlation of the positional share with the frequency used is {_told(frequency)}."
+        f"rank correlation of the positional share with the frequency used is {_told(frequency)}, before training "
+        f"{_told(untrained)}."
     )
     alone = {
         _title(study, label): values

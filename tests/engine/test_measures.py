@@ -38,6 +38,7 @@ from toeplens.lens import (
     seed_strength,
 )
 from toeplens.lens.kit.pieces import written_out_profile
+from toeplens.model import Decoder
 from toeplens.sources import DecoderGradients, DecoderSource
 from toeplens.training import Batches, Run, RunSpec, initial_model, train
 
@@ -77,9 +78,9 @@ def batches(run: Run, split: Any = "test", examples: int = TEST) -> list[Any]:
     return list(Batches.of(examples_of(run.spec, examples, split), CPU, run.spec.ignore_label).split(1000))
 
 
-def trace(run: Run, split: Any = "test", examples: int = TEST) -> AttentionTrace:
+def trace(run: Run, split: Any = "test", examples: int = TEST, model: Decoder | None = None) -> AttentionTrace:
     data = Batches.of(examples_of(run.spec, examples, split), CPU)
-    return AttentionTrace(DecoderSource(run.model()), data.tokens, data.lengths)
+    return AttentionTrace(DecoderSource(model or run.model()), data.tokens, data.lengths)
 
 
 # ---- the numbers --------------------------------------------------------------------------------------------------
@@ -135,6 +136,20 @@ def test_behaviour_and_frequencies_are_those_of_the_queries_that_the_model_uses(
         found = measured(own, name)
         assert found == as_recorded(lens(trace(own), counted="used").to_dict())
         assert found["variance"] != as_recorded(lens(trace(own)).to_dict())["variance"]
+
+
+def test_the_beginning_is_that_of_the_initial_model_on_the_same_examples(own: Run):
+    torch.manual_seed(7)
+    expected = torch.rand(())
+    torch.manual_seed(7)
+    found = measured(own, "beginning")
+    assert torch.rand(()) == expected  # as if it had not been measured
+    begun = trace(own, model=initial_model(own.spec))
+    follows, use = behaviour(begun, counted="used"), frequency_use(begun, counted="used")
+    parts = {"positional": follows.positional, "symbolic": follows.symbolic, "centre": use.centre().numpy()}
+    parts = {name: part.tolist() for name, part in parts.items()}
+    assert {name: found[name] for name in parts} == as_recorded(parts)
+    assert found["positional"] != measured(own, "behaviour")["positional"]
 
 
 def test_toeplitz_has_the_share_and_the_variance_explained(own: Run):
@@ -203,7 +218,7 @@ def test_without_weights_nothing_is_recorded(own: Run, content: bytes | None):
     trained = [
         call
         for name, call in zip([*MEASURES, 1, 2], everything(own), strict=True)
-        if name not in ("seed", "contraction")
+        if name not in ("seed", "contraction", "beginning")
     ]
     refused_without_a_record(own, trained, r"model.safetensors is (missing|damaged).*; delete .* and train")
 

@@ -47,6 +47,18 @@ class Spectra(Record):
     norm: Float[np.ndarray, "L H"]
 
 
+@dataclass(frozen=True)
+class Beginning(Record):
+    """Before training: what each head follows, and the centre of the frequencies that it uses.
+
+    As `toeplens.lens.Behaviour` and `toeplens.lens.FrequencyRecord` have them of the trained model.
+    """
+
+    positional: Float[np.ndarray, "L H"]
+    symbolic: Float[np.ndarray, "L H"]
+    centre: Float[np.ndarray, "L H"]
+
+
 KINDS: dict[str, type[Record]] = {
     "ablation": HeadAblation,
     "ablation-loss": HeadAblation,
@@ -63,6 +75,7 @@ KINDS: dict[str, type[Record]] = {
     "behaviour": Behaviour,
     "permutations": PermutationScores,
     "frequency": FrequencyRecord,
+    "beginning": Beginning,
     "toeplitz": ToeplitzShares,
     "bands": BandAblation,
     "bits": Bits,

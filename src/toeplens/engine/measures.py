@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from toeplens.engine.circuit import circuit
 from toeplens.engine.examples import DataSplit, batches_of, examples_of, trace_of
 from toeplens.engine.extrapolation import extrapolate
-from toeplens.engine.kinds import WHY, Spectra
+from toeplens.engine.kinds import WHY, Beginning, Spectra
 from toeplens.engine.language import bits, copying, extension, head_patterns, needles
 from toeplens.engine.records import Asked, read_record, write_record
 from toeplens.ground import InputError, choose
@@ -59,6 +60,11 @@ class Subject:
     def model(self) -> Decoder:
         """The trained model."""
         return self.run.model().to(self.device)
+
+    def untrained(self) -> Decoder:
+        """The model as the run began."""
+        with torch.random.fork_rng(devices=[]):
+            return initial_model(self.run.spec).to(self.device)
 
     def source(self) -> DecoderSource:
         """The trained model's attention."""
@@ -142,12 +148,9 @@ def _circuit(subject: Subject) -> Found:
 
 def _contraction(subject: Subject) -> Found:
     """At initialisation: the spectra of the logits with position over those without it."""
-    spec = subject.run.spec
-    with torch.random.fork_rng(devices=[]):
-        model = initial_model(spec).to(subject.device)
 
     def spectra() -> Spectra:
-        found = [contraction(layer) for layer in trace_of(model, subject.chosen(_SPECTRA))]
+        found = [contraction(layer) for layer in trace_of(subject.untrained(), subject.chosen(_SPECTRA))]
         return Spectra(
             *(torch.stack([getattr(each, name) for each in found]).cpu().numpy() for name in ("width", "norm"))
         )
@@ -165,13 +168,23 @@ def _representation(subject: Subject) -> Found:
 def _seed(subject: Subject) -> Found:
     """At initialisation: what a batch leaves of the positional gradient, and where a step would move position."""
     spec, device = subject.run.spec, subject.device
-    with torch.random.fork_rng(devices=[]):
-        source = DecoderGradients(initial_model(spec).to(device))
+    source = DecoderGradients(subject.untrained())
     count = min(_POOL, spec.train_examples)
     pool = Batches.of(spec.build_task().dataset("train", count, spec.data_seed), device, spec.ignore_label)
     strength = seed_strength(source, pool.split(_STREAM), bootstrap=200)
     drift = positional_drift(source, pool.take(slice(_STREAM)))
     return {"strength": strength.to_dict(), "drift": drift.to_dict()}
+
+
+def _beginning(subject: Subject) -> Found:
+    """Before training: what heads follow and which frequencies they use, on the examples of the two measures."""
+    trace = trace_of(subject.untrained(), subject.chosen(_TRACED))
+
+    def both() -> Beginning:
+        use, follows = frequency_use(trace, counted="used"), behaviour(trace, counted="used")
+        return Beginning(follows.positional, follows.symbolic, np.asarray(use.centre()))
+
+    return _or_why(both)
 
 
 def _extrapolation(subject: Subject) -> Found:
@@ -251,6 +264,7 @@ MEASURES: dict[str, Callable[[Subject], Found]] = {
     "behaviour": _of_attention(behaviour, counted="used"),
     "permutations": _of_attention(permutation_scores, counted="used", queries=64, permutations=16),
     "frequency": _of_attention(frequency_use, counted="used"),
+    "beginning": _beginning,
     "toeplitz": _of_attention(_toeplitz),
     "bands": _bands,
     # of language models

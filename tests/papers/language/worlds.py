@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from tests.studies import measures
 
+from toeplens.engine.kinds import Beginning
 from toeplens.engine.language import AtLength, Bits, Extended, Extension, HeadPatterns, Needle, Needles
 from toeplens.engine.language.bits import Interval
 from toeplens.lens import HeadAblation
@@ -20,6 +21,9 @@ LENGTH, TARGET = 256, 4  # tokens of training, and how many times as many claims
 SHAPE = (3, 3)  # of each layer one head looks at the token before, one at what followed a copy, and one at neither
 WEIGHT = 0.05  # that a head gives where it does not look
 NEARLY = np.array([0.01, 0.0, -0.01])  # heads of a kind differ by so much, in the mean by nothing
+# squares of differences from 0, 1, ... sum up to 18, 60, 84 and 120: rank correlations of 0.85, 0.5, 0.3 and 0
+NEARLY_SORTED, HALFWAY = (2, 0, 1, 5, 3, 4, 8, 6, 7), (5, 3, 2, 1, 4, 0, 7, 6, 8)
+A_LITTLE_SORTED, SHUFFLED = (4, 1, 0, 5, 7, 8, 2, 6, 3), (7, 5, 0, 3, 1, 8, 4, 2, 6)
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Model:
     others       positional and symbolic share of the others
     looks        weight that the heads of a kind give
     fast         the place of each head's frequencies, slowest first, from the least positional head on
+    born         the same before training
     first, second  nats lost when position is taken from one head of the first layer, and of the second
     """
 
@@ -55,7 +60,8 @@ class Model:
     induction: float = 0.6
     others: tuple[float, float] = (0.2, 0.2)
     looks: float = 0.6
-    fast: tuple[int, ...] = tuple(range(9))
+    fast: tuple[int, ...] = NEARLY_SORTED
+    born: tuple[int, ...] = SHUFFLED
     first: float = 0.3
     second: float = 0.05
 
@@ -75,7 +81,6 @@ def changed(label: str, **figure: Any) -> World:
     return HELD | {label: replace(HELD[label], **figure)}
 
 
-HALFWAY = (5, 3, 2, 1, 4, 0, 7, 6, 8)  # squares of differences from 0, 1, ... sum up to 60: a rank correlation of 0.5
 CHANGES: dict[str, dict[Verdict, World]] = {
     "language-needs-position": {"fails": changed("nope", bits=2.05), "undecided": changed("nope", bits=2.06)},
     "rope-over-absolute": {"fails": changed("sinusoidal", bits=2.05), "undecided": changed("sinusoidal", bits=2.06)},
@@ -107,6 +112,7 @@ ESSENTIAL: dict[str, dict[int, World]] = {
     },
     "previous-heads-positional": {0: changed("rope", previous=0.4)},
     "induction-heads-symbolic": {0: changed("rope", induction=0.4)},
+    "positional-by-frequency": {0: changed("rope", fast=A_LITTLE_SORTED)},
     "language-deposit": {0: changed("rope", second=0.9)},
     "needles-end-at-the-training-length": {0: changed("rope", found=0.25), 1: changed("rope", beyond=0.5)},
 }
@@ -116,6 +122,7 @@ SUPPORTING: dict[str, dict[int, World]] = {
     "interpolation-helps": {4: changed("rope", yarn=2.4)},
     "previous-heads-positional": {1: changed("rope", others=(0.98, 0.0))},
     "induction-heads-symbolic": {1: changed("rope", others=(0.0, 0.98))},
+    "positional-by-frequency": {1: changed("rope", born=tuple(range(9)))},
 }
 
 
@@ -184,11 +191,13 @@ def cell(label: str, seed: int, model: Model) -> CellResult:
         "behaviour": measures.behaviour(positional, symbolic, 1 - positional - symbolic),
     }
     if label == "rope":
+        rising = np.arange(9).reshape(SHAPE) / 10
         untuned = {"none": model.left, "ntk": model.ntk, "yarn": model.yarn}
         tuned = {"none": model.tuned_left, "interpolation": model.tuned_interpolation}
         found |= {
             "extension": _extension(untuned, model.short, tuned=False).to_dict(),
             "extension-tuned": _extension(tuned, model.tuned_short, tuned=True).to_dict(),
+            "beginning": Beginning(rising, rising, np.array(model.born).reshape(SHAPE)).to_dict(),
             "frequency": measures.frequency(np.ones((*SHAPE, 2)), centre.reshape(SHAPE)),
             "position-loss": _position_loss(model).to_dict(),
         }

@@ -40,6 +40,11 @@ OTHERWISE: dict[str, tuple[World, str, Verdict]] = {
         "behaviour-and-frequency",
         "fails",
     ),
+    "fast-and-positional-from-the-start": (
+        changed(("index", "rope"), ("mix", "rope"), ("retrieval", "rope"), born=True),
+        "behaviour-and-frequency",
+        "holds in part",
+    ),
     "index-without-high": (changed(("index", "low"), accuracy=0.95), "index-needs-high-frequencies", "fails"),
     "index-with-a-little": (changed(("index", "low"), accuracy=0.75), "index-needs-high-frequencies", "holds in part"),
     "retrieval-without-low": (

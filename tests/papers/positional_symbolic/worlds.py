@@ -48,6 +48,7 @@ class Model:
     kept                  share of the skill on longer texts, at 1.5 times the length; its square at twice
     scores                sampled scores of the first head, positional and symbolic
     fast                  whether the positional head is the one of high frequencies
+    born                  whether its heads follow what their frequencies say before training, too
     bands                 loss without the rotation of the faster and of the slower half
     slowest               the slower one of its two frequencies, radians a token
     settled               whether it has stopped learning
@@ -62,6 +63,7 @@ class Model:
     kept: float = 0.5
     scores: tuple[float, float] = (0.9, 0.1)
     fast: bool = True
+    born: bool = False
     bands: tuple[float, float] = (1.0, 0.1)
     slowest: float = 0.5
     settled: bool = True
@@ -76,6 +78,8 @@ def cell(task: str, label: str, seed: int, model: Model) -> CellResult:
     drops = np.array([[drop, 0.0]])
     centres = [[0.0, -5.0]] if model.fast == (model.positional > model.symbolic) else [[-5.0, 0.0]]
     turning = label != "nope"
+    symbolic_before = [[0.79, 0.8]] if model.born or task != "index" else [[0.8, 0.79]]
+    start = {"positional": [[0.1, 0.1]], "symbolic": symbolic_before, "centre": [[0.0, -5.0]]}
     watched = [
         {"step": 0, "positional": [[model.before, 0.5]], "symbolic": [[model.before, 0.5]], "drops": [[0.0, 0.0]]},
         {"step": 9, "positional": positional, "symbolic": symbolic, "drops": [[drop, 0.0]]},
@@ -90,6 +94,7 @@ def cell(task: str, label: str, seed: int, model: Model) -> CellResult:
         "behaviour": measures.behaviour(positional, symbolic, interaction),
         "permutations": measures.permutations([[sides[0], 0.1]], [[sides[1], None]]),
         "frequency": measures.frequency([[[1.0, model.slowest]] * 2], centres) if turning else {"why": "no rotation"},
+        "beginning": start if turning else {"why": "no rotation"},
         "bands": measures.bands([[model.bands, [None, None]]]) if turning else {"why": "no rotation"},
         "extrapolation": measures.extrapolation(
             [row(1.0, 1.0), row(1.25, model.kept**0.5), row(1.5, model.kept), row(2.0, model.kept**2)]

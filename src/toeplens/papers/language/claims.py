@@ -40,6 +40,7 @@ _ONE_RECIPE = "All encodings have one recipe, whose learning rate was set on RoP
 _HALF, _LEAD = 0.5, 0.1  # of a share: more than all else; what could not be the draw of heads
 _KNOWN = 0.2
 _FAR = f"{language.LONG:g} times the training length"
+_BY_FREQUENCY = "rank correlation of positional share with frequency, "
 Check = Callable[[Evidence], list[Finding]]
 
 
@@ -104,6 +105,11 @@ def _deposit(layer: int | None) -> Check:
     head = "one head" if layer is None else "one head of the first layer"
     words = f"share of {head} in what is lost when position is taken from each head alone, "
     return _one(ROPE, _figure(words, lambda cell: language.deposit(cell, layer), 0.02), over(_HALF))
+
+
+def _taught(cell: CellResult) -> float:
+    """How much more a model's heads are positional by their frequencies than before training."""
+    return language.positional_by_frequency(cell) - language.positional_by_frequency(cell, untrained=True)
 
 
 def _retrieves(data: Evidence) -> list[Finding]:
@@ -211,13 +217,12 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "arXiv 2511.11579, abstract",
         "In a language model with RoPE, the higher the frequencies that a head uses, the more positional it is.",
         f"Rank correlation over a model's heads of the positional share with the centre of the frequencies used, mean "
-        f"over models, above {_HALF:g}: from half on a correlation is commonly called large.",
-        _one(
-            ROPE,
-            _figure(
-                "rank correlation of positional share with frequency, ", language.positional_by_frequency, grain=0.05
-            ),
-            over(_HALF),
+        f"over models, above {_HALF:g}: from half on a correlation is commonly called large. Supporting, that training "
+        "brings it about: above what it is over the same heads before training, where weights are random and the "
+        "correlation is that of the two measures.",
+        every(
+            _one(ROPE, _figure(_BY_FREQUENCY, language.positional_by_frequency, 0.05), over(_HALF)),
+            as_support(_one(ROPE, _figure(f"{_BY_FREQUENCY}less that before training, ", _taught, 0.05), over(0.0))),
         ),
     ),
     Claim(

@@ -112,9 +112,10 @@ def deposit(cell: CellResult, layer: int | None = None) -> float:
     return float((shares if layer is None else shares[layer]).max())
 
 
-def positional_by_frequency(cell: CellResult) -> float:
-    """Rank correlation over the heads: how positional, against the mean frequency that they use."""
-    follows, use = cell.measure("behaviour"), cell.measure("frequency")
+def positional_by_frequency(cell: CellResult, *, untrained: bool = False) -> float:
+    """Rank correlation over the heads: how positional, against the mean frequency that they use; or before training."""
+    names = ("beginning", "beginning") if untrained else ("behaviour", "frequency")
+    follows, use = map(cell.measure, names)
     if follows is None or use is None:
         return _NOTHING
     both = np.stack((follows.positional.ravel(), use.centre.ravel()))

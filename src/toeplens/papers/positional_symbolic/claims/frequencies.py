@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import pi
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +31,11 @@ from toeplens.studies.kit.asking import BETTER, MARGIN, STOPPED, WHY_MARGIN, lef
 from toeplens.studies.kit.claims import Claim, as_support, every
 from toeplens.studies.kit.contrasts import difference
 from toeplens.studies.kit.results import ACCURACY, ONLY_SKILLED, CellResult, Figure
-from toeplens.studies.kit.verdicts import Finding, above, unknown
+from toeplens.studies.kit.verdicts import Finding, above, supporting, unknown
 
 _CONTROL = 0.25
 _NATS = 0.1
+_NO_BEGINNING = "what the models were before training was not measured", "the same command again, from the beginning"
 _WHOLE = "training until all models of the scan have stopped learning"
 Row = list[tuple[float, float]]  # frequency and accuracy, seed by seed
 
@@ -42,19 +44,28 @@ Row = list[tuple[float, float]]  # frequency and accuracy, seed by seed
 
 
 def _correspondence(data: Evidence) -> list[Finding]:
+    what = "rank correlation over heads of the frequencies' centre with positional less symbolic share"
+    after, before = (_correlations(data, *measures) for measures in (("frequency", "behaviour"), ("beginning",) * 2))
+    more = {seed: after[seed] - before[seed] for seed in after if seed in before}
+    gain = "that correlation less what it is before training"
+    taught = above(gain, more, 0.0, grain=0.02) if more or not after else unknown(gain, *_NO_BEGINNING)
+    return [above(what, after, STRONG, grain=0.02), supporting(taught)]
+
+
+def _correlations(data: Evidence, use: str, follows: str) -> dict[int, float]:
+    """By the measures of these names, seed by seed over the heads of all tasks' models that learned enough."""
     by_seed: dict[int, list[tuple[float, float]]] = {}
     for task in data.spec.tasks:
         for cell in data.skilled(task, ROPE):
-            by_seed.setdefault(cell.key.seed, []).extend(_frequency_and_behaviour(cell))
-    values = {seed: float(spearman(np.array(pairs).T)) for seed, pairs in sorted(by_seed.items()) if len(pairs) > 2}
-    what = "rank correlation over heads of the frequencies' centre with positional less symbolic share"
-    return [above(what, values, STRONG, grain=0.02)]
+            by_seed.setdefault(cell.key.seed, []).extend(
+                _frequency_and_behaviour(cell.measure(use), cell.measure(follows))
+            )
+    return {seed: float(spearman(np.array(pairs).T)) for seed, pairs in sorted(by_seed.items()) if len(pairs) > 2}
 
 
-def _frequency_and_behaviour(cell: CellResult) -> Iterator[tuple[float, float]]:
-    use, found = cell.measure("frequency"), cell.measure("behaviour")
-    if use is not None and found is not None:
-        for pair in zip(use.centre.ravel(), (found.positional - found.symbolic).ravel(), strict=True):
+def _frequency_and_behaviour(use: Any, follows: Any) -> Iterator[tuple[float, float]]:
+    if use is not None and follows is not None:
+        for pair in zip(use.centre.ravel(), (follows.positional - follows.symbolic).ravel(), strict=True):
             if np.isfinite(pair).all():
                 yield pair
 
@@ -172,7 +183,8 @@ CLAIMS: tuple[Claim[Evidence], ...] = (
         "How positional a head is corresponds strongly to the frequencies it uses: high ones positional, low symbolic.",
         "Spearman's correlation, over all heads of a seed's RoPE models of all tasks, of the frequencies' centre "
         f"(octaves, by variance) with the positional less the symbolic share: above {STRONG:g} ({WHY_STRONG}). "
-        f"{ONLY_SKILLED}",
+        "Supporting, that training brings it about: above what it is over the same heads before training, where "
+        f"weights are random and the correlation is that of the two measures. {ONLY_SKILLED}",
         _correspondence,
     ),
     _needed("positional", INDEX, HIGH, LOW, ("highest", "lowest")),
