@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -165,16 +166,41 @@ class intervened_one:  # noqa: N801
 
 
 @pytest.mark.parametrize(
-    ("kind", "sizes"),
-    [("GPTJForCausalLM", GPT | {"rotary_dim": 4}), ("FalconForCausalLM", FAMILIES["Llama"][1])],
+    ("kind", "sizes", "sentence"),
+    [
+        ("GPTJForCausalLM", GPT | {"rotary_dim": 4}, "does not ask transformers' attention interface once a layer"),
+        ("FalconForCausalLM", FAMILIES["Llama"][1], "does not ask transformers' attention interface once a layer"),
+        (
+            "MptForCausalLM",
+            {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
+            r"MptForCausalLM cannot be run with its attention given to a function of ours \(AttributeError: .*\); an",
+        ),
+    ],
 )
-def test_a_model_that_does_not_ask_the_interface_is_refused_and_left_as_it_was(kind: str, sizes: dict) -> None:
+def test_a_model_that_does_not_ask_the_interface_is_refused_and_left_as_it_was(
+    kind: str, sizes: dict[str, Any], sentence: str
+) -> None:
     model = tiny(kind, **sizes)
     plain, names = logits(model, INPUTS), list(model.state_dict())
-    with pytest.raises(InputError, match="does not ask transformers' attention interface once a layer"):
+    settings = copy.deepcopy(vars(model.config))
+    with pytest.raises(InputError, match=sentence):
         hosts.install(model, "alibi")
     assert logits(model, INPUTS).equal(plain)
     assert list(model.state_dict()) == names
+    assert vars(model.config) == settings
+
+
+def test_a_model_that_keeps_a_cache_by_its_configuration_alone_is_looked_at_without_one() -> None:
+    """Its forward has no argument for one, so that the same tokens read twice would be twice as many."""
+    sizes = {"num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1}
+    model = tiny("GraniteMoeForCausalLM", **FAMILIES["Llama"][1] | sizes)
+    plain = logits(model, INPUTS)
+    assert model.config.use_cache
+    hosts.install(model, "rope")
+    assert apart(logits(model, INPUTS), plain) < TOLERANCE
+    assert model.config.use_cache
+    hosts.uninstall(model)
+    assert logits(model, INPUTS).equal(plain)
 
 
 def test_a_model_whose_position_cannot_be_taken_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

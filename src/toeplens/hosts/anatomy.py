@@ -184,30 +184,37 @@ def _tables(stack: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def trial(model: Any) -> Iterator[None]:
-    """The model's attention through our function, for a while, without gradients and without dropout."""
+    """The model's attention through our function, for a while, without gradients, without dropout, without a cache."""
     register()
-    before = [(config, config._attn_implementation_internal) for config in configs_of(model)]
+    trying = {"_attn_implementation_internal": NAME, "use_cache": False}
+    before = [
+        (config, {key: vars(config)[key] for key in trying.keys() & vars(config)}) for config in configs_of(model)
+    ]
     training = [module for module in model.modules() if module.training]
     model.eval()
-    for config, _ in before:
-        config._attn_implementation_internal = NAME
+    for config, had in before:
+        vars(config).update({key: trying[key] for key in had})
     try:
         with torch.no_grad():
             yield
     finally:
-        for config, name in before:
-            config._attn_implementation_internal = name
+        for config, had in before:
+            vars(config).update(had)
         for module in training:
             module.training = True
 
 
 def run(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """The model's first output."""
-    return model(**inputs, use_cache=False)[0] if _takes_cache(model) else model(**inputs)[0]
-
-
-def _takes_cache(model: Any) -> bool:
-    return "use_cache" in inspect.signature(model.forward).parameters
+    """The model's first output. Raises `InputError` if its attention does not bear a function of ours."""
+    try:
+        return model(**inputs)[0]
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"model: {type(model).__name__} cannot be run with its attention given to a function of ours "
+            f"({type(error).__name__}: {error}); an encoding cannot be installed in it."
+        ) from error
 
 
 @dataclass
