@@ -52,7 +52,7 @@ def kernel_of(rng: np.random.Generator, degree: int) -> Complex[np.ndarray, "D"]
 def eigenvalues_of(kernel: Complex[np.ndarray, "D"], size: int) -> Float[np.ndarray, "N"]:
     """Those of T_N, ascending, of its diagonals alone."""
     half = kernel[len(kernel) // 2 :, None]
-    return eigvals_banded(np.repeat(half, size, axis=1), lower=True)
+    return np.asarray(eigvals_banded(np.repeat(half, size, axis=1), lower=True))
 
 
 def _over(hole: float, bound: float) -> list[float]:
