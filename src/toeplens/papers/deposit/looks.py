@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from toeplens.engine.head_watch import MOMENTS, Watched
+from toeplens.engine.head_watch import MOMENTS
 from toeplens.lens import HeadAblation
 from toeplens.lens.ablation.deposit import counted_drops
 from toeplens.studies.kit.results import SKILLED, CellResult
@@ -84,11 +84,10 @@ def look_at(cell: CellResult, moment: str = END, measure: Measure = "accuracy") 
     if moment == END:
         found = cell.ablation, cell.by_loss
     else:
-        row = next((row for row in cell.watched if moment in row.get("events", ())), None)
-        if row is None:
+        seen = cell.events.get(moment)
+        if seen is None:
             return None
-        seen = Watched.from_dict(row, "watched")
-        ended = seen.ablation is None and row is cell.watched[-1]
+        ended = seen.ablation is None and seen.step == cell.watched[-1]["step"]
         found = (cell.ablation, cell.by_loss) if ended else (seen.ablation, seen.by_loss)
     by_accuracy, by_loss = found
     if by_accuracy is None or not _skilled(by_accuracy, cell.length_chance):

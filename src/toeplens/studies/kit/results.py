@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from toeplens.engine.head_watch import Watched
 from toeplens.engine.kinds import as_record
 from toeplens.ground import choose
 from toeplens.ground.machine import MOST_SEEDS
@@ -184,6 +185,12 @@ class CellResult(Record):
     @cached_property
     def _deposits(self) -> list[LayerDeposit]:
         return deposit(self.ablation, self.length_chance) if self.ablation else []
+
+    @cached_property
+    def events(self) -> dict[str, Watched]:
+        """What was seen at each moment that training waited for (`toeplens.engine.head_watch.MOMENTS`)."""
+        rows = [Watched.from_dict(row, "watched") for row in self.watched if row.get("events")]
+        return {event: row for row in reversed(rows) for event in row.events}
 
     def measure(self, name: str) -> Any:
         """A measure's record, read back once; None where it was not made, or the encoding has no such thing."""
