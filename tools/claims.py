@@ -10,10 +10,9 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -207,13 +206,16 @@ def _share(share: float, worlds: int) -> str:
     return f"{100 * share:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def judged(name: str) -> tuple[dict[str, Any], Any, list[Any]]:
+def judged(name: str) -> tuple[Mapping[str, Any], Any, list[Any]]:
     """A record of the reproduction, its cells, and its ledger by the rules as they are now."""
-    from toeplens.papers.deposit import claims_of
-    from toeplens.studies import CellResult, Results, judge
+    import recorded
 
-    content = json.loads(gzip.decompress((RESULTS / name / "results.json.gz").read_bytes()))
-    results = Results(CellResult.from_dict(cell) for cell in content["cells"])
+    from toeplens.papers.deposit import claims_of
+    from toeplens.studies import judge
+
+    record = recorded.record_of(name)
+    assert record is not None
+    content, results = record.content, record.results
     return content, results, judge(claims_of(content["parts"]), results, content["protocols"])
 
 
@@ -228,7 +230,7 @@ def judge_again(name: str) -> None:
         write_json(RESULTS / name / "claims.json", {**record, "claims": [entry.to_dict() for entry in study.entries]})
 
 
-def as_judged_before(name: str, content: dict[str, Any], results: Any) -> list[list[Any]]:
+def as_judged_before(name: str, content: Mapping[str, Any], results: Any) -> list[list[Any]]:
     """A record's ledger at each look before the last, by the models that it had then and the rules as they are now."""
     from toeplens.papers.deposit import claims_of
     from toeplens.studies import Results, judge

@@ -178,9 +178,9 @@ def _seed(subject: Subject) -> Found:
 
 def _beginning(subject: Subject) -> Found:
     """Before training: what heads follow and which frequencies they use, on the examples of the two measures."""
-    trace = trace_of(subject.untrained(), subject.chosen(_TRACED))
 
     def both() -> Beginning:
+        trace = trace_of(subject.untrained(), subject.chosen(_TRACED))
         use, follows = frequency_use(trace, counted="used"), behaviour(trace, counted="used")
         return Beginning(follows.positional, follows.symbolic, np.asarray(use.centre()))
 

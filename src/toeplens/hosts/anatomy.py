@@ -14,10 +14,13 @@ from torch import Tensor, nn
 from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding
 from toeplens.ground import InputError
+from toeplens.ground.machine import out_of_memory
 from toeplens.hosts.families import forward_of
 from toeplens.hosts.interface import NAME, Call, recorded, register
 from toeplens.hosts.seat import PASS
-from toeplens.sources.huggingface.model import attention_modules, configs_of
+from toeplens.sources.huggingface.failures import of_libraries, words
+from toeplens.sources.huggingface.model import attention_modules
+from toeplens.sources.huggingface.patches import asking_for, patched
 
 _TABLES = ("wpe", "embed_positions", "position_embeddings")  # the names of what looks positions up, in our families
 _LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_source_positions")
@@ -186,22 +189,8 @@ def _tables(stack: nn.Module) -> list[nn.Module]:
 def trial(model: Any) -> Iterator[None]:
     """The model's attention through our function, for a while, without gradients, without dropout, without a cache."""
     register()
-    trying = {"_attn_implementation_internal": NAME, "use_cache": False}
-    before = [
-        (config, {key: vars(config)[key] for key in trying.keys() & vars(config)}) for config in configs_of(model)
-    ]
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    for config, had in before:
-        vars(config).update({key: trying[key] for key in had})
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for config, had in before:
-            vars(config).update(had)
-        for module in training:
-            module.training = True
+    with patched(model, asking_for(model, NAME)), torch.no_grad():
+        yield
 
 
 def run(model: Any, inputs: dict[str, Tensor]) -> Tensor:
@@ -211,9 +200,11 @@ def run(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     except InputError:
         raise
     except Exception as error:
+        if out_of_memory(error) or not of_libraries(error):
+            raise
         raise InputError(
             f"model: {type(model).__name__} cannot be run with its attention given to a function of ours "
-            f"({type(error).__name__}: {error}); an encoding cannot be installed in it."
+            f"({words(error)}); an encoding cannot be installed in it."
         ) from error
 
 

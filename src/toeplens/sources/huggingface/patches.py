@@ -60,6 +60,12 @@ def patched(model: nn.Module, *changes: Iterable[Entry]) -> Iterator[None]:
                 _give_back(key)
 
 
+def asking_for(model: nn.Module, name: str) -> Iterator[Entry]:
+    """What makes a model ask for its attention by this name."""
+    for config in configs_of(model):
+        yield vars(config), "_attn_implementation_internal", lambda before: name
+
+
 def _give_back(key: tuple[int, str]) -> None:
     with _LOCK:
         loan = _LOANS[key]

@@ -35,7 +35,7 @@ from toeplens.studies.kit.verdicts import Finding, above, supporting, unknown
 
 _CONTROL = 0.25
 _NATS = 0.1
-_NO_BEGINNING = "what the models were before training was not measured", "the same command again, from the beginning"
+_NO_BEGINNING = "what the models were before training was not measured"
 _WHOLE = "training until all models of the scan have stopped learning"
 Row = list[tuple[float, float]]  # frequency and accuracy, seed by seed
 
@@ -48,7 +48,7 @@ def _correspondence(data: Evidence) -> list[Finding]:
     after, before = (_correlations(data, *measures) for measures in (("frequency", "behaviour"), ("beginning",) * 2))
     more = {seed: after[seed] - before[seed] for seed in after if seed in before}
     gain = "that correlation less what it is before training"
-    taught = above(gain, more, 0.0, grain=0.02) if more or not after else unknown(gain, *_NO_BEGINNING)
+    taught = above(gain, more, 0.0, grain=0.02) if more or not after else unknown(gain, _NO_BEGINNING)
     return [above(what, after, STRONG, grain=0.02), supporting(taught)]
 
 

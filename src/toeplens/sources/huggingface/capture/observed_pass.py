@@ -16,10 +16,9 @@ from toeplens.sources.huggingface.model import (
     asks_interface,
     attention_modules,
     checked_model,
-    configs_of,
     namespaces_of,
 )
-from toeplens.sources.huggingface.patches import Entry, patched
+from toeplens.sources.huggingface.patches import Entry, asking_for, patched
 
 _HELD = ("past_key_values", "cache_params")  # inputs that would hold the keys of all layers
 
@@ -84,8 +83,7 @@ def _asking(model: nn.Module) -> Iterator[Entry]:
     if not asks_interface(*attention_modules(model)):
         return
     name = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
-    for config in configs_of(model):
-        yield vars(config), "_attn_implementation_internal", lambda before: name
+    yield from asking_for(model, name)
     yield from table_entries([name]) if name in table() else eager_entries(model)
 
 

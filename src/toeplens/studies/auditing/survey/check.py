@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import AttentionCall, captured
 from toeplens.sources.huggingface.capture.products import Followed, Products, at_each_token
-from toeplens.sources.huggingface.model import attention_modules, configs_of
-from toeplens.sources.huggingface.patches import patched
+from toeplens.sources.huggingface.model import attention_modules
+from toeplens.sources.huggingface.patches import asking_for, patched
 from toeplens.studies.auditing.inputs import repeated
 from toeplens.studies.auditing.record import LayerRecord
 from toeplens.studies.auditing.study import audit
@@ -142,9 +142,8 @@ def _plain(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
 
 def _returned(model: Any, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
     """The attentions that a plain pass with the model's eager attention returns; None where it returns none."""
-    eager = [(vars(config), "_attn_implementation_internal", lambda before: "eager") for config in configs_of(model)]
     try:
-        with torch.no_grad(), patched(model, eager):
+        with torch.no_grad(), patched(model, asking_for(model, "eager")):
             torch.manual_seed(_SEED)
             output = model(**inputs, output_attentions=True)
         lists = [value for name, value in output.items() if name.endswith("attentions")]
