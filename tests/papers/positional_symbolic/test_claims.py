@@ -130,6 +130,14 @@ def test_what_still_learns_does_not_count():
     assert found["index-inverted-u"].verdict == found["retrieval-needs-low-frequencies"].verdict == "holds"
 
 
+def test_what_was_not_measured_before_training_supports_nothing():
+    entry = judged(changed(*((task, "rope") for task in ("index", "mix", "retrieval")), born=None))[
+        "behaviour-and-frequency"
+    ]
+    assert entry.verdict == "holds"  # what is essential was measured
+    assert entry.evidence[1].endswith("what the models were before training was not measured")
+
+
 def test_heads_without_effect_decide_nothing():
     found = judged(changed(("index", "*"), ("retrieval", "*"), sure=False))
     for name in ("canonical-heads", "canonical-tasks-pure", "positional-head-emerges", "symbolic-head-emerges"):

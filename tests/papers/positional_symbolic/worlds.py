@@ -48,7 +48,7 @@ class Model:
     kept                  share of the skill on longer texts, at 1.5 times the length; its square at twice
     scores                sampled scores of the first head, positional and symbolic
     fast                  whether the positional head is the one of high frequencies
-    born                  whether its heads follow what their frequencies say before training, too
+    born                  whether its heads follow what their frequencies say before training, too; None: not measured
     bands                 loss without the rotation of the faster and of the slower half
     slowest               the slower one of its two frequencies, radians a token
     settled               whether it has stopped learning
@@ -63,7 +63,7 @@ class Model:
     kept: float = 0.5
     scores: tuple[float, float] = (0.9, 0.1)
     fast: bool = True
-    born: bool = False
+    born: bool | None = False
     bands: tuple[float, float] = (1.0, 0.1)
     slowest: float = 0.5
     settled: bool = True
@@ -102,6 +102,8 @@ def cell(task: str, label: str, seed: int, model: Model) -> CellResult:
     }
     curve = np.array([[model.accuracy, model.accuracy - drop, CHANCE]])
     low = drops if model.sure else np.zeros_like(drops)
+    if model.born is None:
+        del found["beginning"]
     ablation = HeadAblation(drops, low, drops, model.accuracy, curve, 1000, CHANCE, intervention="zero")
     unknown = np.full_like(curve, np.nan)
     by_loss = HeadAblation(drops, low, drops, 0.5, unknown, 1000, CHANCE, metric="loss", intervention="zero")
