@@ -110,6 +110,7 @@ CONFORMING = """
 ALWAYS = 9  # of them; the others are looked at once in CI
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "name",
     [

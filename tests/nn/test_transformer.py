@@ -30,6 +30,7 @@ def prompts(vocabulary: int = 30) -> Tensor:
     return torch.randint(vocabulary, (2, 7), generator=torch.Generator().manual_seed(2))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", encodings.names())
 @pytest.mark.parametrize("beams", [1, 3])
 def test_generation_with_a_cache_is_generation_without(name: str, beams: int) -> None:
