@@ -77,6 +77,7 @@ class Meanwhile(threading.Thread):
         return self.happened
 
 
+@pytest.mark.heavy
 def test_a_worker_that_is_killed_is_replaced_and_its_run_goes_on(three: Cluster, tmp_path: Path):
     url = str(tmp_path / "store")
     store, wanted, told = Store(url), jobs(3, 60), []

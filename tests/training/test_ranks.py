@@ -67,6 +67,7 @@ def test_two_processes_end_as_one_and_only_the_first_speaks(tmp_path: Path):
     assert [segment.setup.device for segment in two.history] == ["2 x cpu"]
 
 
+@pytest.mark.heavy
 def test_parts_of_a_batch_too_large_to_be_held_at_once_are_shared_too(tmp_path: Path):
     """2,049 texts of 8 tokens are three parts of 2**13 tokens; shared by two, two parts for one and one for one."""
     large = spec(train_examples=2049, batch_size=2049, epochs=2)
@@ -127,6 +128,7 @@ def test_machines_that_share_no_directory_go_on_from_the_firsts_checkpoint(tmp_p
     equal(Run.open(tmp_path / "0" / spec().name), train(spec(), tmp_path / "one"))
 
 
+@pytest.mark.heavy
 def test_a_damaged_checkpoint_ends_all_processes_and_the_first_says_which_it_is(tmp_path: Path):
     directory = tmp_path / "two" / spec().name
     train(spec(), tmp_path / "two", should_stop=builders.After(5))
