@@ -6,11 +6,33 @@ import re
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from toeplens.papers.deposit.study import grid
+from toeplens.training import Run
 from toeplens.training.presets import PROTOCOLS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "results" / "README.md").read_text()
+
+
+ARCHIVES = sorted((ROOT / "results" / "desk").glob("runs-*.tar.xz"))
+WHOLE = ("ablation-loss.json", "ablation.json", "environment.json", "metrics.jsonl", "result.json", "spec.json")
+
+
+def finished(archive: Path) -> set[str]:
+    with tarfile.open(archive) as packed:
+        return {Path(name).parent.name for name in packed.getnames() if Path(name).name == "result.json"}
+
+
+@pytest.mark.parametrize("archive", [path.name for path in ARCHIVES])
+def test_a_run_that_is_kept_is_whole(archive: str, tmp_path: Path) -> None:
+    with tarfile.open(ROOT / "results" / "desk" / archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    for directory in (tmp_path / "runs").iterdir():
+        run = Run.open(directory)  # which refuses one whose lines do not lead to its end
+        assert (run.status, run.spec.name) == ("complete", directory.name)
+        assert set(WHOLE) <= {path.name for path in directory.iterdir()}
 
 
 def test_every_folder_has_a_row_and_every_row_a_folder() -> None:
@@ -19,10 +41,7 @@ def test_every_folder_has_a_row_and_every_row_a_folder() -> None:
 
 
 def test_the_runs_of_desk_that_are_kept() -> None:
-    kept: set[str] = set()
-    for archive in (ROOT / "results" / "desk").glob("runs-*.tar.xz"):
-        with tarfile.open(archive) as packed:
-            kept |= {Path(name).parent.name for name in packed.getnames() if Path(name).name == "result.json"}
+    kept = {name for archive in ARCHIVES for name in finished(archive)}
     judged = {cell.job.spec.name for cell in grid("desk", PROTOCOLS, 50)}
     ladder = {cell.job.spec.name for cell in grid("desk", PROTOCOLS, 3, ("core", "ladder"))} - judged
     others = kept - judged
