@@ -49,24 +49,49 @@ def dots(
         title   of the numbers' axis
         scale   what numbers are multiplied by
         digits  after the point, where one is told
-        span    ends of the axis, in its own unit; what the numbers need, unless given
+        span    ends of the axis, in its own unit; unless given what the numbers need, and half as much on each side for
+                intervals: a longer one, of few seeds, runs out of the panel and is told in full
         marks   where thin lines go, in the axis's unit
     """
     wrapped = ["<br>".join(textwrap.wrap(line, 24)) or " " for line in lines]
     heights = [max(15 * (1 + text.count("<br>")), 13 * len(series)) + 8 for text in wrapped]
     canvas = Canvas(44 + sum(heights), right=14, top=4, bottom=40, left=20)
     centres = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
+    ends = _needed(series, scale, marks) if span is None else span
     for place, one in enumerate(series):
         offset = (place - (len(series) - 1) / 2) * 12
-        _add(canvas, lines, one, [centre + offset for centre in centres], scale, digits)
+        _add(canvas, lines, one, [centre + offset for centre in centres], scale, digits, clip=span is None)
     for mark in marks:
         canvas.line_at(mark, vertical=True)
     canvas.y(tickvals=centres, ticktext=wrapped, range=[sum(heights), 0], automargin=True, showgrid=False)
-    canvas.x(title, **({} if span is None else {"range": list(span)}), nticks=7)
+    canvas.x(title, **({} if ends is None else {"range": list(ends)}), nticks=7)
     return canvas.figure()
 
 
-def _add(canvas: Canvas, lines: Sequence[str], one: Series, places: Sequence[float], scale: float, digits: int) -> None:
+def _needed(series: Sequence[Series], scale: float, marks: Sequence[float]) -> tuple[float, float] | None:
+    found = [values for one in series for values in one.values]
+    seen = [scale * value for values in found for value in values.values() if isfinite(value)] + list(marks)
+    if len(set(seen)) < 2:
+        return None
+    means = [mean for values in found if (mean := estimated(dict(values))) and isfinite(mean.low)]
+    low, high = min(seen), max(seen)
+    room = (high - low) / 2
+    low = max(low - room, min([low, *(scale * mean.low for mean in means)]))
+    high = min(high + room, max([high, *(scale * mean.high for mean in means)]))
+    margin = (high - low) / 25
+    return low - margin, high + margin
+
+
+def _add(
+    canvas: Canvas,
+    lines: Sequence[str],
+    one: Series,
+    places: Sequence[float],
+    scale: float,
+    digits: int,
+    *,
+    clip: bool,
+) -> None:
     rings = [
         (scale * value, place, tint, f"<b>{line}</b><br>{one.title}seed {seed}: {scale * value:.{digits}f}")
         for line, values, place, tint in zip(lines, one.values, places, one.tints, strict=True)
@@ -87,7 +112,7 @@ def _add(canvas: Canvas, lines: Sequence[str], one: Series, places: Sequence[flo
         [mean[1] for mean in means],
         {"symbol": one.symbol, "size": 9, "color": [mean[2] for mean in means]},
         [f"<b>{line}</b><br>{one.title}{told_mean(e, scale, digits)}" for e, _, _, line in means],
-        cliponaxis=False,
+        cliponaxis=clip,
         error_x={"type": "data", "array": reach, "color": "rgba(128, 136, 150, 0.9)", "thickness": 1.5, "width": 3},
         meta=one.key,
     )

@@ -45,6 +45,11 @@ class Claim(Generic[Data]):
     part: str = ""
     elsewhere: Mapping[str, Callable[[Data], Sequence[Finding]]] = field(default_factory=dict, hash=False)
 
+    @property
+    def ours(self) -> bool:
+        """Whether it is a question of our own and no statement of a paper."""
+        return self.source.startswith("ours")
+
 
 @dataclass(frozen=True)
 class Aside:

@@ -115,6 +115,22 @@ def test_each_part_has_a_section_and_an_entry_in_the_contents(make_study: Make, 
     assert int(models[1]) == state.total, "the list at the end has every model"
 
 
+def test_a_study_of_the_ladder_alone_has_no_empty_sections(make_study: Make, tmp_path: Path) -> None:
+    state = make_study(tmp_path, scale="desk", protocols=("paper",), parts=("ladder",))
+    page = render(state)
+    assert 'id="ladder"' in page
+    for id in ("accuracy", "heads", "deposit", "partial", "sinusoid"):
+        assert f'id="{id}"' not in page
+        assert f'href="#{id}"' not in page
+    for nothing in (
+        "No finished model shows anything",
+        "no head silenced yet",
+        "What the papers say",
+        "From the papers",
+    ):
+        assert nothing not in page
+
+
 def test_a_study_of_parts_without_models_renders(make_study: Make, tmp_path: Path) -> None:
     state = make_study(tmp_path, parts=("all",), finished=0)
     page = render(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import isfinite
 
 import plotly.graph_objects as go
@@ -29,7 +30,7 @@ from toeplens.papers.deposit.page.look import (
 )
 from toeplens.papers.deposit.rungs import BASES, RUNGS
 from toeplens.papers.deposit.rungs import TASK as LADDER_TASK
-from toeplens.report.kit.blocks import Block, Ramp
+from toeplens.report.kit.blocks import Block, Ramp, View
 from toeplens.report.kit.canvas import Canvas
 from toeplens.report.kit.dots import Series, dots, told_means
 from toeplens.studies import CellResult
@@ -199,6 +200,7 @@ _MOMENTS = {
     "four times": "4 plateaus",
     END: "8 plateaus, the end",
 }
+_LONG = "one that few seeds leave longer than the panel runs out of it"
 Line = tuple[str, str, str]  # what stands at the left, the rung, the moment
 
 
@@ -207,7 +209,7 @@ def by_rung(state: Reproduction) -> Block:
     lines = [("as the scale has it", "", END), *((RUNGS[rung].title, rung, END) for rung in _rungs(state))]
     caption = (
         "What silencing the costliest head costs, at the end of training, with one thing changed at a time. A ring "
-        "is a seed, the marker their mean with its interval; models without skill are left out."
+        f"is a seed, the marker their mean with its interval; {_LONG}; models without skill are left out."
     )
     return _block(state, "ladder-rungs", "What a deposit comes with", caption, lines)
 
@@ -217,7 +219,7 @@ def by_moment(state: Reproduction) -> Block:
     lines = [(text, "longer", moment) for moment, text in _MOMENTS.items()]
     caption = (
         "The same along training: when a model has just learned the task, when it has stopped learning, and long "
-        "after. A ring is a seed, the marker their mean with its interval."
+        f"after. A ring is a seed, the marker their mean with its interval; {_LONG}."
     )
     return _block(state, "ladder-moments", "A deposit depends on the moment", caption, lines)
 
@@ -227,7 +229,8 @@ def _rungs(state: Reproduction) -> Sequence[str]:
 
 
 def _block(state: Reproduction, place: str, title: str, caption: str, lines: Sequence[Line]) -> Block:
-    views = []
+    views: list[View] = []
+    drawn = set[str]()
     for what, measure, figure, scale, digits in _SHOWN:
 
         def draw(
@@ -248,19 +251,21 @@ def _block(state: Reproduction, place: str, title: str, caption: str, lines: Seq
                 )
                 for base in BASES[protocol]
             ]
-            if not any(values for one in series for values in one.values):
+            kept = [line for line in range(len(lines)) if any(one.values[line] for one in series)]
+            if not kept:
                 return None
-            texts = [text for text, _, _ in lines]
-            told = [
-                f"{name(protocol, one.key)}: {told_means(texts, one.values, scale, digits)}"
+            texts = [lines[line][0] for line in kept]
+            series = [
+                replace(one, values=[one.values[line] for line in kept], tints=one.tints[: len(kept)])
                 for one in series
                 if any(one.values)
             ]
+            drawn.update(one.key for one in series)
+            told = [f"{name(protocol, one.key)}: {told_means(texts, one.values, scale, digits)}" for one in series]
             return dots(texts, series, what, scale=scale, digits=digits), f"{what}: {'. '.join(told)}."
 
         views.append(beside(state, draw, what))
-    signs = legend(state, {base for protocol in state.plan.protocols for base in BASES[protocol]})
-    return Block(place, title, caption, views, legend=signs)
+    return Block(place, title, caption, views, legend=legend(state, drawn))
 
 
 def _values(

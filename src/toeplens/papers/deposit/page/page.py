@@ -68,6 +68,8 @@ _PART: dict[_Maker, str] = {
     deposits.by_rung: "ladder",
     deposits.by_moment: "ladder",
 }
+# figures of other models in sections of the encodings as their protocol has them
+_BESIDE = {"position", "sets", "sets-size", "representation"}
 
 
 def blocks(state: Reproduction) -> dict[str, Block]:
@@ -85,11 +87,13 @@ def write_page(state: Reproduction) -> Path:
 def render(state: Reproduction) -> str:
     """The report as one self-contained HTML document; the same state gives the same document."""
     shown, encodings, settings = blocks(state), look.plain(state), tables.settings(state)
+    general = bool(look.plain_keys(state.plan) or _BESIDE & shown.keys())
     return render_page(
         "papers/deposit/page/page.html.j2",
         shown,
         look=look,
         state=state,
+        general=general,
         scale=SCALES[state.plan.scale],
         many_heads=SCALES[state.plan.scale].model["num_heads"] > 8,
         headline=words.headline(state),
@@ -100,7 +104,7 @@ def render(state: Reproduction) -> str:
         tallies=words.tallies(state),
         seeds_note=words.seeds_note(state),
         seeds=sorted({key.seed for key in look.planned(state.plan)}),
-        largest=words.largest_drop(encodings.results.cells),
+        largest=words.largest_drop((encodings if general else state).results.cells),
         gone=words.diverged(state),
         protocols={p: look.PROTOCOL_NAMES[p] for p in state.plan.protocols},
         glossary=tables.terms(state),

@@ -196,10 +196,12 @@ def partings(state: Reproduction) -> list[Parting]:
     few, both = state.plan.seeds < ENOUGH, len(state.plan.protocols) > 1
     claims = ledger(state.entries)
     verdicts = ("fails", "leans to fail") if few else ("fails",)
-    gone = [entries for entries in claims if all(entry.verdict in verdicts for entry in entries)]
+    theirs = [entries for entries in claims if not entries[0].claim.ours]
+    gone = [entries for entries in theirs if all(entry.verdict in verdicts for entry in entries)]
     where = "both protocols" if both else f"the {PROTOCOL_NAMES[state.plan.protocols[0]]}"
     verb = ("leans to fail" if len(gone) == 1 else "lean to fail") if few else "fails" if len(gone) == 1 else "fail"
-    found = [Parting(f"From the papers: {len(gone) or 'none'} of the {len(claims)} claims {verb} under {where}.")]
+    apart = Parting(f"From the papers: {len(gone) or 'none'} of their {len(theirs)} claims {verb} under {where}.")
+    found = [apart] if theirs else []
     return [*found, *_between_protocols(state, claims)] if both else found
 
 
@@ -215,8 +217,9 @@ def _between_protocols(state: Reproduction, claims: Sequence[Sequence[Entry]]) -
     if differing:
         whole, change = max(differing, key=lambda each: abs(each[1].value))
         ends = [f"{percent(_mean(values['accuracy']))} ({end})" for end, values in whole.ends.items()]
-        among = listed(title(each.base) for each, _ in differing)
-        text = f"On {TASKS[DISTANCE]}, of {among}, {title(whole.base)} differs most: {' against '.join(ends)}, "
+        among = f"of {listed(title(each.base) for each, _ in differing)}, " if len(differing) > 1 else ""
+        most = f"{title(whole.base)} differs{' most' if among else ''}"
+        text = f"On {TASKS[DISTANCE]}, {among}{most}: {' against '.join(ends)}, "
         found.append(Parting(f"{text}{interval(change)} points. {_why(state, whole.base)}"))
     return found
 

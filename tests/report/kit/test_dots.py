@@ -1,0 +1,33 @@
+"""Dots: where the axis of a figure ends, and what is told of an interval that is longer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from toeplens.report.kit.dots import Series, dots
+
+
+def drawn(*values: dict[int, float], **options: Any) -> Any:
+    series = Series("a", "", "circle", values, ["#000000"] * len(values))
+    return dots([f"line {i}" for i in range(len(values))], [series], "numbers", **options)
+
+
+def test_the_axis_holds_all_seeds_and_all_of_a_short_interval() -> None:
+    low, high = drawn({seed: 10.0 + seed % 2 for seed in range(20)}, {0: 0.0, 1: 0.0, 2: 0.0}).layout.xaxis.range
+    assert low < 0
+    assert 11 < high < 12
+
+
+def test_a_long_interval_of_few_seeds_does_not_make_all_else_a_dot() -> None:
+    figure = drawn({0: 0.0, 1: 100.0}, {0: 40.0, 1: 60.0})  # Student's interval of the first: 50 and 635 on each side
+    low, high = figure.layout.xaxis.range
+    assert (low, high) == (pytest.approx(-58), pytest.approx(158))
+    assert "-585.3, 685.3" in str(figure.data[-1].text).replace("\u2212", "-")
+    assert figure.data[-1].error_x.array[0] == pytest.approx(635.3, abs=0.1)
+
+
+def test_ends_that_are_given_and_numbers_of_one_value_are_left_alone() -> None:
+    assert drawn({0: 0.0, 1: 100.0}, span=(0, 100)).layout.xaxis.range == (0, 100)
+    assert drawn({0: 3.0, 1: 3.0}).layout.xaxis.range is None
