@@ -482,6 +482,28 @@ def test_stopped_and_gone_on_with_it_finds_the_same(finished: Path, here: Here, 
     assert told(whole) == told(gather(shutil.copytree(finished, tmp_path / "copy")))
 
 
+def test_runs_that_a_record_keeps_are_gone_on_from(finished: Path, here: Here, tmp_path: Path):
+    """Without weights, as archives of a record hold them (results/README.md)."""
+    out = tmp_path / "study"
+    shutil.copytree(finished / "runs", out / "runs", ignore=shutil.ignore_patterns("*.safetensors"))
+    state = reproduce(out, scale="smoke")
+    assert state.complete
+    assert here.done == []
+    assert told(state) == told(gather(shutil.copytree(finished, tmp_path / "copy")))
+
+
+@pytest.mark.parametrize("other", ["runs/letter.txt", "runs/mine/letter.txt", "letter.txt"])
+def test_runs_among_other_files_are_left_alone(finished: Path, tmp_path: Path, other: str):
+    shutil.copytree(finished / "runs", tmp_path / "runs")
+    (tmp_path / other).parent.mkdir(exist_ok=True)
+    (tmp_path / other).write_text("dear")
+    with pytest.raises(
+        InputError, match=r"not a study's; give an empty or new directory, or one that holds runs alone"
+    ):
+        reproduce(tmp_path, scale="smoke")
+    assert not (tmp_path / "study.json").exists()
+
+
 def rows_say_what_their_cells_say(state: Reproduction) -> None:
     for row in state.table:
         found = state.results.under(row.protocol).of(row.task, row.label)

@@ -24,6 +24,7 @@ from toeplens.studies.kit.frames.rows import ClaimRow
 from toeplens.studies.kit.frames.tables import table
 from toeplens.studies.kit.recorded import CLAIMS_FILE, FIRST, RESULTS, STUDY, Kept, read_record, record_in
 from toeplens.training import environment
+from toeplens.training.run import SPEC
 
 RUNS = "runs"
 _SECONDS, _ENVIRONMENT = "seconds", "environment"
@@ -237,12 +238,24 @@ def study_in(directory: Path) -> str | None:
 
 
 def _open_directory(directory: Path) -> dict[str, Any] | None:
-    """Make ``directory`` if it is not there; what study it holds, None for none. Other files are not written among."""
+    """Make ``directory`` if it is not there; what study it holds, None for none. Other files are not written among.
+
+    Runs alone are no other files: those that a record keeps are unpacked first and gone on from.
+    """
     make_directory(directory)
     had = read_study(directory)
-    if had is None and any(child.name != LOCK and not is_leftover(child) for child in directory.iterdir()):
-        raise InputError(f"out: {directory} holds files that are not a study's; give an empty or new directory.")
+    if had is None and not all(
+        child.name == LOCK or is_leftover(child) or _holds_runs(child) for child in directory.iterdir()
+    ):
+        raise InputError(
+            f"out: {directory} holds files that are not a study's; give an empty or new directory, or one that holds "
+            f"runs alone ({RUNS}/*/{SPEC})."
+        )
     return had
+
+
+def _holds_runs(path: Path) -> bool:
+    return path.name == RUNS and path.is_dir() and all((run / SPEC).is_file() for run in path.iterdir())
 
 
 @contextmanager
