@@ -14,7 +14,6 @@ from tests.builders import script
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "results" / "ladder" / "results.json.gz"
-pytestmark = pytest.mark.skipif(not RECORD.exists(), reason="the ladder is not recorded yet (docs/decisions/018)")
 
 
 @pytest.fixture(scope="module")
