@@ -37,9 +37,8 @@ torch.set_num_threads(1)
 os.environ["COLUMNS"] = "200"  # xdist gives its workers another width, which rich would keep from its import on
 
 _MEMORY, _ROOM = Path("/dev/shm"), 4 * 2**30
-if (
-    _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM
-):  # small files, flushed often: a disk would be waited for
+if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM:
+    # tests write small files and flush them often: a disk would be waited for
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 settings.register_profile("toeplens", deadline=None, derandomize=True, max_examples=25, database=None)

@@ -110,7 +110,7 @@ CONFORMING = """
 ALWAYS = 9  # of them; the others are looked at once in CI
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.usefixtures("checked_in_ci")
 @pytest.mark.parametrize(
     "name",
     [

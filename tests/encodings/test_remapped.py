@@ -149,7 +149,6 @@ def test_fractions_of_a_position_have_an_offset_too() -> None:
     assert build("dual-chunk", chunk=4, window=2).offsets(p, p)[3].tolist() == [5.0, 4.5, 1.75, 0.0]
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("name", "options"), [*CASES[1:], ("self-extend", {"group": 1}), ("rerope", {"leak": 1.0})])
 @pytest.mark.usefixtures("checked_in_ci")
 def test_they_conform(name: str, options: dict[str, Any]) -> None:

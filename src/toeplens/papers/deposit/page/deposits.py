@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import isfinite
 
 import plotly.graph_objects as go
@@ -241,24 +240,24 @@ def _block(state: Reproduction, place: str, title: str, caption: str, lines: Seq
             scale: float = scale,
             digits: int = digits,
         ) -> Drawn | None:
+            found = {
+                base: [_values(state, protocol, base, rung, moment, measure, figure) for _, rung, moment in lines]
+                for base in BASES[protocol]
+            }
+            kept = [line for line in range(len(lines)) if any(values[line] for values in found.values())]
+            if not kept:
+                return None
+            texts = [lines[line][0] for line in kept]
             series = [
                 Series(
                     base,
                     f"{name(protocol, base)}, ",
                     marker(base),
-                    [_values(state, protocol, base, rung, moment, measure, figure) for _, rung, moment in lines],
-                    [colour(base)] * len(lines),
+                    [values[line] for line in kept],
+                    [colour(base)] * len(kept),
                 )
-                for base in BASES[protocol]
-            ]
-            kept = [line for line in range(len(lines)) if any(one.values[line] for one in series)]
-            if not kept:
-                return None
-            texts = [lines[line][0] for line in kept]
-            series = [
-                replace(one, values=[one.values[line] for line in kept], tints=one.tints[: len(kept)])
-                for one in series
-                if any(one.values)
+                for base, values in found.items()
+                if any(values)
             ]
             drawn.update(one.key for one in series)
             told = [f"{name(protocol, one.key)}: {told_means(texts, one.values, scale, digits)}" for one in series]
