@@ -305,7 +305,7 @@ def pieces(command: list[str], budget: float, study_directory: Path) -> list[int
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("options", "budget"),
-    [(["--scale", "paper", "--protocol", "paper", "--workers", "1"], 40), (["--scale", "laptop", "--seeds", "3"], 25)],
+    [(["--scale", "paper", "--protocol", "paper", "--workers", "1"], 25), (["--scale", "laptop", "--seeds", "3"], 15)],
     ids=["paper", "laptop"],
 )
 def test_a_scale_goes_on_in_pieces(tmp_path: Path, options: list[str], budget: float):

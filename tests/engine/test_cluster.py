@@ -24,7 +24,11 @@ from toeplens.engine.store import Store
 from toeplens.ground import EnvironmentFailure, InputError
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.usefixtures("unchecked", "one_thread"), pytest.mark.filterwarnings("ignore")]  # Ray's own
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.usefixtures("unchecked", "one_thread"),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+]
 
 
 @pytest.fixture
@@ -77,7 +81,6 @@ class Meanwhile(threading.Thread):
         return self.happened
 
 
-@pytest.mark.heavy
 def test_a_worker_that_is_killed_is_replaced_and_its_run_goes_on(three: Cluster, tmp_path: Path):
     url = str(tmp_path / "store")
     store, wanted, told = Store(url), jobs(3, 60), []
@@ -105,7 +108,6 @@ def test_a_worker_that_is_killed_is_replaced_and_its_run_goes_on(three: Cluster,
     assert [len(leases(store, job)) for job in wanted] == [2, 1, 1]
 
 
-@pytest.mark.heavy
 def test_a_machine_that_is_removed_is_replaced_and_its_run_goes_on(machines: Any, three: Cluster, tmp_path: Path):
     url = str(tmp_path / "store")
     store, wanted = Store(url), jobs(4, 60)  # so that each machine has one
@@ -150,7 +152,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.heavy
 def test_a_driver_that_is_killed_is_started_again_and_goes_on(machines: Any, three: Cluster, tmp_path: Path):
     url = str(tmp_path / "store")
     store, wanted = Store(url), jobs(4, 40)
@@ -172,7 +173,6 @@ def test_a_driver_that_is_killed_is_started_again_and_goes_on(machines: Any, thr
         assert (tmp_path / "out" / job.spec.name / "result.json").read_bytes() == before[job.label]
 
 
-@pytest.mark.heavy
 def test_two_drivers_on_one_store_do_no_job_twice(machines: Any, three: Cluster, tmp_path: Path):
     url = str(tmp_path / "store")
     wanted = jobs(4, 20)
@@ -189,7 +189,6 @@ def test_two_drivers_on_one_store_do_no_job_twice(machines: Any, three: Cluster,
         assert (tmp_path / "other" / result).read_bytes() == (tmp_path / "out" / result).read_bytes()  # its seconds too
 
 
-@pytest.mark.heavy
 def test_a_stop_is_heard_and_a_directory_that_all_see_needs_no_store(three: Cluster, tmp_path: Path):
     wanted = jobs(4, 40)
     begun = threading.Event()
@@ -268,7 +267,6 @@ def stays(piece: tuple[bool, Path], limits: Limits, tell: Any) -> str | None:
     return "whole"
 
 
-@pytest.mark.heavy
 def test_a_survey_on_a_cluster_brings_the_records_of_one_here(three: Cluster, tmp_path: Path):
     from toeplens.studies.auditing.survey import survey
 

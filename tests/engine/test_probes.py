@@ -74,6 +74,7 @@ def another(machines: Any, first: Path) -> Iterator[None]:
         machines.remove_node(odd)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("content", "version", "says"),
     [
@@ -93,6 +94,7 @@ def test_a_machine_without_the_package_or_with_another_is_named(
         three.must_serve("auto")
 
 
+@pytest.mark.heavy
 def test_a_machine_with_another_torch_or_transformers_is_named(machines: Any, three: Cluster, tmp_path: Path):
     def installed(name: str, version: str) -> None:
         (tmp_path / f"{name}-{version}.dist-info").mkdir()

@@ -120,8 +120,11 @@ class Compiled:
 
 @pytest.mark.heavy
 def test_on_a_gpu_ours_takes_part_compiled_and_table_1_is_trained_so(monkeypatch: pytest.MonkeyPatch):
-    """A GPU's execution, carried out on the CPU."""
+    """A GPU's execution, carried out on the CPU: the paper's run with the laptop's sizes."""
     made: list[Compiled] = []
+    sizes = {field: getattr(spec_of("laptop").model, field) for field in ("num_layers", "num_heads", "d_model", "d_ff")}
+    paper = spec_of("paper")
+    small = paper.model_copy(update={"model": paper.model.model_copy(update=sizes)})
 
     def compiled(model: nn.Module, **options: Any) -> Compiled:
         made.append(Compiled(model))
@@ -129,6 +132,7 @@ def test_on_a_gpu_ours_takes_part_compiled_and_table_1_is_trained_so(monkeypatch
 
     execution = Execution(torch.device("cpu"), bf16=True, compiled=True, why="a test")
     monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(training, "spec_of", {"paper": small}.__getitem__)
     monkeypatch.setitem(training.BATCH["cpu"], "paper", 2)
     ((contest, _),) = training.contests(execution, ("paper",), 3, 0.0)
     assert [each.name for each in contest.timed] == [
