@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,9 +52,11 @@ class Recorded:
         rows = (row for row in self.content["table"] if (row["protocol"], row["task"]) == (protocol, task))
         return {row["label"]: row["title"] for row in rows if not row["label"].startswith("partial-")}
 
-    @property
-    def seeds(self) -> int:
-        return len({cell.key.seed for cell in self.results.cells})
+    @cached_property
+    def seeds(self) -> tuple[int, int]:
+        """How many models the smallest and the largest of its cells have."""
+        places = Counter((cell.key.protocol, cell.key.task, cell.key.label) for cell in self.results.cells)
+        return min(places.values()), max(places.values())
 
     @property
     def sizes(self) -> Mapping[str, Any]:

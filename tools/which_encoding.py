@@ -116,12 +116,13 @@ def _limits() -> Iterator[str]:
         told = ", ".join(f"`{task}`" for task in tasks) if len(tasks) < 4 else f"{len(tasks)} tasks, listed below"
         protocols = ", ".join(dict.fromkeys(cell.key.protocol for cell in cells))
         models = len({cell.run for cell in cells})
-        yield f"| `{name}` | {protocols} | {models} | {record.seeds} | {size} | {most:,} numbers | {told} |"
+        seeds = " to ".join(map(str, dict.fromkeys(record.seeds)))
+        yield f"| `{name}` | {protocols} | {models} | {seeds} | {size} | {most:,} numbers | {told} |"
     synthetic = [record for name, record in RECORDS.items() if name != "language"]
     most = max(cell.parameters for record in synthetic for cell in record.results.cells)
     yield (
-        f"\nThe largest model trained on a synthetic task has {most:,} learned numbers. Whether any of this holds at a "
-        "larger size was not measured."
+        f"\nOf these the largest model trained on a synthetic task has {most:,} learned numbers. Whether any of this "
+        "holds at a larger size was not measured."
     )
 
 
@@ -263,7 +264,12 @@ def _claims(ids: Sequence[str], names: Sequence[str] = ()) -> Iterator[str]:
         parts = sum(part["essential"] for part in each["parts"])
         more = f" (one of {parts} parts)" if parts > 1 else ""
         seen = f"{_deciding(each)['evidence']}{more}{_against(each)}"
-        yield f"    - {_where(name, each)}, {RECORDS[name].seeds} seeds: {verdict}. {seen}"
+        yield f"    - {_where(name, each)}, {_seeds(name)}: {verdict}. {seen}"
+
+
+def _seeds(name: str) -> str:
+    fewest, most = RECORDS[name].seeds
+    return f"{'up to ' if fewest < most else ''}{most} seeds"
 
 
 def _deciding(entry: Mapping[str, Any]) -> Mapping[str, Any]:
