@@ -15,7 +15,7 @@ from filling import filled
 
 from toeplens.ground.words import listed
 from toeplens.papers.deposit import SCALES, Reproduction
-from toeplens.papers.deposit.looks import END, Measure, look_at
+from toeplens.papers.deposit.looks import END, Measure, before_plateau, look_at
 from toeplens.papers.deposit.page.look import name
 from toeplens.papers.deposit.rungs import BASES, RUNGS, TASK
 from toeplens.papers.deposit.study import KIND
@@ -31,7 +31,7 @@ FIRST: dict[Protocol, str] = {"paper": "rope", "released": "rope-alone"}  # RoPE
 LONGER = "longer"
 _COSTS = ("largest cost of a head, % of the skill", "nats", "heads whose cost is told from none")
 MOMENTS = {
-    "able": "first look with over 90 % right",
+    "able": "first look with over 90 % right, if before the plateau",
     "plateau": "the plateau",
     "twice": "twice its steps",
     "four times": "four times",
@@ -142,6 +142,21 @@ def _lengths(study: Reproduction) -> Iterator[str]:
                 yield f"| {name(protocol, base)}, {protocol} | {' | '.join(told)} |"
 
 
+    ends = [
+        " against ".join(
+            f"{largest(cells(study, protocol, base, rung)).told(0, percent=True)} with {_tokens(rung)}"
+            for rung in ("tokens-64", "tokens-24")
+        )
+        + f" tokens ({protocol})"
+        for protocol, base in FIRST.items()
+    ]
+    yield ""
+    yield (
+        "Texts of 96 tokens have a vocabulary of 128 words, all others one of 64, since distances are words. With one "
+        f"vocabulary RoPE's largest cost is {' and '.join(ends)}."
+    )
+
+
 def _tokens(rung: str) -> int:
     return (RUNGS[rung].tokens if rung else None) or SCALE.model["max_len"]
 
@@ -153,10 +168,11 @@ def _moments(study: Reproduction) -> Iterator[str]:
         for base in BASES[protocol]:
             found = cells(study, protocol, base, LONGER)
             for moment, words in MOMENTS.items() if found else ():
+                seen = [cell for cell in found if moment != "able" or before_plateau(cell, moment)]
                 yield (
                     f"| {name(protocol, base)}, {protocol} | {words} | "
-                    f"{_of(largest(found, moment), found, 0, percent=True)} | "
-                    f"{_of(largest(found, moment, 'loss'), found)} | {_of(matter(found, moment), found, 0)} |"
+                    f"{_of(largest(seen, moment), found, 0, percent=True)} | "
+                    f"{_of(largest(seen, moment, 'loss'), found)} | {_of(matter(seen, moment), found, 0)} |"
                 )
 
 
@@ -220,11 +236,11 @@ def _papers(study: Reproduction) -> Iterator[str]:
 
 
 def _direction(study: Reproduction, protocol: Protocol) -> str:
-    """What each step towards the papers' size does to the largest cost."""
+    """The largest cost at each step towards the papers' size."""
     base = FIRST[protocol]
-    start = largest(cells(study, protocol, base, "")).mean
+    start = largest(cells(study, protocol, base, "")).told(0, percent=True)
     steps = {
-        f"texts of {_tokens('tokens-96')} tokens (theirs have {PRESETS['paper'].model['max_len']} places)": "tokens-96",
+        f"texts of {_tokens('tokens-96')} tokens and 128 words (theirs have {PRESETS['paper'].model['max_len']} places)": "tokens-96",
         "their rate and betas": "rate-paper",
         "their dropout of 0.1": "drop",
         "their width of 256": "width-256",
@@ -232,11 +248,8 @@ def _direction(study: Reproduction, protocol: Protocol) -> str:
     told = []
     for words, rung in steps.items():
         spread = largest(cells(study, protocol, base, rung))
-        if spread.count:
-            told.append(f"{words} {100 * (spread.mean - start):+.0f} points".replace("-", "−"))
-        else:
-            told.append(f"{words}: not recorded")
-    return f"From {100 * start:.0f} % of the skill, the largest cost of a head, mean over seeds: {'; '.join(told)}."
+        told.append(f"{words} {spread.told(0, percent=True)}" if spread.count else f"{words}: not recorded")
+    return f"The largest cost of a head, of the skill, is {start} as the scale is; with {'; '.join(told)}."
 
 
 _PARTS: dict[str, Callable[[Reproduction], Iterator[str]]] = {

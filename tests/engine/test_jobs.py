@@ -17,7 +17,7 @@ from tests.builders import COUNTING, After, held, refusal
 
 from toeplens.engine import Asked, Job, Limits, ablate_run, carry_out, jobs, limits, measure_run, read_ablation
 from toeplens.engine import examples as looked_at
-from toeplens.ground import InputError, read_json
+from toeplens.ground import InputError, read_json, write_json
 from toeplens.lens import HeadAblation, ablate_heads
 from toeplens.sources import DecoderSource
 from toeplens.tasks import Examples
@@ -93,6 +93,26 @@ def test_a_job_trains_then_silences_each_head(tmp_path: Path, trained: Run):
     assert content["chance"] == run.spec.guess
     assert parts(run) == []
     assert recorded(run).drops.shape == (2, HEADS)
+
+
+def test_what_was_measured_of_weights_that_are_gone_is_measured_anew(tmp_path: Path):
+    """Made again on another machine they may be others."""
+    wanted = Job(tiny(), "a job", 20, measures=("toeplitz",))
+    run = carry_out(wanted, tmp_path, Limits())
+    before = {name: read_json(run.directory / f"{name}.json") for name in ("ablation", "ablation-loss", "toeplitz")}
+    for name, content in before.items():
+        write_json(run.directory / f"{name}.json", content | {"chance": 0.123} if "chance" in content else content)
+    assert jobs.without_weights([wanted], tmp_path) == []
+    (run.directory / "model.safetensors").unlink()
+    assert jobs.without_weights([wanted], tmp_path) == [], "all is measured"
+    more = replace(wanted, measures=("toeplitz", "position"))
+    assert jobs.without_weights([more], tmp_path) == [more]
+    with pytest.raises(InputError, match=r"model.safetensors is missing; delete .*result.json and train with the same"):
+        carry_out(more, tmp_path, Limits())
+    (run.directory / "result.json").unlink()
+    carry_out(more, tmp_path, Limits())
+    assert {name: read_json(run.directory / f"{name}.json") for name in before} == before
+    assert read_json(run.directory / "spec.json") == run.spec.content
 
 
 def test_a_jobs_measures_are_of_its_split(tmp_path: Path):

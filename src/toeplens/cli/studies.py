@@ -12,6 +12,7 @@ import typer
 from toeplens.cli.means import Hands, Means, with_options
 from toeplens.cli.options import Full, Json, Recorded, StudyDirectory, StudyOut, path
 from toeplens.ground import InputError, choose
+from toeplens.ground.words import listed
 from toeplens.start import starting
 
 PARTS = ("core", "others", "partial", "mla", "factors", "factors-back", "ladder", "mechanism")
@@ -55,10 +56,13 @@ def reproduce(
         choose("protocol", protocol, (*PROTOCOLS, "both"))
     protocols: tuple[Protocol, ...] = tuple(p for p in PROTOCOLS if protocol in (p, "both"))
     parts = study.chosen_parts(part or ["core"])
-    jobs = study.planned(out, scale, protocols, seeds, parts).jobs()
+    asked = study.planned(out, scale, protocols, seeds, parts)
+    jobs = asked.jobs()
     about = f"{len(jobs)} models at scale {scale} ({study.SCALES[scale].about})"
-    if fewer := study.SCALES[scale].fewer(seeds):
+    if fewer := study.SCALES[scale].fewer(asked.seeds):
         about += f" ({fewer})"
+    if (asked.protocols, asked.seeds, asked.parts) != (protocols, seeds, parts):
+        about += f", with what the study in {out} asks for already ({asked.seeds} seeds, {listed(asked.parts)})"
     limits = means.limits()
     progress = StudyProgress(jobs, about, limits)
     plan = {"scale": scale, "protocols": protocols, "seeds": seeds, "parts": parts}

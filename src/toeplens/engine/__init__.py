@@ -6,7 +6,7 @@ Here goes how work is carried out and kept beside a run; what is measured is the
 from toeplens.engine.examples import DataSplit, examples_of
 from toeplens.engine.extrapolation import FACTORS, Extrapolation, LengthResult, extrapolate
 from toeplens.engine.head_watch import HeadWatch, Watched
-from toeplens.engine.jobs import Job, ablate_run, carry_out, read_ablation
+from toeplens.engine.jobs import Job, ablate_run, carry_out, read_ablation, without_weights
 from toeplens.engine.kinds import as_record
 from toeplens.engine.limits import Limits
 from toeplens.engine.many import Event, Workers, must_have, plan_workers, run_jobs, spread
@@ -44,4 +44,5 @@ __all__ = [
     "signals_held",
     "spread",
     "stop_on_signals",
+    "without_weights",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from toeplens.engine.leases import HeldElsewhere
 from toeplens.engine.limits import Limits
 from toeplens.engine.measures import Subject, measure_run, read_measures
 from toeplens.engine.pool import keeping_time
-from toeplens.engine.records import Asked, read_record, write_record
+from toeplens.engine.records import Asked, forget_measured, read_record, write_record
 from toeplens.engine.sharing import shared
 from toeplens.ground import choose, write_bytes
 from toeplens.ground.files import make_directory
@@ -29,7 +30,7 @@ from toeplens.lens.kit.interventions import Intervention, Metric
 from toeplens.training import Follower, Run, RunSpec, plan_execution, train
 from toeplens.training.followers import followers_named
 from toeplens.training.loop import Progress
-from toeplens.training.run import RESULT, entered
+from toeplens.training.run import RESULT, WEIGHTS, entered
 
 _ABLATION = "ablation"
 
@@ -82,6 +83,7 @@ def carry_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None 
 
 
 def _carried_out(job: Job, out: Path, limits: Limits, on_progress: Progress | None) -> Run:
+    forget_measured(out / job.spec.name)
     with keeping_time():
         run = train(
             job.spec,
@@ -127,6 +129,17 @@ def is_done(job: Job, directory: Path) -> bool:
     asked = Asked(job.examples, job.split)
     measured = read_measures(directory, job.measures, asked)
     return read_ablation(directory, asked) is not None and len(measured) == len(set(job.measures))
+
+
+def without_weights(jobs: Sequence[Job], out: Path) -> list[Job]:
+    """Those whose trained models are yet to be looked at, and were kept in ``out`` without their weights."""
+    return [
+        job
+        for job in jobs
+        if (out / job.spec.name / RESULT).exists()
+        and not (out / job.spec.name / WEIGHTS).exists()
+        and not is_done(job, out / job.spec.name)
+    ]
 
 
 def read_ablation(directory: Path, asked: Asked, metric: Metric = "accuracy") -> HeadAblation | None:

@@ -14,6 +14,7 @@ from toeplens.engine.examples import DataSplit
 from toeplens.engine.kinds import as_record
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.records import AtLeast1, Record
+from toeplens.training.run import CHECKPOINT, ENVIRONMENT, PROGRESS, RESULT, SPEC
 
 _ASKED = "asked"
 
@@ -51,6 +52,14 @@ def write_record(directory: Path, name: str, asked: Asked, content: dict[str, An
     path = other if first.exists() and _read(first)[_ASKED] != asdict(asked) else first
     write_json(path, {**content, _ASKED: asdict(asked)})
     return path
+
+
+def forget_measured(directory: Path) -> None:
+    """Remove what was measured of weights that are gone: a run that has no result and no checkpoint begins anew."""
+    if not any((directory / name).exists() for name in (RESULT, CHECKPOINT)):
+        for path in directory.glob("*.json"):
+            if path.name not in (SPEC, ENVIRONMENT, PROGRESS) and _ASKED in read_json(path):
+                path.unlink()
 
 
 def _places(directory: Path, name: str, asked: Asked) -> tuple[Path, Path]:

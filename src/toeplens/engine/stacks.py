@@ -16,6 +16,7 @@ from toeplens.engine.jobs import Job, followers_of, watcher_of
 from toeplens.engine.leases import HeldElsewhere
 from toeplens.engine.limits import MOST_STACKED, Limits
 from toeplens.engine.pool import keeping_time
+from toeplens.engine.records import forget_measured
 from toeplens.engine.scratch import scratch
 from toeplens.engine.sharing import shared
 from toeplens.ground import InputError
@@ -77,6 +78,7 @@ class _Member:
         try:
             self._held.enter_context(entered(directory, self.job.spec))
             self._stops = self._held.enter_context(shared(directory, limits)).should_stop
+            forget_measured(directory)
         except BaseException as error:
             self.leave()
             if not isinstance(error, Busy):

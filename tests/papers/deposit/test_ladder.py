@@ -91,8 +91,8 @@ def ablation(costs: list[float], unit: float) -> HeadAblation:
     return HeadAblation(drops, drops * 0.9, drops * 1.1, 0.9, np.full((1, len(costs) + 1), np.nan), 100, 0.1)
 
 
-def cell(label: str, seed: int, *costs: float, early: tuple[float, ...] = ()) -> CellResult:
-    """Costs at the end as shares of the skill, and earlier, when it has just learned."""
+def cell(label: str, seed: int, *costs: float, early: tuple[float, ...] = (), plateau: int = 6) -> CellResult:
+    """Costs at the end as shares of the skill, and earlier (step 5), when it has just learned."""
     by_loss = replace(ablation([4 * cost for cost in costs], 1.0), metric="loss", baseline=0.3)
     row: dict[str, Any] = {
         "step": 5,
@@ -115,7 +115,13 @@ def cell(label: str, seed: int, *costs: float, early: tuple[float, ...] = ()) ->
         result={"test_accuracy": 0.9, "seconds": 1.0},
         ablation=ablation(list(costs), 0.8),
         by_loss=by_loss,
-        watched=[row, {**row, "events": ["eight times"]} | {"ablation": None}] if early else [],
+        watched=[
+            row,
+            row | {"step": plateau, "events": ["plateau"], "ablation": None},
+            row | {"step": 48, "events": ["eight times"], "ablation": None},
+        ]
+        if early
+        else [],
     )
 
 
@@ -165,6 +171,13 @@ def test_unfinished_learning_is_the_first_look_against_the_last(early: float, la
     (entry,) = (each for each in judge(CLAIMS, Results(cells), ["paper"]) if each.claim.id == "ladder-unfinished")
     assert entry.verdict == expected
     assert "(3 of 8 models left out: " in entry.evidence[0]
+
+
+def test_a_model_that_is_right_only_after_its_plateau_says_nothing_of_unfinished_learning() -> None:
+    late = [cell("rope/longer", seed, 0.1, early=(0.7,), plateau=5 - seed % 2) for seed in range(5)]
+    (entry,) = (each for each in judge(CLAIMS, Results(late), ["paper"]) if each.claim.id == "ladder-unfinished")
+    assert entry.verdict == "undecided"
+    assert "5 of 5 models left out: over 90% right after it had stopped learning" in entry.evidence[0]
 
 
 def test_unfinished_learning_is_looked_at_by_loss_beside() -> None:

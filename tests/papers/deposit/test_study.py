@@ -31,6 +31,7 @@ from toeplens.papers.deposit import (
     reproduce,
     title,
 )
+from toeplens.papers.deposit.page.words import measured
 from toeplens.studies import Cell, CellResult, Results, judge, limits_for
 from toeplens.studies.kit import study
 from toeplens.training import Run, RunSpec
@@ -498,10 +499,49 @@ def test_runs_among_other_files_are_left_alone(finished: Path, tmp_path: Path, o
     (tmp_path / other).parent.mkdir(exist_ok=True)
     (tmp_path / other).write_text("dear")
     with pytest.raises(
-        InputError, match=r"not a study's; give an empty or new directory, or one that holds runs alone"
+        InputError,
+        match=r"not a study's; give an empty or new directory, or one that holds runs alone .*, which .* is not",
     ):
         reproduce(tmp_path, scale="smoke")
     assert not (tmp_path / "study.json").exists()
+
+
+def test_runs_of_another_study_are_left_alone(finished: Path, here: Here, tmp_path: Path):
+    shutil.copytree(finished / "runs", tmp_path / "runs")
+    with pytest.raises(
+        InputError, match=r"^out: none of the \d+ runs in .*/runs is one of this study's \d+; give the sc"
+    ):
+        reproduce(tmp_path, scale="laptop")
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+
+
+def test_runs_without_weights_count_and_are_not_measured(finished: Path, here: Here, tmp_path: Path):
+    """What other parts ask of trained weights is missing; what was found without it stays."""
+    out = tmp_path / "study"
+    shutil.copytree(finished / "runs", out / "runs", ignore=shutil.ignore_patterns("*.safetensors"))
+    before = reproduce(out, scale="smoke")
+    with pytest.raises(
+        InputError, match=r"^out: \d+ finished runs in .* were kept without the weights that are to be me"
+    ):
+        reproduce(out, scale="smoke", parts=["mechanism"])
+    assert told(gather(out)) == told(before)
+    content = read_json(out / "study.json")
+    (out / "study.json").write_text(json.dumps(content | {"parts": ["core", "mechanism"]}))
+    state = gather(out)
+    assert state.finished < len(state.results.cells) == CELLS
+    assert not state.complete
+    kept = {(entry.claim.id, entry.protocol): entry.verdict for entry in state.entries}
+    assert all(kept[entry.claim.id, entry.protocol] == entry.verdict for entry in before.entries)
+    assert " of them not measured in full)" in measured(state)[1]
+
+
+@pytest.mark.parametrize(
+    ("scale", "protocols", "part"), [("laptop", PROTOCOLS, "ladder"), ("laptop", [PAPER], "factors")]
+)
+def test_a_part_without_models_is_refused(tmp_path: Path, scale: str, protocols: list, part: str):
+    with pytest.raises(InputError, match=rf"^part: {part} has no models at scale {scale} under the "):
+        reproduce(tmp_path / "study", scale=scale, protocols=protocols, parts=[part])
+    assert not (tmp_path / "study").exists()
 
 
 def rows_say_what_their_cells_say(state: Reproduction) -> None:
@@ -551,12 +591,23 @@ def test_the_set_ups_are_the_runs_own(copy: Path):
         gather(copy)
 
 
-def test_one_protocol_can_be_asked_for_alone(copy: Path, here: Here):
-    state = reproduce(copy, scale="smoke", protocols=[RELEASED])
+def test_one_protocol_can_be_asked_for_alone(finished: Path, here: Here, tmp_path: Path):
+    out = tmp_path / "study"
+    shutil.copytree(finished / "runs", out / "runs")
+    state = reproduce(out, scale="smoke", protocols=[RELEASED])
     assert (state.finished, state.total) == (CELLS // 2, CELLS // 2)
     assert {entry.protocol for entry in state.entries} == {RELEASED}
-    assert reproduce(copy, scale="smoke").finished == CELLS
+    assert reproduce(out, scale="smoke", protocols=[PAPER]).finished == CELLS
     assert here.done == []
+
+
+def test_what_a_study_asks_for_stays_in_it(copy: Path, here: Here):
+    before = told(reproduce(copy, scale="smoke", seeds=2))
+    for less in ({"seeds": 1}, {"protocols": [PAPER]}, {"seeds": 1, "protocols": [RELEASED]}):
+        assert told(reproduce(copy, scale="smoke", **less)) == before
+    assert len(here.done) == CELLS
+    with pytest.raises(InputError, match="seeds: 0 was given"):
+        reproduce(copy, scale="smoke", seeds=0)
 
 
 def test_time_adds_up_over_calls(copy: Path):

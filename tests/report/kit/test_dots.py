@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -26,6 +27,14 @@ def test_a_long_interval_of_few_seeds_does_not_make_all_else_a_dot() -> None:
     assert (low, high) == (pytest.approx(-58), pytest.approx(158))
     assert "-585.3, 685.3" in str(figure.data[-1].text).replace("\u2212", "-")
     assert figure.data[-1].error_x.array[0] == pytest.approx(635.3, abs=0.1)
+
+
+@pytest.mark.parametrize("span", [None, (0.0, 9.0)])
+def test_what_is_no_number_is_not_drawn(span: Any) -> None:
+    figure = drawn({0: 1.0, 1: float("nan"), 2: 3.0}, {0: float("inf")}, {0: 2.0, 1: 4.0}, span=span)
+    assert list(figure.data[0].x) == [1.0, 3.0, 2.0, 4.0]
+    assert list(figure.data[1].x) == [3.0]
+    json.loads(figure.to_json())
 
 
 def test_ends_that_are_given_and_numbers_of_one_value_are_left_alone() -> None:

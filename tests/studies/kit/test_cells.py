@@ -8,12 +8,23 @@ import pytest
 from tests.builders import tiny
 
 from toeplens.engine import Job, Limits, carry_out
-from toeplens.studies.kit.cells import Cell, gather_cells
+from toeplens.studies.kit.cells import Cell, gather_cells, jobs_of
 from toeplens.studies.kit.results import Key
 from toeplens.studies.kit.study import RUNS
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 RELEASED = {"form": "released", "length": 8, "vocab_size": 12, "max_between": 3, "max_side": 2}
+
+
+def test_a_run_that_stands_in_two_places_is_asked_what_both_ask() -> None:
+    first = Job(tiny(), "first", 4, measures=("toeplitz", "position"))
+    second = Job(tiny(), "second", 4, measures=("position", "bias"), watch=True)
+    other = Job(tiny(seed=3), "other", 4)
+    jobs = {"a": first, "b": other, "c": second}
+    cells = [Cell(Key("paper", "trigger-distance", label, 1), job) for label, job in jobs.items()]
+    job, alone = jobs_of(cells)
+    assert job == Job(tiny(), "first", 4, measures=("toeplitz", "position", "bias"), watch=True)
+    assert alone == other
 
 
 @pytest.mark.parametrize(

@@ -340,6 +340,10 @@ def test_what_two_ways_to_ask_have_to_agree_on_is_decided_by_the_weaker() -> Non
     few = above("it", [0.5, 0.6], 0.2)
     assert agreed(few, few, "again").verdict == "leans to hold"
     assert agreed(few, above("it", [0.1, 0.1], 0.2), "again").verdict == "undecided"
+    for pair in ((few, strong), (strong, few)):
+        assert agreed(*pair, "again").verdict == "leans to hold", "five of one and two of the other"
+    for pair in ((few, against), (against, few)):
+        assert agreed(*pair, "again").verdict == "undecided"
 
 
 # ---- figures that are only bounds ------------------------------------------------------------------------------------

@@ -74,6 +74,12 @@ class Look:
         return float(self.costs.sum())
 
 
+def before_plateau(cell: CellResult, moment: str) -> bool:
+    """Whether a moment came while the model was still learning: over 90 % right may come later, by chance, or never."""
+    seen, plateau = cell.events.get(moment), cell.events.get("plateau")
+    return seen is not None and plateau is not None and seen.step < plateau.step
+
+
 def look_at(cell: CellResult, moment: str = END, measure: Measure = "accuracy") -> Look | None:
     """What silencing heads cost a cell's model; None where that was not seen, or the model had too little skill.
 

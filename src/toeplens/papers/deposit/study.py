@@ -11,7 +11,7 @@ from pydantic import Field
 
 from toeplens.engine import Job, Limits, Workers
 from toeplens.engine.many import OnEvent
-from toeplens.ground import choose
+from toeplens.ground import InputError, choose
 from toeplens.ground.machine import MOST_SEEDS, within
 from toeplens.model import Protocol, decoder_config
 from toeplens.papers.deposit.claims import claims_of
@@ -169,10 +169,12 @@ def reproduce(
         scale      ``smoke``, ``laptop``, ``desk`` or ``paper``
         protocols  ``paper``, ``released``, or both
         seeds      trained models a cell
-        parts      which questions to ask, see `PARTS`; those that the study in ``out`` already asks stay in it
+        parts      which questions to ask, see `PARTS`
         limits     device, deadline, compilation
         workers    processes, one a core unless given; or a `toeplens.engine.Cluster`
         on_event   told of every step and every finished run, by the run's place in `Plan.jobs`
+
+    The protocols, seeds and parts that a study in ``out`` already asks for stay in it.
     """
     choose("scale", scale, SCALES)
     plan = planned(out, scale, protocols, seeds, parts)
@@ -180,6 +182,23 @@ def reproduce(
 
 
 def planned(out: Path | str, scale: str, protocols: Sequence[Protocol], seeds: int, parts: Sequence[str]) -> Plan:
-    """The plan that `reproduce` would carry out in ``out``: what is asked for, and the parts the study has already."""
-    had = KIND.plan_of(Path(out))[0].parts if KIND.holds(out) else ()
-    return Plan(scale, tuple(protocols), seeds, chosen_parts((*had, *chosen_parts(parts))))
+    """The plan that `reproduce` would carry out in ``out``: what is asked for, and what its study asks already.
+
+    Raises `InputError` where nothing is to be trained.
+    """
+    within("seeds", seeds, 1, MOST_SEEDS)
+    plan = Plan(scale, tuple(protocols), seeds, chosen_parts(parts))
+    if KIND.holds(out):
+        had = KIND.plan_of(Path(out))[0]
+        both = tuple(each for each in PROTOCOLS if each in (*had.protocols, *protocols))
+        plan = Plan(scale, both, max(seeds, had.seeds), chosen_parts((*had.parts, *plan.parts)))
+    if not any(places for protocol in plan.protocols for places in _places(plan, protocol)):
+        raise InputError(
+            f"part: {' and '.join(plan.parts)} has no models at scale {scale} under the {' and '.join(plan.protocols)} "
+            f"protocol; 'toeplens reproduce --help' says which parts there are, docs/reproduce.md how many models each."
+        )
+    return plan
+
+
+def _places(plan: Plan, protocol: Protocol) -> list[list[tuple[str, str]]]:
+    return list(places_of(SCALES[plan.scale], protocol, plan.parts).values())

@@ -52,7 +52,7 @@ def accuracy_table(results: Results, protocols: Sequence[Protocol]) -> list[Row]
             lines = [
                 _row(under, protocol, task, label) for label in under.labels(task) if not Label.parse(label).variant
             ]
-            rows += sorted(lines, key=lambda row: -1.0 if row.accuracy is None else -row.accuracy)
+            rows += sorted(lines, key=lambda row: 1.0 if row.accuracy is None else -row.accuracy)
     return rows
 
 

@@ -97,6 +97,7 @@ def _add(
         for line, values, place, tint in zip(lines, one.values, places, one.tints, strict=True)
         if len(values) > 1
         for seed, value in values.items()
+        if isfinite(value)
     ]
     xs, ys, tints, told = zip(*rings, strict=True) if rings else ((), (), (), ())
     marker = {"symbol": "circle-open", "size": 5, "color": list(tints), "opacity": 0.75}
@@ -104,7 +105,7 @@ def _add(
     means = [
         (estimate, place, tint, line)
         for line, values, place, tint in zip(lines, one.values, places, one.tints, strict=True)
-        if (estimate := estimated(dict(values)))
+        if (estimate := estimated(dict(values))) and isfinite(estimate.value)
     ]
     reach = [scale * (e.high - e.value) if isfinite(e.high) else 0 for e, *_ in means]
     canvas.marks(

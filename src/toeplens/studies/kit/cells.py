@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,13 @@ class Cell:
 
 
 def jobs_of(cells: Sequence[Cell]) -> list[Job]:
-    """The grid's runs, each once: two places of the grid may stand for the same run."""
+    """The grid's runs, each once: two places of the grid may stand for the same run, which is asked what both ask."""
     jobs: dict[str, Job] = {}
     for cell in cells:
-        jobs.setdefault(cell.job.spec.name, cell.job)
+        job = cell.job
+        had = jobs.get(job.spec.name, job)
+        measures = tuple(dict.fromkeys((*had.measures, *job.measures)))
+        jobs[job.spec.name] = replace(had, measures=measures, watch=had.watch or job.watch)
     return list(jobs.values())
 
 
@@ -52,12 +55,23 @@ def jobs_of(cells: Sequence[Cell]) -> list[Job]:
 class Gathered(State):
     """What of a grid is there.
 
-    results  the cells that are trained and measured, or have diverged
+    results  the cells that are trained and whose heads were silenced, or have diverged; of those that are finished all
+             that was asked for is measured
     share    share of the most training steps that is done; a run that ended early counts whole
     """
 
     results: Results
     share: float
+
+    @property
+    def begun(self) -> bool:
+        """Whether there are results."""
+        return len(self.results.cells) > 0
+
+    @property
+    def trained_seconds(self) -> float:
+        """How long the training of its models took, one after the other, wherever it was."""
+        return sum({cell.run: float(cell.result.get("seconds") or 0.0) for cell in self.results.cells}.values())
 
     def frames(self) -> dict[str, Callable[[], pa.Table]]:
         """Those of its results, and of its claims."""
@@ -76,7 +90,7 @@ def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, 
     found: list[CellResult] = []
     runs: dict[str, Any] = {}
     histories: list[list[Segment]] = []
-    done = total = 0
+    done = total = finished = 0
     for cell in cells:
         total += cell.job.spec.total_steps
         run_directory = directory / RUNS / cell.job.spec.name
@@ -86,20 +100,20 @@ def gather_cells(directory: Path, cells: Sequence[Cell], environment: dict[str, 
         asked = Asked(cell.job.examples, cell.job.split)
         ablation, by_loss = (read_ablation(run_directory, asked, metric) for metric in ("accuracy", "loss"))
         measures = read_measures(run_directory, cell.job.measures, asked)
-        measured = ablation is not None and len(measures) == len(cell.job.measures)
         done += run.step if run.status == "stopped" else cell.job.spec.total_steps
-        if run.status == "diverged" or (run.status == "complete" and measured):
+        if run.status == "diverged" or (run.status == "complete" and ablation is not None):
+            finished += run.status == "diverged" or len(measures) == len(cell.job.measures)
             histories.append(run.history)
             if (run_directory / ENVIRONMENT).exists():
                 runs["execution"] = Executed.from_dict(read_json(path := run_directory / ENVIRONMENT), path).execution
             found.append(_result(cell, run, ablation, by_loss, measures))
     return Gathered(
         directory=directory,
-        finished=len(found),
+        finished=finished,
         total=len(cells),
-        environment={**environment, **runs, **carried_out(histories)},
+        environment={**environment, **runs, **carried_out(histories, environment)},
         results=Results(found),
-        share=done / total,
+        share=done / max(1, total),
     )
 
 
@@ -132,11 +146,12 @@ def _result(
     )
 
 
-def carried_out(histories: Iterable[Sequence[Segment]]) -> dict[str, Any]:
+def carried_out(histories: Iterable[Sequence[Segment]], here: Mapping[str, Any]) -> dict[str, Any]:
     """What the histories of a study's runs say of it: nothing where they are empty, as those of earlier versions are.
 
     Returns ``threads`` of the processes that trained (None where they differ) and, of runs on more than one set-up,
-    ``setups``: a sentence that names them all, and how many runs each has carried out or had a part in.
+    ``setups``: a sentence that names them all, and how many runs each has carried out or had a part in; or that names
+    the one, where it was not what the study was last carried out with (``here``).
     """
     known = [list(dict.fromkeys(segment.setup for segment in history)) for history in histories]
     known = [setups for setups in known if setups]
@@ -145,6 +160,10 @@ def carried_out(histories: Iterable[Sequence[Segment]]) -> dict[str, Any]:
     counted = Counter(str(setup) for setups in known for setup in setups)
     threads = {setup.threads for setups in known for setup in setups}
     found: dict[str, Any] = {"threads": threads.pop() if len(threads) == 1 else None}
+    only = known[0][0]
+    differs = any(here.get(name) != getattr(only, name) for name in ("processor", "torch"))
+    if len(counted) == 1 and (differs or only.gpu not in (None, here.get("gpu"))):
+        found["setups"] = f"The {len(known)} runs were carried out on {only}, and not where this study was gathered."
     if len(counted) > 1:
         named = "; ".join(f"{words}: {count} run{'s' if count > 1 else ''}" for words, count in counted.most_common())
         moved = sum(len(setups) > 1 for setups in known)

@@ -314,14 +314,15 @@ FRAMES = tuple(_FRAMES)
 
 
 class Results:
-    """The finished cells of a study."""
+    """The finished cells of a study, or those of one protocol."""
 
-    def __init__(self, cells: Iterable[CellResult]) -> None:
+    def __init__(self, cells: Iterable[CellResult], protocol: Protocol | None = None) -> None:
         self.cells = sorted(cells, key=lambda cell: cell.key)
+        self.protocol = protocol
 
     def under(self, protocol: Protocol) -> Results:
         """The cells of one protocol."""
-        return Results(cell for cell in self.cells if cell.key.protocol == protocol)
+        return Results((cell for cell in self.cells if cell.key.protocol == protocol), protocol)
 
     def of(self, task: str, label: str) -> list[CellResult]:
         """The cells of a task and an encoding, by seed."""

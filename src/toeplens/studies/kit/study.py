@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from toeplens.engine import Job, Limits, Workers, must_have, run_jobs
+from toeplens.engine import Job, Limits, Workers, must_have, run_jobs, without_weights
 from toeplens.engine.many import OnEvent
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.files import is_leftover, make_directory
@@ -62,6 +62,11 @@ class State:
     def complete(self) -> bool:
         """Whether all is finished."""
         return self.finished == self.total
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has come out so far."""
+        return self.finished > 0
 
     def frames(self) -> dict[str, Callable[[], pa.Table]]:
         """What makes its tables, by what a row of each is; each kind has more, and those first."""
@@ -166,7 +171,7 @@ class Kind(Generic[Plan, Found]):
             return self.open_record(record[1])
         with _ours(directory) as ours:
             state = self.read(directory, *self.plan_of(directory))
-            if ours and state.finished:
+            if ours and state.begun:
                 self.write_down(state)
         return state
 
@@ -206,6 +211,8 @@ class Kind(Generic[Plan, Found]):
         """`carry_out` of a study whose work is runs alone."""
         limits, runs = of_study(limits, Path(out)), Path(out) / RUNS
         must_have(workers, len(jobs), limits, Path(out))
+        _open_directory(Path(out))
+        _must_go_on(runs, jobs, limits)
         work = partial(run_jobs, jobs, runs, limits, workers=workers, on_event=on_event)
         return self.carry_out(Path(out), asked, work)
 
@@ -244,18 +251,37 @@ def _open_directory(directory: Path) -> dict[str, Any] | None:
     """
     make_directory(directory)
     had = read_study(directory)
-    if had is None and not all(
-        child.name == LOCK or is_leftover(child) or _holds_runs(child) for child in directory.iterdir()
-    ):
+    if had is None and (other := next(_others(directory), None)) is not None:
         raise InputError(
             f"out: {directory} holds files that are not a study's; give an empty or new directory, or one that holds "
-            f"runs alone ({RUNS}/*/{SPEC})."
+            f"runs alone ({RUNS}/*/{SPEC}), which {other} is not."
         )
     return had
 
 
-def _holds_runs(path: Path) -> bool:
-    return path.name == RUNS and path.is_dir() and all((run / SPEC).is_file() for run in path.iterdir())
+def _others(directory: Path) -> Iterator[Path]:
+    """What in a directory is neither a run nor left over from writing, as a path from there."""
+    for child in sorted(directory.iterdir()):
+        if child.name == RUNS and child.is_dir():
+            yield from (run.relative_to(directory) for run in sorted(child.iterdir()) if not (run / SPEC).is_file())
+        elif child.name != LOCK and not is_leftover(child):
+            yield child.relative_to(directory)
+
+
+def _must_go_on(runs: Path, jobs: Sequence[Job], limits: Limits) -> None:
+    """Raise `InputError` where runs that were kept are none of the study's, or lack weights that it has to look at."""
+    names = {job.spec.name for job in jobs}
+    there = {run.name for run in runs.iterdir()} if runs.is_dir() else set[str]()
+    if there and not names & there and not (runs.parent / STUDY).exists():
+        raise InputError(
+            f"out: none of the {len(there)} runs in {runs} is one of this study's {len(names)}; give the scale, "
+            "protocol and parts that they are of, or another directory."
+        )
+    if limits.store is None and (kept := without_weights(jobs, runs)):
+        raise InputError(
+            f"out: {len(kept)} finished runs in {runs} were kept without the weights that are to be measured (the "
+            f"first: {kept[0].spec.name}); delete these to train them anew, or give another directory."
+        )
 
 
 @contextmanager

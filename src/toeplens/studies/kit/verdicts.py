@@ -187,9 +187,11 @@ def agreed(first: Finding, second: Finding, beside: str) -> Finding:
     if not (first.known and second.known):
         open_ = first if not first.known else second
         return replace(open_, evidence=evidence, essential=first.essential)
-    if None in (first.holds, second.holds, first.fails, second.fails):  # too few seeds
-        same = first.verdict == second.verdict
-        return replace(first, verdict=first.verdict if same else "undecided", evidence=evidence)
+    if None in (first.holds, second.holds, first.fails, second.fails):  # too few seeds, of one of them at least
+        open_ = first if first.verdict in OPEN else second
+        sides = {each.verdict.split()[-1].rstrip("s") for each in (first, second)}
+        verdict = open_.verdict if len(sides) == 1 else "undecided"
+        return replace(open_, verdict=verdict, evidence=evidence, essential=first.essential)
     holds, fails = (max(pair) for pair in ((first.holds, second.holds), (first.fails, second.fails)))  # type: ignore[type-var]
     slower = max((first, second), key=lambda each: min(each.holds or 0.0, each.fails or 0.0))
     both = replace(first, holds=holds, fails=fails, evidence=evidence, wanting=slower.wanting)

@@ -86,7 +86,13 @@ def test_the_headline_counts_the_verdicts(study: Reproduction) -> None:
     for protocol in study.plan.protocols:
         held = sum(entry.verdict == "leans to hold" for entry in study.entries if entry.protocol == protocol)
         assert re.search(rf"{protocol} protocol {held or 'none'} leans? to hold\b", said)
-    assert "It takes 5 seeds to decide" in said
+    assert said.endswith(
+        "It takes 5 seeds to decide; beside a claim stands what the records found, where they have it."
+    )
+    assert recorded().keys() & {(entry.claim.id, entry.protocol) for entry in study.entries}
+    ours = [replace(entry, claim=replace(entry.claim, id="ours")) for entry in study.entries]
+    assert headline(replace(study, entries=ours)).endswith("It takes 5 seeds to decide.")
+    assert headline(replace(study, entries=[])) == "No claim is asked of what was trained here."
     five = headline(replace(study, plan=replace(study.plan, seeds=5)))
     assert re.search(r"paper protocol (\d+|none) holds? and (\d+|none) fails?;", five)
 

@@ -115,5 +115,5 @@ def both_positions(results: Results) -> str:
 
 
 def is_released(results: Results) -> bool:
-    """Whether these are models of the released protocol."""
-    return any(cell.key.protocol == "released" for cell in results.cells)
+    """Whether these are models of the released protocol, or would be if there were any."""
+    return results.protocol == "released" or any(cell.key.protocol == "released" for cell in results.cells)

@@ -17,7 +17,7 @@ from toeplens.papers.deposit.claims.looking import (
     watched_claim,
 )
 from toeplens.papers.deposit.labels import title
-from toeplens.papers.deposit.looks import Measure
+from toeplens.papers.deposit.looks import Measure, before_plateau
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.contrasts import contrast, of_one
 from toeplens.studies.kit.results import Figure, Results
@@ -81,14 +81,22 @@ def _of_encoding(at: At) -> Check:
 
 
 def _unfinished(measure: Measure) -> Check:
-    """The first look with over 90 % right against that at eight plateaus, in the models that have both."""
+    """The first look with over 90 % right against that at eight plateaus, in the models that have both.
+
+    One that was over 90 % right only after it had stopped learning says nothing of unfinished learning.
+    """
     looks = At("able", measure), At("eight times", measure)
     early, late = (at.largest() for at in looks)
-    both = replace(early, counts=lambda cell: early.counts(cell) and late.counts(cell))
+    learning = "over 90% right after it had stopped learning, too little skill, or not looked at"
+    both = replace(
+        early,
+        counts=lambda cell: early.counts(cell) and late.counts(cell) and before_plateau(cell, "able"),
+        without=learning,
+    )
 
     def check(results: Results) -> list[Finding]:
         label = _at_rung(full_rope(results), "longer")
-        cells = results.of(DISTANCE, label)
+        cells = [cell for cell in results.of(DISTANCE, label) if both.counts(cell)]
         lost = early.by_seed(cells) - late.by_seed(cells)
         away = left_out(results, both, DISTANCE, label)
         what = f"largest cost of a head, when over 90% right - at 8 times the plateau{away}"
@@ -113,7 +121,8 @@ CLAIMS: tuple[Claim[Results], ...] = (
         f"{_OURS}; against {FINAL}: contribution 3 (no artifact of training)",
         "A deposit comes with unfinished learning: trained on, single heads matter less.",
         "RoPE: the largest cost of a head, as a share of the skill, at the first look with over 90% right less that "
-        "at 8 times the plateau's steps: over a tenth. Only models that have both looks, and skill in both, count.",
+        "at 8 times the plateau's steps: over a tenth. Only models count that have both looks, the first before their "
+        "plateau, and skill in both.",
         _unfinished("accuracy"),
         elsewhere={"by loss": _unfinished("loss")},
     ),

@@ -14,7 +14,7 @@ from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction
 from toeplens.papers.deposit.factors import concentrated
 from toeplens.papers.deposit.labels import Label
-from toeplens.papers.deposit.looks import END, Look, Measure, look_at
+from toeplens.papers.deposit.looks import END, Look, Measure, before_plateau, look_at
 from toeplens.papers.deposit.page.look import (
     Drawn,
     Models,
@@ -218,7 +218,8 @@ def by_moment(state: Reproduction) -> Block:
     lines = [(text, "longer", moment) for moment, text in _MOMENTS.items()]
     caption = (
         "The same along training: when a model has just learned the task, when it has stopped learning, and long "
-        f"after. A ring is a seed, the marker their mean with its interval; {_LONG}."
+        f"after. A ring is a seed, the marker their mean with its interval; {_LONG}. Models that were over 90% right "
+        "only after their plateau have no ring there."
     )
     return _block(state, "ladder-moments", "A deposit depends on the moment", caption, lines)
 
@@ -277,5 +278,7 @@ def _values(
     figure: Callable[[Look], float],
 ) -> dict[int, float]:
     cells: list[CellResult] = state.results.under(protocol).of(LADDER_TASK, str(Label(base, None, rung)))
+    if moment == "able":
+        cells = [cell for cell in cells if before_plateau(cell, moment)]
     looks = {cell.key.seed: look_at(cell, moment, measure) for cell in cells}
     return {seed: float(figure(look)) for seed, look in looks.items() if look is not None}

@@ -24,6 +24,7 @@ from toeplens.papers.deposit.page.look import (
     plain,
     protocol_title,
 )
+from toeplens.papers.deposit.recorded import recorded
 from toeplens.report.kit.page import ledger
 from toeplens.studies import ENOUGH, CellResult, Claim, Entry, Verdict
 from toeplens.studies.kit.results import estimated
@@ -64,7 +65,7 @@ def tallies(state: Reproduction) -> dict[Protocol, Counter[Verdict]]:
 
 def headline(state: Reproduction) -> str:
     """The answer in one sentence."""
-    if not state.finished:
+    if not state.begun:
         return "No model is finished yet, so nothing has come out so far."
     counted, few = tallies(state), state.plan.seeds < ENOUGH
     shown: tuple[Verdict, Verdict] = ("leans to hold", "leans to fail") if few else ("holds", "fails")
@@ -73,12 +74,16 @@ def headline(state: Reproduction) -> str:
         for protocol, counts in counted.items()
     ]
     total = max(counts.total() for counts in counted.values())
+    if not total:
+        return "No claim is asked of what was trained here."
     rest = (
-        f"It takes {ENOUGH} seeds to decide; beside each claim stands what the records found."
+        f"It takes {ENOUGH} seeds to decide"
         if few
-        else "The others hold in part, only lean to a side, or are undecided."
+        else "The others hold in part, only lean to a side, or are undecided"
     )
-    return f"Of the {total} claims checked, {'; '.join(parts)}. {rest}"
+    if few and recorded().keys() & {(entry.claim.id, entry.protocol) for entry in state.entries}:
+        rest += "; beside a claim stands what the records found, where they have it"
+    return f"Of the {total} claims checked, {'; '.join(parts)}. {rest}."
 
 
 def _count(counts: Counter[Verdict], verdict: Verdict) -> str:
@@ -111,7 +116,14 @@ def seeds_note(state: Reproduction) -> str:
     if count < ENOUGH:
         many = "one model" if count == 1 else f"{count} models"
         return f"Each encoding was trained as {many}: what comes out only leans: {ENOUGH} decide."
-    return f"Each encoding was trained as {count} models with different seeds."
+    return f"Each encoding was trained as {seeds(state).removesuffix(' seeds')} models with different seeds."
+
+
+def seeds(state: Reproduction) -> str:
+    """How many models of each encoding, at most."""
+    count = state.plan.seeds
+    most = "up to " if SCALES[state.plan.scale].fewer(count) else ""
+    return f"{most}{count} seed{'s' if count != 1 else ''}"
 
 
 def describe_drops(cell: CellResult) -> str:
@@ -171,16 +183,17 @@ def measured(state: Reproduction) -> list[str]:
     their_layers, their_heads, their_width, their_length = _sizes(theirs)
     beside = f" (the papers’: {their_layers} of {their_heads}, {their_width} wide, {their_length} tokens)"
     same = ", the papers’ own sizes"
-    seeds, protocols = state.plan.seeds, [_MEANT_BY[protocol] for protocol in state.plan.protocols]
+    protocols = [_MEANT_BY[protocol] for protocol in state.plan.protocols]
     places = Counter(cell.run for cell in state.results.cells)
-    counted = f"{state.finished:,} of {state.total:,} models"
-    if len(places) < places.total():  # one run may stand in two
-        counted = f"{len(places):,} models in {state.finished:,} of {state.total:,} places of the study"
-    most = "up to " if ours.fewer(seeds) else ""
+    there = places.total()
+    counted = f"{there:,} of {state.total:,} models"
+    if len(places) < there:  # one run may stand in two
+        counted = f"{len(places):,} models in {there:,} of {state.total:,} places of the study"
+    if state.finished < there:
+        counted += f" ({there - state.finished:,} of them not measured in full)"
     return [
         f"{said}{same if ours is theirs else beside}.",
-        f"{counted}, {most}{seeds} seed{'s' if seeds != 1 else ''} of each; trained "
-        f"{' and '.join(protocols)}; then every head silenced in turn.",
+        f"{counted}, {seeds(state)} of each; trained {' and '.join(protocols)}; then every head silenced in turn.",
     ]
 
 
@@ -191,7 +204,7 @@ def _sizes(scale: Scale) -> tuple[int, int, int, int]:
 
 def partings(state: Reproduction) -> list[Parting]:
     """Where results part from the papers, where the two protocols part, and what of their differences does it."""
-    if not state.finished:
+    if not state.begun:
         return []
     few, both = state.plan.seeds < ENOUGH, len(state.plan.protocols) > 1
     claims = ledger(state.entries)
@@ -243,7 +256,7 @@ def answers(state: Reproduction) -> dict[str, list[str]]:
 
     Of each task, of where a single head carries the skill, and of what makes the difference.
     """
-    if not state.finished:
+    if not state.begun:
         return {}
     encodings = plain(state)
     found = {f"Which encoding came first on {TASKS[task]}?": _winners(encodings, task) for task in TASKS}
