@@ -28,7 +28,7 @@ _FIRST = {(each, C, name): 5 for each in BOTH for name in ("absolute", "mla", "n
     (each, D, name): 5 for each in BOTH for name in ("partial-1", "partial-2")
 }
 # looked at before, as they were made: of five models each, of ten, with Task 2, with RoPE on one and on two heads
-_NO_HEADS = {(each, D, name): 0 for each in BOTH for name in ("partial-1", "partial-2")}
+_NO_HEADS = _FIRST | {(each, D, name): 0 for each in BOTH for name in ("partial-1", "partial-2")}
 _NO_COUNT = _NO_HEADS | {(each, C, name): 0 for each in BOTH for name in ("absolute", "mla", "nope", "rope")}
 _FIVE = _NO_COUNT | {
     (each, D, name): 5

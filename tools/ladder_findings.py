@@ -141,7 +141,6 @@ def _lengths(study: Reproduction) -> Iterator[str]:
                 told = [_of(largest(each), each, 0, percent=True) for each in found]
                 yield f"| {name(protocol, base)}, {protocol} | {' | '.join(told)} |"
 
-
     ends = [
         " against ".join(
             f"{largest(cells(study, protocol, base, rung)).told(0, percent=True)} with {_tokens(rung)}"
@@ -239,8 +238,9 @@ def _direction(study: Reproduction, protocol: Protocol) -> str:
     """The largest cost at each step towards the papers' size."""
     base = FIRST[protocol]
     start = largest(cells(study, protocol, base, "")).told(0, percent=True)
+    places = PRESETS["paper"].model["max_len"]
     steps = {
-        f"texts of {_tokens('tokens-96')} tokens and 128 words (theirs have {PRESETS['paper'].model['max_len']} places)": "tokens-96",
+        f"texts of {_tokens('tokens-96')} tokens and 128 words (theirs have {places} places)": "tokens-96",
         "their rate and betas": "rate-paper",
         "their dropout of 0.1": "drop",
         "their width of 256": "width-256",

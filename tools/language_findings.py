@@ -169,8 +169,8 @@ def _heads(study: Grid) -> Iterator[str]:
     first = [language.deposit(cell, 0) for cell in cells]
     previous = [language.kind_share(cell, "previous", "positional") for cell in cells]
     yield (
-        f"- **No head of RoPE's carries half.** Position taken from each of RoPE's 16 heads alone: the largest head's part "
-        f"of what is lost is {_told(deposit, percent=True)}, that of the first layer's heads "
+        f"- **No head of RoPE's carries half.** Position taken from each of its 16 heads alone: the largest head's "
+        f"part of what is lost is {_told(deposit, percent=True)}, that of the first layer's heads "
         f"{_told(first, percent=True)}; the bar was half."
         if max(deposit) < 0.5
         else f"- The largest head's part of what is lost without position is {_told(deposit, percent=True)}."

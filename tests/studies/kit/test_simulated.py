@@ -127,9 +127,32 @@ def test_a_look_with_other_parts_said_nothing(monkeypatch: pytest.MonkeyPatch) -
     for before in (
         entries(lambda: Finding("undecided", "not run")),
         entries(lambda: above("it", difference(values[:5], values[:5]), 0.5)),
-        entries(lambda: above("it", values[:5], 0.5), lambda: above("it", values[:5], 0.5)),
+        entries(lambda: above("another", values[:5], 0.5)),
     ):
         assert simulate(ledger, worlds=1, effect="at the bar", earlier=[before]).any_wrong == 0
+
+
+def test_parts_are_found_again_by_what_they_ask() -> None:
+    """More are asked once there is more, and more models are left out."""
+    values = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+
+    def part(about: str, count: int) -> Any:
+        return lambda: above(about, values[:count], 0.5)
+
+    now = entries(part("it (1 of 6 models left out: why)", 6), part("later", 6), part("Task 1: more", 6), part("it", 6))
+    before = entries(part("it", 5), part("Task 1: more (1 of 3 and 0 of 3 models left out: why)", 3), part("it", 4))
+    assert simulated._as_it_was(now, before) == [[[5], (), [3], [4]]]
+    none = entries(lambda: Finding("undecided", "it (5 of 5 models left out: why): no finished run that counts"))
+    assert simulated._as_it_was(now, none) == [[(), (), (), ()]]
+
+
+def test_skill_and_accuracy_of_the_same_models_are_off_alike() -> None:
+    noise = simulated._Noise("normal", np.random.default_rng(0))
+    accuracy = (0.9, 0.8, 0.95, 0.7, 0.85)
+    skill = tuple((value - 0.16) / (1 - 0.16) for value in accuracy)
+    first, second = noise.of(accuracy, 0.002), noise.of(skill, 0.002)
+    np.testing.assert_allclose(second, first / (1 - 0.16), rtol=1e-12)
+    assert not np.allclose(noise.of((0.9, 0.8, 0.7, 0.95, 0.85), 0.002), first)
 
 
 def test_a_part_that_cannot_fail_cannot_in_any_world_either() -> None:

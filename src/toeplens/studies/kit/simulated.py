@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -137,29 +138,28 @@ def _mean(comparison: Comparison, size: float) -> float:
 class _Noise:
     """What models are off their mean in one world; the same models are as far off in every comparison.
 
-    Models of a term are known by their figures. Where all of these are one number, as of encodings whose models all get
-    all right, they are not: then each comparison has its own.
+    Models of a term are known by how their figures lie to each other, which skill and accuracy have the same. Where all
+    of these are one number, as of encodings whose models all get all right, they are not: then each comparison has its
+    own.
     """
 
     def __init__(self, shape: Shape, rng: np.random.Generator) -> None:
         self.shape: Shape = shape
         self.rng = rng
-        self.drawn: dict[tuple[tuple[float, ...], float], np.ndarray] = {}
+        self.drawn: dict[tuple[tuple[float, ...], bool], np.ndarray] = {}
 
     def of(self, values: tuple[float, ...], grain: float) -> np.ndarray:
         """At least `ENOUGH` models, with a spread of no less than the grain."""
-        known = values, grain
+        count, spread = max(len(values), ENOUGH), float(np.std(values, ddof=1)) if len(values) > 1 else _SPREAD
+        if len(set(values)) < 2:
+            return _NOISE[self.shape](self.rng, count) * max(spread, grain)
+        lie = np.subtract(values, np.mean(values)) / spread
+        seen = self.shape == "as seen" and spread > grain
+        known = tuple(lie.round(6).tolist()), seen
         if known not in self.drawn:
-            count, spread = max(len(values), ENOUGH), float(np.std(values, ddof=1)) if len(values) > 1 else _SPREAD
-            if self.shape == "as seen" and spread > grain:
-                off = np.subtract(values, np.mean(values)) * (len(values) / (len(values) - 1)) ** 0.5
-                noise = self.rng.choice(off, count)
-            else:
-                noise = _NOISE[self.shape](self.rng, count) * max(spread, grain)
-            if len(set(values)) < 2:
-                return noise
-            self.drawn[known] = noise
-        return self.drawn[known]
+            off = lie * (len(values) / (len(values) - 1)) ** 0.5
+            self.drawn[known] = self.rng.choice(off, count) if seen else _NOISE[self.shape](self.rng, count)
+        return self.drawn[known] * max(spread, grain)
 
 
 def _drawn(part: Finding, size: float, noise: _Noise) -> Finding:
@@ -178,11 +178,20 @@ def _as_it_was(asked: Sequence[Entry], look: Sequence[Entry]) -> list[list[Count
     had = {(entry.claim.id, entry.protocol): entry.findings for entry in look}
     found = []
     for entry in asked:
-        parts = had.get((entry.claim.id, entry.protocol), ())
-        if len(parts) != len(entry.findings):
-            parts = (None,) * len(entry.findings)
-        found.append([_counts(part, own) for part, own in zip(parts, entry.findings, strict=True)])
+        parts = list(had.get((entry.claim.id, entry.protocol), ()))
+        counts = []
+        for own in entry.findings:
+            part = next((each for each in parts if _about(each) == _about(own)), None)
+            if part is not None:
+                parts.remove(part)
+            counts.append(_counts(part, own))
+        found.append(counts)
     return found
+
+
+def _about(part: Finding) -> str:
+    """What a part asks, in its evidence's words: without what was found, and which models were left out."""
+    return re.sub(r" \([^()]*left out:[^()]*\)", "", re.split(r": (?=-?\d|no finished run)", part.evidence)[0])
 
 
 def _counts(part: Finding | None, now: Finding) -> Counts:
