@@ -106,6 +106,36 @@ def test_encodings_train_alike_by_blocks_and_with_weights_formed(name: str, leng
         torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5)
 
 
+@given(
+    texts=st.integers(1, 4),
+    length=st.integers(1, 90),
+    name=st.sampled_from(["nope", "rope", "mla"]),
+    alike=st.booleans(),
+    seed=st.integers(0, 100),
+)
+def test_padding_is_hidden_by_blocks_as_where_weights_are_formed(
+    texts: int, length: int, name: str, alike: bool, seed: int
+):
+    """Of keys alone; texts that are nothing but padding give 0, and no gradient."""
+    make = torch.Generator().manual_seed(seed)
+    encoding = build(name, head_dim=8, num_heads=2, d_model=16, max_len=128)
+    width = encoding.rotary_dim if name == "mla" else 8
+    q, k = torch.randn(2, texts, 2, length, width, generator=make)
+    v = torch.randn(texts, 2, length, 8, generator=make)
+    mask = torch.rand(1 if alike else texts, 1, 1, length, generator=make) < torch.rand(1, generator=make)
+    mask[-1] = mask[-1] & (seed % 3 > 0)
+    places = torch.arange(length)
+    told = {"encoding": encoding, "scale": 0.3, "q_positions": places, "k_positions": places, "causal": False}
+    each = [x.requires_grad_() for x in (q, k, v)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *_, **__: pytest.fail("torch's"))
+        found = with_gradients(attend(q, k, v, mask=mask, **told), *each)
+    for one, other in zip(found, with_gradients(attend(q, k, v, mask=mask, fused=False, **told), *each), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5)
+    none = ~mask.any(-1)[:, 0, 0].expand(texts)
+    assert all(not x[none].any() for x in found)
+
+
 def test_where_it_is_not_faster_it_is_left_to_torch():
     short, long = torch.randn(1, 1, 65, 4), torch.randn(1, 1, 513, 4)
     assert not is_faster(short, short)

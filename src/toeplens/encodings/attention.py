@@ -311,12 +311,18 @@ def _fused(
 ) -> Tensor:
     """Fused attention; its kernels want one width for queries, keys and values, so the narrower ones get zeros.
 
-    Where they are slower than products over blocks, these.
+    Where they are slower than products over blocks, these: without a mask, and with one of keys alone (padding).
     """
-    if mask is None and is_faster(q, k, dropout=dropout):
-        k, v = (for_each_head(x, q.shape[1]) for x in (k, v))
-        return attend_blocked(q, k, v, None, dropout, scale, causal=is_causal)
     mask = None if mask is None else _four(mask)
+    if (mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1)) and is_faster(q, k, dropout=dropout):
+        k, v = (for_each_head(x, q.shape[1]) for x in (k, v))
+        if mask is None:
+            return attend_blocked(q, k, v, None, dropout, scale, causal=is_causal)
+        sees = mask.any(-1, keepdim=True)
+        hidden = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(sees & ~mask, float("-inf"))
+        hidden = hidden.expand(*mask.shape[:2], q.shape[-2], -1)
+        found = attend_blocked(q, k, v, hidden, dropout, scale, causal=is_causal)
+        return found if sees.all() else found * sees
     width = v.shape[-1]
     missing = q.shape[-1] - width
     if missing > 0:
