@@ -20,7 +20,7 @@ test-heavy: .venv/.test .venv/.browser
 check: .venv/.dev
 	.venv/bin/ruff format --check src tests benchmarks examples tools
 	.venv/bin/ruff check src tests benchmarks examples tools
-	.venv/bin/pyright
+	.venv/bin/pyright --threads $(WORKERS)
 
 format: .venv/.dev
 	.venv/bin/ruff format src tests benchmarks examples tools

@@ -49,6 +49,7 @@ def test_needs_that_cannot_be_are_named(given: dict[str, Any], says: str):
         Cluster(**given)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("given", "device", "says"),
     [
@@ -111,6 +112,7 @@ def test_a_machine_with_another_torch_or_transformers_is_named(machines: Any, th
             three.must_serve("auto", packages=("torch",))
 
 
+@pytest.mark.heavy
 def test_what_a_machine_does_not_see_is_named(three: Cluster, tmp_path: Path):
     with on_show(None, tmp_path / "out") as beside, on_show(str(tmp_path / "store"), tmp_path / "out") as kept:
         three.must_serve("auto", beside)
@@ -156,6 +158,7 @@ def test_a_device_that_a_worker_cannot_have_is_refused(device: str):
         Cluster(gpus=1.0).must_serve(device)
 
 
+@pytest.mark.heavy
 def test_as_many_at_a_time_as_there_is_room_for(machines: Any, three: Cluster):
     assert three.at_a_time() == 3
     assert Cluster(machines.address, at_once=2).at_a_time() == 2

@@ -59,6 +59,7 @@ def equal(ours: Run, theirs: Run) -> None:
         assert row == pytest.approx(same, abs=1e-5)
 
 
+@pytest.mark.heavy
 def test_two_processes_end_as_one_and_only_the_first_speaks(tmp_path: Path):
     said = ended(start(spec(), tmp_path))
     assert said.count("complete, test accuracy") == 1
@@ -90,6 +91,7 @@ def test_stopped_on_two_it_goes_on_on_one_and_the_other_way_round(tmp_path: Path
     assert run.metrics[-1]["step"] == whole.metrics[-1]["step"]
 
 
+@pytest.mark.heavy
 def test_told_to_end_all_stop_with_a_checkpoint(tmp_path: Path):
     long = spec(epochs=10**6)
     process = start(long, tmp_path)

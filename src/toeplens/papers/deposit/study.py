@@ -190,7 +190,7 @@ def planned(out: Path | str, scale: str, protocols: Sequence[Protocol], seeds: i
     plan = Plan(scale, tuple(protocols), seeds, chosen_parts(parts))
     if KIND.holds(out):
         had = KIND.plan_of(Path(out))[0]
-        both = tuple(each for each in PROTOCOLS if each in (*had.protocols, *protocols))
+        both: tuple[Protocol, ...] = tuple(each for each in PROTOCOLS if each in (*had.protocols, *protocols))
         plan = Plan(scale, both, max(seeds, had.seeds), chosen_parts((*had.parts, *plan.parts)))
     if not any(places for protocol in plan.protocols for places in _places(plan, protocol)):
         raise InputError(
