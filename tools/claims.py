@@ -84,8 +84,7 @@ def _models(name: str, seeds: int) -> str:
     """How many models of each kind a record has, in words: some scales train fewer of some."""
     from toeplens.papers.deposit import SCALES
 
-    fewer = name in SCALES and SCALES[name].fewer(seeds)
-    return f"{'up to ' if fewer else ''}{seeds} seeds"
+    return SCALES[name].told(seeds) if name in SCALES else f"{seeds} seeds"
 
 
 def page() -> str:

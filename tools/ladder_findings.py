@@ -15,7 +15,7 @@ from filling import filled
 
 from toeplens.ground.words import listed
 from toeplens.papers.deposit import SCALES, Reproduction
-from toeplens.papers.deposit.looks import END, Measure, before_plateau, look_at
+from toeplens.papers.deposit.looks import END, Measure, in_order, look_at
 from toeplens.papers.deposit.page.look import name
 from toeplens.papers.deposit.rungs import BASES, RUNGS, TASK
 from toeplens.papers.deposit.study import KIND
@@ -167,7 +167,7 @@ def _moments(study: Reproduction) -> Iterator[str]:
         for base in BASES[protocol]:
             found = cells(study, protocol, base, LONGER)
             for moment, words in MOMENTS.items() if found else ():
-                seen = [cell for cell in found if moment != "able" or before_plateau(cell, moment)]
+                seen = [cell for cell in found if in_order(cell, moment)]
                 yield (
                     f"| {name(protocol, base)}, {protocol} | {words} | "
                     f"{_of(largest(seen, moment), found, 0, percent=True)} | "

@@ -319,8 +319,7 @@ def _fused(
         if mask is None:
             return attend_blocked(q, k, v, None, dropout, scale, causal=is_causal)
         sees = mask.any(-1, keepdim=True)
-        hidden = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(sees & ~mask, float("-inf"))
-        hidden = hidden.expand(*mask.shape[:2], q.shape[-2], -1)
+        hidden = _hidden(q.new_zeros(mask.shape), mask | ~sees).expand(-1, -1, q.shape[-2], -1)
         found = attend_blocked(q, k, v, hidden, dropout, scale, causal=is_causal)
         return found if sees.all() else found * sees
     width = v.shape[-1]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from toeplens.engine.examples import DataSplit
-from toeplens.engine.kinds import as_record
+from toeplens.engine.kinds import KINDS, as_record
 from toeplens.ground import InputError, choose, read_json, write_json
 from toeplens.ground.records import AtLeast1, Record
-from toeplens.training.run import CHECKPOINT, ENVIRONMENT, PROGRESS, RESULT, SPEC
+from toeplens.training.run import CHECKPOINT, RESULT
 
 _ASKED = "asked"
 
@@ -58,7 +58,7 @@ def forget_measured(directory: Path) -> None:
     """Remove what was measured of weights that are gone: a run that has no result and no checkpoint begins anew."""
     if not any((directory / name).exists() for name in (RESULT, CHECKPOINT)):
         for path in directory.glob("*.json"):
-            if path.name not in (SPEC, ENVIRONMENT, PROGRESS) and _ASKED in read_json(path):
+            if any(f"{path.stem}-".startswith(f"{name}-") for name in KINDS):
                 path.unlink()
 
 

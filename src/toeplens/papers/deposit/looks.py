@@ -74,10 +74,13 @@ class Look:
         return float(self.costs.sum())
 
 
-def before_plateau(cell: CellResult, moment: str) -> bool:
-    """Whether a moment came while the model was still learning: over 90 % right may come later, by chance, or never."""
+def in_order(cell: CellResult, moment: str) -> bool:
+    """Whether a moment is what it is taken for: over 90 % right, it has just learned, unless that came by chance later.
+
+    Later than the plateau, that is. All other moments follow in their order by themselves.
+    """
     seen, plateau = cell.events.get(moment), cell.events.get("plateau")
-    return seen is not None and plateau is not None and seen.step < plateau.step
+    return moment != "able" or (seen is not None and plateau is not None and seen.step < plateau.step)
 
 
 def look_at(cell: CellResult, moment: str = END, measure: Measure = "accuracy") -> Look | None:

@@ -48,6 +48,10 @@ class Scale(Preset):
         own = self.most_seeds.get(spot)
         return min(seeds, own if own is not None else min(self.most_seeds.get(name, seeds) for name in spot[1:]))
 
+    def told(self, seeds: int) -> str:
+        """How many seeds its cells are trained with where so many are asked for, in words."""
+        return f"{'up to ' if self.fewer(seeds) else ''}{seeds} seed{'s' if seeds != 1 else ''}"
+
     def fewer(self, seeds: int) -> str:
         """Which cells are trained with fewer seeds than are asked for, in words; nothing where none are."""
         of_each: dict[int, list[str]] = {}

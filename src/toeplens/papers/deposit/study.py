@@ -192,13 +192,9 @@ def planned(out: Path | str, scale: str, protocols: Sequence[Protocol], seeds: i
         had = KIND.plan_of(Path(out))[0]
         both: tuple[Protocol, ...] = tuple(each for each in PROTOCOLS if each in (*had.protocols, *protocols))
         plan = Plan(scale, both, max(seeds, had.seeds), chosen_parts((*had.parts, *plan.parts)))
-    if not any(places for protocol in plan.protocols for places in _places(plan, protocol)):
+    if not any(any(places_of(SCALES[scale], each, plan.parts).values()) for each in plan.protocols):
         raise InputError(
             f"part: {' and '.join(plan.parts)} has no models at scale {scale} under the {' and '.join(plan.protocols)} "
             f"protocol; 'toeplens reproduce --help' says which parts there are, docs/reproduce.md how many models each."
         )
     return plan
-
-
-def _places(plan: Plan, protocol: Protocol) -> list[list[tuple[str, str]]]:
-    return list(places_of(SCALES[plan.scale], protocol, plan.parts).values())

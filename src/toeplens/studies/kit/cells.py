@@ -71,7 +71,12 @@ class Gathered(State):
     @property
     def trained_seconds(self) -> float:
         """How long the training of its models took, one after the other, wherever it was."""
-        return sum({cell.run: float(cell.result.get("seconds") or 0.0) for cell in self.results.cells}.values())
+        return sum(float(cell.result.get("seconds") or 0.0) for cell in self.models.values())
+
+    @property
+    def models(self) -> dict[str, CellResult]:
+        """Its models by their runs, each once: one may stand in two places."""
+        return {cell.run: cell for cell in self.results.cells}
 
     def frames(self) -> dict[str, Callable[[], pa.Table]]:
         """Those of its results, and of its claims."""

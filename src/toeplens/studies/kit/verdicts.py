@@ -13,6 +13,7 @@ from toeplens.studies.kit.contrasts import GRAIN, Contrast, Values, of_one
 # what can come of a claim
 Verdict = Literal["holds", "holds in part", "fails", "leans to hold", "leans to fail", "undecided"]
 OPEN: tuple[Verdict, ...] = ("leans to hold", "leans to fail", "undecided")
+SIDES: dict[Verdict, int] = {"holds": 1, "holds in part": 1, "leans to hold": 1, "leans to fail": -1, "fails": -1}
 
 ENOUGH = 5  # seeds with which a verdict is decided; with fewer it leans
 LEVEL = 0.05
@@ -189,8 +190,8 @@ def agreed(first: Finding, second: Finding, beside: str) -> Finding:
         return replace(open_, evidence=evidence, essential=first.essential)
     if None in (first.holds, second.holds, first.fails, second.fails):  # too few seeds, of one of them at least
         open_ = first if first.verdict in OPEN else second
-        sides = {each.verdict.split()[-1].rstrip("s") for each in (first, second)}
-        verdict = open_.verdict if len(sides) == 1 else "undecided"
+        alike = SIDES.get(first.verdict) == SIDES.get(second.verdict)
+        verdict = open_.verdict if alike else "undecided"
         return replace(open_, verdict=verdict, evidence=evidence, essential=first.essential)
     holds, fails = (max(pair) for pair in ((first.holds, second.holds), (first.fails, second.fails)))  # type: ignore[type-var]
     slower = max((first, second), key=lambda each: min(each.holds or 0.0, each.fails or 0.0))

@@ -17,7 +17,7 @@ from toeplens.papers.deposit.claims.looking import (
     watched_claim,
 )
 from toeplens.papers.deposit.labels import title
-from toeplens.papers.deposit.looks import Measure, before_plateau
+from toeplens.papers.deposit.looks import Measure, in_order
 from toeplens.studies.kit.claims import Claim
 from toeplens.studies.kit.contrasts import contrast, of_one
 from toeplens.studies.kit.results import Figure, Results
@@ -90,7 +90,7 @@ def _unfinished(measure: Measure) -> Check:
     learning = "over 90% right after it had stopped learning, too little skill, or not looked at"
     both = replace(
         early,
-        counts=lambda cell: early.counts(cell) and late.counts(cell) and before_plateau(cell, "able"),
+        counts=lambda cell: early.counts(cell) and late.counts(cell) and in_order(cell, "able"),
         without=learning,
     )
 

@@ -14,7 +14,7 @@ from toeplens.model import Protocol
 from toeplens.papers.deposit import SCALES, Reproduction
 from toeplens.papers.deposit.factors import concentrated
 from toeplens.papers.deposit.labels import Label
-from toeplens.papers.deposit.looks import END, Look, Measure, before_plateau, look_at
+from toeplens.papers.deposit.looks import END, Look, Measure, in_order, look_at
 from toeplens.papers.deposit.page.look import (
     Drawn,
     Models,
@@ -278,7 +278,5 @@ def _values(
     figure: Callable[[Look], float],
 ) -> dict[int, float]:
     cells: list[CellResult] = state.results.under(protocol).of(LADDER_TASK, str(Label(base, None, rung)))
-    if moment == "able":
-        cells = [cell for cell in cells if before_plateau(cell, moment)]
-    looks = {cell.key.seed: look_at(cell, moment, measure) for cell in cells}
+    looks = {cell.key.seed: look_at(cell, moment, measure) for cell in cells if in_order(cell, moment)}
     return {seed: float(figure(look)) for seed, look in looks.items() if look is not None}

@@ -103,7 +103,7 @@ def render(state: Reproduction) -> str:
         answers=words.answers(state),
         tallies=words.tallies(state),
         seeds_note=words.seeds_note(state),
-        seeds_told=words.seeds(state),
+        seeds_told=SCALES[state.plan.scale].told(state.plan.seeds),
         seeds=sorted({key.seed for key in look.planned(state.plan)}),
         largest=words.largest_drop((encodings if general else state).results.cells),
         gone=words.diverged(state),

@@ -28,6 +28,7 @@ from toeplens.papers.deposit.recorded import recorded
 from toeplens.report.kit.page import ledger
 from toeplens.studies import ENOUGH, CellResult, Claim, Entry, Verdict
 from toeplens.studies.kit.results import estimated
+from toeplens.studies.kit.verdicts import SIDES
 from toeplens.training.presets import DISTANCE
 
 _MORE = "deposit-more-under-rope"
@@ -116,14 +117,8 @@ def seeds_note(state: Reproduction) -> str:
     if count < ENOUGH:
         many = "one model" if count == 1 else f"{count} models"
         return f"Each encoding was trained as {many}: what comes out only leans: {ENOUGH} decide."
-    return f"Each encoding was trained as {seeds(state).removesuffix(' seeds')} models with different seeds."
-
-
-def seeds(state: Reproduction) -> str:
-    """How many models of each encoding, at most."""
-    count = state.plan.seeds
-    most = "up to " if SCALES[state.plan.scale].fewer(count) else ""
-    return f"{most}{count} seed{'s' if count != 1 else ''}"
+    many = SCALES[state.plan.scale].told(count).removesuffix(" seeds")
+    return f"Each encoding was trained as {many} models with different seeds."
 
 
 def describe_drops(cell: CellResult) -> str:
@@ -157,7 +152,6 @@ _MEANT_BY: dict[Protocol, str] = {
     "paper": "as the papers’ text describes it (paper protocol)",
     "released": "as the authors’ program does it (released protocol)",
 }
-_SIDES: dict[Verdict, int] = {"holds": 1, "holds in part": 1, "leans to hold": 1, "leans to fail": -1, "fails": -1}
 _FEW = 2  # claims that are written out where protocols part
 
 
@@ -184,16 +178,16 @@ def measured(state: Reproduction) -> list[str]:
     beside = f" (the papers’: {their_layers} of {their_heads}, {their_width} wide, {their_length} tokens)"
     same = ", the papers’ own sizes"
     protocols = [_MEANT_BY[protocol] for protocol in state.plan.protocols]
-    places = Counter(cell.run for cell in state.results.cells)
-    there = places.total()
+    there, models = len(state.results.cells), len(state.models)
     counted = f"{there:,} of {state.total:,} models"
-    if len(places) < there:  # one run may stand in two
-        counted = f"{len(places):,} models in {there:,} of {state.total:,} places of the study"
+    if models < there:  # one run may stand in two
+        counted = f"{models:,} models in {there:,} of {state.total:,} places of the study"
     if state.finished < there:
         counted += f" ({there - state.finished:,} of them not measured in full)"
     return [
         f"{said}{same if ours is theirs else beside}.",
-        f"{counted}, {seeds(state)} of each; trained {' and '.join(protocols)}; then every head silenced in turn.",
+        f"{counted}, {ours.told(state.plan.seeds)} of each; trained {' and '.join(protocols)}; then every head "
+        "silenced in turn.",
     ]
 
 
@@ -220,7 +214,7 @@ def partings(state: Reproduction) -> list[Parting]:
 
 def _between_protocols(state: Reproduction, claims: Sequence[Sequence[Entry]]) -> list[Parting]:
     """Claims that come out on opposite sides, the encoding whose accuracy differs most, and why it does."""
-    opposite = [each for each in claims if {-1, 1} <= {_SIDES.get(entry.verdict, 0) for entry in each}]
+    opposite = [each for each in claims if {-1, 1} <= {SIDES.get(entry.verdict, 0) for entry in each}]
     told = [(each[0].claim, ", ".join(f"{entry.verdict} ({entry.protocol})" for entry in each)) for each in opposite]
     count = len(opposite)
     apart = f"{count or 'no'} claim{'s' if count > 1 else ''} come{'s' if count < 2 else ''} out on opposite sides"
