@@ -18,6 +18,7 @@ from tests import builders
 from tests.builders import tiny, wait_until
 
 from toeplens.engine import Event, Job, Limits, carry_out, many, plan_workers, run_jobs
+from toeplens.engine.pool import Upcoming
 from toeplens.ground import EnvironmentFailure, InputError
 from toeplens.training import Run, train
 from toeplens.training import run as store
@@ -174,6 +175,22 @@ def test_followers_are_known_by_name_each_once():
     assert Limits(follow=("wandb", "tensorboard", "wandb")).follow == ("wandb", "tensorboard")
     with pytest.raises(InputError, match=r"^follow: there is no 'tensorbord'; did you mean 'tensorboard'\?"):
         Limits(follow=("tensorbord",))
+
+
+# ---- in which order -------------------------------------------------------------------------------------------------
+
+
+def test_what_has_to_wait_for_another_is_passed_by_until_that_is_done():
+    upcoming = Upcoming("abcd", wait=0.0, after={1: 0, 2: 3})
+    assert [upcoming.next() for _ in range(3)] == [0, 3, None]
+    upcoming.put_off(3)  # it was lost
+    assert upcoming.next() == 3
+    assert upcoming.next() is None
+    upcoming.done(3)
+    assert upcoming.next() == 2
+    upcoming.done(0)
+    assert [upcoming.next(), upcoming.next()] == [1, None]
+    assert not upcoming
 
 
 # ---- how many -------------------------------------------------------------------------------------------------------

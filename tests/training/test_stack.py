@@ -265,12 +265,16 @@ def test_jobs_stopped_in_a_stack_are_gone_on_with(tmp_path: Path):
 
 def test_a_stop_in_the_stack_is_a_stop_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     begun: list[Any] = []
-    monkeypatch.setattr(
-        engine, "spread", lambda work, pieces, *rest, on_done, **more: (begun.append(work), on_done(0, None))
-    )
+
+    def stopped(work: Any, pieces: Any, *rest: Any, on_done: Any, **more: Any) -> None:
+        """As a pool does with a piece that says None: nothing more is begun."""
+        begun.append(pieces[0][0])
+        on_done(0, None)
+
+    monkeypatch.setattr(engine, "in_processes", stopped)
     jobs = [Job(spec, spec.name) for spec in three()]
     assert run_jobs(jobs, tmp_path, Limits(stack=8), workers=1) == ["stopped"] * 3
-    assert begun == [train_stack]
+    assert begun == [jobs]
 
 
 def test_a_run_that_somebody_else_holds_is_left_to_them(tmp_path: Path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from toeplens.engine.limits import Limits
 from toeplens.engine.nodes import Cluster
-from toeplens.engine.pool import Piece, Put, Told, Upcoming, Work, stoppably
+from toeplens.engine.pool import AFTER_NONE, Piece, Put, Told, Upcoming, Work, stoppably
 from toeplens.ground import EnvironmentFailure, ToeplensError
 
 _LOOK, _ASK = 0.1, 1.0  # seconds between two looks of the driver, and of a worker
@@ -29,6 +29,7 @@ def in_cluster(
     *,
     on_done: Told,
     on_told: Told = lambda index, what: None,
+    after: Mapping[int, int] = AFTER_NONE,
 ) -> None:
     """`toeplens.engine.pool.in_processes`, on a cluster: the same work, stopped and told of in the same way.
 
@@ -39,7 +40,7 @@ def in_cluster(
     desk = _desk(ray)
     task = ray.remote(_do).options(num_cpus=cluster.cpus, num_gpus=cluster.gpus, memory=cluster.memory, max_retries=0)
     plain = replace(limits, should_stop=_never, deadline=None, device=cluster.device(limits.device))
-    upcoming = Upcoming(pieces, wait=_WAIT)
+    upcoming = Upcoming(pieces, wait=_WAIT, after=after)
     waiting: dict[Any, int] = {}
     lost: Counter[int] = Counter()
     failure: BaseException | None = None
@@ -95,6 +96,7 @@ def in_cluster(
                 continue
             if result is None:
                 stopping = True
+            upcoming.done(index)
             try:
                 on_done(index, result)
             except (ToeplensError, KeyboardInterrupt) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from toeplens.engine.leases import HeldElsewhere
 from toeplens.engine.limits import Limits
 from toeplens.engine.nodes import Cluster
 from toeplens.engine.patience import patiently
-from toeplens.engine.pool import Piece, Put, Told, Work, in_processes
+from toeplens.engine.pool import AFTER_NONE, Piece, Put, Told, Work, in_processes
 from toeplens.engine.probes import on_show
 from toeplens.engine.scratch import scratch
 from toeplens.engine.sharing import fetch, is_behind, shared
@@ -106,6 +106,7 @@ def spread(
     *,
     on_done: Told,
     on_told: Told = lambda index, what: None,
+    after: Mapping[int, int] = AFTER_NONE,
 ) -> None:
     """Do ``work`` for each piece, in order, several at a time; see `toeplens.engine.pool.in_processes`.
 
@@ -123,10 +124,10 @@ def spread(
 
     heeded = partial(_heeded, work)
     if isinstance(workers, Cluster):
-        in_cluster(heeded, pieces, limits, workers, on_done=on_done, on_told=hear)
+        in_cluster(heeded, pieces, limits, workers, on_done=on_done, on_told=hear, after=after)
         return
     count, threads = plan_workers(len(pieces), limits.device, workers)
-    in_processes(heeded, pieces, limits, count=count, threads=threads, on_done=on_done, on_told=hear)
+    in_processes(heeded, pieces, limits, count=count, threads=threads, on_done=on_done, on_told=hear, after=after)
 
 
 def _heeded(work: Work[Piece], piece: Piece, limits: Limits, tell: Callable[[Any], None]) -> Any:
@@ -166,12 +167,20 @@ def run_jobs(
         statuses[index] = status
         tell(Event(index, 0, 0, None, status))
 
-    def done(place: int, status: Status | None) -> None:
-        job = jobs[left[place]]
+    def done(piece: int, status: Any) -> None:
+        if piece < len(stacks):
+            return
+        index = left[piece - len(stacks)]
         if store is not None:
-            _bring(store, job, out / job.spec.name, limits, finished=status is not None)
+            _bring(store, jobs[index], out / jobs[index].spec.name, limits, finished=status is not None)
         if status is not None:
-            ended(left[place], status)
+            ended(index, status)
+
+    def told(piece: int, what: Any) -> None:
+        if piece < len(stacks):
+            tell(Event(stacks[piece][what[0]], *what[1:]))
+        else:
+            tell(Event(left[piece - len(stacks)], *what))
 
     if isinstance(workers, Cluster):  # what is there already takes no worker
         if store is not None:
@@ -180,25 +189,19 @@ def run_jobs(
         for index in sorted(set(range(len(jobs))) - set(left)):
             ended(index, Run.open(out / jobs[index].spec.name).status)
     stacks = stacks_of(jobs, left, out, limits, _room(workers, len(left), limits)) if left else []
-    stopped: list[int] = []
-    if stacks:
-        spread(
-            train_stack,
-            [([jobs[index] for index in some], None if store is not None else out) for some in stacks],
-            limits,
-            workers,
-            on_done=lambda place, whole: None if whole else stopped.append(place),
-            on_told=lambda place, told: tell(Event(stacks[place][told[0]], *told[1:])),
-        )
-    if stopped:
-        return statuses
+    stacked = {jobs[index].spec.name: number for number, some in enumerate(stacks) for index in some}
+    names = [jobs[index].spec.name for index in left]
     spread(
         _work,
-        [(jobs[index], None if store is not None else out) for index in left],
+        [
+            (what, None if store is not None else out)
+            for what in [*([jobs[index] for index in some] for some in stacks), *(jobs[index] for index in left)]
+        ],
         limits,
         workers,
         on_done=done,
-        on_told=lambda place, step: tell(Event(left[place], *step)),
+        on_told=told,
+        after={len(stacks) + place: stacked[name] for place, name in enumerate(names) if name in stacked},
     )
     return statuses
 
@@ -236,11 +239,15 @@ def _bring(store: Store, job: Job, directory: Path, limits: Limits, *, finished:
             fetch(store, directory)
 
 
-def _work(piece: tuple[Job, Path | None], limits: Limits, tell: Callable[[Any], None]) -> Status | Put | None:
+def _work(piece: tuple[Job | list[Job], Path | None], limits: Limits, tell: Callable[[Any], None]) -> Any:
+    """Train a stack (see `train_stack`), or carry out a job: how it ended, `Put.OFF` if another worker has it."""
+
     def report(step: int, total: int, row: dict[str, Any] | None) -> None:
         tell((step, total, row["test_accuracy"] if row else None))
 
     job, out = piece
+    if not isinstance(job, Job):
+        return train_stack((job, out), limits, tell)
     with scratch() as own:
         try:
             status = carry_out(job, out or own, limits, report).status

@@ -11,10 +11,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -36,17 +37,28 @@ class Put(enum.Enum):
 
 
 class Upcoming(Generic[Piece]):
-    """Pieces that wait for their turn, by index; those put off come last, and not again at once."""
+    """Pieces that wait for their turn, by index; those put off come last, and not again at once.
 
-    def __init__(self, pieces: Sequence[Piece], wait: float) -> None:
+    ``after`` says of some which other each has to wait for.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], wait: float, after: Mapping[int, int]) -> None:
         self.pieces, self.wait = pieces, wait
         self._ready = deque((0.0, index) for index in range(len(pieces)))
+        self._after = dict(after)
 
     def next(self) -> int | None:
         """The next piece whose time has come."""
-        if self._ready and self._ready[0][0] <= time.monotonic():
-            return self._ready.popleft()[1]
+        now = time.monotonic()
+        for place, (earliest, index) in enumerate(self._ready):
+            if earliest <= now and index not in self._after:
+                del self._ready[place]
+                return index
         return None
+
+    def done(self, index: int) -> None:
+        """A piece is done: what waited for it waits no more."""
+        self._after = {later: first for later, first in self._after.items() if first != index}
 
     def put_off(self, index: int) -> None:
         """A piece is to be tried again."""
@@ -64,6 +76,7 @@ class Upcoming(Generic[Piece]):
         return bool(self._ready)
 
 
+AFTER_NONE: Mapping[int, int] = MappingProxyType({})  # no piece waits for another
 _SILENT = "ignore:resource_tracker:UserWarning"  # what tidies up after a process that was ended at once need not say so
 
 
@@ -76,8 +89,11 @@ def in_processes(
     threads: int,
     on_done: Told,
     on_told: Told = lambda index, what: None,
+    after: Mapping[int, int] = AFTER_NONE,
 ) -> None:
     """Do ``work(piece, limits, tell)`` for each piece, in order, ``count`` at a time.
+
+    A piece whose index ``after`` maps to that of another is begun once the other is done.
 
     ``on_done`` hears each piece's index and result as it ends. None says that a piece was stopped before its end; then
     no further piece is begun. `Put.OFF` says that it is to be tried again after others. ``work`` is a function of a
@@ -92,7 +108,7 @@ def in_processes(
     context = multiprocessing.get_context("spawn")
     stop, told = context.Event(), context.Queue()
     plain = replace(limits, should_stop=_never)
-    upcoming = Upcoming(pieces, wait=1.0)
+    upcoming = Upcoming(pieces, wait=1.0, after=after)
     failure: BaseException | None = None
     with ProcessPoolExecutor(
         count, mp_context=context, initializer=_start, initargs=(stop, told, threads, os.getpid())
@@ -136,6 +152,7 @@ def in_processes(
                         continue
                     if result is None:
                         upcoming.clear()
+                    upcoming.done(index)
                     on_done(index, result)
         except BaseException as error:
             stop.set()

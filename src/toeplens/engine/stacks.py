@@ -115,9 +115,9 @@ def train_stack(piece: tuple[Sequence[Job], Path | None], limits: Limits, tell: 
             except Exception as error:
                 if len(some) == 1 or not out_of_memory(error):
                     raise
-            if whole is None:  # the error is gone, and what it held
-                gc.collect()
-                torch.cuda.empty_cache()
+            gc.collect()
+            torch.cuda.empty_cache()  # which this process keeps, and what is beside it on the GPU may need
+            if whole is None:  # the error is gone
                 half = len(some) // 2
                 stacks += [some[half:], some[:half]]
             elif any(member.lost for member in some):
