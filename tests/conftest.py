@@ -14,7 +14,8 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy reads it once: two workers of 
 import pytest
 import torch
 from hypothesis import settings
-from jaxtyping import config, install_import_hook
+from jaxtyping import config as shapes
+from jaxtyping import install_import_hook
 from tests.cli.command import TINY, Answer, Toeplens
 
 if TYPE_CHECKING:
@@ -45,12 +46,20 @@ settings.register_profile("toeplens", deadline=None, derandomize=True, max_examp
 settings.load_profile("toeplens")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files without a heavy test are not even imported where those alone are asked for."""
+    if config.option.markexpr != "heavy" or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return None if "heavy" in text or "checked_in_ci" in text else True
+
+
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """No shape checks: for what runs checked in other tests, and runs so often here that they would cost the most."""
-    config.update("jaxtyping_disable", True)
+    shapes.update("jaxtyping_disable", True)
     yield
-    config.update("jaxtyping_disable", False)
+    shapes.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -87,9 +96,9 @@ def threads() -> Iterator[None]:
 @pytest.fixture(params=["unchecked", pytest.param("checked", marks=pytest.mark.heavy)])
 def checked_in_ci(request: pytest.FixtureRequest) -> Iterator[None]:
     """Shape checks in CI's heavy run alone: for tests of numbers that run a model or a lens many times over."""
-    config.update("jaxtyping_disable", request.param == "unchecked")
+    shapes.update("jaxtyping_disable", request.param == "unchecked")
     yield
-    config.update("jaxtyping_disable", False)
+    shapes.update("jaxtyping_disable", False)
 
 
 @pytest.fixture
@@ -105,9 +114,9 @@ def toeplens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         assert isinstance(ended.value.code, int)
         return Answer(ended.value.code, out, err)
 
-    config.update("jaxtyping_disable", True)
+    shapes.update("jaxtyping_disable", True)
     yield call
-    config.update("jaxtyping_disable", False)
+    shapes.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

@@ -256,7 +256,7 @@ def group_signalled(number: signal.Signals, command: list[str], ready: Callable[
 @pytest.mark.heavy
 @both_signals
 def test_a_signal_stops_a_study_cleanly_and_the_same_command_completes_it(tmp_path: Path, number: signal.Signals):
-    command = ["reproduce", "--scale", "smoke", "--out", str(tmp_path / "study"), "--json"]
+    command = ["reproduce", "--scale", "smoke", "--protocol", "released", "--out", str(tmp_path / "study"), "--json"]
     runs = tmp_path / "study" / "runs"
     code, out, err = group_signalled(number, command, lambda: len(list(runs.glob("*/metrics.jsonl"))) >= 3)
     assert code == 130
