@@ -50,7 +50,8 @@ _THIRD = _SECOND | {
     ("paper", D, "relative"): 30,
     ("paper", D, "rope"): 20,
 }
-EARLIER = (_FIVE, _NO_COUNT, _NO_HEADS, _FIRST, _SECOND, _THIRD)  # its looks before the last
+_FOURTH = _THIRD | {("paper", D, "mla"): 50, ("paper", D, "absolute"): 20, ("paper", D, "alibi"): 30}
+EARLIER = (_FIVE, _NO_COUNT, _NO_HEADS, _FIRST, _SECOND, _THIRD, _FOURTH)  # its looks before the last
 STUDIES = {
     "arXiv 2505.13027 and its final version: models (`toeplens reproduce`)": SCALES,
     "What a deposit comes with (`toeplens reproduce --scale desk --part ladder`)": (LADDER,),

@@ -44,7 +44,7 @@ def test_every_folder_has_a_row_and_every_row_a_folder() -> None:
 
 def test_the_runs_of_desk_that_are_kept() -> None:
     kept = {name for archive in ARCHIVES for name in finished(archive)}
-    judged = {cell.job.spec.name for cell in grid("desk", PROTOCOLS, 50)}
+    judged = {cell.job.spec.name for cell in grid("desk", PROTOCOLS, 80)}
     ladder = {cell.job.spec.name for cell in grid("desk", PROTOCOLS, 3, ("core", "ladder"))} - judged
     others = kept - judged
     assert judged <= kept

@@ -179,12 +179,12 @@ def test_what_has_fewer_seeds_than_asked_for_is_said_and_is_so():
     assert "of RoPE (Task 2, released) 15" in desk.fewer(20)
     assert "MLA" not in desk.fewer(20)
     seeds: dict[tuple[str, str, str], set[int]] = {}
-    for cell in grid("desk", PROTOCOLS, 50):
+    for cell in grid("desk", PROTOCOLS, 80):
         seeds.setdefault((cell.key.protocol, cell.key.task, cell.key.label), set()).add(cell.key.seed)
     for protocol in PROTOCOLS:
         for label in desk.labels[COUNT]:
             assert len(seeds[protocol, COUNT, label]) == (15 if (protocol, label) == ("released", "rope") else 5)
-        assert len(seeds[protocol, DISTANCE, "mla"]) == (50 if protocol == "paper" else 20)
+        assert len(seeds[protocol, DISTANCE, "mla"]) == (80 if protocol == "paper" else 50)
         assert len(seeds[protocol, DISTANCE, "absolute"]) == (30 if protocol == "released" else 20)
 
 

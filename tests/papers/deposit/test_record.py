@@ -105,7 +105,7 @@ def test_the_ladders_claims_have_all_they_ask(record: Path) -> None:
 def test_the_page_counts_models_and_not_places(record: Path) -> None:
     told = measured(gather(record))[1]
     expected = {
-        "desk": "350 of 350 models, up to 50 seeds of each; ",
+        "desk": "430 of 430 models, up to 80 seeds of each; ",
         "laptop": "515 models in 520 of 520 places of the study, 5 seeds of each; ",
     }
     assert told.startswith(expected[record.name])
@@ -131,7 +131,7 @@ def test_what_is_said_of_the_desk_record(record: Path, results: Results) -> None
         label: round(100 * float(np.mean(results.under("released").accuracy(DISTANCE, label))))
         for label in ("rope", "rope-alone", "relative", "absolute", "mla", "alibi", "nope")
     }
-    assert means == {"rope": 89, "rope-alone": 88, "relative": 87, "absolute": 87, "mla": 86, "alibi": 76, "nope": 16}
+    assert means == {"rope": 89, "rope-alone": 88, "relative": 87, "absolute": 87, "mla": 87, "alibi": 76, "nope": 16}
     ledger = read_json(record / "claims.json")["claims"]
     best = next(e for e in ledger if (e["id"], e["protocol"]) == ("task1-rope-best", "released"))
     kinds = [(part["evidence"].split(":")[0], part["verdict"]) for part in best["parts"]]
@@ -143,13 +143,13 @@ def test_what_is_said_of_the_desk_record(record: Path, results: Results) -> None
     ]
     counted = [cell for under in (paper, released) for cell in under.cells if cell.key.task == COUNT]
     assert len(counted) == 50
-    assert (len(results.cells), sum(cell.key.task == DISTANCE for cell in results.cells)) == (350, 300)
+    assert (len(results.cells), sum(cell.key.task == DISTANCE for cell in results.cells)) == (430, 380)
     assert all(cell.settled and cell.accuracy >= 0.99 for cell in counted)
-    assert (sum(entry["verdict"] in OPEN for entry in ledger), len(ledger)) == (15, 54)
+    assert (sum(entry["verdict"] in OPEN for entry in ledger), len(ledger)) == (13, 54)
     assert next(e["verdict"] for e in ledger if (e["id"], e["protocol"]) == ("task1-rope-best", "paper")) == "fails"
     assert next(e for e in ledger if (e["id"], e["protocol"]) == (SUFFICE, "paper"))["verdict"] == "holds in part"
     full, one, two = (
         np.mean([cell.accuracy for cell in released.of(DISTANCE, label)])
         for label in ("rope-alone", "partial-1", "partial-2")
     )
-    assert (round(full - two, 2), round(full - one, 2)) == (0.03, 0.04)
+    assert (round(full - two, 2), round(full - one, 2)) == (0.03, 0.05)

@@ -91,7 +91,8 @@ DESK = Scale(
     | {str(Label(PARTIAL, heads)): 5 for heads in (1, 2)}
     | {label: 10 for label in (*_CURVES, "rope-alone") if label != "mla"}
     | {("released", DISTANCE, "absolute"): 30, ("paper", DISTANCE, "relative"): 30}
-    | {("paper", DISTANCE, "mla"): 50, ("released", DISTANCE, "mla"): 20, ("paper", DISTANCE, "rope"): 20}
+    | {("paper", DISTANCE, "mla"): 80, ("released", DISTANCE, "mla"): 50, ("paper", DISTANCE, "rope"): 20}
+    | {("released", DISTANCE, "rope-alone"): 30}
     | {("paper", DISTANCE, "absolute"): 20, ("paper", DISTANCE, "alibi"): 30}
     | {("released", DISTANCE, str(Label(PARTIAL, heads))): 10 for heads in (1, 2)}
     | {("released", COUNT, "rope"): 15},
