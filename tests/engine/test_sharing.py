@@ -61,9 +61,9 @@ def test_a_run_that_is_lost_is_put_off_and_nothing_is_stopped(
         return False
 
     limits = Limits(checkpoint_seconds=0.0, store=url, should_stop=taken_over)
-    assert _work((job, None), limits, nothing) is Put.OFF
-    assert _work((job, None), limits, nothing) == "complete"  # who took it has given it back
-    assert _work((job, None), Limits(store=f"{url}-of-another", should_stop=lambda: True), nothing) is None
+    assert _work(([job], None), limits, nothing) is Put.OFF
+    assert _work(([job], None), limits, nothing) == "complete"  # who took it has given it back
+    assert _work(([job], None), Limits(store=f"{url}-of-another", should_stop=lambda: True), nothing) is None
 
 
 def test_a_run_that_is_lost_as_it_ends_is_not_said_to_be_finished(
@@ -77,7 +77,7 @@ def test_a_run_that_is_lost_as_it_ends_is_not_said_to_be_finished(
         publish(likeness)
 
     monkeypatch.setattr(sharing._Likeness, "publish", late)
-    assert _work((job, None), Limits(store=url), nothing) is Put.OFF
+    assert _work(([job], None), Limits(store=url), nothing) is Put.OFF
 
 
 def test_a_lease_that_could_not_be_renewed_is_kept_unless_it_was_taken_over(url: str, monkeypatch: pytest.MonkeyPatch):
@@ -154,7 +154,7 @@ def test_at_the_beginning_and_the_end_it_is_asked_again(
 ):
     carry_out(job, tmp_path / "first", Limits(store=url, deadline=time.time()))  # so that there is something to read
     failing = Failing(monkeypatch, kind, 3, about, first)
-    assert _work((job, None), Limits(store=url), nothing) == "complete"
+    assert _work(([job], None), Limits(store=url), nothing) == "complete"
     assert failing.left == 0
     assert sharing.fetch(Store(url), tmp_path / "fetched" / job.spec.name)
     assert Run.open(tmp_path / "fetched" / job.spec.name).status == "complete"
@@ -170,7 +170,7 @@ def test_a_finished_run_whose_store_stays_away_lies_where_the_error_says(
         with pytest.raises(
             EnvironmentFailure, match=r"the network is gone; nothing is lost; what was made lies in "
         ) as told:
-            _work((job, None), Limits(store=url), nothing)
+            _work(([job], None), Limits(store=url), nothing)
     directory = Path(str(told.value).split(" lies in ")[1].split(" on ")[0])
     assert Run.open(directory / job.spec.name).status == "complete"
     shutil.copytree(directory / job.spec.name, tmp_path / "out" / job.spec.name)  # as the page on scale says
@@ -183,7 +183,7 @@ def test_where_nothing_was_made_nothing_is_left(job: Job, url: str, tmp_path: Pa
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     Failing(monkeypatch, "create", float("inf"))
     with pytest.raises(EnvironmentFailure, match=r"the network is gone; nothing is lost\.$"):
-        _work((job, None), Limits(store=url), nothing)
+        _work(([job], None), Limits(store=url), nothing)
     assert not list(tmp_path.glob("toeplens-*"))
 
 
@@ -218,6 +218,6 @@ def test_a_run_that_is_said_to_be_finished_and_is_not_there_is_an_error(
     with pytest.raises(EnvironmentFailure, match=f"does not hold the run {job.spec.name}, which a worker has finished"):
         _bring(Store(url), job, directory, Limits(store=url), finished=True)
     _bring(Store(url), job, directory, Limits(store=url), finished=False)
-    _work((job, None), Limits(store=url), nothing)
+    _work(([job], None), Limits(store=url), nothing)
     _bring(Store(url), job, directory, Limits(store=url), finished=True)
     assert Run.open(directory).status == "complete"

@@ -13,7 +13,7 @@ import torch
 
 from toeplens.engine.limits import Limits
 from toeplens.engine.nodes import Cluster
-from toeplens.engine.pool import AFTER_NONE, Piece, Put, Told, Upcoming, Work, stoppably
+from toeplens.engine.pool import Piece, Put, Told, Upcoming, Work, stoppably
 from toeplens.ground import EnvironmentFailure, ToeplensError
 
 _LOOK, _ASK = 0.1, 1.0  # seconds between two looks of the driver, and of a worker
@@ -29,7 +29,7 @@ def in_cluster(
     *,
     on_done: Told,
     on_told: Told = lambda index, what: None,
-    after: Mapping[int, int] = AFTER_NONE,
+    after: Mapping[int, int] | None = None,
 ) -> None:
     """`toeplens.engine.pool.in_processes`, on a cluster: the same work, stopped and told of in the same way.
 

@@ -19,7 +19,7 @@ from toeplens.engine.leases import HeldElsewhere
 from toeplens.engine.limits import Limits
 from toeplens.engine.nodes import Cluster
 from toeplens.engine.patience import patiently
-from toeplens.engine.pool import AFTER_NONE, Piece, Put, Told, Work, in_processes
+from toeplens.engine.pool import Piece, Put, Told, Work, in_processes
 from toeplens.engine.probes import on_show
 from toeplens.engine.scratch import scratch
 from toeplens.engine.sharing import fetch, is_behind, shared
@@ -106,7 +106,7 @@ def spread(
     *,
     on_done: Told,
     on_told: Told = lambda index, what: None,
-    after: Mapping[int, int] = AFTER_NONE,
+    after: Mapping[int, int] | None = None,
 ) -> None:
     """Do ``work`` for each piece, in order, several at a time; see `toeplens.engine.pool.in_processes`.
 
@@ -168,19 +168,17 @@ def run_jobs(
         tell(Event(index, 0, 0, None, status))
 
     def done(piece: int, status: Any) -> None:
-        if piece < len(stacks):
+        if piece < len(stacks):  # its jobs are gone on with
             return
-        index = left[piece - len(stacks)]
+        (index,) = given[piece]
         if store is not None:
             _bring(store, jobs[index], out / jobs[index].spec.name, limits, finished=status is not None)
         if status is not None:
             ended(index, status)
 
     def told(piece: int, what: Any) -> None:
-        if piece < len(stacks):
-            tell(Event(stacks[piece][what[0]], *what[1:]))
-        else:
-            tell(Event(left[piece - len(stacks)], *what))
+        place, *step = what
+        tell(Event(given[piece][place], *step))
 
     if isinstance(workers, Cluster):  # what is there already takes no worker
         if store is not None:
@@ -189,19 +187,17 @@ def run_jobs(
         for index in sorted(set(range(len(jobs))) - set(left)):
             ended(index, Run.open(out / jobs[index].spec.name).status)
     stacks = stacks_of(jobs, left, out, limits, _room(workers, len(left), limits)) if left else []
-    stacked = {jobs[index].spec.name: number for number, some in enumerate(stacks) for index in some}
-    names = [jobs[index].spec.name for index in left]
+    given = [*stacks, *([index] for index in left)]  # the jobs of each piece
+    stacked = {jobs[index].spec.name: piece for piece, some in enumerate(stacks) for index in some}
+    names = {len(stacks) + place: jobs[index].spec.name for place, index in enumerate(left)}
     spread(
         _work,
-        [
-            (what, None if store is not None else out)
-            for what in [*([jobs[index] for index in some] for some in stacks), *(jobs[index] for index in left)]
-        ],
+        [([jobs[index] for index in some], None if store is not None else out) for some in given],
         limits,
         workers,
         on_done=done,
         on_told=told,
-        after={len(stacks) + place: stacked[name] for place, name in enumerate(names) if name in stacked},
+        after={piece: stacked[name] for piece, name in names.items() if name in stacked},
     )
     return statuses
 
@@ -239,15 +235,18 @@ def _bring(store: Store, job: Job, directory: Path, limits: Limits, *, finished:
             fetch(store, directory)
 
 
-def _work(piece: tuple[Job | list[Job], Path | None], limits: Limits, tell: Callable[[Any], None]) -> Any:
-    """Train a stack (see `train_stack`), or carry out a job: how it ended, `Put.OFF` if another worker has it."""
+def _work(
+    piece: tuple[Sequence[Job], Path | None], limits: Limits, tell: Callable[[Any], None]
+) -> Status | Put | bool | None:
+    """Train several as a stack (`train_stack`), or carry out one: its status, `Put.OFF` if another worker has it."""
 
     def report(step: int, total: int, row: dict[str, Any] | None) -> None:
-        tell((step, total, row["test_accuracy"] if row else None))
+        tell((0, step, total, row["test_accuracy"] if row else None))
 
-    job, out = piece
-    if not isinstance(job, Job):
-        return train_stack((job, out), limits, tell)
+    some, out = piece
+    if len(some) > 1:
+        return train_stack(piece, limits, tell)
+    (job,) = some
     with scratch() as own:
         try:
             status = carry_out(job, out or own, limits, report).status

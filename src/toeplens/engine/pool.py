@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -42,23 +41,23 @@ class Upcoming(Generic[Piece]):
     ``after`` says of some which other each has to wait for.
     """
 
-    def __init__(self, pieces: Sequence[Piece], wait: float, after: Mapping[int, int]) -> None:
+    def __init__(self, pieces: Sequence[Piece], wait: float, after: Mapping[int, int] | None = None) -> None:
         self.pieces, self.wait = pieces, wait
         self._ready = deque((0.0, index) for index in range(len(pieces)))
-        self._after = dict(after)
+        self._after, self._done = after or {}, set[int]()
 
     def next(self) -> int | None:
         """The next piece whose time has come."""
         now = time.monotonic()
         for place, (earliest, index) in enumerate(self._ready):
-            if earliest <= now and index not in self._after:
+            if earliest <= now and (index not in self._after or self._after[index] in self._done):
                 del self._ready[place]
                 return index
         return None
 
     def done(self, index: int) -> None:
         """A piece is done: what waited for it waits no more."""
-        self._after = {later: first for later, first in self._after.items() if first != index}
+        self._done.add(index)
 
     def put_off(self, index: int) -> None:
         """A piece is to be tried again."""
@@ -76,7 +75,6 @@ class Upcoming(Generic[Piece]):
         return bool(self._ready)
 
 
-AFTER_NONE: Mapping[int, int] = MappingProxyType({})  # no piece waits for another
 _SILENT = "ignore:resource_tracker:UserWarning"  # what tidies up after a process that was ended at once need not say so
 
 
@@ -89,7 +87,7 @@ def in_processes(
     threads: int,
     on_done: Told,
     on_told: Told = lambda index, what: None,
-    after: Mapping[int, int] = AFTER_NONE,
+    after: Mapping[int, int] | None = None,
 ) -> None:
     """Do ``work(piece, limits, tell)`` for each piece, in order, ``count`` at a time.
 

@@ -116,8 +116,8 @@ def train_stack(piece: tuple[Sequence[Job], Path | None], limits: Limits, tell: 
                 if len(some) == 1 or not out_of_memory(error):
                     raise
             gc.collect()
-            torch.cuda.empty_cache()  # which this process keeps, and what is beside it on the GPU may need
-            if whole is None:  # the error is gone
+            torch.cuda.empty_cache()  # else this process keeps it from what is beside it on the GPU
+            if whole is None:  # the error is gone, and what it held
                 half = len(some) // 2
                 stacks += [some[half:], some[:half]]
             elif any(member.lost for member in some):
