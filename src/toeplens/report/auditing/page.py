@@ -49,6 +49,7 @@ def render_audit(audit: Audit, parquet: bytes | None = None) -> str:
         sheet=one,
         all_layers=sorted({layer.layer for layer in audit.layers}),
         unknown=words.unknown(audit),
+        logits=any(layer.logit is not None for layer in audit.layers),
         names=words.Names.of(audit),
         digits=digits_of("effect", values),
         interval=interval_told,

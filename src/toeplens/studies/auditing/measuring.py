@@ -208,6 +208,9 @@ def measure_call(call: AttentionCall, tokens: Int[Tensor, "B N"]) -> Measured:
         weights=call.proof.weights,
         outputs=call.proof.outputs,
         tolerance=call.proof.tolerance,
+        used=call.proof.used,
+        logit=call.proof.logit,
+        undecided=call.proof.undecided,
     )
     sums, bias = sums_of(call, tokens), placed.get("bias")
     table = None if bias is None else bias.cpu().numpy()

@@ -176,13 +176,17 @@ class LayerRecord(Record):
     unknown        why positional, symbolic and interaction shares (and frequency use) are not known; None if they are
     weights        largest difference of an attention weight formed again from the parts; None if the model forms none
     outputs        largest difference of a head's output, relative to the layer's largest
-    tolerance      what those may be at most
+    tolerance      largest difference of a weight that rounding explains; of earlier records what both may be at most
+    used           largest share of what rounding explains that a difference takes, of weights and outputs; None in earlier
+                   records, and where it was not measured
+    logit          largest absolute logit of a visible key; None likewise
+    undecided      share of queries whose largest weight rounding alone may change by a half or more; None likewise
     deposit        sums of this layer's effects above and below 0, ``helps`` and ``harms``; of the clipped effects d
                    ``top_share`` max d / sum d, ``effective_heads`` (sum d)^2 / sum d^2, ``gini`` (None where the sum is
                    within its noise), ``lead`` (largest less second); empty without effects
     """
 
-    LATER = ("deposit", "dead", "tabled", "chunk")
+    LATER = ("deposit", "dead", "tabled", "chunk", "used", "logit", "undecided")
 
     side: Side
     kind: Kind
@@ -205,6 +209,9 @@ class LayerRecord(Record):
     dead: tuple[reading.Count, ...] = ()
     tabled: tuple[reading.Count, ...] = ()
     chunk: reading.Count | None = None
+    used: Size = None
+    logit: Size = None
+    undecided: Size = None
 
     def check(self, heads: list[HeadRecord]) -> None:
         """Refuse heads that are not the layer's."""

@@ -103,7 +103,8 @@ def count(value: Any) -> str:
 def proved(audit: AuditRecord) -> bool:
     """Whether every call's differences are within what is allowed."""
     return all(
-        value is None or value <= layer.tolerance for layer in audit.layers for value in (layer.weights, layer.outputs)
+        layer.used <= 1 if layer.used is not None else max(layer.weights or 0.0, layer.outputs) <= layer.tolerance
+        for layer in audit.layers
     )
 
 
@@ -116,8 +117,6 @@ def worst(audit: AuditRecord) -> Number:
 def proof(audit: AuditRecord) -> str:
     """The largest differences over all calls, and what is allowed."""
     formed = [layer.weights for layer in audit.layers if layer.weights is not None]
-    limits = sorted({layer.tolerance for layer in audit.layers})
-    allowed = power(limits[0]) if len(limits) == 1 else f"{power(limits[0])} to {power(limits[-1])}"
     calls = len(audit.layers)
     counted = "" if len(formed) == calls else f" (in the {len(formed)} calls that form any)"
     weights = (
@@ -129,9 +128,32 @@ def proof(audit: AuditRecord) -> str:
     outputs = power(max(layer.outputs for layer in audit.layers))
     return (
         f"{weights}; heads’ outputs differ by at most {outputs} of a layer’s largest, over {calls} attention "
-        f"call{'s' if calls > 1 else ''}; {allowed} is allowed. The captured pass differs from a plain pass by "
+        f"call{'s' if calls > 1 else ''}. {_rounding(audit)} The captured pass differs from a plain pass by "
         f"{power(audit.whole)} of the largest output."
     )
+
+
+def _rounding(audit: AuditRecord) -> str:
+    """What rounding explains, and of which logits."""
+    limits = sorted({layer.tolerance for layer in audit.layers})
+    measured = [layer for layer in audit.layers if layer.used is not None and layer.logit is not None]
+    if not measured:
+        allowed = power(limits[0]) if len(limits) == 1 else f"{power(limits[0])} to {power(limits[-1])}"
+        return f"{allowed} is allowed."
+    largest = max(measured, key=lambda layer: layer.logit or 0.0)
+    coarse = [layer for layer in measured if layer.undecided]
+    said = (
+        f"The largest attention logit is {largest.logit:,.3g}, in layer {largest.layer + 1}, where rounding explains "
+        f"differences of a weight up to {power(largest.tolerance)}; no difference takes more than "
+        f"{100 * max(layer.used or 0.0 for layer in measured):.0f} % of what rounding explains."
+    )
+    if coarse:
+        worst = max(coarse, key=lambda layer: layer.undecided or 0.0)
+        said += (
+            f" In {len(coarse)} layers some weights cannot be told in this precision (layer {worst.layer + 1}: "
+            f"{100 * (worst.undecided or 0.0):.0f} % of the queries); use --dtype float32 for these."
+        )
+    return said
 
 
 def done(audit: AuditRecord) -> str:

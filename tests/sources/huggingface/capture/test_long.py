@@ -23,7 +23,7 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.lens import NoForm
 from toeplens.sources.huggingface import compared
-from toeplens.sources.huggingface.capture import calls, eager, plain_pass, rotation
+from toeplens.sources.huggingface.capture import eager, plain_pass, proof, rotation
 from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation, line, turn
 from toeplens.sources.huggingface.interface import NOBODY, OBSERVER, table
 
@@ -37,7 +37,7 @@ def test_fused_attention_is_the_eager_one(kind: str, padded: bool, monkeypatch: 
     model, inputs = tiny(kind, **KINDS[kind]), padded_inputs() if padded else INPUTS
     whole = calls_in(model, inputs)
     monkeypatch.setattr(eager, "_LONG", 1)
-    monkeypatch.setattr(calls, "_AT_ONCE", 1)
+    monkeypatch.setattr(proof, "_AT_ONCE", 1)
     found = calls_in(model, inputs)
     assert len(found) == len(whole) == 2
     for call, own in zip(found, whole, strict=True):

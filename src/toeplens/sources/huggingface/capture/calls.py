@@ -8,170 +8,21 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from toeplens.ground import InputError
 from toeplens.lens.kit.pieces import NoForm
-from toeplens.sources.huggingface.capture.masks import Reach, at_rows, blocks, padded_lengths, reach_of, table_by_offset
+from toeplens.sources.huggingface.capture.attention import Attention
+from toeplens.sources.huggingface.capture.masks import Reach, blocks, padded_lengths, reach_of, table_by_offset
+from toeplens.sources.huggingface.capture.proof import Proof
 from toeplens.sources.huggingface.capture.rotation import Rotation
 from toeplens.sources.huggingface.model import tolerance
 
-_AT_ONCE = 1 << 19  # weights that are formed again, over batch and heads
-_FEWEST = 8  # queries whose weights are, however many that is: the first of causal attention alone would prove nothing
 _BLOCK = 1 << 20  # of those that are looked at, at once
 _TOLD = 3  # tokens
 Kind = Literal["self", "cross"]
 Side = Literal["encoder", "decoder"]
 Place = tuple[str, str, int]  # side, kind, layer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attention:
-    """Weights = softmax(softcap(scale q . k) + bias) over the visible keys and sinks.
-
-    q, k, v    [B, H, Nq, d], [B, G, Nk, d], [B, G, Nk, dv] as they enter the products; head h reads h // (H / G)
-    scale      factor of q . k
-    softcap    c of c tanh(x / c), which the scaled product passes through; None if it does not
-    sinks      [H] one more logit of each head, which takes weight and gives no value; [H, B, Nq] where each query has
-               its own; None if there is none
-    bias       [B or 1, H or 1, Nq or 1, Nk] what is added after the cap, 0 where nothing is visible; None if nothing is
-    causal     whether keys after the query are hidden
-    visible    the same shape as the bias: whether the query sees the key; None if every key is seen that ``causal``
-               leaves
-    """
-
-    q: Float[Tensor, "B H Nq d"] = field(repr=False)
-    k: Float[Tensor, "B G Nk d"] = field(repr=False)
-    v: Float[Tensor, "B G2 Nk dv"] = field(repr=False)
-    scale: float
-    softcap: float | None = None
-    sinks: Float[Tensor, "H"] | Float[Tensor, "H B Nq"] | None = None
-    bias: Float[Tensor, "_B _H _Nq Nk"] | None = field(default=None, repr=False)
-    causal: bool = False
-    visible: Bool[Tensor, "_B _H _Nq Nk"] | None = field(default=None, repr=False)
-
-    def logits(
-        self, rows: Int[Tensor, "R"] | None = None, keys: slice = slice(None), dtype: torch.dtype = torch.float64
-    ) -> Float[Tensor, "B H R K"]:
-        """softcap(scale q . k) + bias at these queries and keys, all unless given; -inf where a key is not visible."""
-        rows = torch.arange(self.q.shape[2], device=self.q.device) if rows is None else rows
-        k = self.k[:, :, keys]  # the heads of a group are rows of one product: keys are not repeated
-        q = (self.scale * self.q.index_select(2, rows).to(dtype)).unflatten(1, (k.shape[1], -1))
-        made = q.flatten(2, 3) @ k.to(dtype).transpose(-2, -1)
-        made = made.unflatten(2, q.shape[2:4]).flatten(1, 2)
-        if self.softcap is not None:
-            made = self.softcap * (made / self.softcap).tanh()
-        if self.bias is not None:
-            made = made + at_rows(self.bias[..., keys], rows).to(dtype)
-        if self.visible is not None:
-            made = made.masked_fill(~at_rows(self.visible[..., keys], rows), -torch.inf)
-        if self.causal and len(rows):
-            place = (keys.start or 0) + torch.arange(k.shape[2], device=rows.device)
-            after = slice(max(0, int(rows.min()) + 1 - (keys.start or 0)), None)  # all queries see those before
-            made[..., after].masked_fill_(place[after] > rows.unsqueeze(-1), -torch.inf)
-        return made
-
-    def seen(self, rows: Int[Tensor, "R"], keys: slice) -> Bool[Tensor, "_B _H R K"]:
-        """Whether these queries see these keys."""
-        place = torch.arange(self.k.shape[2], device=rows.device)[keys]
-        later = place > rows.unsqueeze(-1) if self.causal else torch.zeros_like(place > rows.unsqueeze(-1))
-        return ~later[None, None] if self.visible is None else at_rows(self.visible[..., keys], rows) & ~later
-
-    def softmax(
-        self, logits: Float[Tensor, "B H R K"], rows: Int[Tensor, "R"] | None = None
-    ) -> Float[Tensor, "B H R K"]:
-        """The weights; a sink is one more logit of each head, whose weight is dropped.
-
-        Arguments
-            rows  the queries of the logits; all unless given
-
-        Raises `InputError` for logits of some queries where each has a sink of its own and they are not said.
-        """
-        if self.sinks is None:
-            return logits.softmax(-1)
-        more = (
-            self.sinks.view(1, -1, 1) if self.sinks.ndim == 1 else self._own_sinks(len(logits), logits.shape[2], rows)
-        )
-        more = more.to(logits.dtype).unsqueeze(-1).expand(*logits.shape[:3], 1)
-        return torch.cat((logits, more), -1).softmax(-1)[..., :-1]
-
-    def _own_sinks(self, batch: int, queries: int, rows: Int[Tensor, "R"] | None) -> Float[Tensor, "B H R"]:
-        """Those of these queries, in the first so many sequences."""
-        assert self.sinks is not None
-        own = self.sinks[:, :batch].transpose(0, 1)
-        own = own if rows is None else own.index_select(2, rows)
-        if own.shape[2] != queries:
-            raise InputError(
-                f"sinks: each of {own.shape[2]} queries has its own, and weights of {queries} were asked for without "
-                "saying which; give fewer tokens."
-            )
-        return own
-
-
-@dataclass(frozen=True)
-class Proof:
-    """How far weights and outputs formed again in float64 are from those that the model itself went on with.
-
-    weights    largest difference of an attention weight; None where the model formed none, but outputs alone
-    outputs    largest difference of a head's output, relative to the largest output of the layer
-    queries    how many queries of a sequence were formed again
-    tolerance  what is let pass
-    """
-
-    weights: float | None
-    outputs: float
-    queries: int
-    tolerance: float
-
-
-def proved_rows(q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B _G Nk d"]) -> Int[Tensor, "R"]:
-    """The queries whose weights are formed again: all, or on long inputs some, first and last among them."""
-    count = min(q.shape[2], max(_FEWEST, _AT_ONCE // (q.shape[0] * q.shape[1] * k.shape[2])))
-    return torch.linspace(0, q.shape[2] - 1, count, device=q.device, dtype=torch.float64).round().long()
-
-
-def prove(
-    name: str,
-    parts: Attention,
-    rows: Int[Tensor, "R"],
-    own: Float[Tensor, "B H R Nk"] | None,
-    heads: Float[Tensor, "B Nq H dv"],
-) -> Proof:
-    """Form weights and outputs again at these queries; ``own`` are the model's weights there.
-
-    Raises `InputError` that names the module where they are not the model's own. Queries that see no key are left out:
-    their weights are whatever the model's substitute for minus infinity makes of them.
-    """
-    q, k, v = parts.q, parts.k, parts.v
-    fits = q.ndim == k.ndim == v.ndim == 4 and q.shape[1] % k.shape[1] == 0 and q.shape[1] % v.shape[1] == 0
-    fits = fits and q.shape[3] == k.shape[3] and (own is None or own.shape == (*q.shape[:2], len(rows), k.shape[2]))
-    if not fits or heads.shape != (q.shape[0], q.shape[2], q.shape[1], v.shape[3]):
-        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, own, heads) if x is not None)
-        raise InputError(
-            f"model: the attention of {name} was not understood: its queries, keys, values, weights and outputs are of "
-            f"shapes that do not fit, {shapes}."
-        )
-    formed = parts.logits(rows)
-    seen = formed.isfinite().any(-1, keepdim=True)
-    formed = formed.masked_fill(~seen, 0)
-    ours = parts.softmax(formed, rows)
-    made = torch.einsum("bhqk,bhkd->bqhd", ours, v.repeat_interleave(q.shape[1] // v.shape[1], 1).double())
-    outputs, asked = heads.index_select(1, rows).double(), seen.transpose(1, 2)
-    wrong = 0.0 if own is None else float(((ours - own.double()) * seen).abs().max())
-    if own is not None and parts.sinks is not None:  # some models return them before the sink has taken its part
-        wrong = min(wrong, float(((formed.softmax(-1) - own.double()) * seen).abs().max()))
-    size = float((outputs * asked).abs().max())
-    missed = float(((made - outputs) * asked).abs().max()) / (size if size > 0 else 1.0)
-    allowed = tolerance(max(q.dtype, heads.dtype, key=lambda dtype: torch.finfo(dtype).eps))
-    if not (wrong <= allowed and missed <= allowed):
-        hint = "" if allowed == tolerance(torch.float32) else f", and the model in float32 instead of {q.dtype}"
-        raise InputError(
-            f"model: the attention of {name} was not understood: formed again from its parts, its weights differ by "
-            f"{wrong:.1e} and its outputs by {missed:.1e} (relative) from the model's own, where at most {allowed:.0e} "
-            f"is allowed; known are a scaled product, a cap, a bias, a mask and sinks{hint}."
-        )
-    return Proof(None if own is None else wrong, missed, len(rows), allowed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 AT_ONCE = 1 << 24  # numbers of a block
 _HIDES = -1e8
 _FAR = 1e3  # what hides keys is at least so large
+FILLS = -_FAR  # what is put in the place of a logit, and not added to it, may hide the key from here on
 _EMPTY, _STEPS = 2, 8  # octaves without a value, between biases and what hides; and the steps that each is looked at in
 
 

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from toeplens.ground import InputError
 from toeplens.lens.kit.pieces import NoForm
-from toeplens.sources.huggingface.capture.calls import Attention, AttentionCall, Side, joined, prove, proved_rows
+from toeplens.sources.huggingface.capture.attention import Attention
+from toeplens.sources.huggingface.capture.calls import AttentionCall, Side, joined
 from toeplens.sources.huggingface.capture.eager import Eager, run_eager
 from toeplens.sources.huggingface.capture.equal_tokens import of_equal_tokens, stays
 from toeplens.sources.huggingface.capture.masks import bias_and_mask, just_causal, one_way
@@ -29,6 +30,7 @@ from toeplens.sources.huggingface.capture.products import (
     four,
     innermost,
 )
+from toeplens.sources.huggingface.capture.proof import prove, proved_rows
 from toeplens.sources.huggingface.capture.refusals import Shared, same_numbers, turned_before, without_softmax
 from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation, tables_of
 from toeplens.sources.huggingface.capture.sinks import sinks_of, with_sinks

@@ -51,9 +51,11 @@ def compared(model: Any, inputs: Mapping[str, Any], on_layer: Callable[[Attentio
         if not far <= allowed and few is not inputs:
             far = _apart(made, _first(_plain(model, inputs)))
     if not far <= allowed:
+        dtype = str(precision(model)).removeprefix("torch.")
+        coarse = "" if dtype.endswith(("32", "64")) else f"; in {dtype} this may be rounding: use --dtype float32"
         raise InputError(
             f"model: {type(model).__name__} was not understood: taken apart, its outputs differ by "
-            f"{far:.1e} (relative) from those of its own pass, where at most {allowed:.0e} is allowed."
+            f"{far:.1e} (relative) from those of its own pass, where at most {allowed:.0e} is allowed{coarse}."
         )
     return far
 

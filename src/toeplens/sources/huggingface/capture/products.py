@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
-from toeplens.sources.huggingface.capture.masks import low
+from toeplens.sources.huggingface.capture.masks import FILLS, low
 
 _PRODUCTS = ("matmul", "rmatmul", "bmm", "baddbmm")
 _SAME = ("view", "reshape", "contiguous", "to", "float", "type", "type_as", "dropout", "clone", "detach")
@@ -277,9 +277,10 @@ def _next(
         return replace(made, terms=(*made.terms, (term, x.ndim)))
     if name == "max" and _number(others, low(x.dtype)) is not None:
         return made
-    if name == "masked_fill" and leads and _number(others[1:], low(x.dtype)) is not None:
+    # what is put in the place of logits, such as the least float16 in float32, hides keys: the proof tries it
+    if name == "masked_fill" and leads and _number(others[1:], FILLS) is not None:
         return replace(made, hidden=(*made.hidden, (others[0], x.ndim)))
-    if name == "where" and len(args) == 3 and args[1] is x and _number(others[1:], low(x.dtype)) is not None:
+    if name == "where" and len(args) == 3 and args[1] is x and _number(others[1:], FILLS) is not None:
         return replace(made, hidden=(*made.hidden, (~others[0], x.ndim)))
     return None
 

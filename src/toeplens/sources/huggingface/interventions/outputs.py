@@ -21,7 +21,8 @@ from torch import Tensor
 
 from toeplens.ground import InputError
 from toeplens.lens.kit.interventions import donors
-from toeplens.sources.huggingface.capture.calls import Attention, AttentionCall
+from toeplens.sources.huggingface.capture.attention import Attention
+from toeplens.sources.huggingface.capture.calls import AttentionCall
 from toeplens.sources.huggingface.capture.masks import at_rows, blocks
 from toeplens.sources.huggingface.capture.pairing import as_complex
 from toeplens.sources.huggingface.capture.rotation import turn

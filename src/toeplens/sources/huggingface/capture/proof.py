@@ -1,0 +1,240 @@
+"""Whether a call's weights and outputs, formed again from its parts, are the model's own but for rounding.
+
+What rounding explains follows from the arithmetic of the call, element by element:
+
+- Let u be the unit roundoff of the dtype in which the product of queries and keys is formed (float32 at least, since
+  models take the softmax of wider numbers in float32). A product of d terms, accumulated in float32 with unit roundoff
+  u32, is off by about sqrt(d) u32 sum_i |q_i k_i| (the worst case d u32 sum_i |q_i k_i| does not occur: roundings are
+  as good as random, Higham and Mary 2019). Product, scale and the sum with the bias round the logit s three times, u
+  |s| each, and the bias b twice. A model or kernel that scales queries or keys first rounds each factor, which adds up
+  like a random walk: 4 u (sum_i q_i^2 k_i^2)^(1/2). So a logit is off by at most
+      delta = u (3 |s| + 2 |b| + 4 |scale| |q * k|_2) + sqrt(d) u32 |scale| sum_i |q_i k_i|.
+- A cap c tanh(s / c) takes s +- delta to the interval between its values at both ends, and rounds three times.
+- The argument s - max s of the exponential is rounded, too: u32 (max s - s).
+- Weights w = softmax(s) lie between w_j e^-delta_j / (w_j e^-delta_j + sum_{k != j} w_k e^delta_k) and the same with
+  the other signs. Exponentials (20 units in the last place in torch's fused attention), their sum over N keys and the
+  rounding to the output's dtype add (2 u + (32 + sqrt(N)) u32) w.
+- Outputs sum_j w_j v_j are off by the weights' differences times |v_j|, and by (2 u + sqrt(N) u32) sum_j w_j |v_j|.
+
+Single differences cannot show a scale that is slightly wrong where logits are large and close to each other. All of
+them together can: rounding is not correlated with d weight / d log scale. So the scale that fits the model's weights
+best may differ from 1 by its own rounding and by five standard errors, of the sums over each query's keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from toeplens.ground import InputError
+from toeplens.sources.huggingface.capture.attention import Attention
+from toeplens.sources.huggingface.capture.masks import at_rows
+
+_AT_ONCE = 1 << 19  # weights that are formed again, over batch and heads
+_FEWEST = 8  # queries whose weights are, however many that is: the first of causal attention alone would prove nothing
+_FLOAT32 = torch.finfo(torch.float32).eps / 2
+_EXP = 32  # units in the last place: torch's fused attention allows 20
+_LEAST = 2.0**-120  # smaller numbers may be taken for 0
+_LARGEST = 300.0  # of delta: e^600 is a number, and any logit this uncertain tells nothing
+_UNDECIDED = 0.5  # rounding may change the largest weight of a query by so much: it tells nothing
+_ERRORS, _SCALE = 5.0, 1e-5  # standard errors of the scale that fits best, and what it may differ by in any case
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How far weights and outputs formed again in float64 are from those that the model itself went on with.
+
+    weights    largest difference of an attention weight; None where the model formed none, but outputs alone
+    outputs    largest difference of a head's output, relative to the largest output of the layer
+    queries    how many queries of a sequence were formed again
+    tolerance  largest difference of a weight that rounding explains (each has its own, see the module)
+    used       largest share of what rounding explains that a difference takes, of weights and outputs: at most 1
+    logit      largest absolute logit of a visible key
+    undecided  share of the queries whose largest weight rounding alone may change by a half or more
+    """
+
+    weights: float | None
+    outputs: float
+    queries: int
+    tolerance: float
+    used: float
+    logit: float
+    undecided: float
+
+
+def proved_rows(q: Float[Tensor, "B H Nq d"], k: Float[Tensor, "B _G Nk d"]) -> Int[Tensor, "R"]:
+    """The queries whose weights are formed again: all, or on long inputs some, first and last among them."""
+    count = min(q.shape[2], max(_FEWEST, _AT_ONCE // (q.shape[0] * q.shape[1] * k.shape[2])))
+    return torch.linspace(0, q.shape[2] - 1, count, device=q.device, dtype=torch.float64).round().long()
+
+
+def prove(
+    name: str,
+    parts: Attention,
+    rows: Int[Tensor, "R"],
+    own: Float[Tensor, "B H R Nk"] | None,
+    heads: Float[Tensor, "B Nq H dv"],
+) -> Proof:
+    """Form weights and outputs again at these queries; ``own`` are the model's weights there.
+
+    Raises `InputError` that names the module where they are not the model's own, and where rounding alone explains any
+    weights. Queries that see no key are left out: their weights are whatever the model's substitute for minus infinity
+    makes of them.
+    """
+    _check_shapes(name, parts, rows, own, heads)
+    formed = parts.logits(rows)
+    visible = formed.isfinite()
+    asked = visible.any(-1, keepdim=True)
+    formed = formed.masked_fill(~asked, 0)
+    weights = parts.softmax(formed, rows)
+    v = parts.v.repeat_interleave(parts.q.shape[1] // parts.v.shape[1], 1).double()
+    outputs, made = heads.index_select(1, rows).transpose(1, 2).double(), weights @ v
+
+    widest = max(parts.q.dtype, heads.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+    unit, least = _unit_roundoff(widest, parts.q.device), max(_LEAST, torch.finfo(widest).tiny * _eps(widest))
+    delta = _logit_rounding(parts, rows, formed, unit) + _FLOAT32 * (formed.amax(-1, keepdim=True) - formed)
+    delta = delta.nan_to_num(0.0, posinf=_LARGEST).clamp(max=_LARGEST).masked_fill(~visible, 0)
+    unsunk = None if parts.sinks is None else formed.softmax(-1)
+    keys = weights.shape[-1]
+    rounding = 2 * unit + (_EXP + keys**0.5) * _FLOAT32
+    allowed = _weight_rounding(weights, delta, parts.sinks is not None) + rounding * weights + least
+    sums = (allowed + (2 * unit + keys**0.5 * _FLOAT32) * weights) @ v.abs() + least
+    largest = allowed.amax(-1, keepdim=True)
+    undecided = float((largest >= _UNDECIDED)[asked].double().mean()) if bool(asked.any()) else 0.0
+
+    size, missed = float((outputs * asked).abs().max()), (made - outputs) * asked
+    used, wrong, scale = _used(missed, sums), None, None
+    if own is not None:
+        references = [weights] if unsunk is None else [weights, unsunk]  # some models return them before the sink's part
+        far = min(((each - own.double()) * asked for each in references), key=lambda x: float(x.abs().max()))
+        used, wrong = max(used, _used(far, allowed)), float(far.abs().max())
+        if unsunk is None:
+            scale = _scale_error(-far, weights, formed.masked_fill(~visible, 0), unit)
+    far_out = float(missed.abs().max()) / (size if size > 0 else 1.0)
+    logit = float(formed.masked_fill(~visible, 0).abs().max())
+    dtype = str(widest).removeprefix("torch.")
+    coarse = f" in {dtype}" if unit > _FLOAT32 else ""
+    hint = f"; --dtype float32 (or a model in float32) tells more than {dtype}" if coarse else ""
+    if not bool((outputs * asked).isfinite().all()):
+        raise InputError(
+            f"model: the attention of {name} gives values that are not finite, from logits up to {logit:.3g} in {dtype}"
+            f"{hint}."
+        )
+    if undecided > 0.5:
+        raise InputError(
+            f"model: {dtype} is too coarse for the attention of {name}: its logits are up to {logit:.3g}, and rounding "
+            f"alone may change the largest weight of {100 * undecided:.0f} % of its queries by a half or more; use "
+            "--dtype float32 (or a model in float32)."
+        )
+    if not used <= 1:
+        weights_differ = "" if wrong is None else f"its weights differ by {wrong:.1e} and "
+        raise InputError(
+            f"model: the attention of {name} was not understood: formed again from its parts, {weights_differ}its "
+            f"outputs differ by {far_out:.1e} (relative) from the model's own, {used:.3g} times what rounding{coarse} of "
+            f"logits up to {logit:.3g} explains; known are a scaled product, a cap, a bias, a mask and sinks{hint}."
+        )
+    if scale is not None:
+        raise InputError(
+            f"model: the attention of {name} was not understood: its weights are those of logits {1 + scale:.6f} times "
+            f"as large, which rounding{coarse} does not explain{hint}."
+        )
+    return Proof(wrong, far_out, len(rows), float((allowed * asked).max()), used, logit, undecided)
+
+
+def _check_shapes(name: str, parts: Attention, rows: Tensor, own: Tensor | None, heads: Tensor) -> None:
+    q, k, v = parts.q, parts.k, parts.v
+    fits = q.ndim == k.ndim == v.ndim == 4 and q.shape[1] % k.shape[1] == 0 and q.shape[1] % v.shape[1] == 0
+    fits = fits and q.shape[3] == k.shape[3] and (own is None or own.shape == (*q.shape[:2], len(rows), k.shape[2]))
+    if not fits or heads.shape != (q.shape[0], q.shape[2], q.shape[1], v.shape[3]):
+        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, own, heads) if x is not None)
+        raise InputError(
+            f"model: the attention of {name} was not understood: its queries, keys, values, weights and outputs are of "
+            f"shapes that do not fit, {shapes}."
+        )
+
+
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+def _unit_roundoff(dtype: torch.dtype, device: torch.device) -> float:
+    """Of products of numbers of this dtype: coarser under autocast and where torch may round float32 products."""
+    found = max(_eps(dtype), _eps(torch.float32))
+    if torch.is_autocast_enabled(device.type):
+        found = max(found, _eps(torch.get_autocast_dtype(device.type)))
+    allowed = torch.get_float32_matmul_precision()
+    if allowed == "medium":
+        found = max(found, _eps(torch.bfloat16))
+    elif allowed == "high" and device.type == "cuda":  # TF32 has the digits of float16
+        found = max(found, _eps(torch.float16))
+    return found / 2
+
+
+def _logit_rounding(
+    parts: Attention, rows: Int[Tensor, "R"], logits: Float[Tensor, "B H R Nk"], unit: float
+) -> Float[Tensor, "B H R Nk"]:
+    """delta: by how much rounding may change each logit, from factors in float32."""
+    groups = parts.k.shape[1]
+    q = parts.q.index_select(2, rows).float().abs().unflatten(1, (groups, -1)).flatten(2, 3)
+    k = parts.k.float().abs()
+
+    def product(power: int) -> Tensor:
+        made = q.pow(power) @ k.pow(power).transpose(-2, -1)
+        return made.view(len(q), groups, -1, len(rows), k.shape[2]).flatten(1, 2)
+
+    scale, bias = abs(parts.scale), parts.bias
+    raw = logits if bias is None else logits - at_rows(bias, rows)
+    cap = parts.softcap
+    if cap is not None:  # the product before the cap, of what is not saturated to the last bit
+        raw = cap * (raw / cap).clamp(-1 + _FLOAT32, 1 - _FLOAT32).atanh()
+    sums = scale * product(1)
+    delta = unit * (3 * raw.abs() + 4 * scale * product(2).sqrt()) + parts.q.shape[-1] ** 0.5 * _FLOAT32 * sums
+    if cap is not None:
+        low, middle, high = (cap * ((raw + each) / cap).tanh() for each in (-delta, 0, delta))
+        delta = torch.maximum(high - middle, middle - low) + 3 * unit * middle.abs()
+    if bias is not None:
+        delta = delta + unit * (2 * at_rows(bias, rows).abs() + logits.abs())
+    return delta
+
+
+def _weight_rounding(
+    weights: Float[Tensor, "B H R Nk"], delta: Float[Tensor, "B H R Nk"], sinks: bool
+) -> Float[Tensor, "B H R Nk"]:
+    """By how much each weight may change where logits change by at most delta."""
+    up, down = weights * delta.exp(), weights * (-delta).exp()
+    rest = (1 - weights.sum(-1, keepdim=True)).clamp(min=0) if sinks else 0.0  # of a sink's logit rounding is the keys'
+    high, low = up / (up + _others(down) + rest).clamp(min=1e-300), down / (down + _others(up) + rest).clamp(min=1e-300)
+    return torch.maximum(high - weights, weights - low).clamp(min=0)
+
+
+def _others(x: Float[Tensor, "B H R Nk"]) -> Float[Tensor, "B H R Nk"]:
+    """The sum over all other keys: without cancellation where one key has nearly all."""
+    place = x.argmax(-1, keepdim=True)
+    beside = x.scatter(-1, place, 0.0).sum(-1, keepdim=True)
+    sums = beside + x.gather(-1, place) - x
+    return sums.scatter(-1, place, beside).clamp(min=0)
+
+
+def _used(far: Tensor, allowed: Tensor) -> float:
+    """The largest share of what is allowed; infinite for what is no number."""
+    shares = (far.abs() / allowed).nan_to_num(nan=torch.inf) if bool(far.isfinite().all()) else far.new_tensor(torch.inf)
+    return float(shares.max()) if shares.numel() else 0.0
+
+
+def _scale_error(
+    residual: Float[Tensor, "B H R Nk"],
+    weights: Float[Tensor, "B H R Nk"],
+    logits: Float[Tensor, "B H R Nk"],
+    unit: float,
+) -> float | None:
+    """The relative error of the scale that explains the residuals best; None where rounding explains it."""
+    slope = weights * (logits - (weights * logits).sum(-1, keepdim=True))
+    norm = float(slope.square().sum())
+    if norm == 0:
+        return None
+    of_queries = (residual * slope).sum(-1)
+    found, error = float(of_queries.sum()) / norm, float(of_queries.square().sum()) ** 0.5 / norm
+    return found if abs(found) > max(_SCALE, 4 * unit) + _ERRORS * error else None
