@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -79,11 +79,39 @@ def _give_back(key: tuple[int, str]) -> None:
 
 
 def _evaluation(model: nn.Module) -> Iterator[Entry]:
-    """Evaluation mode in every module, no cache in every configuration, outputs by name."""
+    """Evaluation mode in every module, no cache in every configuration, outputs by name, rotations as in a new model."""
     for module in model.modules():
         yield vars(module), "training", lambda before: False
+        yield from _without_history(module)
     for config in configs_of(model):
         if "use_cache" in vars(config):
             yield vars(config), "use_cache", lambda before: False
         if vars(config).get("return_dict") is False:
             yield vars(config), "return_dict", lambda before: True
+
+
+def _without_history(module: nn.Module) -> Iterator[Entry]:
+    """A rotation whose frequencies grow with the longest sequence read so far reads each as the first one.
+
+    That is transformers' `dynamic` scaling, in models with one rotation or one for each type of layer. What it held
+    before is put back afterwards.
+    """
+    kinds: Any = getattr(module, "rope_type", None)
+    kinds = kinds if isinstance(kinds, dict) else {"": kinds}
+    prefixes = [f"{name}_" if name else "" for name, kind in kinds.items() if "dynamic" in str(kind)]
+    if not prefixes or not hasattr(module, "original_max_seq_len"):
+        return
+    own, forward = cast("Any", module), module.forward
+
+    def fresh(*args: Any, **kwargs: Any) -> Any:
+        for prefix in prefixes:
+            setattr(own, f"{prefix}max_seq_len_cached", own.original_max_seq_len)
+            frequencies = getattr(own, f"{prefix}original_inv_freq").to(getattr(own, f"{prefix}inv_freq").device)
+            own.register_buffer(f"{prefix}inv_freq", frequencies, persistent=False)
+        return forward(*args, **kwargs)
+
+    for prefix in prefixes:
+        yield module._buffers, f"{prefix}inv_freq", lambda before: before
+        yield vars(module), f"{prefix}max_seq_len_cached", lambda before: before
+    yield vars(module), "attention_scaling", lambda before: before
+    yield vars(module), "forward", lambda before: fresh

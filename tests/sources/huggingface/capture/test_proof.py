@@ -35,7 +35,14 @@ def drawn(size: float, dtype: torch.dtype, *, offset: bool = False) -> tuple[Ten
 
 
 def model(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float = WIDTH**-0.5, cap: Any = None, sink: Any = None, mask: Any = CAUSAL
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float = WIDTH**-0.5,
+    cap: Any = None,
+    sink: Any = None,
+    mask: Any = CAUSAL,
 ) -> tuple[Tensor, Tensor]:
     """Weights [B, H, N, N] and outputs [B, N, H, d], as transformers' models make them in the dtype of the queries."""
     logits = (q @ k.transpose(-1, -2)) * scale
@@ -47,7 +54,9 @@ def model(
     return weights, (weights @ v).transpose(1, 2)
 
 
-def proved(q: Tensor, k: Tensor, v: Tensor, made: tuple[Tensor, Tensor], *, weights: bool = True, **parts: Any) -> Proof:
+def proved(
+    q: Tensor, k: Tensor, v: Tensor, made: tuple[Tensor, Tensor], *, weights: bool = True, **parts: Any
+) -> Proof:
     found = Attention(q=q, k=k, v=v, scale=WIDTH**-0.5, causal=True, **parts)
     return prove("x", found, torch.arange(TOKENS), made[0] if weights else None, made[1])
 

@@ -122,7 +122,8 @@ class AttentionCall(Attention):
         """
         if self.bias is None:
             return None
-        found, length, allowed = [], self.q.shape[2], tolerance(self.bias.dtype)
+        found, length = [], self.q.shape[2]
+        allowed = max(tolerance(self.bias.dtype), self._bias_rounding())
         for head in range(self.bias.shape[1]):
             bias = self.bias[:, head].expand(-1, length, -1)
             seen = None
@@ -137,6 +138,20 @@ class AttentionCall(Attention):
                 raise NoForm(f"{self.module}: its bias is no function of the offset alone.")
             found.append(table[length - 1 :] if self.causal else table)
         return torch.stack(found)
+
+    def _bias_rounding(self) -> float:
+        """Largest relative difference that rounding explains of a bias made in 16 bits, whatever it was widened to.
+
+        Such a bias holds numbers of 16 bits alone, or their products with the scale (Falcon's ALiBi): each is off by
+        half a unit in the last place of the largest, and so is the query's own that is taken off.
+        """
+        assert self.bias is not None
+        for dtype in (torch.bfloat16, torch.float16):
+            for unit in (1.0, self.scale):
+                x = self.bias / unit
+                if bool(((x.to(dtype).to(x.dtype) - x).abs() <= 4 * torch.finfo(x.dtype).eps * x.abs()).all()):
+                    return 2 * torch.finfo(dtype).eps
+        return 0.0
 
     def placed(self) -> dict[str, Any]:
         """What `toeplens.lens.behaviour` takes of this layer: queries, keys and all that it names of their logits.

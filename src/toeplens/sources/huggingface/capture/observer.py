@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from toeplens.ground import InputError
@@ -91,6 +92,7 @@ class PassObserver(Observer):
         self.instead = instead
         self.frames: list[_Frame] = []
         self.counts: Counter[tuple[str, str]] = Counter()
+        self.unrotated_keys: list[tuple[StorageWeakRef, Tensor]] = []  # memory of rotated keys, and they before
         self.passed: dict[str, bool] = {}  # classes of modules without a softmax, and whether they gave but 0
         self.aside = False  # while what is computed is no attention module's own code
         given = [x for x in inputs.values() if isinstance(x, Tensor) and x.ndim >= 2]
@@ -358,6 +360,12 @@ class PassObserver(Observer):
             return self.positions
         return torch.arange(q.shape[2], device=q.device).unsqueeze(0)
 
+    def _keys_of_another_layer(self, k: Tensor) -> Tensor | None:
+        """Keys before their rotation in the layer that they come from; None where they are of no other layer."""
+        self.unrotated_keys = [each for each in self.unrotated_keys if not each[0].expired()]
+        here = StorageWeakRef(k.untyped_storage())
+        return next((x for memory, x in self.unrotated_keys if memory == here and x.shape == k.shape), None)
+
     def _rotation(
         self, module: nn.Module, frame: _Frame | None, q: Tensor, k: Tensor, positions: Tensor
     ) -> tuple[tuple[Tensor, Tensor] | None, Rotation | None, str | None]:
@@ -365,11 +373,17 @@ class PassObserver(Observer):
         unrotated, rotation = None, None
         if frame is not None and frame.turned:
             before = before_rotation(q, frame.turned), before_rotation(k, frame.turned)
+            others = None if before[1] is not None else self._keys_of_another_layer(k)
+            if others is not None:  # whose own call showed how they depend on the position
+                before = before[0], others
+                frame.equal = frame.equal and (frame.equal[0], frame.equal[0])
             if before[0] is None or before[1] is None:
                 if any(same_numbers(x, frame.states) for x, _ in frame.turned):
                     return None, None, turned_before(frame.equal)
                 return None, None, "what its rotation makes of queries and keys is changed before their product."
             unrotated = before[0], before[1]
+            if others is None:
+                self.unrotated_keys.append((StorageWeakRef(k.untyped_storage()), before[1]))
             if q.shape[2] != k.shape[2]:
                 return unrotated, None, "its queries and keys are rotated, and not of the same tokens."
             tables = tables_of(frame.beside, q.shape[2])

@@ -108,7 +108,9 @@ def prove(
     size, missed = float((outputs * asked).abs().max()), (made - outputs) * asked
     used, wrong, scale = _used(missed, sums), None, None
     if own is not None:
-        references = [weights] if unsunk is None else [weights, unsunk]  # some models return them before the sink's part
+        references = (
+            [weights] if unsunk is None else [weights, unsunk]
+        )  # some models return them before the sink's part
         far = min(((each - own.double()) * asked for each in references), key=lambda x: float(x.abs().max()))
         used, wrong = max(used, _used(far, allowed)), float(far.abs().max())
         if unsunk is None:
@@ -220,7 +222,9 @@ def _others(x: Float[Tensor, "B H R Nk"]) -> Float[Tensor, "B H R Nk"]:
 
 def _used(far: Tensor, allowed: Tensor) -> float:
     """The largest share of what is allowed; infinite for what is no number."""
-    shares = (far.abs() / allowed).nan_to_num(nan=torch.inf) if bool(far.isfinite().all()) else far.new_tensor(torch.inf)
+    shares = (
+        (far.abs() / allowed).nan_to_num(nan=torch.inf) if bool(far.isfinite().all()) else far.new_tensor(torch.inf)
+    )
     return float(shares.max()) if shares.numel() else 0.0
 
 

@@ -115,10 +115,11 @@ class _Angles:
 
     @classmethod
     def of(cls, factors: Complex[Tensor, "B N n"], positions: Int[Tensor, "B N"]) -> _Angles:
-        """Of what each pair is multiplied by."""
+        """Of what each pair is multiplied by; 0 where that is not known, as queries and keys are 0."""
         frequencies, starts = line(factors, positions)
         back = turn(-positions.unsqueeze(-1) * frequencies - starts.unsqueeze(1))
-        return cls(frequencies, starts, (factors * back).real.mean((0, 1)))
+        known = (factors != 0).sum((0, 1)).clamp_min(1)
+        return cls(frequencies, starts, (factors * back).real.sum((0, 1)) / known)
 
     def where(self, chosen: Bool[Tensor, "n"], other: _Angles) -> _Angles:
         """These of the pairs that are chosen, the others' of the rest."""
@@ -228,7 +229,7 @@ def _rows(x: Tensor, tokens: int) -> Tensor | None:
 def line(
     ratio: Complex[Tensor, "B N n"], positions: Int[Tensor, "B N"]
 ) -> tuple[Float[Tensor, "n"], Float[Tensor, "B n"]]:
-    """Slope, and each sequence's start, of the angles as a function of the position."""
+    """Slope, and each sequence's start, of the angles as a function of the position; a ratio of 0 tells no angle."""
     beside = (positions.diff(dim=1) == 1).unsqueeze(-1)
     if not beside.any():
         raise NoForm("rotation: no two tokens that follow each other are one position apart.")
@@ -249,13 +250,16 @@ def _left(
     ratio: Complex[Tensor, "B N n"], positions: Int[Tensor, "B N"], slope: Float[Tensor, "n"]
 ) -> tuple[Float[Tensor, "n"], Float[Tensor, "B n"]]:
     """By least squares, what a slope lacks, if that is less than half a turn over all positions; and the starts."""
+    known = (ratio != 0).double()
+    count = known.sum(1, keepdim=True).clamp_min(1)
     places = positions.double().unsqueeze(-1)
-    middle = places.mean(1, keepdim=True)
+    middle = (known * places).sum(1, keepdim=True) / count
     rest = ratio * turn(-places * slope)
     start = rest.sum(1, keepdim=True).angle()
-    left = (rest * turn(-start)).angle()
-    correction = ((places - middle) * left).sum((0, 1)) / (places - middle).square().sum()
-    start = start + left.mean(1, keepdim=True) - correction * middle
+    left = known * (rest * turn(-start)).angle()
+    away = known * (places - middle)
+    correction = (away * left).sum((0, 1)) / away.square().sum((0, 1)).clamp_min(1e-300)
+    start = start + left.sum(1, keepdim=True) / count - correction * middle
     return correction, start.squeeze(1)
 
 
