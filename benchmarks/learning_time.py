@@ -3,8 +3,8 @@
     python benchmarks/learning_time.py [--runs runs/learning-time] [--out results/learning-time] [--hours 20]
 
 Task 1, paper protocol, 6 layers and 16 heads. Each setting differs in one thing from the scale `desk`; RoPE and
-sinusoidal, two seeds each. No example is seen twice, and the weights are evaluated as they are, without averaging. A run
-ends at the first evaluation (every 5,000 examples, on 512 test examples) with 90 % right, or after 500,000 examples.
+sinusoidal, two seeds each. No example is seen twice, and the weights are evaluated as they are, without averaging. A
+run ends at the first evaluation (every 5,000 examples, on 512 test examples) with 90 % right, or after 500,000 examples.
 Finished runs are appended to runs.jsonl in --out. An interrupted run is resumed by the same command.
 """
 

@@ -79,7 +79,7 @@ def _give_back(key: tuple[int, str]) -> None:
 
 
 def _evaluation(model: nn.Module) -> Iterator[Entry]:
-    """Evaluation mode in every module, no cache in every configuration, outputs by name, rotations as in a new model."""
+    """Evaluation mode in every module, no cache in every configuration, outputs by name, rotations without history."""
     for module in model.modules():
         yield vars(module), "training", lambda before: False
         yield from _without_history(module)

@@ -177,8 +177,8 @@ class LayerRecord(Record):
     weights        largest difference of an attention weight formed again from the parts; None if the model forms none
     outputs        largest difference of a head's output, relative to the layer's largest
     tolerance      largest difference of a weight that rounding explains; of earlier records what both may be at most
-    used           largest share of what rounding explains that a difference takes, of weights and outputs; None in earlier
-                   records, and where it was not measured
+    used           largest share of what rounding explains that a difference takes, of weights and outputs; None in
+                   earlier records, and where it was not measured
     logit          largest absolute logit of a visible key; None likewise
     undecided      share of queries whose largest weight rounding alone may change by a half or more; None likewise
     deposit        sums of this layer's effects above and below 0, ``helps`` and ``harms``; of the clipped effects d

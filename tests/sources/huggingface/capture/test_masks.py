@@ -28,8 +28,8 @@ from toeplens.sources.huggingface import captured, compared
 from toeplens.sources.huggingface.capture import calls as calls_module
 from toeplens.sources.huggingface.capture import masks
 from toeplens.sources.huggingface.capture.attention import Attention
-from toeplens.sources.huggingface.capture.proof import prove
 from toeplens.sources.huggingface.capture.masks import bias_and_mask, hides_from, low
+from toeplens.sources.huggingface.capture.proof import prove
 from toeplens.sources.huggingface.capture.rotation import line
 from toeplens.sources.huggingface.effects.outcome import outcome_of
 from toeplens.sources.huggingface.model import precision

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from toeplens.ground.machine import out_of_memory
-from toeplens.sources.huggingface.capture.proof import proved_rows
 from toeplens.sources.huggingface.capture.masks import blocks
+from toeplens.sources.huggingface.capture.proof import proved_rows
 from toeplens.sources.huggingface.model import tolerance
 
 _LONG = 1 << 22  # weights, over batch and heads: from here on fused attention is tried

@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from toeplens.ground import InputError
@@ -135,8 +135,8 @@ def prove(
         weights_differ = "" if wrong is None else f"its weights differ by {wrong:.1e} and "
         raise InputError(
             f"model: the attention of {name} was not understood: formed again from its parts, {weights_differ}its "
-            f"outputs differ by {far_out:.1e} (relative) from the model's own, {used:.3g} times what rounding{coarse} of "
-            f"logits up to {logit:.3g} explains; known are a scaled product, a cap, a bias, a mask and sinks{hint}."
+            f"outputs differ by {far_out:.1e} (relative) from the model's own, {used:.3g} times what rounding{coarse} "
+            f"of logits up to {logit:.3g} explains; known are a scaled product, a cap, a bias, a mask and sinks{hint}."
         )
     if scale is not None:
         raise InputError(
