@@ -155,6 +155,16 @@ def test_calls_are_the_models_own(name: str) -> None:
         assert call.proof.queries == call.q.shape[2]
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_as_large_as_those_of_trained_models_are_proved(name: str) -> None:
+    """Thousands in float32 and hundreds in bfloat16 (fewer behind a norm or a cap): rounding is within its bound."""
+    kind, sizes = MODELS[name]
+    for gain, dtype in ((6.0, torch.float32), (1.5, torch.bfloat16)):
+        model = tiny(kind, gain=gain, **sizes).to(dtype)
+        for call in calls_in(model, inputs_of(model)):
+            assert call.proof.used < 0.8
+
+
 def remade(q: Tensor, k: Tensor, rotation: Tensor | None, bias: Tensor | None, causal: bool, scale: float) -> Tensor:
     """Logits of queries and keys that are rotated pair by pair as e^(iota (i - j) theta), by their definition."""
     count, width = 0 if rotation is None else len(rotation), q.shape[2]
