@@ -133,6 +133,11 @@ def proof(audit: AuditRecord) -> str:
     )
 
 
+def size(value: Number) -> str:
+    """A logit, as in 12,860 or 4.31; a dash where it is not known."""
+    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def _rounding(audit: AuditRecord) -> str:
     """What rounding explains, and of which logits."""
     limits = sorted({layer.tolerance for layer in audit.layers})
@@ -143,7 +148,7 @@ def _rounding(audit: AuditRecord) -> str:
     largest = max(measured, key=lambda layer: layer.logit or 0.0)
     coarse = [layer for layer in measured if layer.undecided]
     said = (
-        f"The largest attention logit is {largest.logit:,.3g}, in layer {largest.layer + 1}, where rounding explains "
+        f"The largest attention logit is {size(largest.logit)}, in layer {largest.layer + 1}, where rounding explains "
         f"differences of a weight up to {power(largest.tolerance)}; no difference takes more than "
         f"{100 * max(layer.used or 0.0 for layer in measured):.0f} % of what rounding explains."
     )

@@ -105,7 +105,7 @@ def prove(
     largest = allowed.amax(-1, keepdim=True)
     undecided = float((largest >= _UNDECIDED)[asked].double().mean()) if bool(asked.any()) else 0.0
 
-    size, missed = float((outputs * asked).abs().max()), (made - outputs) * asked
+    largest_output, missed = float((outputs * asked).abs().max()), (made - outputs) * asked
     used, wrong, scale = _used(missed, sums), None, None
     if own is not None:
         references = (
@@ -115,19 +115,19 @@ def prove(
         used, wrong = max(used, _used(far, allowed)), float(far.abs().max())
         if unsunk is None:
             scale = _scale_error(-far, weights, formed.masked_fill(~visible, 0), unit)
-    far_out = float(missed.abs().max()) / (size if size > 0 else 1.0)
+    far_out = float(missed.abs().max()) / (largest_output or 1.0)
     logit = float(formed.masked_fill(~visible, 0).abs().max())
-    dtype = str(widest).removeprefix("torch.")
+    dtype, size = str(widest).removeprefix("torch."), f"{logit:,.0f}" if logit >= 100 else f"{logit:.3g}"
     coarse = f" in {dtype}" if unit > _FLOAT32 else ""
     hint = f"; --dtype float32 (or a model in float32) tells more than {dtype}" if coarse else ""
     if not bool((outputs * asked).isfinite().all()):
         raise InputError(
-            f"model: the attention of {name} gives values that are not finite, from logits up to {logit:.3g} in {dtype}"
+            f"model: the attention of {name} gives values that are not finite, from logits up to {size} in {dtype}"
             f"{hint}."
         )
     if undecided > 0.5:
         raise InputError(
-            f"model: {dtype} is too coarse for the attention of {name}: its logits are up to {logit:.3g}, and rounding "
+            f"model: {dtype} is too coarse for the attention of {name}: its logits are up to {size}, and rounding "
             f"alone may change the largest weight of {100 * undecided:.0f} % of its queries by a half or more; use "
             "--dtype float32 (or a model in float32)."
         )
@@ -136,7 +136,7 @@ def prove(
         raise InputError(
             f"model: the attention of {name} was not understood: formed again from its parts, {weights_differ}its "
             f"outputs differ by {far_out:.1e} (relative) from the model's own, {used:.3g} times what rounding{coarse} "
-            f"of logits up to {logit:.3g} explains; known are a scaled product, a cap, a bias, a mask and sinks{hint}."
+            f"of logits up to {size} explains; known are a scaled product, a cap, a bias, a mask and sinks{hint}."
         )
     if scale is not None:
         raise InputError(
