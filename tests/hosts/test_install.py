@@ -18,7 +18,7 @@ from torch import Tensor
 
 from toeplens import hosts
 from toeplens.ground import InputError
-from toeplens.hosts.seat import Seat
+from toeplens.sources.huggingface.hosts.seat import Seat
 
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
 IDS = INPUTS["input_ids"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from toeplens.ground import InputError
-from toeplens.hosts.seat import PASS, SEAT, Here, Seat
+from toeplens.sources.huggingface.hosts.seat import PASS, SEAT, Here, Seat
 from toeplens.sources.huggingface.interface import eager_function
 from toeplens.sources.huggingface.model import library
 

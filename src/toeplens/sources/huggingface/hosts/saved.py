@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toeplens.ground import InputError
-from toeplens.hosts.host import MODULES, install, tied
+from toeplens.sources.huggingface.hosts.host import MODULES, install, tied
 from toeplens.sources.huggingface.model import library
 
 

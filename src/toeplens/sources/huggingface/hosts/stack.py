@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.shapes import Positions
 from toeplens.ground import InputError
-from toeplens.hosts.passes import Pass, begin, remember
-from toeplens.hosts.seat import PASS
+from toeplens.sources.huggingface.hosts.passes import Pass, begin, remember
+from toeplens.sources.huggingface.hosts.seat import PASS
 
 _VECTORS = ("inputs_embeds", "hidden_states")
 

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from toeplens.encodings import PositionalEncoding, attend
 from toeplens.ground import InputError
-from toeplens.hosts.families import forward_of
-from toeplens.hosts.passes import Pass
-from toeplens.hosts.turning import fits, is_a_turn, neutral, our_table
+from toeplens.sources.huggingface.hosts.families import forward_of
+from toeplens.sources.huggingface.hosts.passes import Pass
+from toeplens.sources.huggingface.hosts.turning import fits, is_a_turn, neutral, our_table
 
 SEAT = "toeplens_seat"  # where an attention module carries it
 PASS = "toeplens_pass"  # the argument in which layers hand a pass on, and a module its attention

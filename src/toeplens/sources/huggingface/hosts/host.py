@@ -12,10 +12,10 @@ from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.absolute import NoPE
 from toeplens.ground import InputError
-from toeplens.hosts.anatomy import Anatomy, Found
-from toeplens.hosts.interface import BEFORE, NAME, register
-from toeplens.hosts.seat import Seat
-from toeplens.hosts.stack import Stack
+from toeplens.sources.huggingface.hosts.anatomy import Anatomy, Found
+from toeplens.sources.huggingface.hosts.interface import BEFORE, NAME, register
+from toeplens.sources.huggingface.hosts.seat import Seat
+from toeplens.sources.huggingface.hosts.stack import Stack
 from toeplens.sources.huggingface.model import checked_model, configs_of
 
 HOST = "toeplens_host"  # where a model carries it
@@ -157,7 +157,7 @@ def install(
     try:
         host.enter(anatomy)
         if prove:
-            from toeplens.hosts.proof import prove_host
+            from toeplens.sources.huggingface.hosts.proof import prove_host
 
             prove_host(host, anatomy)
     except BaseException:
