@@ -39,7 +39,7 @@ FLOORS = [
 ]
 TOP = {"__main__"}  # stands above all of them
 ROOMS = {"lens", "sources", "studies", "report", "papers"}  # floors of rooms: kit, and what two others share is in it
-LONGEST, MOST = 400, 15  # lines of a file; files of a folder of a floor of rooms
+LONGEST, MOST = 800, 15  # lines of a file; files of a folder of a floor of rooms
 _NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler
 
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -196,7 +196,7 @@ def test_encodings_need_torch_and_nothing_else(path: Path):
     assert roots <= {"torch", "jaxtyping", "toeplens", *sys.stdlib_module_names}
 
 
-def test_no_file_is_over_400_lines():
+def test_no_file_is_over_800_lines():
     lines = {module_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
     assert {path: count for path, count in lines.items() if count > LONGEST} == {}
 

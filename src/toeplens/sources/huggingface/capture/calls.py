@@ -28,7 +28,7 @@ Place = tuple[str, str, int]  # side, kind, layer
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Weights = softmax(softcap(scale q . k) + bias) over the visible keys and sinks.
+    """Weights = factor softmax(softcap(scale q . k) + bias) over the visible keys and sinks.
 
     q, k, v    [B, H, Nq, d], [B, G, Nk, d], [B, G, Nk, dv] as they enter the products; head h reads h // (H / G)
     scale      factor of q . k
@@ -39,6 +39,7 @@ class Attention:
     causal     whether keys after the query are hidden
     visible    the same shape as the bias: whether the query sees the key; None if every key is seen that ``causal``
                leaves
+    factor     [B, H, Nq, Nk] what the weights are multiplied by after the softmax; None if they are not
     """
 
     q: Float[Tensor, "B H Nq d"] = field(repr=False)
@@ -50,6 +51,7 @@ class Attention:
     bias: Float[Tensor, "_B _H _Nq Nk"] | None = field(default=None, repr=False)
     causal: bool = False
     visible: Bool[Tensor, "_B _H _Nq Nk"] | None = field(default=None, repr=False)
+    factor: Float[Tensor, "B H Nq Nk"] | None = field(default=None, repr=False)
 
     def logits(
         self, rows: Int[Tensor, "R"] | None = None, keys: slice = slice(None), dtype: torch.dtype = torch.float64
@@ -79,15 +81,19 @@ class Attention:
         return ~later[None, None] if self.visible is None else at_rows(self.visible[..., keys], rows) & ~later
 
     def softmax(
-        self, logits: Float[Tensor, "B H R K"], rows: Int[Tensor, "R"] | None = None
+        self, logits: Float[Tensor, "B H R K"], rows: Int[Tensor, "R"] | None = None, keys: slice = slice(None)
     ) -> Float[Tensor, "B H R K"]:
         """The weights; a sink is one more logit of each head, whose weight is dropped.
 
         Arguments
-            rows  the queries of the logits; all unless given
+            rows, keys  the queries and keys of the logits; all unless given
 
         Raises `InputError` for logits of some queries where each has a sink of its own and they are not said.
         """
+        if self.factor is not None:
+            factor = self.factor[: len(logits), ..., keys]
+            factor = factor if rows is None else at_rows(factor, rows)
+            return replace(self, factor=None).softmax(logits, rows) * factor.to(logits.dtype)
         if self.sinks is None:
             return logits.softmax(-1)
         more = (
@@ -195,6 +201,7 @@ class AttentionCall(Attention):
     positions  [B or 1, Nq] of the queries, and of the keys too where they are of the same tokens
     pieces     how many products the weights went into, each with values of its own; ``v`` and ``heads`` are theirs, one
                piece's after the other's, as if it were one product
+    encoding   name of the encoding that `toeplens.hosts.install` put here; None for the model's own position
     """
 
     layer: int
@@ -209,6 +216,7 @@ class AttentionCall(Attention):
     proof: Proof
     positions: Int[Tensor, "_B Nq"] = field(repr=False)
     pieces: int = 1
+    encoding: str | None = None
 
     @property
     def place(self) -> Place:
@@ -229,7 +237,7 @@ class AttentionCall(Attention):
             last = self.k.shape[2] if self.window is None else min(self.k.shape[2], part.stop + self.window - 1)
             last = part.stop if self.causal and self.kind == "self" else last
             made = self.logits(rows, slice(first, last), dtype)
-            weights = self.softmax(made, rows)
+            weights = self.softmax(made, rows, slice(first, last))
             yield rows, first, made, weights if self.visible is None else weights.nan_to_num(nan=0.0)
 
     @cached_property

@@ -13,10 +13,10 @@ from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.absolute import NoPE
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.hosts.anatomy import Anatomy, Found
-from toeplens.sources.huggingface.hosts.interface import BEFORE, NAME, register
+from toeplens.sources.huggingface.hosts.interface import BEFORE, register
 from toeplens.sources.huggingface.hosts.seat import Seat
 from toeplens.sources.huggingface.hosts.stack import Stack
-from toeplens.sources.huggingface.model import checked_model, configs_of
+from toeplens.sources.huggingface.model import NAME, checked_model, configs_of
 
 HOST = "toeplens_host"  # where a model carries it
 MODULES = "toeplens_encodings"  # the name of our weights in its state dict, and of the entry in its configuration
@@ -82,7 +82,8 @@ class Host:
 
     def _settle(self, found: Found, first: PositionalEncoding) -> None:
         asks = NAME if self._asking else None
-        stack = Stack(found.stack, first, found.tables, carries=any(found.reached), causal=found.causal, asks=asks)
+        told = {"carries": any(found.reached), "causal": found.causal, "asks": asks, "name": self.name}
+        stack = Stack(found.stack, first, found.tables, **told)
         self.stacks.append(stack)
         for layer in range(len(found.modules)) if self.layers is None else self.layers:
             encoding = first.for_layer(layer).to(device=self.model.device, dtype=self.model.dtype)
