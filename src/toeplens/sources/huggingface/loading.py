@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from toeplens.ground import EnvironmentFailure, InputError, choose, shown
 from toeplens.ground.machine import keep_freed_memory, memory, out_of_memory
 from toeplens.sources.huggingface.checkpoints import Checkpoint, checkpoint_of
 from toeplens.sources.huggingface.failures import words
+from toeplens.sources.huggingface.hosts.host import MODULES
+from toeplens.sources.huggingface.hosts.saved import reinstall
 from toeplens.sources.huggingface.model import attention_modules, checked_model, input_embedding, library
 from toeplens.sources.huggingface.quantised import Quantised
 from toeplens.start import uncollected
@@ -29,7 +31,10 @@ from toeplens.start import uncollected
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 _TABLE = re.compile(r"^wpe$|^(?!.*rel).*(pos.*emb|emb.*pos)")
 _LAYERS = re.compile("^(?!max_).*(layers?|blocks)$")  # fields that say how many there are
+_COUNTS = {"num_hidden_layers", "n_layer", "num_attention_heads", "num_key_value_heads", "n_head"}  # none without any
 _MOST_LAYERS = 1000  # as of a decoder of ours
+_IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")
+_WHOLE = re.compile(r"[IUC]\d|BOOL")  # dtypes of safetensors that are no floating-point numbers
 _TOLD = 3  # names of weights that are told
 _ATTENTION = re.compile("(Attention|Attn|MLA)$")  # a class that is an attention and not a layer around one
 
@@ -146,6 +151,15 @@ def called_of(name: str) -> str:
     return "/".join(Path(name).resolve().parts[-2:]) if Path(name).exists() else name
 
 
+def open_folder(name: str, dtype: Dtype | None, device: str) -> Loaded:
+    """A model from a directory, of safetensors, in the dtype that it was saved in unless one is given."""
+    with uncollected():
+        transformers = library()
+    place = place_of(device)
+    with _quiet(transformers):
+        return _load(transformers, name, dtype, place, False)
+
+
 def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> Loaded:
     """A transformers model from a directory, or from the hub or its cache.
 
@@ -182,12 +196,16 @@ def open_model(model: Any, *, dtype: Dtype = "auto", device: str = "auto", pickl
     return Loaded(checked_model(model))
 
 
-def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool) -> Loaded:
+def _load(transformers: Any, name: str, dtype: Dtype | None, place: str, pickled: bool) -> Loaded:
     files = checkpoint_of(name)
     with uncollected():  # the model's own modules are imported
         config = _config(transformers, files)
         cls = _class(transformers, config, name)
-    chosen: Any = getattr(torch, dtype) if dtype != "auto" else "auto" if place != "cpu" else torch.float32
+    named, installed = getattr(config, "transformers_weights", None), getattr(config, MODULES, None)
+    files.check_weights(named, pickled)
+    chosen: Any = torch.float32 if dtype == "auto" and place == "cpu" else "auto"
+    if dtype not in (None, "auto"):
+        chosen = getattr(torch, dtype)
     options = {"dtype": chosen, "use_safetensors": None if pickled else True, "ignore_mismatched_sizes": True}
     if place == "auto":
         options["device_map"] = "auto"
@@ -217,7 +235,29 @@ def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool)
         )
     own = {key for key, _ in model.named_buffers()}  # of old checkpoints, which kept masks with the weights
     left_over = tuple(sorted(key for key in info["unexpected_keys"] if key not in own))
+    _check_dtypes(model, files.safetensors(named), name)
+    if installed is not None:
+        reinstall(model, installed, files.safetensors(named), name)
+        left_over = tuple(key for key in left_over if not key.startswith(f"{MODULES}."))
     return Loaded(model.eval(), name, tuple(sorted(info["missing_keys"])), left_over, files.quantised)
+
+
+def _check_dtypes(model: nn.Module, files: Sequence[Path], name: str) -> None:
+    """Refuse tensors of whole or complex numbers in the place of weights, unless the configuration says how these are
+    quantised."""
+    if getattr(model.config, "quantization_config", None) is not None:
+        return
+    wanted = {key for key, x in model.named_parameters() if x.is_floating_point()}
+    prefix = f"{getattr(model, 'base_model_prefix', '') or '?'}."
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            for key in opened.keys():  # noqa: SIM118
+                dtype = str(opened.get_slice(key).get_dtype())
+                if _WHOLE.match(dtype) and {key, f"{prefix}{key}", key.removeprefix(prefix)} & wanted:
+                    raise InputError(
+                        f"model: {name} could not be loaded: {key} is of dtype {dtype} in its weights, which must be "
+                        "floating point."
+                    )
 
 
 def _least(cls: Any, config: Any, dtype: torch.dtype, quantised: Quantised | None) -> int:
@@ -294,7 +334,19 @@ def _config(transformers: Any, files: Checkpoint) -> Any:
         why = "it brings code of its own, which is never run" if own_code else words(error)
         raise InputError(f"model: {files.name} could not be loaded: {why}.") from None
     _check_fields(files.name, config.to_dict())
+    _only_torch(config)
     return config
+
+
+def _only_torch(config: Any) -> None:
+    """Leave out implementations of attention and experts that a configuration names and that are not torch's own: a
+    kernel would be fetched and run."""
+    for field in ("_attn_implementation_internal", "_experts_implementation_internal"):
+        if vars(config).get(field) not in _IMPLEMENTATIONS:
+            vars(config)[field] = None
+    for name in config.sub_configs:
+        if (inner := getattr(config, name, None)) is not None and not isinstance(inner, dict):
+            _only_torch(inner)
 
 
 def _check_fields(name: str, content: dict[str, Any]) -> None:
@@ -303,6 +355,8 @@ def _check_fields(name: str, content: dict[str, Any]) -> None:
         number = isinstance(value, int | float)
         if number and _LAYERS.match(field) and value > _MOST_LAYERS:
             must = f"at most {_MOST_LAYERS}"
+        elif number and field in _COUNTS and value < 1:
+            must = "at least 1"
         elif field == "rope_theta" and value is not None and not (number and value > 0):
             must = "a number above 0"
         else:

@@ -1,50 +1,74 @@
-"""A host opened again: the model as transformers saved it, and the encoding that its configuration names."""
+"""A model with an installed encoding, opened again: what its configuration and its checkpoint say of the encoding."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from toeplens.ground import InputError
-from toeplens.sources.huggingface.hosts.host import MODULES, install, tied
-from toeplens.sources.huggingface.model import library
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from toeplens.ground import InputError, shown
+from toeplens.ground.machine import out_of_memory
+from toeplens.sources.huggingface.failures import words
+from toeplens.sources.huggingface.hosts.host import MARK, MODULES, install, tied
+
+_TOLD = 3  # names of weights that are told
 
 
-def load(path: str | Path, **options: Any) -> Any:
-    """The model of a folder that ``save_pretrained`` of a host wrote, its encoding installed and its weights in place.
+def reinstall(model: Any, described: Any, files: Sequence[Path], name: str) -> None:
+    """Install the encoding that a configuration describes, with its weights.
 
-    ``options`` are those of transformers' ``from_pretrained``. Raises `InputError` for a folder of another kind.
+    Arguments
+        described  the entry ``toeplens_encodings`` of the configuration
+        files      of the checkpoint that the model's own weights are from
+        name       of the model, in sentences
+
+    Raises `InputError` for an entry that is damaged, for an encoding that cannot act in the model, and for weights that
+    are not the encoding's.
     """
-    folder, transformers = Path(path), library()
+    entry = f"the entry {MODULES} of its configuration"
+    if not isinstance(described, dict) or not _is_whole(described):
+        raise InputError(f"model: {name} could not be loaded: {entry} is damaged ({shown(described)}).")
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        host = install(model, prove=False, **described)
+    except Exception as error:  # whatever its options make of an encoding
+        if out_of_memory(error):
+            raise
+        raise InputError(f"model: {name} could not be loaded: {entry} does not go with it ({words(error)}).") from None
+    found = _weights(files)
+    found.pop(MARK, None)
+    known = host.encodings.state_dict()
+    needed = set(known) - set(tied(host.encodings)) - {MARK}
+    wrong = sorted((needed - set(found)) | (set(found) - set(known)))
+    wrong += sorted(key for key, x in found.items() if key in known and not _fits(x, known[key]))
+    if wrong:
+        more = f" and {len(wrong) - _TOLD} more" if len(wrong) > _TOLD else ""
         raise InputError(
-            f"path: {folder} was given; it must be a folder that save_pretrained wrote: {error}."
-        ) from error
-    described = config.get(MODULES)
-    if not isinstance(described, dict) or "encoding" not in described:
-        raise InputError(f"path: the model in {folder} has no encoding of ours; open it with from_pretrained.")
-    name = next(iter(config.get("architectures") or ["AutoModel"]))
-    model = getattr(transformers, name, transformers.AutoModel).from_pretrained(folder, **options)
-    host = install(model, prove=False, **described)
-    weights = _weights(folder)
-    if (
-        not set(host.encodings.state_dict()) - set(tied(host.encodings))
-        <= set(weights)
-        <= set(host.encodings.state_dict())
-    ):
-        raise InputError(f"path: the weights in {folder} are not those of the encoding {described['encoding']!r}.")
-    host.encodings.load_state_dict(weights, strict=False)
-    return model
+            f"model: {name} could not be loaded: its weights are not those of the encoding {host.name!r}: "
+            f"{', '.join(wrong[:_TOLD])}{more} are missing, left over, of another shape or not finite numbers."
+        )
+    host.encodings.load_state_dict(found, strict=False)
 
 
-def _weights(folder: Path) -> dict[str, Any]:
-    from safetensors import safe_open
+def _is_whole(described: Mapping[str, Any]) -> bool:
+    """Whether an entry has what `install` takes."""
+    name, layers, max_len = (described.get(key) for key in ("encoding", "layers", "max_len"))
+    named = isinstance(name, str) or (isinstance(name, list) and all(isinstance(each, str) for each in name))
+    some = layers is None or (isinstance(layers, list) and all(type(each) is int for each in layers))
+    return named and some and (max_len is None or type(max_len) is int) and not {"model", "prove"} & set(described)
 
-    found: dict[str, Any] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+
+def _fits(x: Tensor, known: Tensor) -> bool:
+    """Whether a saved tensor can be the values of one that is there."""
+    return x.shape == known.shape and x.is_floating_point() and bool(torch.isfinite(x).all())
+
+
+def _weights(files: Sequence[Path]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for file in files:
         with safe_open(file, framework="pt") as opened:
             names = (name for name in opened.keys() if name.startswith(f"{MODULES}."))  # noqa: SIM118
             found |= {name.removeprefix(f"{MODULES}."): opened.get_tensor(name) for name in names}
