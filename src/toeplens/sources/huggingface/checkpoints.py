@@ -70,7 +70,9 @@ class Checkpoint:
         Arguments
             named  the file of weights that the configuration names; None where it names none
         """
-        for each in dict.fromkeys((*([] if named is None else [str(named)]), *self._files(named, pickled))):
+        read = [] if named is None else [str(named)]
+        read += self._files(named, pickled, fetch=True)
+        for each in read:
             if Path(each).is_absolute() or ".." in Path(each).parts:
                 raise InputError(f"model: {self.name} has weights in {each}, which is not in its own directory.")
             if not pickled and not each.endswith((_SAFE, f"{_SAFE}.index.json")):
@@ -80,29 +82,32 @@ class Checkpoint:
                 )
 
     def safetensors(self, named: Any) -> list[Path]:
-        """The safetensors files that the weights are read from."""
+        """The safetensors files that the weights are read from; of a model on the hub those that its cache has."""
         files = [self._path(each) for each in self._files(named, pickled=False) if each.endswith(_SAFE)]
         return [path for path in files if path is not None]
 
-    def _files(self, named: Any, pickled: bool) -> list[str]:
-        """The files that weights are read from, the index of their pieces first."""
+    def _files(self, named: Any, pickled: bool, fetch: bool = False) -> list[str]:
+        """The files that weights are read from, the index of their pieces first; ``fetch``, from the hub, the index."""
+        order = _WEIGHTS + (_PICKLED if pickled else ()) if named is None else (str(named),)
         if self.quantised is not None:
             return []
-        order = _WEIGHTS + (_PICKLED if pickled else ()) if named is None else (str(named),)
-        first = next((each for each in order if self._path(each) is not None), None)
-        path = None if first is None else self._path(first)
-        return [] if first is None or path is None else [first, *(_pieces(path) if first.endswith(".json") else ())]
+        for each in order:
+            is_index = each.endswith(".json")
+            path = self._path(each, fetch and is_index)
+            if path is not None:
+                return [each, *(_pieces(path) if is_index else ())]
+        return []
 
-    def _path(self, file: str) -> Path | None:
-        """A file of the model; None where it does not have it."""
+    def _path(self, file: str, fetch: bool = False) -> Path | None:
+        """A file of the model; None where it does not have it, or the cache does not and it is not to be fetched."""
         if Path(self.place).is_dir():
             path = Path(self.place) / file
             return path if path.is_file() else None
-        from transformers.utils import cached_file
+        from transformers.utils.hub import cached_file
 
         names = ("gated_repo", "missing_entries", "connection_errors")
         quiet = {f"_raise_exceptions_for_{name}": False for name in names}
-        found = cached_file(self.place, file, **quiet, **self.options)
+        found = cached_file(self.place, file, **quiet, **self.options | ({} if fetch else {"local_files_only": True}))
         return None if found is None else Path(found)
 
 

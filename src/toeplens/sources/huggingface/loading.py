@@ -34,7 +34,7 @@ _LAYERS = re.compile("^(?!max_).*(layers?|blocks)$")  # fields that say how many
 _COUNTS = {"num_hidden_layers", "n_layer", "num_attention_heads", "num_key_value_heads", "n_head"}  # none without any
 _MOST_LAYERS = 1000  # as of a decoder of ours
 _IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")
-_WHOLE = re.compile(r"[IUC]\d|BOOL")  # dtypes of safetensors that are no floating-point numbers
+_WHOLE = re.compile(r"[IU]\d|BOOL")  # dtypes of safetensors
 _TOLD = 3  # names of weights that are told
 _ATTENTION = re.compile("(Attention|Attn|MLA)$")  # a class that is an attention and not a layer around one
 
@@ -216,11 +216,15 @@ def _load(transformers: Any, name: str, dtype: Dtype | None, place: str, pickled
         if _least(cls, config, chosen, files.quantised) > memory():
             raise full
         keep_freed_memory()
+    safetensors = files.safetensors(named)
     try:
+        _check_dtypes(config, safetensors, name)
         model, info = cls.from_pretrained(
             files.place, config=config, output_loading_info=True, **files.options, **options
         )
         model = model if place == "auto" else model.to(place)
+    except InputError:
+        raise
     except Exception as error:  # whatever a library of hundreds of models may raise over any file
         if out_of_memory(error):
             raise full from None
@@ -235,25 +239,26 @@ def _load(transformers: Any, name: str, dtype: Dtype | None, place: str, pickled
         )
     own = {key for key, _ in model.named_buffers()}  # of old checkpoints, which kept masks with the weights
     left_over = tuple(sorted(key for key in info["unexpected_keys"] if key not in own))
-    _check_dtypes(model, files.safetensors(named), name)
+    _check_dtypes(config, safetensors, name, model)
     if installed is not None:
-        reinstall(model, installed, files.safetensors(named), name)
+        reinstall(model, installed, safetensors, name)
         left_over = tuple(key for key in left_over if not key.startswith(f"{MODULES}."))
     return Loaded(model.eval(), name, tuple(sorted(info["missing_keys"])), left_over, files.quantised)
 
 
-def _check_dtypes(model: nn.Module, files: Sequence[Path], name: str) -> None:
-    """Refuse tensors of whole or complex numbers in the place of weights, unless the configuration says how these are
-    quantised."""
-    if getattr(model.config, "quantization_config", None) is not None:
+def _check_dtypes(config: Any, files: Sequence[Path], name: str, model: nn.Module | None = None) -> None:
+    """Refuse tensors of complex numbers and, in the place of a model's weights, of whole ones, unless the configuration
+    says how weights are quantised."""
+    if getattr(config, "quantization_config", None) is not None:
         return
-    wanted = {key for key, x in model.named_parameters() if x.is_floating_point()}
+    wanted = {key for key, x in model.named_parameters() if x.is_floating_point()} if model is not None else set()
     prefix = f"{getattr(model, 'base_model_prefix', '') or '?'}."
     for file in files:
         with safe_open(file, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118
                 dtype = str(opened.get_slice(key).get_dtype())
-                if _WHOLE.match(dtype) and {key, f"{prefix}{key}", key.removeprefix(prefix)} & wanted:
+                is_weight = {key, f"{prefix}{key}", key.removeprefix(prefix)} & wanted
+                if dtype.startswith("C") or (_WHOLE.match(dtype) and is_weight):
                     raise InputError(
                         f"model: {name} could not be loaded: {key} is of dtype {dtype} in its weights, which must be "
                         "floating point."
