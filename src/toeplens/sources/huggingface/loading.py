@@ -75,15 +75,19 @@ class Loaded:
 
     @cached_property
     def longest(self) -> int | None:
-        """How many tokens the model has position vectors for; None where positions are not looked up in a table."""
-        found = []
+        """How many tokens the model has position vectors for; None where positions are not looked up in a table.
+
+        Of a model with several towers it is the tables beside an embedding of tokens that count, and not those of
+        images or sounds.
+        """
+        tables, words = dict[nn.Embedding, bool](), input_embedding(self.model)
         for name, module in self.model.named_modules():
-            last = name.split(".")[-1]
+            parent, _, last = name.rpartition(".")
             if isinstance(module, nn.Embedding) and _TABLE.search(last):
-                first = module.padding_idx
-                skipped = 0 if first is None else first + 1
-                found.append(module.num_embeddings - max(skipped, int(getattr(module, "offset", 0))))
-        return min(found) if found else None
+                tables[module] = _embeds(self.model.get_submodule(parent), module, words)
+        if not isinstance(words, nn.Embedding) and not any(tables.values()):  # nothing tells: images or sounds alone
+            tables = dict.fromkeys(tables, True)
+        return min((_places(table) for table, counts in tables.items() if counts), default=None)
 
     def tokenizer(self) -> Any:
         """The tokenizer that lies with the model. Raises `InputError` where there is none, or no name to load it by."""
@@ -144,6 +148,21 @@ class Loaded:
     def _alike(self, name: str) -> str:
         prefix = f"{getattr(self.model, 'base_model_prefix', '') or '?'}."
         return re.sub(r"(^|\.)\d+(?=\.)", r"\1*", name.removeprefix(prefix))
+
+
+def _embeds(module: nn.Module, table: nn.Embedding, words: Any) -> bool:
+    """Whether a module embeds tokens beside looking up their positions in a table: by the model's input embedding, one
+    of as many tokens, or, where the model does not tell which that is, any."""
+    others = [each for each in module.modules() if isinstance(each, nn.Embedding) and each is not table]
+    if not isinstance(words, nn.Embedding):
+        return bool(others)
+    return any(each.weight is words.weight or each.num_embeddings == words.num_embeddings for each in others)
+
+
+def _places(table: nn.Embedding) -> int:
+    """How many positions a table of vectors has."""
+    skipped = 0 if table.padding_idx is None else table.padding_idx + 1
+    return table.num_embeddings - max(skipped, int(getattr(table, "offset", 0)))
 
 
 def called_of(name: str) -> str:
