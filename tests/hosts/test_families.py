@@ -205,7 +205,7 @@ def test_a_model_that_keeps_a_cache_by_its_configuration_alone_is_looked_at_with
 
 def test_a_model_whose_position_cannot_be_taken_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPT-2 whose table goes by another name than those known: it still tells positions apart."""
-    monkeypatch.setattr("toeplens.hosts.anatomy._TABLES", ())
+    monkeypatch.setattr("toeplens.sources.huggingface.hosts.anatomy._TABLES", ())
     model = tiny("GPT2LMHeadModel", **GPT)
     plain = logits(model, INPUTS)
     with pytest.raises(InputError, match="GPT2LMHeadModel still tells positions apart with its own out of the way"):
@@ -215,8 +215,8 @@ def test_a_model_whose_position_cannot_be_taken_out_is_refused(monkeypatch: pyte
 
 def test_attention_that_does_more_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(FAMILIES["Llama"][0], **FAMILIES["Llama"][1])
-    scale = "toeplens.hosts.proof.plain"
-    from toeplens.hosts import interface
+    scale = "toeplens.sources.huggingface.hosts.proof.plain"
+    from toeplens.sources.huggingface.hosts import interface
 
     monkeypatch.setattr(scale, lambda *a, **k: (1.01 * interface.plain(*a, **k)[0], None))
     with pytest.raises(InputError, match="does more than its queries, keys and mask say"):

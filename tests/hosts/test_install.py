@@ -18,7 +18,7 @@ from torch import Tensor
 
 from toeplens import hosts
 from toeplens.ground import InputError
-from toeplens.hosts.seat import Seat
+from toeplens.sources.huggingface.hosts.seat import Seat
 
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
 IDS = INPUTS["input_ids"]
@@ -100,13 +100,15 @@ def test_it_is_saved_and_opened_again_by_one_call(name: str, options: dict[str, 
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^path: .*nothing was given; it must be a folder that save_pretrained wrote"):
+    with pytest.raises(
+        InputError, match=r"^path: .*nothing was given; it must be a directory that save_pretrained wrote"
+    ):
         hosts.load(tmp_path / "nothing")
     model = installed("fire")
     model.save_pretrained(tmp_path)
     model.toeplens_encodings = torch.nn.ModuleList()
     model.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"the weights in .* are not those of the encoding 'fire'"):
+    with pytest.raises(InputError, match=r"weights are not those of the encoding 'fire'"):
         hosts.load(tmp_path)
 
 

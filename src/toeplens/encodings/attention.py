@@ -89,7 +89,7 @@ def attend(
     """
     check_asked(q, k, v, **told)
     groups = told["encoding"].turns_alike and not told["encoding"].looks_at_keys and q.device.type == "cpu"
-    whole = _rotated(q, k, groups=groups and fused, **told)
+    whole = after_rotation(q, k, groups=groups and fused, **told)
     encoding, q_positions, k_positions, seen = whole.encoding, whole.q_positions, whole.k_positions, whole.seen
     q, k, mask, causal, scale, window = seen.q, seen.k, seen.mask, seen.causal, seen.scale, seen.window
     v = for_each_head(v, k.shape[1])
@@ -138,13 +138,13 @@ def attend(
 def attention_logits(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
     """The logits before the softmax, formed explicitly; minus infinity where a key is not visible."""
     check_asked(q, k, None, **told)
-    return _rotated(q, k, **told).logits()
+    return after_rotation(q, k, **told).logits()
 
 
 def attention_weights(q: Queries, k: Keys, **told: Unpack[Told]) -> Pairs:
     """The attention weights, formed explicitly: what `attend` weighs values with, 0 where a query sees no key."""
     check_asked(q, k, None, **told)
-    return _rotated(q, k, **told).weights()
+    return after_rotation(q, k, **told).weights()
 
 
 def fixed_bias(
@@ -262,18 +262,21 @@ class _Queries:
 
     def weights(self) -> Tensor:
         """What values are weighed with."""
-        logits = self.logits()
+        return self._hook("transform_weights", self.softmax(self.logits()))
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        """The softmax over keys, and the sink where there is one; 0 where a query sees no key."""
         if self.sinks is None:
             masked = self.seen.mask is not None or self.seen.texts is not None or self.added is not None
-            return self._hook("transform_weights", _shared_out(logits, masked=masked))
+            return _shared_out(logits, masked=masked)
         lost = self.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
-        return self._hook("transform_weights", torch.cat((logits, lost), dim=-1).softmax(-1)[..., :-1])
+        return torch.cat((logits, lost), dim=-1).softmax(-1)[..., :-1]
 
     def _hook(self, name: str, *arguments: Tensor) -> Any:
         return self.encoding.hook(name, *arguments, self.q_positions, self.k_positions, seen=self.seen)
 
 
-def _rotated(
+def after_rotation(
     q: Tensor,
     k: Tensor,
     *,

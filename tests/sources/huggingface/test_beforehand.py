@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sources.huggingface.models import GPT, GROUPED, INPUTS, SIZES, T5, tiny
+from tests.sources.huggingface.models import GPT, GROUPED, INPUTS, SIZES, T5, tiny, transformers
 
 from toeplens.encodings import BandControl
 from toeplens.ground import InputError
 from toeplens.sources.huggingface import Change
 from toeplens.sources.huggingface.beforehand import calls_of, check_decoder, check_length, check_predicts, longest
 from toeplens.sources.huggingface.loading import Loaded
+from toeplens.studies import audit
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -50,6 +51,52 @@ def test_how_long_a_model_is_made_for(kind: str, sizes: dict[str, Any], limit: i
             InputError, match=rf"^tokens: sequences of {limit + 1} tokens were given; the model .* {limit}"
         ):
             check_length(loaded, "tokens", limit + 1)
+
+
+_EYE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+_EYE |= {"image_size": 28, "patch_size": 14}  # tables of 4 or 5 patches
+_EAR = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "num_mel_bins": 8}
+_WORDS = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "pad_token_id": 0}
+_WORDS |= {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+_TOWERS = {"vision_config": _EYE | {"model_type": "clip_vision_model"}}, {"vision_config": _EYE}
+_EARS = {"audio_config": _EAR | {"max_source_positions": 8}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "config"),
+    [
+        ("Gemma3", _WORDS | {"head_dim": 8}, _TOWERS[1] | {"mm_tokens_per_image": 4}),
+        ("Llava", _WORDS | {"model_type": "llama"}, _TOWERS[0]),
+        ("Idefics3", _WORDS | {"model_type": "llama"}, _TOWERS[1] | {"scale_factor": 1}),
+        ("Qwen2Audio", _WORDS | {"model_type": "qwen2"}, _EARS),
+    ],
+)
+def test_tables_of_images_and_sounds_are_none_of_the_tokens(
+    kind: str, words: dict[str, Any], config: dict[str, Any]
+) -> None:
+    config = config | {"text_config": words}
+    cls = getattr(transformers, f"{kind}ForConditionalGeneration")
+    loaded = Loaded(cls(getattr(transformers, f"{kind}Config")(**config)).eval())
+    assert (loaded.longest, longest(loaded)) == (None, 64)
+    made = audit(loaded.model, torch.randint(3, 30, (2, 14)), effects="none")
+    assert len(made.layers) == words["num_hidden_layers"]
+
+
+def test_the_tables_of_a_model_that_reads_images_alone_are_its_own() -> None:
+    clip = {"vocab_size": 31, "max_position_embeddings": 20, "bos_token_id": 1, "eos_token_id": 2}
+    git = transformers.GitConfig(**_WORDS, vision_config=_EYE)
+    assert Loaded(transformers.GitForCausalLM(git)).longest == 64  # a table beside the words, and one of patches
+    both = transformers.CLIPConfig(text_config=_WORDS | clip, vision_config=_EYE, projection_dim=16)
+    assert Loaded(transformers.CLIPModel(both)).longest == 20
+    assert Loaded(transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**_EYE))).longest == 5
 
 
 def test_layers_of_each_kind_of_attention_keep_their_own_scaling() -> None:

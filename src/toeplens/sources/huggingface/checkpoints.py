@@ -12,7 +12,9 @@ from toeplens.sources.huggingface.failures import words
 from toeplens.sources.huggingface.quantised import Quantised, read_gguf
 
 CONFIG = "config.json"
-_PIECES = "model.safetensors.index.json"  # which tensor is in which piece
+_SAFE, _INDEX = ".safetensors", "model.safetensors.index.json"
+_WEIGHTS = ("model.safetensors", _INDEX)  # all weights, or which piece each is in; the first that is there is read
+_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 GGUF = ".gguf"
 LIMIT = 5  # seconds that the hub has to answer
 _NAMED = 100  # characters of what is no name that are told
@@ -59,12 +61,64 @@ class Checkpoint:
 
     def missing(self) -> list[str]:
         """The pieces of a directory's weights that its index names and it does not have."""
-        place = Path(self.place)
-        try:
-            named = json.loads((place / _PIECES).read_text(encoding="utf-8"))["weight_map"].values()
-            return sorted({str(each) for each in named if not (place / str(each)).is_file()})
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            return []  # none is, or transformers says what is wrong
+        path = Path(self.place) / _INDEX
+        return [each for each in _pieces(path) if not (path.parent / each).is_file()] if path.is_file() else []
+
+    def check_weights(self, named: Any, pickled: bool) -> None:
+        """Refuse weights that are read from outside the model's directory or, unless ``pickled``, from pickles.
+
+        Arguments
+            named  the file of weights that the configuration names; None where it names none
+        """
+        read = [] if named is None else [str(named)]
+        read += self._files(named, pickled, fetch=True)
+        for each in read:
+            if Path(each).is_absolute() or ".." in Path(each).parts:
+                raise InputError(f"model: {self.name} has weights in {each}, which is not in its own directory.")
+            if not pickled and not each.endswith((_SAFE, f"{_SAFE}.index.json")):
+                raise InputError(
+                    f"model: {self.name} has weights in {each}, which is no {_SAFE} file; pickled ones are only read "
+                    "if that is allowed (--pickled)."
+                )
+
+    def safetensors(self, named: Any) -> list[Path]:
+        """The safetensors files that the weights are read from; of a model on the hub those that its cache has."""
+        files = [self._path(each) for each in self._files(named, pickled=False) if each.endswith(_SAFE)]
+        return [path for path in files if path is not None]
+
+    def _files(self, named: Any, pickled: bool, fetch: bool = False) -> list[str]:
+        """The files that weights are read from, the index of their pieces first; ``fetch``, from the hub, the index."""
+        order = _WEIGHTS + (_PICKLED if pickled else ()) if named is None else (str(named),)
+        if self.quantised is not None:
+            return []
+        for each in order:
+            is_index = each.endswith(".json")
+            path = self._path(each, fetch and is_index)
+            if path is not None:
+                return [each, *(_pieces(path) if is_index else ())]
+        return []
+
+    def _path(self, file: str, fetch: bool = False) -> Path | None:
+        """A file of the model; None where it does not have it, or the cache does not and it is not to be fetched."""
+        if Path(self.place).is_dir():
+            path = Path(self.place) / file
+            return path if path.is_file() else None
+        from transformers.utils.hub import cached_file
+
+        names = ("gated_repo", "missing_entries", "connection_errors")
+        quiet = {f"_raise_exceptions_for_{name}": False for name in names}
+        found = cached_file(self.place, file, **quiet, **self.options | ({} if fetch else {"local_files_only": True}))
+        return None if found is None else Path(found)
+
+
+def _pieces(index: Path) -> list[str]:
+    """The files that an index of weights names. Raises `InputError` for one that is not JSON."""
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"model: {index} is damaged: it is not JSON ({words(error)}).") from None
+    named = content.get("weight_map") if isinstance(content, dict) else None
+    return sorted({str(each) for each in named.values()}) if isinstance(named, dict) else []
 
 
 def checkpoint_of(name: str) -> Checkpoint:

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from toeplens.ground import EnvironmentFailure, InputError, choose, shown
 from toeplens.ground.machine import keep_freed_memory, memory, out_of_memory
 from toeplens.sources.huggingface.checkpoints import Checkpoint, checkpoint_of
 from toeplens.sources.huggingface.failures import words
+from toeplens.sources.huggingface.hosts.host import MODULES
+from toeplens.sources.huggingface.hosts.saved import reinstall
 from toeplens.sources.huggingface.model import attention_modules, checked_model, input_embedding, library
 from toeplens.sources.huggingface.quantised import Quantised
 from toeplens.start import uncollected
@@ -29,7 +31,10 @@ from toeplens.start import uncollected
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 _TABLE = re.compile(r"^wpe$|^(?!.*rel).*(pos.*emb|emb.*pos)")
 _LAYERS = re.compile("^(?!max_).*(layers?|blocks)$")  # fields that say how many there are
+_COUNTS = {"num_hidden_layers", "n_layer", "num_attention_heads", "num_key_value_heads", "n_head"}  # none without any
 _MOST_LAYERS = 1000  # as of a decoder of ours
+_IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")
+_WHOLE = re.compile(r"[IU]\d|BOOL")  # dtypes of safetensors
 _TOLD = 3  # names of weights that are told
 _ATTENTION = re.compile("(Attention|Attn|MLA)$")  # a class that is an attention and not a layer around one
 
@@ -70,15 +75,19 @@ class Loaded:
 
     @cached_property
     def longest(self) -> int | None:
-        """How many tokens the model has position vectors for; None where positions are not looked up in a table."""
-        found = []
+        """How many tokens the model has position vectors for; None where positions are not looked up in a table.
+
+        Of a model with several towers it is the tables beside an embedding of tokens that count, and not those of
+        images or sounds.
+        """
+        tables, words = dict[nn.Embedding, bool](), input_embedding(self.model)
         for name, module in self.model.named_modules():
-            last = name.split(".")[-1]
+            parent, _, last = name.rpartition(".")
             if isinstance(module, nn.Embedding) and _TABLE.search(last):
-                first = module.padding_idx
-                skipped = 0 if first is None else first + 1
-                found.append(module.num_embeddings - max(skipped, int(getattr(module, "offset", 0))))
-        return min(found) if found else None
+                tables[module] = _embeds(self.model.get_submodule(parent), module, words)
+        if not isinstance(words, nn.Embedding) and not any(tables.values()):  # nothing tells: images or sounds alone
+            tables = dict.fromkeys(tables, True)
+        return min((_places(table) for table, counts in tables.items() if counts), default=None)
 
     def tokenizer(self) -> Any:
         """The tokenizer that lies with the model. Raises `InputError` where there is none, or no name to load it by."""
@@ -141,9 +150,33 @@ class Loaded:
         return re.sub(r"(^|\.)\d+(?=\.)", r"\1*", name.removeprefix(prefix))
 
 
+def _embeds(module: nn.Module, table: nn.Embedding, words: Any) -> bool:
+    """Whether a module embeds tokens beside looking up their positions in a table: by the model's input embedding, one
+    of as many tokens, or, where the model does not tell which that is, any."""
+    others = [each for each in module.modules() if isinstance(each, nn.Embedding) and each is not table]
+    if not isinstance(words, nn.Embedding):
+        return bool(others)
+    return any(each.weight is words.weight or each.num_embeddings == words.num_embeddings for each in others)
+
+
+def _places(table: nn.Embedding) -> int:
+    """How many positions a table of vectors has."""
+    skipped = 0 if table.padding_idx is None else table.padding_idx + 1
+    return table.num_embeddings - max(skipped, int(getattr(table, "offset", 0)))
+
+
 def called_of(name: str) -> str:
     """What a model is called in records: a name on the hub as it is; of a directory or a file the last two parts."""
     return "/".join(Path(name).resolve().parts[-2:]) if Path(name).exists() else name
+
+
+def open_folder(name: str, dtype: Dtype | None, device: str) -> Loaded:
+    """A model from a directory, of safetensors, in the dtype that it was saved in unless one is given."""
+    with uncollected():
+        transformers = library()
+    place = place_of(device)
+    with _quiet(transformers):
+        return _load(transformers, name, dtype, place, False)
 
 
 def load_model(name: str, *, dtype: Dtype = "auto", device: str = "auto", pickled: bool = False) -> Loaded:
@@ -182,12 +215,16 @@ def open_model(model: Any, *, dtype: Dtype = "auto", device: str = "auto", pickl
     return Loaded(checked_model(model))
 
 
-def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool) -> Loaded:
+def _load(transformers: Any, name: str, dtype: Dtype | None, place: str, pickled: bool) -> Loaded:
     files = checkpoint_of(name)
     with uncollected():  # the model's own modules are imported
         config = _config(transformers, files)
         cls = _class(transformers, config, name)
-    chosen: Any = getattr(torch, dtype) if dtype != "auto" else "auto" if place != "cpu" else torch.float32
+    named, installed = getattr(config, "transformers_weights", None), getattr(config, MODULES, None)
+    files.check_weights(named, pickled)
+    chosen: Any = torch.float32 if dtype == "auto" and place == "cpu" else "auto"
+    if dtype not in (None, "auto"):
+        chosen = getattr(torch, dtype)
     options = {"dtype": chosen, "use_safetensors": None if pickled else True, "ignore_mismatched_sizes": True}
     if place == "auto":
         options["device_map"] = "auto"
@@ -198,11 +235,15 @@ def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool)
         if _least(cls, config, chosen, files.quantised) > memory():
             raise full
         keep_freed_memory()
+    safetensors = files.safetensors(named)
     try:
+        _check_dtypes(config, safetensors, name)
         model, info = cls.from_pretrained(
             files.place, config=config, output_loading_info=True, **files.options, **options
         )
         model = model if place == "auto" else model.to(place)
+    except InputError:
+        raise
     except Exception as error:  # whatever a library of hundreds of models may raise over any file
         if out_of_memory(error):
             raise full from None
@@ -217,7 +258,30 @@ def _load(transformers: Any, name: str, dtype: Dtype, place: str, pickled: bool)
         )
     own = {key for key, _ in model.named_buffers()}  # of old checkpoints, which kept masks with the weights
     left_over = tuple(sorted(key for key in info["unexpected_keys"] if key not in own))
+    _check_dtypes(config, safetensors, name, model)
+    if installed is not None:
+        reinstall(model, installed, safetensors, name)
+        left_over = tuple(key for key in left_over if not key.startswith(f"{MODULES}."))
     return Loaded(model.eval(), name, tuple(sorted(info["missing_keys"])), left_over, files.quantised)
+
+
+def _check_dtypes(config: Any, files: Sequence[Path], name: str, model: nn.Module | None = None) -> None:
+    """Refuse tensors of complex numbers and, in the place of a model's weights, of whole ones, unless the configuration
+    says how weights are quantised."""
+    if getattr(config, "quantization_config", None) is not None:
+        return
+    wanted = {key for key, x in model.named_parameters() if x.is_floating_point()} if model is not None else set()
+    prefix = f"{getattr(model, 'base_model_prefix', '') or '?'}."
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            for key in opened.keys():  # noqa: SIM118
+                dtype = str(opened.get_slice(key).get_dtype())
+                is_weight = {key, f"{prefix}{key}", key.removeprefix(prefix)} & wanted
+                if dtype.startswith("C") or (_WHOLE.match(dtype) and is_weight):
+                    raise InputError(
+                        f"model: {name} could not be loaded: {key} is of dtype {dtype} in its weights, which must be "
+                        "floating point."
+                    )
 
 
 def _least(cls: Any, config: Any, dtype: torch.dtype, quantised: Quantised | None) -> int:
@@ -294,7 +358,19 @@ def _config(transformers: Any, files: Checkpoint) -> Any:
         why = "it brings code of its own, which is never run" if own_code else words(error)
         raise InputError(f"model: {files.name} could not be loaded: {why}.") from None
     _check_fields(files.name, config.to_dict())
+    _only_torch(config)
     return config
+
+
+def _only_torch(config: Any) -> None:
+    """Leave out implementations of attention and experts that a configuration names and that are not torch's own: a
+    kernel would be fetched and run."""
+    for field in ("_attn_implementation_internal", "_experts_implementation_internal"):
+        if vars(config).get(field) not in _IMPLEMENTATIONS:
+            vars(config)[field] = None
+    for name in config.sub_configs:
+        if (inner := getattr(config, name, None)) is not None and not isinstance(inner, dict):
+            _only_torch(inner)
 
 
 def _check_fields(name: str, content: dict[str, Any]) -> None:
@@ -303,6 +379,8 @@ def _check_fields(name: str, content: dict[str, Any]) -> None:
         number = isinstance(value, int | float)
         if number and _LAYERS.match(field) and value > _MOST_LAYERS:
             must = f"at most {_MOST_LAYERS}"
+        elif number and field in _COUNTS and value < 1:
+            must = "at least 1"
         elif field == "rope_theta" and value is not None and not (number and value > 0):
             must = "a number above 0"
         else:

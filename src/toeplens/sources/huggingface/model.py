@@ -12,6 +12,8 @@ from torch import nn
 
 from toeplens.ground import EnvironmentFailure, InputError
 
+SEAT = "toeplens_seat"  # where an attention module carries an encoding that is installed in it
+NAME = "toeplens"  # by which a model with an installed encoding asks for its attention
 _ATTENTION = re.compile("Attention|Attn|MLA(?![a-z])")
 # what rounding explains: of a call's parts, of the states of a pass that is run again, of a whole pass's outputs
 _TOLERANCES = {
@@ -61,8 +63,16 @@ def namespaces_of(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def asks_interface(*modules: nn.Module) -> bool:
-    """Whether any of these modules itself goes through transformers' attention interface."""
-    return any("get_interface" in each.__code__.co_names for module in modules for each in functions_of(module))
+    """Whether any of these modules itself goes through transformers' attention interface, or an encoding in it does."""
+    return any(
+        SEAT in vars(module) or any("get_interface" in each.__code__.co_names for each in functions_of(module))
+        for module in modules
+    )
+
+
+def is_host(model: nn.Module) -> bool:
+    """Whether an encoding is installed in any of its modules."""
+    return any(SEAT in vars(module) for module in model.modules())
 
 
 def configs_of(model: nn.Module) -> list[Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from toeplens.ground import InputError
 from toeplens.sources.huggingface.interventions.change import Change
 from toeplens.sources.huggingface.interventions.passes import intervened
-from toeplens.sources.huggingface.model import checked_model, configs_of
+from toeplens.sources.huggingface.model import SEAT, checked_model, configs_of
 from toeplens.sources.huggingface.patches import patched
 
 _AT_ONCE = 1 << 27  # logits that a block of tokens may have, over its sequences
@@ -108,7 +108,10 @@ def _of_keys(cache: Any) -> bool:
 
 
 def _by_length(model: Any) -> bool:
-    """Whether the frequencies of a rotation depend on how many tokens there are, by the configuration."""
+    """Whether the frequencies of a rotation, or an installed encoding, depend on how many tokens there are."""
+    seats = [vars(module)[SEAT] for module in model.modules() if SEAT in vars(module)]
+    if any(seat.encoding.length_dependent for seat in seats):
+        return True
     told = [getattr(config, "rope_parameters", None) or {} for config in configs_of(model)]
     nested = [each for one in told for each in (one, *one.values()) if isinstance(each, Mapping)]
     return any(each.get("rope_type") in _BY_LENGTH for each in nested)

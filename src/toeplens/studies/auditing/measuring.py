@@ -160,6 +160,7 @@ def _tried(call: AttentionCall, tokens: Tensor, tried: int, length: int) -> floa
         v=call.v[part],
         bias=cut(call.bias),
         visible=cut(call.visible),
+        factor=cut(call.factor),
         weights=None,
         heads=call.heads[:tried, :length],
         unrotated=None if call.unrotated is None else (call.unrotated[0][part], call.unrotated[1][part]),
@@ -315,8 +316,8 @@ def _position(call: AttentionCall, placed: Mapping[str, Any]) -> str:
         if dead:
             said.append(f"{dead} of the pairs switched off")
     elif call.unknown is not None:
-        said.append("a rotation that is not understood")
-    if call.bias is not None:
+        said.append("a rotation that is not understood" if call.encoding is None else f"encoding {call.encoding}")
+    if call.bias is not None and (call.encoding is None or call.unknown is None):
         said.append("bias by offset" if placed.get("bias") is not None else "bias")
     if not said:
         said.append("none in the attention" if call.kind == "self" else "none")

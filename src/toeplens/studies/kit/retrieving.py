@@ -62,7 +62,8 @@ def retrieval_of(
                     f"needles: {call.module} sees the keys after its query; needles are for models that predict the "
                     "next token."
                 )
-            weights = call.softmax(call.logits(places.to(call.q.device) - 1))
+            rows = places.to(call.q.device) - 1
+            weights = call.softmax(call.logits(rows), rows)
             found = retrieval(weights, read, places, needles)
             for head, both in enumerate(torch.stack(found).sum(1).T.cpu().numpy()):
                 sums.setdefault((call.layer, head), []).append(both)

@@ -172,7 +172,7 @@ def test_a_sink_a_query_goes_with_its_query_in_blocks(monkeypatch: pytest.Monkey
 
 
 def test_a_bias_is_taken_away_beside_a_sink_a_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one head, by the formula; where its queries go in blocks it is refused, as theirs are not told apart there."""
+    """Of one head, by the formula; also where its queries go in blocks, each with the sinks of its own."""
     model = small_model("inkling2_text")
     inputs = small_inputs(model, padded=False)
     put: list[Tensor] = []
@@ -195,11 +195,13 @@ def test_a_bias_is_taken_away_beside_a_sink_a_query(monkeypatch: pytest.MonkeyPa
         wanted = (weights @ call.v[:, 0].double()) * gates[0].double().sigmoid().unflatten(-1, (4, -1))[:, :, 1]
     torch.testing.assert_close(put[0].unflatten(-1, (4, -1))[:, :, 1].double(), wanted, atol=1e-5, rtol=1e-5)
     monkeypatch.setattr(masks, "AT_ONCE", 5 * 2 * TOKENS)
-    with (
-        intervened(model, Change(layer=0, heads=(1,), bias=False)),
-        pytest.raises(InputError, match="each of 12 queries has its own, and weights of 5 were asked"),
-    ):
+    whole = model(**inputs)[0]
+    with intervened(model, Change(layer=0, heads=(1,), bias=False)):
+        handle = layer.o_proj.register_forward_pre_hook(lambda module, args: put.append(args[0]))
         model(**inputs)
+        handle.remove()
+    torch.testing.assert_close(put[1], put[0], atol=1e-5, rtol=1e-5)
+    assert model(**inputs)[0].equal(whole)
 
 
 def test_a_softmax_at_each_token_alone_is_no_attention() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,7 +14,7 @@ from toeplens.sources.huggingface.capture.masks import at_rows
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Weights = softmax(softcap(scale q . k) + bias) over the visible keys and sinks.
+    """Weights = factor softmax(softcap(scale q . k) + bias) over the visible keys and sinks.
 
     q, k, v    [B, H, Nq, d], [B, G, Nk, d], [B, G, Nk, dv] as they enter the products; head h reads h // (H / G)
     scale      factor of q . k
@@ -25,6 +25,7 @@ class Attention:
     causal     whether keys after the query are hidden
     visible    the same shape as the bias: whether the query sees the key; None if every key is seen that ``causal``
                leaves
+    factor     [B, H, Nq, Nk] what the weights are multiplied by after the softmax; None if they are not
     """
 
     q: Float[Tensor, "B H Nq d"] = field(repr=False)
@@ -36,6 +37,7 @@ class Attention:
     bias: Float[Tensor, "_B _H _Nq Nk"] | None = field(default=None, repr=False)
     causal: bool = False
     visible: Bool[Tensor, "_B _H _Nq Nk"] | None = field(default=None, repr=False)
+    factor: Float[Tensor, "B H Nq Nk"] | None = field(default=None, repr=False)
 
     def logits(
         self, rows: Int[Tensor, "R"] | None = None, keys: slice = slice(None), dtype: torch.dtype = torch.float64
@@ -65,15 +67,19 @@ class Attention:
         return ~later[None, None] if self.visible is None else at_rows(self.visible[..., keys], rows) & ~later
 
     def softmax(
-        self, logits: Float[Tensor, "B H R K"], rows: Int[Tensor, "R"] | None = None
+        self, logits: Float[Tensor, "B H R K"], rows: Int[Tensor, "R"] | None = None, keys: slice = slice(None)
     ) -> Float[Tensor, "B H R K"]:
         """The weights; a sink is one more logit of each head, whose weight is dropped.
 
         Arguments
-            rows  the queries of the logits; all unless given
+            rows, keys  the queries and keys of the logits; all unless given
 
         Raises `InputError` for logits of some queries where each has a sink of its own and they are not said.
         """
+        if self.factor is not None:
+            factor = self.factor[: len(logits), ..., keys]
+            factor = factor if rows is None else at_rows(factor, rows)
+            return replace(self, factor=None).softmax(logits, rows) * factor.to(logits.dtype)
         if self.sinks is None:
             return logits.softmax(-1)
         more = (

@@ -46,6 +46,7 @@ class AttentionCall(Attention):
     positions  [B or 1, Nq] of the queries, and of the keys too where they are of the same tokens
     pieces     how many products the weights went into, each with values of its own; ``v`` and ``heads`` are theirs, one
                piece's after the other's, as if it were one product
+    encoding   name of the encoding that `toeplens.hosts.install` put here; None for the model's own position
     """
 
     layer: int
@@ -60,6 +61,7 @@ class AttentionCall(Attention):
     proof: Proof
     positions: Int[Tensor, "_B Nq"] = field(repr=False)
     pieces: int = 1
+    encoding: str | None = None
 
     @property
     def place(self) -> Place:
@@ -80,7 +82,7 @@ class AttentionCall(Attention):
             last = self.k.shape[2] if self.window is None else min(self.k.shape[2], part.stop + self.window - 1)
             last = part.stop if self.causal and self.kind == "self" else last
             made = self.logits(rows, slice(first, last), dtype)
-            weights = self.softmax(made, rows)
+            weights = self.softmax(made, rows, slice(first, last))
             yield rows, first, made, weights if self.visible is None else weights.nan_to_num(nan=0.0)
 
     @cached_property

@@ -13,9 +13,11 @@ from toeplens.sources.huggingface.capture.calls import AttentionCall
 from toeplens.sources.huggingface.capture.observer import ROTATIONS, PassObserver
 from toeplens.sources.huggingface.interface import OBSERVER, eager_entries, table, table_entries
 from toeplens.sources.huggingface.model import (
+    NAME,
     asks_interface,
     attention_modules,
     checked_model,
+    is_host,
     namespaces_of,
 )
 from toeplens.sources.huggingface.patches import Entry, asking_for, patched
@@ -81,6 +83,9 @@ def _asking(model: nn.Module) -> Iterator[Entry]:
     values, and none if it is causal.
     """
     if not asks_interface(*attention_modules(model)):
+        return
+    if is_host(model):  # which asks for ours
+        yield from table_entries([NAME])
         return
     name = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
     yield from asking_for(model, name)

@@ -21,6 +21,14 @@ from toeplens.sources.huggingface.capture.attention import Attention
 from toeplens.sources.huggingface.capture.calls import AttentionCall, Side, joined
 from toeplens.sources.huggingface.capture.eager import Eager, run_eager
 from toeplens.sources.huggingface.capture.equal_tokens import of_equal_tokens, stays
+from toeplens.sources.huggingface.capture.installed import (
+    RotationParts,
+    installed_call,
+    name_of,
+    pass_of,
+    positions_of,
+    without_pass,
+)
 from toeplens.sources.huggingface.capture.masks import bias_and_mask, just_causal, one_way
 from toeplens.sources.huggingface.capture.pairing import Turned, before_rotation
 from toeplens.sources.huggingface.capture.products import (
@@ -31,10 +39,11 @@ from toeplens.sources.huggingface.capture.products import (
     four,
     innermost,
 )
-from toeplens.sources.huggingface.capture.proof import prove, proved_rows
+from toeplens.sources.huggingface.capture.proof import Proof, prove, proved_rows
 from toeplens.sources.huggingface.capture.refusals import Shared, same_numbers, turned_before, without_softmax
 from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation, tables_of
 from toeplens.sources.huggingface.capture.sinks import sinks_of, with_sinks
+from toeplens.sources.huggingface.hosts.seat import Here
 from toeplens.sources.huggingface.interface import NOBODY, OBSERVER, Observer, eager_function
 from toeplens.sources.huggingface.model import attention_modules, functions_of, precision
 
@@ -202,14 +211,20 @@ class PassObserver(Observer):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """The module's own eager attention, and its call."""
+        """The module's own eager attention, and its call; or that of the encoding that is installed in it."""
+        here = pass_of(kwargs)
+        if here is not None and not here.turned:
+            with self.outside():
+                heads = function(module, query, key, value, attention_mask, *args, **kwargs)[0]
+                put = self._add_installed(module, query, key, value, attention_mask, here, kwargs, heads)
+            return heads if put is None else put, None
         mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]  # a cache of fixed size has more
         causal = False
         if from_table and mask is None and query.shape[2] > 1:  # as torch's fused attention has it
             told = kwargs.get("is_causal")
             causal = bool(getattr(module, "is_causal", True) if told is None else told)
         eager = eager_function(module) if from_table else function
-        named = inspect.signature(eager).bind(module, query, key, value, mask, *args, **kwargs)
+        named = inspect.signature(eager).bind(module, query, key, value, mask, *args, **without_pass(kwargs))
         named.apply_defaults()
         options = named.arguments | named.arguments.get("kwargs", {})
         sinks, own = sinks_of(options, query, key)
@@ -217,8 +232,10 @@ class PassObserver(Observer):
         if scale is None:
             scale = getattr(module, "scaling", query.shape[-1] ** -0.5)
 
+        asked, kwargs = kwargs, without_pass(kwargs)
+
         def fused() -> Tensor:
-            return function(module, query, key, value, attention_mask, *args, **kwargs)[0]
+            return function(module, query, key, value, attention_mask, *args, **asked)[0]
 
         with self.outside():
             attend = eager if own is None else with_sinks(eager)
@@ -232,7 +249,7 @@ class PassObserver(Observer):
             hidden = [~mask] if mask is not None and mask.dtype == torch.bool else []
             cap = options.get("softcap")
             parts = Attention(q=query, k=key, v=value, scale=float(scale), causal=causal, softcap=cap, sinks=sinks)
-            put = self._add(module, parts, made, terms, hidden)
+            put = self._add(module, parts, made, terms, hidden, positions_of(here))
         return (made.heads if put is None else put), made.weights
 
     def written_out(self, made: Followed, v: Tensor, out: Tensor) -> Tensor | None:
@@ -267,10 +284,17 @@ class PassObserver(Observer):
         return None if put is None else put.transpose(1, 2).reshape(out.shape)
 
     def _add(
-        self, module: nn.Module, parts: Attention, made: Eager, terms: list[Tensor], hidden: list[Tensor]
+        self,
+        module: nn.Module,
+        parts: Attention,
+        made: Eager,
+        terms: list[Tensor],
+        hidden: list[Tensor],
+        positions: Tensor | None = None,
     ) -> Tensor | None:
-        """Prove a call and hand it over; what is to take its heads' outputs' place, if anything."""
-        frame = self.frames[-1] if self.frames and self.frames[-1].module is module else None
+        """Find a call's bias, mask and rotation, prove and hand it over; what is to take its outputs' place, if
+        anything."""
+        frame = self._frame(module)
         if frame is not None and frame.calls:
             return self._add_piece(module, frame, parts.v, made)
 
@@ -282,17 +306,62 @@ class PassObserver(Observer):
             return tried.softmax(tried.logits(made.rows, dtype=torch.float32), made.rows)
 
         bias, visible = bias_and_mask(terms, hidden, parts.k.shape[2], made.rows, weights)
-        causal, cross = parts.causal, parts.q.shape[2] != parts.k.shape[2] if frame is None else frame.cross
-        if visible is not None and not cross:
-            causal = causal or one_way(visible)
-            visible = None if causal and just_causal(visible) else visible
-        parts = replace(parts, bias=bias, visible=visible, causal=causal)
+        parts = self._causal(replace(parts, bias=bias, visible=visible), frame)
         proof = prove(self.name(module), parts, made.rows, made.own, made.heads)
-        positions = self._positions(parts.q)
-        unrotated, rotation, unknown = self._rotation(module, frame, parts.q, parts.k, positions)
+        positions = self._positions(parts.q) if positions is None else positions
+        rotation = RotationParts(*self._rotation(module, frame, parts.q, parts.k, positions))
+        return self._add_proved(module, parts, made, proof, rotation, positions)
+
+    def _add_installed(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        here: Here,
+        kwargs: dict[str, Any],
+        heads: Tensor,
+    ) -> Tensor | None:
+        """Prove a call of an installed encoding and hand it over; what is to take its outputs' place, if anything."""
+        frame = self._frame(module)
+        equal = None if frame is None else frame.equal
+        call = installed_call(module, query, key, value, mask, here, kwargs, equal, self.rounding)
+        parts, rows = self._causal(call.parts, frame), proved_rows(query, key)
+        given = heads if call.added is None else heads - call.added
+        proof = prove(self.name(module), parts, rows, None, given)
+        return self._add_proved(module, parts, Eager(heads, None, rows, None), proof, call.rotation, call.positions)
+
+    def _frame(self, module: nn.Module) -> _Frame | None:
+        """The module that is running, if it is this one."""
+        return self.frames[-1] if self.frames and self.frames[-1].module is module else None
+
+    def _causal(self, parts: Attention, frame: _Frame | None) -> Attention:
+        """The same with ``causal`` where no query sees a key after it."""
+        visible, causal = parts.visible, parts.causal
+        if visible is None or self._is_cross(parts, frame):
+            return parts
+        causal = causal or one_way(visible)
+        return replace(parts, visible=None if causal and just_causal(visible) else visible, causal=causal)
+
+    def _is_cross(self, parts: Attention, frame: _Frame | None) -> bool:
+        return parts.q.shape[2] != parts.k.shape[2] if frame is None else frame.cross
+
+    def _add_proved(
+        self,
+        module: nn.Module,
+        parts: Attention,
+        made: Eager,
+        proof: Proof,
+        rotation: RotationParts,
+        positions: Tensor,
+    ) -> Tensor | None:
+        """Hand a call over; what is to take its outputs' place, if anything."""
+        frame = self._frame(module)
+        cross = self._is_cross(parts, frame)
         side = self._side(module) if self.two_sided else None
         if side is None:
-            side = "decoder" if causal or cross else "encoder"
+            side = "decoder" if parts.causal or cross else "encoder"
         kind = "cross" if cross else "self"
         layer = self.counts[side, kind]
         self.counts[side, kind] += 1
@@ -304,11 +373,10 @@ class PassObserver(Observer):
             module=self.name(module),
             weights=made.weights,
             heads=made.heads,
-            unrotated=unrotated,
-            rotation=rotation,
-            unknown=unknown,
+            **vars(rotation),
             proof=proof,
             positions=positions,
+            encoding=name_of(module),
         )
         if frame is None:
             self._hand_over(call)

@@ -23,7 +23,7 @@ best may differ from 1 by its own rounding and by five standard errors, of the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -89,9 +89,10 @@ def prove(
     visible = formed.isfinite()
     asked = visible.any(-1, keepdim=True)
     formed = formed.masked_fill(~asked, 0)
-    weights = parts.softmax(formed, rows)
+    weights = replace(parts, factor=None).softmax(formed, rows)
+    factor = None if parts.factor is None else at_rows(parts.factor, rows).double()
     v = parts.v.repeat_interleave(parts.q.shape[1] // parts.v.shape[1], 1).double()
-    outputs, made = heads.index_select(1, rows).transpose(1, 2).double(), weights @ v
+    outputs, made = heads.index_select(1, rows).transpose(1, 2).double(), parts.softmax(formed, rows) @ v
 
     widest = max(parts.q.dtype, heads.dtype, key=lambda dtype: torch.finfo(dtype).eps)
     unit, least = _unit_roundoff(widest, parts.q.device), max(_LEAST, torch.finfo(widest).tiny * _eps(widest))
@@ -100,8 +101,11 @@ def prove(
     unsunk = None if parts.sinks is None else formed.softmax(-1)
     keys = weights.shape[-1]
     rounding = 2 * unit + (_EXP + keys**0.5) * _FLOAT32
-    allowed = _weight_rounding(weights, delta, parts.sinks is not None) + rounding * weights + least
-    sums = (allowed + (2 * unit + keys**0.5 * _FLOAT32) * weights) @ v.abs() + least
+    allowed = _weight_rounding(weights, delta, parts.sinks is not None) + rounding * weights
+    if factor is not None:
+        weights, allowed = weights * factor, allowed * factor.abs()
+    allowed = allowed + least
+    sums = (allowed + (2 * unit + keys**0.5 * _FLOAT32) * weights.abs()) @ v.abs() + least
     largest = allowed.amax(-1, keepdim=True)
     undecided = float((largest >= _UNDECIDED)[asked].double().mean()) if bool(asked.any()) else 0.0
 
@@ -113,7 +117,7 @@ def prove(
         )  # some models return them before the sink's part
         far = min(((each - own.double()) * asked for each in references), key=lambda x: float(x.abs().max()))
         used, wrong = max(used, _used(far, allowed)), float(far.abs().max())
-        if unsunk is None:
+        if unsunk is None and factor is None:
             scale = _scale_error(-far, weights, formed.masked_fill(~visible, 0), unit)
     far_out = float(missed.abs().max()) / (largest_output or 1.0)
     logit = float(formed.masked_fill(~visible, 0).abs().max())

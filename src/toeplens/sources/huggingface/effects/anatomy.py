@@ -11,7 +11,14 @@ from typing import Any
 from torch import nn
 
 from toeplens.sources.huggingface.interface import OBSERVER, eager_entries, table, table_entries
-from toeplens.sources.huggingface.model import asks_interface, attention_modules, configs_of, input_embedding
+from toeplens.sources.huggingface.model import (
+    NAME,
+    asks_interface,
+    attention_modules,
+    configs_of,
+    input_embedding,
+    is_host,
+)
 from toeplens.sources.huggingface.patches import Entry, patched
 
 
@@ -86,5 +93,6 @@ def _attention(model: nn.Module) -> Iterator[Entry]:
     if not asks_interface(*attention_modules(model)):
         return
     names = {str(getattr(config, "_attn_implementation", None)) for config in configs_of(model)}
+    names |= {NAME} if is_host(model) else set()
     yield from table_entries(names & table().keys())
     yield from eager_entries(model)

@@ -154,6 +154,8 @@ class Change:
                     self.bands.check(pairs, call.q.shape[1])
                 except InputError as error:
                     raise InputError(f"{str(error).rstrip('.')} ({call.module} turns {pairs} pairs).") from None
+        if not self.bias and call.encoding is not None and call.unknown is not None:
+            raise InputError(f"bias: that of {call.module} cannot be taken away by itself: {call.unknown}")
         if not self.bias and call.bias is None:
             raise InputError(f"bias: {call.module} adds nothing to its logits that could be taken away.")
         if self.attention is not None:

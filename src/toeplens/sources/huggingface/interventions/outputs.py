@@ -83,7 +83,7 @@ def _attended(call: AttentionCall, change: Change, heads: list[int]) -> Float[Te
             logits = parts.logits(rows, dtype=dtype)
         else:
             logits = _mean_logits(table, parts, rows, change.attention, dtype)
-        weights = parts.softmax(logits).nan_to_num(nan=0.0)
+        weights = parts.softmax(logits, rows).nan_to_num(nan=0.0)
         found.append((weights @ parts.v.to(dtype)).transpose(1, 2))
     return torch.cat(found, dim=1)
 
@@ -102,6 +102,7 @@ def _of_heads(call: AttentionCall, heads: list[int]) -> Attention:
         bias=_some(call.bias, heads),
         causal=call.causal,
         visible=_some(call.visible, heads),
+        factor=_some(call.factor, heads),
     )
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from toeplens.ground import InputError
-from toeplens.hosts.seat import PASS, SEAT, Here, Seat
+from toeplens.sources.huggingface.hosts.passes import PASS, Pass
+from toeplens.sources.huggingface.hosts.seat import Here, Seat
 from toeplens.sources.huggingface.interface import eager_function
-from toeplens.sources.huggingface.model import library
+from toeplens.sources.huggingface.model import NAME, SEAT, library
 
-NAME = "toeplens"
 BEFORE = "toeplens_before"  # where an attention module carries the name of what its attention went by
 
 
@@ -61,24 +61,33 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of a module: by its encoding, where it has one that is not done by now, else as it was."""
     seat: Seat | None = module.__dict__.get(SEAT)
-    here: Here | None = kwargs.pop(PASS, None)
-    if seat is not None and here is None:
+    told: Here | Pass | None = kwargs.pop(PASS, None)
+    if seat is not None and not isinstance(told, Here):
         raise InputError(f"model: {type(module).__name__} does not hand on what its attention is told.")
-    if seat is not None and here is not None and not here.turned:
-        made = seat.attend(module, query, key, value, attention_mask, here, **kwargs)
+    if seat is not None and isinstance(told, Here) and not told.turned:
+        made = seat.attend(module, query, key, value, attention_mask, told, **kwargs)
     else:
-        made = plain(module, query, key, value, attention_mask, **kwargs)
+        now = told.now if isinstance(told, Here) else told
+        weights = now is not None and now.weights
+        made = plain(module, query, key, value, attention_mask, weights=weights, **kwargs)
     calls = None if torch.compiler.is_compiling() else _CALLS.get()
-    if calls is not None:
+    if calls is not None and (seat is None or BEFORE in vars(module)):  # none that a family's own forward asks
         calls.append(Call(module, query, key, value, attention_mask, kwargs, made[0]))
     return made
 
 
 def plain(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    weights: bool = False,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The module's attention as it was: torch's fused one, or its own eager one by a mask of numbers."""
-    if module.__dict__.get(BEFORE) == "sdpa":
+    """The module's attention as it was: torch's fused one, or, also for its weights, its own eager one by a mask of
+    numbers."""
+    if module.__dict__.get(BEFORE) == "sdpa" and not weights:
         return library().AttentionInterface._global_mapping["sdpa"](module, query, key, value, mask, **kwargs)
     queries, keys = query.shape[2], key.shape[2]
     causal = getattr(module, "is_causal", False) if kwargs.get("is_causal") is None else kwargs["is_causal"]

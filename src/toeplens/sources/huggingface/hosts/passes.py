@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from toeplens.encodings.shapes import Notes
 from toeplens.ground import InputError
 
+PASS = "toeplens_pass"  # the argument in which layers hand a pass on, and a module its attention
 _KEPT = "toeplens_memory"  # where a cache of transformers carries it
 
 
@@ -110,6 +111,7 @@ class Pass:
     memory       what is kept beside the cache's keys, these tokens' included
     before       the notes of each layer before these tokens
     tables       cosines and sines of the new tokens, by encoding
+    weights      whether attention weights are asked for
     """
 
     positions: Int[Tensor, "*B N"]
@@ -118,6 +120,7 @@ class Pass:
     memory: Memory
     before: dict[int, Notes]
     tables: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    weights: bool = False
 
     @property
     def new_padding(self) -> Bool[Tensor, "B N"] | None:
@@ -148,6 +151,7 @@ def begin(
     position_ids: Tensor | None,
     attention_mask: Any,
     cache: Any,
+    weights: bool = False,
 ) -> Pass:
     """What a pass of ``tokens`` new tokens a sequence begins with.
 
@@ -180,7 +184,7 @@ def begin(
     if cache is not None:
         remember(cache, kept)
     here, there = (x[0] if len(x) == 1 else x for x in (positions, whole))
-    return Pass(here, there, padding, kept, dict(memory.notes))
+    return Pass(here, there, padding, kept, dict(memory.notes), weights=weights)
 
 
 def _check_batch(batch: int, tokens: int, past: int, mask: Any, cache: Any) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from toeplens.ground import InputError
-from toeplens.hosts.anatomy import Anatomy, run, trial
-from toeplens.hosts.interface import Call, plain, recorded
+from toeplens.sources.huggingface.hosts.anatomy import Anatomy, run, trial
+from toeplens.sources.huggingface.hosts.interface import Call, plain, recorded
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _ELSEWHERE = ("position_bias", "position_embeddings")

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.shapes import Positions
 from toeplens.ground import InputError
-from toeplens.hosts.passes import Pass, begin, remember
-from toeplens.hosts.seat import PASS
+from toeplens.sources.huggingface.hosts.passes import PASS, Pass, begin, remember
+from toeplens.sources.huggingface.interface import NOBODY, OBSERVER
 
 _VECTORS = ("inputs_embeds", "hidden_states")
 
@@ -28,6 +28,7 @@ class Stack:
         carries   whether an argument given to the stack is handed on to its layers
         causal    whether its attention is, where a module does not say
         asks      the name by which its attention must go, so that ours is asked; None where a family's own is ours
+        name      of the encoding
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class Stack:
         carries: bool,
         causal: bool,
         asks: str | None,
+        name: str,
     ) -> None:
-        self.encoding, self.carries, self.causal, self.asks = encoding, carries, causal, asks
+        self.encoding, self.carries, self.causal, self.asks, self.name = encoding, carries, causal, asks, name
         self.now: Pass | None = None
         self.owner = token_hex(8)
         self._signature = inspect.signature(module.forward)
@@ -79,6 +81,7 @@ class Stack:
             position_ids=given.get("position_ids"),
             attention_mask=given.get("attention_mask"),
             cache=given.get("past_key_values"),
+            weights=bool(given.get("output_attentions", getattr(module.config, "output_attentions", False))),
         )
         self.now = now
         if self.encoding.overrides("embed"):
@@ -107,7 +110,7 @@ class Stack:
     def _end(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         now, self.now = kwargs.get(PASS, self.now), None
         unused, self._waiting = self._waiting is not None, None
-        if unused and output is not None:
+        if unused and output is not None and OBSERVER.get() is NOBODY:  # who observes may leave layers out
             raise InputError("model: it does not call the module that embeds its tokens, so that nothing can be added.")
         cache = getattr(output, "past_key_values", None)
         if cache is not None and now is not None and hasattr(cache, "get_seq_length"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -10,22 +11,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from toeplens.encodings import PositionalEncoding, attend
+from toeplens.encodings import PositionalEncoding, attend, attention_weights
+from toeplens.encodings.attention import Told
+from toeplens.encodings.parts import AttentionParts, attention_parts
 from toeplens.ground import InputError
-from toeplens.hosts.families import forward_of
-from toeplens.hosts.passes import Pass
-from toeplens.hosts.turning import fits, is_a_turn, neutral, our_table
+from toeplens.sources.huggingface.hosts.families import forward_of
+from toeplens.sources.huggingface.hosts.passes import PASS, Pass
+from toeplens.sources.huggingface.hosts.turning import fits, is_a_turn, neutral, our_table
+from toeplens.sources.huggingface.model import SEAT
 
-SEAT = "toeplens_seat"  # where an attention module carries it
-PASS = "toeplens_pass"  # the argument in which layers hand a pass on, and a module its attention
 _HIDDEN = ("hidden_states", "x")
 
 
 class Side(Protocol):
-    """What a seat knows of its stack: the pass at hand, and whether attention is causal where a module does not say."""
+    """What a seat knows of its stack: the pass at hand, whether attention is causal where a module does not say, and
+    the encoding's name."""
 
     now: Pass | None
     causal: bool
+    name: str
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Seat:
             assert around is not None
             self._hooks.append(around.register_forward_pre_hook(self._tell, with_kwargs=True))
         if (forward := forward_of(module)) is not None:
-            module.forward = partial(forward, module, self)
+            module.forward = partial(forward, module)
 
     @property
     def encoding(self) -> PositionalEncoding:
@@ -129,11 +133,27 @@ class Seat:
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, here: Here, **how: Any
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """What the module asks transformers' attention interface for, [B, N, H, d], by the encoding.
 
-        A mask that the model gives says alone which keys are seen; causal attention has none where it needs none.
+        A mask that the model gives says alone which keys are seen; causal attention has none where it needs none. The
+        weights are beside it where the pass was asked for them.
         """
+        k, v, told = self._told(module, q, k, v, mask, here, how)
+        out = attend(q, k, v, dropout=how.get("dropout") or 0.0, **told)
+        return out.transpose(1, 2).contiguous(), attention_weights(q, k, **told) if here.now.weights else None
+
+    def parts(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, here: Here, **how: Any
+    ) -> AttentionParts:
+        """The parts of the same attention."""
+        k, _, told = self._told(module, q, k, v, mask, here, how)
+        return attention_parts(q, k, **told)
+
+    def _told(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, here: Here, how: dict[str, Any]
+    ) -> tuple[Tensor, Tensor, Told]:
+        """Keys, values and what attention is told beside them."""
         now, notes = here.now, here.notes
         mask = None if mask is None else _visible(mask)
         if notes is not None and k.shape[2] < notes.shape[2]:  # a cache that keeps a window of keys
@@ -142,24 +162,25 @@ class Seat:
         k_positions = now.keys(count)
         places = self.encoding.place(positions)
         causal = getattr(module, "is_causal", self.stack.causal) if how.get("is_causal") is None else how["is_causal"]
-        out = attend(
-            q,
-            k,
-            v,
-            encoding=self.encoding,
-            q_positions=places,
-            k_positions=places if k_positions.shape == positions.shape else self.encoding.place(k_positions),
-            scale=q.shape[-1] ** -0.5 if how.get("scaling") is None else how["scaling"],
-            rows=now.rows(count),
-            notes=notes if notes is None else F.pad(notes, (0, 0, 0, count - notes.shape[2])),
-            mask=mask,
-            causal=bool(causal) and mask is None,
-            texts=None if notes is None else _texts(mask, q.shape[0], count),
-            softcap=how.get("softcap"),
-            sinks=how.get("s_aux"),
-            dropout=how.get("dropout") or 0.0,
-        )
-        return out.transpose(1, 2).contiguous(), None
+        told: Told = {
+            "encoding": self.encoding,
+            "q_positions": places,
+            "k_positions": places if k_positions.shape == positions.shape else self.encoding.place(k_positions),
+            "scale": scale_of(q, how),
+            "rows": now.rows(count),
+            "notes": notes if notes is None else F.pad(notes, (0, 0, 0, count - notes.shape[2])),
+            "mask": mask,
+            "causal": bool(causal) and mask is None,
+            "texts": None if notes is None else _texts(mask, q.shape[0], count),
+            "softcap": how.get("softcap"),
+            "sinks": how.get("s_aux"),
+        }
+        return k, v, told
+
+
+def scale_of(q: Tensor, how: Mapping[str, Any]) -> float:
+    """The factor of q . k that a module gives the attention interface."""
+    return q.shape[-1] ** -0.5 if how.get("scaling") is None else how["scaling"]
 
 
 def _rotates(module: Any) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding, Rotary
 from toeplens.encodings.base import HOOKS
-from toeplens.hosts.passes import Pass
+from toeplens.sources.huggingface.hosts.passes import Pass
 
 Table = tuple[Tensor, Tensor]  # cosines and sines, as transformers hands them to its layers
 

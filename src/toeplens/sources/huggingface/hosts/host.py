@@ -6,20 +6,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
 from torch import nn
 
 from toeplens import encodings
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.absolute import NoPE
 from toeplens.ground import InputError
-from toeplens.hosts.anatomy import Anatomy, Found
-from toeplens.hosts.interface import BEFORE, NAME, register
-from toeplens.hosts.seat import Seat
-from toeplens.hosts.stack import Stack
-from toeplens.sources.huggingface.model import checked_model, configs_of
+from toeplens.sources.huggingface.hosts.anatomy import Anatomy, Found
+from toeplens.sources.huggingface.hosts.interface import BEFORE, register
+from toeplens.sources.huggingface.hosts.seat import Seat
+from toeplens.sources.huggingface.hosts.stack import Stack
+from toeplens.sources.huggingface.model import NAME, checked_model, configs_of
 
 HOST = "toeplens_host"  # where a model carries it
 MODULES = "toeplens_encodings"  # the name of our weights in its state dict, and of the entry in its configuration
+MARK = "open_this_model_with_toeplens_hosts_load"  # beside our weights: transformers tells names that it does not know
 
 
 class Host:
@@ -33,6 +35,7 @@ class Host:
     ) -> None:
         self.model, self.name, self.layers, self.max_len, self.options = model, name, layers, max_len, options
         self.encodings = nn.ModuleList()
+        self.encodings.register_buffer(MARK, torch.ones(1, dtype=torch.uint8))
         self.seats: list[tuple[nn.Module, Seat]] = []
         self.stacks: list[Stack] = []
         self._asking: list[nn.Module] = []
@@ -52,12 +55,12 @@ class Host:
         for config, _ in self._implementations if self._asking else ():
             config._attn_implementation_internal = NAME
         self.encodings._tied_weights_keys = tied(self.encodings)  # type: ignore[assignment]
-        self.model.add_module(MODULES, self.encodings.train(self.model.training))
+        self.model.add_module(MODULES, self.encodings.train(self.model.training).to(self.model.device))
         self.model.__dict__[HOST] = self
         setattr(self.model.config, MODULES, self.described())
 
     def described(self) -> dict[str, Any]:
-        """What the model's configuration says of it, from which `load` makes it again."""
+        """What the model's configuration says of it, from which it is made again when the model is loaded."""
         layers = None if self.layers is None else list(self.layers)
         return {"encoding": self.name, "layers": layers, "max_len": self.max_len, **self.options}
 
@@ -82,7 +85,8 @@ class Host:
 
     def _settle(self, found: Found, first: PositionalEncoding) -> None:
         asks = NAME if self._asking else None
-        stack = Stack(found.stack, first, found.tables, carries=any(found.reached), causal=found.causal, asks=asks)
+        told = {"carries": any(found.reached), "causal": found.causal, "asks": asks, "name": self.name}
+        stack = Stack(found.stack, first, found.tables, **told)
         self.stacks.append(stack)
         for layer in range(len(found.modules)) if self.layers is None else self.layers:
             encoding = first.for_layer(layer).to(device=self.model.device, dtype=self.model.dtype)
@@ -157,7 +161,7 @@ def install(
     try:
         host.enter(anatomy)
         if prove:
-            from toeplens.hosts.proof import prove_host
+            from toeplens.sources.huggingface.hosts.proof import prove_host
 
             prove_host(host, anatomy)
     except BaseException:

@@ -15,11 +15,11 @@ from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding
 from toeplens.ground import InputError
 from toeplens.ground.machine import out_of_memory
-from toeplens.hosts.families import forward_of
-from toeplens.hosts.interface import NAME, Call, recorded, register
-from toeplens.hosts.seat import PASS
 from toeplens.sources.huggingface.failures import of_libraries, words
-from toeplens.sources.huggingface.model import attention_modules
+from toeplens.sources.huggingface.hosts.families import forward_of
+from toeplens.sources.huggingface.hosts.interface import Call, recorded, register
+from toeplens.sources.huggingface.hosts.passes import PASS
+from toeplens.sources.huggingface.model import NAME, attention_modules
 from toeplens.sources.huggingface.patches import asking_for, patched
 
 _TABLES = ("wpe", "embed_positions", "position_embeddings")  # the names of what looks positions up, in our families

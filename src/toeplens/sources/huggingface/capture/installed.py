@@ -1,0 +1,142 @@
+"""One call of attention by an encoding that `toeplens.hosts.install` put into a model: the encoding says its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from toeplens.encodings import PositionalEncoding
+from toeplens.encodings.parts import AttentionParts
+from toeplens.lens.kit.pieces import NoForm
+from toeplens.sources.huggingface.capture.attention import Attention
+from toeplens.sources.huggingface.capture.equal_tokens import stays
+from toeplens.sources.huggingface.capture.rotation import Rotation, find_rotation
+from toeplens.sources.huggingface.hosts.passes import PASS
+from toeplens.sources.huggingface.hosts.seat import Here, Seat, scale_of
+from toeplens.sources.huggingface.model import SEAT
+
+_OTHER = {"score": "products", "transform_logits": "logits", "transform_weights": "weights", "add_values": "outputs"}
+_NO_ROTATION = (
+    "it does more to queries and keys than turn pairs of dimensions, those of all heads alike, by an angle linear in "
+    "the position."
+)
+
+
+@dataclass(frozen=True)
+class RotationParts:
+    """Queries and keys before their rotation, the rotation, or why it is not known: as `AttentionCall` has them."""
+
+    unrotated: tuple[Float[Tensor, "B H N d"], Float[Tensor, "B _G N d"]] | None = None
+    rotation: Rotation | None = None
+    unknown: str | None = None
+
+
+@dataclass(frozen=True)
+class InstalledCall:
+    """A call in its parts.
+
+    parts      of the attention
+    added      [B, Nq, H, dv] what is in the heads' outputs beside weighted values; None if nothing is
+    positions  [_B, Nq] of the queries
+    rotation   of queries and keys
+    """
+
+    parts: Attention
+    added: Float[Tensor, "B Nq H dv"] | None
+    positions: Int[Tensor, "_B Nq"]
+    rotation: RotationParts
+
+
+def pass_of(kwargs: Mapping[str, Any]) -> Here | None:
+    """What an attention module with an encoding is told of its pass; None for others."""
+    told = kwargs.get(PASS)
+    return told if isinstance(told, Here) else None
+
+
+def positions_of(here: Here | None) -> Int[Tensor, "_B Nq"] | None:
+    """Where the queries of a pass stand; None where no host says so."""
+    return None if here is None else here.now.positions.view(-1, here.now.positions.shape[-1])
+
+
+def without_pass(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a function of attention is given, without what only ours takes."""
+    return {name: x for name, x in kwargs.items() if name != PASS}
+
+
+def name_of(module: nn.Module) -> str | None:
+    """The name of the encoding that is installed in a module."""
+    seat: Seat | None = vars(module).get(SEAT)
+    return None if seat is None else seat.stack.name
+
+
+def installed_call(
+    module: nn.Module,
+    q: Float[Tensor, "B H Nq d"],
+    k: Float[Tensor, "B G Nk d"],
+    v: Float[Tensor, "B G Nk dv"],
+    mask: Tensor | None,
+    here: Here,
+    kwargs: Mapping[str, Any],
+    equal: tuple[Tensor, Tensor] | None,
+    rounding: torch.dtype,
+) -> InstalledCall:
+    """What a module asks of its encoding, in parts.
+
+    Arguments
+        equal     queries and keys of one token in every place (`of_equal_tokens`); None where they are not known
+        rounding  the coarsest dtype of the model's weights
+    """
+    seat: Seat = vars(module)[SEAT]
+    how = without_pass(kwargs)
+    made = seat.parts(module, q, k, v, mask, here, **how)
+    parts = Attention(
+        q=made.q,
+        k=made.k,
+        v=v,
+        scale=float(scale_of(q, how)),
+        softcap=how.get("softcap"),
+        sinks=how.get("s_aux"),
+        bias=made.bias,
+        visible=made.visible,
+        factor=made.factor,
+    )
+    positions = positions_of(here)
+    assert positions is not None
+    rotation = _rotation(q, k, made, positions, rounding)
+    why = rotation.unknown or _other(seat.encoding)
+    if why is None and equal is None:
+        why = "it was not seen whether its keys depend on the position by more than what they hold."
+    if why is None and equal is not None and not stays(*equal, None, positions, rounding):
+        why = "its queries or keys depend on the position in a way that was not found."
+    if why is not None:
+        rotation = RotationParts(rotation.unrotated, None, f"its encoding is {seat.stack.name}; {why}")
+    return InstalledCall(parts, None if made.values is None else made.values.transpose(1, 2), positions, rotation)
+
+
+def _other(encoding: PositionalEncoding) -> str | None:
+    """What an encoding acts on otherwise than by a rotation and a bias; None for others."""
+    found = [what for hook, what in _OTHER.items() if encoding.overrides(hook)]
+    return f"it changes the {' and the '.join(found)} by more than a rotation or a bias." if found else None
+
+
+def _rotation(
+    q: Tensor, k: Tensor, made: AttentionParts, positions: Int[Tensor, "_B N"], rounding: torch.dtype
+) -> RotationParts:
+    """What was made of queries and keys before their product, if it is a rotation of pairs."""
+    if made.q is q and made.k is k:
+        return RotationParts()
+    if made.k.shape[1] != k.shape[1]:  # keys of each head
+        k = k.repeat_interleave(made.k.shape[1] // k.shape[1], 1)
+    if torch.equal(made.q, q) and torch.equal(made.k, k):
+        return RotationParts()
+    try:
+        if made.q.shape == q.shape:
+            return RotationParts((q, k), find_rotation((q, made.q), (k, made.k), positions, rounding))
+    except NoForm:
+        pass
+    return RotationParts((q, k), None, _NO_ROTATION)

@@ -1,0 +1,183 @@
+"""A model's directory that is damaged or means harm: one sentence, nothing run, nothing read from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.hosts.test_audited import built as host
+from tests.sources.huggingface.test_loading import LLAMA, TOKENS, built, changed, saved
+
+from toeplens import hosts
+from toeplens.ground import InputError
+from toeplens.sources.huggingface.checkpoints import Checkpoint
+from toeplens.sources.huggingface.loading import load_model
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ENTRY = "toeplens_encodings"
+
+
+def pieces(place: Path, file: str, index: str = INDEX) -> Path:
+    """The same checkpoint with an index that says that all weights are in this file."""
+    model = built("LlamaForCausalLM", **LLAMA)
+    saved(model, place)
+    (place / WHOLE).unlink()
+    named = dict.fromkeys(model.state_dict(), file)
+    (place / index).write_text(json.dumps({"metadata": {}, "weight_map": named}))
+    return place
+
+
+def test_pickles_that_an_index_or_a_configuration_names_are_not_read(tmp_path: Path) -> None:
+    state = built("LlamaForCausalLM", **LLAMA).state_dict()
+    index = pieces(tmp_path / "index", "x.bin")
+    torch.save(state, index / "x.bin")
+    named = changed(saved(built("LlamaForCausalLM", **LLAMA), tmp_path / "named"), transformers_weights="x.bin")
+    for place in (index, named):
+        with pytest.raises(InputError, match=r"has weights in x\.bin, which is no \.safetensors file"):
+            load_model(str(place), device="cpu")
+    again = load_model(str(index), device="cpu", pickled=True).model
+    assert again.lm_head.weight.equal(state["lm_head.weight"])
+
+
+@pytest.mark.parametrize("file", ["../other/model.safetensors", "/tmp/other/model.safetensors"])
+def test_weights_outside_the_directory_are_not_read(file: str, tmp_path: Path) -> None:
+    saved(built("LlamaForCausalLM", **LLAMA), tmp_path / "other")
+    index = pieces(tmp_path / "index", file)
+    pickled = pieces(tmp_path / "pickled", file, "pytorch_model.bin.index.json")
+    named = changed(saved(built("LlamaForCausalLM", **LLAMA), tmp_path / "named"), transformers_weights=file)
+    for place, allowed in ((index, False), (index, True), (pickled, True), (named, False)):
+        with pytest.raises(InputError, match=r"has weights in .*, which is not in its own directory"):
+            load_model(str(place), device="cpu", pickled=allowed)
+
+
+def test_an_index_of_brackets_is_one_sentence(tmp_path: Path) -> None:
+    place = pieces(tmp_path, WHOLE)
+    (place / INDEX).write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"index\.json is damaged: it is not JSON"):
+        load_model(str(place), device="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.complex64])
+def test_weights_of_whole_or_complex_numbers_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = built("LlamaForCausalLM", **LLAMA)
+    place = saved(model, tmp_path)
+    state = {key: x.clone() for key, x in model.state_dict().items()}
+    state["model.norm.weight"] = state["model.norm.weight"].to(dtype)
+    save_file(state, place / WHOLE, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"model\.norm\.weight is of dtype \S+ in its weights, which must be floating"):
+        load_model(str(place), device="cpu")
+
+
+@pytest.mark.parametrize("field", ["_attn_implementation", "attn_implementation"])
+@pytest.mark.parametrize("kernel", ["kernels-community/flash-attn3", "flash_attention_2", {"": "some/kernel"}])
+def test_kernels_that_a_configuration_names_are_never_asked_for(field: str, kernel: Any, tmp_path: Path) -> None:
+    place = saved(built("LlamaForCausalLM", **LLAMA), tmp_path)
+    for entry in ({field: kernel}, {field: "eager", "_experts_implementation": "sonicmoe"}):
+        found = load_model(str(changed(place, **entry)), device="cpu").model
+        assert found.config._attn_implementation in ("sdpa", "eager")
+        assert found.config._experts_implementation in (None, "eager", "grouped_mm")
+    assert found.config._attn_implementation == "eager"
+
+
+def test_a_host_s_directory_runs_no_code_and_reads_no_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asked"))
+    model = host("Llama", "fire")
+    place = saved(model, tmp_path / "evil")
+    (place / "evil.py").write_text("raise SystemExit")
+    with pytest.raises(InputError, match="it brings code of its own, which is never run"):
+        hosts.load(changed(place, model_type="evil", auto_map={"AutoConfig": "evil.C", "AutoModel": "evil.M"}))
+    place = saved(model, tmp_path / "pickle")
+    state = load_file(place / WHOLE)
+    torch.save({key: x for key, x in state.items() if ENTRY not in key}, place / "pytorch_model.bin")
+    (place / WHOLE).unlink()
+    save_file({key: x for key, x in state.items() if ENTRY in key}, place / "encoding.safetensors")
+    with pytest.raises(InputError, match="it has no weights as safetensors"):
+        hosts.load(place)
+
+
+def test_a_stray_file_does_not_give_an_encoding_s_weights(tmp_path: Path) -> None:
+    model = host("Llama", "fire")
+    place = saved(model, tmp_path)
+    stray = {key: torch.full_like(x, 7) for key, x in load_file(place / WHOLE).items() if ENTRY in key}
+    save_file(stray, place / "zzz.safetensors")
+    for found in (hosts.load(place), load_model(str(place), device="cpu").model):
+        assert found(TOKENS % 31).logits.equal(model(TOKENS % 31).logits)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ([], "is damaged"),
+        ({"encoding": 5}, "is damaged"),
+        ({"encoding": "fire", "prove": True}, "is damaged"),
+        ({"encoding": "fire", "model": 1}, "is damaged"),
+        ({"encoding": "fire", "layers": "x"}, "is damaged"),
+        ({"encoding": "fire", "layers": [10**9]}, "does not go with it .*different layers from 0 to 1"),
+        ({"encoding": "fire", "max_len": True}, "is damaged"),
+        ({"encoding": "odd"}, "does not go with it .*there is no 'odd'"),
+        ({"encoding": "fire", "width": "x"}, "does not go with it"),
+        ({"encoding": "fox"}, "its weights are not those of the encoding 'fox'"),
+    ],
+)
+def test_an_entry_that_is_damaged_is_one_sentence(entry: Any, said: str, tmp_path: Path) -> None:
+    place = changed(saved(host("Llama", "fire"), tmp_path), **{ENTRY: entry})
+    for opened in (hosts.load, lambda path: load_model(str(path), device="cpu")):
+        with pytest.raises(InputError, match=said) as refused:
+            opened(place)
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("change", ["shape", "int8", "nan", "missing", "cut"])
+def test_weights_of_an_encoding_that_are_damaged_are_refused(change: str, tmp_path: Path) -> None:
+    place = saved(host("Llama", "fire"), tmp_path)
+    state = load_file(place / WHOLE)
+    key = next(key for key in state if ENTRY in key and "open_this" not in key)
+    changed_to = {"shape": state[key].flatten()[:1], "int8": state[key].to(torch.int8), "nan": torch.nan * state[key]}
+    state = {name: x for name, x in state.items() if name != key} | (
+        {key: changed_to[change]} if change in changed_to else {}
+    )
+    save_file(state, place / WHOLE, metadata={"format": "pt"})
+    if change == "cut":
+        (place / WHOLE).write_bytes((place / WHOLE).read_bytes()[:-9])
+    said = "its weights are damaged" if change == "cut" else "its weights are not those of the encoding 'fire'"
+    with pytest.raises(InputError, match=said):
+        hosts.load(place)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architectures": 5},
+        {"architectures": [5]},
+        {"architectures": ["logging"]},
+        {"architectures": ["pipeline"]},
+        {"architectures": ["PreTrainedModel"]},
+        {"architectures": ["AutoTokenizer"]},
+        {"architectures": ["GPT2LMHeadModel"]},
+    ],
+)
+def test_a_host_s_architecture_is_a_model_of_its_configuration(change: dict[str, Any], tmp_path: Path) -> None:
+    place = changed(saved(host("Llama", "fire"), tmp_path), **change)
+    with pytest.raises(InputError, match=r"architectures|is not in transformers|could not be loaded"):
+        hosts.load(place)
+
+
+def test_an_index_on_the_hub_is_looked_at_before_anything_it_names_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"a": "x.bin"}}))
+    asked: list[tuple[str, bool]] = []
+
+    def cached(place: str, file: str, local_files_only: bool = False, **_: Any) -> str | None:
+        asked.append((file, local_files_only))
+        return str(tmp_path / file) if (tmp_path / file).exists() else None
+
+    monkeypatch.setattr("transformers.utils.hub.cached_file", cached)
+    with pytest.raises(InputError, match=r"has weights in x\.bin, which is no \.safetensors file"):
+        Checkpoint("some/model", "some/model").check_weights(None, pickled=False)
+    assert asked == [(WHOLE, True), (INDEX, False)]
