@@ -328,8 +328,7 @@ class PassObserver(Observer):
         equal = None if frame is None else frame.equal
         call = installed_call(module, query, key, value, mask, here, kwargs, equal, self.rounding)
         parts, rows = self._causal(call.parts, frame), proved_rows(query, key)
-        given = heads if call.added is None else heads - call.added
-        proof = prove(self.name(module), parts, rows, None, given)
+        proof = prove(self.name(module), parts, rows, None, heads, call.added)
         return self._add_proved(module, parts, Eager(heads, None, rows, None), proof, call.rotation, call.positions)
 
     def _frame(self, module: nn.Module) -> _Frame | None:

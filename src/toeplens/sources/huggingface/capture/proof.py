@@ -77,8 +77,17 @@ def prove(
     rows: Int[Tensor, "R"],
     own: Float[Tensor, "B H R Nk"] | None,
     heads: Float[Tensor, "B Nq H dv"],
+    added: Float[Tensor, "B Nq H dv"] | None = None,
 ) -> Proof:
-    """Form weights and outputs again at these queries; ``own`` are the model's weights there.
+    """Form weights and outputs again at these queries.
+
+    Arguments
+        name   of the module
+        parts  of the call
+        rows   queries
+        own    the model's weights there; None where it forms none
+        heads  the model's outputs, of all queries
+        added  what is in them beside weighted values (vectors that the encoding weighs); None if nothing is
 
     Raises `InputError` that names the module where they are not the model's own, and where rounding alone explains any
     weights. Queries that see no key are left out: their weights are whatever the model's substitute for minus infinity
@@ -106,6 +115,10 @@ def prove(
         weights, allowed = weights * factor, allowed * factor.abs()
     allowed = allowed + least
     sums = (allowed + (2 * unit + keys**0.5 * _FLOAT32) * weights.abs()) @ v.abs() + least
+    if added is not None:
+        beside = added.index_select(1, rows).transpose(1, 2).double()
+        made, of_weights = made + beside, 4 * allowed.sum(-1, keepdim=True)
+        sums = sums + (4 * unit + keys**0.5 * _FLOAT32 + of_weights) * beside.abs().amax(-1, keepdim=True)
     largest = allowed.amax(-1, keepdim=True)
     undecided = float((largest >= _UNDECIDED)[asked].double().mean()) if bool(asked.any()) else 0.0
 
