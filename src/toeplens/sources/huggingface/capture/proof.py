@@ -14,6 +14,7 @@ What rounding explains follows from the arithmetic of the call, element by eleme
 - Weights w = softmax(s) lie between w_j e^-delta_j / (w_j e^-delta_j + sum_{k != j} w_k e^delta_k) and the same with
   the other signs. Exponentials (20 units in the last place in torch's fused attention), their sum over N keys and the
   rounding to the output's dtype add (2 u + (32 + sqrt(N)) u32) w.
+- A sink is one more logit, rounded three times, as is the sum of exponentials that it is compared with.
 - Outputs sum_j w_j v_j are off by the weights' differences times |v_j|, and by (2 u + sqrt(N) u32) sum_j w_j |v_j|.
 
 Single differences cannot show a scale that is slightly wrong where logits are large and close to each other. All of
@@ -107,10 +108,13 @@ def prove(
     unit, least = _unit_roundoff(widest, parts.q.device), max(_LEAST, torch.finfo(widest).tiny * _eps(widest))
     delta = _logit_rounding(parts, rows, formed, unit) + _FLOAT32 * (formed.amax(-1, keepdim=True) - formed)
     delta = delta.nan_to_num(0.0, posinf=_LARGEST).clamp(max=_LARGEST).masked_fill(~visible, 0)
-    unsunk = None if parts.sinks is None else formed.softmax(-1)
     keys = weights.shape[-1]
     rounding = 2 * unit + (_EXP + keys**0.5) * _FLOAT32
-    allowed = _weight_rounding(weights, delta, parts.sinks is not None) + rounding * weights
+    sinks = None
+    if parts.sinks is not None:
+        largest_logit = formed.masked_fill(~visible, 0).abs().amax(-1, keepdim=True)
+        sinks = 3 * unit * (largest_logit + parts.sinks.abs().max())
+    allowed = _weight_rounding(weights, delta, sinks) + rounding * weights
     if factor is not None:
         weights, allowed = weights * factor, allowed * factor.abs()
     allowed = allowed + least
@@ -125,12 +129,14 @@ def prove(
     largest_output, missed = float((outputs * asked).abs().max()), (made - outputs) * asked
     used, wrong, scale = _used(missed, sums), None, None
     if own is not None:
-        references = (
-            [weights] if unsunk is None else [weights, unsunk]
-        )  # some models return them before the sink's part
-        far = min(((each - own.double()) * asked for each in references), key=lambda x: float(x.abs().max()))
-        used, wrong = max(used, _used(far, allowed)), float(far.abs().max())
-        if unsunk is None and factor is None:
+        references = [(weights, allowed)]
+        if parts.sinks is not None:  # some models return them before the sink's part
+            unsunk = formed.softmax(-1)
+            references.append((unsunk, _weight_rounding(unsunk, delta, None) + rounding * unsunk + least))
+        differences = [((each - own.double()) * asked, bound) for each, bound in references]
+        far, bound = min(differences, key=lambda each: _used(*each))
+        used, wrong = max(used, _used(far, bound)), float(far.abs().max())
+        if parts.sinks is None and factor is None:
             scale = _scale_error(-far, weights, formed.masked_fill(~visible, 0), unit)
     far_out = float(missed.abs().max()) / (largest_output or 1.0)
     logit = float(formed.masked_fill(~visible, 0).abs().max())
@@ -220,12 +226,15 @@ def _logit_rounding(
 
 
 def _weight_rounding(
-    weights: Float[Tensor, "B H R Nk"], delta: Float[Tensor, "B H R Nk"], sinks: bool
+    weights: Float[Tensor, "B H R Nk"], delta: Float[Tensor, "B H R Nk"], sinks: Float[Tensor, "B H R 1"] | None
 ) -> Float[Tensor, "B H R Nk"]:
-    """By how much each weight may change where logits change by at most delta."""
+    """By how much each weight may change where logits change by at most delta, and a sink's, if any, by ``sinks``."""
     up, down = weights * delta.exp(), weights * (-delta).exp()
-    rest = (1 - weights.sum(-1, keepdim=True)).clamp(min=0) if sinks else 0.0  # of a sink's logit rounding is the keys'
-    high, low = up / (up + _others(down) + rest).clamp(min=1e-300), down / (down + _others(up) + rest).clamp(min=1e-300)
+    above, below = _others(up), _others(down)
+    if sinks is not None:
+        rest = (1 - weights.sum(-1, keepdim=True)).clamp(min=0)
+        above, below = above + rest * sinks.clamp(max=_LARGEST).exp(), below + rest * (-sinks).exp()
+    high, low = up / (up + below).clamp(min=1e-300), down / (down + above).clamp(min=1e-300)
     return torch.maximum(high - weights, weights - low).clamp(min=0)
 
 
