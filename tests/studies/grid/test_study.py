@@ -230,6 +230,7 @@ def test_what_is_no_study_is_one_sentence(case: str):
         ({"model": {**SIZES, "num_heads": 3}}, "rope on index: d_model: 8 was given"),
         ({"encodings": {"rope": {"options": {"bas": 1}}}}, "rope on index: "),
         ({"tasks": {"index": {"options": {"length": 1}}}}, "rope on index: "),
+        ({"tasks": {"index": {"options": {"words": 10**15}}}}, "rope on index: vocab_size: "),  # not counted one by one
         ({"training": {"lr": -1}}, "rope on index: lr: "),
     ],
 )
