@@ -20,6 +20,8 @@ def path(text: str) -> Path:
     """A path as it was typed; the name is the one that ``--help`` shows."""
     if not text:
         raise typer.BadParameter("it is empty; '.' is the current directory.")
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+        raise typer.BadParameter(f"{text} is a URL; a path on this machine is needed.")
     length = len(os.fsencode(text))
     if length > _LONGEST_PATH or any(len(os.fsencode(part)) > _LONGEST_NAME for part in Path(text).parts):
         raise typer.BadParameter(f"a path of {length} bytes, or a name in it, is longer than the system allows.")
