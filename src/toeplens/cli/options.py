@@ -58,7 +58,7 @@ def seconds(text: str | None) -> float | None:
     """``90s``, ``9m``, ``2h`` or plain seconds."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([smh]?)", text.strip())
     if match is None or float(match[1]) <= 0:
         raise InputError(f"time_budget: {text!r} was given; it must be a positive time such as 90s, 9m or 2h.")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
