@@ -257,11 +257,18 @@ def test_random_and_unused_weights_are_said(toeplens: Toeplens, model: Path, tmp
 def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "large.npy", np.full((2, 8), 2**64 - 1, dtype=np.uint64))
     (tmp_path / "random.npy").write_bytes(bytes(range(256)))
+    for name, header in (
+        ("header", "__import__('os')"),
+        ("type", "{'descr': ('<i8',), 'fortran_order': 0, 'shape': (2,)}"),
+    ):
+        (tmp_path / f"{name}.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + header.ljust(117).encode() + b"\n")
     (tmp_path / "folder.npy").mkdir()
     (tmp_path / "far.json").write_text(f"[[{10**30}, 3]]")
     for name, said in (
         ("large.npy", "tokens: they go up to 18446744073709551615; a token is at most 9223372036854775807."),
         ("random.npy", "random.npy could not be read (it is no .npy file)."),
+        ("header.npy", "header.npy could not be read (it is damaged or cut short, or holds objects); it must be whole"),
+        ("type.npy", "type.npy could not be read (it is damaged or cut short, or holds objects); it must be whole"),
         ("folder.npy", "folder.npy is no file; one must be given, or a pipe."),
         ("far.json", "must be whole numbers"),
         ("n" * 5000, "is longer than the system allows"),
@@ -278,6 +285,36 @@ def test_texts_and_tokens_of_all_kinds(toeplens: Toeplens, model: Path, tmp_path
     writer.start()
     assert read_text(tmp_path / "pipe") == "handed over"
     writer.join()
+
+
+def test_rows_of_json_lines_are_texts_and_what_has_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one", "by": 3}\n\n{"text": null}\n{"text": "two\\n"}\n')
+    assert read_text(tmp_path / "a.jsonl") == "one\n\ntwo\n"
+    (tmp_path / "b.jsonl").write_text('{"body": "one"}\n')
+    with pytest.raises(InputError, match=r"^column: there is no 'text' in .*b\.jsonl, line 1: it has body\.$"):
+        read_text(tmp_path / "b.jsonl")
+
+
+def test_a_configurations_tokens_may_be_out_of_the_vocabulary(toeplens: Toeplens, reader: Path, tmp_path: Path) -> None:
+    shutil.copytree(reader, tmp_path / "m")
+    config = json.loads((reader / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**config, "eos_token_id": 2**70}))
+    options = ["--max-tokens", 16, "--sequences", 1, "--effects", "none", "--out", tmp_path / "out"]
+    assert toeplens("audit", tmp_path / "m", *options).code == 0
+
+
+def test_a_tokenizer_that_fails_on_a_text_is_one_sentence(toeplens: Toeplens, reader: Path, tmp_path: Path) -> None:
+    shutil.copytree(reader, tmp_path / "m")
+    made = json.loads((reader / "tokenizer.json").read_text())
+    made["model"] = {"type": "WordLevel", "vocab": {"<s>": 0, "a": 1, "so": 2}, "unk_token": "[UNK]"}
+    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(made))
+    (tmp_path / "a.txt").write_text(TEXT)
+    for command in ("audit", "probe", "pretrained"):
+        given = ["--text", tmp_path / "a.txt", "--out", tmp_path / command]
+        given += ["--tokens", 32, "--effect-tokens", 16, "--probe-tokens", 64] if command == "pretrained" else []
+        given += ["--lengths", 64] if command == "probe" else []
+        refused = toeplens(command, tmp_path / "m", *given).refusal()
+        assert refused.startswith("error: model: its tokenizer fails on a text (Exception: WordLevel error: Missing")
 
 
 def test_two_audits_are_called_by_what_tells_them_apart() -> None:

@@ -123,6 +123,17 @@ def test_bad_input_is_one_sentence(toeplens: Toeplens, study: Path):
     assert "page: there is no" in toeplens("figures", study / "x").refusal()
     (study / "empty").mkdir()
     assert "and no study, audit or probe to make one of" in toeplens("tables", study / "empty").refusal()
-    (study / "a.html").write_text("<p>nothing</p>", encoding="utf-8")
-    assert "a.html has none." in toeplens("figures", study / "a.html").refusal()
-    assert "a.html has none." in toeplens("tables", study / "a.html").refusal()
+    mark = f'<meta name="toeplens-page" content="{MADE_BY}">'
+    for html, words in (
+        ("<table><tr><td>1</table></html>", "a.html is no page of toeplens"),
+        (f"{mark}<p>nothing</p></html>", "a.html has none."),
+        (f"{mark}<table><tr><td>1", "a.html is damaged or cut short; make it again"),
+        (f"{mark}{'<!--' * 100_000}</html>", "a.html is damaged or cut short"),
+        (
+            f'{mark}<table id="table"></table><script type="application/json" id="sheets">{{}}</script></html>',
+            "damaged",
+        ),
+    ):
+        (study / "a.html").write_text(html, encoding="utf-8")
+        assert words in toeplens("figures", study / "a.html").refusal()
+        assert words in toeplens("tables", study / "a.html").refusal()

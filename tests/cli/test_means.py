@@ -38,6 +38,7 @@ def test_what_options_come_to():
         ({"address": "head:6379"}, "address: 'head:6379' was given, which only --engine ray takes"),
         ({"gpus_per_cell": 0.0}, "gpus_per_cell: 0.0 was given, which only --engine ray takes"),
         ({"engine": "ray", "memory_per_cell": "much"}, "memory_per_cell: 'much' was given; it must be a positive size"),
+        ({"engine": "ray", "memory_per_cell": "9" * 400}, "was given; it must be a positive size"),
         ({"engine": "ray", "memory_per_cell": "0G"}, "memory_per_cell: '0G' was given; it must be a positive size"),
         ({"engine": "ray", "cpus_per_cell": -1.0}, "cpus_per_cell: -1.0 was given; it must be over 0"),
     ],

@@ -58,6 +58,8 @@ def test_what_a_stream_cannot_write_is_escaped(monkeypatch: pytest.MonkeyPatch):
 )
 def test_paths_that_cannot_be_name_their_option(toeplens: Toeplens, command: list[str], named: str):
     assert f"Invalid value for {named}: it is empty" in toeplens(*command, "").refusal()
+    for url in ("s3://bucket/x", "file:///tmp/x"):
+        assert f"Invalid value for {named}: {url} is a URL; a path" in toeplens(*command, url).refusal()
     for path in ("x" * 5000, "x" * 256, "x/" * 2500):
         refusal = toeplens(*command, path).refusal()
         assert f"Invalid value for {named}: a path of {len(path)} bytes, or a name in it, is longer" in refusal

@@ -283,6 +283,14 @@ def test_a_manifest_without_its_objects_is_named(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("url", "says"),
     [
+        ("", "store: '' was given, which names no place; it must be as /path or s3://bucket/path."),
+        (" ", "store: ' ' was given, which names no place"),
+        ("s3://", "store: 's3://' was given, which names no place"),
+        ("s3:///path", "store: 's3:///path' was given, which names no place"),
+        ("gs:///", "store: 'gs:///' was given, which names no place"),
+        ("file://", "store: 'file://' was given, which names no place"),
+        ("s3:/bucket", "store: 's3:/bucket' was given; a URL begins with s3://, a path with / or ./."),
+        ("s3:", "store: 's3:' was given; a URL begins with s3://"),
         ("s4://there", "store: s4://there was given, which is no URL of a file system"),
         ("adl://there", "store: adl://there was given; its file system is not installed"),
         ("ftp://there/x", "store: ftp://there/x was given, on which two workers could take the same run; it must be"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from toeplens.ground import (
     shown,
     write_json,
 )
-from toeplens.ground.files import FORMAT
+from toeplens.ground.files import FORMAT, unzipped
 from toeplens.ground.reading import Count, Number, Positive, Share, Text, Truth
 
 
@@ -83,10 +85,29 @@ def test_what_records_hold_is_read_as_it_is(tmp_path: Path):
 
 
 def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reading, "_BYTES", 8)
+    monkeypatch.setattr(reading, "LARGEST", 8)
     assert refusal(tmp_path / "a.json", "[1, 2, 3]") == "it has more than 8 bytes."
     with pytest.raises(InputError, match="it has more than 8 bytes"):
         read_json("/dev/zero")
+
+
+def test_a_pipe_in_a_records_place_is_refused_and_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "a.json")
+    for read in (read_json, read_rows):
+        with pytest.raises(InputError, match=r"a\.json cannot be read: it is a pipe, where a file is needed\.$"):
+            read(tmp_path / "a.json")
+    begin, end = os.pipe()
+    os.write(end, b"[1]")
+    os.close(end)
+    assert read_json(f"/dev/fd/{begin}", pipes=True) == [1]
+    os.close(begin)
+
+
+def test_what_gzip_packed_is_unpacked_up_to_a_size():
+    assert unzipped(gzip.compress(b"a" * 10), 10) == b"a" * 10
+    for content in (gzip.compress(b"a" * 11), gzip.compress(b"a" * 5000)[:-9], b"a"):
+        with pytest.raises(ValueError, match=r"\w"):
+            unzipped(content, 10)
 
 
 def test_a_name_that_no_file_can_have_is_one_sentence():

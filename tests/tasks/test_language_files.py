@@ -193,12 +193,12 @@ def test_splits_that_are_empty_or_shorter_than_a_window_are_named(tmp_path: Path
 
 
 def test_text_that_changes_while_it_is_read_is_refused(plain: Path, monkeypatch: pytest.MonkeyPatch):
-    read, times = documents._read, iter(range(10**6))
+    read, times = documents.documents_in, iter(range(10**6))
 
     def changing(file: Path, column: str) -> Any:
         return (text + (b"!" if next(times) >= len(TEXTS) else b"") for text in read(file, column))
 
-    monkeypatch.setattr(documents, "_read", changing)
+    monkeypatch.setattr(documents, "documents_in", changing)
     (plain / "0000.txt").write_text("another corpus than that of other tests", encoding="utf-8")
     with pytest.raises(InputError, match=r"^text: .*plain changed while it was read"):
         corpus(plain)
@@ -214,12 +214,12 @@ REFUSED: dict[str, tuple[bytes | None, str]] = {
     "half.jsonl": (jsonl('{"text": "a"}', '{"text": '), "text: {file}, line 2, is not JSON ("),
     "deep.jsonl": (b"[" * 100_000, "text: {file}, line 1, is not JSON ("),
     "bytes.jsonl": (b'{"text": "\xff"}', "text: {file}, line 1, is not JSON ("),
-    "list.jsonl": (b"[1]", "column: 'text' was given; {file}, line 1, has none of that name: it is no object."),
+    "list.jsonl": (b"[1]", "column: there is no 'text' in {file}, line 1: it is no object."),
     "other.jsonl": (
         b'{"b": 1, "a": 2}',
-        "column: 'text' was given; {file}, line 1, has none of that name: it has a, b.",
+        "column: there is no 'text' in {file}, line 1: it has a, b.",
     ),
-    "number.jsonl": (b'{"text": 3}', "column: 'text' was given; {file}, line 1, has 3 there, which is no text."),
+    "number.jsonl": (b'{"text": 3}', "column: {file}, line 1, has 3 as 'text', which is no text."),
     "text.parquet": (b"not one", "text: {file} is no Parquet file that can be read ("),
 }
 
@@ -242,21 +242,24 @@ def test_columns_that_a_table_has_not_or_that_hold_no_text_are_refused(tmp_path:
     pq.write_table(pa.table({"a": [1], "b": ["x"]}), file)
     with pytest.raises(InputError) as caught:
         corpus(file)
-    assert str(caught.value) == f"column: 'text' was given; {file} has a, b."
-    with pytest.raises(InputError, match="has 1 there, which is no text"):
+    assert str(caught.value) == f"column: there is no 'text' in {file}: it has a, b."
+    with pytest.raises(InputError, match="has 1 as 'a', which is no text"):
         corpus(file, column="a")
     assert found(corpus(file, column="b")) == [b"x"]
 
 
 def test_what_is_neither_file_nor_folder_is_refused(tmp_path: Path):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "empty").mkdir()
     for path, why in (
         (Path("/dev/null"), "it must be a file or a folder"),
-        (tmp_path, "holds no files"),
+        (tmp_path / "empty", "holds no files"),
         (Path("/dev/null/x"), "cannot be read: not a directory"),
-        (tmp_path / "a\0b", "cannot be read: embedded null"),
+        (tmp_path / "a\0b", "each must be the name of a file or a folder"),
+        (tmp_path / "loop", "cannot be read: too many levels of symbolic links"),
     ):
         with pytest.raises(InputError, match=why) as caught:
-            corpus(path)
+            language(path).pinned()
         assert str(caught.value).startswith("text: ")
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

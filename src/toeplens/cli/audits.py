@@ -37,8 +37,8 @@ def audit(
     text: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A text file (UTF-8) to read; give it again for more. Sequences are shared out among the texts, and "
-            "intervals are over texts then.",
+            help="A text file (UTF-8; of .jsonl and .parquet the field text) to read; give it again for more. "
+            "Sequences are shared out among the texts, and intervals are over texts then.",
             parser=path,
         ),
     ] = None,

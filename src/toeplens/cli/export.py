@@ -41,7 +41,7 @@ def figures(
         from toeplens.report.exporting.drawing import FORMATS, draw, programs
         from toeplens.report.exporting.figures import read_figures
         from toeplens.report.exporting.maps import read_maps
-        from toeplens.report.exporting.pages import plots_in
+        from toeplens.report.exporting.pages import plots_in, read_page, readable
         from toeplens.report.exporting.printed import INCHES, printed
 
     kind = choose("format", form, FORMATS)
@@ -49,8 +49,9 @@ def figures(
         raise InputError(f"columns: {columns} was given; it must be 1 or 2.")
     programs()  # before a page is made for them
     page = _page(directory)
-    html = _text(page)
-    there = [*read_maps(html), *read_figures(html, plots_in(html, page))]
+    html = read_page(page)
+    with readable(page):
+        there = [*read_maps(html), *read_figures(html, plots_in(html, page))]
     if not there:
         raise InputError(f"figures: {page} has none.")
     names = {name for each in there for name in (each.id, str(each.number)) if name != "0"}
@@ -60,7 +61,8 @@ def figures(
     panels, about = {}, []
     for each in wanted:
         for name, panel in each.names().items():
-            made, file = printed(each, panel, columns), f"{name}.{kind}"
+            with readable(page):
+                made, file = printed(each, panel, columns), f"{name}.{kind}"
             panels[place / file] = made
             told = {"figure": each.id, "number": each.number, "title": each.title, "caption": each.caption}
             told |= {"view": panel.view, "group": panel.group, "panel": panel.title}
@@ -82,13 +84,16 @@ def tables(
     """Write every table of a page as CSV and as LaTeX with the rules of booktabs, a caption and a label."""
     with starting():
         from toeplens.report.exporting.latex import latex_of
+        from toeplens.report.exporting.pages import read_page, readable
         from toeplens.report.exporting.tables import csv_of, read_tables
 
     writers: dict[str, tuple[str, Callable[[Any], str]]] = {"csv": ("csv", csv_of), "latex": ("tex", latex_of)}
     kinds = {**{kind: [kind] for kind in writers}, "both": list(writers)}
     chosen = kinds[choose("format", form, kinds)]
     page = _page(directory)
-    found = read_tables(_text(page))
+    html = read_page(page)
+    with readable(page):
+        found = read_tables(html)
     if not found:
         raise InputError(f"tables: {page} has none.")
     place, about = page.parent / "tables" if out is None else out, []
@@ -138,13 +143,6 @@ def _page(shown: Path) -> Path:
         f"page: {page} is {'of an older version' if there else 'not there'}; it is made{' again' * there}.", aside=True
     )
     return page_maker(shown)()
-
-
-def _text(page: Path) -> str:
-    try:
-        return page.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"page: {page} is no page; it must be one, or a directory of a study.") from None
 
 
 def _holds_records(directory: Path) -> bool:

@@ -146,7 +146,7 @@ def _bytes(text: str | None) -> int | None:
     """``500M``, ``4G`` or plain bytes."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
     if match is None or float(match[1]) <= 0:
         raise InputError(f"memory_per_cell: {text!r} was given; it must be a positive size such as 500M or 4G.")
     return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -20,6 +20,8 @@ def path(text: str) -> Path:
     """A path as it was typed; the name is the one that ``--help`` shows."""
     if not text:
         raise typer.BadParameter("it is empty; '.' is the current directory.")
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+        raise typer.BadParameter(f"{text} is a URL; a path on this machine is needed.")
     length = len(os.fsencode(text))
     if length > _LONGEST_PATH or any(len(os.fsencode(part)) > _LONGEST_NAME for part in Path(text).parts):
         raise typer.BadParameter(f"a path of {length} bytes, or a name in it, is longer than the system allows.")
@@ -56,7 +58,7 @@ def seconds(text: str | None) -> float | None:
     """``90s``, ``9m``, ``2h`` or plain seconds."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([smh]?)", text.strip())
     if match is None or float(match[1]) <= 0:
         raise InputError(f"time_budget: {text!r} was given; it must be a positive time such as 90s, 9m or 2h.")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

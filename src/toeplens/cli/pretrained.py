@@ -15,7 +15,12 @@ from toeplens.start import starting
 
 def pretrained(
     model: Annotated[str, typer.Argument(help="A transformers model's directory or name on the hub, or a GGUF file.")],
-    text: Annotated[list[Path], typer.Option(help="A text file (UTF-8); give it again for more.", parser=path)],
+    text: Annotated[
+        list[Path],
+        typer.Option(
+            help="A text file (UTF-8; of .jsonl and .parquet the field text); give it again for more.", parser=path
+        ),
+    ],
     out: StudyOut,
     sequences: Annotated[int, typer.Option(help="Sequences from each text.")] = 2,
     tokens: Annotated[int, typer.Option(help="Tokens of a sequence whose heads are measured.")] = 1024,

@@ -15,7 +15,12 @@ from toeplens.start import starting
 
 def probe(
     model: Annotated[str, typer.Argument(help="A transformers model's directory or name on the hub, or a GGUF file.")],
-    text: Annotated[list[Path], typer.Option(help="A text file (UTF-8) that texts are taken from.", parser=path)],
+    text: Annotated[
+        list[Path],
+        typer.Option(
+            help="A text file (UTF-8; of .jsonl and .parquet the field text) that texts are taken from.", parser=path
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Directory of the probe: its page and record.", parser=path)],
     change: Annotated[
         list[str] | None,

@@ -67,7 +67,7 @@ def train_run(
         if not spec.exists() or spec.is_dir():
             why = f"{spec} cannot be read: it is a directory" if spec.is_dir() else f"there is no file {spec}"
             raise InputError(f"spec: {why}; give a file that holds a run's spec as JSON, or none.")
-        content = read_json(spec)
+        content = read_json(spec, pipes=True)
         if not isinstance(content, dict):
             raise InputError(f"spec: {spec} does not hold a run's spec.")
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,11 +22,21 @@ from toeplens.ground.files import environment_failure, is_leftover, make_directo
 # does for others (sftp, smb, webdav, ...) is to look whether it is there, and then to write it
 _BY_ONE_ALONE = ("fsspec.implementations.local.", "fsspec.implementations.memory.", "s3fs.", "gcsfs.", "adlfs.")
 _OF_THIS_MACHINE = (None, "file", "local")
+_ROOTED = (*_OF_THIS_MACHINE, "memory")  # of others a URL names a host or a bucket first
 
 
 def located(url: str) -> str:
-    """The URL as it is understood wherever it is read: a path of this machine begins at its root."""
-    if fsspec.core.split_protocol(url)[0] not in _OF_THIS_MACHINE:
+    """The URL as it is understood wherever it is read: a path of this machine begins at its root.
+
+    Raises `InputError` for an empty one, and for one of a file system that names no place there (``s3://``).
+    """
+    protocol, place = fsspec.core.split_protocol(url)
+    scheme = re.match(r"([a-z0-9]+):", url)
+    if not place.strip() or (protocol not in _ROOTED and place.startswith("/")):
+        raise InputError(f"store: {url!r} was given, which names no place; it must be as /path or s3://bucket/path.")
+    if protocol is None and scheme and scheme[1] in fsspec.available_protocols():
+        raise InputError(f"store: {url!r} was given; a URL begins with {scheme[1]}://, a path with / or ./.")
+    if protocol not in _OF_THIS_MACHINE:
         return url.rstrip("/")
     return os.path.normpath(LocalFileSystem._strip_protocol(url))
 

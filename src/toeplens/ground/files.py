@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import gzip
+import io
 import json
 import math
 import os
 import re
 import secrets
+import stat
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +50,30 @@ def make_directory(path: Path) -> Path:
     except OSError as error:
         raise environment_failure(error, path) from None
     return path
+
+
+def read_bytes(path: Path | str, most: int = -1, *, pipes: bool = False) -> bytes:
+    """The content of a file, at most its first ``most`` bytes.
+
+    Raises `OSError` for a file that cannot be read and, unless ``pipes`` are allowed, for a named pipe, which would be
+    waited for.
+    """
+    waiting = 0 if pipes else os.O_NONBLOCK
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | waiting)) as stream:
+        if not pipes and stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is a pipe, where a file is needed")
+        return stream.read(most)
+
+
+def unzipped(content: bytes, most: int) -> bytes:
+    """What gzip packed. Raises `ValueError` for anything else, and for what has more than ``most`` bytes."""
+    try:
+        found = gzip.GzipFile(fileobj=io.BytesIO(content)).read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(str(error)) from None
+    if len(found) > most:
+        raise ValueError(f"it has more than {most} bytes")
+    return found
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from toeplens.ground.errors import InputError, shown
-from toeplens.ground.files import environment_failure, make_directory, write_text
+from toeplens.ground.files import environment_failure, make_directory, read_bytes, write_text
 from toeplens.ground.locks import LOCK, locked, names_in
 
 _LOOKED_AT = 4096  # bytes of a file in which its mark is looked for
@@ -68,7 +68,7 @@ def must_be_of(path: Path, model: str, what: str) -> None:
         what  what is recorded, for the sentence: ``audit``, ``probe``
     """
     try:
-        had = json.loads(path.read_text(encoding="utf-8"))["about"]["model"]
+        had = json.loads(read_bytes(path))["about"]["model"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):  # there is none, or none that could be read
         return
     if had is not None and had != model:

@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from toeplens.ground.errors import InputError, sentence, shown
-from toeplens.ground.files import FORMAT
+from toeplens.ground.files import FORMAT, read_bytes
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
@@ -27,7 +27,7 @@ Count = Annotated[int, Field(strict=True, ge=0)]
 Text = Annotated[str, Field(strict=True)]
 Truth = Annotated[bool, Field(strict=True)]
 
-_BYTES = 2**28  # the largest record, a laptop study's results, has 5 million
+LARGEST = 2**28  # the largest record, a laptop study's results, has 5 million
 _DEPTH = 64
 _DIGITS = 300  # what a float holds has no more
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -78,13 +78,15 @@ def _float(text: str) -> float:
     return number
 
 
-def read_json(path: Path | str) -> Any:
+def read_json(path: Path | str, *, pipes: bool = False) -> Any:
     """Read JSON from ``path``; a missing or damaged file is one sentence (see `parse_json`).
+
+    A named pipe is refused, unless ``pipes`` are allowed.
 
     Objects come without the number of their format. Those without one are older than the first; a later format than
     `FORMAT` is refused.
     """
-    content = parse_json(_text(path), path)
+    content = parse_json(_text(path, pipes), path)
     number = content.pop("format", 0) if isinstance(content, dict) else 0
     if not isinstance(number, int) or number < 0:
         raise InputError(f"{path} is damaged: format: {shown(number)} was given; a whole number is needed.")
@@ -102,11 +104,10 @@ def read_rows(path: Path) -> list[Any]:
     return [parse_json(line, f"{path}, line {number},") for number, line in enumerate(_text(path).splitlines(), 1)]
 
 
-def _text(path: Path | str) -> str:
+def _text(path: Path | str, pipes: bool = False) -> str:
     try:
-        with Path(path).open("rb") as stream:
-            content = stream.read(_BYTES + 1)
-        text = content.decode() if len(content) <= _BYTES else None
+        content = read_bytes(path, LARGEST + 1, pipes=pipes)
+        text = content.decode() if len(content) <= LARGEST else None
     except FileNotFoundError:
         raise InputError(f"there is no {path}.") from None
     except UnicodeDecodeError as error:
@@ -116,7 +117,7 @@ def _text(path: Path | str) -> str:
     except ValueError as error:  # a name with a null character in it
         raise InputError(f"{str(path)!r} cannot be read: {error}.") from None
     if text is None:
-        raise InputError(f"{path} is damaged: it has more than {_BYTES} bytes.")
+        raise InputError(f"{path} is damaged: it has more than {LARGEST} bytes.")
     return text
 
 

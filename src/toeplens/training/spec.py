@@ -101,12 +101,12 @@ class RunSpec(BaseModel):
             raise ValueError(
                 f"vocab_size: {self.model.vocab_size} was given; the task uses {task.vocab_size} token ids."
             )
-        if max(task.labels) >= self.model.num_classes:
+        if task.labels[-1] >= self.model.num_classes:
             raise ValueError(
-                f"num_classes: {self.model.num_classes} was given; the task's labels go up to {max(task.labels)}, "
-                f"so at least {max(task.labels) + 1} are needed."
+                f"num_classes: {self.model.num_classes} was given; the task's labels go up to {task.labels[-1]}, "
+                f"so at least {task.labels[-1] + 1} are needed."
             )
-        if set(task.labels) == {self.ignore_label}:
+        if list(task.labels[:2]) == [self.ignore_label]:
             raise ValueError(f"ignore_label: {self.ignore_label} was given; it is the task's only label.")
         must_fit("its model and its examples need", self.memory_at_least)
         if self.evaluations > self.steps_per_epoch:

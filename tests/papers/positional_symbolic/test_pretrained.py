@@ -134,6 +134,16 @@ def test_a_page_is_made_of_it(study: Pretrained) -> None:
         assert words in page
 
 
+def test_a_page_is_made_whichever_pieces_are_missing(study: Pretrained) -> None:
+    names = [*study.audits, *study.probes]
+    for gone in ({"text-0"}, {name for name in names if name.startswith("text")}, set(names[::2]), set(names[1::2])):
+        left = {
+            field: {name: each for name, each in getattr(study, field).items() if name not in gone}
+            for field in ("audits", "probes")
+        }
+        assert "</html>" in render_pretrained(judged(replace(study, **left)))
+
+
 @pytest.mark.parametrize(
     ("texts", "sizes", "sentence"),
     [

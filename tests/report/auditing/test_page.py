@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.report.browsing import Visit
 from tests.report.reading import figures, stands_alone, without_plotly
 
+from toeplens.ground import InputError
 from toeplens.report.auditing.comparison import render_comparison, write_comparison
 from toeplens.report.auditing.maps import alike, bins, frequencies
 from toeplens.report.auditing.page import file_name, render_audit, write_audit
@@ -231,6 +232,18 @@ def test_what_is_missing_has_no_figure(pages: dict[str, str]) -> None:
     assert "<b>Not proved:</b>" in render_audit(failed)
     assert "<b>Not proved:</b>" not in pages["bert"]
     assert "NOT proved" in notebook_html(failed)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_numbers_whose_sums_are_too_large_are_refused() -> None:
+    audit = made_up()
+    content = audit.to_dict()
+    content["heads"][1]["profile"][-1] = 1e308
+    with pytest.raises(InputError, match=r"^audit\.json is damaged: heads\.1\.profile\.\d+: input should be less than"):
+        Audit.from_dict(content, "audit.json")
+    head = replace(audit.heads[1], profile=(*audit.heads[1].profile[:-1], 1e308))
+    with pytest.raises(InputError, match=r"^report: a figure would have values that are not finite"):
+        render_audit(replace(audit, heads=(audit.heads[0], head, head, *audit.heads[3:])))
 
 
 def test_the_same_record_gives_the_same_page(pages: dict[str, str], tmp_path: Path) -> None:

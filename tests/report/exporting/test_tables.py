@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from tests.report.auditing.test_page import made_up
 from tests.report.grid.state import NASTY, made_up_grid
 
+from toeplens.ground import InputError
 from toeplens.report.auditing.comparison import render_comparison
 from toeplens.report.auditing.page import render_audit
+from toeplens.report.exporting.figures import read_figures
 from toeplens.report.exporting.latex import escaped, latex_of
 from toeplens.report.exporting.tables import Table, csv_of, read_tables
 from toeplens.report.grid.page import render_grid
@@ -118,7 +120,36 @@ def test_any_cells_come_back_from_csv(cells: list[list[str]]):
     (table,) = read_tables(f"<table>{body}</table>")
     _, *rows = rows_of(table)
     said = [[" ".join(text.split()) for text in row] for row in cells]
-    assert rows == [[re.sub(r"−(?=[\d.])", "-", text) if text != "–" else "" for text in row] for row in said]
+    bare = [[re.sub(r"^'(?=[=+@＝＋－＠-])", "", text) for text in row] for row in rows]
+    assert bare == [[re.sub(r"−(?=[\d.])", "-", text) if text != "–" else "" for text in row] for row in said]
+
+
+def test_what_a_spreadsheet_would_run_is_text_and_numbers_stay_numbers():
+    formulas = ["=HYPERLINK(A1)", "+1+cmd|x!A0", "-2+3", "@SUM(A1)", "-1 -A2", "+A1", "＝1", "+ 1"]
+    numbers = ["-1.5", "+0.2", "-1e-05", "+5 %", "-1.5 (-2 to -1; 3 models)", "+8.9 [-7.7, 10.1]", "-3 to +4", "1=1"]
+    pairs = list(zip(formulas, numbers, strict=True))
+    html = "".join(f"<tr><th>{formula}</th><td>{number}</td></tr>" for formula, number in pairs)
+    (table,) = read_tables(f"<table><thead><tr><th>=1</th><th>-1</th></tr></thead>{html}</table>")
+    assert rows_of(table) == [["'=1", "-1"], *([f"'{formula}", number] for formula, number in pairs)]
+
+
+def test_a_cell_goes_over_a_thousand_columns_at_most_and_a_table_has_an_end():
+    wide = "<table><tr><td colspan=999999999>a<tr><td rowspan=999999999>b<td colspan=0>c</table>"
+    (table,) = read_tables(wide)
+    assert {len(row) for row in table.grid()} == {1000}
+    for html in (
+        "<td colspan=1000>" * 2000,
+        "<td colspan=1000>" + "<tr>" * 2000,
+        f"{'<td rowspan=2000>' * 2000}" + "<tr>" * 2000,
+    ):
+        with pytest.raises(InputError, match=r"^tables: 'table' has more than 1,048,576 cells"):
+            csv_of(read_tables(f"<table><tr>{html}</table>")[0])
+
+
+def test_elements_that_never_end_are_not_walked_through_for_each_that_begins():
+    count = 30_000
+    assert read_tables("<div>" * count) == read_figures("<figure><div class=legend>" * count, {}) == []
+    assert len(read_tables("<table><tr><td>" * 5000)) == 5000
 
 
 @given(st.text(st.characters(codec="ascii", exclude_categories=("Cc",))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,22 @@ def test_a_file_that_is_cut_short_is_one_sentence(tmp_path: Path, share: float) 
         InputError, match=r"^model: .*cut\.gguf is (damaged or cut short|no GGUF file: it does not be.*)\.$"
     ):
         load_model(str(tmp_path / "cut.gguf"), device="cpu")
+
+
+@pytest.mark.parametrize("nested", [0, 1])
+def test_a_list_that_goes_beyond_the_end_is_not_read_to_it(tmp_path: Path, nested: int) -> None:
+    kinds = [9] * (nested + 1) + [4]
+    head = b"GGUF" + struct.pack("<IQQQ3sI", 3, 0, 1, 3, b"abc", kinds[0])
+    (tmp_path / "a.gguf").write_bytes(head + b"".join(struct.pack("<IQ", kind, 2**50) for kind in kinds[1:]))
+    with pytest.raises(InputError, match=r"^model: .*a\.gguf is damaged or cut short\.$"):
+        read_gguf(tmp_path / "a.gguf")
+
+
+def test_a_list_of_millions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantised, "_VALUES", 100)
+    path = written(built("LlamaForCausalLM", **WIDE), tmp_path / "a.gguf", lambda one: one.add_array("some", [1] * 100))
+    with pytest.raises(InputError, match=r"^model: .*a\.gguf is damaged or cut short\.$"):
+        read_gguf(path)
 
 
 def test_types_that_are_not_known_are_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from tests.studies.probing.models import WORDS, tokenizer
 from toeplens.ground import InputError
 from toeplens.studies.auditing import Audit, audit
 from toeplens.studies.auditing.effects import concentration, interval_of, over_texts, way_of
-from toeplens.studies.auditing.inputs import from_texts, shared, texts_of
+from toeplens.studies.auditing.inputs import from_texts, inputs_of, shared, texts_of
 from toeplens.studies.auditing.words import audited
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -42,6 +43,13 @@ def test_sequences_are_shared_out_as_evenly_as_there_is_room() -> None:
     assert shared({"a": 99, "b": 99}, 5) == {"a": 3, "b": 2}
     assert shared({"a": 99, "b": 2, "c": 5}, 16) == {"a": 9, "b": 2, "c": 5}
     assert shared({"a": 1, "b": 2}, 16) == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("start", [2**70, -1, "a"])
+def test_a_decoder_begins_with_a_token(start: Any) -> None:
+    config = SimpleNamespace(is_encoder_decoder=True, decoder_start_token_id=start)
+    with pytest.raises(InputError, match=r"^model: its decoder_start_token_id is .*; it must be a token of its"):
+        inputs_of(SimpleNamespace(config=config, device="cpu"), from_texts(tokenizer(), TEXTS, 2, 8))
 
 
 def test_each_sequence_is_the_beginning_of_its_text() -> None:

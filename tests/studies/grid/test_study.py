@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,6 +182,39 @@ def test_a_mapping_that_takes_over_another_may_change_what_it_took():
     assert found.encodings["rope"].model == {"d_model": 8, "num_heads": 2}
 
 
+@pytest.mark.parametrize(
+    "tag", ["!!bool maybe", "!!int ''", "!!float ''", "!!timestamp abc", "!!set [a]", "!!pairs [a: 1]"]
+)
+def test_a_tag_before_a_value_that_is_not_of_it_is_refused(tag: str):
+    with pytest.raises(InputError, match=r"^spec: it is no"):
+        spec_from_yaml(f"about: {tag}\n")
+
+
+def test_a_date_and_a_colon_between_digits_are_text_and_no_numbers():
+    text = "tasks: {index: {title: 2026-01-01}}\nencodings: {rope: {title: '1:30'}, alibi: {title: 1:30}}\n"
+    spec = spec_from_yaml(text)
+    assert [part.title for part in (spec.tasks["index"], *spec.encodings.values())] == ["2026-01-01", "1:30", "1:30"]
+    assert spec_from_yaml(spec.to_yaml()) == spec
+    with pytest.raises(InputError, match=r"^seeds: .*'1:30'"):
+        spec_from_yaml(f"seeds: 1:30\n{text}")
+
+
+@pytest.mark.parametrize(
+    ("begins", "again"),
+    [
+        (f"{{{', '.join(f'k{number}: 1' for number in range(50))}}}", "{{<<: [{}]}}"),  # merged
+        (f"[{'a' * 9999}]", "[{}]"),  # long texts many times
+        (f"{{? {'a' * 9999} : 1}}", "[{}]"),
+    ],
+)
+def test_what_a_file_says_many_times_over_is_counted_before_it_is_made(begins: str, again: str):
+    lines = [f"z0: &z0 {begins}"]
+    lines += [f"z{level}: &z{level} {again.format(', '.join([f'*z{level - 1}'] * 9))}" for level in range(1, 4)]
+    lines += ["z4: {<<: [*z3, *z3, *z3]}"] * begins.startswith("{k0")
+    with pytest.raises(InputError, match=r"^spec: it is no study.* more than 1"):
+        spec_from_yaml("\n".join(lines))
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_study_is_one_sentence(case: str):
     changes, words = REFUSED[case]
@@ -196,6 +230,7 @@ def test_what_is_no_study_is_one_sentence(case: str):
         ({"model": {**SIZES, "num_heads": 3}}, "rope on index: d_model: 8 was given"),
         ({"encodings": {"rope": {"options": {"bas": 1}}}}, "rope on index: "),
         ({"tasks": {"index": {"options": {"length": 1}}}}, "rope on index: "),
+        ({"tasks": {"index": {"options": {"words": 10**15}}}}, "rope on index: vocab_size: "),  # not counted one by one
         ({"training": {"lr": -1}}, "rope on index: lr: "),
     ],
 )
@@ -217,6 +252,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path):
         grid.read_spec(tmp_path / "none.yaml")
     with pytest.raises(InputError, match=r"^spec: there is no 'canon'; did you mean 'canonical'"):
         grid.read_spec("canon")
+
+
+def test_a_study_is_read_from_a_pipe():
+    begin, end = os.pipe()
+    os.write(end, yaml.safe_dump(content(title="Piped")).encode())
+    os.close(end)
+    assert grid.read_spec(f"/dev/fd/{begin}").title == "Piped"
+    os.close(begin)
 
 
 # ---- carried out ----------------------------------------------------------------------------------------------------

@@ -76,6 +76,8 @@ def test_bands_that_are_exchanged_are_those_of_the_model(llama: Loaded) -> None:
     [
         ("heads=1 output=zero", "^change: .* names no layers"),
         ("layers=1", "^change: 'layers=1' says nothing that is to be done; it needs one of attention, bias"),
+        (f"layers={'9' * 5000} output=zero", r"^layers: '9+ \.\.\. was given; it must be numbers from 1"),
+        (f"layers=1 output=resample seed={'9' * 5000}", "^seed: '9+ .* was given; it must be a number"),
         ("layers=1 zero", "^change: 'zero' in 'layers=1 zero' is no setting; allowed are .* still, silent, exchange, "),
         ("layers=0 output=zero", "^layers: '0' was given"),
         ("layers=1 still=1-3 silent=3,4", "^silent: some of its pairs were given in still too; each must be in one"),

@@ -87,7 +87,6 @@ def test_what_is_no_study_is_said(content: Any, tmp_path: Path) -> None:
         (f"about: {'[' * 100}{']' * 100}", "in one another"),
         ("measures: [[[[]]]]", "measures"),
         ("title: .nan", "title"),
-        ("about: 2026-99-99", "no study"),
         ("encodings: {rope-bands: {scan: {frequencies: [1.0, .inf]}}}", "scan"),
         ("encodings: {rope-bands: {scan: {frequencies: [1.0, true]}}}", "scan"),
         (f"encodings: {{rope-bands: {{scan: {{frequencies: {list(range(9999))}}}}}}}\nseeds: 2", "19,998 models"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
 
-from toeplens.report.exporting.tables import VOID, slug
+from toeplens.report.exporting.tables import VOID, OpenElements, slug
 
 _PLACE = re.compile(r"(.+)-(\d+)-(\d+)-(\d+)")  # figure, view, group, panel
 _STYLE = re.compile(r"(?:^|;|-)color:\s*([^;]+)")
@@ -96,28 +96,25 @@ class _Reader(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.figures: list[Figure] = []
         self._plots = plots
-        self._open: list[tuple[str, str]] = []  # elements that stand open, and their classes
+        self._open = OpenElements()
         self._views: list[str] = []
         self._view, self._group, self._title, self._heading = 0, "", "", ""
         self._own: list[Sign] | None = None  # the legend of a panel
         self._ramp = False  # whether the low end of the colours was read
         self._text = ""
 
-    def _within(self, name: str) -> bool:
-        return any(name in classes.split() for _, classes in self._open)
-
     def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
         told = {name: value or "" for name, value in attrs}
         classes = told.get("class", "").split()
         if tag not in VOID:
-            self._open.append((tag, told.get("class", "")))
+            self._open.begin(tag, classes)
         if tag in ("h2", "h4", "h5", "option", "figcaption", "b"):
-            self._text = "" if tag != "b" or not self._in("figcaption") else self._text
+            self._text = "" if tag != "b" or "figcaption" not in self._open else self._text
         if tag == "figure":
             width = next((name for name in classes if name in ("wide", "full", "medium", "small")), "")
             self.figures.append(Figure(told.get("id", "").removeprefix("figure-"), title=self._heading, width=width))
             self._views, self._view, self._group, self._title = [], -1, "", ""
-        if not self._in("figure"):
+        if "figure" not in self._open:
             return
         figure = self.figures[-1]
         if "view" in classes:
@@ -127,10 +124,10 @@ class _Reader(HTMLParser):
         elif "ramp" in classes:
             figure.half = "half" in classes
             self._ramp, self._text = False, ""
-        elif self._within("legend") and (tag == "button" or "fixed" in classes):
+        elif self._open.any_of("legend") and (tag == "button" or "fixed" in classes):
             (figure.legend if self._own is None else self._own).append(Sign(told.get("data-key", "")))
             self._text = ""
-        elif self._within("legend") and tag in ("span", "i"):
+        elif self._open.any_of("legend") and tag in ("span", "i"):
             self._mark(figure.legend if self._own is None else self._own, told, classes)
         elif "plot" in classes and told.get("id") in self._plots:
             self._panel(figure, told["id"])
@@ -151,25 +148,18 @@ class _Reader(HTMLParser):
         own = self._own or []
         figure.panels.append(Panel(place, self._plots[place], view, self._group, self._title, own))
 
-    def _in(self, name: str) -> bool:
-        return any(tag == name for tag, _ in self._open)
-
     def handle_endtag(self, tag: str) -> None:
-        if not self._in(tag):
+        if tag not in self._open:
             return
-        classes = ""
-        while self._open:
-            last, classes = self._open.pop()
-            if last == tag:
-                break
+        classes = self._open.end(tag)
         text = " ".join(self._text.split())
         if tag == "h2":
             self._heading = text
-        if not self._in("figure"):
+        if "figure" not in self._open:
             self._own = None
             return
         figure = self.figures[-1]
-        if tag == "b" and self._in("figcaption"):
+        if tag == "b" and "figcaption" in self._open:
             number = re.match(r"Figure (\d+)\. ", text)
             figure.number = int(number[1]) if number else 0
             figure.title = text[number.end() :].rstrip(".") if number else text
@@ -182,17 +172,17 @@ class _Reader(HTMLParser):
             self._group = text
         elif tag == "h5":
             self._title = text
-        elif "panel" in classes.split():
+        elif "panel" in classes:
             self._own = None
-        elif self._within("ramp") and tag == "span":
+        elif self._open.any_of("ramp") and tag == "span":
             figure.low, figure.high = (figure.low, text) if self._ramp else (text, "")
             self._ramp, self._text = True, ""
-        elif "glyph" in classes.split() and (self._within("legend") or self._in("h5")):
+        elif "glyph" in classes and (self._open.any_of("legend") or "h5" in self._open):
             signs = figure.legend if self._own is None else self._own
-            if signs and self._within("legend"):
+            if signs and self._open.any_of("legend"):
                 signs[-1].glyph = text
             self._text = ""
-        elif self._within("legend") and (tag == "button" or "fixed" in classes.split()):
+        elif self._open.any_of("legend") and (tag == "button" or "fixed" in classes):
             (figure.legend if self._own is None else self._own)[-1].title = text
 
     def handle_data(self, data: str) -> None:

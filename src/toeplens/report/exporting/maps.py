@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from toeplens.ground.words import fixed
 from toeplens.report.exporting.figures import Figure, Panel
+from toeplens.report.exporting.pages import script_in
 from toeplens.report.kit.canvas import Canvas, untagged
 
 _ROOM = 16  # heads up to which a cell has room for its number
-_SHEETS = re.compile(r'<script type="application/json" id="sheets">(.*?)</script>', re.DOTALL)
 
 
 def read_maps(html: str) -> list[Figure]:
     """A figure a column of an audit's map; none on the pages of anything else, or of two audits side by side."""
-    found = _SHEETS.search(html)
-    content = json.loads(found[1]) if found else {"sheets": []}
+    sheets = script_in(html, "sheets")
+    content = json.loads(sheets) if sheets else {"sheets": []}
     if len(content["sheets"]) != 1:
         return []
     (sheet,) = content["sheets"]

@@ -6,15 +6,21 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 
+from toeplens.ground import InputError
 from toeplens.ground.words import fixed
 
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 _UNSEEN = {"script", "style", "sup", "template", "svg", "button", "select"}  # marks of notes among them
 _GAPS = {"br", "p", "li", "dd", "dt", "div"}
+_ACROSS, _DOWN = 1000, 65534  # columns and rows of a cell at most, as in HTML
+_CELLS = 2**20  # places of a table, with those that a cell takes beside its own
+_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # as a spreadsheet knows one, in wide letters too
+_NUMBER = re.compile(r"[-+]\.?\d[\d.,]*(?:[eE][-+]?\d+)?(?: ?%)?(?: [\w(±[].*)?")  # with a unit or a note
 _MOST = 60  # characters of a file's name
 _MADE = ("table", "changes")  # ids of tables that the pages of audits fill: all heads; those that changed most
 
@@ -61,7 +67,10 @@ class Table:
         return slug(self.name, _MOST) or "table"
 
     def grid(self) -> list[list[Cell]]:
-        """Rows of equal length; a cell that takes several places stands in all of them."""
+        """Rows of equal length; a cell that takes several places stands in all of them.
+
+        Raises `InputError` for more places than a table of a page has.
+        """
         taken: dict[tuple[int, int], Cell] = {}
         for y, row in enumerate(self.rows):
             x = 0
@@ -69,9 +78,15 @@ class Table:
                 while (y, x) in taken:
                     x += 1
                 down = min(cell.down, len(self.rows) - y)
+                if len(taken) + down * cell.across > _CELLS:
+                    raise InputError(
+                        f"tables: {self.name!r} has more than {_CELLS:,} cells; a table has at most these."
+                    )
                 taken |= {(y + dy, x + dx): cell for dy in range(down) for dx in range(cell.across)}
                 x += cell.across
         width = max((x for _, x in taken), default=-1) + 1
+        if width * len(self.rows) > _CELLS:
+            raise InputError(f"tables: {self.name!r} has more than {_CELLS:,} cells; a table has at most these.")
         return [[taken.get((y, x), _NOTHING) for x in range(width)] for y in range(len(self.rows))]
 
     def columns(self) -> list[str]:
@@ -116,17 +131,19 @@ def read_tables(html: str) -> list[Table]:
 def csv_of(table: Table) -> str:
     """A table as comma-separated values (RFC 4180): names of columns, then rows; empty where the page has a dash.
 
-    Numbers have a plain minus sign, so that programs read them.
+    Numbers have a plain minus sign, so that programs read them. A cell that a spreadsheet would take for a formula
+    begins with an apostrophe.
     """
     stream = io.StringIO()
     writer = csv.writer(stream)
-    writer.writerow(table.columns())
+    writer.writerow(map(_plain, table.columns()))
     writer.writerows([_plain(cell.whole) for cell in row] for row in table.body())
     return stream.getvalue()
 
 
 def _plain(text: str) -> str:
-    return "" if text == "–" else re.sub(r"−(?=[\d.])", "-", text)
+    text = "" if text == "–" else re.sub(r"−(?=[\d.])", "-", text)
+    return f"'{text}" if text.startswith(_FORMULA) and _NUMBER.fullmatch(text) is None else text
 
 
 def _heads(table: Table, sheets: str) -> Table:
@@ -155,6 +172,40 @@ def _heads(table: Table, sheets: str) -> Table:
     return replace(table, name="All heads", rows=[head, *under, *rows], heads=lines)
 
 
+class OpenElements:
+    """The elements that stand open; what is asked of all of them takes no longer for many."""
+
+    def __init__(self) -> None:
+        self._elements: list[tuple[str, list[str]]] = []
+        self._names: Counter[str] = Counter()
+        self._classes: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._elements)
+
+    def __contains__(self, name: str) -> bool:
+        return self._names[name] > 0
+
+    def any_of(self, name: str) -> bool:
+        """Whether one of them is of this class."""
+        return self._classes[name] > 0
+
+    def begin(self, name: str, classes: Iterable[str] = ()) -> None:
+        """An element begins."""
+        self._elements.append((name, list(classes)))
+        self._names[name] += 1
+        self._classes.update(self._elements[-1][1])
+
+    def end(self, name: str) -> list[str]:
+        """The innermost element of this name ends, and those in it; returns its classes. One must be there."""
+        while True:
+            last, classes = self._elements.pop()
+            self._names[last] -= 1
+            self._classes.subtract(classes)
+            if last == name:
+                return classes
+
+
 class _Reader(HTMLParser):
     """Collects tables; ``sheets`` is the content of an audit's, empty on other pages."""
 
@@ -162,7 +213,7 @@ class _Reader(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.tables: list[Table] = []
         self.sheets = ""
-        self._open: list[str] = []  # names of the elements that stand open
+        self._open = OpenElements()
         self._unseen = 0  # how many were open outside what is not to be read, plus 1; 0 where all is
         self._label, self._title, self._heading = "", "", ""
         self._table: Table | None = None
@@ -174,7 +225,7 @@ class _Reader(HTMLParser):
             self._add(" ")
         if tag in VOID:
             return
-        self._open.append(tag)
+        self._open.begin(tag)
         if self._unseen:
             return
         told = {name: value or "" for name, value in attrs}
@@ -198,7 +249,7 @@ class _Reader(HTMLParser):
             table.rows.append([])
             table.heads += "thead" in self._open
         elif tag in ("td", "th") and table.rows:
-            across, down = (_count(told.get(name)) for name in ("colspan", "rowspan"))
+            across, down = _count(told.get("colspan"), _ACROSS), _count(told.get("rowspan"), _DOWN)
             right = "right" in told.get("class", "").split()
             self._cell = Cell(right=right, across=across, down=down)
             table.rows[-1].append(self._cell)
@@ -214,8 +265,7 @@ class _Reader(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag not in self._open:
             return
-        while self._open.pop() != tag:
-            pass
+        self._open.end(tag)
         if self._unseen:
             if len(self._open) < self._unseen:
                 self._unseen, self._data = 0, False
@@ -255,5 +305,5 @@ def _joined(text: str) -> str:
     return re.sub(r"(; )+$", "", " ".join(text.split()))
 
 
-def _count(text: str | None) -> int:
-    return max(1, int(text)) if text and text.isdecimal() else 1
+def _count(text: str | None, most: int) -> int:
+    return min(max(1, int(text[:9])), most) if text and text.isdecimal() else 1

@@ -7,12 +7,12 @@ loaded (docs/decisions/027).
 from __future__ import annotations
 
 import base64
-import binascii
 import gzip
-import zlib
 from functools import cache
 from importlib.resources import files
 
+from toeplens.ground.files import unzipped
+from toeplens.ground.reading import LARGEST
 from toeplens.version import __version__
 
 FORMAT = 1  # of pages; another number wherever one is read or put together otherwise
@@ -29,8 +29,8 @@ def pack(text: str) -> str:
 def unpack(packed: str) -> str:
     """The inverse of `pack`; anything else raises `ValueError`."""
     try:
-        return gzip.decompress(base64.b64decode(packed, validate=True)).decode()
-    except (binascii.Error, OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        return unzipped(base64.b64decode(packed, validate=True), LARGEST).decode()
+    except ValueError as error:  # of base64, gzip or UTF-8
         raise ValueError(str(error)) from None
 
 

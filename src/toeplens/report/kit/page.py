@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from toeplens.ground import write_text
+from toeplens.ground import InputError, write_text
 from toeplens.ground.words import duration, fixed, percent, points, signed
 from toeplens.report.kit.blocks import Block
 from toeplens.report.kit.colours import HEAT
@@ -99,6 +99,9 @@ def inline(script: str) -> str:
 
 
 def plots_json(figures: dict[str, go.Figure]) -> str:
-    """Plots by the id of their place, as JSON."""
+    """Plots by the id of their place, as JSON. Raises `InputError` for numbers that are not finite."""
     plots = {place: figure.to_plotly_json() for place, figure in figures.items()}
-    return json.dumps(plots, separators=(",", ":"), allow_nan=False, default=list)
+    try:
+        return json.dumps(plots, separators=(",", ":"), allow_nan=False, default=list)
+    except ValueError:  # sums of what a damaged record holds
+        raise InputError("report: a figure would have values that are not finite; the record is damaged.") from None

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 import traceback
+from typing import Any
+
+from toeplens.ground import InputError
+from toeplens.ground.machine import out_of_memory
 
 _LONGEST = 200  # characters that are told
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -27,6 +31,19 @@ def words(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return f"there is no {text}"
     return text if checked or isinstance(error, _PLAIN) else f"{type(error).__name__}: {text}"
+
+
+def token_ids(tokenizer: Any, text: str, **options: Any) -> list[Any]:
+    """The token ids that a tokenizer makes of a text, or lists of these where the options ask for several.
+
+    Raises `InputError` where the tokenizer fails.
+    """
+    try:
+        return list(tokenizer(text, **options)["input_ids"])
+    except Exception as error:  # whatever its files make of a text
+        if out_of_memory(error) or not of_libraries(error):
+            raise
+        raise InputError(f"model: its tokenizer fails on a text ({words(error)}).") from None
 
 
 def of_libraries(error: BaseException) -> bool:

@@ -14,6 +14,7 @@ from toeplens.ground import EnvironmentFailure, InputError
 _NEEDED = ("gguf", "accelerate")
 _VERSION = re.compile(r"file appears to be version (\d+)")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
+_VALUES = 2**22  # that a file says of itself at most: a vocabulary of 262,144 has about a million
 _UNKNOWN = re.compile(r"(\d+)\)? is not a valid (GGMLQuantizationType|GGUFValueType)")
 
 
@@ -54,14 +55,12 @@ def read_gguf(path: Path) -> Quantised:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, _size: int, _changed: int) -> Quantised:
-    from gguf import GGUFReader
-
     try:
         with path.open("rb") as stream:
             begins = stream.read(4)
         if begins != b"GGUF":
             raise InputError(f"model: {path} is no GGUF file: it does not begin with GGUF.")
-        found = GGUFReader(path)
+        found = _opened(path)
         pieces = _number(found, "split.count")
         architecture = found.fields["general.architecture"].contents()
         layers = _number(found, f"{architecture}.block_count")
@@ -92,6 +91,28 @@ def _read(path: Path, _size: int, _changed: int) -> Quantised:
     if not types:
         raise InputError(f"model: {path} holds no weights.")
     return Quantised(str(architecture), tuple(types.most_common()))
+
+
+def _opened(path: Path) -> Any:
+    """A `gguf.GGUFReader` that ends where the file does, whatever counts stand in it."""
+    from gguf import GGUFReader
+
+    class Reader(GGUFReader):
+        values = 0
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **options: Any) -> Any:
+            found = super()._get(offset, dtype, count, *order, **options)
+            if len(found) < count:
+                raise ValueError("the file ends too early")
+            return found
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            self.values += 1
+            if self.values > _VALUES:
+                raise ValueError(f"more than {_VALUES} values")
+            return super()._get_field_parts(orig_offs, raw_type)
+
+    return Reader(path)
 
 
 def _number(found: Any, name: str) -> int:

@@ -15,10 +15,12 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from toeplens.ground import EnvironmentFailure, InputError
+from toeplens.ground import EnvironmentFailure, InputError, shown
 from toeplens.ground.words import listed
 from toeplens.sources.huggingface.beforehand import check_length, longest
+from toeplens.sources.huggingface.failures import token_ids
 from toeplens.sources.huggingface.loading import Loaded
+from toeplens.tasks.language.documents import documents_in
 
 SEQUENCES, TOKENS = 16, 256  # unless told otherwise
 _NUMPY = b"\x93NUMPY"  # how a .npy file begins
@@ -62,7 +64,7 @@ def sequences_of(
             raise InputError("tokens: they must be given; the vocabulary of this model is not known.")
         check_length(loaded, "max_tokens", length)
         named = (each for key, each in vars(loaded.model.config).items() if key.endswith("token_id"))
-        special = [each for each in named if isinstance(each, int)]
+        special = [each for each in named if isinstance(each, int) and 0 <= each < words]
         return repeated(words, special, sequences, length, seed), tokenizer
     texts = texts_of(data)
     if texts is None:
@@ -111,7 +113,9 @@ def inputs_of(model: Any, read: Sequences) -> dict[str, Tensor]:
 def _shifted(tokens: Int[Tensor, "B N"], config: Any) -> Int[Tensor, "B N"]:
     """What the decoder of an encoder-decoder reads: the token it starts with, then the tokens but the last."""
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-    start = next((getattr(config, name) for name in names if getattr(config, name, None) is not None), 0)
+    name, start = next(((name, id) for name in names if (id := getattr(config, name, None)) is not None), ("", 0))
+    if not isinstance(start, int) or not 0 <= start <= _LARGEST:
+        raise InputError(f"model: its {name} is {shown(start)}; it must be a token of its vocabulary.")
     return torch.cat((torch.full_like(tokens[:, :1], start), tokens[:, :-1]), dim=1)
 
 
@@ -260,7 +264,7 @@ def _pieces(tokenizer: Any, name: str | None, text: str, length: int) -> list[li
     found = whole or [max(made, key=len, default=[])]
     if len(found[0]) < 2:
         raise InputError(f"text: {name or 'it'} has less than 2 tokens; there is no attention to look at.")
-    if len(found[0]) == len(tokenizer("")["input_ids"]):
+    if len(found[0]) == len(token_ids(tokenizer, "")):
         where = "" if name is None else f" in {name}"
         raise InputError(f"text: there is none{where}; a text of at least one token is needed.")
     return found
@@ -268,12 +272,12 @@ def _pieces(tokenizer: Any, name: str | None, text: str, length: int) -> list[li
 
 def _cut(tokenizer: Any, text: str, length: int) -> list[list[int]]:
     """Pieces of a text, with the special tokens that the tokenizer puts around a text."""
-    added = len(tokenizer("")["input_ids"])
+    added = len(token_ids(tokenizer, ""))
     if length <= added:
         raise InputError(f"max_tokens: {length} was given; this tokenizer adds {added} to each sequence.")
-    found = tokenizer(text, truncation=True, max_length=length, return_overflowing_tokens=True)["input_ids"]
+    found = token_ids(tokenizer, text, truncation=True, max_length=length, return_overflowing_tokens=True)
     if found and isinstance(found[0], int):  # tokenizers written in Python give the first piece alone
-        bare = tokenizer(text, add_special_tokens=False)["input_ids"]
+        bare = token_ids(tokenizer, text, add_special_tokens=False)
         return [bare[start : start + length] for start in range(0, len(bare), length)] if added == 0 else [found]
     return [list(piece) for piece in found]
 
@@ -287,7 +291,13 @@ def read_tokens(path: Path) -> Any:
                 begins = stream.read(len(_NUMPY))
             if begins != _NUMPY:
                 raise InputError(f"tokens: {path} could not be read (it is no .npy file).")
-            return np.load(path, mmap_mode="r", allow_pickle=False)  # what is not taken is not read
+            try:
+                return np.load(path, mmap_mode="r", allow_pickle=False)  # what is not taken is not read
+            except OSError:
+                raise
+            except Exception:  # whatever NumPy makes of a header
+                why = "it is damaged or cut short, or holds objects"
+                raise InputError(f"tokens: {path} could not be read ({why}); it must be whole numbers.") from None
         if path.suffix == ".json":
             content = json.loads(path.read_text(encoding="utf-8-sig"))
             if _holds_truths(content):
@@ -308,10 +318,12 @@ def _holds_truths(content: Any) -> bool:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file or of a pipe, in UTF-8."""
+    """The text of a file or of a pipe, in UTF-8: of ``.jsonl`` and ``.parquet`` the field ``text`` of all rows, with
+    a blank line between them.
+    """
     _there(path, "text")
     try:
-        return path.read_text(encoding="utf-8")
+        return b"\n\n".join(filter(None, documents_in(path, "text"))).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"text: {path} could not be read ({error}).") from None
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 
 from toeplens.ground import write_text
-from toeplens.ground.files import make_directory
+from toeplens.ground.files import make_directory, read_bytes
 from toeplens.studies.auditing.record import Measured
 from toeplens.version import __version__
 
@@ -39,7 +39,7 @@ class Kept:
     def get(self, name: str) -> Any:
         """A part, None if it is not there."""
         try:
-            text = "" if self._place is None else (self._place / f"{name}.json").read_text(encoding="utf-8")
+            text = "" if self._place is None else read_bytes(self._place / f"{name}.json").decode()
             head, _, body = text.partition("\n")
             return json.loads(body) if head == f"{self._key} {_digest(body)}" else None
         except (OSError, ValueError):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from toeplens.ground import InputError, reading
 from toeplens.ground.errors import sentence
@@ -22,6 +22,7 @@ Method = Literal["exact", "position", "bands", "attribution"]
 Number = reading.Number | None  # None where it is not known: not measured, or not defined for this head
 Part = NearlyShare | None
 Size = reading.Positive | None
+_Weight = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-1e6, le=1e6)]
 
 # the columns of the table, in order, and what each says
 COLUMNS: dict[str, str] = {
@@ -134,7 +135,7 @@ class HeadRecord(Record):
     effect: Number = None
     effect_low: Number = None
     effect_high: Number = None
-    profile: tuple[reading.Number, ...] = ()
+    profile: tuple[_Weight, ...] = ()
     norm_use: tuple[reading.Number, ...] = ()
     variance_use: tuple[reading.Number, ...] = ()
     decay: Decay | None = None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -24,6 +24,7 @@ from toeplens.training import RunSpec
 _BYTES = 2**20  # of a file
 _DEEPEST, _MOST = 64, 100_000  # lists and mappings in one another; values in all
 _TOO_DEEP = f"more than {_DEEPEST} lists and mappings stand in one another"
+_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")  # of YAML: what JSON can hold
 _FIELDS = {  # less those that the grid itself sets
     "model": set(DecoderConfig.model_fields) - {"encoding", "encoding_options"},
     "training": set(RunSpec.model_fields) - {"task", "task_options", "model", "seed", "data_seed"},
@@ -268,41 +269,70 @@ def read_spec(place: Path | str) -> GridSpec:
 def spec_from_yaml(text: str, source: str = "it") -> GridSpec:
     """A study from the text of a YAML file, which ``source`` names in errors."""
     try:
-        content = yaml.load(text, _EachKeyOnce)
+        content = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise InputError(f"spec: {source} is not YAML ({' '.join(str(error).split())}).") from None
     except RecursionError:
         raise InputError(f"spec: {source} is no study: {_TOO_DEEP}.") from None
-    except ValueError as error:  # an integer of thousands of digits, a date that is none
+    except ValueError as error:  # an integer of thousands of digits
         raise InputError(f"spec: {source} is no study ({error}).") from None
+    except Exception:  # whatever PyYAML makes of !!bool maybe
+        raise InputError(f"spec: {source} is no study: a tag (!!) has a value that is not of its type.") from None
     _limited(content, source)
     return grid_spec(content)
 
 
-class _EachKeyOnce(yaml.SafeLoader):
-    """YAML in which no name stands twice at one place: of two the first would be lost without a word."""
+class _Loader(yaml.SafeLoader):
+    """YAML of what JSON can hold, in which no key stands twice in a mapping: the first value would be lost."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    yaml_constructors = {  # noqa: RUF012
+        tag: make
+        for tag, make in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in _TAGS
+    }
+    _merged = 0  # keys and values that mappings took over from others (<<)
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+        """The tag of a value that has none: dates and 1:30, which is 90 in YAML 1.1, are text."""
+        tag: str = super().resolve(kind, value, implicit)
+        old = tag.endswith(":timestamp") or (tag.endswith((":int", ":float")) and ":" in value)
+        return self.DEFAULT_SCALAR_TAG if old else tag
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
         seen: set[tuple[str, str]] = set()
         for key, _ in node.value:
             known = (key.tag, str(key.value))
             if isinstance(key, yaml.ScalarNode) and known in seen:
                 raise ValueError(f"{key.value!r} is given twice, again in line {key.start_mark.line + 1}")
             seen.add(known)
-        return super().construct_mapping(node, deep)
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        self._merged += len(node.value)
+        if self._merged > _MOST:
+            raise ValueError(f"it holds more than {_MOST:,} values")
 
 
 def _limited(content: Any, source: str) -> None:
     """Refuse what is nested too deep, or is too much: a name in YAML may stand for lists of itself in lists."""
-    level, count = [content], 1
+    level, count, size = [content], 1, 0
     for _ in range(_DEEPEST):
-        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
-        level = list(islice((one for many in inner for one in many), _MOST + 1))
+        inner = (
+            chain(each, each.values()) if isinstance(each, dict) else each
+            for each in level
+            if isinstance(each, (dict, list))
+        )
+        level = list(islice(chain.from_iterable(inner), _MOST + 1))
         count += len(level)
+        size += sum(len(each) for each in level if isinstance(each, str))
         if not level:
             return
         if count > _MOST:
             raise InputError(f"spec: {source} is no study: it holds more than {_MOST:,} values.")
+        if size > _BYTES:
+            raise InputError(f"spec: {source} is no study: its texts have more than {_BYTES:,} characters.")
     raise InputError(f"spec: {source} is no study: {_TOO_DEEP}.")
 
 

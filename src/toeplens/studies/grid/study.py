@@ -51,7 +51,7 @@ def _cell(spec: GridSpec, label: str, column: Column, seed: int) -> Cell:
         task = tasks.build(part.task or label, **part.options)
         sizes: dict[str, Any] = {
             "vocab_size": task.vocab_size,
-            "num_classes": max(task.labels) + 1,
+            "num_classes": task.labels[-1] + 1,
             "max_len": task.length,
             **({"readout": "each"} if task.each else {}),
         }

@@ -11,7 +11,7 @@ import torch
 
 from toeplens.encodings import BandControl
 from toeplens.encodings.control import swapped
-from toeplens.ground import InputError
+from toeplens.ground import InputError, shown
 from toeplens.ground.machine import out_of_memory
 from toeplens.ground.words import listed, spans
 from toeplens.sources.huggingface import AttentionCall, Change, captured
@@ -121,15 +121,15 @@ def read_change(text: str) -> Wish:
         key, sign, value = word.partition("=")
         if not sign or not value or key not in _KEYS or key in given:
             raise InputError(
-                f"change: {word!r} in {text!r} is no setting; allowed are {', '.join(_KEYS)}, each once, as in "
-                f"{_EXAMPLE}."
+                f"change: {shown(word)} in {shown(text)} is no setting; allowed are {', '.join(_KEYS)}, each once, "
+                f"as in {_EXAMPLE}."
             )
         given[key] = value
     if "layers" not in given:
-        raise InputError(f"change: {text!r} names no layers; a change is written as {_EXAMPLE}.")
+        raise InputError(f"change: {shown(text)} names no layers; a change is written as {_EXAMPLE}.")
     if not given.keys() & _DONE:
         raise InputError(
-            f"change: {text!r} says nothing that is to be done; it needs one of {listed(sorted(_DONE))}, as in "
+            f"change: {shown(text)} says nothing that is to be done; it needs one of {listed(sorted(_DONE))}, as in "
             f"{_EXAMPLE}."
         )
     layers = None if given["layers"] == "all" else numbers("layers", given["layers"])
@@ -141,14 +141,14 @@ def read_change(text: str) -> Wish:
         options["bands"] = BandControl(**bands)
     if "bias" in given:
         if given["bias"] != "off":
-            raise InputError(f"bias: {given['bias']!r} was given; only off is a change.")
+            raise InputError(f"bias: {shown(given['bias'])} was given; only off is a change.")
         options["bias"] = False
     for name, make in (("speed", float), ("seed", int)):
         if name in given:
             try:
                 options[name] = make(given[name])
             except ValueError:
-                raise InputError(f"{name}: {given[name]!r} was given; it must be a number.") from None
+                raise InputError(f"{name}: {shown(given[name])} was given; it must be a number.") from None
     return Wish(layers, Change(layer=0, **options), exchanged)
 
 
@@ -158,8 +158,8 @@ def _exchanged(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     named = [pair for band in bands for pair in band]
     if len(bands) != 2 or len(bands[0]) != len(bands[1]) or len(set(named)) != len(named):
         raise InputError(
-            f"exchange: {text!r} was given; it must be two bands of as many different pairs, none in both, such as "
-            "1-4:29-32."
+            f"exchange: {shown(text)} was given; it must be two bands of as many different pairs, none in both, "
+            "such as 1-4:29-32."
         )
     return bands[0], bands[1]
 
@@ -168,10 +168,11 @@ def numbers(field: str, text: str) -> tuple[int, ...]:
     """``1,4,9-12``, counted from 1, as numbers from 0. Raises `InputError` that names the field."""
     found: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
         if match is None or not 1 <= int(match[1]) <= int(match[2] or match[1]) < _MOST:
             raise InputError(
-                f"{field}: {text!r} was given; it must be numbers from 1 to {_MOST - 1} and ranges such as 1,4,9-12."
+                f"{field}: {shown(text)} was given; it must be numbers from 1 to {_MOST - 1} and ranges "
+                "such as 1,4,9-12."
             )
         found += range(int(match[1]) - 1, int(match[2] or match[1]))
     return tuple(found)

@@ -16,6 +16,7 @@ from jaxtyping import Int
 
 from toeplens.ground import InputError, shown
 from toeplens.ground.machine import within
+from toeplens.sources.huggingface.failures import token_ids
 
 Behaviour = Literal["loss", "needle", "no needle", "copying", "counting", "order"]  # what a language model is asked
 # what each behaviour is, in words
@@ -106,7 +107,7 @@ class Writer:
         self.tokenizer = tokenizer
         self.random = np.random.Generator(np.random.Philox(seed))
         self.start = self._leading()
-        self.text = np.asarray(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int64)
+        self.text = np.asarray(token_ids(tokenizer, text, add_special_tokens=False, verbose=False), dtype=np.int64)
 
     def items(self, asked: Asked) -> list[Item]:
         """All of them; the same seed gives the same."""
@@ -238,11 +239,11 @@ class Writer:
         return whole[len(lead) :] if whole[: len(lead)] == lead else self._ids(f"{space}{text}")
 
     def _ids(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return token_ids(self.tokenizer, text, add_special_tokens=False)
 
     def _leading(self) -> list[int]:
         """The special tokens that the tokenizer puts before a text."""
-        bare, whole = self._ids("so"), list(self.tokenizer("so")["input_ids"])
+        bare, whole = self._ids("so"), token_ids(self.tokenizer, "so")
         for at in range(len(whole) - len(bare) + 1):
             if whole[at : at + len(bare)] == bare:
                 return whole[:at]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toeplens.ground import InputError, parse_json, read_json
-from toeplens.ground.reading import Count, Number, Text, Truth
+from toeplens.ground.files import read_bytes, unzipped
+from toeplens.ground.reading import LARGEST, Count, Number, Text, Truth
 from toeplens.ground.records import Record
 
 STUDY, RESULTS, CLAIMS_FILE = "study.json", "results.json", "claims.json"
@@ -68,7 +67,7 @@ def read_record(path: Path) -> Kept:
 
 def _text(path: Path) -> str:
     try:
-        content = path.read_bytes()
-        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        content = read_bytes(path)
+        return (unzipped(content, LARGEST) if path.suffix == ".gz" else content).decode()
+    except (OSError, ValueError) as error:
         raise InputError(f"study: {path} could not be read ({str(error).lower().rstrip('.')}).") from None

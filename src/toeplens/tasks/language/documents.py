@@ -63,7 +63,7 @@ class Source:
         """All documents, one at a time: a file, or a row of JSON lines or Parquet; empty ones are left out."""
         for file in self.files():
             try:
-                yield from filter(None, _read(file, self.column))
+                yield from filter(None, documents_in(file, self.column))
             except OSError as error:
                 raise _unreadable(file, error) from None
 
@@ -120,7 +120,10 @@ def _inside(folder: Path, left_out: Callable[[str], bool]) -> list[Path]:
     return sorted((file for file in found if file.is_file()), key=lambda file: file.parts)
 
 
-def _read(file: Path, column: str) -> Iterator[bytes]:
+def documents_in(file: Path, column: str) -> Iterator[bytes]:
+    """The documents of a file: the rows' ``column`` of JSON lines and of Parquet, empty where a row has no text there;
+    of any other file all that it holds. Raises `InputError` for rows that cannot be read, or are without the column.
+    """
     if file.suffix == ".jsonl":
         return _lines(file, column)
     if file.suffix == ".parquet":
@@ -139,9 +142,7 @@ def _lines(file: Path, column: str) -> Iterator[bytes]:
                 raise InputError(f"text: {file}, line {number}, is not JSON ({error}).") from None
             if not isinstance(row, dict) or column not in row:
                 there = f"it has {', '.join(sorted(row))}" if isinstance(row, dict) else "it is no object"
-                raise InputError(
-                    f"column: {column!r} was given; {file}, line {number}, has none of that name: {there}."
-                )
+                raise InputError(f"column: there is no {column!r} in {file}, line {number}: {there}.")
             yield _text(row[column], f"{file}, line {number},", column)
 
 
@@ -153,7 +154,7 @@ def _rows(file: Path, column: str) -> Iterator[bytes]:
         with pq.ParquetFile(file) as table:
             names = table.schema_arrow.names
             if column not in names:
-                raise InputError(f"column: {column!r} was given; {file} has {', '.join(names)}.")
+                raise InputError(f"column: there is no {column!r} in {file}: it has {', '.join(names)}.")
             number = 0
             for batch in table.iter_batches(_ROWS, columns=[column]):
                 for value in batch.column(0):
@@ -172,7 +173,7 @@ def _text(value: object, where: str, column: str) -> bytes:
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
-        raise InputError(f"column: {column!r} was given; {where} has {shown(value)} there, which is no text.")
+        raise InputError(f"column: {where} has {shown(value)} as {column!r}, which is no text.")
     return value.encode("utf-8", "surrogatepass")
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from toeplens.ground import InputError, shown
@@ -51,7 +51,7 @@ class Language(LanguageTask):
     def __post_init__(self) -> None:
         at_least(1, length=self.length)
         object.__setattr__(self, "text", tuple(self.text))  # a list in files of settings
-        if not all(self.text):
+        if not all(each and "\0" not in each for each in self.text):
             raise InputError(f"text: {shown(list(self.text))} was given; each must be the name of a file or a folder.")
         if self.sha256 is not None and re.fullmatch("[0-9a-f]{64}", self.sha256) is None:
             raise InputError(f"sha256: {shown(self.sha256)} was given; it must be 64 digits of 0-9 and a-f.")
@@ -68,13 +68,13 @@ class Language(LanguageTask):
 
     def pinned(self) -> dict[str, Any]:
         """The hash of the text, so that other text is refused, and where it lies, whatever folder is worked in."""
-        places = {"text": [str(Path(each).resolve()) for each in self.text]} if self.text else {}
+        places = {"text": [os.path.realpath(each) for each in self.text]} if self.text else {}
         return {"sha256": self.sha256 or self.corpus().sha256, **places}
 
     @property
     def read_from(self) -> tuple[Any, ...]:
         """Where the text comes from, whatever it is by now."""
-        return tuple(Path(each).resolve() for each in self.text), self.column, self.tokenizer
+        return tuple(map(os.path.realpath, self.text)), self.column, self.tokenizer
 
 
 @lru_cache(maxsize=16)

@@ -16,6 +16,7 @@ from jaxtyping import Shaped
 
 from toeplens.ground import EnvironmentFailure, InputError, shown
 from toeplens.ground.errors import first_line
+from toeplens.ground.files import read_bytes
 from toeplens.tasks.language.splits import pieces
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _words(name: str, file: Path, changed: int, size: int) -> Words:
     except ImportError as error:
         raise EnvironmentFailure("tokenizers: it is missing; pip install 'toeplens[hf]' installs it.") from error
     try:
-        content = file.read_bytes()
+        content = read_bytes(file)
         tokenizer = Tokenizer.from_str(content.decode())
     except Exception as error:  # whatever is in that file
         why = first_line(error, "damaged")
@@ -167,7 +168,7 @@ def _between(file: Path, tokenizer: Tokenizer) -> Iterable[str]:
     told: dict[str, Any] = {}
     for settings in (file.parent / each for each in _SETTINGS):
         try:
-            content = json.loads(settings.read_bytes())
+            content = json.loads(read_bytes(settings))
         except (OSError, ValueError, RecursionError):
             continue
         told = {**(content if isinstance(content, dict) else {}), **told}

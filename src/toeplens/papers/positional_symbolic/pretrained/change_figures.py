@@ -76,7 +76,7 @@ def _more(probe: ProbeRecord, behaviour: Behaviour) -> Estimate:
 def _turns(study: Pretrained, band: int) -> str:
     """How many tokens a turn of a band takes, from its fastest frequency to its slowest, over all layers."""
     speeds: list[float] = []
-    for layer in study.audits["text-0"].layers:
+    for layer in next((audit.layers for audit in study.audits.values()), ()):
         if layer.frequencies:
             pairs = np.array_split(by_speed(layer), BANDS)[band]
             speeds += [abs(layer.frequencies[pair]) for pair in pairs if layer.frequencies[pair]]
