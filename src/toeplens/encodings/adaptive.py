@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import require_even, require_number, widened
+from toeplens.encodings.kit import require_even, require_number, widened, without_autocast
 from toeplens.encodings.rotary import Pairing, RoPE, pairing_of, turn
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Frequencies, Keys, Notes, Positions, Queries, Stream, Turned
@@ -132,7 +132,8 @@ class CARoPE(PositionalEncoding):
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
         """The angles of each token: the running sums of f^t, in float64."""
         wide = widened(x.dtype)
-        chosen = F.linear(x.to(wide), self.weight.to(wide)).transpose(1, 2).unsqueeze(-1)
+        with without_autocast(x):
+            chosen = F.linear(x.to(wide), self.weight.to(wide)).transpose(1, 2).unsqueeze(-1)
         step = 1 / (F.softplus(chosen.to(torch.float64) + self.start, threshold=40) + 1)
         angles = (step**self.powers).cumsum(-2)
         return angles if before is None else angles + before[:, :, -1:]

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from toeplens.encodings.asked import check_asked
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.blocked import attend_blocked, is_faster
-from toeplens.encodings.kit import is_mapped
+from toeplens.encodings.kit import PRECISE, is_mapped, product_dtype, widened, without_autocast
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Keys, Notes, Pairs, Positions, Queries
 
@@ -25,7 +25,6 @@ KEPT = 4 * AT_ONCE  # numbers of a bias that a pass keeps for all layers that sh
 FACTORED = 512  # queries at once where the bias is a product: its factors are taken relative to the first of them
 LEAST = 128  # queries at once where each sees a window of keys alone: fewer do not pay
 SMALLEST_HEAD = 16  # dimensions that flex attention's kernels take
-PRECISE = (torch.float32, torch.float64)  # dtypes in which such a product is as good as the bias itself
 
 
 class Places(TypedDict):
@@ -111,7 +110,7 @@ def attend(
         flexed = flex_attend(v, encoding, q_positions, k_positions, seen)
         if flexed is not None:
             return flexed
-    factored = fused and added is None and encoding.factorable and causal and q.dtype in PRECISE
+    factored = fused and added is None and encoding.factorable and causal and product_dtype(q) in PRECISE
     factored = factored and in_order and encoding.factors_at(q_positions, k_positions)
     once = fused and added is None and square and encoding.fixed_bias and not factored
     once = once and q_positions is k_positions and not encoding.by_sequence(k_positions)
@@ -155,10 +154,14 @@ def fixed_bias(
     mask: Bool[Tensor, "*_B _H _N N"] | None,
     causal: bool,
 ) -> Float[Tensor, "_ H N N"]:
-    """The bias of an encoding with a `fixed_bias` among all ``positions``, with the mask in it, for `attend`."""
-    bias = encoding.bias(positions, positions)
+    """The bias of an encoding with a `fixed_bias` among all ``positions``, with the mask in it, for `attend`.
+
+    In float32 for a ``dtype`` of 16 bits.
+    """
+    with without_autocast(positions):
+        bias = encoding.bias(positions, positions)
     assert bias is not None
-    added = _four(bias.to(dtype))
+    added = _four(bias.to(widened(dtype)))
     if causal:
         length = added.shape[-1]
         future = torch.ones(length, length, dtype=torch.bool, device=added.device).triu(1)
@@ -226,7 +229,7 @@ class _Queries:
                 k, v = (for_each_head(x, seen.q.shape[1]) for x in (seen.k, self.v))
                 return attend_blocked(seen.q, k, v, _four(bias), self.dropout, seen.scale, causal=seen.causal)
             return _fused(seen.q, seen.k, self.v, bias, self.dropout, seen.scale)
-        weights = F.dropout(self.weights(), self.dropout)
+        weights = F.dropout(self.weights().to(self.v.dtype), self.dropout)
         out, more = weights @ self.v, self._hook("add_values", weights)
         return out if more is None else out + more
 
@@ -241,11 +244,18 @@ class _Queries:
         return _fused(q, k, v, mask, self.dropout, seen.scale, is_causal=self.square)
 
     def _bias(self) -> Tensor | None:
-        """The bias with the mask in it; the mask, where there is none."""
-        if self.added is not None:
-            return self.added
-        bias = self._hook("bias")
-        return self.seen.visible() if bias is None else _hidden(bias.to(self.seen.q.dtype), self.seen.visible())
+        """The bias with the mask in it, in the dtype that fused attention takes; the mask, where there is none."""
+        bias, visible = self.added, None
+        if bias is None:
+            bias, visible = self._hook("bias"), self.seen.visible()
+        if bias is None:
+            return visible
+        q = self.seen.q
+        if product_dtype(q) in PRECISE:
+            return _hidden(bias.to(q.dtype), visible)
+        bias = _hidden(bias, visible)  # relative to each row's largest, so that what matters is rounded least
+        largest = bias.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
+        return (bias - largest).to(product_dtype(q))
 
     def logits(self) -> Tensor:
         """What the softmax is taken of."""
@@ -257,7 +267,7 @@ class _Queries:
             return logits + self.added
         bias = self._hook("bias")
         if bias is not None:
-            logits = logits + bias.to(logits.dtype)
+            logits = logits + bias.to(widened(logits.dtype))
         return _hidden(self._hook("transform_logits", logits), seen.visible())
 
     def weights(self) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import linear, require_count, short_convolution, widened
+from toeplens.encodings.kit import linear, require_count, short_convolution, widened, without_autocast
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, Stream
 from toeplens.ground import InputError, choose
@@ -125,7 +125,7 @@ class PaTH(PositionalEncoding):
     def score(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Pairs:
         assert seen.notes is not None
         wide = widened(q.dtype)
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             w, beta = self.transformations(seen.notes.to(wide), seen.texts)
             return accumulate(q.to(wide), k.to(wide), w, beta, seen.rows).to(q.dtype)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch.nn import functional as F
 
 from toeplens.encodings.shapes import Positions
 from toeplens.ground import InputError
+
+PRECISE = (torch.float32, torch.float64)  # dtypes in which a bias may be part of a product of queries and keys
 
 
 def offsets_between(q_positions: Positions, k_positions: Positions) -> Int[Tensor, "*B Nq Nk"]:
@@ -95,10 +98,26 @@ def widened(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a product of ``x`` is computed: autocast's, where autocast is on, else that of ``x``."""
+    device = x.device.type
+    if device == "meta" or x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return x.dtype
+    return torch.get_autocast_dtype(device)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which autocast, which would round positions, is off on the device of ``x``."""
+    device = x.device.type
+    on = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
+
+
 def linear(layer: nn.Module, x: Float[Tensor, "*B i"]) -> Float[Tensor, "*B o"]:
-    """A linear layer in the precision of ``x``."""
+    """A linear layer in the precision of ``x``, also under autocast."""
     assert isinstance(layer, nn.Linear)
-    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+    with without_autocast(x):
+        return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
 def require_whole(who: str, positions: Tensor) -> None:
