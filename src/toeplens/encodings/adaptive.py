@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -140,7 +141,13 @@ class CARoPE(PositionalEncoding):
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Turned:
         assert seen.notes is not None
+        seen.require_run(self)
         wide = widened(q.dtype)
+        if seen.padding is not None:
+            steps = seen.notes.diff(dim=-2, prepend=torch.zeros_like(seen.notes[:, :, :1]))
+            steps = steps.masked_fill(seen.padding[:, None, :, None], 0.0)
+            seen = replace(seen, notes=steps.cumsum(-2))
+        assert seen.notes is not None
         turned = [
             turn(x, angles.cos().to(wide), angles.sin().to(wide), self.pairing)
             for x, angles in ((q, seen.own_notes()), (k, seen.notes))

@@ -45,6 +45,7 @@ class Told(Places):
     causal: NotRequired[bool]
     window: NotRequired[int | None]
     texts: NotRequired[Int[Tensor, "B Nk"] | None]
+    padding: NotRequired[Bool[Tensor, "B Nk"] | None]
     softcap: NotRequired[float | None]
     sinks: NotRequired[Float[Tensor, "H"] | None]
     turned: NotRequired[bool]
@@ -77,6 +78,8 @@ def attend(
         causal    hide the keys after each query's own; unless given, they are
         window    how many keys a query sees at most, the last of them its own (sliding windows); all unless given
         texts     which text each key is of, where several are packed into a row: keys of other texts are not seen
+        padding   True where a key's token is padding: no query sees it, and what an encoding adds up steps over it;
+                  a mask that hides a key from all queries alike says the same
         softcap   c, where logits are c tanh(q . k scale / c) before any bias (Gemma 2, arXiv 2408.00118)
         sinks     a logit a head, in the softmax but of no key: what goes there is lost (gpt-oss, arXiv 2508.10925)
         turned    whether queries and keys have been multiplied by the encoding's `pair_factors` already
@@ -90,7 +93,7 @@ def attend(
     groups = told["encoding"].turns_alike and not told["encoding"].looks_at_keys and q.device.type == "cpu"
     whole = _rotated(q, k, groups=groups and fused, **told)
     encoding, q_positions, k_positions, seen = whole.encoding, whole.q_positions, whole.k_positions, whole.seen
-    q, k, mask, causal, scale, window = seen.q, seen.k, seen.mask, seen.causal, seen.scale, seen.window
+    q, k, causal, scale, window = seen.q, seen.k, seen.causal, seen.scale, seen.window
     v = for_each_head(v, k.shape[1])
     in_order = told.get("rows") is None  # then the queries are the last tokens of the keys
     fused = fused and encoding.fusable and whole.plain and not is_mapped()  # torch's would go one by one, or fail
@@ -98,7 +101,7 @@ def attend(
         whole = whole.ungrouped()
         k, v = whole.seen.k, for_each_head(v, q.shape[1])
         seen = whole.seen
-    masked = mask is not None or seen.texts is not None
+    masked = seen.is_masked
     square = in_order and not masked and q.shape[-2] == k.shape[-2] and window is None
     near = window if fused and in_order else None  # keys out of sight are then left out
     if fused and added is None and not encoding.overrides("bias"):
@@ -112,6 +115,7 @@ def attend(
             return flexed
     factored = fused and added is None and encoding.factorable and causal and product_dtype(q) in PRECISE
     factored = factored and in_order and encoding.factors_at(q_positions, k_positions)
+    factored = factored and not (encoding.looks_at_keys and seen.is_scattered())
     once = fused and added is None and square and encoding.fixed_bias and not factored
     once = once and q_positions is k_positions and not encoding.by_sequence(k_positions)
     if once and encoding.pair_width * q.shape[1] * k.shape[2] ** 2 <= 4 * at_once:
@@ -274,7 +278,7 @@ class _Queries:
         """What values are weighed with."""
         logits = self.logits()
         if self.sinks is None:
-            masked = self.seen.mask is not None or self.seen.texts is not None or self.added is not None
+            masked = self.seen.is_masked or self.added is not None
             return self._hook("transform_weights", _shared_out(logits, masked=masked))
         lost = self.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
         return self._hook("transform_weights", torch.cat((logits, lost), dim=-1).softmax(-1)[..., :-1])

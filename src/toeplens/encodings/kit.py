@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -43,9 +43,20 @@ def raster(tokens: Int[Tensor, "*B N"], axes: int, grid: Sequence[int] | None) -
 
 
 def short_convolution(
-    x: Float[Tensor, "B H N c"], taps: Float[Tensor, "_H _c size"], texts: Int[Tensor, "B N"] | None
+    x: Float[Tensor, "B H N c"],
+    taps: Float[Tensor, "_H _c size"],
+    texts: Int[Tensor, "B N"] | None,
+    padding: Bool[Tensor, "B N"] | None = None,
 ) -> Float[Tensor, "B H N c"]:
-    """A causal convolution over tokens, channel by channel, that keeps to each text; the last tap is a token's own."""
+    """A causal convolution over tokens, channel by channel; the last tap is a token's own.
+
+    It keeps to each text, and steps over padding, which is convolved at the end.
+    """
+    if padding is not None:
+        order = padding.to(torch.uint8).argsort(dim=-1, stable=True)
+        x = x.take_along_dim(order[:, None, :, None], dim=2)
+        mixed = short_convolution(x, taps, None if texts is None else texts.gather(-1, order))
+        return mixed.take_along_dim(order.argsort(dim=-1)[:, None, :, None], dim=2)
     mixed = x * taps[:, None, :, -1]
     for back in range(1, min(taps.shape[-1], x.shape[2])):
         earlier = x[:, :, :-back] * taps[:, None, :, -1 - back]
@@ -58,6 +69,13 @@ def short_convolution(
 def is_mapped() -> bool:
     """Whether this is worked for many at once, by `torch.func.vmap` or another of its transforms."""
     return torch._C._are_functorch_transforms_active()
+
+
+def is_readable(x: Tensor) -> bool:
+    """Whether numbers may be looked at: not in a compiler, a transform of `torch.func`, or a CUDA graph's capture."""
+    if torch.compiler.is_compiling() or is_mapped():
+        return False
+    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def gradients_again(
