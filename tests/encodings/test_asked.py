@@ -52,11 +52,13 @@ def test_a_window_is_a_mask(name: str, window: int, monkeypatch: pytest.MonkeyPa
     offset = torch.arange(N)[:, None] - torch.arange(N)
     mask = (offset >= 0) & (offset < window)
     wanted = attend(q, k, v, mask=mask, fused=False, **told)
-    for more in ({}, {"fused": False}, {"at_once": B * H * N * 4}):
+    ways: list[dict[str, Any]] = [{}, {"fused": False}, {"at_once": B * H * N * 4}]
+    for more in ways:
         close(attend(q, k, v, window=window, **more, **told), wanted)
     padded = torch.arange(N) >= torch.tensor([0, 5])[:, None]
-    padded = padded[:, None, None]
-    close(attend(q, k, v, window=window, mask=padded, **told), attend(q, k, v, mask=mask & padded, fused=False, **told))
+    wanted_padded = attend(q, k, v, mask=mask, padding=~padded, fused=False, **told)
+    for more in ({"padding": ~padded}, {"mask": padded[:, None, None]}):
+        close(attend(q, k, v, window=window, **more, **told), wanted_padded)
     last = {**told, "q_positions": told["q_positions"][-3:]}  # with a key cache
     close(attend(q[:, :, -3:], k, v, window=window, **last), wanted[:, :, -3:])
 
@@ -117,6 +119,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mask": torch.ones(3, 1, 1, N, dtype=torch.bool)}, r"^mask: a shape of \(3, 1, 1, 21\) was given"),
     ({"mask": torch.ones(B, 1, N, 1, dtype=torch.bool)}, r"^mask: a shape of .* hold every key"),
     ({"notes": draw(B, H, 3, 1)}, r"^notes: a shape of \(2, 6, 3, 1\) was given"),
+    (
+        {"padding": torch.zeros(B, 3, dtype=torch.bool)},
+        r"^padding: torch.bool of shape \(2, 3\) was given; it must be bool",
+    ),
     ({"window": 0}, r"^window: 0 was given; it must be at least 1"),
     ({"window": 3, "causal": False}, r"^window: 3 was given; it must be at least 1, and attention causal"),
     ({"softcap": 0.0}, r"^softcap: 0.0 was given; it must be positive and finite"),

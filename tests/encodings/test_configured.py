@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,21 @@ from torch import Tensor
 from transformers import (
     Gemma3TextConfig,
     Gemma4TextConfig,
+    HunYuanMoEV1Config,
     LlamaConfig,
     Ministral3Config,
     ModernBertConfig,
     Olmo3Config,
+    PhimoeConfig,
     PretrainedConfig,
     Qwen2VLTextConfig,
     Qwen3VLTextConfig,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
+from transformers.models.hunyuan_v1_moe.modeling_hunyuan_v1_moe import HunYuanMoEV1RotaryEmbedding
 from transformers.models.ministral3 import modeling_ministral3 as ministral3
+from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 from toeplens import encodings
 from toeplens.encodings import Rotary, attention_logits, conformance
@@ -248,6 +253,76 @@ def same(ours: Any, parameters: dict[str, Any], head_dim: int, longest: int) -> 
     return torch.allclose(ours.frequencies[0].float(), theirs, rtol=1e-5, atol=0) and ours.magnitude == magnitude
 
 
+LISTS = {"short_factor": [1.1] * 8, "long_factor": [1.5**t for t in range(8)]}
+YARN = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+SHIPPED: dict[str, tuple[dict[str, Any], str]] = {  # and the parameters that transformers does not read
+    "DeepSeek-R1-0528-Qwen3-8B": ({"rope_type": "yarn", **YARN, "attn_factor": 0.8782488562869419}, "attn_factor"),
+    "Yarn-Llama-2": ({"type": "yarn", **YARN, "finetuned": True}, "finetuned"),
+    "Phi-3-mini, by its first name": ({"type": "su", "original_max_position_embeddings": 32, **LISTS}, ""),
+    "Kimi K2, with zeros and nulls": (
+        {"type": "yarn", **YARN, "beta_fast": 0, "beta_slow": None, "mscale": 0, "attention_factor": None},
+        "",
+    ),
+    "a factor that follows": ({"rope_type": "yarn", **YARN, "factor": None}, ""),
+    "no original length": ({"rope_type": "yarn", "factor": 4.0}, ""),
+    "what other types take": ({"type": "linear", "factor": 2.0, "beta_fast": 32, "mscale": 1.0}, "beta_fast, mscale"),
+    "two types": ({"rope_type": "linear", "type": "dynamic", "factor": 2.0}, "type"),
+    "one list for both": ({"rope_type": "default", "factor": 2.0, "attention_factor": 1.5}, "factor, attention_factor"),
+}
+
+
+@pytest.mark.parametrize("name", list(SHIPPED))
+def test_parameters_are_taken_as_shipped_and_read_as_transformers_reads_them(name: str) -> None:
+    parameters, ignored = SHIPPED[name]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = build(16, 128, **parameters)
+    said = [str(each.message) for each in caught]
+    assert len(said) == bool(ignored)
+    assert all(f": {ignored} " in sentence for sentence in said)
+    llama = LlamaConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=128)
+    given = {"rope_theta": 1e4, **parameters}
+    llama.rope_parameters = given | ({"rope_type": "longrope"} if given.get("type") == "su" else {})
+    llama.standardize_rope_params()
+    kind = llama.rope_parameters["rope_type"]
+    for length in (8, 100, 300):
+        if kind == "default":
+            theirs, magnitude = 1e4 ** -(torch.arange(0, 16, 2) / 16), 1.0
+        else:
+            theirs, magnitude = ROPE_INIT_FUNCTIONS[kind](llama, "cpu", seq_len=length)
+        assert torch.allclose(ours.frequencies_at(torch.arange(length))[0].float(), theirs, rtol=1e-5, atol=0)
+        assert ours.magnitude == pytest.approx(magnitude, rel=1e-12)
+
+
+@pytest.mark.parametrize(("length", "factor"), [(20, 1.1), (100, 1.3)])
+def test_phi_3_5s_factors_go_by_the_length(length: int, factor: float) -> None:
+    """Transformers' own program has short_factor's frequencies at all lengths; in its shared rule they change."""
+    parameters = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, **LISTS}
+    parameters |= {"short_mscale": 1.1, "long_mscale": 1.3}
+    ours = build(16, 128, **parameters)
+    config = PhimoeConfig(
+        hidden_size=32, num_attention_heads=2, max_position_embeddings=128, rope_parameters=parameters
+    )
+    x, places = torch.randn(1, 2, length, 16), torch.arange(length)
+    cos, sin = PhimoeRotaryEmbedding(config)(x, places[None])
+    if length > 32:
+        divisors = torch.tensor(LISTS["long_factor"])
+        phases = places[:, None] * (1e4 ** -(torch.arange(8) / 8) / divisors)
+        size = cos.square().add(sin.square()).sqrt()
+        cos, sin = (torch.cat((y, y), -1)[None] * size for y in (phases.cos(), phases.sin()))
+    a, b = x.chunk(2, -1)
+    for turned in ours.rotate(x, x, places, places):
+        assert torch.allclose(turned, x * cos + torch.cat((-b, a), -1) * sin, atol=5e-5)
+        assert torch.allclose(turned.norm(dim=-1), factor * x.norm(dim=-1))
+
+
+def test_hunyuans_alpha_is_a_larger_base() -> None:
+    parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 1000.0}
+    config = HunYuanMoEV1Config(hidden_size=32, num_attention_heads=2, head_dim=16, rope_parameters=parameters)
+    theirs = HunYuanMoEV1RotaryEmbedding(config).inv_freq
+    assert torch.allclose(build(16, 2048, **parameters).frequencies[0].float(), theirs, rtol=1e-5, atol=0)
+
+
 # ---- refusals -------------------------------------------------------------------------------------------------------
 
 
@@ -273,8 +348,10 @@ def same(ours: Any, parameters: dict[str, Any], head_dim: int, longest: int) -> 
         ),
         (
             {"llama_4_scaling_beta": -0.1, "original_max_position_embeddings": 4},
-            "original_max_position_embeddings: rope",
+            "llama_4_scaling_beta: -0.1 was given; it must be finite and at least 0",
         ),
+        ({"rope_type": "longrope", **LISTS, "short_mscale": 1.2}, "short_mscale: one without long_mscale was given"),
+        ({"rope_type": "dynamic", "alpha": -1.0}, "alpha: -1.0 was given; it must be finite and over 0"),
         ({"rope_type": "axial"}, "rope_type: there is no 'axial'"),
     ],
 )

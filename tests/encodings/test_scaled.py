@@ -518,6 +518,11 @@ def test_of_factor_and_original_length_one_follows_from_the_other(name: str) -> 
         assert torch.allclose(at_length(one, 9), at_length(both, 9), rtol=1e-14, atol=0)
 
 
+def test_a_keyword_of_another_type_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^factor: rope type 'default' does not take it; it takes rope_type"):
+        ScaledRoPE(d_model=D, num_heads=1, head_dim=D, max_len=LONGEST, factor=2.0)
+
+
 def test_none_is_the_same_as_not_given() -> None:
     parameters = {"rope_type": "linear", "factor": 4.0, "beta_fast": None, "short_factor": None, "rope_theta": None}
     assert torch.equal(build(**parameters).frequencies, build(rope_type="linear", factor=4.0).frequencies)
@@ -528,11 +533,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 LONG = {"rope_type": "longrope", "original_max_position_embeddings": 16, **LISTS}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("scaled-rope", {"rope_type": "stretched"}, "rope_type: there is no 'stretched'"),
-    ("scaled-rope", {"rope_type": "linear", "type": "yarn", "factor": 2.0}, "type: 'yarn' was given beside rope_type"),
-    ("scaled-rope", {"factor": 2.0}, "factor: rope type 'default' does not take it; it takes rope_type"),
-    ("scaled-rope", {**YARN, "low_freq_factor": 1.0}, "low_freq_factor: rope type 'yarn' does not take it"),
+    ("rope-linear", {"rope_type": "linear", "type": "yarn", "factor": 2.0}, "type: 'yarn' was given beside rope_type"),
     ("scaled-rope", {"rope_type": "linear"}, "factor: rope type 'linear' needs it"),
-    ("scaled-rope", {"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings: rope type 'yarn' needs"),
     ("scaled-rope", {**LONG, "long_factor": None}, "long_factor: rope type 'longrope' needs it"),
     ("scaled-rope", {**LONG, "short_factor": [1.0]}, "short_factor: [1.0] (1 numbers) was given; it must be 8"),
     ("scaled-rope", {**LONG, "long_factor": [0.0] * 8}, "long_factor: [0.0, 0.0, 0.0, 0.0] (8 numbers) was given"),

@@ -84,6 +84,45 @@ def test_a_cache_goes_from_pass_to_pass_and_is_cut(name: str) -> None:
         assert torch.allclose(model(PROMPTS[:, 7:], past_key_values=cache).logits, whole[:, 7:], atol=1e-9)
 
 
+ADDING = ["alibi", "fox", "cable", "path", "path-fox", "carope", "selective-rope", "grape-path", "dape-v2"]
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [*(("Llama", name) for name in ADDING), ("GPT-2", "fox"), ("BLOOM", "path")]
+)
+def test_padding_between_tokens_changes_nothing(family: str, name: str) -> None:
+    """Three turns on a cache, padded on either side, and all in one pass."""
+    model = host(name, family)
+    there = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 0, 1], [1, 1, 1, 0, 1, 1, 0, 1, 1]])
+    cache, turns = None, []
+    with torch.no_grad():
+        for start, stop in ((0, 4), (4, 7), (7, 9)):
+            out = model(PROMPTS[:, start:stop], attention_mask=there[:, :stop], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            turns.append(out.logits)
+        alone = torch.cat([model(PROMPTS[row : row + 1, real.bool()]).logits[0] for row, real in enumerate(there)])
+        for out in (torch.cat(turns, dim=1), model(PROMPTS, attention_mask=there).logits):
+            assert torch.allclose(out[there.bool()], alone, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ADDING)
+def test_a_tree_of_texts_is_as_its_paths_or_refused(name: str) -> None:
+    model = host(name)
+    paths = [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 4], [5], [5, 6], [5, 7]]
+    mask = torch.zeros(1, 1, 8, 8, dtype=torch.bool)
+    for token, path in enumerate(paths):
+        mask[..., token, path] = True
+    given = {"attention_mask": mask, "position_ids": torch.tensor([[len(path) - 1 for path in paths]])}
+    with torch.no_grad():
+        if name in ("path", "path-fox", "carope", "selective-rope"):
+            with pytest.raises(InputError, match="not one contiguous run of the text"):
+                model(PROMPTS[:1, :8], **given)
+            return
+        out = model(PROMPTS[:1, :8], **given).logits[0]
+        alone = torch.stack([model(PROMPTS[:1, path]).logits[0, -1] for path in paths])
+    assert torch.allclose(out, alone, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", ["rope", "alibi", "fox", "path"])
 def test_packed_texts_are_as_apart(name: str) -> None:
     """Position ids that begin again tell transformers, and us, that another text begins."""

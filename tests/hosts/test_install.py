@@ -152,6 +152,30 @@ def test_in_bfloat16_it_is_as_near_as_bfloat16_is(name: str) -> None:
     assert float((out.float() - exact).abs().max()) <= 0.05 * float(exact.abs().max())
 
 
+@pytest.mark.parametrize("name", ["t5", "alibi", "fox", "path", "rope+fox"])
+def test_under_autocast_it_is_as_near_as_plain_attention(name: str) -> None:
+    """Its queries are float32 there, and products are not. The bound is that of tests/encodings/test_precision.py."""
+
+    def error(model: Any) -> Tensor:
+        ids = torch.randint(31, (1, 300), generator=torch.Generator().manual_seed(0))
+        found = []
+        for each, on in ((model, True), (copy.deepcopy(model).double(), False)):
+            each.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=on):
+                out = each(ids, labels=ids)
+            out.loss.backward()
+            grads = {name: p.grad for name, p in each.named_parameters() if name.startswith(("model.", "lm_head."))}
+            found.append(torch.cat([x.double().flatten() for x in (out.logits.detach(), *grads.values())]))
+        return (found[0] - found[1]).norm() / found[1].norm()
+
+    more = {"max_position_embeddings": 512, "gain": 0.3}
+    model = tiny(FAMILIES["Llama"][0], **{**FAMILIES["Llama"][1], **more})
+    plain = error(model)
+    with torch.autocast("cpu", torch.bfloat16):  # the proof is not rounded either
+        hosts.install(model, name)
+    assert error(model) <= 3 * plain
+
+
 @pytest.mark.heavy
 def test_it_compiles_whole() -> None:
     command = [sys.executable, "-m", "tests.hosts.compiling", "rope", "fire", "fox"]

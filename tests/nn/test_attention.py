@@ -51,23 +51,54 @@ def test_with_a_cache_it_is_the_full_pass(name: str) -> None:
         close(torch.cat(out, dim=1), attention(x))
 
 
+PADDING = torch.tensor([[1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 0], [0, 0, 1, 1, 0, 1, 0, 0, 0, 1, 1]], dtype=torch.bool)
+
+
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_nothing(name: str, side: str) -> None:
+def test_padding_changes_nothing(name: str) -> None:
+    """On the left, on the right and between tokens; in one pass, and where a prompt ends or goes on in padding."""
     attention, x = layer(name), tokens()
-    alone = attention(x[:1, :7])
-    place = slice(4, N) if side == "left" else slice(0, 7)
-    padding = torch.ones(2, N, dtype=torch.bool)
-    padding[0, place], padding[1] = False, False
-    padded = torch.full_like(x, 3.0)
-    padded[0, place], padded[1] = x[0, :7], x[1]
-    out = attention(padded, key_padding_mask=padding)
-    close(out[:1, place], alone if not attention.encoding.length_dependent else out[:1, place])
-    close(out[1:], attention(x[1:]))
-    cache = attention.new_cache(2, N)
-    steps = [attention(padded[:, i : i + 1], key_padding_mask=padding[:, i : i + 1], cache=cache) for i in range(N)]
-    if not attention.encoding.length_dependent:
-        close(torch.cat(steps, dim=1)[~padding], out[~padding])
+    padded = x.masked_fill(PADDING.unsqueeze(-1), 3.0)
+    alone = [attention(x[row : row + 1, ~hidden])[0] for row, hidden in enumerate(PADDING)]
+    close(attention(padded, key_padding_mask=PADDING)[~PADDING], torch.cat(alone))
+    for cut in (4, 5, 9):
+        cache = attention.new_cache(2, N)
+        parts = (slice(0, cut), slice(cut, N))
+        out = torch.cat([attention(padded[:, at], key_padding_mask=PADDING[:, at], cache=cache) for at in parts], dim=1)
+        close(out[~PADDING], torch.cat(alone))
+
+
+@pytest.mark.parametrize("name", ["alibi", "cope", "stick-breaking", "fox", "cable", "grape-path", "dape-v2"])
+def test_what_is_added_up_is_of_the_tokens_that_a_query_sees(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree of texts, each token seeing its ancestors: as each path alone. Of each head by itself, too."""
+    paths = [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 3, 4], [0, 5], [0, 5, 6]]
+    mask = torch.zeros(1, 1, 7, 7, dtype=torch.bool)
+    for token, path in enumerate(paths):
+        mask[..., token, path] = True
+    attention, x = layer(name), tokens(7)
+    alone = torch.stack([attention(x[:, path])[:, -1] for path in paths], dim=1)
+    depths = torch.tensor([len(path) - 1 for path in paths])
+    for given in (mask, mask[0, 0], mask.expand(2, 4, 7, 7)):
+        close(attention(x, mask=given, positions=depths), alone)
+    whole = attention(x, mask=torch.ones(7, 7, dtype=torch.bool))
+    monkeypatch.setattr("toeplens.encodings.seen.is_readable", lambda x: False)  # as in a compiler
+    close(attention(x, mask=mask, positions=depths), alone)
+    close(attention(x, mask=torch.ones(7, 7, dtype=torch.bool)), whole)
+
+
+@pytest.mark.parametrize("name", ["path", "path-fox", "carope", "selective-rope"])
+def test_what_works_along_the_text_takes_contiguous_masks_alone(name: str) -> None:
+    attention, x = layer(name), tokens()
+    band = torch.ones(N, N, dtype=torch.bool).tril().triu(-4)
+    windowed = layer(name, window=5)
+    close(attention(x, mask=band), windowed(x))
+    padded, whole = attention(x, mask=band, key_padding_mask=PADDING), torch.ones_like(band)
+    close(attention(x, mask=whole, key_padding_mask=PADDING), attention(x, key_padding_mask=PADDING))
+    assert padded.isfinite().all()
+    holes = band.clone()
+    holes[7, 5] = False
+    with pytest.raises(InputError, match=r"^mask: a query sees tokens that are not one contiguous run of the text; "):
+        attention(x, mask=holes)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import require_even, require_number, widened
+from toeplens.encodings.kit import require_even, require_number, widened, without_autocast
 from toeplens.encodings.rotary import Pairing, RoPE, pairing_of, turn
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Frequencies, Keys, Notes, Positions, Queries, Stream, Turned
@@ -132,14 +133,21 @@ class CARoPE(PositionalEncoding):
     def note(self, x: Stream, before: Earlier | None = None) -> Notes:
         """The angles of each token: the running sums of f^t, in float64."""
         wide = widened(x.dtype)
-        chosen = F.linear(x.to(wide), self.weight.to(wide)).transpose(1, 2).unsqueeze(-1)
+        with without_autocast(x):
+            chosen = F.linear(x.to(wide), self.weight.to(wide)).transpose(1, 2).unsqueeze(-1)
         step = 1 / (F.softplus(chosen.to(torch.float64) + self.start, threshold=40) + 1)
         angles = (step**self.powers).cumsum(-2)
         return angles if before is None else angles + before[:, :, -1:]
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Turned:
         assert seen.notes is not None
+        seen.require_run(self)
         wide = widened(q.dtype)
+        if seen.padding is not None:
+            steps = seen.notes.diff(dim=-2, prepend=torch.zeros_like(seen.notes[:, :, :1]))
+            steps = steps.masked_fill(seen.padding[:, None, :, None], 0.0)
+            seen = replace(seen, notes=steps.cumsum(-2))
+        assert seen.notes is not None
         turned = [
             turn(x, angles.cos().to(wide), angles.sin().to(wide), self.pairing)
             for x, angles in ((q, seen.own_notes()), (k, seen.notes))

@@ -27,6 +27,7 @@ def check_asked(
     causal: bool = True,
     window: int | None = None,
     texts: Tensor | None = None,
+    padding: Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     **_: Any,
@@ -66,6 +67,10 @@ def check_asked(
         )
     if texts is not None and texts.shape != (batch, keys):
         raise InputError(f"texts: a shape of {tuple(texts.shape)} was given; it must be [{batch}, {keys}], one a key.")
+    if padding is not None and (padding.shape != (batch, keys) or padding.dtype != torch.bool):
+        raise InputError(
+            f"padding: {padding.dtype} of shape {tuple(padding.shape)} was given; it must be bool, [{batch}, {keys}]."
+        )
     if window is not None and (window < 1 or not causal):
         raise InputError(f"window: {window} was given; it must be at least 1, and attention causal.")
     if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):

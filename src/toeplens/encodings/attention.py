@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from toeplens.encodings.asked import check_asked
 from toeplens.encodings.base import PositionalEncoding
 from toeplens.encodings.blocked import attend_blocked, is_faster
-from toeplens.encodings.kit import is_mapped
+from toeplens.encodings.kit import PRECISE, is_mapped, product_dtype, widened, without_autocast
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Keys, Notes, Pairs, Positions, Queries
 
@@ -25,7 +25,6 @@ KEPT = 4 * AT_ONCE  # numbers of a bias that a pass keeps for all layers that sh
 FACTORED = 512  # queries at once where the bias is a product: its factors are taken relative to the first of them
 LEAST = 128  # queries at once where each sees a window of keys alone: fewer do not pay
 SMALLEST_HEAD = 16  # dimensions that flex attention's kernels take
-PRECISE = (torch.float32, torch.float64)  # dtypes in which such a product is as good as the bias itself
 
 
 class Places(TypedDict):
@@ -46,6 +45,7 @@ class Told(Places):
     causal: NotRequired[bool]
     window: NotRequired[int | None]
     texts: NotRequired[Int[Tensor, "B Nk"] | None]
+    padding: NotRequired[Bool[Tensor, "B Nk"] | None]
     softcap: NotRequired[float | None]
     sinks: NotRequired[Float[Tensor, "H"] | None]
     turned: NotRequired[bool]
@@ -78,6 +78,8 @@ def attend(
         causal    hide the keys after each query's own; unless given, they are
         window    how many keys a query sees at most, the last of them its own (sliding windows); all unless given
         texts     which text each key is of, where several are packed into a row: keys of other texts are not seen
+        padding   True where a key's token is padding: no query sees it, and what an encoding adds up steps over it;
+                  a mask that hides a key from all queries alike says the same
         softcap   c, where logits are c tanh(q . k scale / c) before any bias (Gemma 2, arXiv 2408.00118)
         sinks     a logit a head, in the softmax but of no key: what goes there is lost (gpt-oss, arXiv 2508.10925)
         turned    whether queries and keys have been multiplied by the encoding's `pair_factors` already
@@ -91,7 +93,7 @@ def attend(
     groups = told["encoding"].turns_alike and not told["encoding"].looks_at_keys and q.device.type == "cpu"
     whole = after_rotation(q, k, groups=groups and fused, **told)
     encoding, q_positions, k_positions, seen = whole.encoding, whole.q_positions, whole.k_positions, whole.seen
-    q, k, mask, causal, scale, window = seen.q, seen.k, seen.mask, seen.causal, seen.scale, seen.window
+    q, k, causal, scale, window = seen.q, seen.k, seen.causal, seen.scale, seen.window
     v = for_each_head(v, k.shape[1])
     in_order = told.get("rows") is None  # then the queries are the last tokens of the keys
     fused = fused and encoding.fusable and whole.plain and not is_mapped()  # torch's would go one by one, or fail
@@ -99,7 +101,7 @@ def attend(
         whole = whole.ungrouped()
         k, v = whole.seen.k, for_each_head(v, q.shape[1])
         seen = whole.seen
-    masked = mask is not None or seen.texts is not None
+    masked = seen.is_masked
     square = in_order and not masked and q.shape[-2] == k.shape[-2] and window is None
     near = window if fused and in_order else None  # keys out of sight are then left out
     if fused and added is None and not encoding.overrides("bias"):
@@ -111,8 +113,9 @@ def attend(
         flexed = flex_attend(v, encoding, q_positions, k_positions, seen)
         if flexed is not None:
             return flexed
-    factored = fused and added is None and encoding.factorable and causal and q.dtype in PRECISE
+    factored = fused and added is None and encoding.factorable and causal and product_dtype(q) in PRECISE
     factored = factored and in_order and encoding.factors_at(q_positions, k_positions)
+    factored = factored and not (encoding.looks_at_keys and seen.is_scattered())
     once = fused and added is None and square and encoding.fixed_bias and not factored
     once = once and q_positions is k_positions and not encoding.by_sequence(k_positions)
     if once and encoding.pair_width * q.shape[1] * k.shape[2] ** 2 <= 4 * at_once:
@@ -155,10 +158,14 @@ def fixed_bias(
     mask: Bool[Tensor, "*_B _H _N N"] | None,
     causal: bool,
 ) -> Float[Tensor, "_ H N N"]:
-    """The bias of an encoding with a `fixed_bias` among all ``positions``, with the mask in it, for `attend`."""
-    bias = encoding.bias(positions, positions)
+    """The bias of an encoding with a `fixed_bias` among all ``positions``, with the mask in it, for `attend`.
+
+    In float32 for a ``dtype`` of 16 bits.
+    """
+    with without_autocast(positions):
+        bias = encoding.bias(positions, positions)
     assert bias is not None
-    added = _four(bias.to(dtype))
+    added = _four(bias.to(widened(dtype)))
     if causal:
         length = added.shape[-1]
         future = torch.ones(length, length, dtype=torch.bool, device=added.device).triu(1)
@@ -226,7 +233,7 @@ class _Queries:
                 k, v = (for_each_head(x, seen.q.shape[1]) for x in (seen.k, self.v))
                 return attend_blocked(seen.q, k, v, _four(bias), self.dropout, seen.scale, causal=seen.causal)
             return _fused(seen.q, seen.k, self.v, bias, self.dropout, seen.scale)
-        weights = F.dropout(self.weights(), self.dropout)
+        weights = F.dropout(self.weights().to(self.v.dtype), self.dropout)
         out, more = weights @ self.v, self._hook("add_values", weights)
         return out if more is None else out + more
 
@@ -241,11 +248,18 @@ class _Queries:
         return _fused(q, k, v, mask, self.dropout, seen.scale, is_causal=self.square)
 
     def _bias(self) -> Tensor | None:
-        """The bias with the mask in it; the mask, where there is none."""
-        if self.added is not None:
-            return self.added
-        bias = self._hook("bias")
-        return self.seen.visible() if bias is None else _hidden(bias.to(self.seen.q.dtype), self.seen.visible())
+        """The bias with the mask in it, in the dtype that fused attention takes; the mask, where there is none."""
+        bias, visible = self.added, None
+        if bias is None:
+            bias, visible = self._hook("bias"), self.seen.visible()
+        if bias is None:
+            return visible
+        q = self.seen.q
+        if product_dtype(q) in PRECISE:
+            return _hidden(bias.to(q.dtype), visible)
+        bias = _hidden(bias, visible)  # relative to each row's largest, so that what matters is rounded least
+        largest = bias.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
+        return (bias - largest).to(product_dtype(q))
 
     def logits(self) -> Tensor:
         """What the softmax is taken of."""
@@ -257,7 +271,7 @@ class _Queries:
             return logits + self.added
         bias = self._hook("bias")
         if bias is not None:
-            logits = logits + bias.to(logits.dtype)
+            logits = logits + bias.to(widened(logits.dtype))
         return _hidden(self._hook("transform_logits", logits), seen.visible())
 
     def weights(self) -> Tensor:
@@ -267,7 +281,7 @@ class _Queries:
     def softmax(self, logits: Tensor) -> Tensor:
         """The softmax over keys, and the sink where there is one; 0 where a query sees no key."""
         if self.sinks is None:
-            masked = self.seen.mask is not None or self.seen.texts is not None or self.added is not None
+            masked = self.seen.is_masked or self.added is not None
             return _shared_out(logits, masked=masked)
         lost = self.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
         return torch.cat((logits, lost), dim=-1).softmax(-1)[..., :-1]

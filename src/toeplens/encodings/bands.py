@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from toeplens.encodings.kit import phases_of, require_indices, require_number
+from toeplens.encodings.kit import phases_of, product_dtype, require_indices, require_number
 from toeplens.encodings.rotary import Pairing, PartialRoPE, RoPE
 from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Turned
 from toeplens.ground import InputError, choose
@@ -199,7 +199,7 @@ class XPos(RoPE):
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         centre = (k_positions.amin(-1, keepdim=True) + k_positions.amax(-1, keepdim=True)) // 2
         q_places, k_places = q_positions - centre, k_positions - centre
-        self._check_span(q_places, k_places, q.dtype)
+        self._check_span(q_places, k_places, product_dtype(q))
         frequencies = self.frequencies_at(k_positions)
         k_tables = self.tables(k_positions, frequencies, k.dtype)
         q_tables = k_tables if q_positions is k_positions else self.tables(q_positions, frequencies, q.dtype)

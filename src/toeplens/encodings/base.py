@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-from toeplens.encodings.kit import require_count, require_whole
+from toeplens.encodings.kit import require_count, require_whole, without_autocast
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, ScoreMod, Stream, Turned
 from toeplens.ground import InputError
@@ -206,10 +207,11 @@ class PositionalEncoding(nn.Module):
         return positions.ndim - (self.axes > 1) == 2
 
     def hook(self, name: str, *arguments: Any, seen: Seen) -> Any:
-        """Call a hook, with ``seen`` if it asks for it."""
-        if name in self._seeing:
-            return getattr(self, name)(*arguments, seen=seen)
-        return getattr(self, name)(*arguments)
+        """Call a hook, with ``seen`` if it asks for it; autocast acts on plain products of queries and keys alone."""
+        with nullcontext() if name == "score" and not self.overrides(name) else without_autocast(seen.q):
+            if name in self._seeing:
+                return getattr(self, name)(*arguments, seen=seen)
+            return getattr(self, name)(*arguments)
 
     def factors_at(self, q_positions: Positions, k_positions: Positions) -> bool:
         """Whether `bias_product` holds for queries at the last of these keys' positions."""

@@ -15,14 +15,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from toeplens.encodings.kit import gradients_again, is_mapped
+from toeplens.encodings.kit import PRECISE, gradients_again, is_mapped, product_dtype
 from toeplens.encodings.shapes import Keys, Queries
 
 LEARNING, READING = 512, 64  # tokens up to which it is faster with gradients, and without
 _BLOCK = 1 << 20  # numbers of weights in a block
 _MOST = 1 << 27  # numbers of weights that a layer may keep: half a gigabyte
 _ROWS = 64  # queries in a block; up to three quarters of that a text is one block
-_DTYPES = (torch.float32, torch.float64)
 
 
 def _is_wide() -> bool:
@@ -45,7 +44,7 @@ def is_faster(q: Queries, k: Keys, bias: Tensor | None = None, dropout: float = 
         return False
     return (
         q.device.type == "cpu"
-        and q.dtype in _DTYPES
+        and product_dtype(q) in PRECISE
         and q.numel() > 0
         and q.shape[-2] == k.shape[-2] <= (LEARNING if learning else READING)
         and q.shape[:-1].numel() * k.shape[-2] <= _MOST

@@ -67,8 +67,8 @@ class StickBreaking(PositionalEncoding):
         own = _places(seen)[1]
         if self.own and self.remainder == "dropped":
             weights = weights * self._sum(seen).to(weights.dtype)
-        elif seen.mask is not None:
-            held = (own & seen.mask).any(-1, keepdim=True)
+        elif (visible := seen.visible()) is not None and seen.is_masked:
+            held = (own & visible).any(-1, keepdim=True)
             weights = weights * torch.where(held, 1.0, self._sum(seen)).to(weights.dtype)
         return weights if self.own or self.remainder == "own" else weights.masked_fill(own, 0.0)
 

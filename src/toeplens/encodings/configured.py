@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from toeplens.encodings.axial import axes_of_pairs, phases_along
 from toeplens.encodings.base import SIZES, PositionalEncoding
 from toeplens.encodings.kit import require_number, widened
 from toeplens.encodings.scaled import ScaledRoPE
+from toeplens.encodings.scaling import RULES, every_keyword, keywords, length_of
 from toeplens.encodings.shapes import Frequencies, Keys, Positions, Queries, Turned
 from toeplens.ground import InputError
 
@@ -34,13 +36,22 @@ class ConfiguredRoPE(ScaledRoPE):
         llama_4_scaling_beta  queries are multiplied by 1 + beta ln(1 + floor(i / original_max_position_embeddings))
                               after they are turned (Ministral 3, after Llama 4's temperature)
 
-    The ``type`` that Qwen2-VL's configurations call ``mrope`` is ``default``. The type ``axial`` of vision models is
-    not taken: each program does its own with it, see `AxialRoPE`.
+        short_mscale, long_mscale  factors of queries and keys up to and beyond the original length, in place of
+                              ``attention_factor`` (longrope: Phi-3.5-MoE)
+        alpha                 in place of ``factor``, what the base grows by at all lengths, as in ``ntk`` (dynamic:
+                              Hunyuan)
+        attn_factor, finetuned  ignored with a warning, as transformers does; so is what another type takes
+
+    As in transformers, ``rope_type`` counts where ``type`` says something else, the original length is
+    ``max_position_embeddings`` unless given, and a ``beta_fast`` or ``beta_slow`` of 0 is the default. The ``type``
+    that Qwen2-VL's configurations call ``mrope`` is ``default``, and Phi-3's ``su`` is ``longrope``. The type ``axial``
+    of vision models is not taken: each program does its own with it, see `AxialRoPE`.
     """
 
     temperature: float = 0.0
     step: float = 1.0  # positions at which the temperature changes
     layer_types: tuple[str, ...] = ()
+    mscales: tuple[float, float] | None = None  # up to the original length, and beyond
 
     def __init__(
         self,
@@ -49,6 +60,11 @@ class ConfiguredRoPE(ScaledRoPE):
         mrope_section: Sequence[int] | None = None,
         mrope_interleaved: bool | None = None,
         llama_4_scaling_beta: float | None = None,
+        short_mscale: float | None = None,
+        long_mscale: float | None = None,
+        alpha: float | None = None,
+        attn_factor: float | None = None,
+        finetuned: bool | None = None,
         **parameters: Any,
     ) -> None:
         types = () if layer_types is None else tuple(layer_types)
@@ -58,16 +74,21 @@ class ConfiguredRoPE(ScaledRoPE):
             flat = {"mrope_section": mrope_section, "llama_4_scaling_beta": llama_4_scaling_beta, **parameters}
             self._take_types(types, by_type, flat)
             return
-        if parameters.get("type") == "mrope":
-            parameters["type"] = None
-        super().__init__(**parameters)
+        beside = {"short_mscale": short_mscale, "long_mscale": long_mscale, "alpha": alpha}
+        beside |= {"attn_factor": attn_factor, "finetuned": finetuned}
+        original = parameters.get("original_max_position_embeddings")  # which llama_4_scaling_beta reads
+        taken, mscales = _as_transformers(parameters, beside, reads_original=llama_4_scaling_beta is not None)
+        super().__init__(**taken)
+        if mscales is not None:
+            self.mscales = mscales
+            self.magnitude = mscales[self.max_len > self.until]
         if mrope_section is not None:
             axis_of = axes_of_pairs("mrope_section", mrope_section, self.frequencies.shape[-1], bool(mrope_interleaved))
             self.axes = 3
             self.axis_of = self.register_exact("axis_of", torch.tensor(axis_of))
         if llama_4_scaling_beta is not None:
             self.temperature = require_number("llama_4_scaling_beta", llama_4_scaling_beta, at_least=0)
-            step = parameters.get("original_max_position_embeddings")
+            step = taken.get("original_max_position_embeddings", original)
             if step is None or self.axes > 1:
                 why = "needs original_max_position_embeddings" if step is None else "is for positions of one coordinate"
                 raise InputError(f"llama_4_scaling_beta: {llama_4_scaling_beta} was given; it {why}.")
@@ -130,6 +151,11 @@ class ConfiguredRoPE(ScaledRoPE):
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions) -> Turned:
         q, k = super().rotate(q, k, q_positions, k_positions)
+        if self.mscales is not None and self.mscales[0] != self.mscales[1]:
+            positions = k_positions.amax(-1) if self._has_coordinates(k_positions) else k_positions
+            short, long = (mscale / self.magnitude for mscale in self.mscales)
+            size = torch.where(length_of(positions) > self.until, long, short)[..., None, None, None]
+            q, k = (x * size.to(x.dtype) for x in (q, k))
         if not self.temperature:
             return q, k
         steps = torch.div(q_positions, self.step, rounding_mode="floor").to(widened(q.dtype))
@@ -139,6 +165,45 @@ class ConfiguredRoPE(ScaledRoPE):
     def kernel(self, offsets: Int[Tensor, "D *axes"]) -> Complex[Tensor, "H n D"] | None:
         """The rotation's (of layer types, the first's) at offsets [D] or [D, axes]; None with a temperature."""
         return None if self.temperature else super().kernel(offsets)
+
+
+def _as_transformers(
+    parameters: Mapping[str, Any], beside: Mapping[str, Any], *, reads_original: bool
+) -> tuple[dict[str, Any], tuple[float, float] | None]:
+    """The parameters that transformers reads, with its defaults, and longrope's two factors; a warning for the rest.
+
+    Arguments
+        beside          those that `ScaledRoPE` does not know
+        reads_original  whether one of them reads the original length, whatever the type
+    """
+    given = {name: value for name, value in parameters.items() if value is not None}
+    named, older = given.get("rope_type"), given.pop("type", None)
+    kind = {"mrope": "default", "su": "longrope"}.get(named or older, named or older or "default")
+    given["rope_type"] = kind
+    extra = {name: value for name, value in beside.items() if value is not None}
+    mscales = None
+    if kind == "longrope" and {"short_mscale", "long_mscale"} & extra.keys():
+        if not {"short_mscale", "long_mscale"} <= extra.keys():
+            raise InputError("short_mscale: one without long_mscale was given, or the reverse; both are needed.")
+        short, long = (require_number(name, extra.pop(name), over=0) for name in ("short_mscale", "long_mscale"))
+        mscales, given["attention_factor"] = (short, long), long
+    if kind == "dynamic" and "alpha" in extra:
+        given |= {"rope_type": "ntk", "factor": require_number("alpha", extra.pop("alpha"), over=0)}
+    takes = keywords(given["rope_type"]) if given["rope_type"] in RULES else every_keyword()
+    ignored = [name for name in given if name in every_keyword() and name not in takes] + list(extra)
+    if older not in (None, "mrope", named) and named is not None:
+        ignored.append("type")
+    ignored = [name for name in ignored if not (reads_original and name == "original_max_position_embeddings")]
+    if ignored:
+        words = "is not used by it and is" if len(ignored) == 1 else "are not used by it and are"
+        warnings.warn(f"rope type {kind!r}: {', '.join(ignored)} {words} ignored, as in transformers.", stacklevel=3)
+    if "original_max_position_embeddings" in takes:
+        given.setdefault("original_max_position_embeddings", given.get("max_position_embeddings", given["max_len"]))
+    for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)):
+        if not given.get(name, default):
+            given[name] = default
+    known = {name: value for name, value in given.items() if name in takes or name not in every_keyword()}
+    return known, mscales
 
 
 ENCODINGS = {"scaled-rope": ConfiguredRoPE}

@@ -157,18 +157,30 @@ class CumulativeBias(PositionalEncoding):
         return torch.stack((totals,) if weights is None else (totals, weights.to(totals.dtype)), dim=-1)
 
     def bias(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> Pairs:
+        own, totals, weights = self._sums(seen)
+        dtype = widened(seen.q.dtype)
+        return self.penalty((own - totals).abs().to(dtype), None if weights is None else weights.to(dtype))
+
+    def _sums(self, seen: Seen) -> tuple[Float[Tensor, "B H Nq 1"], Float[Tensor, "B H _Nq Nk"], Tensor | None]:
+        """c at each query and at the keys, over the tokens that it sees alone; and the weights of the queries."""
         assert seen.notes is not None
-        own, dtype = seen.own_notes(), widened(seen.q.dtype)
-        distance = (own[..., :1] - seen.notes[..., 0].unsqueeze(-2)).abs().to(dtype)
-        return self.penalty(distance, own[..., 1:].to(dtype) if own.shape[-1] > 1 else None)
+        notes = seen.own_notes()
+        own, totals = notes[..., :1], seen.notes[..., 0].unsqueeze(-2)
+        if seen.padding is not None or seen.mask is not None:
+            counts = seen.visible() if seen.is_scattered() else None
+            if counts is None and seen.padding is not None:
+                counts = ~seen.padding[:, None, None, :]
+            if counts is not None:
+                steps = totals.diff(dim=-1, prepend=torch.zeros_like(totals[..., :1]))
+                totals = torch.where(counts, steps, 0.0).cumsum(-1)
+                own = totals.take_along_dim(seen.own_index(), dim=-1)
+        return own, totals, notes[..., 1:] if notes.shape[-1] > 1 else None
 
     def bias_product(
         self, q_positions: Positions, k_positions: Positions, seen: Seen
     ) -> tuple[Float[Tensor, "B H Nq 1"], Float[Tensor, "B H Nk 1"]]:
-        assert seen.notes is not None
-        own = seen.own_notes()
-        totals = seen.notes[..., :1] - own[..., :1, :1]
-        return (own[..., 1:] if own.shape[-1] > 1 else torch.ones_like(own)), totals
+        own, totals, weights = self._sums(seen)
+        return (torch.ones_like(own) if weights is None else weights), (totals - own[..., :1, :]).transpose(-2, -1)
 
     def score_mod(self, q_positions: Positions, k_positions: Positions, seen: Seen) -> ScoreMod:
         assert seen.notes is not None

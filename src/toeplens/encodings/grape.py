@@ -209,8 +209,8 @@ class GRAPEPath(PositionalEncoding):
     layer's input to w dimensions and p' the same divided by its root mean square, of which R_m turns every pair by m
     radians. As in the released program p_i itself is not divided; the paper's text has it of both. With ``edges``
     "token" a token's share is log sigmoid(w_h . x_m + b_h) whatever the query: the forgetting transformer, `FoX`.
-    The tokens are those of the keys, in their order; hidden ones count. Without a causal mask, nothing is taken off the
-    logits of keys after the query: ours.
+    The tokens are those of the keys that the query sees, in their order. Without a causal mask, nothing is taken off
+    the logits of keys after the query: ours.
 
     Arguments
         edges  ``endpoint`` (each share depends on the query) or ``token`` (FoX)
@@ -246,6 +246,8 @@ class GRAPEPath(PositionalEncoding):
         assert seen.notes is not None
         past = torch.arange(seen.notes.shape[2], device=seen.rows.device) <= seen.rows.unsqueeze(-1)
         past = past if past.ndim == 2 else past.unsqueeze(1)
+        if seen.is_masked and (visible := seen.visible()) is not None:
+            past = past & visible
         if self.edges == "token":
             shares = F.logsigmoid(seen.notes[..., 0]).unsqueeze(-2)
         else:

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.base import PositionalEncoding
-from toeplens.encodings.kit import linear, require_count, short_convolution, widened
+from toeplens.encodings.kit import linear, require_count, short_convolution, widened, without_autocast
 from toeplens.encodings.seen import Seen
 from toeplens.encodings.shapes import Earlier, Keys, Notes, Pairs, Positions, Queries, Stream
 from toeplens.ground import InputError, choose
@@ -113,20 +113,26 @@ class PaTH(PositionalEncoding):
         return torch.cat((direction, linear(self.strength, x).unsqueeze(-1)), dim=-1).transpose(1, 2)
 
     def transformations(
-        self, notes: Float[Tensor, "B H N c"], texts: Int[Tensor, "B N"] | None = None
+        self,
+        notes: Float[Tensor, "B H N c"],
+        texts: Int[Tensor, "B N"] | None = None,
+        padding: Bool[Tensor, "B N"] | None = None,
     ) -> tuple[Float[Tensor, "B H N d"], Float[Tensor, "B H N"]]:
-        """w, of norm 1, and beta of every key, in the dtype of the notes; the convolution keeps to a token's text."""
+        """w, of norm 1, and beta of every key, in the dtype of the notes; ``texts`` and ``padding`` as in `Seen`."""
         taps = self.conv.weight.to(notes.dtype).view(self.num_heads, self.head_dim, -1)
-        w = short_convolution(notes[..., : self.head_dim], taps, texts)
+        w = short_convolution(notes[..., : self.head_dim], taps, texts, padding)
         if self.activation == "silu":
             w = F.silu(w)
-        return w * (w.square().sum(-1, keepdim=True) + EPS).rsqrt(), 2 * notes[..., self.head_dim].sigmoid()
+        beta = 2 * notes[..., self.head_dim].sigmoid()
+        beta = beta if padding is None else beta.masked_fill(padding.unsqueeze(1), 0.0)
+        return w * (w.square().sum(-1, keepdim=True) + EPS).rsqrt(), beta
 
     def score(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Pairs:
         assert seen.notes is not None
+        seen.require_run(self)
         wide = widened(q.dtype)
-        with torch.autocast(q.device.type, enabled=False):
-            w, beta = self.transformations(seen.notes.to(wide), seen.texts)
+        with without_autocast(q):
+            w, beta = self.transformations(seen.notes.to(wide), seen.texts, seen.padding)
             return accumulate(q.to(wide), k.to(wide), w, beta, seen.rows).to(q.dtype)
 
 
@@ -150,7 +156,9 @@ class PaTHFoX(PaTH):
 
     def bias(self, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Pairs:
         assert seen.notes is not None
-        sums = F.logsigmoid(seen.notes[..., -1:].double()).cumsum(dim=-2)
+        steps = F.logsigmoid(seen.notes[..., -1:].double())
+        steps = steps if seen.padding is None else steps.masked_fill(seen.padding[:, None, :, None], 0.0)
+        sums = steps.cumsum(dim=-2)
         own = replace(seen, notes=sums).own_notes()
         return (own - sums.transpose(-2, -1)).clamp(max=0.0).to(widened(seen.notes.dtype))
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from toeplens.encodings.shapes import Positions
 from toeplens.ground import InputError
+
+PRECISE = (torch.float32, torch.float64)  # dtypes in which a bias may be part of a product of queries and keys
 
 
 def offsets_between(q_positions: Positions, k_positions: Positions) -> Int[Tensor, "*B Nq Nk"]:
@@ -40,9 +43,20 @@ def raster(tokens: Int[Tensor, "*B N"], axes: int, grid: Sequence[int] | None) -
 
 
 def short_convolution(
-    x: Float[Tensor, "B H N c"], taps: Float[Tensor, "_H _c size"], texts: Int[Tensor, "B N"] | None
+    x: Float[Tensor, "B H N c"],
+    taps: Float[Tensor, "_H _c size"],
+    texts: Int[Tensor, "B N"] | None,
+    padding: Bool[Tensor, "B N"] | None = None,
 ) -> Float[Tensor, "B H N c"]:
-    """A causal convolution over tokens, channel by channel, that keeps to each text; the last tap is a token's own."""
+    """A causal convolution over tokens, channel by channel; the last tap is a token's own.
+
+    It keeps to each text, and steps over padding, which is convolved at the end.
+    """
+    if padding is not None:
+        order = padding.to(torch.uint8).argsort(dim=-1, stable=True)
+        x = x.take_along_dim(order[:, None, :, None], dim=2)
+        mixed = short_convolution(x, taps, None if texts is None else texts.gather(-1, order))
+        return mixed.take_along_dim(order.argsort(dim=-1)[:, None, :, None], dim=2)
     mixed = x * taps[:, None, :, -1]
     for back in range(1, min(taps.shape[-1], x.shape[2])):
         earlier = x[:, :, :-back] * taps[:, None, :, -1 - back]
@@ -55,6 +69,13 @@ def short_convolution(
 def is_mapped() -> bool:
     """Whether this is worked for many at once, by `torch.func.vmap` or another of its transforms."""
     return torch._C._are_functorch_transforms_active()
+
+
+def is_readable(x: Tensor) -> bool:
+    """Whether numbers may be looked at: not in a compiler, a transform of `torch.func`, or a CUDA graph's capture."""
+    if torch.compiler.is_compiling() or is_mapped():
+        return False
+    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def gradients_again(
@@ -95,10 +116,26 @@ def widened(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a product of ``x`` is computed: autocast's, where autocast is on, else that of ``x``."""
+    device = x.device.type
+    if device == "meta" or x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return x.dtype
+    return torch.get_autocast_dtype(device)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which autocast, which would round positions, is off on the device of ``x``."""
+    device = x.device.type
+    on = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
+
+
 def linear(layer: nn.Module, x: Float[Tensor, "*B i"]) -> Float[Tensor, "*B o"]:
-    """A linear layer in the precision of ``x``."""
+    """A linear layer in the precision of ``x``, also under autocast."""
     assert isinstance(layer, nn.Linear)
-    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+    with without_autocast(x):
+        return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
 def require_whole(who: str, positions: Tensor) -> None:

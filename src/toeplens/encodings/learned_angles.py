@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -44,13 +44,13 @@ class _Chosen(PositionalEncoding):
         self.pairing: Pairing = pairing_of(pairing)
         self.frequencies = self.register_exact("frequencies", rotary_frequencies(self.head_dim, base))
 
-    def angles(self, notes: Notes, texts: Int[Tensor, "B N"] | None) -> Float[Tensor, "B H N n"]:
-        """The angles of all keys, in float64; ``texts`` as in `Seen`."""
+    def angles(self, notes: Notes, seen: Seen) -> Float[Tensor, "B H N n"]:
+        """The angles of all keys, in float64."""
         raise NotImplementedError
 
     def rotate(self, q: Queries, k: Keys, q_positions: Positions, k_positions: Positions, *, seen: Seen) -> Turned:
         assert seen.notes is not None
-        wide, angles = widened(q.dtype), self.angles(seen.notes, seen.texts)
+        wide, angles = widened(q.dtype), self.angles(seen.notes, seen)
         own = replace(seen, notes=angles).own_notes()
         turned = (turn(x, a.cos().to(wide), a.sin().to(wide), self.pairing) for x, a in ((q, own), (k, angles)))
         return next(turned), next(turned)
@@ -124,16 +124,19 @@ class SelectiveRoPE(_Chosen):
             return phi
         return torch.cat((phi, linear(self.gate, normed).sigmoid().transpose(1, 2).unsqueeze(-1)), dim=-1)
 
-    def angles(self, notes: Notes, texts: Int[Tensor, "B N"] | None) -> Float[Tensor, "B H N n"]:
+    def angles(self, notes: Notes, seen: Seen) -> Float[Tensor, "B H N n"]:
+        seen.require_run(self)
         phi = notes[..., : self.head_dim // 2]
         taps = self.taps.to(phi.dtype) if self.conv is None else self.conv.to(phi.dtype)
-        steps = short_convolution(phi, taps, texts)
+        steps = short_convolution(phi, taps, seen.texts, seen.padding)
         if self.activation == "silu" and self.conv is not None:
             steps = F.silu(steps)
         if self.constant is not None:
             steps = steps + self.constant.to(steps.dtype).exp()
         if self.gate is not None:
             steps = steps * notes[..., -1:]
+        if seen.padding is not None:
+            steps = steps.masked_fill(seen.padding[:, None, :, None], 0.0)
         return steps.to(torch.float64).cumsum(-2) * self.frequencies
 
 
@@ -180,7 +183,7 @@ class RePo(_Chosen):
         hidden = F.silu(linear(self.gate, wide)) * linear(self.content, wide)
         return linear(self.place_of, hidden).transpose(1, 2).unsqueeze(-1)
 
-    def angles(self, notes: Notes, texts: Int[Tensor, "B N"] | None) -> Float[Tensor, "B H N n"]:
+    def angles(self, notes: Notes, seen: Seen) -> Float[Tensor, "B H N n"]:
         return notes.to(torch.float64) * self.frequencies
 
 

@@ -40,7 +40,7 @@ class ScaledRoPE(Rotary):
 
     Takes the keywords of transformers' ``rope_parameters`` (or its older ``rope_scaling``) under their own names; a
     model's own, with what else they may hold, are for `ConfiguredRoPE`. A keyword that the type does not take is
-    refused; None is the same as not given.
+    refused, but ignored with a warning there; None is the same as not given.
 
     Arguments, for all types
         rope_type                 ``default`` (RoPE), ``linear``, ``dynamic``, ``yarn``, ``longrope``, ``llama3``,

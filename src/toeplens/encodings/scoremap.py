@@ -37,9 +37,9 @@ class DAPEv2(PositionalEncoding):
     a key is hidden, before the first convolution, so nothing of the future takes part.
 
     The released program pads each convolution with zeros at the ends of the map, so that a row's last logits depend on
-    whether later keys exist. Here a row stands between hidden keys on both sides, as far as the convolutions reach,
-    whether they exist or not: decoding with a cache gives what the full pass gives, and padding changes nothing. The
-    two differ in the first and last ``kernel_size // 2`` keys of the map alone.
+    whether later keys exist. Here a row holds the keys that the query sees, side by side, with hidden ones at both ends
+    as far as the convolutions reach: decoding with a cache gives what the full pass gives, and padding changes nothing.
+    The two differ in the first and last ``kernel_size // 2`` keys of the map alone.
 
     Arguments
         base         the base bias: ``alibi``, ``kerple-log``, ``fire`` (with its own published ReLU; the program's FIRE
@@ -95,8 +95,15 @@ class DAPEv2(PositionalEncoding):
             parts.append(bias.to(logits.dtype).expand_as(logits))
         visible = seen.visible()
         shown = parts if visible is None else [part.masked_fill(~visible, 0.0) for part in parts]
-        maps = F.pad(torch.cat(shown, dim=1), (self.reach, self.reach))
+        maps, order = torch.cat(shown, dim=1), None
+        if self.reach and visible is not None and (seen.mask is not None or seen.padding is not None):
+            hidden = ~visible[(None,) * (4 - visible.ndim)].any(dim=1, keepdim=True)
+            order = hidden.to(torch.uint8).argsort(dim=-1, stable=True)
+            maps = maps.take_along_dim(order, dim=-1)  # the keys that a query sees, side by side
+        maps = F.pad(maps, (self.reach, self.reach))
         refined = _convolve(self.outward, F.leaky_relu(_convolve(self.inward, maps)))
+        if order is not None:
+            refined = refined.take_along_dim(order.argsort(dim=-1), dim=-1)
         return sum(parts, refined.to(logits.dtype))
 
 

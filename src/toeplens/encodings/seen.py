@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from toeplens.encodings.kit import is_readable
 from toeplens.encodings.shapes import Keys, Queries
 from toeplens.ground import InputError
 
@@ -25,6 +26,7 @@ class Seen:
     window  how many keys a query sees at most, the last of them its own; None for all before it
     scale   the factor of q . k
     texts   which text each key is of, where several are packed one after another: [B, Nk]; None if each row is one
+    padding  True where a key's token is padding, which no query sees and which is no step of any sum: [B, Nk]; or None
     """
 
     q: Float[Tensor, "B H Nq _"]
@@ -36,10 +38,18 @@ class Seen:
     scale: float = 1.0
     window: int | None = None
     texts: Int[Tensor, "B Nk"] | None = None
+    padding: Bool[Tensor, "B Nk"] | None = None
 
     @staticmethod
     def of(q: Queries, k: Keys, rows: Int[Tensor, "*B Nq"] | None = None, **more: Any) -> Seen:
-        """The same where ``rows`` may be left out: the queries are then the last tokens of the keys."""
+        """The same where ``rows`` may be left out: the queries are then the last tokens of the keys.
+
+        What a mask hides from all queries and heads alike is taken for padding.
+        """
+        mask, padding = more.get("mask"), more.get("padding")
+        if mask is not None and all(size == 1 for size in mask.shape[-3:-1]):
+            hidden = ~mask.reshape(-1, mask.shape[-1]).expand(len(q), -1)
+            more |= {"mask": None, "padding": hidden if padding is None else hidden | padding}
         if rows is None:
             queries, keys = q.shape[-2], k.shape[-2]
             if more.get("causal", True) and queries > keys:
@@ -49,6 +59,45 @@ class Seen:
                 )
             rows = torch.arange(keys - queries, keys, device=q.device)
         return Seen(q, k, rows, **more)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether more than the order of tokens hides keys."""
+        return self.mask is not None or self.padding is not None or self.texts is not None
+
+    def is_scattered(self) -> bool:
+        """Whether a query sees other tokens than one contiguous run, padding left out; reads the mask.
+
+        True for every mask that must not be read (in a compiler). A query that does not see its own token is taken for
+        padding.
+        """
+        if self.mask is None:
+            return False
+        if not is_readable(self.mask):
+            return True
+        visible = self.visible()
+        assert visible is not None
+        visible = visible[(None,) * (4 - visible.ndim)]
+        own = visible.take_along_dim(self.own_index(), dim=-1).squeeze(-1)
+        tokens = (
+            torch.ones_like(self.k[:, 0, :, 0], dtype=torch.long) if self.padding is None else (~self.padding).long()
+        )
+        counted = tokens.cumsum(-1)[:, None, None, :].masked_fill(~visible, 0)  # from 1
+        first = counted.masked_fill(~visible, counted.shape[-1] + 1).amin(-1)
+        return bool((own & (counted.amax(-1) - first + 1 != visible.sum(-1))).any())
+
+    def require_run(self, encoding: Any) -> None:
+        """Refuse a mask under which what is added up between two tokens of the text would be wrong."""
+        if self.mask is not None and is_readable(self.mask) and self.is_scattered():
+            raise InputError(
+                f"mask: a query sees tokens that are not one contiguous run of the text; {type(encoding).__name__} "
+                "works from token to token of it and cannot be used with such a mask."
+            )
+
+    def own_index(self) -> Int[Tensor, "_B 1 Nq 1"]:
+        """The rows as an index of keys, for `torch.take_along_dim`."""
+        rows = self.rows if self.rows.ndim == 2 else self.rows.unsqueeze(0)
+        return rows[:, None, :, None]
 
     def own_notes(self) -> Float[Tensor, "B H Nq c"]:
         """The notes of the queries' own tokens."""
@@ -64,6 +113,9 @@ class Seen:
             own = self.texts.gather(1, self.rows.expand(len(self.texts), -1)).unsqueeze(2) == self.texts.unsqueeze(1)
             own = own.unsqueeze(1)
             return replace(self, texts=None, mask=own if self.mask is None else own & self.mask).visible()
+        if self.padding is not None:
+            real = ~self.padding[:, None, None, :]
+            return replace(self, padding=None, mask=real if self.mask is None else real & self.mask).visible()
         if not self.causal:
             return self.mask
         keys, rows = torch.arange(self.k.shape[-2], device=self.k.device), self.rows.unsqueeze(-1)
@@ -85,4 +137,5 @@ class Seen:
             notes=None if self.notes is None else self.notes[..., keys, :],
             mask=mask,
             texts=None if self.texts is None else self.texts[..., keys],
+            padding=None if self.padding is None else self.padding[..., keys],
         )

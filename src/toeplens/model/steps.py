@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
-from toeplens.encodings.attention import PRECISE
-from toeplens.encodings.kit import gradients_again, is_mapped
+from toeplens.encodings.kit import PRECISE, gradients_again, is_mapped
 from toeplens.encodings.shapes import Keys, Queries
 from toeplens.model.parts import in_parts
 

@@ -163,9 +163,6 @@ class Attention(nn.Module):
         if cache is not None:
             ragged = self.encoding.by_sequence(here)
             k, v, notes, there, padding = cache.append(k, v, notes, here, padding, ragged=ragged)
-        hidden = None if padding is None else ~padding[:, None, None, :]
-        if mask is not None:
-            hidden = mask if hidden is None else hidden & mask
         return (
             q,
             k,
@@ -176,7 +173,8 @@ class Attention(nn.Module):
                 "k_positions": there,
                 "scale": self.scale,
                 "notes": notes,
-                "mask": hidden,
+                "mask": mask,
+                "padding": padding,
                 "causal": self.causal,
                 "window": self.window,
                 "texts": found.texts,

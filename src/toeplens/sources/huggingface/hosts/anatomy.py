@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from toeplens import encodings
 from toeplens.encodings import MLA, PositionalEncoding
+from toeplens.encodings.kit import without_autocast
 from toeplens.ground import InputError
 from toeplens.ground.machine import out_of_memory
 from toeplens.sources.huggingface.failures import of_libraries, words
@@ -187,9 +188,9 @@ def _tables(stack: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def trial(model: Any) -> Iterator[None]:
-    """The model's attention through our function, for a while, without gradients, without dropout, without a cache."""
+    """The model's attention through our function, for a while: no gradients, dropout, cache or autocast."""
     register()
-    with patched(model, asking_for(model, NAME)), torch.no_grad():
+    with patched(model, asking_for(model, NAME)), torch.no_grad(), without_autocast(next(model.parameters())):
         yield
 
 

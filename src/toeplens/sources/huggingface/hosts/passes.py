@@ -127,6 +127,13 @@ class Pass:
         """True where a new token is padding."""
         return None if self.padding is None else self.padding[:, -self.positions.shape[-1] :]
 
+    def padding_of(self, count: int) -> Bool[Tensor, "B count"] | None:
+        """True where one of ``count`` keys, those of `keys`, is padding; None if none is."""
+        if self.padding is None:
+            return None
+        known = self.padding.shape[-1]
+        return F.pad(self.padding, (0, count - known)) if count > known else self.padding[:, known - count :]
+
     def keys(self, count: int) -> Int[Tensor, "*B count"]:
         """Positions of the keys that a layer's cache gives: the last ones, or all and room for more."""
         known = self.k_positions.shape[-1]

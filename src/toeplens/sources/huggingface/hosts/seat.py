@@ -172,6 +172,7 @@ class Seat:
             "mask": mask,
             "causal": bool(causal) and mask is None,
             "texts": None if notes is None else _texts(mask, q.shape[0], count),
+            "padding": None if notes is None else now.padding_of(count),
             "softcap": how.get("softcap"),
             "sinks": how.get("s_aux"),
         }
@@ -207,11 +208,13 @@ def _visible(mask: Tensor) -> Tensor:
 
 
 def _texts(mask: Tensor | None, batch: int, keys: int) -> Tensor | None:
-    """Which text each key is of, for what looks at tokens before it: one begins where the one before is not seen."""
-    if mask is None or mask.shape[-2] != keys or keys < 2:
+    """Which text each key is of, for what looks at tokens before it: no token sees one before its text begins."""
+    if mask is None or mask.shape[-2] != keys:
         return None
-    begins = ~mask.any(dim=1).diagonal(offset=-1, dim1=-2, dim2=-1)
-    return F.pad(begins.long().cumsum(-1), (1, 0)).expand(batch, -1)
+    index = torch.arange(keys, device=mask.device)
+    first = index.where(mask.any(dim=1), keys).amin(-1)  # the first key that each query sees
+    begins = first.flip(-1).cummin(-1).values.flip(-1) >= index
+    return begins.long().cumsum(-1).expand(batch, -1)
 
 
 def _with_what_went(
