@@ -157,6 +157,10 @@ def frequency_use(
         most = max(one.frequencies.shape[-1] for one in found)
         return _together(tuple(q.layers), [_with_columns(one, most) for one in found])
     [(_, _, keys)] = movable_from(q, k, given)
+    if not isinstance(keys, MovableKeys):
+        raise NoForm(
+            f"rotation: the logits of {type(rotation).__name__} are no sum over pairs of dimensions and a bias."
+        )
     assert k is not None
     plain = q.ndim == 2
     one = _tensors_use(keys, *((q[None], k[None]) if plain else (q, k)), rates_of(rotation, q.shape[-2]))

@@ -15,11 +15,11 @@ from torch import Tensor
 from toeplens.encodings import PositionalEncoding
 from toeplens.encodings.rotary import Pairing, Rotary
 from toeplens.ground import InputError, choose
-from toeplens.lens.kit.dimensions import index_of
 from toeplens.lens.kit.given import Given, KeySplit
 from toeplens.lens.kit.main_effect import known_key_part
+from toeplens.lens.kit.pairwise import PairwiseLogits
 from toeplens.lens.kit.pieces import bias_by_offset
-from toeplens.lens.kit.rotation import groups_of, pair_numbers
+from toeplens.lens.kit.rotation import groups_of, index_of, pair_numbers
 from toeplens.lens.kit.splits import position_parts
 from toeplens.lens.kit.toeplitz import broadcasts, ends_of, heads_of
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
@@ -120,9 +120,12 @@ class MovableKeys:
         return made.unflatten(1, contents.shape[:-1]) if contents.ndim > 1 else made[:, 0]
 
 
+Keys = MovableKeys | PairwiseLogits
+
+
 def movable_from(
     q: Tensor | AttentionTrace | LayerTrace, k: Tensor | None, given: Given
-) -> Iterator[tuple[int, str, MovableKeys]]:
+) -> Iterator[tuple[int, str, Keys]]:
     """Layer, split and keys: of each layer of a trace, one at a time; of tensors once, as layer -1."""
     if not isinstance(q, Tensor):
         given.require_trace_alone(k)
@@ -168,7 +171,7 @@ def rates_of(rotation: Tensor | PositionalEncoding | None, length: int) -> Float
     return None if isinstance(rotation, PositionalEncoding) else rotation
 
 
-def _with_encoding(bare: MovableKeys, given: Given) -> MovableKeys:
+def _with_encoding(bare: MovableKeys, given: Given) -> Keys:
     """Queries and keys that nothing turns yet, with an encoding's rotation and bias, looked at as a layer's."""
     encoding, pairing = given.rotation, given.pairing
     assert isinstance(encoding, PositionalEncoding)
@@ -201,7 +204,9 @@ def _with_encoding(bare: MovableKeys, given: Given) -> MovableKeys:
         part=lambda q, k: (q, k),
     )
     part = None if bare.places is None else bare.places.expand_as(keys)
-    return replace(_of_layer(layer, part, "all"), asked=None, window=bare.window, chunk=bare.chunk)
+    keys = _of_layer(layer, part, "all")
+    asked = keys.asked if isinstance(keys, PairwiseLogits) else None
+    return replace(keys, asked=asked, window=bare.window, chunk=bare.chunk)
 
 
 def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
@@ -277,37 +282,44 @@ def _key_part(
     return (None, "none") if part is None or not part.any() else (part, "input")
 
 
-def _of_layer(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: Counted) -> MovableKeys:
-    """A layer, if its logits are a rotation, a bias by offset and what was added at the input; checked on some."""
-    encoding = layer.encoding
-    name = type(encoding).__name__
-    if encoding.data_dependent:
+def _of_layer(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: Counted) -> Keys:
+    """A layer in closed form where its logits have one, else by its own logits; checked on some of them."""
+    encoding, name = layer.encoding, type(layer.encoding).__name__
+    if encoding.overrides("transform_weights"):
         raise InputError(
-            f"encoding: {name} makes position depend on the content of other tokens, so that no content can be put "
-            "at another position by itself."
+            f"encoding: {name} changes the attention weights after the softmax, so that its logits do not show all "
+            "that position does."
         )
-    others = ("score", "transform_logits", "transform_weights")
-    rotation = _rotation_of(layer)
-    bias = None
-    known = rotation is not None and not any(map(encoding.overrides, others))
-    if known and encoding.overrides("bias"):
+    keys = _closed_form(layer, part, counted)
+    if keys is not None and _is_true(layer, keys):
+        return keys
+    if layer.notes is None and encoding.overrides("note"):
+        raise InputError(f"encoding: {name} reads the tokens' content, which only a trace of a model has.")
+    keys = PairwiseLogits.of(layer, part, layer.counted(counted))
+    if not _is_true(keys.layer, keys):
+        raise InputError(
+            f"encoding: in {name} the logit of a key depends on the content of other keys, so that a content has no "
+            "logit of its own at another position."
+        )
+    return keys
+
+
+def _closed_form(layer: LayerTrace, part: Float[Tensor, "B G R d"] | None, counted: Counted) -> MovableKeys | None:
+    """The rotation of pairs, the bias by offset and the position part of the keys; None where an encoding does more."""
+    encoding, bias = layer.encoding, None
+    rotation = None if encoding.data_dependent else _rotation_of(layer)
+    if rotation is None or any(map(encoding.overrides, ("score", "transform_logits"))):
+        return None
+    if encoding.overrides("bias"):
         length = len(layer.rows)
         bias = bias_by_offset(layer, torch.arange(0 if layer.causal else 1 - length, length, device=layer.q.device))
-        known = bias is not None
-    if not known:
-        raise InputError(
-            f"encoding: the logits of {name} are not those of a rotation of pairs, a bias by offset (at consecutive "
-            "positions) and vectors at the input."
-        )
-    assert rotation is not None
+        if bias is None:
+            return None
     q = layer.turn(layer.q.double(), layer.q.double())[0] * layer.scale
     lengths = layer.kept_lengths
     ends = torch.full((len(q),), q.shape[2], device=q.device) if lengths is None else lengths
     content = layer.k if part is None else layer.k.double() - part.double()
-    asked = layer.counted(counted)
-    keys = MovableKeys(q, content, part, *rotation, bias, layer.causal, ends, asked)
-    _require_true(layer, keys)
-    return keys
+    return MovableKeys(q, content, part, *rotation, bias, layer.causal, ends, layer.counted(counted))
 
 
 def _rotation_of(layer: LayerTrace) -> tuple[Int[Tensor, "d"], Complex[Tensor, "_H R n"]] | None:
@@ -342,8 +354,8 @@ def turned_pairs(
     return q
 
 
-def _require_true(layer: LayerTrace, keys: MovableKeys) -> None:
-    """Refuse where these are not the layer's own logits: as they are, or (another sequence) with contents reversed."""
+def _is_true(layer: LayerTrace, keys: Keys) -> bool:
+    """Whether these are the layer's own logits: as they are, and (of another sequence) with contents reversed."""
     worst = largest = 0.0
     for sequence, as_it_is in ((0, True), (len(layer.q) - 1, False)):
         end = int(keys.ends[sequence])
@@ -362,11 +374,7 @@ def _require_true(layer: LayerTrace, keys: MovableKeys) -> None:
             made = keys.logits(sequence, query, contents[:seen])
             worst = max(worst, float((made - true[:, index, :seen]).abs().max()))
             largest = max(largest, float(true[:, index, :seen].abs().max()))
-    if not worst <= _TOLERANCE.get(layer.q.dtype, 0.05) * largest:
-        raise InputError(
-            f"encoding: the logits of {type(layer.encoding).__name__} are not those of a rotation of pairs, a bias by "
-            f"offset and vectors at the input (off by {worst:.2g} of {largest:.2g})."
-        )
+    return worst <= _TOLERANCE.get(layer.q.dtype, 0.05) * largest
 
 
 def complex_pairs(x: Float[Tensor, "*B d"], pairs: int) -> Complex[Tensor, "*B n"]:

@@ -68,6 +68,19 @@ class Rotation:
         return self.unpaired(self.pairs(q) * self.mean(layer).unsqueeze(-2), q)
 
 
+def index_of(dimensions: Int[Tensor, "n"]) -> slice | Int[Tensor, "n"]:
+    """What takes these dimensions, in this order: a slice where they rise by even steps, else themselves.
+
+    A slice gives a view, not a copy, and is several times as fast.
+    """
+    places = dimensions.tolist()
+    if not places:
+        return slice(0, 0)
+    step = places[1] - places[0] if len(places) > 1 else 1
+    even = step > 0 and places == list(range(places[0], places[0] + step * len(places), step))
+    return slice(places[0], places[-1] + 1, step) if even else dimensions
+
+
 def pair_numbers(pairs: int, pairing: Pairing, device: torch.device) -> Int[Tensor, "two_n"]:
     """The pair, from 1, that each of the turned dimensions belongs to."""
     numbers = torch.arange(1, pairs + 1, device=device)
