@@ -25,6 +25,7 @@ from toeplens.lens import AttentionTrace, LayerTrace
 from toeplens.lens.following import two_way, two_way_products
 from toeplens.lens.following.behaviour import Behaviour, behaviour
 from toeplens.lens.following.permutation import permutation_scores
+from toeplens.lens.frequency.use import frequency_use
 from toeplens.lens.kit import movable, pairwise
 from toeplens.lens.kit.given import Given, KeySplit
 from toeplens.lens.kit.movable import MovableKeys, movable_from
@@ -118,6 +119,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "k": normal(count, groups, length, width) + 2 * normal(groups, 1, width),
         "rotation": torch.tensor(picked, dtype=torch.float64).reshape(rows, pairs) if pairs else None,
         "pairing": draw(st.sampled_from(["interleaved", "half"])),
+        "layout": "bhnd",
         "bias": normal(bias_rows, length if causal else 2 * length - 1) + 3 if bias_rows else None,
         "k_position": None if places is None else normal(*places),
         "causal": causal,
@@ -158,7 +160,7 @@ def random_case(length: int = 12, **others: Any) -> dict[str, Any]:
     made = torch.Generator().manual_seed(3)
     q, k = torch.randn(2, 2, 2, length, 6, generator=made, dtype=torch.float64).unbind(0)
     rotation = torch.tensor([1.0, 0.2, 0.01], dtype=torch.float64)
-    return {"q": q, "k": k + 1, "rotation": rotation, **others}
+    return {"q": q, "k": k + 1, "rotation": rotation, "pairing": "interleaved", **others}
 
 
 def test_slow_frequencies_keep_their_digits() -> None:
@@ -196,6 +198,21 @@ def test_a_window_sees_nothing_of_what_is_before_it(window: int, unchecked: None
             own = {name: case[name][..., first : i + 1, :] for name in ("q", "k", "k_position")}
             alone = variances(case | own, bias=case["bias"][: i + 1 - first], window=None)[..., -1]
             torch.testing.assert_close(found[..., i], alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("measure", [behaviour, permutation_scores, frequency_use])
+def test_pairing_and_layout_are_never_guessed_for_a_rotation(measure: Any) -> None:
+    case = random_case(3, k_position=torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(5)).double())
+    if measure is frequency_use:
+        case.pop("k_position")
+    expected = measure(**case).to_dict()
+    turned = case | {name: case[name].transpose(-3, -2) for name in ("q", "k", "k_position") if name in case}
+    assert measure(**turned, layout="bnhd").to_dict() == expected
+    assert measure(**case, layout="bhnd").to_dict() == expected
+    with pytest.raises(InputError, match=r"layout: q has more heads than tokens \(3 and 2\)"):
+        measure(**turned)
+    with pytest.raises(InputError, match=r"pairing: it must be 'half' .* or 'interleaved' .*\(got None\)"):
+        measure(**case | {"pairing": None})
 
 
 def test_a_window_of_all_keys_is_none() -> None:
@@ -300,9 +317,9 @@ def test_heads_that_do_not_vary_are_flat() -> None:
 
 def test_queries_and_keys_of_one_head_stand_alone() -> None:
     case = random_case()
-    one = behaviour(case["q"][0, 1], case["k"][0, 1], rotation=case["rotation"])
+    one = behaviour(case["q"][0, 1], case["k"][0, 1], rotation=case["rotation"], pairing="half")
     assert one.positional.shape == ()
-    several = behaviour(case["q"][:1], case["k"][:1], rotation=case["rotation"])
+    several = behaviour(case["q"][:1], case["k"][:1], rotation=case["rotation"], pairing="half")
     np.testing.assert_allclose(shares(one), shares(several)[:, 1], rtol=1e-12)
 
 
@@ -455,7 +472,8 @@ def test_the_page_says_of_every_encoding_without_shares_why() -> None:
     ]
     reasons = {name: found for name in doubtful if isinstance(found := shares_or_reason(name), str)}
     page = (ROOT / "docs" / "behaviour.md").read_text("utf-8")
-    rows = re.findall(r"^\| `([a-z0-9-]+)` \| (.*) \|$", page, re.M)
+    section = page.partition("## Which encodings have shares")[2].partition("## ")[0]
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| (.*) \|$", section, re.M)
     assert dict(rows).keys() == reasons.keys()
     words = {"weights": "attention weights after the softmax", "keys": "content of other keys"}
     for name, why in rows:
@@ -498,8 +516,8 @@ def test_single_precision_is_taken_as_it_is() -> None:
     for large in (None, 0, 3):
         if large is not None:
             case["k"][:, :, large] *= 1000
-        narrow = {name: x.float() for name, x in case.items()}
-        wide = {name: x.double() for name, x in narrow.items()}
+        narrow = {name: x.float() if isinstance(x, Tensor) else x for name, x in case.items()}
+        wide = {name: x.double() if isinstance(x, Tensor) else x for name, x in narrow.items()}
         np.testing.assert_allclose(shares(behaviour(**narrow)), shares(behaviour(**wide)), rtol=0, atol=1e-6)
         narrow["k"] = narrow["k"].double()
         np.testing.assert_allclose(shares(behaviour(**narrow)), shares(behaviour(**wide)), rtol=0, atol=1e-12)

@@ -87,11 +87,14 @@ def behaviour(
 
     Arguments
         q           [..., H, N, d] queries, or [N, d], before any rotation; or an `AttentionTrace`, or one layer of it
-        k           [..., G, N, d] keys; head h reads key head h // (H / G). Or [N, d]
+        k           [..., G, N, d] keys, before any rotation; head h reads key head h // (H / G). Or [N, d]
         rotation    [n] or [H, n] frequencies, radians a position, of the first 2 n dimensions; the others stay. Or an
                     encoding of H heads of d dimensions, whose rotation, pairing and bias are taken (not its scale, and
                     what it adds at the input is in q and k already)
-        pairing     which dimensions make a pair: ``interleaved`` 2t and 2t + 1, as unless given; ``half`` t and t + n
+        pairing     which dimensions make a pair, required with frequencies: ``half`` t and t + n (Llama, Qwen, Gemma),
+                    ``interleaved`` 2t and 2t + 1 (RoPE's paper, GPT-J)
+        layout      ``bhnd`` (default) for q and k as above; ``bnhd`` for [..., N, H, d], as in TransformerLens.
+                    Required with frequencies where q has more heads than tokens; without them that is a warning
         bias        [D] or [H, D] by offset, for the offsets 0 .. N-1 if causal, else -(N-1) .. N-1
         k_position  [..., N, d] the part of k that belongs to the place, of a shape that broadcasts to k's: it stays
                     where it is, and the rest is the content; none unless given

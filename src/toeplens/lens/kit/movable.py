@@ -13,15 +13,15 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from toeplens.encodings import PositionalEncoding
-from toeplens.encodings.rotary import Pairing, Rotary
+from toeplens.encodings.rotary import Rotary
 from toeplens.ground import InputError, choose
 from toeplens.lens.kit.given import Given, KeySplit
 from toeplens.lens.kit.main_effect import known_key_part
 from toeplens.lens.kit.pairwise import PairwiseLogits
 from toeplens.lens.kit.pieces import bias_by_offset
-from toeplens.lens.kit.rotation import groups_of, index_of, pair_numbers
+from toeplens.lens.kit.rotation import groups_of, index_of, pair_numbers, pairing_of
 from toeplens.lens.kit.splits import position_parts
-from toeplens.lens.kit.toeplitz import broadcasts, ends_of, heads_of
+from toeplens.lens.kit.toeplitz import as_bhnd, broadcasts, ends_of, heads_of
 from toeplens.lens.kit.trace import AttentionTrace, Counted, LayerTrace
 
 # a process's first cosines in several threads were met up to 7e-9 off the later ones, which 1e-9 would refuse at random
@@ -140,9 +140,23 @@ def movable_from(
     elif isinstance(given.rotation, PositionalEncoding):
         if given.bias is not None:
             raise InputError("bias: it was given beside an encoding; an encoding has its own.")
-        yield -1, "none", _with_encoding(_of_tensors(q, k, replace(given, rotation=None, scale=1.0)), given)
+        q, k, given = in_bhnd(q, k, given)
+        bare = replace(given, rotation=None, pairing=None, scale=1.0)
+        yield -1, "none", _with_encoding(_of_tensors(q, k, bare), given)
     else:
-        yield -1, "none", _of_tensors(q, k, given)
+        yield -1, "none", _of_tensors(*in_bhnd(q, k, given))
+
+
+def in_bhnd(q: Tensor, k: Tensor, given: Given) -> tuple[Tensor, Tensor, Given]:
+    """Queries, keys and what is given beside them with heads before tokens."""
+    encoding, part = given.rotation, given.k_position
+    layout = given.layout
+    if layout is None and isinstance(encoding, PositionalEncoding) and q.ndim > 2:
+        layout = "bhnd" if q.shape[-3] == encoding.num_heads else None  # the encoding knows which are the heads
+    if layout == "bnhd" and part is not None and part.ndim > 2:
+        part = part.transpose(-3, -2)
+    q, k = as_bhnd(q, k, layout, required=encoding is not None)
+    return q, k, replace(given, layout="bhnd", k_position=part)
 
 
 def by_layer(q: Tensor | AttentionTrace | LayerTrace, found: Sequence[np.ndarray]) -> np.ndarray:
@@ -164,13 +178,6 @@ def looked_at(
     }
 
 
-def rates_of(rotation: Tensor | PositionalEncoding | None, length: int) -> Float[Tensor, "*_H _n"] | None:
-    """The frequencies of what is given for a rotation, of sequences of this length; None if nothing is turned."""
-    if isinstance(rotation, Rotary):
-        return rotation.frequencies_at(torch.arange(length, device=rotation.frequencies.device))
-    return None if isinstance(rotation, PositionalEncoding) else rotation
-
-
 def _with_encoding(bare: MovableKeys, given: Given) -> Keys:
     """Queries and keys that nothing turns yet, with an encoding's rotation and bias, looked at as a layer's."""
     encoding, pairing = given.rotation, given.pairing
@@ -181,7 +188,7 @@ def _with_encoding(bare: MovableKeys, given: Given) -> Keys:
             f"rotation: an encoding of {encoding.num_heads} heads of {encoding.head_dim} dimensions was given; q has "
             f"{heads} of {width}."
         )
-    if pairing != get_args(Pairing)[0] and isinstance(encoding, Rotary) and pairing != encoding.pairing:
+    if pairing is not None and isinstance(encoding, Rotary) and pairing != encoding.pairing:
         raise InputError(f"pairing: {pairing!r} was given beside an encoding whose pairs are {encoding.pairing!r}.")
     own = copy.deepcopy(encoding).to(bare.q.device).double()
     rows = torch.arange(length, device=bare.q.device)
@@ -242,7 +249,8 @@ def _of_tensors(q: Tensor, k: Tensor, given: Given) -> MovableKeys:
             "are needed."
         )
     groups = torch.zeros(width, dtype=torch.long, device=q.device)
-    groups[: 2 * pairs] = pair_numbers(pairs, choose("pairing", given.pairing, get_args(Pairing)), q.device)
+    if rotation is not None:
+        groups[: 2 * pairs] = pair_numbers(pairs, pairing_of(given.pairing), q.device)
     if bias is not None:
         bias = bias.unsqueeze(0) if bias.ndim == 1 else bias
         offsets = length if causal else 2 * length - 1
